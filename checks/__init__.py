@@ -1,0 +1,1 @@
+"""Looking without touching: what a store holds and how healthy it is."""

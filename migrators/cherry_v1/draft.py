@@ -1,0 +1,154 @@
+"""The first half of the plan: everything that follows from v1's state alone, before a vector file is opened.
+
+A draft is a pure function of the state and the user's word about models: no clock, no files. Times are milliseconds;
+None stands for the run's own time. Rules: ``docs/rules.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from migrators.cherry_v1 import items as item_rules
+from migrators.cherry_v1.items import ItemDraft, SkippedItem
+from migrators.cherry_v1.models import ModelChoice, Models, ModelWord
+from migrators.cherry_v1.values import Settings, read_settings, read_time, whole_number
+from regraft import identity, notices
+from regraft.formats.v1_state import V1State
+from regraft.names import FreeNames, vector_file_name
+from regraft.notices import Notice
+from regraft.text import is_blank, trim
+
+
+@dataclass(frozen=True)
+class BaseDraft:
+    """One v1 base, as far as its state tells."""
+
+    legacy_id: str
+    id: str
+    name: str
+    #: The base's model and what the catalog needs for it; its ``model`` is None where it does not resolve.
+    embedding: ModelChoice
+    rerank: ModelChoice
+    #: ``dimensions`` as Redux has them: never trusted, but all that is known of a base without a model.
+    stated_dimensions: int | None
+    file_processor_id: str | None
+    settings: Settings
+    created_at: int | None
+    updated_at: int | None
+    items: tuple[ItemDraft, ...]
+    skipped_items: tuple[SkippedItem, ...]
+    #: Keys of the names in ``raw/`` that the files of this base have taken.
+    taken_names: frozenset[str]
+    #: How many files got another name because theirs was taken.
+    renamed: int
+    vector_file: str
+    notices: tuple[Notice, ...]
+
+
+@dataclass(frozen=True)
+class SkippedBase:
+    """A base that is not migrated, and why."""
+
+    legacy_id: str | None
+    reason: str
+    items: int
+
+
+@dataclass(frozen=True)
+class LibraryDraft:
+    """Every base of a source, in v1's order, and those that are not migrated."""
+
+    bases: tuple[BaseDraft, ...]
+    skipped: tuple[SkippedBase, ...]
+    notices: tuple[Notice, ...]
+
+
+def draft_library(state: V1State, word: ModelWord) -> LibraryDraft:
+    """Draft every base of ``state``; ``word`` is what the user says of models."""
+    models = Models(state.providers, word)
+    context = item_rules.Context(state.files, state.notes, set())
+    drafts: list[BaseDraft] = []
+    skipped: list[SkippedBase] = []
+    seen: set[str] = set()
+    for raw in state.bases:
+        reason = _reason_to_skip(raw, seen, state.pending_delete)
+        if reason is None:
+            seen.add(raw["id"])
+            drafts.append(_draft_base(raw, models, context))
+        else:
+            skipped.append(_skip(raw, reason))
+    said = [*state.notices, *map(_skipped_notice, skipped), *models.unused_words()]
+    return LibraryDraft(tuple(drafts), tuple(skipped), tuple(said))
+
+
+def _reason_to_skip(raw: Any, seen: set[str], pending: frozenset[str]) -> str | None:
+    if not isinstance(raw, dict):
+        return notices.INVALID_BASE
+    legacy_id, name = raw.get("id"), raw.get("name")
+    if not isinstance(legacy_id, str) or not legacy_id or not isinstance(name, str) or not name:
+        return notices.INVALID_BASE
+    if legacy_id in pending:
+        return notices.PENDING_DELETE
+    return notices.DUPLICATE_BASE if legacy_id in seen else None
+
+
+def _skip(raw: Any, reason: str) -> SkippedBase:
+    legacy_id = raw.get("id") if isinstance(raw, dict) else None
+    items = raw.get("items") if isinstance(raw, dict) else None
+    return SkippedBase(
+        legacy_id if isinstance(legacy_id, str) else None, reason, len(items) if isinstance(items, list) else 0
+    )
+
+
+def _skipped_notice(base: SkippedBase) -> Notice:
+    said = notices.CODES[base.reason].meaning
+    return Notice(base.reason, f"{said} It has {base.items} items." if base.items else said, base=base.legacy_id)
+
+
+def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context) -> BaseDraft:
+    legacy_id: str = raw["id"]
+    said: list[Notice] = []
+    name = trim(raw["name"])
+    if not name:
+        name = legacy_id if trim(legacy_id) else identity.base_id(legacy_id)
+        said.append(Notice(notices.BLANK_NAME, "the base is called by its id", base=legacy_id))
+    embedding = models.embedding(raw.get("model"), legacy_id)
+    rerank = models.rerank(raw.get("rerankModel"), legacy_id)
+    settings, invalid = read_settings(raw)
+    if invalid:
+        said.append(Notice(notices.INVALID_CONFIG, f"not valid: {', '.join(invalid)}", legacy_id, count=len(invalid)))
+    if not is_blank(raw.get("description")):
+        said.append(Notice(notices.DROPPED_FIELD, f"description: {raw['description']}", base=legacy_id))
+    processor = _file_processor(raw)
+    names = FreeNames(reserve_processed=processor is not None)
+    raw_items = raw.get("items")
+    if raw_items is not None and not isinstance(raw_items, list):
+        said.append(Notice(notices.INVALID_ITEMS, "the list of items is no list", base=legacy_id))
+        raw_items = None
+    drafted = item_rules.draft_items(raw_items or [], legacy_id, context, names)
+    return BaseDraft(
+        legacy_id=legacy_id,
+        id=identity.base_id(legacy_id),
+        name=name,
+        embedding=embedding,
+        rerank=rerank,
+        stated_dimensions=whole_number(raw.get("dimensions"), minimum=1),
+        file_processor_id=processor,
+        settings=settings,
+        created_at=read_time(raw.get("created_at")),
+        updated_at=read_time(raw.get("updated_at")),
+        items=drafted.items,
+        skipped_items=drafted.skipped,
+        taken_names=names.taken(),
+        renamed=drafted.renamed,
+        vector_file=vector_file_name(legacy_id),
+        notices=(*said, *embedding.notices, *rerank.notices, *drafted.notices),
+    )
+
+
+def _file_processor(raw: dict[str, Any]) -> str | None:
+    provider = raw.get("preprocessProvider")
+    provider = provider.get("provider") if isinstance(provider, dict) else None
+    processor = provider.get("id") if isinstance(provider, dict) else None
+    return None if is_blank(processor) else processor

@@ -1,0 +1,236 @@
+"""What becomes of one v1 item, as far as the state tells (``docs/rules.md``, "Items")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from migrators.cherry_v1.values import read_time
+from regraft import identity, notices
+from regraft.names import FreeNames, material_name
+from regraft.notices import Notice
+from regraft.text import is_blank, trim, utf16_cut, utf16_len
+
+#: The longest text of a note, in UTF-16 units.
+MAX_NOTE_UNITS = 1_000_000
+#: Error codes of the catalog: v1's free text must never be taken for one.
+ERROR_CODES = frozenset({"directory_not_migrated", "indexing_interrupted"})
+#: The errors of items that v1 left unfinished without saying why. The catalog's readers know these texts.
+FAILED_TEXT = "Legacy knowledge item indexing failed."
+INTERRUPTED_TEXT = "Legacy knowledge item indexing was interrupted and needs to be retried."
+
+_FILE_TEXTS = ("id", "name", "origin_name", "path", "ext", "type", "created_at")
+_FILE_NUMBERS = ("size", "count")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An uploaded file: its name under ``Files/`` of the source."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ItemDraft:
+    """One item, as far as the state tells. ``data`` is the catalog's, but for paths that only carrying knows."""
+
+    legacy_id: str
+    id: str
+    type: str
+    data: dict[str, str]
+    status: str
+    error: str | None
+    created_at: int | None
+    updated_at: int | None
+    loader_ids: tuple[str, ...]
+    upload: Upload | None = None
+    #: The entries of a directory's ``uniqueIds`` that are text and not blank, in order, repeats too.
+    entries: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SkippedItem:
+    """An item that is not migrated, and why."""
+
+    legacy_id: str | None
+    reason: str
+
+
+@dataclass
+class Context:
+    """What all bases share: Dexie's tables by id, and the ids of items that were migrated so far."""
+
+    files: dict[str, dict[str, Any]]
+    notes: dict[str, dict[str, Any]]
+    migrated: set[str]
+
+
+@dataclass
+class DraftedItems:
+    """The items of one base."""
+
+    items: tuple[ItemDraft, ...] = ()
+    skipped: tuple[SkippedItem, ...] = ()
+    notices: list[Notice] = field(default_factory=list)
+    renamed: int = 0
+
+
+class _Unusable(Exception):
+    """An item that is not migrated; the text is the reason's code."""
+
+
+@dataclass
+class _Content:
+    """What an item's type makes of its content."""
+
+    data: dict[str, str]
+    upload: Upload | None = None
+    notices: list[Notice] = field(default_factory=list)
+    renamed: bool = False
+
+
+def draft_items(raws: list[Any], legacy_base: str, context: Context, names: FreeNames) -> DraftedItems:
+    """Draft the items of one base in v1's order; files take their names in that order."""
+    drafted = DraftedItems()
+    items: list[ItemDraft] = []
+    skipped: list[SkippedItem] = []
+    for raw in raws:
+        try:
+            items.append(_draft_item(raw, legacy_base, context, names, drafted))
+        except _Unusable as unusable:
+            reason = str(unusable)
+            legacy_id = raw.get("id") if isinstance(raw, dict) and isinstance(raw.get("id"), str) else None
+            skipped.append(SkippedItem(legacy_id, reason))
+            drafted.notices.append(Notice(reason, notices.CODES[reason].meaning, legacy_base, legacy_id))
+    drafted.items, drafted.skipped = tuple(items), tuple(skipped)
+    return drafted
+
+
+def _draft_item(raw: Any, legacy_base: str, context: Context, names: FreeNames, drafted: DraftedItems) -> ItemDraft:
+    if not isinstance(raw, dict) or not _is_text(raw.get("id")) or not _is_text(raw.get("type")):
+        raise _Unusable(notices.NO_ID_OR_TYPE)
+    legacy_id: str = raw["id"]
+    read = _TYPES.get(raw["type"])
+    if read is None:
+        raise _Unusable(notices.UNSUPPORTED_TYPE)
+    if legacy_id in context.migrated:
+        raise _Unusable(notices.DUPLICATE_ITEM)
+    item_type, reader = read
+    content = reader(raw, context, names)
+    context.migrated.add(legacy_id)
+    drafted.renamed += content.renamed
+    for said in content.notices:
+        drafted.notices.append(Notice(said.code, said.message, legacy_base, legacy_id, said.count))
+    if not is_blank(raw.get("remark")):
+        drafted.notices.append(Notice(notices.DROPPED_FIELD, f"remark: {raw['remark']}", legacy_base, legacy_id))
+    created_at = read_time(raw.get("created_at"))
+    status, error = _status(raw)
+    return ItemDraft(
+        legacy_id=legacy_id,
+        id=identity.item_id(legacy_base, legacy_id, created_at),
+        type=item_type,
+        data=content.data,
+        status=status,
+        error=error,
+        created_at=created_at,
+        updated_at=read_time(raw.get("updated_at")),
+        loader_ids=_loader_ids(raw),
+        upload=content.upload,
+        entries=_texts(raw.get("uniqueIds")) if item_type == "directory" else (),
+    )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(value for value in values if not is_blank(value)) if isinstance(values, list) else ()
+
+
+def _loader_ids(raw: dict[str, Any]) -> tuple[str, ...]:
+    """Return an item's loader ids: ``uniqueIds`` when that list has entries, even blank ones, else ``uniqueId``."""
+    several = raw.get("uniqueIds")
+    return _texts(several if isinstance(several, list) and several else [raw.get("uniqueId")])
+
+
+def _status(raw: dict[str, Any]) -> tuple[str, str | None]:
+    status = raw.get("processingStatus")
+    if status in ("failed", "processing", "pending"):
+        error = raw.get("processingError")
+        text = FAILED_TEXT if status == "failed" else INTERRUPTED_TEXT
+        if not is_blank(error):
+            text = trim(str(error))
+        return "failed", f"v1: {text}" if text in ERROR_CODES else text
+    return ("idle" if is_blank(raw.get("uniqueId")) else "completed"), None
+
+
+# --- types ---------------------------------------------------------------------------------------------------------
+
+
+def _file(raw: dict[str, Any], context: Context, names: FreeNames) -> _Content:
+    content = raw.get("content")
+    inline = content if isinstance(content, dict) else {"id": content}
+    file_id = inline.get("id")
+    stored = context.files.get(file_id, {}) if isinstance(file_id, str) else {}
+    known = {**stored, **{key: value for key, value in inline.items() if value is not None}}
+    if not all(isinstance(known.get(key), str) for key in _FILE_TEXTS) or not all(
+        isinstance(known.get(key), int | float) and not isinstance(known[key], bool) for key in _FILE_NUMBERS
+    ):
+        raise _Unusable(notices.INVALID_FILE)
+    source = next((known[key] for key in ("path", "name", "origin_name") if not is_blank(known[key])), raw["id"])
+    # Only the empty string falls back: what sanitising empties is called "untitled".
+    wanted = material_name(known["origin_name"]) or material_name(known["name"]) or material_name(raw["id"])
+    name = names.take(wanted)
+    return _Content(
+        {"source": source, "relativePath": name},
+        Upload(f"{known['id']}{known['ext']}"),
+        renamed=name != wanted,
+    )
+
+
+def _url(raw: dict[str, Any], _context: Context, _names: FreeNames) -> _Content:
+    if is_blank(raw.get("content")):
+        raise _Unusable(notices.INVALID_URL)
+    return _Content({"source": raw["content"], "url": raw["content"]})
+
+
+def _sitemap(raw: dict[str, Any], _context: Context, _names: FreeNames) -> _Content:
+    if is_blank(raw.get("content")):
+        raise _Unusable(notices.INVALID_SITEMAP)
+    address = trim(raw["content"])
+    return _Content({"source": address, "url": address})
+
+
+def _note(raw: dict[str, Any], context: Context, _names: FreeNames) -> _Content:
+    stored = context.notes.get(raw["id"], {})
+    text = _first_text(stored.get("content"), raw.get("content")) or ""
+    address = _first_text(stored.get("source_url"), raw.get("sourceUrl"))
+    if address is None and not text:
+        raise _Unusable(notices.INVALID_NOTE)
+    said = []
+    if utf16_len(text) > MAX_NOTE_UNITS:
+        said.append(Notice(notices.NOTE_CUT, f"{utf16_len(text):,} units are cut to {MAX_NOTE_UNITS:,}"))
+        text = utf16_cut(text, MAX_NOTE_UNITS)
+    return _Content({"source": text if address is None else address, "content": text}, notices=said)
+
+
+def _first_text(*values: Any) -> str | None:
+    return next((str(value) for value in values if not is_blank(value)), None)
+
+
+def _directory(raw: dict[str, Any], _context: Context, _names: FreeNames) -> _Content:
+    if is_blank(raw.get("content")):
+        raise _Unusable(notices.INVALID_DIRECTORY)
+    return _Content({"source": raw["content"]})
+
+
+_Reader = Callable[[dict[str, Any], Context, FreeNames], _Content]
+_TYPES: dict[str, tuple[str, _Reader]] = {
+    "file": ("file", _file),
+    "url": ("url", _url),
+    "sitemap": ("url", _sitemap),
+    "note": ("note", _note),
+    "directory": ("directory", _directory),
+}

@@ -1,0 +1,112 @@
+"""Whose rows a loader's are: standalone items before children of folders before folders that stayed one item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from migrators.cherry_v1.draft import BaseDraft
+from migrators.cherry_v1.items import ItemDraft
+from regraft import identity, notices
+from regraft.formats.embedjs import Survey
+from regraft.notices import Notice
+
+
+@dataclass
+class Child:
+    """One file of an expanded folder. ``taken_by`` is the id of the item that its loader's rows went to instead."""
+
+    id: str
+    loader_id: str
+    source: str
+    taken_by: str = ""
+
+
+def expand(draft: BaseDraft, survey: Survey) -> dict[str, tuple[Child, ...]]:
+    """Return the children of every completed folder that has any, by the folder's id.
+
+    A child stands for an entry with at least one row with a source, whatever that row's vector.
+    """
+    expanded = {}
+    for item in draft.items:
+        if item.type == "directory" and item.status == "completed":
+            children = tuple(_children(item, survey))
+            if children:
+                expanded[item.id] = children
+    return expanded
+
+
+def _children(item: ItemDraft, survey: Survey) -> Iterator[Child]:
+    place = 0
+    for loader in item.entries:
+        rows = survey.loaders.get(loader)
+        if rows is not None and rows.source is not None:
+            yield Child(identity.child_id(item.id, loader, place, item.created_at), loader, rows.source)
+            place += 1
+
+
+class Owners:
+    """The owner of every loader id of a base, by the owner's item id."""
+
+    def __init__(self, draft: BaseDraft, expanded: dict[str, tuple[Child, ...]]) -> None:
+        self.notices: list[Notice] = []
+        #: Folders that stayed one item.
+        self.containers = {item.id for item in draft.items if item.type == "directory" and item.id not in expanded}
+        #: By loader id: the child that owns its rows.
+        self.children: dict[str, Child] = {}
+        self._base = draft.legacy_id
+        self._owners: dict[str, str] = {}
+        standalone = self._standalone(draft)
+        self._of_children(draft, expanded, standalone)
+        for item in draft.items:
+            if item.id in self.containers:
+                for loader in item.loader_ids:
+                    if loader not in standalone and loader not in self.children:
+                        self._owners[loader] = item.id
+
+    def owner(self, loader_id: str | None) -> str | None:
+        """Return the id of the item that owns a loader's rows."""
+        return None if loader_id is None else self._owners.get(loader_id)
+
+    def _standalone(self, draft: BaseDraft) -> dict[str, ItemDraft]:
+        owners: dict[str, ItemDraft] = {}
+        losers: dict[str, ItemDraft] = {}
+        for item in draft.items:
+            if item.type == "directory":
+                continue
+            for loader in item.loader_ids:
+                before = owners.get(loader)
+                if before is not None and before.id != item.id:
+                    losers[before.id] = before
+                owners[loader] = item
+        self._owners.update({loader: item.id for loader, item in owners.items()})
+        for item in losers.values():
+            self._note(notices.LOADER_SHARED, "a later item has the same loader and gets its rows", item, 1)
+        return owners
+
+    def _of_children(
+        self, draft: BaseDraft, expanded: dict[str, tuple[Child, ...]], standalone: dict[str, ItemDraft]
+    ) -> None:
+        for children in expanded.values():
+            for child in children:
+                if child.loader_id in standalone:
+                    child.taken_by = standalone[child.loader_id].id
+                    continue
+                before = self.children.get(child.loader_id)
+                if before is not None:
+                    before.taken_by = child.id
+                self.children[child.loader_id] = child
+        self._owners.update({loader: child.id for loader, child in self.children.items()})
+        for item in draft.items:
+            children = expanded.get(item.id, ())
+            conflicts = sum(child.loader_id in standalone for child in children)
+            shared = sum(bool(child.taken_by) for child in children) - conflicts
+            if conflicts:
+                said = f"{conflicts} files of the folder were also added alone; their rows stay with those items"
+                self._note(notices.CHILD_CONFLICT, said, item, conflicts)
+            if shared:
+                said = f"{shared} files of the folder come again later; their rows go there"
+                self._note(notices.CHILD_SHARED, said, item, shared)
+
+    def _note(self, code: str, message: str, item: ItemDraft, count: int) -> None:
+        self.notices.append(Notice(code, message, self._base, item.legacy_id, count))

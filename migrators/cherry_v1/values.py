@@ -1,0 +1,70 @@
+"""Single values of v1's state, read by the rules: numbers, times, a base's settings (``docs/rules.md``, "Bases")."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from regraft.text import trim
+
+DEFAULT_CHUNK_SIZE = 1024
+DEFAULT_CHUNK_OVERLAP = 200
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+#: What SQLite's INTEGER holds.
+_MIN_INTEGER, _MAX_INTEGER = -(1 << 63), (1 << 63) - 1
+#: The largest whole number that JavaScript tells from its neighbours.
+_MAX_SAFE = (1 << 53) - 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a base cuts and finds text, valid by the catalog's rules."""
+
+    chunk_size: int = DEFAULT_CHUNK_SIZE
+    chunk_overlap: int = DEFAULT_CHUNK_OVERLAP
+    threshold: float | None = None
+    document_count: int | None = None
+
+
+def read_number(value: Any) -> float | None:
+    """Return a finite number; text that is a number counts as the number."""
+    if isinstance(value, str):
+        text = trim(value)
+        value = float(text) if _NUMBER.fullmatch(text) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def whole_number(value: Any, *, minimum: int, text: bool = False) -> int | None:
+    """Return a whole number of at least ``minimum``; text counts only where ``text`` says so."""
+    number = None if isinstance(value, str) and not text else read_number(value)
+    if number is None or number != int(number) or not minimum <= number <= _MAX_SAFE:
+        return None
+    return int(number)
+
+
+def read_time(value: Any) -> int | None:
+    """Return a time in whole ms: any finite number, cut to a whole one; None for what is no number."""
+    number = None if isinstance(value, str) else read_number(value)
+    return None if number is None else min(max(int(number), _MIN_INTEGER), _MAX_INTEGER)
+
+
+def read_settings(raw: dict[str, Any]) -> tuple[Settings, list[str]]:
+    """Return a base's settings and the names of those fields that v1 had and that are not valid."""
+    size = whole_number(raw.get("chunkSize"), minimum=1, text=True)
+    overlap = whole_number(raw.get("chunkOverlap"), minimum=0, text=True)
+    threshold = read_number(raw.get("threshold"))
+    count = whole_number(raw.get("documentCount"), minimum=1, text=True)
+    chunk_size = DEFAULT_CHUNK_SIZE if size is None else size
+    if overlap is not None and overlap >= chunk_size:
+        overlap = None
+    if threshold is not None and not 0 <= threshold <= 1:
+        threshold = None
+    found = {"chunkSize": size, "chunkOverlap": overlap, "threshold": threshold, "documentCount": count}
+    invalid = [name for name, value in found.items() if value is None and raw.get(name) is not None]
+    chunk_overlap = min(DEFAULT_CHUNK_OVERLAP, chunk_size - 1) if overlap is None else overlap
+    return Settings(chunk_size, chunk_overlap, None if threshold is None else float(threshold), count), invalid

@@ -1,0 +1,158 @@
+"""Every error that regraft reports to a person.
+
+A class tells what happened to what and what to do about it. The first paragraph of its docstring *is* the message
+(a ``str.format`` template over the facts given to the constructor) and ``exit_status`` is the process exit status,
+so that the table of errors in ``docs/errors.md`` is generated from the classes themselves.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import ClassVar
+
+REFUSED = 2
+STOPPED = 3
+INTERRUPTED = 130
+
+
+class RegraftError(Exception):
+    """{message}"""
+
+    exit_status: ClassVar[int] = REFUSED
+
+    def __init__(self, **facts: object) -> None:
+        self.facts = facts
+        super().__init__(self.template().format(**facts))
+
+    @classmethod
+    def template(cls) -> str:
+        """Return the message template: the docstring's first paragraph on one line."""
+        doc = inspect.cleandoc(cls.__doc__ or "{message}")
+        return " ".join(doc.split("\n\n")[0].split())
+
+    @property
+    def code(self) -> str:
+        """Return the error's stable name, the class name."""
+        return type(self).__name__
+
+
+# --- what the user named -------------------------------------------------------------------------------------------
+
+
+class SourceNotFound(RegraftError, FileNotFoundError):
+    """{path}: there is nothing at this path; check the spelling."""
+
+
+class SourceUnrecognised(RegraftError, ValueError):
+    """{path}: not a knowledge base that regraft knows ({found}); give a v1 backup (zip or folder), an export folder,
+    a knowledge JSON file, or a library that regraft wrote."""
+
+
+class SourceNotMigratable(RegraftError, ValueError):
+    """{path}: this is {what}; {advice}."""
+
+
+class SourceUnreadable(RegraftError, OSError):
+    """{path}: cannot be read ({reason}); check that the file is complete and that you may read it."""
+
+
+class BrokenJson(RegraftError, ValueError):
+    """{path}: {where} is not valid JSON: {reason}; the backup is incomplete or damaged, take another one."""
+
+
+class ArchiveUnsafe(RegraftError, ValueError):
+    """{path}: refused, the archive is not safe to read: {reason}."""
+
+
+class ArchiveEncrypted(RegraftError, ValueError):
+    """{path}: the archive is protected by a password; unpack it yourself and give the folder."""
+
+
+class BaseUnknown(RegraftError, LookupError):
+    """{base}: no base of the source has this id or is migrated to it; the source has {known}."""
+
+
+class ModelOptionInvalid(RegraftError, ValueError):
+    """{option} {value}: {reason}."""
+
+
+# --- the target ----------------------------------------------------------------------------------------------------
+
+
+class TargetNotOurs(RegraftError, FileExistsError):
+    """{path}: not empty and not written by regraft ({found}); give an empty or a new folder."""
+
+
+class TargetOverlapsSource(RegraftError, ValueError):
+    """{path}: the target and the source {source} lie inside one another; give a target outside the source."""
+
+
+class TargetLocked(RegraftError, BlockingIOError):
+    """{path}: another regraft is working on this target; wait until it has finished."""
+
+
+class TargetNotWritable(RegraftError, PermissionError):
+    """{path}: cannot be written ({reason}); choose a folder that you may write to."""
+
+
+class TargetBaseChanged(RegraftError, FileExistsError):
+    """{path}: base "{base}" was changed in the source, but its migrated copy was changed too since regraft wrote it;
+    migrate to another folder, or remove this copy first."""
+
+
+class LedgerUnreadable(RegraftError, ValueError):
+    """{path}: regraft's own record of this target cannot be read ({reason}); migrate to another folder."""
+
+
+class NotEnoughSpace(RegraftError, OSError):
+    """{path}: about {needed} are needed and {free} are free; free some space or choose another disk."""
+
+
+class WorkFolderTooSmall(RegraftError, OSError):
+    """{path}: reading this archive without writing to the target needs about {needed} of temporary space and {free}
+    are free; point TMPDIR to a larger disk."""
+
+
+# --- stopped midway ------------------------------------------------------------------------------------------------
+
+
+class StoppedMidway(RegraftError, OSError):
+    """{path}: stopped while {doing}: {reason}; {finished} finished bases are whole, run the same command again to go
+    on."""
+
+    exit_status = STOPPED
+
+
+class BooksDoNotBalance(RegraftError, ArithmeticError):
+    """{base}: {read} rows were read, but {carried} carried and {skipped} skipped do not add up to them; nothing of
+    this base was published, please report this."""
+
+    exit_status = STOPPED
+
+
+class VerificationFailed(RegraftError, ValueError):
+    """{base}: the new index is not what was read ({reason}); nothing of this base was published, please report
+    this."""
+
+    exit_status = STOPPED
+
+
+class SourceChanged(RegraftError, OSError):
+    """{path}: changed while it was being read; close the application that uses it and run the same command again."""
+
+    exit_status = STOPPED
+
+
+class Interrupted(RegraftError, RuntimeError):
+    """Interrupted: {finished} finished bases are whole; run the same command again to go on."""
+
+    exit_status = INTERRUPTED
+
+
+def error_classes() -> list[type[RegraftError]]:
+    """Return every concrete error class, in the order in which this module defines them."""
+    return [
+        value
+        for value in globals().values()
+        if isinstance(value, type) and issubclass(value, RegraftError) and value is not RegraftError
+    ]

@@ -1,0 +1,241 @@
+"""Writes a fresh index file: rows first, then indexes, the full-text index, and the triggers last.
+
+Measured against per-row triggers this takes less than half the time (``benchmarks/``). Everything is one transaction;
+what it holds in memory is one batch of rows and the texts of one material.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import apsw
+
+from regraft import identity, sqlite
+from regraft.formats.index import schema
+from regraft.text import utf16_len
+
+#: Between two bodies of a material stands a blank line.
+BODY_SEPARATOR = "\n\n"
+#: Rows handed to SQLite in one call.
+BATCH_ROWS = 256
+#: FTS5 flushes its in-memory hash at this many bytes while it rebuilds. The larger one halves the time for text of
+#: many distinct trigrams (Chinese, Japanese) and slows English down: see ``benchmarks/README.md``.
+CJK_HASH_BYTES = 128 << 20
+#: From this share of CJK characters on the larger hash pays.
+CJK_SHARE = 0.2
+#: Below this many bytes of text the default hash is flushed so rarely that the larger one gains nothing.
+CJK_MIN_TEXT_BYTES = 4 << 20
+
+
+@dataclass
+class Tallies:
+    """What has been written into an index so far, in rows."""
+
+    materials: int = 0
+    units: int = 0
+    embeddings: int = 0
+    text_bytes: int = 0
+    #: Bodies that met another vector for the same text, which stayed.
+    differing_vectors: int = 0
+
+
+@dataclass
+class Material:
+    """One material to be written: its id, its path under ``raw/`` and its bodies with their vectors in row order.
+
+    ``name`` is called with the whole content text once that is known (a snapshot is called after its first line).
+    """
+
+    material_id: str
+    name: Callable[[str], str]
+    rows: Iterable[tuple[str, bytes]]
+    content: str = field(default="", init=False)
+    relative_path: str = field(default="", init=False)
+
+
+class IndexBuilder:
+    """Builds the index of one base in a new file at ``path``.
+
+    Feed it materials in the order in which their rows are to be numbered, then :meth:`finish`. ``digest`` runs over
+    (body hash, vector bytes) of every body in that order, as :func:`regraft.formats.index.verify.verify` reads it back.
+    """
+
+    def __init__(self, connection: apsw.Connection, base_id: str, now_ms: int) -> None:
+        self._db = connection
+        self._now = now_ms
+        self.tallies = Tallies()
+        self.digest = hashlib.blake2b(digest_size=32)
+        self._cjk = CjkSample()
+        self._db.execute("BEGIN IMMEDIATE")
+        for statement in schema.TABLES:
+            self._db.execute(statement)
+        self._db.execute(
+            "INSERT INTO meta (id, schema_version, base_id, created_at, updated_at) VALUES (1, ?, ?, ?, ?)",
+            (schema.SCHEMA_VERSION, base_id, now_ms, now_ms),
+        )
+
+    def add(self, material: Material) -> None:
+        """Write one material with its content, units, bodies and embeddings; sets its content and path."""
+        bodies: list[str] = []
+        hashes: list[str] = []
+        for batch in _batches(material.rows):
+            self._add_embeddings(batch, bodies, hashes)
+        material.content = BODY_SEPARATOR.join(bodies)
+        material.relative_path = material.name(material.content)
+        content_hash = identity.text_hash(material.content)
+        self._db.execute(
+            "INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            (content_hash, material.content, self._now),
+        )
+        self._db.execute(
+            "INSERT INTO material (material_id, relative_path, current_content_hash, created_at, updated_at)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (material.material_id, material.relative_path, content_hash, self._now, self._now),
+        )
+        self._add_units(material.material_id, content_hash, bodies, hashes)
+        self.tallies.materials += 1
+
+    def _add_embeddings(self, batch: list[tuple[str, bytes]], bodies: list[str], hashes: list[str]) -> None:
+        rows = [(identity.text_hash(body), vector, self._now) for body, vector in batch]
+        before = self._db.total_changes()
+        self._db.executemany(
+            "INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) VALUES (?, ?, ?)"
+            " ON CONFLICT DO NOTHING",
+            rows,
+        )
+        added = self._db.total_changes() - before
+        stored = rows if added == len(rows) else [self._stored(row) for row in rows]
+        for key, vector, _ in stored:
+            self.digest.update(bytes.fromhex(key) + vector)
+        self.tallies.embeddings += added
+        bodies.extend(body for body, _ in batch)
+        hashes.extend(key for key, _, _ in rows)
+
+    def _stored(self, row: tuple[str, bytes, int]) -> tuple[str, bytes, int]:
+        """Return the row with the vector that the file holds for its text: the first one wins."""
+        key, vector, now = row
+        kept = self._db.execute("SELECT vector_blob FROM embedding WHERE embedding_text_hash = ?", (key,)).get
+        if kept != vector:
+            self.tallies.differing_vectors += 1
+        return key, kept, now
+
+    def _add_units(self, material_id: str, content_hash: str, bodies: list[str], hashes: list[str]) -> None:
+        for first in range(0, len(bodies), BATCH_ROWS):
+            units, texts = [], []
+            for index in range(first, min(first + BATCH_ROWS, len(bodies))):
+                body = bodies[index]
+                start = self._offset(index)
+                end = start + utf16_len(body)
+                self._next_offset = end + len(BODY_SEPARATOR)
+                unit = identity.unit_id(material_id, content_hash, index, start, end)
+                rowid = self.tallies.units + 1
+                units.append((unit, material_id, content_hash, index, start, end, self._now))
+                texts.append((rowid, identity.body_id(unit), unit, body, hashes[index], rowid, self._now))
+                self.tallies.units += 1
+                self.tallies.text_bytes += len(body)
+                self._cjk.see(body)
+            self._db.executemany(
+                "INSERT INTO search_unit (unit_id, material_id, content_hash, unit_type, unit_index, char_start,"
+                " char_end, created_at) VALUES (?, ?, ?, 'chunk', ?, ?, ?, ?)",
+                units,
+            )
+            self._db.executemany(
+                "INSERT INTO search_text (rowid, search_text_id, target_type, target_id, kind, text,"
+                " embedding_text_hash, fts_rowid, created_at) VALUES (?, ?, 'search_unit', ?, 'body', ?, ?, ?, ?)",
+                texts,
+            )
+
+    def _offset(self, index: int) -> int:
+        return 0 if index == 0 else self._next_offset
+
+    _next_offset = 0
+
+    def finish(self) -> None:
+        """Create indexes, the full-text index and triggers, and commit."""
+        for statement in schema.INDEXES:
+            self._db.execute(statement)
+        self._db.execute(schema.FULL_TEXT)
+        rebuild_full_text(self._db, large_hash=self._cjk.large_hash_pays(self.tallies.text_bytes))
+        for statement in schema.TRIGGERS:
+            self._db.execute(statement)
+        self._db.execute("COMMIT")
+
+
+def rebuild_full_text(connection: apsw.Connection, *, large_hash: bool) -> None:
+    """Rebuild ``search_text_fts`` from the bodies, and leave its configuration as stock."""
+    if large_hash:
+        set_hash = "INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('hashsize', ?)"
+        connection.execute(set_hash, (CJK_HASH_BYTES,))
+    connection.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
+    if large_hash:
+        connection.execute("DELETE FROM search_text_fts_config WHERE k = 'hashsize'")
+
+
+class CjkSample:
+    """Watches every so many bodies for CJK characters, to choose the size of the full-text hash."""
+
+    #: One body in this many is looked at, at most this many characters of it.
+    EVERY = 16
+    CHARACTERS = 200
+
+    def __init__(self) -> None:
+        self._bodies = 0
+        self._characters = 0
+        self._cjk = 0
+
+    def see(self, body: str) -> None:
+        """Take ``body`` into account, if it is one of the sample."""
+        if self._bodies % self.EVERY == 0:
+            part = body[: self.CHARACTERS]
+            self._characters += len(part)
+            if not part.isascii():
+                self._cjk += sum("\u2e80" <= char <= "\u9fff" or "\uac00" <= char <= "\ud7af" for char in part)
+        self._bodies += 1
+
+    @property
+    def share(self) -> float:
+        """Return the share of CJK characters in the sample, 0 to 1."""
+        return self._cjk / self._characters if self._characters else 0.0
+
+    def large_hash_pays(self, text_bytes: int) -> bool:
+        """Tell whether the larger hash makes a rebuild over ``text_bytes`` of such text faster."""
+        return self.share >= CJK_SHARE and text_bytes >= CJK_MIN_TEXT_BYTES
+
+
+def _batches(rows: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    batch: list[tuple[str, bytes]] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == BATCH_ROWS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def build_index(
+    path: Path, base_id: str, now_ms: int, materials: Iterable[Material], each: Callable[[Material], None]
+) -> tuple[Tallies, str]:
+    """Write a whole index file and return its tallies and the digest of what was put into it.
+
+    Args:
+        path: where no file is yet; its folder exists.
+        base_id: the id that the file's folder carries.
+        now_ms: the run's time in ms.
+        materials: in the order in which their rows are numbered.
+        each: called with every material once it is written, while its content is at hand.
+
+    Raises:
+        apsw.Error: the file cannot be written (``apsw.FullError``, ``apsw.IOError``).
+    """
+    with sqlite.writing(path, create=True) as connection:
+        builder = IndexBuilder(connection, base_id, now_ms)
+        for material in materials:
+            builder.add(material)
+            each(material)
+            material.content = ""
+        builder.finish()
+    return builder.tallies, builder.digest.hexdigest()

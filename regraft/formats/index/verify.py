@@ -1,0 +1,111 @@
+"""Reads a freshly written index back and compares it with what was put into it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+
+from regraft import identity, sqlite
+from regraft.errors import VerificationFailed
+from regraft.formats.index import schema
+from regraft.formats.index.bulk import Tallies
+from regraft.text import utf16_len
+
+_COUNTS = {
+    "materials": "SELECT count(*) FROM material",
+    "units": "SELECT count(*) FROM search_unit",
+    "bodies": "SELECT count(*) FROM search_text",
+    "embeddings": "SELECT count(*) FROM embedding",
+    "full-text rows": "SELECT count(*) FROM search_text_fts_docsize",
+}
+
+
+def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes: int | None) -> None:
+    """Check counts, coverage, offsets, ids, blob lengths and the digest over (text hash, vector bytes).
+
+    Raises:
+        VerificationFailed: the file is not what was put into it.
+        apsw.Error, OSError: it cannot be read.
+    """
+
+    def demand(condition: bool, reason: str) -> None:
+        if not condition:
+            raise VerificationFailed(base=base_id, reason=reason)
+
+    with sqlite.reading(path) as db:
+        demand(
+            db.execute("SELECT schema_version, base_id FROM meta").fetchall() == [(schema.SCHEMA_VERSION, base_id)],
+            "its identity row is wrong",
+        )
+        counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
+        bodies = tallies.units
+        expected = dict(zip(_COUNTS, (tallies.materials, bodies, bodies, tallies.embeddings, bodies), strict=True))
+        demand(counts == expected, f"it holds {counts} instead of {expected}")
+        foreign = db.execute(
+            "SELECT count(*) FROM embedding WHERE typeof(vector_blob) <> 'blob' OR length(vector_blob) <> ?",
+            (vector_bytes,),
+        ).get
+        demand(not tallies.embeddings or foreign == 0, f"{foreign} vectors have another length")
+        demand(not db.execute("PRAGMA foreign_key_check").fetchall(), "a foreign key dangles")
+        read_back = _read_back(db, demand_body=demand)
+        demand(read_back == digest, "texts or vectors differ")
+
+
+def _read_back(db: apsw.Connection, *, demand_body: Callable[[bool, str], None]) -> str:
+    """Return the digest over all bodies in row order, holding every body against its place in its content."""
+    digest = hashlib.blake2b(digest_size=32)
+    rows = db.execute(
+        """SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
+                  t.text, t.embedding_text_hash, e.vector_blob, t.rowid = t.fts_rowid
+             FROM search_text t
+             LEFT JOIN search_unit u ON u.unit_id = t.target_id
+             LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
+            ORDER BY t.rowid"""
+    )
+    content = _Content(db)
+    for material, content_hash, index, start, end, unit, text, body_hash, vector, in_step in rows:
+        demand_body(vector is not None, "a body has no vector")
+        demand_body(unit is not None and bool(in_step), "a body has no unit, or its row number is out of step")
+        raw = hashlib.sha256(text.encode())
+        demand_body(raw.hexdigest() == body_hash, "a body does not match its hash")
+        demand_body(unit == identity.unit_id(material, content_hash, index, start, end), "a unit's id is wrong")
+        demand_body(content.holds(content_hash, text, start, end), "a body is not where its unit says")
+        digest.update(raw.digest() + vector)
+    return digest.hexdigest()
+
+
+class _Content:
+    """The content text that the last body came from, walked from start to end."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._hash = ""
+        self._text = ""
+        self._units = 0
+        self._points = 0
+
+    def holds(self, content_hash: str, body: str, start: int, end: int) -> bool:
+        """Tell whether ``body`` is the content's slice from ``start`` to ``end`` (UTF-16 units)."""
+        if content_hash != self._hash or start < self._units:
+            self._load(content_hash)
+        # From unit offset to code point offset: only the text between the last body and this one is measured.
+        while self._units < start and self._points < len(self._text):
+            step = self._text[self._points : self._points + (start - self._units)]
+            step = step if utf16_len(step) <= start - self._units else step[: max(1, len(step) // 2)]
+            self._units += utf16_len(step)
+            self._points += len(step)
+        if self._units != start or end != start + utf16_len(body):
+            return False
+        found = self._text.startswith(body, self._points)
+        self._units, self._points = end, self._points + len(body)
+        return found
+
+    def _load(self, content_hash: str) -> None:
+        self._text = self._db.execute("SELECT text FROM content WHERE content_hash = ?", (content_hash,)).get or ""
+        self._hash = content_hash if identity.text_hash(self._text) == content_hash else ""
+        self._units = self._points = 0
+        if not self._hash:
+            self._text = ""

@@ -1,0 +1,119 @@
+"""Large JSON written by JavaScript, read without holding more of it than is asked for.
+
+JavaScript writes unpaired surrogates as escapes (``\\ud83d`` alone, where a text was cut); strict parsers refuse the
+whole document for one. They are made U+FFFD in place, byte for byte, before the text is parsed
+(``docs/formats/v1.md``, "JSON").
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_LOW_ESCAPE = re.compile(rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_RAW_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+_REPLACEMENT_ESCAPE = b"\\ufffd"
+_REPLACEMENT = b"\xef\xbf\xbd"
+_BOM = b"\xef\xbb\xbf"
+
+
+class JsonProblem(Exception):
+    """Text that is not valid JSON, or not of the shape asked for; the text says what and where."""
+
+
+def harmless(text: bytearray) -> memoryview:
+    """Make every unpaired surrogate in ``text`` U+FFFD, in place, and return the text without a byte order mark."""
+    done = 0
+    for match in _SURROGATE_ESCAPE.finditer(text):
+        start = match.start()
+        if start < done or _is_escaped(text, start):
+            continue
+        high = text[start + 3] in b"89abAB"
+        if high and _LOW_ESCAPE.match(text, start + 6):
+            done = start + 12
+        else:
+            text[start : start + 6] = _REPLACEMENT_ESCAPE
+    for match in _RAW_SURROGATE.finditer(text):
+        text[match.start() : match.end()] = _REPLACEMENT
+    return memoryview(text)[3:] if text.startswith(_BOM) else memoryview(text)
+
+
+def _is_escaped(text: bytearray, start: int) -> bool:
+    """Tell whether the backslash at ``start`` is itself escaped, so that what follows is plain text."""
+    first = start
+    while first > 0 and text[first - 1] == 0x5C:
+        first -= 1
+    return (start - first) % 2 == 1
+
+
+def decode(text: bytearray, shape: type[T]) -> T:
+    """Parse ``text`` as ``shape``.
+
+    It is changed in place (see :func:`harmless`) and must be kept while fields of type Raw live.
+
+    Raises:
+        JsonProblem: it is no valid JSON, or of another shape.
+    """
+    return _decode(harmless(text), shape)
+
+
+def _decode(text: memoryview | msgspec.Raw, shape: type[T]) -> T:
+    try:
+        return msgspec.json.decode(text, type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise JsonProblem(str(error) or "nested too deeply") from error
+
+
+def unwrapped(raw: msgspec.Raw) -> bytearray:
+    """Return the JSON text in ``raw``: where it is a string that holds JSON text (redux-persist), that text.
+
+    Raises:
+        JsonProblem: a string of it is broken.
+    """
+    text = bytearray(raw)
+    for _ in range(4):
+        view = harmless(text)
+        if not _start(view).startswith(b'"'):
+            return text
+        text = bytearray(_decode(view, str).encode())
+    return text
+
+
+def _start(text: memoryview | msgspec.Raw) -> bytes:
+    """Return the first bytes of ``text`` without copying the rest."""
+    return bytes(memoryview(text)[:64]).strip()
+
+
+class _Entry(msgspec.Struct):
+    key: Any = None
+    value: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def fields(text: bytearray | msgspec.Raw, names: tuple[str, ...]) -> dict[str, msgspec.Raw]:
+    """Return those of ``names`` that the object ``text`` has, unparsed; a list of {key, value} reads as an object.
+
+    Raises:
+        JsonProblem: it is no valid JSON, or neither an object nor such a list.
+    """
+    source = harmless(text) if isinstance(text, bytearray) else text
+    if _start(source).startswith(b"["):
+        entries = _decode(source, list[_Entry])
+        return {entry.key: entry.value for entry in entries if entry.key in names}
+    shape = msgspec.defstruct(
+        "Fields",
+        [(f"field_{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(len(names))],
+        rename={f"field_{number}": name for number, name in enumerate(names)},
+    )
+    found = _decode(source, shape)
+    values = {name: getattr(found, f"field_{number}") for number, name in enumerate(names)}
+    return {name: value for name, value in values.items() if value is not msgspec.UNSET}
+
+
+def is_null(raw: msgspec.Raw) -> bool:
+    """Tell whether ``raw`` is the JSON value null."""
+    return _start(raw) == b"null"

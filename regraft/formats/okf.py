@@ -1,0 +1,95 @@
+"""Snapshots of urls and notes: Markdown behind a flat YAML block of JSON-quoted values (OKF).
+
+Rules: ``docs/formats/catalog.md``, "Snapshots", and ``docs/rules.md``, "Snapshots".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+import ada_url
+
+from regraft.names import material_name
+from regraft.text import JS_WHITESPACE, trim, utf16_cut
+
+#: Titles and stems are cut to this many UTF-16 units.
+MAX_TITLE_UNITS = 80
+
+_SPACE = "[" + re.escape(JS_WHITESPACE) + "]"
+_HEADING = re.compile(f"#{{1,6}}{_SPACE}+")
+_BLOCK = re.compile(r"\A---\n(?:[A-Za-z_]+: .*\n)*?---\n")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a snapshot file is called (before it is made free) and the lines of its block."""
+
+    stem: str
+    type: str
+    title: str
+    resource: str | None = None
+
+    def block(self, timestamp: str) -> str:
+        """Return the frontmatter, from ``---`` to the newline after the second ``---``."""
+        fields = {"type": self.type, "title": self.title, "resource": self.resource, "timestamp": timestamp}
+        present = ((key, value) for key, value in fields.items() if value is not None)
+        lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in present]
+        return "".join(["---\n", *lines, "---\n"])
+
+
+def strip_block(text: str) -> str:
+    """Return ``text`` without the one block it begins with, or all of it where it begins with none."""
+    # Values are JSON-quoted, so a line break inside one is escaped and no value can end the block early.
+    match = _BLOCK.match(text)
+    return text[match.end() :] if match else text
+
+
+def leading_line(text: str) -> str:
+    """Return the first heading of ``text`` without its marks, else its first non-empty line, else ``""``."""
+    first = ""
+    start = 0
+    while start <= len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        line = trim(text[start:end])
+        if heading := _HEADING.match(line):
+            return line[heading.end() :]
+        first = first or line
+        start = end + 1
+    return first
+
+
+def _short(text: str) -> str:
+    return trim(utf16_cut(text, MAX_TITLE_UNITS))
+
+
+def _stem(text: str) -> str | None:
+    """Return the sanitised stem, or None where nothing or ``untitled`` is left of it."""
+    stem = material_name(_short(text))
+    return None if stem in ("", "untitled") else stem
+
+
+def _address(url: str) -> str | None:
+    """Return ``<host>-<last path segment>`` as a WHATWG URL parser gives them, or None for what is no URL."""
+    try:
+        parsed = ada_url.URL(url)
+    except ValueError:
+        return None
+    segments = [part for part in parsed.pathname.split("/") if part]
+    return "-".join(part for part in (parsed.hostname, *segments[-1:]) if part)
+
+
+def url_snapshot(url: str, content: str) -> Snapshot:
+    """Describe the snapshot of a url whose indexed text is ``content``."""
+    line = leading_line(content)
+    address = _address(url)
+    stem = _stem(line) or (_stem(address) if address else None) or "page"
+    title = _short(line) or (_short(address) if address else "") or url
+    return Snapshot(stem, "URL", title, url)
+
+
+def note_snapshot(source: str) -> Snapshot:
+    """Describe the snapshot of a note; ``source`` is its source URL, or its text."""
+    return Snapshot(_stem(source) or "note", "Note", source)

@@ -1,0 +1,250 @@
+"""The v1 application's own state: knowledge bases and models from Redux, uploads and notes from Dexie.
+
+It is read from a backup's ``data.json`` (versions 1-5), an export's Redux state and table files, or one ``knowledge``
+slice (``docs/formats/v1.md``, "State"). Only what is needed is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from regraft import notices
+from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
+from regraft.formats import json_text
+from regraft.notices import Notice
+from regraft.tree import Tree
+
+STATE_KEY = "persist:cherry-studio"
+PENDING_DELETE_FILE = "knowledge_pending_delete.json"
+#: Versions of ``data.json`` that this module reads.
+BACKUP_VERSIONS = range(1, 6)
+
+
+@dataclass(frozen=True)
+class StatePlaces:
+    """Where a source keeps its state, as names in its tree; None where it has no such thing.
+
+    ``backup`` is a ``data.json``; else ``redux`` is a state by slice and ``knowledge`` one slice alone.
+    """
+
+    backup: str | None = None
+    redux: str | None = None
+    knowledge: str | None = None
+    #: Table files of Dexie by table name.
+    tables: dict[str, str] = field(default_factory=dict)
+    #: The folders of vector files and of uploads.
+    vectors: str | None = None
+    uploads: str | None = None
+
+
+@dataclass(frozen=True)
+class V1State:
+    """What v1 knew. Rows and bases are as v1 wrote them, of any shape; nothing is validated yet."""
+
+    bases: list[Any]
+    #: ``llm.providers``, or None where the source has no ``llm`` slice at all.
+    providers: list[Any] | None
+    files: dict[str, dict[str, Any]]
+    notes: dict[str, dict[str, Any]]
+    pending_delete: frozenset[str]
+    notices: tuple[Notice, ...]
+
+
+class _FileRow(msgspec.Struct):
+    """A row of Dexie's ``files`` table: only what completes a file's metadata."""
+
+    id: Any = None
+    name: Any = None
+    origin_name: Any = None
+    path: Any = None
+    ext: Any = None
+    type: Any = None
+    created_at: Any = None
+    size: Any = None
+    count: Any = None
+
+
+class _NoteRow(msgspec.Struct, rename={"source_url": "sourceUrl"}):
+    """A row of Dexie's ``knowledge_notes`` table."""
+
+    id: Any = None
+    content: Any = None
+    source_url: Any = None
+
+
+def read_state(tree: Tree, places: StatePlaces) -> V1State:
+    """Read the state of a v1 source.
+
+    Raises:
+        BrokenJson: the state is truncated or broken (a Dexie table alone is a notice instead).
+        SourceUnreadable: a file cannot be read.
+    """
+    said: list[Notice] = []
+    if places.backup is not None:
+        slices, tables = _from_backup(tree, places.backup, said)
+    else:
+        slices = _from_export(tree, places)
+        tables = {name: _loader(tree, member) for name, member in places.tables.items()}
+    bases = _bases(tree, slices.get("knowledge"), said)
+    providers = _providers(tree, slices.get("llm"))
+    if providers is None and bases:
+        said.append(Notice(notices.MODELS_UNKNOWN, notices.CODES[notices.MODELS_UNKNOWN].meaning))
+    return V1State(
+        bases=bases,
+        providers=providers,
+        files=_table(tables, "files", _FileRow, said),
+        notes=_table(tables, "knowledge_notes", _NoteRow, said),
+        pending_delete=_pending(tree, places, said),
+        notices=tuple(said),
+    )
+
+
+def read_text(tree: Tree, name: str) -> bytearray:
+    """Read a whole file of the source into one buffer.
+
+    Raises:
+        SourceUnreadable: it cannot be read.
+    """
+    try:
+        text = bytearray(tree.size(name))
+        with tree.open(name) as file:
+            view, filled = memoryview(text), 0
+            while filled < len(text) and (count := file.readinto(view[filled:])):  # type: ignore[attr-defined]
+                filled += count
+            view.release()
+        del text[filled:]
+    except (OSError, MemoryError) as error:
+        if isinstance(error, SourceUnreadable):
+            raise
+        raise SourceUnreadable(path=f"{tree.path}: {name}", reason=str(error) or "not enough memory") from error
+    return text
+
+
+_Slices = dict[str, msgspec.Raw | bytearray]
+#: A table's JSON text, read when it is asked for.
+_Tables = dict[str, Callable[[], bytearray | msgspec.Raw]]
+
+
+def _from_backup(tree: Tree, name: str, said: list[Notice]) -> tuple[_Slices, _Tables]:
+    text = read_text(tree, name)
+    with blame(tree.path, name):
+        top = json_text.fields(text, ("version", "localStorage", "indexedDB"))
+    _check_version(tree, top.get("version"))
+    slices: _Slices = {}
+    with blame(tree.path, f"localStorage in {name}"):
+        storage = json_text.fields(top["localStorage"], (STATE_KEY,)) if _has(top, "localStorage") else {}
+    if _has(storage, STATE_KEY):
+        with blame(tree.path, f"{STATE_KEY} in {name}"):
+            slices.update(json_text.fields(json_text.unwrapped(storage[STATE_KEY]), ("knowledge", "llm")))
+    tables: _Tables = {}
+    try:
+        found = json_text.fields(top["indexedDB"], ("files", "knowledge_notes")) if _has(top, "indexedDB") else {}
+    except json_text.JsonProblem as problem:
+        said.append(Notice(notices.TABLE_UNREADABLE, f"indexedDB in {name} cannot be read: {problem}"))
+        found = {}
+    for table, raw in found.items():
+        tables[table] = lambda raw=raw: raw  # type: ignore[misc]
+    return slices, tables
+
+
+def _check_version(tree: Tree, raw: msgspec.Raw | None) -> None:
+    version = None if raw is None else msgspec.json.decode(raw)
+    if isinstance(version, int) and version not in BACKUP_VERSIONS:
+        raise SourceNotMigratable(
+            path=tree.path,
+            what=f"a backup of version {version}",
+            advice=f"regraft reads data.json of the versions {BACKUP_VERSIONS[0]} to {BACKUP_VERSIONS[-1]}",
+        )
+
+
+def _from_export(tree: Tree, places: StatePlaces) -> _Slices:
+    if places.knowledge is not None:
+        return {"knowledge": read_text(tree, places.knowledge)}
+    if places.redux is None:
+        return {}
+    text = read_text(tree, places.redux)
+    with blame(tree.path, places.redux):
+        return dict(json_text.fields(text, ("knowledge", "llm")))
+
+
+def _loader(tree: Tree, name: str) -> Callable[[], bytearray]:
+    return lambda: read_text(tree, name)
+
+
+def _has(values: dict[str, msgspec.Raw], name: str) -> bool:
+    return name in values and not json_text.is_null(values[name])
+
+
+@contextmanager
+def blame(path: Path, where: str) -> Iterator[None]:
+    """Turn a :class:`json_text.JsonProblem` into a :class:`BrokenJson` that says where."""
+    try:
+        yield
+    except json_text.JsonProblem as problem:
+        raise BrokenJson(path=path, where=where, reason=problem) from problem
+
+
+def _slice(tree: Tree, name: str, raw: msgspec.Raw | bytearray) -> Any:
+    with blame(tree.path, f"the `{name}` state"):
+        return json_text.decode(raw if isinstance(raw, bytearray) else json_text.unwrapped(raw), Any)
+
+
+def _bases(tree: Tree, raw: msgspec.Raw | bytearray | None, said: list[Notice]) -> list[Any]:
+    knowledge = None if raw is None else _slice(tree, "knowledge", raw)
+    if knowledge is None:
+        said.append(Notice(notices.NO_KNOWLEDGE, notices.CODES[notices.NO_KNOWLEDGE].meaning))
+        return []
+    bases = knowledge.get("bases") if isinstance(knowledge, dict) else knowledge
+    if bases is None:
+        return []
+    if not isinstance(bases, list):
+        raise BrokenJson(path=tree.path, where="the `knowledge` state", reason="`bases` is not a list")
+    return bases
+
+
+def _providers(tree: Tree, raw: msgspec.Raw | bytearray | None) -> list[Any] | None:
+    llm = None if raw is None else _slice(tree, "llm", raw)
+    if not isinstance(llm, dict):
+        return None
+    providers = llm.get("providers")
+    return providers if isinstance(providers, list) else []
+
+
+def _table(tables: _Tables, name: str, row_type: type[msgspec.Struct], said: list[Notice]) -> dict[str, dict[str, Any]]:
+    """Return a Dexie table by id; rows that are no objects or have no id are passed over."""
+    if name not in tables:
+        return {}
+    try:
+        loaded = tables[name]()
+        text = loaded if isinstance(loaded, bytearray) else json_text.unwrapped(loaded)
+        raws = json_text.decode(text, list[msgspec.Raw])
+    except (json_text.JsonProblem, SourceUnreadable) as problem:
+        said.append(Notice(notices.TABLE_UNREADABLE, f"table {name} cannot be read: {problem}"))
+        return {}
+    rows: dict[str, dict[str, Any]] = {}
+    for raw in raws:
+        try:
+            row = msgspec.to_builtins(msgspec.json.decode(raw, type=row_type))
+        except msgspec.DecodeError:
+            continue
+        if isinstance(row["id"], str):
+            rows[row["id"]] = row
+    return rows
+
+
+def _pending(tree: Tree, places: StatePlaces, said: list[Notice]) -> frozenset[str]:
+    name = f"{places.vectors}/{PENDING_DELETE_FILE}" if places.vectors else PENDING_DELETE_FILE
+    if places.vectors is None or tree.kind(name) != "file":
+        return frozenset()
+    try:
+        ids = json_text.decode(read_text(tree, name), list[Any])
+    except (json_text.JsonProblem, SourceUnreadable) as problem:
+        said.append(Notice(notices.PENDING_UNREADABLE, f"{name} cannot be read: {problem}"))
+        return frozenset()
+    return frozenset(value for value in ids if isinstance(value, str))

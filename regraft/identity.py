@@ -1,0 +1,69 @@
+"""Hashes of the index layout and ids derived from v1 ids.
+
+Rules: ``docs/formats/index.md``, "Identities" (hashes) and ``docs/rules.md``, "Identity" (ids). Every derived id is
+a SHA-256 under a fixed name, shaped as a UUID: another machine, another kind of source, another year give the same
+one. The names below can therefore never change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+
+_BASE_NAME = "regraft/v1-base"
+_ITEM_NAME = "regraft/v1-item"
+_CHILD_NAME = "regraft/v1-directory-child"
+_MAX_MILLISECONDS = (1 << 48) - 1
+
+
+def text_hash(text: str) -> str:
+    """Return ``content_hash`` or ``embedding_text_hash``: SHA-256 of the UTF-8 text, lower-case hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def unit_id(material_id: str, content_hash: str, unit_index: int, char_start: int, char_end: int) -> str:
+    """Return the id of a chunk unit; offsets count UTF-16 units."""
+    key = f"{material_id} {content_hash} chunk {unit_index} {char_start} {char_end}"
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def body_id(unit: str) -> str:
+    """Return the ``search_text_id`` of a unit's body."""
+    return hashlib.sha256(f"search_unit {unit} body".encode()).hexdigest()
+
+
+def _digest(name: str, *parts: str) -> bytes:
+    """Hash length-prefixed parts under a name, so that no two lists of parts read the same."""
+    hasher = hashlib.sha256(name.encode())
+    for part in parts:
+        encoded = part.encode()
+        hasher.update(len(encoded).to_bytes(8, "big") + encoded)
+    return hasher.digest()
+
+
+def _shaped(raw: bytes, version: int) -> str:
+    number = int.from_bytes(raw[:16], "big")
+    number = number & ~(0xF << 76) | version << 76  # version
+    number = number & ~(0x3 << 62) | 0x2 << 62  # variant of RFC 9562
+    return str(uuid.UUID(int=number))
+
+
+def _shaped_v7(milliseconds: int | None, raw: bytes) -> str:
+    time = min(max(milliseconds or 0, 0), _MAX_MILLISECONDS)
+    return _shaped(time.to_bytes(6, "big") + raw[6:16], 7)
+
+
+def base_id(legacy_id: str) -> str:
+    """Return the UUID v4 of a v1 base."""
+    return _shaped(_digest(_BASE_NAME, legacy_id), 4)
+
+
+def item_id(legacy_base_id: str, legacy_item_id: str, created_at: int | None) -> str:
+    """Return the UUID v7 of a v1 item; its time is ``created_at`` in ms, 0 where v1 has no usable one."""
+    stamp = "" if created_at is None else str(created_at)
+    return _shaped_v7(created_at, _digest(_ITEM_NAME, legacy_base_id, legacy_item_id, stamp))
+
+
+def child_id(container_id: str, loader_id: str, place: int, created_at: int | None) -> str:
+    """Return the UUID v7 of a directory's child; ``place`` is its position among the container's children."""
+    return _shaped_v7(created_at, _digest(_CHILD_NAME, container_id, loader_id, str(place)))

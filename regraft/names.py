@@ -1,0 +1,111 @@
+"""File names: what may be one on every platform, and which one is still free.
+
+Rules: ``docs/rules.md``, "Names". White space, trimming and extensions are JavaScript's (see :mod:`regraft.text`).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from regraft.text import JS_WHITESPACE, utf8_cut, utf16_cut
+
+#: The longest name that every common file system takes, in bytes of UTF-8.
+MAX_NAME_BYTES = 255
+#: An extension longer than this, in bytes, counts as part of the stem.
+MAX_EXTENSION_BYTES = 100
+#: The longest sanitised base id, in UTF-16 units.
+MAX_BASE_ID_UNITS = 255
+#: Uploads of these kinds reserve ``<stem>.md`` for what a file processor makes of them.
+PROCESSED_EXTENSIONS = frozenset({".pdf", ".doc", ".docx", ".pptx", ".xlsx", ".xls"})
+#: The folder of a base that never holds material bytes.
+RESERVED_NAME = ".cherry"
+
+_ILLEGAL = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[1-9¹²³]|lpt[1-9¹²³])(?=\.|$)", re.IGNORECASE)
+_TRAILING = JS_WHITESPACE + "."
+
+
+def sanitise(name: str) -> str:
+    """Return ``name`` as a legal file name on every platform.
+
+    The empty string stays empty; what becomes empty turns into ``untitled``.
+    """
+    if not name:
+        return ""
+    legal = _ILLEGAL.sub("_", name)
+    legal = _DEVICE.sub("_", legal, count=1) if _DEVICE.match(legal) else legal
+    return legal.rstrip(_TRAILING) or "untitled"
+
+
+def vector_file_name(base_id: str) -> str:
+    """Return the name of a v1 base's vector file under ``Data/KnowledgeBase``."""
+    return utf16_cut(sanitise(base_id), MAX_BASE_ID_UNITS)
+
+
+def material_name(name: str) -> str:
+    """Return ``name`` sanitised for ``raw/``, where ``.cherry`` itself is reserved."""
+    # Twice: cutting trailing blanks can lay bare a device name ("CON ").
+    legal = sanitise(sanitise(name))
+    return f"_{RESERVED_NAME}" if legal.casefold() == RESERVED_NAME else legal
+
+
+def split_extension(name: str) -> tuple[str, str]:
+    """Split ``name`` into stem and extension (with its dot) as JavaScript's ``path.extname`` does."""
+    dot = name.rfind(".")
+    return (name, "") if dot <= 0 else (name[:dot], name[dot:])
+
+
+def _key(name: str) -> str:
+    """Return what two names share when a case-insensitive, normalising file system takes them for one."""
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
+
+
+class FreeNames:
+    """Hands out names of one folder, each only once, ignoring case and Unicode normalisation.
+
+    ``reserve_processed`` keeps ``<stem>.md`` free beside every upload that a file processor would turn into one.
+    """
+
+    def __init__(self, taken: frozenset[str] = frozenset(), *, reserve_processed: bool = False) -> None:
+        self._taken = set(taken)
+        self._next: dict[str, int] = {}
+        self._reserve_processed = reserve_processed
+
+    def taken(self) -> frozenset[str]:
+        """Return the keys of all names given out, for a later :class:`FreeNames` over the same folder."""
+        return frozenset(self._taken)
+
+    def take(self, name: str) -> str:
+        """Return the first free one of ``stem.ext``, ``stem_1.ext``, ``stem_2.ext``… and keep it.
+
+        ``name`` must be sanitised. Too long a stem is cut at a code point; the extension stays.
+        """
+        stem, extension = split_extension(name)
+        if len(extension.encode()) > MAX_EXTENSION_BYTES:
+            stem, extension = name, ""
+        reserves = self._reserve_processed and extension.lower() in PROCESSED_EXTENSIONS
+        # Names of the same request are numbered upwards and never given back: start where the last one ended.
+        request = f"{_key(name)}\0{reserves}"
+        number = self._next.get(request, 0)
+        while True:
+            candidate, beside = self._numbered(stem, extension, number, reserves)
+            wanted = {_key(candidate)} | ({_key(beside)} if beside else set())
+            if not wanted & self._taken:
+                self._taken |= wanted
+                self._next[request] = number + 1
+                return candidate
+            number += 1
+
+    @staticmethod
+    def _numbered(stem: str, extension: str, number: int, reserves: bool) -> tuple[str, str | None]:
+        """Return the candidate of that number and, where one is reserved beside it, that name."""
+        suffix = f"_{number}" if number else ""
+        tail = max(len(extension.encode()), len(".md") if reserves else 0)
+        room = MAX_NAME_BYTES - len(suffix) - tail
+        short = stem
+        if len(stem.encode()) > room:
+            short = utf8_cut(stem, room)
+            if not suffix and not extension:
+                short = short.rstrip(_TRAILING) or "_"
+        return f"{short}{suffix}{extension}", f"{short}{suffix}.md" if reserves else None

@@ -1,0 +1,224 @@
+"""What a run can say about a base, an item or rows: one code for each thing, registered here.
+
+Codes are part of the output contract and never change. ``docs/codes.md`` is generated from this registry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning", "note"]
+#: What a code speaks of; those of ``row``, ``item`` and ``base`` are also reasons for not carrying one.
+Subject = Literal["run", "base", "item", "row"]
+
+_SEVERITIES: dict[Severity, int] = {"note": 0, "warning": 1, "error": 2}
+
+
+@dataclass(frozen=True)
+class Code:
+    """A registered code: what it is about, how grave it is, and what it means in the user's words."""
+
+    name: str
+    subject: Subject
+    severity: Severity
+    meaning: str
+
+
+CODES: dict[str, Code] = {}
+
+
+def _register(subject: Subject, severity: Severity, name: str, meaning: str) -> str:
+    CODES[name] = Code(name, subject, severity, meaning)
+    return name
+
+
+# Bases that are not migrated.
+INVALID_BASE = _register(
+    "base", "warning", "invalid_knowledge_base_identity", "The base has no id, or no name. It is not migrated."
+)
+DUPLICATE_BASE = _register(
+    "base",
+    "warning",
+    "duplicate_knowledge_base",
+    "A base with this id came before; this one and its items are skipped.",
+)
+PENDING_DELETE = _register(
+    "base",
+    "note",
+    "pending_delete",
+    "v1 was going to delete this base at its next start; it does not come back to life.",
+)
+
+# Bases that are migrated without their vectors.
+MISSING_MODEL = _register(
+    "base",
+    "error",
+    "missing_embedding_model",
+    "The base's embedding model no longer exists. The base and its items migrate as failed, its rows are not carried. "
+    "`--map-model` or `--recreate-model` carries them.",
+)
+MISSING_STORE = _register(
+    "base",
+    "error",
+    "missing_vector_store",
+    "The base's vector file is missing, cannot be read, or has no usable vector. The base and its items migrate as "
+    "failed, without an index.",
+)
+
+# Items that are not migrated.
+NO_ID_OR_TYPE = _register("item", "warning", "knowledge_item_missing_id_or_type", "The item has no id or no type.")
+UNSUPPORTED_TYPE = _register(
+    "item", "warning", "knowledge_item_unsupported_type", "v2 has no place for items of this type (memory, video…)."
+)
+DUPLICATE_ITEM = _register("item", "warning", "duplicate_knowledge_item", "An item with this id was migrated before.")
+INVALID_FILE = _register(
+    "item",
+    "warning",
+    "knowledge_item_invalid_file",
+    "The file's metadata is incomplete and `files` cannot complete it.",
+)
+INVALID_URL = _register("item", "warning", "knowledge_item_invalid_url", "The url is blank or not text.")
+INVALID_SITEMAP = _register("item", "warning", "knowledge_item_invalid_sitemap", "The address is blank or not text.")
+INVALID_NOTE = _register("item", "warning", "knowledge_item_invalid_note", "The note has neither text nor source URL.")
+INVALID_DIRECTORY = _register(
+    "item", "warning", "knowledge_item_invalid_directory", "The folder's path is blank or not text."
+)
+
+# Rows that are not carried. MISSING_MODEL and MISSING_STORE are reasons too.
+UNMAPPED_LOADER = _register(
+    "row", "note", "unmapped_loader", "No item owns the row's loader: what v1 left of an item that is gone."
+)
+NON_INDEXABLE = _register(
+    "row",
+    "note",
+    "non_indexable_container",
+    "The row belongs to a folder that stayed one item, which holds no vectors.",
+)
+MISSING_PAYLOAD = _register("row", "warning", "missing_vector_payload", "The row has no vector (NULL or empty).")
+UNSUPPORTED_ENCODING = _register(
+    "row", "warning", "unsupported_vector_encoding", "The vector is text, a number, or not a whole number of float32."
+)
+DIMENSION_MISMATCH = _register(
+    "row", "warning", "dimension_mismatch", "The vector has another length than most of the base's vectors."
+)
+CONTENT_TOO_LARGE = _register(
+    "row",
+    "error",
+    "content_too_large",
+    "The item's whole text is over SQLite's limit of 1 GB; the item has no material.",
+)
+
+# Worth saying about what is carried.
+NO_KNOWLEDGE = _register(
+    "run", "note", "no_knowledge_state", "The source is one, but holds no knowledge state: no bases."
+)
+MODELS_UNKNOWN = _register(
+    "run",
+    "warning",
+    "models_unknown",
+    "The source does not say which models exist (no `llm` state): every model that a base names counts as existing.",
+)
+TABLE_UNREADABLE = _register(
+    "run",
+    "warning",
+    "dexie_table_unreadable",
+    "A Dexie table cannot be read; what the knowledge state itself holds is used instead.",
+)
+PENDING_UNREADABLE = _register(
+    "run",
+    "warning",
+    "pending_delete_unreadable",
+    "The list of bases to be deleted cannot be read; none counts as such.",
+)
+OPTION_UNUSED = _register("run", "warning", "model_option_unused", "A `--map-model` or `--recreate-model` met no base.")
+BLANK_NAME = _register("base", "note", "blank_base_name", "The name is only white space; the base is called by its id.")
+INVALID_CONFIG = _register(
+    "base", "note", "invalid_base_config", "Settings of the base are not valid; defaults replace them."
+)
+INVALID_ITEMS = _register(
+    "base", "warning", "invalid_item_list", "The base's list of items is no list; it has no items."
+)
+DROPPED_FIELD = _register(
+    "base", "note", "dropped_field", "v2 has no place for this field; its text is kept in the report."
+)
+MODEL_RECREATED = _register(
+    "base", "note", "model_recreated", "The model was gone, its provider is there: a minimal entry for it is created."
+)
+MODEL_MAPPED = _register("base", "note", "model_mapped", "Your word: the base's vectors are of the model you named.")
+RERANK_CLEARED = _register(
+    "base", "warning", "rerank_model_cleared", "The rerank model no longer exists; it is cleared."
+)
+DEGENERATE = _register(
+    "base",
+    "warning",
+    "degenerate_vector",
+    "The vector is zero, NaN or infinite: carried as it is, its text is found by words, never by vector search.",
+)
+DIFFERING_VECTOR = _register(
+    "base", "warning", "differing_vector", "Equal texts had different vectors; the first one is kept for both."
+)
+DEDUPLICATED = _register(
+    "base",
+    "note",
+    "v1_deduplicated",
+    "Chunks that v1 itself never stored because an equal text was there already. Nothing is lost that v1 had.",
+)
+MISSING_UPLOAD = _register(
+    "item",
+    "warning",
+    "missing_upload",
+    "The uploaded file is not in the source: it is searchable, but cannot be reindexed.",
+)
+NOTE_CUT = _register("item", "warning", "note_truncated", "The note is longer than v2 allows; its end is cut off.")
+LOADER_SHARED = _register(
+    "item",
+    "warning",
+    "loader_shared",
+    "A later item has the same loader: its rows went there, this item has none of them.",
+)
+ENTRIES_WITHOUT_ROWS = _register(
+    "item", "warning", "directory_entries_without_rows", "Files of the folder have no rows in v1 and become no items."
+)
+NOT_MIGRATED = _register(
+    "item",
+    "warning",
+    "directory_not_migrated",
+    "The folder stays one item, failed: none of its files has rows that could be carried.",
+)
+CHILD_NOT_MIGRATED = _register(
+    "item", "warning", "directory_child_not_migrated", "Files of the folder have rows, but none that could be carried."
+)
+CHILD_CONFLICT = _register(
+    "item",
+    "note",
+    "directory_child_loader_conflict",
+    "A file of the folder was also added alone: its rows stay with the item that was added alone.",
+)
+CHILD_SHARED = _register(
+    "item",
+    "note",
+    "directory_child_loader_shared",
+    "A later file of a folder has the same loader: its rows went there.",
+)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One thing that a run says: ``base`` and ``item`` are v1 ids, ``count`` counts items or rows."""
+
+    code: str
+    message: str
+    base: str | None = None
+    item: str | None = None
+    count: int = 1
+
+    @property
+    def severity(self) -> Severity:
+        """Return how grave the code is."""
+        return CODES[self.code].severity
+
+
+def at_least(severity: Severity, line: Severity) -> bool:
+    """Tell whether ``severity`` reaches ``line``."""
+    return _SEVERITIES[severity] >= _SEVERITIES[line]

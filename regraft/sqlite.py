@@ -1,0 +1,129 @@
+"""The one module that opens SQLite files.
+
+Reading never leaves a trace: an ordinary read-only open of a file in WAL mode creates ``-wal`` and ``-shm`` beside it,
+so a file is opened ``immutable``, or, where a log or journal with content lies beside it, read from a temporary copy
+(``docs/formats/index.md``, "Reading without a trace").
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import apsw
+import sqlite_vec
+
+#: How long a writer waits for another one, in ms.
+BUSY_TIMEOUT_MS = 5_000
+
+#: Files that SQLite keeps beside a database and that hold part of its content.
+_COMPANIONS = ("-wal", "-journal")
+_WAL_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
+_JOURNAL_MAGIC = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
+
+
+def _uri(path: Path, **options: object) -> str:
+    absolute = str(path.absolute())
+    if os.sep != "/":
+        absolute = "/" + absolute.replace(os.sep, "/")
+    query = "&".join(f"{key}={value}" for key, value in options.items())
+    return f"file:{quote(os.fsencode(absolute))}?{query}"
+
+
+def companions(path: Path) -> list[Path]:
+    """Return the log or journal files beside ``path`` that hold content of it.
+
+    They are told by their first bytes: a v1 base may well be called ``notes-wal``.
+    """
+    found = []
+    for suffix in _COMPANIONS:
+        beside = path.with_name(path.name + suffix)
+        if is_companion(_first_bytes(beside), suffix):
+            found.append(beside)
+    return found
+
+
+def is_companion(first_bytes: bytes, suffix: str) -> bool:
+    """Tell whether a file that begins with these bytes is a write-ahead log or a rollback journal with content."""
+    if suffix == "-wal":
+        return first_bytes[:4] in _WAL_MAGIC
+    return first_bytes[:8] == _JOURNAL_MAGIC
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(8)
+    except OSError:
+        return b""
+
+
+def load_vectors(connection: apsw.Connection) -> None:
+    """Load sqlite-vec (``vec_distance_cosine`` and the like) into ``connection``."""
+    connection.enable_load_extension(True)
+    connection.load_extension(sqlite_vec.loadable_path())
+    connection.enable_load_extension(False)
+
+
+@contextmanager
+def reading(path: Path, *, vectors: bool = False, work: Path | None = None) -> Iterator[apsw.Connection]:
+    """Open ``path`` for reading without a trace and close it at the end.
+
+    Args:
+        path: a SQLite file; symbolic links are followed.
+        vectors: load sqlite-vec.
+        work: folder for a temporary copy, made only where a log or journal lies beside the file (default: the
+            system's temporary folder).
+
+    Raises:
+        apsw.Error: it is no database, or damaged.
+        OSError: it cannot be read.
+    """
+    real = path.resolve()
+    beside = companions(real)
+    if not beside:
+        connection = apsw.Connection(
+            _uri(real, mode="ro", immutable=1), flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        )
+        yield from _used(connection, vectors)
+        return
+    with tempfile.TemporaryDirectory(prefix="regraft-", dir=work) as folder:
+        copy = Path(folder) / "copy.sqlite"
+        shutil.copyfile(real, copy)
+        for file in beside:
+            shutil.copyfile(file, copy.with_name(copy.name + file.name[len(real.name) :]))
+        yield from _used(apsw.Connection(str(copy)), vectors)
+
+
+def _used(connection: apsw.Connection, vectors: bool) -> Iterator[apsw.Connection]:
+    try:
+        # Nothing that a file says about itself may run code or write: views, triggers and defaults are not trusted.
+        connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        connection.execute("PRAGMA query_only = 1")
+        if vectors:
+            load_vectors(connection)
+        yield connection
+    finally:
+        connection.close(force=True)
+
+
+@contextmanager
+def writing(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
+    """Open ``path`` for writing, with foreign keys enforced, and close it at the end.
+
+    Raises:
+        apsw.Error: it cannot be opened, or (``create=False``) does not exist.
+    """
+    flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
+    connection = apsw.Connection(str(path), flags=flags)
+    try:
+        connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+        connection.execute("PRAGMA foreign_keys = ON")
+        yield connection
+    finally:
+        connection.close(force=True)

@@ -1,0 +1,88 @@
+"""Text as JavaScript sees it: UTF-16 lengths and cuts, its white space, and bytes that are not quite UTF-8.
+
+The v1 and v2 applications are written in JavaScript; offsets count UTF-16 code units and trimming follows its rules
+(``docs/formats/index.md``, "Offsets"; ``docs/formats/v1.md``, "Text").
+"""
+
+from __future__ import annotations
+
+import re
+
+#: What JavaScript's ``\s`` and ``trim`` take for white space: U+FEFF is, U+0085 is not.
+JS_WHITESPACE = (
+    "\t\n\v\f\r \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000\ufeff"
+)
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def trim(text: str) -> str:
+    """Return ``text`` without leading and trailing JavaScript white space."""
+    return text.strip(JS_WHITESPACE)
+
+
+def is_blank(value: object) -> bool:
+    """Tell whether ``value`` is no text, or text of white space only."""
+    return not isinstance(value, str) or not trim(value)
+
+
+def utf16_len(text: str) -> int:
+    """Return the length of ``text`` in UTF-16 code units."""
+    if text.isascii():
+        return len(text)
+    return len(text.encode("utf-16-le")) // 2
+
+
+def utf16_cut(text: str, units: int) -> str:
+    """Return the longest start of ``text`` of at most ``units`` UTF-16 code units that ends between code points."""
+    start = text[:units]
+    while utf16_len(start) > units:
+        excess = utf16_len(start) - units
+        start = start[: len(start) - max(1, excess // 2)]
+    return start
+
+
+def utf8_cut(text: str, size: int) -> str:
+    """Return the longest start of ``text`` of at most ``size`` bytes of UTF-8 that ends between code points."""
+    return text.encode()[: max(size, 0)].decode(errors="ignore")
+
+
+def whole(text: str) -> str:
+    """Return ``text`` with every unpaired surrogate as U+FFFD, so that it can be stored."""
+    if _SURROGATE.search(text) is None:
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def decode_utf8(raw: bytes) -> str:
+    """Decode UTF-8 written by any program: surrogates are paired where they pair, else each is U+FFFD.
+
+    Other invalid bytes become U+FFFD as Python's ``replace`` handler does it.
+    """
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        pass
+    try:
+        return whole(raw.decode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError:
+        return raw.decode("utf-8", "replace")
+
+
+def slice_utf16(text: str, start: int, end: int) -> str | None:
+    """Return ``text.slice(start, end)`` in UTF-16 code units, or None where that range lies beyond the text.
+
+    A range that begins or ends inside a surrogate pair gives None too: no stored body can equal it.
+    """
+    if start < 0 or end < start:
+        return None
+    if text.isascii():
+        return text[start:end] if end <= len(text) else None
+    units = text.encode("utf-16-le")
+    if 2 * end > len(units):
+        return None
+    try:
+        return units[2 * start : 2 * end].decode("utf-16-le")
+    except UnicodeDecodeError:
+        return None
