@@ -24,6 +24,9 @@ class RegraftError(Exception):
         self.facts = facts
         super().__init__(self.template().format(**facts))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.facts)
+
     @classmethod
     def template(cls) -> str:
         """Return the message template: the docstring's first paragraph on one line."""
@@ -34,6 +37,11 @@ class RegraftError(Exception):
     def code(self) -> str:
         """Return the error's stable name, the class name."""
         return type(self).__name__
+
+
+def _rebuild(error: type[RegraftError], facts: dict[str, object]) -> RegraftError:
+    """Make an error again on the other side of a process boundary."""
+    return error(**facts)
 
 
 # --- what the user named -------------------------------------------------------------------------------------------

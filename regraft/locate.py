@@ -159,7 +159,7 @@ def _inner_folder(tree: Tree) -> str:
     return folder
 
 
-def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:
+def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: PLR0911 - a list of what it can be
     def has(name: str, kind: str = "file") -> bool:
         return tree.kind(join(folder, name)) == kind
 

@@ -86,3 +86,8 @@ def slice_utf16(text: str, start: int, end: int) -> str | None:
         return units[2 * start : 2 * end].decode("utf-16-le")
     except UnicodeDecodeError:
         return None
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it is not one."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

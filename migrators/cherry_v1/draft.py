@@ -17,7 +17,7 @@ from regraft import identity, notices
 from regraft.formats.v1_state import V1State
 from regraft.names import FreeNames, vector_file_name
 from regraft.notices import Notice
-from regraft.text import is_blank, trim
+from regraft.text import counted, is_blank, trim
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ def _skip(raw: Any, reason: str) -> SkippedBase:
 
 def _skipped_notice(base: SkippedBase) -> Notice:
     said = notices.CODES[base.reason].meaning
-    return Notice(base.reason, f"{said} It has {base.items} items." if base.items else said, base=base.legacy_id)
+    return Notice(
+        base.reason, f"{said} It has {counted(base.items, 'item')}." if base.items else said, base=base.legacy_id
+    )
 
 
 def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context) -> BaseDraft:

@@ -10,6 +10,7 @@ from migrators.cherry_v1.items import ItemDraft
 from regraft import identity, notices
 from regraft.formats.embedjs import Survey
 from regraft.notices import Notice
+from regraft.text import counted
 
 
 @dataclass
@@ -102,10 +103,10 @@ class Owners:
             conflicts = sum(child.loader_id in standalone for child in children)
             shared = sum(bool(child.taken_by) for child in children) - conflicts
             if conflicts:
-                said = f"{conflicts} files of the folder were also added alone; their rows stay with those items"
+                said = f"{counted(conflicts, 'file')} of the folder also added alone; the rows stay with those items"
                 self._note(notices.CHILD_CONFLICT, said, item, conflicts)
             if shared:
-                said = f"{shared} files of the folder come again later; their rows go there"
+                said = f"{counted(shared, 'file')} of the folder listed again later; the rows go there"
                 self._note(notices.CHILD_SHARED, said, item, shared)
 
     def _note(self, code: str, message: str, item: ItemDraft, count: int) -> None:

@@ -17,6 +17,7 @@ from regraft.formats import embedjs
 from regraft.formats.embedjs import LoaderRows, Survey, Tally
 from regraft.formats.index import BODY_SEPARATOR
 from regraft.notices import Notice
+from regraft.text import counted
 
 #: SQLite's limit for one value, in bytes; a content text over it cannot be stored.
 MAX_CONTENT_BYTES = 1_000_000_000
@@ -253,7 +254,7 @@ class _Planner:
         if without_rows:
             self._note(
                 notices.ENTRIES_WITHOUT_ROWS,
-                f"{without_rows} of {len(draft.entries)} files of the folder {draft.data['source']} have no rows",
+                f"without rows: {without_rows} of {len(draft.entries)} files of the folder {draft.data['source']}",
                 draft.legacy_id,
                 without_rows,
             )
@@ -261,8 +262,8 @@ class _Planner:
         if unexplained:
             self._note(
                 notices.CHILD_NOT_MIGRATED,
-                f"{len(unexplained)} of {len(children)} files of the folder {draft.data['source']} have no row that "
-                f"could be carried",
+                f"without a row that could be carried: {len(unexplained)} of {len(children)} files of the folder "
+                f"{draft.data['source']}",
                 draft.legacy_id,
                 len(unexplained),
             )
@@ -275,14 +276,18 @@ class _Planner:
                 self._say_tombstone(item)
         for reason, count in rows.skipped.items():
             if reason != self._error:
-                self._note(reason, f"{count:,} rows are not carried{self._example_text(reason)}", count=count)
+                self._note(reason, f"{counted(count, 'row')} not carried{self._example_text(reason)}", count=count)
         if self._degenerate.count:
             count = self._degenerate.count
-            said = f"{count:,} vectors are zero, NaN or infinite; carried as they are"
+            said = f"{counted(count, 'vector')} zero, NaN or infinite; carried as v1 has them"
             self._note(notices.DEGENERATE, said, count=count)
         if rows.v1_deduplicated:
             count = rows.v1_deduplicated
-            self._note(notices.DEDUPLICATED, f"v1 never stored {count:,} chunks whose text it had already", count=count)
+            self._note(
+                notices.DEDUPLICATED,
+                f"{counted(count, 'chunk')} never stored by v1, which had the text already",
+                count=count,
+            )
 
     def _say_failed(self) -> None:
         if self._error is None:
@@ -291,7 +296,7 @@ class _Planner:
         if self._error == notices.MISSING_STORE:
             why = f"its vector file {self._draft.vector_file} {self._problem}"
         count = self._skipped[self._error]
-        lost = f"; {count:,} rows are not carried{self._example_text(self._error)}" if count else ""
+        lost = f"; {counted(count, 'row')} not carried{self._example_text(self._error)}" if count else ""
         self._note(self._error, f"{why}{lost}", count=max(count, 1))
 
     def _say_tombstone(self, item: ItemDraft) -> None:

@@ -7,7 +7,7 @@ are proof against rows of any type and against damaged files: what cannot be rea
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -120,7 +120,9 @@ def survey(path: Path, work: Path | None = None) -> Survey:
 
 
 def _columns(db: apsw.Connection) -> set[str]:
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'vectors'").fetchall():
+    if not db.execute(
+        "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'vectors' COLLATE NOCASE"
+    ).fetchall():
         raise StoreProblem("has no table `vectors`")
     columns = {str(row[1]) for row in db.execute("PRAGMA table_info('vectors')")}
     missing = [name for name in NEEDED_COLUMNS if name not in columns]
@@ -190,7 +192,7 @@ def _number(row_id: bytes, loader: bytes) -> int:
     return int(digits) if digits.isdigit() and len(digits) <= 15 else -1
 
 
-def rows(db: apsw.Connection, runs: list[tuple[int, int]], vector_bytes: int) -> Iterator[tuple[str, bytes]]:
+def rows(db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int) -> Iterator[tuple[str, bytes]]:
     """Stream (body, vector) of the rows in ``runs`` whose vector is a BLOB of that length, in rowid order.
 
     A NULL body is the empty text; unpaired surrogates and other invalid bytes become U+FFFD.

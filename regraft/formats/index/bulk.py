@@ -217,7 +217,12 @@ def _batches(rows: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, byte
 
 
 def build_index(
-    path: Path, base_id: str, now_ms: int, materials: Iterable[Material], each: Callable[[Material], None]
+    path: Path,
+    base_id: str,
+    now_ms: int,
+    materials: Iterable[Material],
+    each: Callable[[int, Material], None],
+    indexing: Callable[[apsw.Connection], None] = lambda _: None,
 ) -> tuple[Tallies, str]:
     """Write a whole index file and return its tallies and the digest of what was put into it.
 
@@ -226,16 +231,18 @@ def build_index(
         base_id: the id that the file's folder carries.
         now_ms: the run's time in ms.
         materials: in the order in which their rows are numbered.
-        each: called with every material once it is written, while its content is at hand.
+        each: called with the position and every material once it is written, while its content is at hand.
+        indexing: called with the connection once all rows are in, before indexes are built (to watch progress).
 
     Raises:
         apsw.Error: the file cannot be written (``apsw.FullError``, ``apsw.IOError``).
     """
     with sqlite.writing(path, create=True) as connection:
         builder = IndexBuilder(connection, base_id, now_ms)
-        for material in materials:
+        for position, material in enumerate(materials):
             builder.add(material)
-            each(material)
+            each(position, material)
             material.content = ""
+        indexing(connection)
         builder.finish()
     return builder.tallies, builder.digest.hexdigest()

@@ -1,0 +1,81 @@
+"""A first look at any store: what it is, what is in it, how healthy it seems (``regraft inspect``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from checks import glance_v1, glance_v2
+from regraft.errors import SourceNotMigratable
+from regraft.locate import NAMES, V1_SOURCES, Kind, Located
+from regraft.progress import Progress, human_bytes
+from regraft.text import counted
+
+
+def look(source: Located, progress: Progress) -> dict[str, Any]:
+    """Return ``kind``, ``bases`` and ``health`` of a recognised path.
+
+    Raises:
+        BrokenJson, SourceUnreadable: its state cannot be read.
+        SourceNotMigratable: it is recognised, but looking into it is not part of this version.
+    """
+    if source.kind in V1_SOURCES:
+        bases, health = glance_v1.look(source, progress)
+    elif source.kind is Kind.V1_VECTORS:
+        bases, health = glance_v1.look_at_file(source.path)
+    elif source.kind in (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE):
+        bases, health = glance_v2.look(source)
+    else:
+        advice = "it is recognised, but this version cannot look into it"
+        raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=advice)
+    return {"kind": source.kind.value, "bases": bases, "health": health}
+
+
+def as_text(document: dict[str, Any], *, verbose: bool = False) -> str:
+    """Return a look's document as text for a person."""
+    kind = NAMES[Kind(document["kind"])]
+    lines = [f"{document['source']['path']} is {kind}.", ""]
+    for base in document["bases"]:
+        lines += _base_lines(base, verbose)
+    lines += _health_lines(document["health"], len(document["bases"]))
+    return "\n".join(lines) + "\n"
+
+
+def _base_lines(base: dict[str, Any], verbose: bool) -> Iterator[str]:
+    yield f"{base['name']}  ({base['id']})"
+    if base.get("status"):
+        error = f": {base['error']}" if base.get("error") else ""
+        yield f"  status      {base['status']}{error}"
+    if base.get("model"):
+        yield f"  model       {base['model']}"
+    if base.get("items"):
+        yield f"  items       {', '.join(f'{count:,} {name}' for name, count in base['items'].items())}"
+    store = base.get("store")
+    if store:
+        yield f"  {_store_line(store)}"
+        for name in ("coverage", "orphans", "stale") if verbose or store.get("coverage", 1) != 1 else ():
+            if store.get(name) is not None:
+                yield f"  {name:<11} {store[name] if name != 'coverage' else f'{store[name]:.2%}'}"
+    if base.get("problem"):
+        yield f"  problem     {base['problem']}"
+    yield ""
+
+
+def _store_line(store: dict[str, Any]) -> str:
+    names = ("rows", "materials", "units", "embeddings")
+    parts = [f"{store[name]:,} {name}" for name in names if store.get(name) is not None]
+    dimensions = f" × {store['dimensions']} dimensions" if store.get("dimensions") else ""
+    return f"vectors     {', '.join(parts)}{dimensions}, {human_bytes(store['bytes'])}"
+
+
+def _health_lines(health: dict[str, Any], bases: int) -> Iterator[str]:
+    yield f"{counted(bases, 'base')}, {human_bytes(health['bytes'])}."
+    if health["coverage"] is not None:
+        yield (
+            f"{health['coverage']:.2%} of the texts have their vector; "
+            f"{counted(health['orphans'], 'orphan')}, {health['stale']:,} stale."
+        )
+    for problem in health["problems"]:
+        yield f"problem: {problem}"
+    if not health["problems"]:
+        yield "No problem at a glance."

@@ -1,0 +1,86 @@
+"""A first look at v1 data: bases, items, and what their vector files hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from regraft.errors import SourceUnreadable
+from regraft.formats import embedjs
+from regraft.formats.v1_state import read_state
+from regraft.locate import Located
+from regraft.names import vector_file_name
+from regraft.progress import Progress, stage
+from regraft.tree import join
+
+Look = tuple[list[dict[str, Any]], dict[str, Any]]
+
+
+def look(source: Located, progress: Progress) -> Look:
+    """Look at every base of a v1 source."""
+    state = read_state(source.tree, source.places)
+    raws = [raw for raw in state.bases if isinstance(raw, dict) and isinstance(raw.get("id"), str)]
+    bases = []
+    with stage(progress, "Reading", len(raws)):
+        for raw in raws:
+            progress.at(str(raw.get("name")))
+            bases.append(_base(source, raw))
+            progress.step(1, 0)
+    problems = [notice.message for notice in state.notices if notice.severity != "note"]
+    problems += [f"{base['name']}: {base['problem']}" for base in bases if base["problem"]]
+    if len(raws) < len(state.bases):
+        problems.append(f"{len(state.bases) - len(raws)} bases have no id")
+    return bases, _health(sum(base["store"]["bytes"] for base in bases if base["store"]), problems)
+
+
+def look_at_file(path: Path) -> Look:
+    """Look at one v1 vector file alone."""
+    store, problem = _survey(path)
+    base = {"id": path.name, "name": path.name, "store": store, "problem": problem}
+    return [base], _health(path.stat().st_size, [problem] if problem else [])
+
+
+def _health(size: int, problems: list[str]) -> dict[str, Any]:
+    return {"coverage": None, "orphans": None, "stale": None, "bytes": size, "problems": problems}
+
+
+def _base(source: Located, raw: dict[str, Any]) -> dict[str, Any]:
+    items = raw.get("items") if isinstance(raw.get("items"), list) else []
+    types = Counter(str(item.get("type")) for item in items or [] if isinstance(item, dict))
+    model = raw.get("model") if isinstance(raw.get("model"), dict) else {}
+    named = [str(model[key]) for key in ("provider", "id") if isinstance(model, dict) and model.get(key)]
+    store: dict[str, Any] | None = None
+    problem: str | None = "the source holds no vector files"
+    if source.places.vectors is not None:
+        name = join(source.places.vectors, vector_file_name(raw["id"]))
+        try:
+            with source.tree.local(name, None) as path:
+                store, problem = _survey(path)
+        except SourceUnreadable as error:
+            problem = str(error.facts["reason"])
+    return {
+        "id": raw["id"],
+        "name": str(raw.get("name")),
+        "model": "::".join(named) or None,
+        "items": dict(sorted(types.items())),
+        "store": store,
+        "problem": problem,
+    }
+
+
+def _survey(path: Path) -> tuple[dict[str, Any] | None, str | None]:
+    try:
+        found = embedjs.survey(path)
+    except embedjs.StoreProblem as problem:
+        return None, f"its vector file {problem}"
+    lengths = {length // 4: count for length, count in found.lengths.items()}
+    store = {
+        "rows": found.rows,
+        "loaders": len(found.loaders),
+        "dimensions": (found.vector_bytes or 0) // 4 or None,
+        "lengths": {str(dimensions): count for dimensions, count in lengths.items()},
+        "text_bytes": found.body_bytes,
+        "bytes": path.stat().st_size,
+    }
+    return store, None if found.lengths else "its vector file holds no usable vector"

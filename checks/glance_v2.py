@@ -1,0 +1,116 @@
+"""A first look at v2 data: the catalog, and the index of every base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from regraft import sqlite
+from regraft.locate import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, Kind, Located
+
+Look = tuple[list[dict[str, Any]], dict[str, Any]]
+
+_COUNTS = {
+    "materials": "SELECT count(*) FROM material",
+    "units": "SELECT count(*) FROM search_unit",
+    "embeddings": "SELECT count(*) FROM embedding",
+    "dimensions": "SELECT length(vector_blob) / 4 FROM embedding LIMIT 1",
+    "bodies": "SELECT count(*) FROM search_text",
+    "missing": """SELECT count(*) FROM search_text t
+                   WHERE NOT EXISTS (SELECT 1 FROM embedding e WHERE e.embedding_text_hash = t.embedding_text_hash)""",
+    "orphan_embeddings": """SELECT count(*) FROM embedding e
+         WHERE NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = e.embedding_text_hash)""",
+    "orphan_contents": """SELECT count(*) FROM content c
+         WHERE NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = c.content_hash)
+           AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = c.content_hash)""",
+    "orphan_bodies": """SELECT count(*) FROM search_text t
+         WHERE NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)""",
+}
+
+
+def look(source: Located) -> Look:
+    """Look at a library, a profile, one base folder or one index file."""
+    if source.kind is Kind.INDEX:
+        bases = [{"id": source.path.name, "name": source.path.name, **_index(source.path, None)}]
+    elif source.kind is Kind.BASE:
+        bases = [{"id": source.path.name, "name": source.path.name, **_index(source.path / INDEX_FILE, None)}]
+    else:
+        bases = _library(source)
+    stores = [base["store"] for base in bases if base["store"]]
+    bodies = sum(store["bodies"] for store in stores)
+    health = {
+        "coverage": _share(bodies - sum(store["missing"] for store in stores), bodies),
+        "orphans": sum(store["orphans"] for store in stores),
+        "stale": sum(store["stale"] or 0 for store in stores),
+        "bytes": sum(store["bytes"] for store in stores),
+        "problems": [f"{base['name']}: {base['problem']}" for base in bases if base["problem"]],
+    }
+    return bases, health
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _library(source: Located) -> list[dict[str, Any]]:
+    root = source.path
+    catalogs = (root / CATALOG_FILE, root / PROFILE_DATABASE, root / "Data" / PROFILE_DATABASE)
+    folders = (root / "Data" / KNOWLEDGE_FOLDER, root / KNOWLEDGE_FOLDER)
+    folder = next((path for path in folders if path.is_dir()), root)
+    catalog = next((path for path in catalogs if path.is_file()), None)
+    known = _catalog(catalog, folder) if catalog else []
+    named = {base["id"] for base in known}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.name not in named and (path / INDEX_FILE).is_file():
+            problem = "no catalog names this base" if catalog else None
+            base = {"id": path.name, "name": path.name, **_index(path / INDEX_FILE, None)}
+            known.append({**base, "problem": base["problem"] or problem})
+    return known
+
+
+def _catalog(catalog: Path, folder: Path) -> list[dict[str, Any]]:
+    bases = []
+    try:
+        with sqlite.reading(catalog) as db:
+            rows = db.execute("SELECT id, name, status, error, embedding_model_id FROM knowledge_base ORDER BY rowid")
+            for base_id, name, status, error, model in rows.fetchall():
+                counts = "SELECT status, count(*) FROM knowledge_item WHERE base_id = ? GROUP BY 1 ORDER BY 1"
+                items = {str(key): count for key, count in db.execute(counts, (base_id,))}
+                ids = {row[0] for row in db.execute("SELECT id FROM knowledge_item WHERE base_id = ?", (base_id,))}
+                base = {"id": base_id, "name": name, "status": status, "error": error, "model": model, "items": items}
+                path = folder / str(base_id) / INDEX_FILE
+                if status == "failed" and not path.exists():
+                    bases.append({**base, "store": None, "problem": None})
+                else:
+                    bases.append({**base, **_index(path, ids)})
+    except apsw.Error as error:
+        name = catalog.name
+        bases.append({"id": name, "name": name, "store": None, "problem": f"the catalog cannot be read: {error}"})
+    return bases
+
+
+def _index(path: Path, items: set[str] | None) -> dict[str, Any]:
+    """Look into one index file; ``items`` are the ids of its base's items where a catalog tells them."""
+    if not path.is_file():
+        return {"store": None, "problem": "its index file is missing"}
+    try:
+        with sqlite.reading(path) as db:
+            counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
+            stale = None
+            if items is not None:
+                stale = sum(row[0] not in items for row in db.execute("SELECT material_id FROM material"))
+    except (apsw.Error, OSError) as error:
+        return {"store": None, "problem": f"its index cannot be read: {error}"}
+    orphans = counts["orphan_embeddings"] + counts["orphan_contents"] + counts["orphan_bodies"]
+    missing = counts["missing"] if counts["embeddings"] else 0
+    store = {
+        **counts,
+        "missing": missing,
+        "coverage": _share(counts["bodies"] - missing, counts["bodies"]),
+        "orphans": orphans,
+        "stale": stale,
+        "bytes": path.stat().st_size,
+    }
+    return {"store": store, "problem": f"{missing:,} texts have no vector" if missing else None}

@@ -1,0 +1,341 @@
+"""Carrying one planned base into a staging folder: index, uploads and snapshots, checked against what was read.
+
+It touches nothing but the staging folder, so that a failure at any moment leaves only what is thrown away.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+
+from migrators.cherry_v1.plan import BasePlan, ItemPlan, MaterialPlan
+from regraft import durable, ledger, notices, sqlite
+from regraft.errors import BooksDoNotBalance, SourceChanged, SourceUnreadable
+from regraft.formats import embedjs, index, okf
+from regraft.formats.catalog import BaseRecord, BaseRow, ItemRow
+from regraft.locate import INDEX_FILE
+from regraft.names import FreeNames
+from regraft.notices import Notice
+from regraft.text import counted, whole
+from regraft.tree import CHUNK_BYTES, Tree, is_plain_name, join
+
+#: Rows between two reports of progress.
+REPORT_ROWS = 256
+
+
+class SourceFailed(Exception):
+    """The vector file could not be read to its end, though the survey could; the text says why."""
+
+
+#: Who is told how far a base is: rows (parts of rows too) and bytes since the last call.
+Watcher = Callable[[float, int], None]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What was written for one base."""
+
+    record: BaseRecord
+    #: None for a failed base.
+    tallies: index.Tallies | None
+    index_bytes: int
+    #: Whether the staging folder holds anything to publish.
+    has_files: bool
+    notices: tuple[Notice, ...]
+
+
+#: Carrying is the smaller part of the work on a row, the full-text index the larger one.
+_CARRY_SHARE = 0.3
+#: Roughly how many of SQLite's instructions a rebuild of the full-text index takes for one row.
+_STEPS_PER_ROW = 80
+_STEPS_PER_REPORT = 20_000
+
+
+def carry_base(
+    plan: BasePlan,
+    tree: Tree,
+    uploads: str | None,
+    vectors: Path | None,
+    staging: Path,
+    now_ms: int,
+    watch: Watcher,
+) -> Carried:
+    """Write one base into ``staging``, which does not exist yet.
+
+    Args:
+        plan: what becomes of the base.
+        tree: the source.
+        uploads: the folder of uploaded files in the source, None where it has none.
+        vectors: the vector file on disk, None for a failed base.
+        staging: the folder that becomes ``KnowledgeBase/<base id>``.
+        now_ms: the run's time in ms.
+        watch: told of every step.
+
+    Raises:
+        SourceFailed: the vector file cannot be read after all.
+        apsw.Error, OSError: the staging folder cannot be written.
+        BooksDoNotBalance, VerificationFailed: what was written is not what was read.
+    """
+    if not plan.rows.balanced:
+        raise BooksDoNotBalance(
+            base=plan.draft.legacy_id,
+            read=plan.rows.read,
+            carried=plan.rows.carried,
+            skipped=sum(plan.rows.skipped.values()),
+        )
+    carrier = _Carrier(plan, tree, uploads, staging, now_ms, watch)
+    carrier.copy_uploads()
+    tallies = None
+    if plan.error is None and vectors is not None:
+        tallies = carrier.write_index(vectors)
+    has_files = staging.exists()
+    if has_files:
+        durable.sync_tree(staging)
+    size = (staging / INDEX_FILE).stat().st_size if tallies else 0
+    return Carried(carrier.record(), tallies, size, has_files, tuple(carrier.said))
+
+
+class _Carrier:
+    """Works one base off; used once."""
+
+    def __init__(
+        self, plan: BasePlan, tree: Tree, uploads: str | None, staging: Path, now_ms: int, watch: Watcher
+    ) -> None:
+        self._plan = plan
+        self._tree = tree
+        self._uploads = uploads
+        self._staging = staging
+        self._raw = staging / "raw"
+        self._now = now_ms
+        self._watch = watch
+        self._names = FreeNames(plan.draft.taken_names, reserve_processed=plan.draft.file_processor_id is not None)
+        #: Paths of snapshots by position of their item.
+        self._snapshots: dict[int, str] = {}
+        self.said: list[Notice] = []
+
+    # --- uploads ---------------------------------------------------------------------------------------------------
+
+    def copy_uploads(self) -> None:
+        """Copy every uploaded file to its name under ``raw/``; one that is missing is a notice."""
+        for item in self._plan.items:
+            if item.upload is not None:
+                problem = self._copy(item, item.upload.name)
+                if problem:
+                    said = f"{item.data['relativePath']}: {problem}; it is searchable, but cannot be reindexed"
+                    self.said.append(Notice(notices.MISSING_UPLOAD, said, self._plan.draft.legacy_id, item.legacy_id))
+
+    def _copy(self, item: ItemPlan, stored: str) -> str:
+        name = upload_name(self._tree, self._uploads, stored)
+        if name is None:
+            return f"the uploaded file {stored} is not in the source"
+        target = self._raw / item.data["relativePath"]
+        try:
+            file = self._tree.open(name)
+        except OSError as error:
+            return f"the uploaded file {stored} cannot be read ({_reason(error)})"
+        with file:
+            self._raw.mkdir(parents=True, exist_ok=True)
+            with target.open("xb") as copy:
+                try:
+                    shutil.copyfileobj(_Reader(file.read), copy, CHUNK_BYTES)
+                except SourceFailed as failed:
+                    problem = str(failed)
+                else:
+                    return ""
+        target.unlink()
+        return f"the uploaded file {stored} cannot be read ({problem})"
+
+    # --- index -----------------------------------------------------------------------------------------------------
+
+    def write_index(self, vectors: Path) -> index.Tallies:
+        """Write and verify the index; snapshots are written as their texts come by."""
+        path = self._staging / INDEX_FILE
+        path.parent.mkdir(parents=True)
+        base_id = self._plan.draft.id
+        before = vectors.stat()
+        with _source(vectors, self._staging.parent) as db:
+            tallies, digest = index.build_index(
+                path,
+                base_id,
+                self._now,
+                (self._material(db, number) for number in range(len(self._plan.materials))),
+                self._write_snapshot,
+                self._indexed(),
+            )
+        after = vectors.stat()
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise SourceChanged(path=vectors)
+        rows = self._plan.rows
+        if tallies.units != rows.carried:
+            skipped = sum(rows.skipped.values())
+            raise BooksDoNotBalance(
+                base=self._plan.draft.legacy_id, read=rows.read, carried=tallies.units, skipped=skipped
+            )
+        index.verify(path, base_id, tallies, digest, self._plan.vector_bytes)
+        if tallies.differing_vectors:
+            count = tallies.differing_vectors
+            said = f"{counted(count, 'text')} came again with another vector; the first one is kept"
+            self.said.append(Notice(notices.DIFFERING_VECTOR, said, self._plan.draft.legacy_id, count=count))
+        return tallies
+
+    def _material(self, db: apsw.Connection, number: int) -> index.Material:
+        material = self._plan.materials[number]
+        item = self._plan.items[material.item]
+        return index.Material(item.id, self._namer(material.item, item), self._rows(db, material))
+
+    def _rows(self, db: apsw.Connection, material: MaterialPlan) -> Iterator[tuple[str, bytes]]:
+        rows = embedjs.rows(db, material.runs, self._plan.vector_bytes)
+        pending = size = 0
+        while True:
+            try:
+                row = next(rows, None)
+            except apsw.Error as error:
+                raise SourceFailed(str(error)) from error
+            if row is None:
+                break
+            yield row
+            pending += 1
+            size += len(row[0]) + len(row[1])
+            if pending == REPORT_ROWS:
+                self._watch(pending * _CARRY_SHARE, size)
+                pending = size = 0
+        self._watch(pending * _CARRY_SHARE, size)
+
+    def _indexed(self) -> Callable[[apsw.Connection], None]:
+        """Return what makes a connection report while it builds indexes."""
+        left = self._plan.rows.carried * (1 - _CARRY_SHARE)
+        step = _STEPS_PER_REPORT / _STEPS_PER_ROW * (1 - _CARRY_SHARE)
+
+        def report() -> bool:
+            nonlocal left
+            self._watch(min(step, left), 0)
+            left -= min(step, left)
+            return False
+
+        return lambda db: db.set_progress_handler(report, _STEPS_PER_REPORT)
+
+    # --- snapshots -------------------------------------------------------------------------------------------------
+
+    def _namer(self, position: int, item: ItemPlan) -> Callable[[str], str]:
+        """Return what names a material once its content is known: files have their path, snapshots find one."""
+        if "relativePath" in item.data:
+            path = item.data["relativePath"]
+            return lambda _: path
+
+        def name(content: str) -> str:
+            snapshot = self._snapshot(item, content)
+            self._snapshots[position] = self._names.take(f"{snapshot.stem}.md")
+            return self._snapshots[position]
+
+        return name
+
+    def _snapshot(self, item: ItemPlan, content: str) -> okf.Snapshot:
+        if item.type == "url":
+            return okf.url_snapshot(item.data["url"], content)
+        return okf.note_snapshot(item.data["source"])
+
+    def _write_snapshot(self, number: int, material: index.Material) -> None:
+        item = self._plan.items[self._plan.materials[number].item]
+        if "relativePath" in item.data:
+            return
+        block = self._snapshot(item, material.content).block(ledger.iso_time(self._now))
+        self._raw.mkdir(parents=True, exist_ok=True)
+        with (self._raw / material.relative_path).open("x", encoding="utf-8", newline="") as file:
+            file.write(block)
+            file.write(material.content)
+
+    # --- catalog ---------------------------------------------------------------------------------------------------
+
+    def record(self) -> BaseRecord:
+        """Return the catalog rows of the base."""
+        plan, draft = self._plan, self._plan.draft
+        choices = [choice for choice in (draft.embedding, draft.rerank) if choice.model and choice.provider]
+        return BaseRecord(
+            base=BaseRow(
+                id=draft.id,
+                name=draft.name,
+                dimensions=plan.dimensions,
+                embedding_model_id=draft.embedding.id,
+                status="failed" if plan.error else "completed",
+                error=plan.error,
+                rerank_model_id=draft.rerank.id,
+                file_processor_id=draft.file_processor_id,
+                chunk_size=draft.settings.chunk_size,
+                chunk_overlap=draft.settings.chunk_overlap,
+                threshold=draft.settings.threshold,
+                document_count=draft.settings.document_count,
+                created_at=self._time(draft.created_at),
+                updated_at=self._time(draft.updated_at),
+            ),
+            items=tuple(self._item_row(position, item) for position, item in enumerate(plan.items)),
+            models=tuple(choice.model for choice in choices if choice.model),
+            providers=tuple(choice.provider for choice in choices if choice.provider),
+            now_ms=self._now,
+        )
+
+    def _item_row(self, position: int, item: ItemPlan) -> ItemRow:
+        data = item.data
+        if position in self._snapshots:
+            data = {**data, "relativePath": self._snapshots[position]}
+        return ItemRow(
+            id=item.id,
+            base_id=self._plan.draft.id,
+            group_id=item.group_id,
+            type=item.type,
+            data={key: whole(value) for key, value in data.items()},
+            status=item.status,
+            error=item.error,
+            created_at=self._time(item.created_at),
+            updated_at=self._time(item.updated_at),
+        )
+
+    def _time(self, value: int | None) -> int:
+        return self._now if value is None else value
+
+
+class _Reader:
+    """Reads from the source, with its errors told apart from those of the target."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read up to ``size`` bytes."""
+        try:
+            return self._read(size)
+        except OSError as error:
+            raise SourceFailed(_reason(error)) from error
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, SourceUnreadable):
+        return str(error.facts["reason"])
+    return error.strerror or str(error)
+
+
+class _source:  # noqa: N801 - reads as what it gives
+    """The vector file opened for reading, with its errors told apart from those of the target."""
+
+    def __init__(self, path: Path, work: Path) -> None:
+        self._context = sqlite.reading(path, work=work)
+
+    def __enter__(self) -> apsw.Connection:
+        try:
+            return self._context.__enter__()
+        except (apsw.Error, OSError) as error:
+            raise SourceFailed(str(error)) from error
+
+    def __exit__(self, *exception: object) -> None:
+        self._context.__exit__(*exception)  # type: ignore[arg-type]
+
+
+def upload_name(tree: Tree, uploads: str | None, stored: str) -> str | None:
+    """Return the name of an uploaded file in the source, or None where it is not there."""
+    if uploads is None or not is_plain_name(stored):
+        return None
+    name = join(uploads, stored)
+    return name if tree.kind(name) == "file" else None

@@ -1,0 +1,21 @@
+"""What a user can ask of this migration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from migrators.cherry_v1.models import ModelWord
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that a command line or a program can say besides source and target.
+
+    ``bases`` are v1 or v2 ids (empty: all); ``now_ms`` is the run's time; ``jobs`` None means as many as pay.
+    """
+
+    now_ms: int
+    word: ModelWord = field(default_factory=ModelWord)
+    bases: tuple[str, ...] = ()
+    jobs: int | None = None
+    dry_run: bool = False

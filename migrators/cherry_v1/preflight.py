@@ -1,0 +1,137 @@
+"""What is checked before anything is written: the target, path conflicts, and room on its disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from migrators.cherry_v1.carry import upload_name
+from migrators.cherry_v1.plan import BasePlan
+from migrators.cherry_v1.work import base_folder, read_entry
+from regraft import ledger
+from regraft.errors import (
+    NotEnoughSpace,
+    TargetBaseChanged,
+    TargetNotOurs,
+    TargetNotWritable,
+    TargetOverlapsSource,
+    WorkFolderTooSmall,
+)
+from regraft.ledger import Entry
+from regraft.locate import INDEX_FILE, Located
+from regraft.progress import human_bytes
+from regraft.tree import FolderTree
+
+#: Files that file managers leave in an otherwise empty folder.
+_IGNORED = {".DS_Store", "Thumbs.db", "desktop.ini"}
+#: Bytes of tables and indexes for one row, besides its text and vector.
+ROW_BYTES = 1_300
+#: Bytes on disk for one byte of text: content, body, and the trigram index.
+TEXT_FACTOR = 6.0
+#: Before a vector file can be looked into, its copy and what becomes of it are taken for this many times its size.
+UNSEEN_FACTOR = 4.0
+
+
+def check_target(source: Located, target: Path) -> None:
+    """Refuse a target that is not empty and not ours, not a folder, not writable, or tangled with the source.
+
+    Raises:
+        TargetOverlapsSource, TargetNotOurs, TargetNotWritable
+    """
+    real_source, real_target = source.path.resolve(), target.resolve()
+    # A knowledge JSON is read together with what lies beside it.
+    root = source.tree.path.resolve() if isinstance(source.tree, FolderTree) else real_source
+    if real_target == real_source or real_target.is_relative_to(root) or real_source.is_relative_to(real_target):
+        raise TargetOverlapsSource(path=target, source=source.path)
+    if target.exists() and not target.is_dir():
+        raise TargetNotOurs(path=target, found="it is a file")
+    try:
+        names = sorted({entry.name for entry in target.iterdir()} - _IGNORED) if target.is_dir() else []
+    except OSError as error:
+        raise TargetNotWritable(path=target, reason=error.strerror or error) from error
+    if names and ledger.FOLDER not in names:
+        raise TargetNotOurs(path=target, found=f"it holds {', '.join(names[:3])}")
+    parent = existing_parent(target)
+    if not parent.is_dir():
+        raise TargetNotWritable(path=target, reason=f"{parent} is a file")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise TargetNotWritable(path=target, reason=f"no permission to write to {parent}")
+
+
+def existing_parent(path: Path) -> Path:
+    """Return ``path``, or the nearest folder above it that exists."""
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def check_conflicts(target: Path, base_ids: Iterable[str], entries: dict[str, Entry], changed: set[str]) -> None:
+    """Refuse to overwrite what regraft did not write, or what was changed since it did.
+
+    ``changed`` holds the ids of bases that are to be carried anew.
+
+    Raises:
+        TargetNotOurs, TargetBaseChanged
+    """
+    for base_id in base_ids:
+        folder = base_folder(target, base_id)
+        if not folder.exists():
+            continue
+        if base_id not in entries:
+            raise TargetNotOurs(path=folder, found="no record of it")
+        if base_id in changed:
+            known = read_entry(entries[base_id])
+            if index_mark(folder) != known.index_mark:
+                raise TargetBaseChanged(path=folder, base=known.record.base.name)
+
+
+def index_mark(folder: Path) -> tuple[int, int] | None:
+    """Return what tells whether a published index was written to since: its size and time of change (ns)."""
+    try:
+        status = (folder / INDEX_FILE).stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+def unseen_bytes(source: Located, vector_names: Iterable[str], uploads: int) -> int:
+    """Estimate the bytes that a run needs before its vector files can be looked into."""
+    sizes = sum(source.tree.size(name) for name in vector_names if name and source.tree.kind(name) == "file")
+    return int(sizes * UNSEEN_FACTOR) + uploads
+
+
+def upload_bytes(source: Located, stored: Iterable[str]) -> int:
+    """Return the bytes of those uploads that are in the source."""
+    names = (upload_name(source.tree, source.places.uploads, name) for name in stored)
+    return sum(source.tree.size(name) for name in names if name)
+
+
+def planned_bytes(plan: BasePlan) -> int:
+    """Estimate the bytes of one base's index and snapshots."""
+    rows = plan.rows.carried
+    return int(rows * (plan.vector_bytes * 1.05 + ROW_BYTES) + plan.body_bytes * TEXT_FACTOR)
+
+
+def check_space(target: Path, needed: int) -> None:
+    """Refuse to begin where the target's disk has less room than is needed.
+
+    Raises:
+        NotEnoughSpace
+    """
+    free = shutil.disk_usage(existing_parent(target)).free
+    if needed > free:
+        raise NotEnoughSpace(path=target, needed=human_bytes(needed), free=human_bytes(free))
+
+
+def check_work_space(work: Path, needed: int) -> None:
+    """Refuse to extract more into a temporary folder than fits there.
+
+    Raises:
+        WorkFolderTooSmall
+    """
+    free = shutil.disk_usage(work).free
+    if needed > free:
+        raise WorkFolderTooSmall(path=work, needed=human_bytes(needed), free=human_bytes(free))

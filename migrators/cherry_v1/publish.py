@@ -1,0 +1,125 @@
+"""Moving finished bases, the catalog and the report into place, through the ledger."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from migrators.cherry_v1.work import BaseEntry, base_folder, read_entry
+from regraft import durable
+from regraft.formats.catalog import write_catalog
+from regraft.ledger import FOLDER, Entry, Ledger, Step
+from regraft.locate import CATALOG_FILE
+
+PUBLISH = "publish"
+#: The ledger's subjects besides base ids.
+CATALOG = "catalog"
+REPORT = "report"
+REPORT_FILE = "report.json"
+REPORT_PAGE = "report.html"
+
+
+class Target:
+    """The folders of a target and the moves between them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.own = path / FOLDER
+        #: Where bases are built.
+        self.staging = self.own / "staging"
+        #: Where a base that is carried anew waits until its successor stands.
+        self.replaced = self.own / "replaced"
+        #: Where vector files of an archive are extracted.
+        self.work = self.own / "work"
+
+    def clean(self) -> None:
+        """Remove what an unfinished run left beside the target."""
+        for folder in (self.staging, self.replaced, self.work):
+            durable.remove_tree(folder)
+
+    def recover(self, ledger: Ledger) -> None:
+        """Finish or give up every intent of an earlier run that was killed, then remove what it left."""
+        for step in ledger.open_steps():
+            if step.subject in (CATALOG, REPORT):
+                ledger.drop(step)
+            else:
+                self._recover_base(ledger, step)
+        self.clean()
+
+    def _recover_base(self, ledger: Ledger, step: Step) -> None:
+        """Settle one base: the move into place is one step, so it either happened or did not."""
+        final, old = base_folder(self.path, step.subject), self.replaced / step.subject
+        known = read_entry(step.entry)
+        if known.has_files and not (self.staging / step.subject).exists() and final.exists():
+            ledger.done(step)
+            return
+        if old.exists() and not final.exists():
+            durable.replace(old, final)
+        ledger.drop(step)
+
+    def publish_base(self, ledger: Ledger, base_id: str, entry: Entry, *, has_files: bool) -> None:
+        """Move a staged base into place and record it; an earlier one of the same id makes room first."""
+        step = ledger.intend(base_id, PUBLISH, entry)
+        final, old = base_folder(self.path, base_id), self.replaced / base_id
+        if final.exists():
+            self.replaced.mkdir(exist_ok=True)
+            durable.replace(final, old)
+        if has_files:
+            final.parent.mkdir(exist_ok=True)
+            durable.replace(self.staging / base_id, final)
+            durable.sync_folder(self.path)
+        ledger.done(step)
+        durable.remove_tree(old)
+
+    def catalog_is_current(self, entries: dict[str, Entry]) -> bool:
+        """Tell whether the catalog in place is that of these entries."""
+        known = entries.get(CATALOG)
+        return known is not None and known.fingerprint == catalog_mark(entries) and (self.path / CATALOG_FILE).is_file()
+
+    def publish_catalog(self, ledger: Ledger) -> None:
+        """Write the catalog of every base in the target, in v1's order."""
+        entries = ledger.entries()
+        known = sorted(base_entries(entries).values(), key=lambda entry: (entry.position, entry.record.base.id))
+        self.staging.mkdir(exist_ok=True)
+        staged = self.staging / CATALOG_FILE
+        durable.remove_tree(staged)
+        write_catalog(staged, (entry.record for entry in known))
+        durable.sync_file(staged)
+        step = ledger.intend(CATALOG, PUBLISH, Entry(catalog_mark(entries), b""))
+        durable.replace(staged, self.path / CATALOG_FILE)
+        ledger.done(step)
+
+    def report_is_current(self, entries: dict[str, Entry]) -> bool:
+        """Tell whether a report of these bases is in place."""
+        known = entries.get(REPORT)
+        return known is not None and known.fingerprint == catalog_mark(entries)
+
+    def publish_report(self, ledger: Ledger, document: str, page: str) -> None:
+        """Write ``report.json`` and ``report.html``."""
+        self.staging.mkdir(exist_ok=True)
+        step = ledger.intend(REPORT, PUBLISH, Entry(catalog_mark(ledger.entries()), b""))
+        for name, text in ((REPORT_FILE, document), (REPORT_PAGE, page)):
+            durable.write_text(self.path / name, text, self.staging / name)
+        ledger.done(step)
+
+
+def base_entries(entries: dict[str, Entry]) -> dict[str, BaseEntry]:
+    """Return those entries of a ledger that are bases."""
+    return {subject: read_entry(entry) for subject, entry in entries.items() if subject not in (CATALOG, REPORT)}
+
+
+def catalog_mark(entries: dict[str, Entry]) -> str:
+    """Return a hash over the entries of all bases: the catalog's content follows from them."""
+    hasher = hashlib.blake2b(digest_size=20)
+    for subject, entry in sorted(entries.items()):
+        if subject not in (CATALOG, REPORT):
+            hasher.update(f"{subject} {entry.fingerprint} {len(entry.detail)}\n".encode())
+            hasher.update(entry.detail)
+    return hasher.hexdigest()
+
+
+def pack(entry: BaseEntry, fingerprint: str) -> Entry:
+    """Return the ledger's entry of a base."""
+    return Entry(fingerprint, msgspec.json.encode(entry, order="deterministic"))

@@ -1,0 +1,161 @@
+"""The report of a migration, as ``docs/commands.md`` promises it: every base, every row, every warning, all ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from migrators.cherry_v1.crew import Done
+from migrators.cherry_v1.draft import LibraryDraft
+from migrators.cherry_v1.plan import BasePlan
+from migrators.cherry_v1.work import BaseEntry, BaseWork
+from regraft import notices
+from regraft.envelope import Run
+from regraft.formats.index import Tallies
+from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
+from regraft.notices import Notice
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One base's part of the report."""
+
+    base: dict[str, Any]
+    items: dict[str, str]
+    children: dict[str, str]
+    notices: tuple[Notice, ...]
+
+    @property
+    def done(self) -> bool:
+        """Tell whether the base stands in the target."""
+        return self.base["outcome"] in ("written", "unchanged", "failed")
+
+
+def planned(works: Iterable[BaseWork]) -> dict[str, Outcome]:
+    """Return what a run would report of the bases that it would carry: sizes are known only once written."""
+    return {
+        work.draft.legacy_id: _outcome(work.plan, work.plan.notices, None, None)
+        for work in works
+        if work.plan is not None
+    }
+
+
+def carried(done: Done) -> Outcome:
+    """Return the report of a base that was carried."""
+    said = (*done.plan.notices, *done.carried.notices)
+    return _outcome(done.plan, said, done.carried.tallies, done.carried.index_bytes)
+
+
+def unchanged(entry: BaseEntry) -> Outcome:
+    """Return the report of a base that an earlier run has written: it stands as it is, or fails again."""
+    outcome = "failed" if entry.report["status"] == "failed" else "unchanged"
+    return Outcome({**entry.report, "outcome": outcome}, entry.items, entry.children, tuple(entry.notices))
+
+
+def _outcome(plan: BasePlan, said: tuple[Notice, ...], tallies: Tallies | None, index_bytes: int | None) -> Outcome:
+    draft = plan.draft
+    base: dict[str, Any] = {
+        "legacy_id": draft.legacy_id,
+        "id": draft.id,
+        "name": draft.name,
+        "status": "failed" if plan.error else "completed",
+        "error": plan.error,
+        "dimensions": plan.dimensions,
+        "outcome": "failed" if plan.error else "written",
+        "items": dict(sorted(Counter(item.status for item in plan.items).items())),
+        "directories": {
+            "expanded": plan.directories.expanded,
+            "children": plan.directories.children,
+            "tombstones": plan.directories.tombstones,
+        },
+        "rows": {
+            "read": plan.rows.read,
+            "carried": plan.rows.carried,
+            "skipped": dict(sorted(plan.rows.skipped.items())),
+            "v1_deduplicated": plan.rows.v1_deduplicated,
+        },
+        "index": None
+        if plan.error
+        else {
+            "path": f"{KNOWLEDGE_FOLDER}/{draft.id}/{INDEX_FILE}",
+            "materials": len(plan.materials),
+            "units": plan.rows.carried,
+            "embeddings": tallies.embeddings if tallies else None,
+            "bytes": index_bytes,
+        },
+    }
+    items = {item.legacy_id: item.id for item in plan.items if item.legacy_id is not None}
+    return Outcome(base, items, plan.children, said)
+
+
+def document(run: Run, library: LibraryDraft, outcomes: dict[str, Outcome]) -> dict[str, Any]:
+    """Return the whole report, bases in v1's order."""
+    ordered = [outcomes[base.legacy_id] for base in library.bases if base.legacy_id in outcomes]
+    drafts = [base for base in library.bases if base.legacy_id in outcomes]
+    skipped = Counter(base.reason for base in library.skipped)
+    skipped.update(item.reason for base in drafts for item in base.skipped_items)
+    said = [*library.notices, *(notice for outcome in ordered for notice in outcome.notices)]
+    return {
+        **run.document(),
+        "bases": [outcome.base for outcome in ordered],
+        "skipped": dict(sorted(skipped.items())),
+        "warnings": [_warning(notice) for notice in said],
+        "ids": {
+            "bases": {str(outcome.base["legacy_id"]): outcome.base["id"] for outcome in ordered},
+            "items": {key: value for outcome in ordered for key, value in outcome.items.items()},
+            "children": {str(outcome.base["id"]): outcome.children for outcome in ordered if outcome.children},
+        },
+        "totals": _totals(ordered),
+    }
+
+
+def _warning(notice: Notice) -> dict[str, object]:
+    return {
+        "code": notice.code,
+        "base": notice.base,
+        "item": notice.item,
+        "message": notice.message,
+        "count": notice.count,
+    }
+
+
+def _totals(outcomes: list[Outcome]) -> dict[str, object]:
+    bases = Counter(str(outcome.base["outcome"]) for outcome in outcomes)
+    items: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
+    for outcome in outcomes:
+        items.update(outcome.base["items"])
+        rows, index = outcome.base["rows"], outcome.base["index"]
+        skipped.update(rows["skipped"])
+        for key in ("read", "carried", "v1_deduplicated"):
+            numbers[key] += rows[key]
+        for key in ("materials", "units", "embeddings", "bytes"):
+            numbers[key] += (index or {}).get(key) or 0
+    return {
+        "bases": {"all": len(outcomes), **dict(sorted(bases.items()))},
+        "items": {"all": sum(items.values()), **dict(sorted(items.items()))},
+        "rows": {
+            "read": numbers["read"],
+            "carried": numbers["carried"],
+            "skipped": dict(sorted(skipped.items())),
+            "v1_deduplicated": numbers["v1_deduplicated"],
+        },
+        "materials": numbers["materials"],
+        "units": numbers["units"],
+        "embeddings": numbers["embeddings"],
+        "bytes": numbers["bytes"],
+    }
+
+
+def exit_status(document: dict[str, Any], fail_on: str) -> int:
+    """Return 0 where there is nothing to complain about, else 1 (``fail_on``: error, warning or never)."""
+    if fail_on == "never":
+        return 0
+    line: notices.Severity = "error" if fail_on == "error" else "warning"
+    warnings = document["warnings"]
+    said = any(notices.at_least(notices.CODES[one["code"]].severity, line) for one in warnings)
+    failed = any(base["status"] == "failed" for base in document["bases"])
+    return 1 if said or failed else 0

@@ -1,0 +1,270 @@
+"""The whole journey: read → plan → carry → verify → publish, safe to stop and to repeat at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from migrators.cherry_v1 import preflight, report
+from migrators.cherry_v1.crew import Done, carry_all, jobs_for, processes
+from migrators.cherry_v1.draft import BaseDraft, LibraryDraft
+from migrators.cherry_v1.options import Options
+from migrators.cherry_v1.publish import Target, pack
+from migrators.cherry_v1.report import Outcome
+from migrators.cherry_v1.work import BaseEntry, BaseWork, chosen, read_library, vector_name, works
+from regraft import durable, ledger, render
+from regraft.envelope import Run
+from regraft.errors import Interrupted, RegraftError, SourceNotMigratable, StoppedMidway, TargetNotWritable
+from regraft.ledger import Entry, Ledger
+from regraft.locate import NAMES, V1_SOURCES, Kind, Located
+from regraft.progress import Progress, stage
+
+#: What to do about a source that is recognised but not migrated.
+_ADVICE = {
+    Kind.V1_BACKUP_6: "reading backups of version 6 is not part of this version; make a backup of version 5 (a full "
+    "backup to a zip file of an earlier v1 release), or use the v1 export folder",
+    Kind.V1_PROFILE: "make a v1 backup to a zip file and give that",
+    Kind.V1_VECTORS: "give the backup, or the knowledge state beside its vector files",
+    Kind.V2_BACKUP: "its bases are in the v2 layout already",
+    Kind.V2_PROFILE: "its bases are in the v2 layout already",
+    Kind.LIBRARY: "it is in the v2 layout already",
+    Kind.BASE: "it is in the v2 layout already",
+    Kind.INDEX: "it is in the v2 layout already",
+    Kind.PREVIEW: "reading the preview layout is not part of this version",
+}
+
+
+@dataclass
+class _State:
+    """What a run has got so far, for the report and for a clean stop."""
+
+    library: LibraryDraft
+    run: Run
+    works: list[BaseWork] = field(default_factory=list)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    #: Folders that this run has made and that a refusal takes away again.
+    created: Path | None = None
+
+
+@dataclass(frozen=True)
+class Migration:
+    """What a run comes to: the report's document, and whether anything was written."""
+
+    document: dict[str, Any]
+    wrote: bool
+
+
+def migrate(
+    source: Located,
+    target: Path,
+    options: Options,
+    progress: Progress,
+    show_plan: Callable[[dict[str, Any]], bool] = lambda _: True,
+) -> Migration:
+    """Migrate a v1 source into ``target`` and return its report.
+
+    Args:
+        source: a recognised v1 source.
+        target: the library's folder: new, empty, or written by an earlier run.
+        options: what the user asks for.
+        progress: told of rows and bytes.
+        show_plan: called with the planned document before anything of a base is written; False stops here.
+
+    Raises:
+        RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
+    """
+    if source.kind not in V1_SOURCES:
+        raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=_ADVICE[source.kind])
+    preflight.check_target(source, target)
+    library = read_library(source, options)
+    bases = chosen(library, options)
+    state = _State(library, Run("migrate", options.dry_run, source.kind.value, source.path, "library", target))
+    if options.dry_run:
+        return Migration(_dry_run(source, target, bases, state, progress), wrote=False)
+    _check_unseen_space(source, target, bases)
+    with _opened(target, state) as (place, book), _clean_stop(place, book, state):
+        place.recover(book)
+        entries = book.entries()
+        with ExitStack() as keep:
+            _look(source, target, bases, entries, state, keep, place.work, progress)
+            if _nothing_to_do(place, entries, state):
+                state.run.end()
+                return Migration(report.document(state.run, library, state.outcomes), wrote=False)
+            with _refusal_takes_back(state):
+                preflight.check_space(target, _needed(source, state.works))
+                planned = report.document(state.run, library, report.planned(state.works))
+                if not show_plan(planned):
+                    raise Interrupted(finished=0)
+            book.begin_run("migrate", str(source.path), state.run.id)
+            _carry(source, place, book, state, options, progress)
+        return Migration(_finish(place, book, state), wrote=True)
+
+
+def _dry_run(
+    source: Located, target: Path, bases: list[tuple[int, BaseDraft]], state: _State, progress: Progress
+) -> dict[str, Any]:
+    entries = ledger.read_entries(target)
+    with tempfile.TemporaryDirectory(prefix="regraft-") as folder, ExitStack() as keep:
+        work = Path(folder)
+        if source.path.is_file():
+            names = [vector_name(source, draft) for _, draft in bases]
+            largest = preflight.unseen_bytes(source, names, 0) / preflight.UNSEEN_FACTOR
+            preflight.check_work_space(work, int(largest))
+        _look(source, target, bases, entries, state, keep, work, progress)
+        preflight.check_space(target, _needed(source, state.works))
+    state.run.end()
+    return report.document(state.run, state.library, {**report.planned(state.works), **state.outcomes})
+
+
+def _check_unseen_space(source: Located, target: Path, bases: list[tuple[int, BaseDraft]]) -> None:
+    """Check an archive's room before anything is extracted from it; a folder is looked into first."""
+    if source.path.is_file():
+        names = [vector_name(source, draft) for _, draft in bases]
+        preflight.check_space(target, preflight.unseen_bytes(source, names, 0))
+
+
+@contextmanager
+def _opened(target: Path, state: _State) -> Iterator[tuple[Target, Ledger]]:
+    """Make the target's folders where they are missing and open its ledger, which is its lock."""
+    place = Target(target)
+    if not place.own.is_dir():
+        above = target.absolute()
+        while not above.parent.exists():
+            above = above.parent
+        state.created = above if not target.exists() else place.own
+    try:
+        place.own.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TargetNotWritable(path=target, reason=error.strerror or error) from error
+    with ExitStack() as stack:
+        try:
+            book = stack.enter_context(ledger.opened(target))
+        except apsw.Error as error:
+            raise TargetNotWritable(path=target, reason=error) from error
+        yield place, book
+
+
+@contextmanager
+def _refusal_takes_back(state: _State) -> Iterator[None]:
+    """Remove the folders that this run has made, when it refuses before it has carried anything."""
+    try:
+        yield
+    except RegraftError:
+        if state.created is not None:
+            durable.remove_tree(state.created)
+        raise
+
+
+@contextmanager
+def _clean_stop(place: Target, book: Ledger, state: _State) -> Iterator[None]:
+    """Leave finished bases whole and nothing half, whatever stops the run."""
+
+    def leave(status: str) -> None:
+        with contextlib.suppress(OSError, apsw.Error):
+            place.clean()
+        with contextlib.suppress(OSError, apsw.Error):
+            book.end_run(status)
+
+    def finished() -> int:
+        return sum(outcome.done for outcome in state.outcomes.values())
+
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        leave("interrupted")
+        raise Interrupted(finished=finished()) from error
+    except RegraftError:
+        leave("stopped")
+        raise
+    except (OSError, apsw.Error) as error:
+        leave("stopped")
+        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        raise StoppedMidway(path=place.path, doing="writing the library", reason=reason, finished=finished()) from error
+    finally:
+        for folder in (place.staging, place.replaced, place.work):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _look(
+    source: Located,
+    target: Path,
+    bases: list[tuple[int, BaseDraft]],
+    entries: dict[str, Entry],
+    state: _State,
+    keep: ExitStack,
+    work: Path,
+    progress: Progress,
+) -> None:
+    if source.path.is_file():
+        work.mkdir(parents=True, exist_ok=True)
+    with _refusal_takes_back(state):
+        for one in works(source, bases, entries, target, keep, work, progress):
+            state.works.append(one)
+            if one.unchanged is not None:
+                state.outcomes[one.draft.legacy_id] = report.unchanged(one.unchanged)
+        changed = {work.draft.id for work in state.works if work.plan is not None}
+        preflight.check_conflicts(target, (draft.id for _, draft in bases), entries, changed)
+
+
+def _nothing_to_do(place: Target, entries: dict[str, Entry], state: _State) -> bool:
+    return (
+        all(work.unchanged is not None for work in state.works)
+        and place.catalog_is_current(entries)
+        and place.report_is_current(entries)
+    )
+
+
+def _needed(source: Located, planned: list[BaseWork]) -> int:
+    plans = [work.plan for work in planned if work.plan is not None]
+    uploads = [item.upload.name for plan in plans for item in plan.items if item.upload is not None]
+    return sum(map(preflight.planned_bytes, plans)) + preflight.upload_bytes(source, uploads)
+
+
+def _carry(source: Located, place: Target, book: Ledger, state: _State, options: Options, progress: Progress) -> None:
+    place.staging.mkdir(exist_ok=True)
+    jobs = jobs_for(source, state.works, place.staging, options.now_ms)
+    count = processes(jobs, options.jobs)
+    rows = sum(job.plan.rows.carried for job in jobs)
+    # Closed at once when publishing fails, so that no process goes on writing meanwhile.
+    with (
+        stage(progress, "Carrying", rows),
+        contextlib.closing(carry_all(jobs, source.tree, count, progress)) as finished,
+    ):
+        for done in finished:
+            state.outcomes[done.work.draft.legacy_id] = _publish(place, book, done)
+
+
+def _publish(place: Target, book: Ledger, done: Done) -> Outcome:
+    outcome = report.carried(done)
+    base_id = done.work.draft.id
+    entry = BaseEntry(
+        position=done.work.position,
+        record=done.carried.record,
+        report=outcome.base,
+        items=outcome.items,
+        children=outcome.children,
+        notices=list(outcome.notices),
+        has_files=done.carried.has_files,
+        index_mark=preflight.index_mark(place.staging / base_id),
+    )
+    place.publish_base(book, base_id, pack(entry, done.work.fingerprint), has_files=done.carried.has_files)
+    return outcome
+
+
+def _finish(place: Target, book: Ledger, state: _State) -> dict[str, Any]:
+    if not place.catalog_is_current(book.entries()):
+        place.publish_catalog(book)
+    state.run.end()
+    document = report.document(state.run, state.library, state.outcomes)
+    place.publish_report(book, render.as_json(document), render.as_page(document))
+    place.clean()
+    book.end_run("finished")
+    return document

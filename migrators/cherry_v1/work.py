@@ -1,0 +1,179 @@
+"""The bases of a run: which are unchanged since an earlier one, and the plan of every other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from migrators.cherry_v1.carry import upload_name
+from migrators.cherry_v1.draft import BaseDraft, LibraryDraft, draft_library
+from migrators.cherry_v1.options import Options
+from migrators.cherry_v1.plan import BasePlan, plan_base
+from regraft.errors import BaseUnknown, SourceUnreadable
+from regraft.formats import embedjs
+from regraft.formats.catalog import BaseRecord
+from regraft.formats.v1_state import read_state
+from regraft.ledger import Entry
+from regraft.locate import Located
+from regraft.notices import Notice
+from regraft.progress import Progress, stage
+from regraft.tree import join
+
+#: Changes when the same input makes different output: an earlier run's bases are then carried anew.
+WRITER = 1
+
+
+class BaseEntry(msgspec.Struct, frozen=True):
+    """What the ledger keeps of a migrated base: its catalog rows and its part of the report."""
+
+    position: int
+    record: BaseRecord
+    report: dict[str, Any]
+    items: dict[str, str]
+    children: dict[str, str]
+    notices: list[Notice]
+    has_files: bool
+    #: What tells whether the published index was written to since: its size and time of change (ns).
+    index_mark: tuple[int, int] | None
+
+
+def read_entry(entry: Entry) -> BaseEntry:
+    """Return what an entry of the ledger says of a base."""
+    return msgspec.json.decode(entry.detail, type=BaseEntry)
+
+
+@dataclass(frozen=True)
+class BaseWork:
+    """One base of the run: unchanged, with what the ledger has of it, or planned.
+
+    ``vectors`` is the vector file on disk (an archive's is extracted), None where there is none to read.
+    """
+
+    position: int
+    draft: BaseDraft
+    fingerprint: str
+    unchanged: BaseEntry | None = None
+    plan: BasePlan | None = None
+    vectors: Path | None = None
+
+
+def chosen(library: LibraryDraft, options: Options) -> list[tuple[int, BaseDraft]]:
+    """Return the bases that the run is about, with their positions.
+
+    Raises:
+        BaseUnknown: an id of ``options.bases`` is none of them.
+    """
+    numbered = list(enumerate(library.bases))
+    if not options.bases:
+        return numbered
+    known = {key for base in library.bases for key in (base.legacy_id, base.id)}
+    for wanted in options.bases:
+        if wanted not in known:
+            names = ", ".join(base.legacy_id for base in library.bases) or "no bases"
+            raise BaseUnknown(base=wanted, known=names)
+    return [(at, base) for at, base in numbered if {base.legacy_id, base.id} & set(options.bases)]
+
+
+def read_library(source: Located, options: Options) -> LibraryDraft:
+    """Read a source's state and draft its bases."""
+    return draft_library(read_state(source.tree, source.places), options.word)
+
+
+def vector_name(source: Located, draft: BaseDraft) -> str:
+    """Return the name of a base's vector file in the source's tree."""
+    return join(source.places.vectors, draft.vector_file) if source.places.vectors else ""
+
+
+def fingerprint(source: Located, draft: BaseDraft) -> str:
+    """Return a hash over everything that a base is made from: its draft, its vector file and its uploads.
+
+    Files count by size and CRC-32, so that a backup and the same backup unpacked are the same source.
+    """
+    vectors = vector_name(source, draft)
+    marks = [_mark(source, name) for name in (vectors, f"{vectors}-wal", f"{vectors}-journal") if vectors]
+    uploads = [
+        _mark(source, upload_name(source.tree, source.places.uploads, item.upload.name))
+        for item in draft.items
+        if item.upload is not None
+    ]
+    text = msgspec.json.encode([WRITER, draft, marks, uploads], order="deterministic")
+    return hashlib.blake2b(text, digest_size=20).hexdigest()
+
+
+def _mark(source: Located, name: str | None) -> object:
+    kind = source.tree.kind(name) if name else None
+    if name is None or kind != "file":
+        return kind
+    try:
+        return [source.tree.size(name), source.tree.crc32(name)]
+    except OSError:
+        return "unreadable"
+
+
+def works(
+    source: Located,
+    bases: list[tuple[int, BaseDraft]],
+    entries: dict[str, Entry],
+    target: Path,
+    keep: ExitStack,
+    work: Path | None,
+    progress: Progress,
+) -> Iterator[BaseWork]:
+    """Look at every chosen base: compare it with the ledger, else survey its vector file and plan it.
+
+    Vector files of an archive are extracted below ``work`` and stay there until ``keep`` closes.
+    """
+    with stage(progress, "Reading", sum(_size(source, draft) for _, draft in bases)):
+        for position, draft in bases:
+            progress.at(draft.name)
+            mark = fingerprint(source, draft)
+            entry = entries.get(draft.id)
+            known = read_entry(entry) if entry is not None and entry.fingerprint == mark else None
+            if known is not None and still_there(target, draft.id, known):
+                yield BaseWork(position, draft, mark, unchanged=known)
+            else:
+                yield _plan(source, position, draft, mark, keep, work)
+            size = _size(source, draft)
+            progress.step(size, size)
+
+
+def still_there(target: Path, base_id: str, known: BaseEntry) -> bool:
+    """Tell whether what an earlier run published of a base is still in its place."""
+    folder = base_folder(target, base_id)
+    if not known.has_files:
+        return True
+    return (folder / ".cherry" / "index.sqlite").is_file() if known.report["index"] else folder.is_dir()
+
+
+def base_folder(target: Path, base_id: str) -> Path:
+    """Return the folder of a base in a library."""
+    return target / "KnowledgeBase" / base_id
+
+
+def _size(source: Located, draft: BaseDraft) -> int:
+    name = vector_name(source, draft)
+    try:
+        return source.tree.size(name) if name and source.tree.kind(name) == "file" else 0
+    except OSError:
+        return 0
+
+
+def _plan(source: Located, position: int, draft: BaseDraft, mark: str, keep: ExitStack, work: Path | None) -> BaseWork:
+    name = vector_name(source, draft)
+    if not name:
+        return BaseWork(
+            position, draft, mark, plan=plan_base(draft, "does not exist (the source holds no vector files)")
+        )
+    try:
+        vectors = keep.enter_context(source.tree.local(name, work))
+        found: embedjs.Survey | str = embedjs.survey(vectors, work)
+    except (embedjs.StoreProblem, SourceUnreadable) as problem:
+        said = problem.facts["reason"] if isinstance(problem, SourceUnreadable) else problem
+        return BaseWork(position, draft, mark, plan=plan_base(draft, str(said)))
+    return BaseWork(position, draft, mark, plan=plan_base(draft, found), vectors=vectors)

@@ -1,0 +1,220 @@
+"""The command line: a command parses, calls one function, renders its result (``docs/commands.md``)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from checks import glance
+from migrators import cherry_v1
+from regraft import __version__, ledger, progress, render
+from regraft.envelope import Run
+from regraft.errors import INTERRUPTED, Interrupted, ModelOptionInvalid, RegraftError, TargetNotWritable
+from regraft.locate import Kind, located
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PATH = click.Path(path_type=Path)
+
+
+def _time(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+    """Return a time given as ISO 8601 with a time zone, in ms."""
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a time like 2026-01-31T12:00:00Z") from error
+    if moment.tzinfo is None:
+        raise click.BadParameter(f"{value!r} has no time zone; write it with a Z at its end")
+    return round(moment.astimezone(UTC).timestamp() * 1000)
+
+
+def _output_options(command: F) -> F:
+    """Add what every command takes: how much it says, and in which form."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
+        click.option("-q", "--quiet", is_flag=True, help="No plan, no progress; only the result."),
+        click.option("-v", "--verbose", count=True, help="Say every note; -vv shows where an error came from."),
+        click.option("--kind", type=click.Choice([kind.value for kind in Kind]), help="What PATH is, if told wrongly."),
+    ):
+        command = option(command)
+    return command
+
+
+def _reports_errors(command: F) -> F:
+    """Turn errors into one line on stderr and their exit status; with --json, into one document on stdout too."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        name, as_json, verbose = command.__name__, kwargs["as_json"], kwargs["verbose"]
+        try:
+            command(*args, **kwargs)
+        except RegraftError as error:
+            _fail(error, name, as_json=as_json, verbose=verbose)
+        except KeyboardInterrupt:
+            _fail(Interrupted(finished=0), name, as_json=as_json, verbose=verbose)
+
+    return run  # type: ignore[return-value]
+
+
+def _fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> None:
+    if verbose > 1:
+        traceback.print_exception(error)
+    if as_json:
+        head = {"regraft": Run(command).document()["regraft"]}
+        said = {"code": error.code, "message": str(error), "exit_status": error.exit_status}
+        click.echo(json.dumps({**head, "error": said}, ensure_ascii=False, indent=2))
+    click.echo(f"regraft: {error}", err=True)
+    sys.exit(error.exit_status)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="regraft")
+def cli() -> None:
+    """Carry a local knowledge base to a new layout with its vectors alive.
+
+    Vectors move byte for byte and nothing is embedded again. Sources are only read; what is written is written whole
+    or not at all.
+    """
+
+
+@cli.command()
+@click.argument("path", type=_PATH)
+@_output_options
+@_reports_errors
+def inspect(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | None) -> None:
+    """Tell what PATH is and what is in it. Nothing is written.
+
+    PATH may be a v1 backup (zip or folder), an export folder, a knowledge JSON file, a library that regraft wrote, one
+    base folder, an index.sqlite, or a v1 vector file.
+    """
+    run = Run("inspect")
+    with located(path, Kind(kind) if kind else None) as source:
+        run.source_kind, run.source = source.kind.value, path
+        found = glance.look(source, progress.for_person(quiet=quiet or as_json))
+    run.end()
+    document = {**run.document(), **found}
+    click.echo(render.as_json(document) if as_json else glance.as_text(document, verbose=verbose > 0), nl=False)
+
+
+@cli.command()
+@click.argument("source", type=_PATH)
+@click.option("--to", "target", type=_PATH, required=True, metavar="OUT", help="The library's folder: new or empty.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and the report; touch nothing.")
+@click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base (v1 or v2 id); may be repeated.")
+@click.option(
+    "--map-model",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="Your word that vectors of model OLD (or of the v1 base OLD) are model NEW's; ids are provider::model.",
+)
+@click.option(
+    "--recreate-model", multiple=True, metavar="ID", help="Your word that model ID, which v1 lost, will be there again."
+)
+@click.option(
+    "--jobs", type=click.IntRange(1, 64), metavar="N", help="Bases carried at once. [default: cores, up to 4]"
+)
+@click.option("--now", callback=_time, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")
+@click.option("--report", "page", type=_PATH, metavar="FILE.html", help="Write the report page here too.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning", "never"]),
+    default="warning",
+    show_default=True,
+    help="From which severity on the exit status is 1.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before a run that leaves something behind.")
+@_output_options
+@_reports_errors
+def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
+    source: Path,
+    target: Path,
+    dry_run: bool,
+    bases: tuple[str, ...],
+    map_model: tuple[str, ...],
+    recreate_model: tuple[str, ...],
+    jobs: int | None,
+    now: int | None,
+    page: Path | None,
+    fail_on: str,
+    yes: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: int,
+    kind: str | None,
+) -> None:
+    """Migrate the v1 knowledge base in SOURCE to a v2 library in OUT.
+
+    SOURCE is a v1 backup of the versions 1 to 5 (zip or folder), an export folder, or a knowledge JSON file beside its
+    vector files. It is only read. A second run goes on where the first one stopped, and leaves alone what is done.
+    """
+    if page is not None and not page.absolute().parent.is_dir():
+        raise TargetNotWritable(path=page, reason="its folder does not exist")
+    options = cherry_v1.Options(
+        now_ms=ledger.now_ms() if now is None else now,
+        word=_model_word(map_model, recreate_model),
+        bases=bases,
+        jobs=jobs,
+        dry_run=dry_run,
+    )
+
+    def show_plan(planned: dict[str, Any]) -> bool:
+        if as_json or quiet:
+            return True
+        click.echo("Plan:\n" + render.as_text(planned))
+        leaves = cherry_v1.exit_status(planned, "error")
+        if leaves and not yes and sys.stdin.isatty() and sys.stdout.isatty():
+            return click.confirm("Some of it cannot be carried. Go on?", default=True)
+        return True
+
+    with located(source, Kind(kind) if kind else None) as found:
+        bar = progress.for_person(quiet=quiet or as_json)
+        migration = cherry_v1.migrate(found, target, options, bar, show_plan)
+    document = migration.document
+    if page is not None:
+        page.write_text(render.as_page(document), encoding="utf-8")
+    written = [page] if page else []
+    if migration.wrote:
+        names = ("catalog.sqlite", "KnowledgeBase", "report.json", "report.html")
+        written = [*(target / name for name in names if (target / name).exists()), *written]
+    click.echo(render.as_json(document) if as_json else _summary(document, written, verbose), nl=False)
+    sys.exit(cherry_v1.exit_status(document, fail_on))
+
+
+def _model_word(mapped: tuple[str, ...], recreated: tuple[str, ...]) -> cherry_v1.ModelWord:
+    words = {}
+    for text in mapped:
+        old, separator, new = text.partition("=")
+        if not separator or not old.strip() or not cherry_v1.is_model_id(new):
+            raise ModelOptionInvalid(option="--map-model", value=text, reason="write OLD=NEW, NEW as provider::model")
+        words[old.strip()] = new.strip()
+    for text in recreated:
+        if not cherry_v1.is_model_id(text):
+            raise ModelOptionInvalid(option="--recreate-model", value=text, reason="write it as provider::model")
+    return cherry_v1.ModelWord(words, frozenset(text.strip() for text in recreated))
+
+
+def _summary(document: dict[str, Any], written: list[Path], verbose: int) -> str:
+    text = render.as_text(document, verbose=verbose > 0) + "\n"
+    if written:
+        return text + "Written:\n" + "".join(f"  {path}\n" for path in written)
+    if document["run"]["dry_run"]:
+        return text + "Dry run: nothing was written.\n"
+    return text + "Nothing has changed since the last run: nothing was written.\n"
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        cli(prog_name="regraft")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,194 @@
+"""The ledger of a target: what runs intended, what they finished, and what stands there because of them.
+
+Every change goes: intent recorded → work done beside the target → flushed → moved into place → recorded done. After a
+kill at any moment the recorded intents tell what to finish and what to remove (``docs/formats/library.md``,
+"Ledger"). The ledger is a SQLite file; holding it open for writing is the lock that keeps a second run out.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import apsw
+
+from regraft import sqlite
+from regraft.errors import LedgerUnreadable, TargetLocked
+
+FOLDER = ".regraft"
+FILE = "ledger.sqlite"
+VERSION = 1
+
+_TABLES = (
+    "CREATE TABLE ledger (version INTEGER NOT NULL)",
+    """CREATE TABLE run (
+         run_id TEXT PRIMARY KEY,
+         command TEXT NOT NULL,
+         source TEXT NOT NULL,
+         status TEXT NOT NULL CHECK (status IN ('running', 'finished', 'stopped', 'interrupted')),
+         started_at INTEGER NOT NULL,
+         finished_at INTEGER)""",
+    """CREATE TABLE step (
+         step_id INTEGER PRIMARY KEY,
+         run_id TEXT NOT NULL REFERENCES run (run_id),
+         subject TEXT NOT NULL,
+         action TEXT NOT NULL,
+         state TEXT NOT NULL CHECK (state IN ('intended', 'done', 'dropped')),
+         fingerprint TEXT NOT NULL,
+         detail BLOB NOT NULL)""",
+    """CREATE TABLE entry (
+         subject TEXT PRIMARY KEY,
+         fingerprint TEXT NOT NULL,
+         detail BLOB NOT NULL)""",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands in the target under a subject: the fingerprint of its input, and what its writer needs again."""
+
+    fingerprint: str
+    detail: bytes
+
+
+@dataclass(frozen=True)
+class Step:
+    """A recorded intent that no run has recorded as done."""
+
+    step_id: int
+    subject: str
+    action: str
+    entry: Entry
+
+
+def now_ms() -> int:
+    """Return the present time in ms."""
+    return int(datetime.now(UTC).timestamp() * 1000)
+
+
+def iso_time(milliseconds: int) -> str:
+    """Return a time in ms as ISO 8601 with milliseconds and ``Z``."""
+    moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
+
+
+class Ledger:
+    """The open ledger of one target; made by :func:`opened` and :func:`read_entries`."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._db = connection
+        self._run: str | None = None
+
+    # --- runs ------------------------------------------------------------------------------------------------------
+
+    def begin_run(self, command: str, source: str, run_id: str) -> None:
+        """Record that a run starts."""
+        self._db.execute(
+            "INSERT INTO run (run_id, command, source, status, started_at) VALUES (?, ?, ?, 'running', ?)",
+            (run_id, command, source, now_ms()),
+        )
+        self._run = run_id
+
+    def end_run(self, status: str) -> None:
+        """Record how the run ended: finished, stopped or interrupted."""
+        self._db.execute("UPDATE run SET status = ?, finished_at = ? WHERE run_id = ?", (status, now_ms(), self._run))
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+
+    def intend(self, subject: str, action: str, entry: Entry) -> Step:
+        """Record the intent to make ``entry`` stand under ``subject``."""
+        self._db.execute(
+            "INSERT INTO step (run_id, subject, action, state, fingerprint, detail) VALUES (?, ?, ?, 'intended', ?, ?)",
+            (self._run, subject, action, entry.fingerprint, entry.detail),
+        )
+        return Step(self._db.last_insert_rowid(), subject, action, entry)
+
+    def done(self, step: Step) -> None:
+        """Record that an intent was carried out, and what stands in the target now."""
+        with self._db:
+            self._db.execute("UPDATE step SET state = 'done', detail = x'' WHERE step_id = ?", (step.step_id,))
+            self._db.execute(
+                "INSERT INTO entry (subject, fingerprint, detail) VALUES (?1, ?2, ?3)"
+                " ON CONFLICT (subject) DO UPDATE SET fingerprint = ?2, detail = ?3",
+                (step.subject, step.entry.fingerprint, step.entry.detail),
+            )
+
+    def drop(self, step: Step) -> None:
+        """Record that an intent was given up; what it had begun is removed."""
+        self._db.execute("UPDATE step SET state = 'dropped', detail = x'' WHERE step_id = ?", (step.step_id,))
+
+    def open_steps(self) -> list[Step]:
+        """Return the intents that were neither carried out nor given up, oldest first."""
+        rows = self._db.execute(
+            "SELECT step_id, subject, action, fingerprint, detail FROM step WHERE state = 'intended' ORDER BY step_id"
+        )
+        return [Step(step, subject, action, Entry(mark, detail)) for step, subject, action, mark, detail in rows]
+
+    def entries(self) -> dict[str, Entry]:
+        """Return what stands in the target, by subject."""
+        rows = self._db.execute("SELECT subject, fingerprint, detail FROM entry ORDER BY subject")
+        return {subject: Entry(fingerprint, detail) for subject, fingerprint, detail in rows}
+
+
+def new_run_id() -> str:
+    """Return an id for a run that sorts by its start."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+def path_of(target: Path) -> Path:
+    """Return where the ledger of ``target`` is."""
+    return target / FOLDER / FILE
+
+
+@contextmanager
+def opened(target: Path) -> Iterator[Ledger]:
+    """Open the ledger of ``target`` (its folder exists) for one writer and keep every other one out.
+
+    Raises:
+        TargetLocked: another run has it open.
+        LedgerUnreadable: it is damaged, or of a later regraft.
+        apsw.Error: it cannot be written.
+    """
+    with sqlite.writing(path_of(target), create=True) as db:
+        db.set_busy_timeout(0)
+        try:
+            # The lock is the file's own, held from here to the end; the system frees it when a process dies.
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            db.execute("BEGIN EXCLUSIVE")
+            _prepare(db, target)
+            db.execute("COMMIT")
+        except apsw.BusyError as error:
+            raise TargetLocked(path=target) from error
+        except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError) as error:
+            raise LedgerUnreadable(path=path_of(target), reason=error) from error
+        yield Ledger(db)
+
+
+def _prepare(db: apsw.Connection, target: Path) -> None:
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'ledger'").fetchall():
+        for statement in _TABLES:
+            db.execute(statement)
+        db.execute("INSERT INTO ledger (version) VALUES (?)", (VERSION,))
+    version = db.execute("SELECT version FROM ledger").get
+    if version != VERSION:
+        raise LedgerUnreadable(path=path_of(target), reason=f"it is of version {version}")
+
+
+def read_entries(target: Path) -> dict[str, Entry]:
+    """Return what stands in ``target`` without a trace; nothing where it has no ledger.
+
+    Raises:
+        LedgerUnreadable: it is damaged.
+    """
+    path = path_of(target)
+    if not path.exists():
+        return {}
+    try:
+        with sqlite.reading(path) as db:
+            return Ledger(db).entries()
+    except apsw.Error as error:
+        raise LedgerUnreadable(path=path, reason=error) from error

@@ -1,0 +1,215 @@
+"""Renders a run's document: JSON for programs, text for a terminal, one offline page for a browser.
+
+All three show the same document, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from regraft import notices
+from regraft.progress import human_bytes
+from regraft.text import counted
+
+#: Warnings of one code shown in text before the rest is counted.
+SHOWN_PER_CODE = 3
+
+Document = dict[str, Any]
+
+
+def as_json(document: Document) -> str:
+    """Return the document as JSON text, readable, one line end at the end."""
+    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+
+
+def as_text(document: Document, *, verbose: bool = False) -> str:
+    """Return a migration's document as text for a person."""
+    dry_run = document["run"]["dry_run"] or document["run"]["finished_at"] is None
+    lines = [*_bases(document, planned=dry_run), "", *_totals(document, planned=dry_run), *_warnings(document, verbose)]
+    return "\n".join(lines) + "\n"
+
+
+def _bases(document: Document, *, planned: bool) -> Iterator[str]:
+    rows = [("base", "dimensions", "items", "rows", "carried", "will be" if planned else "outcome")]
+    for base in document["bases"]:
+        numbers = (sum(base["items"].values()), base["rows"]["read"], base["rows"]["carried"])
+        outcome = f"{base['outcome']} ({base['error']})" if base["error"] else base["outcome"]
+        dimensions = "-" if base["dimensions"] is None else str(base["dimensions"])
+        items, read, carried = (f"{number:,}" for number in numbers)
+        rows.append((_cut(base["name"], 36), dimensions, items, read, carried, outcome))
+    if len(rows) == 1:
+        yield "No bases."
+        return
+    widths = [max(_width(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for first, *middle, last in rows:
+        cells = [_pad(first, widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
+        yield "  ".join([*cells, last]).rstrip()
+
+
+def _totals(document: Document, *, planned: bool) -> Iterator[str]:
+    totals = document["totals"]
+    rows = totals["rows"]
+    verb = "will be carried" if planned else "carried"
+    yield f"{rows['carried']:,} of {counted(rows['read'], 'row')} {verb} with their vectors, none embedded again."
+    for reason, count in rows["skipped"].items():
+        yield f"  not carried: {count:,} {reason} - {notices.CODES[reason].meaning}"
+    if rows["v1_deduplicated"]:
+        yield f"  v1 itself had left out {counted(rows['v1_deduplicated'], 'chunk')} of a text it had already: nothing is lost."
+    for reason, count in document["skipped"].items():
+        yield f"  skipped: {count:,} {reason} - {notices.CODES[reason].meaning}"
+    if totals["bytes"]:
+        size = human_bytes(totals["bytes"])
+        yield f"{totals['materials']:,} materials, {totals['embeddings']:,} vectors, {size} of indexes."
+
+
+def _warnings(document: Document, verbose: bool) -> Iterator[str]:
+    by_code: dict[str, list[Document]] = {}
+    for warning in document["warnings"]:
+        if verbose or notices.CODES[warning["code"]].severity != "note":
+            by_code.setdefault(warning["code"], []).append(warning)
+    names = {base["legacy_id"]: base["name"] for base in document["bases"]}
+    if by_code:
+        yield ""
+    for code, warnings in by_code.items():
+        shown = warnings if verbose else warnings[:SHOWN_PER_CODE]
+        for warning in shown:
+            where = names.get(warning["base"], warning["base"])
+            yield f"{notices.CODES[code].severity}: {f'{where}: ' if where else ''}{warning['message']} [{code}]"
+        if len(warnings) > len(shown):
+            yield f"  … and {len(warnings) - len(shown)} more of {code} (-v shows all)"
+
+
+def _cut(text: str, width: int) -> str:
+    text = " ".join(text.split())
+    while _width(text) > width:
+        text = text[:-2] + "…"
+    return text
+
+
+def _width(text: str) -> int:
+    """Return the columns that ``text`` takes in a terminal: wide characters take two."""
+    return len(text) + sum(char >= "\u1100" and ("\u1100" <= char <= "\u115f" or char >= "\u2e80") for char in text)
+
+
+def _pad(text: str, width: int) -> str:
+    return text + " " * (width - _width(text))
+
+
+# --- page ----------------------------------------------------------------------------------------------------------
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1d2733; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .6rem; border-bottom: 1px solid #d5dce4; text-align: left; vertical-align: top; }
+td.n, th.n { text-align: right; } .bar { display: flex; height: 1.2rem; border-radius: .3rem; overflow: hidden; }
+.bar span { min-width: 2px; } .carried { background: #2f7d4f; } .skipped { background: #c77d1e; }
+.failed, .error { color: #a4262c; } .warning { color: #8a5200; } .note { color: #51606f; }
+code { font-size: .9em; } footer { margin-top: 2rem; color: #51606f; font-size: .85rem; }
+@media print { body { margin: 0; max-width: none; } }
+"""
+
+
+def as_page(document: Document) -> str:
+    """Return a migration's document as one offline HTML page: statistics and reasons, never texts or vectors."""
+    totals, run = document["totals"], document["run"]
+    rows = totals["rows"]
+    carried = f"{rows['carried']:,} of {counted(rows['read'], 'row')} carried with their vectors, none embedded again."
+    size = human_bytes(totals["bytes"])
+    version = document["regraft"]["version"]
+    body = [
+        "<h1>regraft: report of a migration</h1>",
+        f"<p>{carried} {counted(totals['bases']['all'], 'base')}, {counted(totals['items']['all'], 'item')}, {size}.</p>",
+        _page_bar(rows),
+        "<h2>Bases</h2>",
+        _page_bases(document["bases"]),
+        "<h2>Not carried</h2>",
+        _page_reasons({**rows["skipped"], **document["skipped"]}),
+        "<h2>Said on the way</h2>",
+        _page_codes(document["warnings"]),
+        f"<footer>run {_text(run['id'])}, {_text(run['started_at'])}, regraft {_text(version)}</footer>",
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>regraft: report of a migration</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _page_bar(rows: Document) -> str:
+    parts = {"carried": rows["carried"], **rows["skipped"]}
+    spans = [
+        f'<span class="{"carried" if name == "carried" else "skipped"}" style="flex: {count}" '
+        f'title="{_text(name)}: {count:,}"></span>'
+        for name, count in parts.items()
+        if count
+    ]
+    label = ", ".join(f"{name} {count}" for name, count in parts.items())
+    return f'<div class="bar" role="img" aria-label="{_text(label)}">{"".join(spans)}</div>'
+
+
+def _page_bases(bases: list[Document]) -> str:
+    head = "".join(
+        f"<th{' class=n' if numeric else ''}>{name}</th>"
+        for name, numeric in (
+            ("base", False),
+            ("outcome", False),
+            ("dimensions", True),
+            ("items", True),
+            ("rows", True),
+            ("carried", True),
+            ("bytes", True),
+        )
+    )
+    lines = []
+    for base in bases:
+        outcome = f"{base['outcome']}{': ' + base['error'] if base['error'] else ''}"
+        size = human_bytes((base["index"] or {}).get("bytes") or 0)
+        numbers = (
+            base["dimensions"] or "-",
+            f"{sum(base['items'].values()):,}",
+            f"{base['rows']['read']:,}",
+            f"{base['rows']['carried']:,}",
+            size,
+        )
+        cells = "".join(f"<td class=n>{_text(number)}</td>" for number in numbers)
+        grave = ' class="failed"' if base["error"] else ""
+        lines.append(f"<tr><td>{_text(base['name'])}</td><td{grave}>{_text(outcome)}</td>{cells}</tr>")
+    return f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
+
+
+def _page_reasons(reasons: dict[str, int]) -> str:
+    if not reasons:
+        return "<p>Everything was carried.</p>"
+    lines = [
+        f"<tr><td><code>{_text(reason)}</code></td><td class=n>{count:,}</td>"
+        f"<td>{_text(notices.CODES[reason].meaning)}</td></tr>"
+        for reason, count in reasons.items()
+    ]
+    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
+
+
+def _page_codes(warnings: list[Document]) -> str:
+    """Return how often each code was said; messages may quote the user's texts, so they stay in ``report.json``."""
+    if not warnings:
+        return "<p>Nothing.</p>"
+    counts: dict[str, int] = {}
+    for warning in warnings:
+        counts[warning["code"]] = counts.get(warning["code"], 0) + 1
+    lines = [
+        f'<tr><td class="{notices.CODES[code].severity}">{notices.CODES[code].severity}</td>'
+        f"<td><code>{_text(code)}</code></td><td class=n>{count:,}</td>"
+        f"<td>{_text(notices.CODES[code].meaning)}</td></tr>"
+        for code, count in counts.items()
+    ]
+    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
