@@ -56,6 +56,8 @@ def _base_lines(base: dict[str, Any], verbose: bool) -> Iterator[str]:
         for name in ("coverage", "orphans", "stale") if verbose or store.get("coverage", 1) != 1 else ():
             if store.get(name) is not None:
                 yield f"  {name:<11} {store[name] if name != 'coverage' else f'{store[name]:.2%}'}"
+    for material in base.get("materials", ()):
+        yield f"    {counted(material['units'], 'unit'):>10}  {material['path']}"
     if base.get("problem"):
         yield f"  problem     {base['problem']}"
     yield ""

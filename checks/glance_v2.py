@@ -33,9 +33,9 @@ _COUNTS = {
 def look(source: Located) -> Look:
     """Look at a library, a profile, one base folder or one index file."""
     if source.kind is Kind.INDEX:
-        bases = [{"id": source.path.name, "name": source.path.name, **_index(source.path, None)}]
+        bases = [_one_base(source.path)]
     elif source.kind is Kind.BASE:
-        bases = [{"id": source.path.name, "name": source.path.name, **_index(source.path / INDEX_FILE, None)}]
+        bases = [_one_base(source.path / INDEX_FILE)]
     else:
         bases = _library(source)
     stores = [base["store"] for base in bases if base["store"]]
@@ -48,6 +48,29 @@ def look(source: Located) -> Look:
         "problems": [f"{base['name']}: {base['problem']}" for base in bases if base["problem"]],
     }
     return bases, health
+
+
+def _one_base(index: Path) -> dict[str, Any]:
+    """Look at one base by its index file: closer than at a whole library, with every material."""
+    folder = index.parent.parent
+    catalogs = (folder.parent.parent / CATALOG_FILE, folder.parent.parent.parent / PROFILE_DATABASE)
+    catalog = next((path for path in catalogs if path.is_file()), None)
+    known = _catalog(catalog, folder.parent, folder.name) if catalog and index == folder / INDEX_FILE else []
+    base = known[0] if known else {"id": folder.name, "name": folder.name, **_index(index, None)}
+    return {**base, "materials": _materials(index) if base["store"] else []}
+
+
+def _materials(index: Path) -> list[dict[str, Any]]:
+    with sqlite.reading(index) as db:
+        rows = db.execute(
+            """SELECT m.material_id, m.relative_path, count(u.unit_id), max(u.char_end)
+                 FROM material m LEFT JOIN search_unit u USING (material_id)
+                GROUP BY m.material_id ORDER BY m.rowid"""
+        )
+        return [
+            {"id": material, "path": path, "units": units, "utf16_units": length or 0}
+            for material, path, units, length in rows
+        ]
 
 
 def _share(part: int, whole: int) -> float | None:
@@ -70,11 +93,16 @@ def _library(source: Located) -> list[dict[str, Any]]:
     return known
 
 
-def _catalog(catalog: Path, folder: Path) -> list[dict[str, Any]]:
-    bases = []
+def _catalog(catalog: Path, folder: Path, only: str | None = None) -> list[dict[str, Any]]:
+    """Return what a catalog says of its bases (or of one of them), with a look into each index."""
+    bases: list[dict[str, Any]] = []
     try:
         with sqlite.reading(catalog) as db:
-            rows = db.execute("SELECT id, name, status, error, embedding_model_id FROM knowledge_base ORDER BY rowid")
+            rows = db.execute(
+                "SELECT id, name, status, error, embedding_model_id FROM knowledge_base"
+                " WHERE ?1 IS NULL OR id = ?1 ORDER BY rowid",
+                (only,),
+            )
             for base_id, name, status, error, model in rows.fetchall():
                 counts = "SELECT status, count(*) FROM knowledge_item WHERE base_id = ? GROUP BY 1 ORDER BY 1"
                 items = {str(key): count for key, count in db.execute(counts, (base_id,))}
@@ -82,7 +110,7 @@ def _catalog(catalog: Path, folder: Path) -> list[dict[str, Any]]:
                 base = {"id": base_id, "name": name, "status": status, "error": error, "model": model, "items": items}
                 path = folder / str(base_id) / INDEX_FILE
                 if status == "failed" and not path.exists():
-                    bases.append({**base, "store": None, "problem": None})
+                    bases.append({**base, "store": None, "problem": f"failed at the upgrade: {error}"})
                 else:
                     bases.append({**base, **_index(path, ids)})
     except apsw.Error as error:

@@ -170,11 +170,9 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     def show_plan(planned: dict[str, Any]) -> bool:
         if as_json or quiet:
             return True
-        click.echo("Plan:\n" + render.as_text(planned))
-        leaves = cherry_v1.exit_status(planned, "error")
-        if leaves and not yes and sys.stdin.isatty() and sys.stdout.isatty():
-            return click.confirm("Some of it cannot be carried. Go on?", default=True)
-        return True
+        asks = not yes and sys.stdin.isatty() and cherry_v1.exit_status(planned, "error") != 0
+        click.echo("Plan:\n" + render.as_text(planned, warnings=asks))
+        return not asks or click.confirm("Some of it cannot be carried. Go on?", default=True)
 
     with located(source, Kind(kind) if kind else None) as found:
         bar = progress.for_person(quiet=quiet or as_json)

@@ -25,10 +25,12 @@ def as_json(document: Document) -> str:
     return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
 
 
-def as_text(document: Document, *, verbose: bool = False) -> str:
-    """Return a migration's document as text for a person."""
-    dry_run = document["run"]["dry_run"] or document["run"]["finished_at"] is None
-    lines = [*_bases(document, planned=dry_run), "", *_totals(document, planned=dry_run), *_warnings(document, verbose)]
+def as_text(document: Document, *, verbose: bool = False, warnings: bool = True) -> str:
+    """Return a migration's document as text for a person; a plan may come without its warnings."""
+    planned = document["run"]["dry_run"] or document["run"]["finished_at"] is None
+    lines = [*_bases(document, planned=planned), "", *_totals(document, planned=planned)]
+    if warnings:
+        lines += _warnings(document, verbose)
     return "\n".join(lines) + "\n"
 
 
@@ -54,16 +56,21 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
     totals = document["totals"]
     rows = totals["rows"]
     verb = "will be carried" if planned else "carried"
-    yield f"{rows['carried']:,} of {counted(rows['read'], 'row')} {verb} with their vectors, none embedded again."
+    yield f"{_carried(rows)} {verb} with their vectors, none embedded again."
     for reason, count in rows["skipped"].items():
         yield f"  not carried: {count:,} {reason} - {notices.CODES[reason].meaning}"
     if rows["v1_deduplicated"]:
-        yield f"  v1 itself had left out {counted(rows['v1_deduplicated'], 'chunk')} of a text it had already: nothing is lost."
+        left_out = counted(rows["v1_deduplicated"], "chunk")
+        yield f"  v1 itself had left out {left_out} of a text it had already: nothing is lost."
     for reason, count in document["skipped"].items():
         yield f"  skipped: {count:,} {reason} - {notices.CODES[reason].meaning}"
     if totals["bytes"]:
         size = human_bytes(totals["bytes"])
         yield f"{totals['materials']:,} materials, {totals['embeddings']:,} vectors, {size} of indexes."
+
+
+def _carried(rows: Document) -> str:
+    return f"{rows['carried']:,} of {counted(rows['read'], 'row')}"
 
 
 def _warnings(document: Document, verbose: bool) -> Iterator[str]:
@@ -118,12 +125,13 @@ def as_page(document: Document) -> str:
     """Return a migration's document as one offline HTML page: statistics and reasons, never texts or vectors."""
     totals, run = document["totals"], document["run"]
     rows = totals["rows"]
-    carried = f"{rows['carried']:,} of {counted(rows['read'], 'row')} carried with their vectors, none embedded again."
+    carried = f"{_carried(rows)} carried with their vectors, none embedded again."
     size = human_bytes(totals["bytes"])
+    counts = f"{counted(totals['bases']['all'], 'base')}, {counted(totals['items']['all'], 'item')}"
     version = document["regraft"]["version"]
     body = [
         "<h1>regraft: report of a migration</h1>",
-        f"<p>{carried} {counted(totals['bases']['all'], 'base')}, {counted(totals['items']['all'], 'item')}, {size}.</p>",
+        f"<p>{carried} {counts}, {size}.</p>",
         _page_bar(rows),
         "<h2>Bases</h2>",
         _page_bases(document["bases"]),

@@ -29,7 +29,7 @@ _IGNORED = {".DS_Store", "Thumbs.db", "desktop.ini"}
 #: Bytes of tables and indexes for one row, besides its text and vector.
 ROW_BYTES = 1_300
 #: Bytes on disk for one byte of text: content, body, and the trigram index.
-TEXT_FACTOR = 6.0
+TEXT_FACTOR = 7.0
 #: Before a vector file can be looked into, its copy and what becomes of it are taken for this many times its size.
 UNSEEN_FACTOR = 4.0
 

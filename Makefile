@@ -1,0 +1,60 @@
+# Everything a fresh machine needs is Python 3.11+ and make: the virtual environment is made here.
+PYTHON ?= python3
+VENV := .venv
+ifeq ($(OS),Windows_NT)
+BIN := $(VENV)/Scripts
+else
+BIN := $(VENV)/bin
+endif
+SOURCES := $(shell find regraft migrators checks repair -name '*.py' -o -name py.typed 2>/dev/null)
+DEMO := demo-library
+
+.PHONY: help demo test lint docs bench clean
+
+help:
+	@echo "make demo   migrate sample_v1 and show the result"
+	@echo "make test   run the tests against the installed package"
+	@echo "make lint   ruff and mypy --strict"
+	@echo "make docs   render the generated parts of the docs anew"
+	@echo "make bench  measure against the floor (minutes)"
+	@echo "make clean  remove what these commands made"
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@touch $@
+
+# The package is installed, not linked: tests see what a user gets.
+$(VENV)/.installed: $(VENV)/.made pyproject.toml README.md LICENSE $(SOURCES)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[test]'
+	@touch $@
+
+$(VENV)/.linting: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[test,lint]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	@rm -rf $(DEMO)
+	@$(BIN)/regraft migrate sample_v1/cherry-studio.202503141200.zip --to $(DEMO) --yes --fail-on never
+	@echo
+	@$(BIN)/regraft inspect $(DEMO)/KnowledgeBase/3ef4ee57-45e1-4471-a166-dcdcd2472839
+	@rm -rf $(DEMO)
+
+test: $(VENV)/.installed
+	$(BIN)/pytest -n 2 -q
+
+lint: $(VENV)/.linting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.installed
+	$(BIN)/cog -r docs/*.md
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.compare
+
+clean:
+	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
