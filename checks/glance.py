@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from checks import glance_v1, glance_v2
-from regraft.errors import SourceNotMigratable
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress, human_bytes
 from regraft.text import counted
@@ -17,17 +16,17 @@ def look(source: Located, progress: Progress) -> dict[str, Any]:
 
     Raises:
         BrokenJson, SourceUnreadable: its state cannot be read.
-        SourceNotMigratable: it is recognised, but looking into it is not part of this version.
     """
     if source.kind in V1_SOURCES:
         bases, health = glance_v1.look(source, progress)
     elif source.kind is Kind.V1_VECTORS:
         bases, health = glance_v1.look_at_file(source.path)
-    elif source.kind in (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE):
+    elif source.kind in (Kind.LIBRARY, Kind.BASE, Kind.INDEX) or (
+        source.kind is Kind.V2_PROFILE and source.path.is_dir()
+    ):
         bases, health = glance_v2.look(source)
     else:
-        advice = "it is recognised, but this version cannot look into it"
-        raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=advice)
+        bases, health = glance_v1.look_without_state(source)
     return {"kind": source.kind.value, "bases": bases, "health": health}
 
 
@@ -57,7 +56,9 @@ def _base_lines(base: dict[str, Any], verbose: bool) -> Iterator[str]:
             if store.get(name) is not None:
                 yield f"  {name:<11} {store[name] if name != 'coverage' else f'{store[name]:.2%}'}"
     for material in base.get("materials", ()):
-        yield f"    {counted(material['units'], 'unit'):>10}  {material['path']}"
+        # A folder's file has its own id for a path: its source is what a person knows it by.
+        virtual = material["path"] == material["id"] and material["source"]
+        yield f"    {counted(material['units'], 'unit'):>10}  {material['source'] if virtual else material['path']}"
     if base.get("problem"):
         yield f"  problem     {base['problem']}"
     yield ""

@@ -9,7 +9,7 @@ from typing import Any
 from regraft.errors import SourceUnreadable
 from regraft.formats import embedjs
 from regraft.formats.v1_state import read_state
-from regraft.locate import Located
+from regraft.locate import KNOWLEDGE_FOLDER, NAMES, Located
 from regraft.names import vector_file_name
 from regraft.progress import Progress, stage
 from regraft.tree import join
@@ -41,6 +41,31 @@ def look_at_file(path: Path) -> Look:
     return [base], _health(path.stat().st_size, [problem] if problem else [])
 
 
+def look_without_state(source: Located) -> Look:
+    """Look at a source whose state this version does not read: its vector files and base folders, by their names."""
+    folders = (f"Data/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER)
+    folder = next((name for name in folders if source.tree.kind(name) == "folder"), None)
+    bases: list[dict[str, Any]] = []
+    for name in source.tree.children(folder) if folder else []:
+        place = join(folder or "", name)
+        if source.tree.kind(place) == "folder":
+            bases.append({"id": name, "name": name, "store": None, "problem": None})
+        elif not name.endswith(".json"):
+            bases.append({"id": name, "name": name, **_look_at_member(source, place)})
+    problems = [f"{NAMES[source.kind]} is recognised; this version does not read its knowledge state"]
+    problems += [f"{base['name']}: {base['problem']}" for base in bases if base["problem"]]
+    return bases, _health(sum(base["store"]["bytes"] for base in bases if base["store"]), problems)
+
+
+def _look_at_member(source: Located, name: str) -> dict[str, Any]:
+    try:
+        with source.tree.local(name, None) as path:
+            store, problem = _survey(path)
+    except SourceUnreadable as error:
+        store, problem = None, str(error.facts["reason"])
+    return {"store": store, "problem": problem}
+
+
 def _health(size: int, problems: list[str]) -> dict[str, Any]:
     return {"coverage": None, "orphans": None, "stale": None, "bytes": size, "problems": problems}
 
@@ -50,22 +75,15 @@ def _base(source: Located, raw: dict[str, Any]) -> dict[str, Any]:
     types = Counter(str(item.get("type")) for item in items or [] if isinstance(item, dict))
     model = raw.get("model") if isinstance(raw.get("model"), dict) else {}
     named = [str(model[key]) for key in ("provider", "id") if isinstance(model, dict) and model.get(key)]
-    store: dict[str, Any] | None = None
-    problem: str | None = "the source holds no vector files"
+    found: dict[str, Any] = {"store": None, "problem": "the source holds no vector files"}
     if source.places.vectors is not None:
-        name = join(source.places.vectors, vector_file_name(raw["id"]))
-        try:
-            with source.tree.local(name, None) as path:
-                store, problem = _survey(path)
-        except SourceUnreadable as error:
-            problem = str(error.facts["reason"])
+        found = _look_at_member(source, join(source.places.vectors, vector_file_name(raw["id"])))
     return {
         "id": raw["id"],
         "name": str(raw.get("name")),
         "model": "::".join(named) or None,
         "items": dict(sorted(types.items())),
-        "store": store,
-        "problem": problem,
+        **found,
     }
 
 

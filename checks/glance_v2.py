@@ -8,7 +8,9 @@ from typing import Any
 import apsw
 
 from regraft import sqlite
+from regraft.formats.index import SCHEMA_VERSION
 from regraft.locate import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, Kind, Located
+from regraft.text import counted
 
 Look = tuple[list[dict[str, Any]], dict[str, Any]]
 
@@ -56,11 +58,21 @@ def _one_base(index: Path) -> dict[str, Any]:
     catalogs = (folder.parent.parent / CATALOG_FILE, folder.parent.parent.parent / PROFILE_DATABASE)
     catalog = next((path for path in catalogs if path.is_file()), None)
     known = _catalog(catalog, folder.parent, folder.name) if catalog and index == folder / INDEX_FILE else []
-    base = known[0] if known else {"id": folder.name, "name": folder.name, **_index(index, None)}
-    return {**base, "materials": _materials(index) if base["store"] else []}
+    base = known[0] if known else {**_index(index, None)}
+    stated = base["store"]["base_id"] if base["store"] else folder.name
+    base = {"id": stated, "name": stated, **base}
+    sources = _sources(catalog, base["id"]) if known and catalog else {}
+    return {**base, "materials": _materials(index, sources) if base["store"] else []}
 
 
-def _materials(index: Path) -> list[dict[str, Any]]:
+def _sources(catalog: Path, base_id: str) -> dict[str, str]:
+    """Return what the catalog calls the sources of a base's items, by item id."""
+    with sqlite.reading(catalog) as db:
+        rows = db.execute("SELECT id, data ->> 'source' FROM knowledge_item WHERE base_id = ?", (base_id,))
+        return {str(item): str(source) for item, source in rows if source is not None}
+
+
+def _materials(index: Path, sources: dict[str, str]) -> list[dict[str, Any]]:
     with sqlite.reading(index) as db:
         rows = db.execute(
             """SELECT m.material_id, m.relative_path, count(u.unit_id), max(u.char_end)
@@ -68,7 +80,13 @@ def _materials(index: Path) -> list[dict[str, Any]]:
                 GROUP BY m.material_id ORDER BY m.rowid"""
         )
         return [
-            {"id": material, "path": path, "units": units, "utf16_units": length or 0}
+            {
+                "id": material,
+                "path": path,
+                "source": sources.get(material),
+                "units": units,
+                "utf16_units": length or 0,
+            }
             for material, path, units, length in rows
         ]
 
@@ -126,6 +144,7 @@ def _index(path: Path, items: set[str] | None) -> dict[str, Any]:
     try:
         with sqlite.reading(path) as db:
             counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
+            version, stated = db.execute("SELECT schema_version, base_id FROM meta").get or (None, None)
             stale = None
             if items is not None:
                 stale = sum(row[0] not in items for row in db.execute("SELECT material_id FROM material"))
@@ -134,6 +153,8 @@ def _index(path: Path, items: set[str] | None) -> dict[str, Any]:
     orphans = counts["orphan_embeddings"] + counts["orphan_contents"] + counts["orphan_bodies"]
     missing = counts["missing"] if counts["embeddings"] else 0
     store = {
+        "schema_version": version,
+        "base_id": stated,
         **counts,
         "missing": missing,
         "coverage": _share(counts["bodies"] - missing, counts["bodies"]),
@@ -141,4 +162,15 @@ def _index(path: Path, items: set[str] | None) -> dict[str, Any]:
         "stale": stale,
         "bytes": path.stat().st_size,
     }
-    return {"store": store, "problem": f"{missing:,} texts have no vector" if missing else None}
+    return {"store": store, "problem": _problem(path, store)}
+
+
+def _problem(path: Path, store: dict[str, Any]) -> str | None:
+    folder = path.parent.parent.name
+    if store["schema_version"] != SCHEMA_VERSION:
+        return (
+            f"its index is of version {store['schema_version']}, not {SCHEMA_VERSION}: the application would empty it"
+        )
+    if path.parent.name == ".cherry" and store["base_id"] != folder:
+        return f"its index says that it is of base {store['base_id']}: the application would refuse it"
+    return f"{counted(store['missing'], 'text')} without a vector" if store["missing"] else None

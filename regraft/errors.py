@@ -121,6 +121,10 @@ class WorkFolderTooSmall(RegraftError, OSError):
     are free; point TMPDIR to a larger disk."""
 
 
+class Declined(RegraftError, RuntimeError):
+    """{path}: nothing was written, as you said."""
+
+
 # --- stopped midway ------------------------------------------------------------------------------------------------
 
 

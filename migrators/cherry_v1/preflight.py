@@ -40,11 +40,10 @@ def check_target(source: Located, target: Path) -> None:
     Raises:
         TargetOverlapsSource, TargetNotOurs, TargetNotWritable
     """
-    real_source, real_target = source.path.resolve(), target.resolve()
-    # A knowledge JSON is read together with what lies beside it.
-    root = source.tree.path.resolve() if isinstance(source.tree, FolderTree) else real_source
-    if real_target == real_source or real_target.is_relative_to(root) or real_source.is_relative_to(real_target):
-        raise TargetOverlapsSource(path=target, source=source.path)
+    real_target = target.resolve()
+    for root in _roots(source):
+        if real_target.is_relative_to(root.resolve()) or root.resolve().is_relative_to(real_target):
+            raise TargetOverlapsSource(path=target, source=source.path)
     if target.exists() and not target.is_dir():
         raise TargetNotOurs(path=target, found="it is a file")
     try:
@@ -58,6 +57,14 @@ def check_target(source: Located, target: Path) -> None:
         raise TargetNotWritable(path=target, reason=f"{parent} is a file")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise TargetNotWritable(path=target, reason=f"no permission to write to {parent}")
+
+
+def _roots(source: Located) -> list[Path]:
+    """Return the files and folders that a source is made of: a JSON file is read with the folders beside it."""
+    if not isinstance(source.tree, FolderTree) or source.path.is_dir():
+        return [source.path]
+    beside = {source.places.vectors, source.places.uploads} - {None, ""}
+    return [source.path, *(source.tree.path / str(name) for name in beside)]
 
 
 def existing_parent(path: Path) -> Path:

@@ -21,7 +21,7 @@ from migrators.cherry_v1.report import Outcome
 from migrators.cherry_v1.work import BaseEntry, BaseWork, chosen, read_library, vector_name, works
 from regraft import durable, ledger, render
 from regraft.envelope import Run
-from regraft.errors import Interrupted, RegraftError, SourceNotMigratable, StoppedMidway, TargetNotWritable
+from regraft.errors import Declined, Interrupted, RegraftError, SourceNotMigratable, StoppedMidway, TargetNotWritable
 from regraft.ledger import Entry, Ledger
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress, stage
@@ -49,8 +49,8 @@ class _State:
     run: Run
     works: list[BaseWork] = field(default_factory=list)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    #: Folders that this run has made and that a refusal takes away again.
-    created: Path | None = None
+    #: Whether anything of a base has been written.
+    began: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ def migrate(
             if _nothing_to_do(place, entries, state):
                 state.run.end()
                 return Migration(report.document(state.run, library, state.outcomes), wrote=False)
-            with _refusal_takes_back(state):
-                preflight.check_space(target, _needed(source, state.works))
-                planned = report.document(state.run, library, report.planned(state.works))
-                if not show_plan(planned):
-                    raise Interrupted(finished=0)
+            preflight.check_space(target, _needed(source, state.works))
+            planned = report.planned(state.works)
+            if not show_plan(report.document(state.run, library, {**planned, **state.outcomes})):
+                raise Declined(path=target)
+            state.began = True
             book.begin_run("migrate", str(source.path), state.run.id)
             _carry(source, place, book, state, options, progress)
         return Migration(_finish(place, book, state), wrote=True)
@@ -132,34 +132,39 @@ def _check_unseen_space(source: Located, target: Path, bases: list[tuple[int, Ba
 
 @contextmanager
 def _opened(target: Path, state: _State) -> Iterator[tuple[Target, Ledger]]:
-    """Make the target's folders where they are missing and open its ledger, which is its lock."""
+    """Make the target's folders where they are missing and open its ledger, which is its lock.
+
+    Folders made here go again when the run is refused, or stopped before it has carried anything.
+    """
     place = Target(target)
-    if not place.own.is_dir():
-        above = target.absolute()
-        while not above.parent.exists():
-            above = above.parent
-        state.created = above if not target.exists() else place.own
+    made = _first_missing(place.own)
     try:
         place.own.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TargetNotWritable(path=target, reason=error.strerror or error) from error
-    with ExitStack() as stack:
-        try:
-            book = stack.enter_context(ledger.opened(target))
-        except apsw.Error as error:
-            raise TargetNotWritable(path=target, reason=error) from error
-        yield place, book
-
-
-@contextmanager
-def _refusal_takes_back(state: _State) -> Iterator[None]:
-    """Remove the folders that this run has made, when it refuses before it has carried anything."""
+    holds_lock = False
     try:
-        yield
+        with ExitStack() as stack:
+            try:
+                book = stack.enter_context(ledger.opened(target))
+            except apsw.Error as error:
+                raise TargetNotWritable(path=target, reason=error) from error
+            holds_lock = True
+            yield place, book
     except RegraftError:
-        if state.created is not None:
-            durable.remove_tree(state.created)
+        if holds_lock and made is not None and not state.began:
+            with contextlib.suppress(OSError):
+                durable.remove_tree(made)
         raise
+
+
+def _first_missing(path: Path) -> Path | None:
+    """Return the topmost folder of ``path`` that does not exist yet."""
+    missing = None
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        missing, path = path, path.parent
+    return missing
 
 
 @contextmanager
@@ -205,13 +210,12 @@ def _look(
 ) -> None:
     if source.path.is_file():
         work.mkdir(parents=True, exist_ok=True)
-    with _refusal_takes_back(state):
-        for one in works(source, bases, entries, target, keep, work, progress):
-            state.works.append(one)
-            if one.unchanged is not None:
-                state.outcomes[one.draft.legacy_id] = report.unchanged(one.unchanged)
-        changed = {work.draft.id for work in state.works if work.plan is not None}
-        preflight.check_conflicts(target, (draft.id for _, draft in bases), entries, changed)
+    for one in works(source, bases, entries, target, keep, work, progress):
+        state.works.append(one)
+        if one.unchanged is not None:
+            state.outcomes[one.draft.legacy_id] = report.unchanged(one.unchanged)
+    changed = {one.draft.id for one in state.works if one.plan is not None}
+    preflight.check_conflicts(target, (draft.id for _, draft in bases), entries, changed)
 
 
 def _nothing_to_do(place: Target, entries: dict[str, Entry], state: _State) -> bool:
