@@ -36,7 +36,7 @@ def as_text(document: dict[str, Any], *, verbose: bool = False) -> str:
     lines = [f"{document['source']['path']} is {kind}.", ""]
     for base in document["bases"]:
         lines += _base_lines(base, verbose)
-    lines += _health_lines(document["health"], len(document["bases"]))
+    lines += _health_lines(document["health"], document["bases"])
     return "\n".join(lines) + "\n"
 
 
@@ -58,7 +58,8 @@ def _base_lines(base: dict[str, Any], verbose: bool) -> Iterator[str]:
     for material in base.get("materials", ()):
         # A folder's file has its own id for a path: its source is what a person knows it by.
         virtual = material["path"] == material["id"] and material["source"]
-        yield f"    {counted(material['units'], 'unit'):>10}  {material['source'] if virtual else material['path']}"
+        name = " ".join(str(material["source"] if virtual else material["path"]).split())
+        yield f"    {counted(material['units'], 'unit'):>10}  {name}"
     if base.get("problem"):
         yield f"  problem     {base['problem']}"
     yield ""
@@ -71,14 +72,19 @@ def _store_line(store: dict[str, Any]) -> str:
     return f"vectors     {', '.join(parts)}{dimensions}, {human_bytes(store['bytes'])}"
 
 
-def _health_lines(health: dict[str, Any], bases: int) -> Iterator[str]:
-    yield f"{counted(bases, 'base')}, {human_bytes(health['bytes'])}."
+def _health_lines(health: dict[str, Any], bases: list[dict[str, Any]]) -> Iterator[str]:
+    yield f"{counted(len(bases), 'base')}, {human_bytes(health['bytes'])}."
     if health["coverage"] is not None:
         yield (
             f"{health['coverage']:.2%} of the texts have their vector; "
             f"{counted(health['orphans'], 'orphan')}, {health['stale']:,} stale."
         )
+    shown = {f"{base['name']}: {base['problem']}" for base in bases}
     for problem in health["problems"]:
-        yield f"problem: {problem}"
+        if problem not in shown:
+            yield f"problem: {problem}"
+    above = sum(problem in shown for problem in health["problems"])
+    if above:
+        yield f"{counted(above, 'base')} with a problem, see above."
     if not health["problems"]:
         yield "No problem at a glance."

@@ -136,6 +136,12 @@ BLANK_NAME = _register("base", "note", "blank_base_name", "The name is only whit
 INVALID_CONFIG = _register(
     "base", "note", "invalid_base_config", "Settings of the base are not valid; defaults replace them."
 )
+RENAMED = _register(
+    "base",
+    "note",
+    "renamed_files",
+    "Files got another name because theirs was taken, also where only case or accents' coding differ.",
+)
 INVALID_ITEMS = _register(
     "base", "warning", "invalid_item_list", "The base's list of items is no list; it has no items."
 )

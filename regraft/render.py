@@ -64,6 +64,9 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
         yield f"  v1 itself had left out {left_out} of a text it had already: nothing is lost."
     for reason, count in document["skipped"].items():
         yield f"  skipped: {count:,} {reason} - {notices.CODES[reason].meaning}"
+    if "preflight" in document:
+        needed, free = (human_bytes(document["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
+        yield f"About {needed} will be written, {free} are free."
     if totals["bytes"]:
         size = human_bytes(totals["bytes"])
         yield f"{totals['materials']:,} materials, {totals['embeddings']:,} vectors, {size} of indexes."

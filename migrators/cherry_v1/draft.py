@@ -40,8 +40,6 @@ class BaseDraft:
     skipped_items: tuple[SkippedItem, ...]
     #: Keys of the names in ``raw/`` that the files of this base have taken.
     taken_names: frozenset[str]
-    #: How many files got another name because theirs was taken.
-    renamed: int
     vector_file: str
     notices: tuple[Notice, ...]
 
@@ -129,6 +127,9 @@ def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context
         said.append(Notice(notices.INVALID_ITEMS, "the list of items is no list", base=legacy_id))
         raw_items = None
     drafted = item_rules.draft_items(raw_items or [], legacy_id, context, names)
+    if drafted.renamed:
+        text = f"{counted(drafted.renamed, 'file')} got another name because theirs was taken"
+        said.append(Notice(notices.RENAMED, text, legacy_id, count=drafted.renamed))
     return BaseDraft(
         legacy_id=legacy_id,
         id=identity.base_id(legacy_id),
@@ -143,7 +144,6 @@ def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context
         items=drafted.items,
         skipped_items=drafted.skipped,
         taken_names=names.taken(),
-        renamed=drafted.renamed,
         vector_file=vector_file_name(legacy_id),
         notices=(*said, *embedding.notices, *rerank.notices, *drafted.notices),
     )

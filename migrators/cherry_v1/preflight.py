@@ -28,6 +28,8 @@ from regraft.tree import FolderTree
 _IGNORED = {".DS_Store", "Thumbs.db", "desktop.ini"}
 #: Bytes of tables and indexes for one row, besides its text and vector.
 ROW_BYTES = 1_300
+#: Bytes of an index without any row.
+EMPTY_INDEX_BYTES = 130_000
 #: Bytes on disk for one byte of text: content, body, and the trigram index.
 TEXT_FACTOR = 7.0
 #: Before a vector file can be looked into, its copy and what becomes of it are taken for this many times its size.
@@ -118,12 +120,14 @@ def upload_bytes(source: Located, stored: Iterable[str]) -> int:
 
 def planned_bytes(plan: BasePlan) -> int:
     """Estimate the bytes of one base's index and snapshots."""
+    if plan.error is not None:
+        return 0
     rows = plan.rows.carried
-    return int(rows * (plan.vector_bytes * 1.05 + ROW_BYTES) + plan.body_bytes * TEXT_FACTOR)
+    return EMPTY_INDEX_BYTES + int(rows * (plan.vector_bytes * 1.05 + ROW_BYTES) + plan.body_bytes * TEXT_FACTOR)
 
 
-def check_space(target: Path, needed: int) -> None:
-    """Refuse to begin where the target's disk has less room than is needed.
+def check_space(target: Path, needed: int) -> int:
+    """Refuse to begin where the target's disk has less room than is needed; return the room in bytes.
 
     Raises:
         NotEnoughSpace
@@ -131,6 +135,7 @@ def check_space(target: Path, needed: int) -> None:
     free = shutil.disk_usage(existing_parent(target)).free
     if needed > free:
         raise NotEnoughSpace(path=target, needed=human_bytes(needed), free=human_bytes(free))
+    return free
 
 
 def check_work_space(work: Path, needed: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from migrators.cherry_v1.crew import Done
@@ -93,13 +94,14 @@ def _outcome(plan: BasePlan, said: tuple[Notice, ...], tallies: Tallies | None, 
 def document(run: Run, library: LibraryDraft, outcomes: dict[str, Outcome]) -> dict[str, Any]:
     """Return the whole report, bases in v1's order."""
     ordered = [outcomes[base.legacy_id] for base in library.bases if base.legacy_id in outcomes]
+    target = (run.target or Path()).absolute()
     drafts = [base for base in library.bases if base.legacy_id in outcomes]
     skipped = Counter(base.reason for base in library.skipped)
     skipped.update(item.reason for base in drafts for item in base.skipped_items)
     said = [*library.notices, *(notice for outcome in ordered for notice in outcome.notices)]
     return {
         **run.document(),
-        "bases": [outcome.base for outcome in ordered],
+        "bases": [_placed(outcome.base, target) for outcome in ordered],
         "skipped": dict(sorted(skipped.items())),
         "warnings": [_warning(notice) for notice in said],
         "ids": {
@@ -109,6 +111,12 @@ def document(run: Run, library: LibraryDraft, outcomes: dict[str, Outcome]) -> d
         },
         "totals": _totals(ordered),
     }
+
+
+def _placed(base: dict[str, Any], target: Path) -> dict[str, Any]:
+    """Return a base's report with the path of its index as it is now: a library can be moved."""
+    index = base["index"]
+    return {**base, "index": index and {**index, "path": str(target / index["path"])}}
 
 
 def _warning(notice: Notice) -> dict[str, object]:

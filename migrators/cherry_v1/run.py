@@ -97,9 +97,7 @@ def migrate(
             if _nothing_to_do(place, entries, state):
                 state.run.end()
                 return Migration(report.document(state.run, library, state.outcomes), wrote=False)
-            preflight.check_space(target, _needed(source, state.works))
-            planned = report.planned(state.works)
-            if not show_plan(report.document(state.run, library, {**planned, **state.outcomes})):
+            if not show_plan(_planned(source, target, state)):
                 raise Declined(path=target)
             state.began = True
             book.begin_run("migrate", str(source.path), state.run.id)
@@ -118,9 +116,19 @@ def _dry_run(
             largest = preflight.unseen_bytes(source, names, 0) / preflight.UNSEEN_FACTOR
             preflight.check_work_space(work, int(largest))
         _look(source, target, bases, entries, state, keep, work, progress)
-        preflight.check_space(target, _needed(source, state.works))
-    state.run.end()
-    return report.document(state.run, state.library, {**report.planned(state.works), **state.outcomes})
+        state.run.end()
+        return _planned(source, target, state)
+
+
+def _planned(source: Located, target: Path, state: _State) -> dict[str, Any]:
+    """Return the report as it will be, with the pre-flight's figures; refuse where there is no room."""
+    plans = [work.plan for work in state.works if work.plan is not None]
+    uploads = [item.upload.name for plan in plans for item in plan.items if item.upload is not None]
+    needed = sum(map(preflight.planned_bytes, plans)) + preflight.upload_bytes(source, uploads)
+    free = preflight.check_space(target, needed)
+    outcomes = {**report.planned(state.works), **state.outcomes}
+    document = report.document(state.run, state.library, outcomes)
+    return {**document, "preflight": {"bytes_needed": needed, "bytes_free": free}}
 
 
 def _check_unseen_space(source: Located, target: Path, bases: list[tuple[int, BaseDraft]]) -> None:
@@ -224,12 +232,6 @@ def _nothing_to_do(place: Target, entries: dict[str, Entry], state: _State) -> b
         and place.catalog_is_current(entries)
         and place.report_is_current(entries)
     )
-
-
-def _needed(source: Located, planned: list[BaseWork]) -> int:
-    plans = [work.plan for work in planned if work.plan is not None]
-    uploads = [item.upload.name for plan in plans for item in plan.items if item.upload is not None]
-    return sum(map(preflight.planned_bytes, plans)) + preflight.upload_bytes(source, uploads)
 
 
 def _carry(source: Located, place: Target, book: Ledger, state: _State, options: Options, progress: Progress) -> None:
