@@ -149,12 +149,6 @@ class VerificationFailed(RegraftError, ValueError):
     exit_status = STOPPED
 
 
-class SourceChanged(RegraftError, OSError):
-    """{path}: changed while it was being read; close the application that uses it and run the same command again."""
-
-    exit_status = STOPPED
-
-
 class Interrupted(RegraftError, RuntimeError):
     """Interrupted: {finished} finished bases are whole; run the same command again to go on."""
 

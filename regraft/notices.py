@@ -55,15 +55,15 @@ MISSING_MODEL = _register(
     "base",
     "error",
     "missing_embedding_model",
-    "The base's embedding model no longer exists. The base and its items migrate as failed, its rows are not carried. "
+    "The base's embedding model no longer exists. The base migrates as failed with its items, its rows are not carried. "
     "`--map-model` or `--recreate-model` carries them.",
 )
 MISSING_STORE = _register(
     "base",
     "error",
     "missing_vector_store",
-    "The base's vector file is missing, cannot be read, or has no usable vector. The base and its items migrate as "
-    "failed, without an index.",
+    "The base's vector file is missing, cannot be read, or has no usable vector. The base migrates as failed with its "
+    "items, without an index.",
 )
 
 # Items that are not migrated.
@@ -132,9 +132,11 @@ PENDING_UNREADABLE = _register(
     "The list of bases to be deleted cannot be read; none counts as such.",
 )
 OPTION_UNUSED = _register("run", "warning", "model_option_unused", "A `--map-model` or `--recreate-model` met no base.")
-BLANK_NAME = _register("base", "note", "blank_base_name", "The name is only white space; the base is called by its id.")
+BLANK_NAME = _register(
+    "base", "warning", "blank_base_name", "The name is only white space; the base is called by its id."
+)
 INVALID_CONFIG = _register(
-    "base", "note", "invalid_base_config", "Settings of the base are not valid; defaults replace them."
+    "base", "warning", "invalid_base_config", "Settings of the base are not valid; defaults replace them."
 )
 RENAMED = _register(
     "base",

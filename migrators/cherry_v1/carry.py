@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import apsw
 
 from migrators.cherry_v1.plan import BasePlan, ItemPlan, MaterialPlan
 from regraft import durable, ledger, notices, sqlite
-from regraft.errors import BooksDoNotBalance, SourceChanged, SourceUnreadable
+from regraft.errors import BooksDoNotBalance, SourceUnreadable
 from regraft.formats import embedjs, index, okf
 from regraft.formats.catalog import BaseRecord, BaseRow, ItemRow
 from regraft.locate import INDEX_FILE
@@ -157,7 +158,7 @@ class _Carrier:
         path.parent.mkdir(parents=True)
         base_id = self._plan.draft.id
         before = vectors.stat()
-        with _source(vectors, self._staging.parent) as db:
+        with _source(vectors, self._staging.parent) as db, _size_limit():
             tallies, digest = index.build_index(
                 path,
                 base_id,
@@ -168,7 +169,7 @@ class _Carrier:
             )
         after = vectors.stat()
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise SourceChanged(path=vectors)
+            raise SourceFailed("it changed meanwhile; close the application that uses it and run the command again")
         rows = self._plan.rows
         if tallies.units != rows.carried:
             skipped = sum(rows.skipped.values())
@@ -331,6 +332,15 @@ class _source:  # noqa: N801 - reads as what it gives
 
     def __exit__(self, *exception: object) -> None:
         self._context.__exit__(*exception)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _size_limit() -> Iterator[None]:
+    """Blame a text that grew over SQLite's limit (invalid bytes that became U+FFFD) on the source, not on the disk."""
+    try:
+        yield
+    except apsw.TooBigError as error:
+        raise SourceFailed("the text of one item is over SQLite's limit of 1 GB") from error
 
 
 def upload_name(tree: Tree, uploads: str | None, stored: str) -> str | None:

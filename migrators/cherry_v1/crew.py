@@ -77,7 +77,7 @@ def carry_all(jobs: list[Job], tree: Tree, count: int, progress: Progress) -> Ge
 
     Raises:
         apsw.Error, OSError: the target cannot be written.
-        BooksDoNotBalance, VerificationFailed, SourceChanged: see :func:`carry_base`.
+        BooksDoNotBalance, VerificationFailed: see :func:`carry_base`.
     """
     if count == 1:
         for job in jobs:

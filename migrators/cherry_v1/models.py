@@ -107,7 +107,7 @@ class Models:
                 return self._exists(unique, named, said)
         if unique in self._models or self._all_exist:
             return self._exists(unique, named)
-        if unique.partition(SEPARATOR)[0] in self._providers:
+        if _provider_of(unique) in self._providers:
             said = Notice(notices.MODEL_RECREATED, f"{unique} is re-created, its provider exists", base=legacy_base)
             return self._exists(unique, named, said)
         return ModelChoice(problem=f"its embedding model {unique} is gone, and so is the provider")
@@ -125,7 +125,7 @@ class Models:
     def _exists(self, unique: str, named: dict[str, Any], said: Notice | None = None) -> ModelChoice:
         """Return the catalog rows of a model; one that the source does not list is kept for later bases."""
         model = self._models.setdefault(unique, _model_row(unique, named))
-        provider = unique.partition(SEPARATOR)[0]
+        provider = _provider_of(unique)
         row = self._providers.get(provider) or ProviderRow(provider, provider, is_enabled=True)
         return ModelChoice(unique, model, row, notices=() if said is None else (said,))
 
@@ -136,12 +136,16 @@ class Models:
                 yield Notice(notices.OPTION_UNUSED, f"no base uses the model {old}")
 
 
+def _provider_of(unique: str) -> str:
+    return trim(unique.partition(SEPARATOR)[0])
+
+
 def _model_row(unique: str, raw: dict[str, Any]) -> ModelRow:
-    provider, _, model = unique.partition(SEPARATOR)
+    model = trim(unique.partition(SEPARATOR)[2])
     name, group = raw.get("name"), raw.get("group")
     return ModelRow(
         id=unique,
-        provider_id=provider,
+        provider_id=_provider_of(unique),
         model_id=model,
         name=model if is_blank(name) else str(name),
         group=None if is_blank(group) else str(group),

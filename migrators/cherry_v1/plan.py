@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from migrators.cherry_v1.draft import BaseDraft
 from migrators.cherry_v1.items import ItemDraft, Upload
@@ -19,8 +19,10 @@ from regraft.formats.index import BODY_SEPARATOR
 from regraft.notices import Notice
 from regraft.text import counted
 
-#: SQLite's limit for one value, in bytes; a content text over it cannot be stored.
-MAX_CONTENT_BYTES = 1_000_000_000
+#: SQLite's limit for one row is 1,000,000,000 bytes; a content text may take all of it but for its hash and time.
+MAX_CONTENT_BYTES = 1_000_000_000 - 1_000
+#: The error of an item whose text is larger.
+TOO_LARGE_TEXT = "The text of this item is over SQLite's limit of 1 GB."
 #: Examples named for each reason why rows are not carried.
 EXAMPLES = 3
 
@@ -128,6 +130,8 @@ class _Planner:
         self._skipped: Counter[str] = Counter()
         self._examples: dict[str, list[str]] = {}
         self._degenerate = Tally()
+        #: Items whose text cannot be stored.
+        self._too_large: set[str] = set()
 
     def plan(self) -> BasePlan:
         draft = self._draft
@@ -178,7 +182,10 @@ class _Planner:
                     self._skip(why, tally)
                 elif owner is not None:
                     carried.setdefault(owner, []).append(rows)
-        for owner in [owner for owner, loaders in carried.items() if self._content_bytes(loaders) > MAX_CONTENT_BYTES]:
+        self._too_large = {
+            owner for owner, loaders in carried.items() if self._content_bytes(loaders) > MAX_CONTENT_BYTES
+        }
+        for owner in self._too_large:
             for rows in carried.pop(owner):
                 self._skip(notices.CONTENT_TOO_LARGE, rows.kinds[self._vector_bytes])
         for rows in (rows for loaders in carried.values() for rows in loaders):
@@ -241,6 +248,8 @@ class _Planner:
         return items, {item.id: position for position, item in enumerate(items)}
 
     def _single(self, draft: ItemDraft) -> ItemPlan:
+        if draft.id in self._too_large:
+            return replace(_item(draft, failed=True), error=TOO_LARGE_TEXT)
         tombstone = draft.type == "directory" and draft.status == "completed"
         return _item(draft, failed=tombstone)
 
@@ -257,6 +266,13 @@ class _Planner:
                 f"without rows: {without_rows} of {len(draft.entries)} files of the folder {draft.data['source']}",
                 draft.legacy_id,
                 without_rows,
+            )
+        if len(lost) == len(children) and all(child.taken_by for child in lost):
+            self._note(
+                notices.NOT_MIGRATED,
+                f"the folder {draft.data['source']} is marked failed: all of its files belong to other items, where "
+                f"their rows are",
+                draft.legacy_id,
             )
         unexplained = [child for child in lost if not child.taken_by]
         if unexplained:
