@@ -55,7 +55,7 @@ MISSING_MODEL = _register(
     "base",
     "error",
     "missing_embedding_model",
-    "The base's embedding model no longer exists. The base migrates as failed with its items, its rows are not carried. "
+    "The base's embedding model no longer exists. The base migrates as failed with its items, without its rows. "
     "`--map-model` or `--recreate-model` carries them.",
 )
 MISSING_STORE = _register(
