@@ -129,8 +129,8 @@ class Declined(RegraftError, RuntimeError):
 
 
 class StoppedMidway(RegraftError, OSError):
-    """{path}: stopped while {doing}: {reason}; {finished} finished bases are whole, run the same command again to go
-    on."""
+    """{path}: stopped while {doing}: {reason}; what was finished stays whole (bases: {finished}), run the same command
+    again to go on."""
 
     exit_status = STOPPED
 
@@ -150,7 +150,7 @@ class VerificationFailed(RegraftError, ValueError):
 
 
 class Interrupted(RegraftError, RuntimeError):
-    """Interrupted: {finished} finished bases are whole; run the same command again to go on."""
+    """Interrupted; what was finished stays whole (bases: {finished}), run the same command again to go on."""
 
     exit_status = INTERRUPTED
 
