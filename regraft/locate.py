@@ -282,7 +282,7 @@ def _database(path: Path, kind: Kind | None) -> Located:
     try:
         with sqlite.reading(path) as db:
             tables = {str(row[0]) for row in db.execute("SELECT name FROM sqlite_master")}
-    except apsw.Error as error:
+    except (apsw.Error, UnicodeDecodeError) as error:
         if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW):
             return Located(kind, path, FolderTree(path.parent))
         raise SourceUnreadable(path=path, reason=error) from error

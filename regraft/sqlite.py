@@ -24,6 +24,7 @@ BUSY_TIMEOUT_MS = 5_000
 #: Files that SQLite keeps beside a database and that hold part of its content.
 _COMPANIONS = ("-wal", "-journal")
 _WAL_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
+_PAGE_SIZES = {512 << shift for shift in range(8)}
 _JOURNAL_MAGIC = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
 
 
@@ -61,6 +62,26 @@ def _first_bytes(path: Path) -> bytes:
             return file.read(8)
     except OSError:
         return b""
+
+
+def missing_bytes(path: Path) -> int:
+    """Return how many bytes are cut off the end of a SQLite file, by its own header.
+
+    SQLite itself takes a page that is there in part for whole and reads the rest of it as zeros: the end of a vector
+    would be zeros, in silence.
+    """
+    with path.open("rb") as file:
+        header = file.read(100)
+    if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
+        return 0
+    page = int.from_bytes(header[16:18], "big")
+    page = 65536 if page == 1 else page
+    if page not in _PAGE_SIZES:
+        return 0
+    size = path.stat().st_size
+    # The page count in the header holds only if it was written together with the change counter.
+    pages = int.from_bytes(header[28:32], "big") if header[24:28] == header[92:96] else 0
+    return max(0, pages * page - size, -size % page)
 
 
 def load_vectors(connection: apsw.Connection) -> None:

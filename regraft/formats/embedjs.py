@@ -92,6 +92,9 @@ def check_file(path: Path) -> None:
             raise StoreProblem("does not exist")
         if path.stat().st_size == 0:
             raise StoreProblem("is empty (0 bytes)")
+        missing = 0 if sqlite.companions(path.resolve()) else sqlite.missing_bytes(path)
+        if missing:
+            raise StoreProblem(f"is cut off: {missing:,} bytes are missing at its end")
     except OSError as error:
         raise StoreProblem(f"cannot be read: {error.strerror or error}") from error
 
@@ -112,7 +115,7 @@ def survey(path: Path, work: Path | None = None) -> Survey:
         with sqlite.reading(path, vectors=True, work=work) as db:
             columns = _columns(db)
             _survey_rows(db, found, "id" in columns)
-    except apsw.Error as error:
+    except (apsw.Error, UnicodeDecodeError) as error:
         raise StoreProblem(f"cannot be read: {error}") from error
     except OSError as error:
         raise StoreProblem(f"cannot be read: {error.strerror or error}") from error
@@ -151,12 +154,17 @@ def _survey_rows(db: apsw.Connection, found: Survey, has_id: bool) -> None:
     key: bytes | None = b""
     loader = LoaderRows()
     loader_rows = 0
+    last = -(1 << 63)
     for rowid, loader_key, source, row_id, kind, body_bytes, degenerate in db.execute(query):
         if loader_key != key or loader_rows == 0:
             key = loader_key
             loader = _loader(by_key, found, key)
             loader.runs.extend((rowid, rowid))
         loader_rows += 1
+        if rowid < last:
+            # Ranges of rowids would then name other rows than these.
+            raise StoreProblem("cannot be read: its rows are out of order")
+        last = rowid
         loader.runs[-1] = rowid
         loader.rows += 1
         loader.see_source(source)
