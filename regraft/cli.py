@@ -15,7 +15,7 @@ import click
 
 from checks import glance
 from migrators import cherry_v1
-from regraft import __version__, ledger, progress, render
+from regraft import __version__, clock, progress, render
 from regraft.envelope import Run
 from regraft.errors import INTERRUPTED, Interrupted, ModelOptionInvalid, RegraftError, TargetNotWritable
 from regraft.locate import Kind, located
@@ -160,7 +160,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     if page is not None and not page.absolute().parent.is_dir():
         raise TargetNotWritable(path=page, reason="its folder does not exist")
     options = cherry_v1.Options(
-        now_ms=ledger.now_ms() if now is None else now,
+        now_ms=clock.now_ms() if now is None else now,
         word=_model_word(map_model, recreate_model),
         bases=bases,
         jobs=jobs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from regraft import __version__, ledger
+from regraft import __version__, clock
 
 #: The version of the documents' shape.
 SCHEMA = 1
@@ -21,13 +21,13 @@ class Run:
     source: Path | None = None
     target_kind: str | None = None
     target: Path | None = None
-    id: str = field(default_factory=ledger.new_run_id)
-    started_at: int = field(default_factory=ledger.now_ms)
+    id: str = field(default_factory=clock.new_run_id)
+    started_at: int = field(default_factory=clock.now_ms)
     finished_at: int | None = None
 
     def end(self) -> None:
         """Take the time at which the run ends."""
-        self.finished_at = ledger.now_ms()
+        self.finished_at = clock.now_ms()
 
     def document(self) -> dict[str, object]:
         """Return the head of the run's document."""
@@ -37,8 +37,8 @@ class Run:
             "target": _end(self.target_kind, self.target),
             "run": {
                 "id": self.id,
-                "started_at": None if self.started_at is None else ledger.iso_time(self.started_at),
-                "finished_at": None if self.finished_at is None else ledger.iso_time(self.finished_at),
+                "started_at": None if self.started_at is None else clock.iso_time(self.started_at),
+                "finished_at": None if self.finished_at is None else clock.iso_time(self.finished_at),
                 "dry_run": self.dry_run,
             },
         }

@@ -7,16 +7,15 @@ kill at any moment the recorded intents tell what to finish and what to remove (
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import apsw
 
 from regraft import sqlite
+from regraft.clock import now_ms
 from regraft.errors import LedgerUnreadable, TargetLocked
 
 FOLDER = ".regraft"
@@ -63,17 +62,6 @@ class Step:
     subject: str
     action: str
     entry: Entry
-
-
-def now_ms() -> int:
-    """Return the present time in ms."""
-    return int(datetime.now(UTC).timestamp() * 1000)
-
-
-def iso_time(milliseconds: int) -> str:
-    """Return a time in ms as ISO 8601 with milliseconds and ``Z``."""
-    moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
 
 
 class Ledger:
@@ -132,11 +120,6 @@ class Ledger:
         """Return what stands in the target, by subject."""
         rows = self._db.execute("SELECT subject, fingerprint, detail FROM entry ORDER BY subject")
         return {subject: Entry(fingerprint, detail) for subject, fingerprint, detail in rows}
-
-
-def new_run_id() -> str:
-    """Return an id for a run that sorts by its start."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
 def path_of(target: Path) -> Path:

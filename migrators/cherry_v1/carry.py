@@ -14,7 +14,7 @@ from pathlib import Path
 import apsw
 
 from migrators.cherry_v1.plan import BasePlan, ItemPlan, MaterialPlan
-from regraft import durable, ledger, notices, sqlite
+from regraft import clock, durable, notices, sqlite
 from regraft.errors import BooksDoNotBalance, SourceUnreadable
 from regraft.formats import embedjs, index, okf
 from regraft.formats.catalog import BaseRecord, BaseRow, ItemRow
@@ -243,7 +243,7 @@ class _Carrier:
         item = self._plan.items[self._plan.materials[number].item]
         if "relativePath" in item.data:
             return
-        block = self._snapshot(item, material.content).block(ledger.iso_time(self._now))
+        block = self._snapshot(item, material.content).block(clock.iso_time(self._now))
         self._raw.mkdir(parents=True, exist_ok=True)
         with (self._raw / material.relative_path).open("x", encoding="utf-8", newline="") as file:
             file.write(block)
