@@ -10,6 +10,9 @@ from regraft.locate import NAMES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress, human_bytes
 from regraft.text import counted
 
+#: Kinds of v2 data that are looked into where they are folders; an archive of one is only named.
+_V2_FOLDERS = (Kind.LIBRARY, Kind.BASE, Kind.V2_PROFILE)
+
 
 def look(source: Located, progress: Progress) -> dict[str, Any]:
     """Return ``kind``, ``bases`` and ``health`` of a recognised path.
@@ -21,9 +24,7 @@ def look(source: Located, progress: Progress) -> dict[str, Any]:
         bases, health = glance_v1.look(source, progress)
     elif source.kind is Kind.V1_VECTORS:
         bases, health = glance_v1.look_at_file(source.path)
-    elif source.kind in (Kind.LIBRARY, Kind.BASE, Kind.INDEX) or (
-        source.kind is Kind.V2_PROFILE and source.path.is_dir()
-    ):
+    elif source.kind is Kind.INDEX or (source.kind in _V2_FOLDERS and source.path.is_dir()):
         bases, health = glance_v2.look(source)
     else:
         bases, health = glance_v1.look_without_state(source)

@@ -137,8 +137,11 @@ def _describe(start: bytes) -> str:
 
 
 def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Located:
-    folder = _inner_folder(tree) if isinstance(tree, ZipTree) else ""
+    folder = ""
     found = _recognise(path, tree, folder)
+    while found is None and isinstance(tree, ZipTree) and (inner := _inner_folder(tree, folder)) is not None:
+        folder = inner
+        found = _recognise(path, tree, folder)
     if kind is not None and (found is None or found.kind is not kind):
         found = _forced(path, tree, folder, kind)
     if found is None:
@@ -148,15 +151,12 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
     return found
 
 
-def _inner_folder(tree: Tree) -> str:
-    """Return the folder of an archive that holds everything, where it was packed with its folder."""
-    folder = ""
-    for _ in range(3):
-        inside = tree.children(folder)
-        if len(inside) != 1 or tree.kind(join(folder, inside[0])) != "folder" or inside[0] == "Data":
-            break
-        folder = join(folder, inside[0])
-    return folder
+def _inner_folder(tree: Tree, folder: str) -> str | None:
+    """Return the only folder in a folder of an archive, where things were packed together with their folder."""
+    # macOS adds a folder of its own to every archive.
+    inside = [name for name in tree.children(folder) if name != "__MACOSX"]
+    inner = join(folder, inside[0]) if len(inside) == 1 else folder
+    return inner if inner != folder and tree.kind(inner) == "folder" else None
 
 
 def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: PLR0911 - a list of what it can be
@@ -170,7 +170,7 @@ def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: 
     if has("data.json"):
         places = _places(tree, folder, backup=join(folder, "data.json"))
         return Located(Kind.V1_BACKUP, path, tree, places)
-    if backup_version is not None:
+    if backup_version == 6:
         return Located(Kind.V1_BACKUP_6, path, tree, version=backup_version)
     if has(CATALOG_FILE) or (has(LEDGER_FOLDER, "folder") and has(KNOWLEDGE_FOLDER, "folder")):
         return Located(Kind.LIBRARY, path, tree)
@@ -293,8 +293,11 @@ def _database(path: Path, kind: Kind | None) -> Located:
     elif "vectors" in tables:
         recognised = Kind.V1_VECTORS
     elif "knowledge_base" in tables:
-        profile = path.name == PROFILE_DATABASE
-        return Located(Kind.V2_PROFILE if profile else Kind.LIBRARY, path.parent, FolderTree(path.parent))
+        recognised = Kind.V2_PROFILE if path.name == PROFILE_DATABASE else Kind.LIBRARY
     else:
         raise SourceUnrecognised(path=path, found="a SQLite file with none of the known tables")
-    return Located(kind or recognised, path, FolderTree(path.parent))
+    if kind not in (None, recognised):
+        raise SourceUnrecognised(path=path, found=f"{NAMES[recognised]}, not {NAMES[kind]}")
+    if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):
+        return Located(recognised, path.parent, FolderTree(path.parent))
+    return Located(recognised, path, FolderTree(path.parent))

@@ -43,10 +43,14 @@ def vector_file_name(base_id: str) -> str:
     return utf16_cut(sanitise(base_id), MAX_BASE_ID_UNITS)
 
 
+def legal_name(name: str) -> str:
+    """Return ``name`` sanitised until nothing is left to do: cutting blanks can lay bare a device name (``CON ``)."""
+    return sanitise(sanitise(name))
+
+
 def material_name(name: str) -> str:
-    """Return ``name`` sanitised for ``raw/``, where ``.cherry`` itself is reserved."""
-    # Twice: cutting trailing blanks can lay bare a device name ("CON ").
-    legal = sanitise(sanitise(name))
+    """Return ``name`` made legal for ``raw/``, where ``.cherry`` itself is reserved."""
+    legal = legal_name(name)
     return f"_{RESERVED_NAME}" if legal.casefold() == RESERVED_NAME else legal
 
 

@@ -14,6 +14,8 @@ JS_WHITESPACE = (
     "\u2028\u2029\u202f\u205f\u3000\ufeff"
 )
 
+#: Surrogates coded each by itself, one or more in a row; no byte of them can be part of another character.
+_RAW_SURROGATES = re.compile(rb"(?:\xed[\xa0-\xbf][\x80-\xbf])+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -64,10 +66,12 @@ def decode_utf8(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         pass
-    try:
-        return whole(raw.decode("utf-8", "surrogatepass"))
-    except UnicodeDecodeError:
-        return raw.decode("utf-8", "replace")
+    return _RAW_SURROGATES.sub(_mended, raw).decode("utf-8", "replace")
+
+
+def _mended(match: re.Match[bytes]) -> bytes:
+    """Return surrogates that stand as if they were characters as UTF-8: those that pair, else U+FFFD for each."""
+    return whole(match.group().decode("utf-8", "surrogatepass")).encode()
 
 
 def slice_utf16(text: str, start: int, end: int) -> str | None:

@@ -26,6 +26,8 @@ CHUNK_BYTES = 1 << 20
 #: vectors hardly at all, and repeated pages to a hundredth.
 BOMB_RATIO = 500
 BOMB_BYTES = 16 << 20
+#: What stands before a member's bytes at the least.
+_LOCAL_HEADER_BYTES = 30
 
 Kind = Literal["file", "folder"]
 
@@ -92,15 +94,15 @@ class FolderTree:
 
     def kind(self, name: str) -> Kind | None:
         """See :meth:`Tree.kind`."""
-        real = self._real(name)
         try:
+            real = self._real(name)
             return "folder" if real.is_dir() else "file" if real.exists() else None
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a NUL in the name
             return None
 
     def children(self, name: str) -> list[str]:
         """See :meth:`Tree.children`."""
-        return _listing(self._real(name))
+        return _listing(self._real(name)) if self.kind(name) == "folder" else []
 
     def size(self, name: str) -> int:
         """See :meth:`Tree.size`."""
@@ -193,8 +195,10 @@ class ZipTree:
             raise ArchiveUnsafe(path=self.path, reason=f"{name!r} holds a NUL")
 
     def _check_overlap(self) -> None:
-        packed = sum(info.compress_size for info in self._members.values())
-        if packed > self.path.stat().st_size:
+        ordered = sorted(self._members.values(), key=lambda info: info.header_offset)
+        ends = [info.header_offset + _LOCAL_HEADER_BYTES + info.compress_size for info in ordered]
+        starts = [info.header_offset for info in ordered[1:]] + [self.path.stat().st_size]
+        if any(end > start for end, start in zip(ends, starts, strict=True)):
             raise ArchiveUnsafe(path=self.path, reason="its members overlap one another")
         clash = next((name for name in self._members if name in self._folders), None)
         if clash is not None:

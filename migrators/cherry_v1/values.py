@@ -36,7 +36,10 @@ def read_number(value: Any) -> float | None:
         value = float(text) if _NUMBER.fullmatch(text) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if math.isfinite(value) else None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond all floats: infinite, as JavaScript reads it
+        return None
 
 
 def whole_number(value: Any, *, minimum: int, text: bool = False) -> int | None:

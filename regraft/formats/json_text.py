@@ -94,6 +94,13 @@ class _Entry(msgspec.Struct):
     value: msgspec.Raw = msgspec.Raw(b"null")
 
 
+def _entry(raw: msgspec.Raw) -> _Entry:
+    try:
+        return msgspec.json.decode(raw, type=_Entry)
+    except msgspec.DecodeError:
+        return _Entry()
+
+
 def fields(text: bytearray | msgspec.Raw, names: tuple[str, ...]) -> dict[str, msgspec.Raw]:
     """Return those of ``names`` that the object ``text`` has, unparsed; a list of {key, value} reads as an object.
 
@@ -102,8 +109,8 @@ def fields(text: bytearray | msgspec.Raw, names: tuple[str, ...]) -> dict[str, m
     """
     source = harmless(text) if isinstance(text, bytearray) else text
     if _start(source).startswith(b"["):
-        entries = _decode(source, list[_Entry])
-        return {entry.key: entry.value for entry in entries if entry.key in names}
+        entries = [_entry(raw) for raw in _decode(source, list[msgspec.Raw])]
+        return {entry.key: entry.value for entry in entries if isinstance(entry.key, str) and entry.key in names}
     shape = msgspec.defstruct(
         "Fields",
         [(f"field_{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(len(names))],
