@@ -33,6 +33,8 @@ _REDUX_FILES = (
     "redux/redux.json",
 )
 _TABLE_FOLDERS = ("dexie", "dexie_export", "", "indexedDB")
+#: Folders that mean something by their name: an archive is not read from inside them.
+_NAMED_FOLDERS = {"Data", KNOWLEDGE_FOLDER, ".cherry"}
 _TABLES = ("files", "knowledge_notes")
 
 
@@ -137,11 +139,8 @@ def _describe(start: bytes) -> str:
 
 
 def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Located:
-    folder = ""
+    folder = _inner_folder(tree) if isinstance(tree, ZipTree) else ""
     found = _recognise(path, tree, folder)
-    while found is None and isinstance(tree, ZipTree) and (inner := _inner_folder(tree, folder)) is not None:
-        folder = inner
-        found = _recognise(path, tree, folder)
     if kind is not None and (found is None or found.kind is not kind):
         found = _forced(path, tree, folder, kind)
     if found is None:
@@ -151,12 +150,15 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
     return found
 
 
-def _inner_folder(tree: Tree, folder: str) -> str | None:
-    """Return the only folder in a folder of an archive, where things were packed together with their folder."""
-    # macOS adds a folder of its own to every archive.
-    inside = [name for name in tree.children(folder) if name != "__MACOSX"]
-    inner = join(folder, inside[0]) if len(inside) == 1 else folder
-    return inner if inner != folder and tree.kind(inner) == "folder" else None
+def _inner_folder(tree: Tree) -> str:
+    """Return the folder of an archive that holds everything, where things were packed together with their folder."""
+    folder = ""
+    while True:
+        # macOS adds a folder of its own to every archive.
+        inside = [name for name in tree.children(folder) if name != "__MACOSX"]
+        if len(inside) != 1 or inside[0] in _NAMED_FOLDERS or tree.kind(join(folder, inside[0])) != "folder":
+            return folder
+        folder = join(folder, inside[0])
 
 
 def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: PLR0911 - a list of what it can be

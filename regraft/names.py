@@ -22,7 +22,9 @@ PROCESSED_EXTENSIONS = frozenset({".pdf", ".doc", ".docx", ".pptx", ".xlsx", ".x
 RESERVED_NAME = ".cherry"
 
 _ILLEGAL = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
-_DEVICE = re.compile(r"(con|prn|aux|nul|com[1-9¹²³]|lpt[1-9¹²³])(?=\.|$)", re.IGNORECASE)
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[1-9]|lpt[1-9])(?=\.|$)", re.IGNORECASE)
+#: Windows takes superscript digits for digits here; v1's own sanitising does not.
+_SUPERSCRIPT_DEVICE = re.compile(r"(com|lpt)[¹²³](?=\.|$)", re.IGNORECASE)
 _TRAILING = JS_WHITESPACE + "."
 
 
@@ -45,7 +47,8 @@ def vector_file_name(base_id: str) -> str:
 
 def legal_name(name: str) -> str:
     """Return ``name`` sanitised until nothing is left to do: cutting blanks can lay bare a device name (``CON ``)."""
-    return sanitise(sanitise(name))
+    legal = sanitise(sanitise(name))
+    return _SUPERSCRIPT_DEVICE.sub("_", legal, count=1) if _SUPERSCRIPT_DEVICE.match(legal) else legal
 
 
 def material_name(name: str) -> str:

@@ -197,8 +197,8 @@ class ZipTree:
     def _check_overlap(self) -> None:
         ordered = sorted(self._members.values(), key=lambda info: info.header_offset)
         ends = [info.header_offset + _LOCAL_HEADER_BYTES + info.compress_size for info in ordered]
-        starts = [info.header_offset for info in ordered[1:]] + [self.path.stat().st_size]
-        if any(end > start for end, start in zip(ends, starts, strict=True)):
+        starts = [info.header_offset for info in ordered] + [self.path.stat().st_size]
+        if any(end > start for end, start in zip(ends, starts[1:], strict=True)):
             raise ArchiveUnsafe(path=self.path, reason="its members overlap one another")
         clash = next((name for name in self._members if name in self._folders), None)
         if clash is not None:
@@ -227,8 +227,8 @@ class ZipTree:
         """See :meth:`Tree.open`."""
         try:
             return _MemberReader(self._zip.open(self._members[self._find(name)]), self.path, name)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-            raise SourceUnreadable(path=self.path, reason=f"{name}: {error}") from error
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, UnicodeError) as error:
+            raise SourceUnreadable(path=self.path, reason=f"{name} is damaged: {error}") from error
 
     def crc32(self, name: str) -> int:
         """See :meth:`Tree.crc32`."""

@@ -111,7 +111,7 @@ def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context
     said: list[Notice] = []
     name = trim(raw["name"])
     if not name:
-        name = legacy_id if trim(legacy_id) else identity.base_id(legacy_id)
+        name = trim(legacy_id) or identity.base_id(legacy_id)
         said.append(Notice(notices.BLANK_NAME, "the base is called by its id", base=legacy_id))
     embedding = models.embedding(raw.get("model"), legacy_id)
     rerank = models.rerank(raw.get("rerankModel"), legacy_id)

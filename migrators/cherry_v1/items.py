@@ -206,7 +206,7 @@ def _sitemap(raw: dict[str, Any], _context: Context, _names: FreeNames) -> _Cont
 def _note(raw: dict[str, Any], context: Context, _names: FreeNames) -> _Content:
     stored = context.notes.get(raw["id"], {})
     text = _first_text(stored.get("content"), raw.get("content")) or ""
-    address = _first_text(stored.get("source_url"), raw.get("sourceUrl"))
+    address = _first_text(stored.get("sourceUrl"), raw.get("sourceUrl"))
     if address is None and not text:
         raise _Unusable(notices.INVALID_NOTE)
     said = []

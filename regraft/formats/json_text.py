@@ -19,6 +19,7 @@ _LOW_ESCAPE = re.compile(rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _RAW_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _REPLACEMENT_ESCAPE = b"\\ufffd"
 _REPLACEMENT = b"\xef\xbf\xbd"
+_BLANK = re.compile(rb"[ \t\r\n]*")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -85,8 +86,10 @@ def unwrapped(raw: msgspec.Raw) -> bytearray:
 
 
 def _start(text: memoryview | msgspec.Raw) -> bytes:
-    """Return the first bytes of ``text`` without copying the rest."""
-    return bytes(memoryview(text)[:64]).strip()
+    """Return the first bytes of ``text`` after white space, without copying the rest."""
+    view = memoryview(text)
+    blank = _BLANK.match(view)
+    return bytes(view[blank.end() if blank else 0 :][:64])
 
 
 class _Entry(msgspec.Struct):
@@ -123,4 +126,4 @@ def fields(text: bytearray | msgspec.Raw, names: tuple[str, ...]) -> dict[str, m
 
 def is_null(raw: msgspec.Raw) -> bool:
     """Tell whether ``raw`` is the JSON value null."""
-    return _start(raw) == b"null"
+    return _start(raw).rstrip() == b"null"
