@@ -7,8 +7,10 @@ it is given.
 from __future__ import annotations
 
 import io
+import lzma
 import os
 import shutil
+import struct
 import tempfile
 import unicodedata
 import zipfile
@@ -28,6 +30,19 @@ BOMB_RATIO = 500
 BOMB_BYTES = 16 << 20
 #: What stands before a member's bytes at the least.
 _LOCAL_HEADER_BYTES = 30
+
+#: What Python's readers of archives raise for damaged ones.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    ValueError,
+)
 
 Kind = Literal["file", "folder"]
 
@@ -150,7 +165,7 @@ class ZipTree:
         self.path = path
         try:
             self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+        except _DAMAGE as error:
             raise SourceUnreadable(path=path, reason=f"damaged or incomplete zip archive: {error}") from error
         self._members: dict[str, zipfile.ZipInfo] = {}
         self._folders: dict[str, set[str]] = {"": set()}
@@ -227,8 +242,8 @@ class ZipTree:
         """See :meth:`Tree.open`."""
         try:
             return _MemberReader(self._zip.open(self._members[self._find(name)]), self.path, name)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, UnicodeError) as error:
-            raise SourceUnreadable(path=self.path, reason=f"{name} is damaged: {error}") from error
+        except _DAMAGE as error:
+            raise SourceUnreadable(path=self.path, reason=f"{name}: {error}") from error
 
     def crc32(self, name: str) -> int:
         """See :meth:`Tree.crc32`."""
@@ -286,7 +301,7 @@ class _MemberReader(io.RawIOBase, BinaryIO):
     def read(self, size: int = -1, /) -> bytes:
         try:
             return self._member.read(size)
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        except _DAMAGE as error:
             raise SourceUnreadable(path=self._path, reason=f"{self._name} is damaged: {error}") from error
 
     def readinto(self, buffer: object, /) -> int:
