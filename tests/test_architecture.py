@@ -1,0 +1,193 @@
+"""The house: who may call whom, what no module may do, and that the installed command finds its own packages."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+from conftest import REPO
+
+SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
+PACKAGES = ("regraft", "migrators", "checks", "repair")
+#: What each package may import of the four. The command line brings them together.
+MAY_IMPORT = {
+    "regraft": {"regraft"},
+    "migrators": {"migrators", "regraft"},
+    "checks": {"checks", "regraft"},
+    "repair": {"repair", "checks", "regraft"},
+}
+COMMAND_LINE = ("regraft.cli", "regraft.__main__")
+MAX_MODULE_LINES = 500
+MAX_FUNCTION_LINES = 60
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(REPO).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {module_name(path): path for package in PACKAGES for path in sorted((REPO / package).rglob("*.py"))}
+each_module = pytest.mark.parametrize("module", SOURCES)
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text("utf-8"))
+
+
+def imports(module: str) -> Iterator[str]:
+    """Return the full names that a module imports, wherever in it: ``a.b`` for ``from a import b``."""
+    package = module if SOURCES[module].name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            start = ".".join([*above, node.module] if node.module else above)
+            yield from (f"{start}.{alias.name}" for alias in node.names)
+
+
+def own_modules(module: str) -> set[str]:
+    """Return those of our modules that a module imports: the longest name that is one."""
+    found = set()
+    for name in imports(module):
+        parts = name.split(".")
+        starts = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        found.add(next((start for start in starts if start in SOURCES), module))
+    return found - {module}
+
+
+def functions(module: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree_of(module)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+# --- who may call whom ---------------------------------------------------------------------------------------------
+
+
+def test_the_four_packages_are_there():
+    assert set(PACKAGES) <= set(SOURCES)
+    assert len(SOURCES) > 30
+
+
+@each_module
+def test_packages_import_only_what_they_may(module):
+    if module in COMMAND_LINE:
+        return
+    for name in imports(module):
+        package = name.partition(".")[0]
+        assert package not in PACKAGES or package in MAY_IMPORT[module.partition(".")[0]], f"{module} imports {name}"
+
+
+@each_module
+def test_nothing_imports_the_command_line(module):
+    if module != "regraft.__main__":
+        assert own_modules(module).isdisjoint(COMMAND_LINE)
+
+
+@each_module
+def test_imports_lead_to_modules_that_are_there(module):
+    for name in imports(module):
+        if name.partition(".")[0] in PACKAGES:
+            assert name in SOURCES or name.rpartition(".")[0] in SOURCES, f"{module} imports {name}"
+
+
+def test_no_import_cycles():
+    try:
+        TopologicalSorter({module: own_modules(module) for module in SOURCES}).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]), pytrace=False)
+
+
+# --- what no module may do -------------------------------------------------------------------------------------------
+
+
+@each_module
+def test_a_module_is_named_after_what_it_is_about(module):
+    assert {"utils", "util", "helpers", "misc", "common"}.isdisjoint(module.split("."))
+
+
+@each_module
+def test_modules_and_functions_fit_in_a_head(module):
+    assert len(SOURCES[module].read_text("utf-8").splitlines()) < MAX_MODULE_LINES
+    for function in functions(module):
+        lines = (function.end_lineno or 0) - function.lineno + 1
+        assert lines <= MAX_FUNCTION_LINES, f"{function.name} has {lines} lines"
+
+
+@each_module
+def test_no_pickle(module):
+    forbidden = {"pickle", "cPickle", "shelve", "marshal", "dill", "cloudpickle"}
+    assert forbidden.isdisjoint(name.partition(".")[0] for name in imports(module))
+
+
+def opens_a_database(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("apsw.Connection", "sqlite3.connect", "Connection")
+
+
+@each_module
+def test_only_one_module_opens_sqlite_files(module):
+    assert "sqlite3" not in {name.partition(".")[0] for name in imports(module)}
+    if module != "regraft.sqlite":
+        assert not any(opens_a_database(node) for node in ast.walk(tree_of(module)))
+
+
+def undocumented(node: ast.Module | ast.ClassDef, name: str) -> Iterator[str]:
+    """Return what is public and has no docstring; what is inside a function is nobody's business."""
+    if ast.get_docstring(node) is None:
+        yield name
+    for inner in node.body:
+        if isinstance(inner, ast.ClassDef) and not inner.name.startswith("_"):
+            yield from undocumented(inner, f"{name}.{inner.name}")
+        elif isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) and not inner.name.startswith("_"):
+            overload = any(ast.unparse(decorator).endswith("overload") for decorator in inner.decorator_list)
+            if ast.get_docstring(inner) is None and not overload:
+                yield f"{name}.{inner.name}"
+
+
+@each_module
+def test_what_is_public_says_what_it_does(module):
+    assert list(undocumented(tree_of(module), module)) == []
+
+
+# --- the installed command -------------------------------------------------------------------------------------------
+
+SCRIPT = Path(sys.executable).with_name("regraft.exe" if os.name == "nt" else "regraft")
+
+
+@pytest.fixture
+def decoys(tmp_path: Path) -> Path:
+    """Return a folder that holds packages of our names, each of which fails when it is imported."""
+    for package in PACKAGES:
+        folder = tmp_path / package
+        folder.mkdir()
+        (folder / "__init__.py").write_text(f'raise RuntimeError("the decoy {package} was imported")\n')
+    return tmp_path
+
+
+@pytest.mark.skipif(not SCRIPT.exists(), reason="no console script is installed next to the interpreter")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--version"],
+        ["inspect", str(SAMPLE)],
+        # With processes of their own, which find the packages anew.
+        ["migrate", str(SAMPLE), "--to", "library", "--jobs", "2", "--fail-on", "never"],
+    ],
+    ids=["version", "inspect", "migrate"],
+)
+def test_the_installed_command_is_not_fooled_by_decoys(arguments, decoys):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment["PYTHONIOENCODING"] = "utf-8"
+    done = subprocess.run(
+        [SCRIPT, *arguments], cwd=decoys, env=environment, capture_output=True, check=False, text=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert "decoy" not in done.stderr
