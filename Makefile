@@ -50,7 +50,7 @@ lint: $(VENV)/.linting
 	$(BIN)/mypy
 
 docs: $(VENV)/.installed
-	$(BIN)/cog -r docs/*.md
+	$(BIN)/cog -r docs/*.md README.md README.zh.md docs/zh/*.md
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.compare

@@ -97,7 +97,9 @@ def _share(part: int, whole: int) -> float | None:
 
 def _library(source: Located) -> list[dict[str, Any]]:
     root = source.path
-    catalogs = (root / CATALOG_FILE, root / PROFILE_DATABASE, root / "Data" / PROFILE_DATABASE)
+    above = (root.parent, root.parent.parent) if root.name == KNOWLEDGE_FOLDER else ()
+    places = (root, root / "Data", *above)
+    catalogs = [place / name for place in places for name in (CATALOG_FILE, PROFILE_DATABASE)]
     folders = (root / "Data" / KNOWLEDGE_FOLDER, root / KNOWLEDGE_FOLDER)
     folder = next((path for path in folders if path.is_dir()), root)
     catalog = next((path for path in catalogs if path.is_file()), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 import sys
 import traceback
 from collections.abc import Callable
@@ -44,7 +44,12 @@ def _output_options(command: F) -> F:
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
         click.option("-q", "--quiet", is_flag=True, help="No plan, no progress; only the result."),
         click.option("-v", "--verbose", count=True, help="Say every note; -vv shows where an error came from."),
-        click.option("--kind", type=click.Choice([kind.value for kind in Kind]), help="What PATH is, if told wrongly."),
+        click.option(
+            "--kind",
+            type=click.Choice([kind.value for kind in Kind]),
+            metavar="KIND",
+            help="What the path is, where it is told wrongly: v1-backup, v1-export, library…",
+        ),
     ):
         command = option(command)
     return command
@@ -72,9 +77,15 @@ def _fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> 
     if as_json:
         head = {"regraft": Run(command).document()["regraft"]}
         said = {"code": error.code, "message": str(error), "exit_status": error.exit_status}
-        click.echo(json.dumps({**head, "error": said}, ensure_ascii=False, indent=2))
+        _echo_json({**head, "error": said})
     click.echo(f"regraft: {error}", err=True)
     sys.exit(error.exit_status)
+
+
+def _echo_json(document: dict[str, Any]) -> None:
+    """Print a document; a stdout that is not UTF-8 gets it in ASCII, so that no name is lost."""
+    is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    click.echo(render.as_json(document, ascii_only=not is_utf8), nl=False)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -103,7 +114,10 @@ def inspect(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
         found = glance.look(source, progress.for_person(quiet=quiet or as_json))
     run.end()
     document = {**run.document(), **found}
-    click.echo(render.as_json(document) if as_json else glance.as_text(document, verbose=verbose > 0), nl=False)
+    if as_json:
+        _echo_json(document)
+    else:
+        click.echo(glance.as_text(document, verbose=verbose > 0), nl=False)
 
 
 @cli.command()
@@ -171,8 +185,11 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         if as_json or quiet:
             return True
         asks = not yes and sys.stdin.isatty() and cherry_v1.exit_status(planned, "error") != 0
-        click.echo("Plan:\n" + render.as_text(planned, warnings=asks))
-        return not asks or click.confirm("Some of it cannot be carried. Go on?", default=True)
+        click.echo(f"Plan:\n{render.as_text(planned)}" if asks else render.as_line(planned))
+        try:
+            return not asks or click.confirm("Some of it cannot be carried. Go on?", default=True)
+        except click.Abort as error:
+            raise KeyboardInterrupt from error
 
     with located(source, Kind(kind) if kind else None) as found:
         bar = progress.for_person(quiet=quiet or as_json)
@@ -184,7 +201,10 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     if migration.wrote:
         names = ("catalog.sqlite", "KnowledgeBase", "report.json", "report.html")
         written = [*(target / name for name in names if (target / name).exists()), *written]
-    click.echo(render.as_json(document) if as_json else _summary(document, written, verbose), nl=False)
+    if as_json:
+        _echo_json(document)
+    else:
+        click.echo(_summary(document, written, verbose), nl=False)
     sys.exit(cherry_v1.exit_status(document, fail_on))
 
 
@@ -212,6 +232,10 @@ def _summary(document: dict[str, Any], written: list[Path], verbose: int) -> str
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal's coding lacks must not end a run.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         cli(prog_name="regraft")
     except KeyboardInterrupt:

@@ -104,8 +104,8 @@ class TargetNotWritable(RegraftError, PermissionError):
 
 
 class TargetBaseChanged(RegraftError, FileExistsError):
-    """{path}: base "{base}" was changed in the source, but its migrated copy was changed too since regraft wrote it;
-    migrate to another folder, or remove this copy first."""
+    """{path}: base "{base}" would be carried anew (its source or your options differ), but its migrated copy was
+    changed since regraft wrote it; migrate to another folder, or remove this copy first."""
 
 
 class LedgerUnreadable(RegraftError, ValueError):

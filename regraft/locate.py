@@ -139,8 +139,12 @@ def _describe(start: bytes) -> str:
 
 
 def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Located:
-    folder = _inner_folder(tree) if isinstance(tree, ZipTree) else ""
-    found = _recognise(path, tree, folder)
+    folder = _inner_folder(tree)
+    found = _recognise(path, tree, "" if isinstance(tree, FolderTree) else folder)
+    if found is None and folder:
+        # A folder that somebody unpacked an archive into: v1 sources are read through their tree from any depth.
+        found = _recognise(path, tree, folder)
+        found = found if found is not None and found.kind in (*V1_SOURCES, Kind.V1_BACKUP_6) else None
     if kind is not None and (found is None or found.kind is not kind):
         found = _forced(path, tree, folder, kind)
     if found is None:
@@ -256,9 +260,10 @@ def _stated_version(tree: Tree, name: str) -> int | None:
 def _json_state(tree: Tree, name: str) -> str | None:
     """Tell whether a JSON file holds a ``knowledge`` slice, a Redux state, a backup, or none of them (None)."""
     with contextlib.suppress(json_text.JsonProblem, SourceUnreadable):
-        found = json_text.fields(v1_state.read_text(tree, name), ("bases", "knowledge", "localStorage"))
+        found = json_text.fields(v1_state.read_text(tree, name), ("regraft", "bases", "knowledge", "localStorage"))
         kinds = {"bases": "knowledge", "knowledge": "redux", "localStorage": "backup"}
-        return kinds[next(iter(found))] if found else None
+        # A report of regraft lists bases too.
+        return kinds[next(iter(found))] if found and "regraft" not in found else None
     return None
 
 

@@ -172,6 +172,12 @@ DEDUPLICATED = _register(
     "v1_deduplicated",
     "Chunks that v1 itself never stored because an equal text was there already. Nothing is lost that v1 had.",
 )
+KEPT_COMPLETED = _register(
+    "base",
+    "warning",
+    "completed_base_kept",
+    "From this source the base would fail; the completed one that an earlier run wrote to the target stays.",
+)
 MISSING_UPLOAD = _register(
     "item",
     "warning",

@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from wcwidth import wcswidth
+
 from regraft import notices
 from regraft.progress import human_bytes
 from regraft.text import counted
@@ -20,18 +22,26 @@ SHOWN_PER_CODE = 3
 Document = dict[str, Any]
 
 
-def as_json(document: Document) -> str:
+def as_json(document: Document, *, ascii_only: bool = False) -> str:
     """Return the document as JSON text, readable, one line end at the end."""
-    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+    return json.dumps(document, ensure_ascii=ascii_only, indent=2) + "\n"
 
 
-def as_text(document: Document, *, verbose: bool = False, warnings: bool = True) -> str:
-    """Return a migration's document as text for a person; a plan may come without its warnings."""
+def as_line(planned: Document) -> str:
+    """Return a plan in one line: what will be carried, and the room for it."""
+    totals = planned["totals"]
+    needed, free = (human_bytes(planned["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
+    bases = counted(totals["bases"]["all"], "base")
+    return f"Plan: {bases}, {_carried(totals['rows'])}; about {needed} will be written, {free} are free.\n"
+
+
+def as_text(document: Document, *, verbose: bool = False) -> str:
+    """Return a migration's document as text for a person."""
     planned = document["run"]["dry_run"] or document["run"]["finished_at"] is None
-    lines = [*_bases(document, planned=planned), "", *_totals(document, planned=planned)]
-    if warnings:
-        lines += _warnings(document, verbose)
-    return "\n".join(lines) + "\n"
+    lines = [*_bases(document, planned=planned)]
+    if document["bases"] or document["skipped"]:
+        lines += ["", *_totals(document, planned=planned)]
+    return "\n".join([*lines, *_warnings(document, verbose)]) + "\n"
 
 
 def _bases(document: Document, *, planned: bool) -> Iterator[str]:
@@ -57,6 +67,20 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
     rows = totals["rows"]
     verb = "will be carried" if planned else "carried"
     yield f"{_carried(rows)} {verb} with their vectors, none embedded again."
+    unread = _unread(document)
+    if unread:
+        yield f"Not counted: the rows of {counted(unread, 'base')} whose vector file cannot be read."
+    yield from _reasons(document)
+    if "preflight" in document:
+        needed, free = (human_bytes(document["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
+        yield f"About {needed} will be written, {free} are free."
+    elif totals["bytes"]:
+        counts = (counted(totals["materials"], "material"), counted(totals["embeddings"], "vector"))
+        yield f"{', '.join(counts)}, {human_bytes(totals['bytes'])} of indexes."
+
+
+def _reasons(document: Document) -> Iterator[str]:
+    rows = document["totals"]["rows"]
     for reason, count in rows["skipped"].items():
         yield f"  not carried: {count:,} {reason} - {notices.CODES[reason].meaning}"
     if rows["v1_deduplicated"]:
@@ -64,12 +88,11 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
         yield f"  v1 itself had left out {left_out} of a text it had already: nothing is lost."
     for reason, count in document["skipped"].items():
         yield f"  skipped: {count:,} {reason} - {notices.CODES[reason].meaning}"
-    if "preflight" in document:
-        needed, free = (human_bytes(document["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
-        yield f"About {needed} will be written, {free} are free."
-    if totals["bytes"]:
-        size = human_bytes(totals["bytes"])
-        yield f"{totals['materials']:,} materials, {totals['embeddings']:,} vectors, {size} of indexes."
+
+
+def _unread(document: Document) -> int:
+    """Return how many bases there are whose rows nobody could count."""
+    return sum(base["status"] == "failed" and not base["rows"]["read"] for base in document["bases"])
 
 
 def _carried(rows: Document) -> str:
@@ -77,20 +100,24 @@ def _carried(rows: Document) -> str:
 
 
 def _warnings(document: Document, verbose: bool) -> Iterator[str]:
-    by_code: dict[str, list[Document]] = {}
-    for warning in document["warnings"]:
-        if verbose or notices.CODES[warning["code"]].severity != "note":
-            by_code.setdefault(warning["code"], []).append(warning)
     names = {base["legacy_id"]: base["name"] for base in document["bases"]}
-    if by_code:
-        yield ""
-    for code, warnings in by_code.items():
-        shown = warnings if verbose else warnings[:SHOWN_PER_CODE]
-        for warning in shown:
+    more: dict[str, int] = {}
+    lines = []
+    for warning in document["warnings"]:
+        code = warning["code"]
+        severity = notices.CODES[code].severity
+        if not verbose and severity == "note":
+            continue
+        more[code] = more.get(code, 0) + 1
+        if verbose or more[code] <= SHOWN_PER_CODE:
             where = names.get(warning["base"], warning["base"])
-            yield f"{notices.CODES[code].severity}: {f'{where}: ' if where else ''}{warning['message']} [{code}]"
-        if len(warnings) > len(shown):
-            yield f"  … and {len(warnings) - len(shown)} more of {code} (-v shows all)"
+            lines.append(f"{severity}: {f'{where}: ' if where else ''}{warning['message']} [{code}]")
+    if not verbose:
+        left = {code: count - SHOWN_PER_CODE for code, count in more.items() if count > SHOWN_PER_CODE}
+        lines += [f"… and {count:,} more of {code} (-v shows all)" for code, count in left.items()]
+    if lines:
+        yield ""
+        yield from lines
 
 
 def _cut(text: str, width: int) -> str:
@@ -101,8 +128,8 @@ def _cut(text: str, width: int) -> str:
 
 
 def _width(text: str) -> int:
-    """Return the columns that ``text`` takes in a terminal: wide characters take two."""
-    return len(text) + sum(char >= "\u1100" and ("\u1100" <= char <= "\u115f" or char >= "\u2e80") for char in text)
+    """Return the columns that ``text`` takes in a terminal."""
+    return max(wcswidth(text), 0) or len(text)
 
 
 def _pad(text: str, width: int) -> str:
@@ -139,7 +166,7 @@ def as_page(document: Document) -> str:
         "<h2>Bases</h2>",
         _page_bases(document["bases"]),
         "<h2>Not carried</h2>",
-        _page_reasons({**rows["skipped"], **document["skipped"]}),
+        _page_reasons({**rows["skipped"], **document["skipped"]}, _unread(document)),
         "<h2>Said on the way</h2>",
         _page_codes(document["warnings"]),
         f"<footer>run {_text(run['id'])}, {_text(run['started_at'])}, regraft {_text(version)}</footer>",
@@ -199,9 +226,10 @@ def _page_bases(bases: list[Document]) -> str:
     return f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
 
 
-def _page_reasons(reasons: dict[str, int]) -> str:
+def _page_reasons(reasons: dict[str, int], unread: int) -> str:
     if not reasons:
-        return "<p>Everything was carried.</p>"
+        lost = f"The rows of {counted(unread, 'base')} whose vector file cannot be read."
+        return f"<p>{lost if unread else 'Everything was carried.'}</p>"
     lines = [
         f"<tr><td><code>{_text(reason)}</code></td><td class=n>{count:,}</td>"
         f"<td>{_text(notices.CODES[reason].meaning)}</td></tr>"

@@ -62,7 +62,11 @@ class Tree(Protocol):
         """Return the size of a file in bytes."""
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file for reading."""
+        """Open a file for reading.
+
+        Raises:
+            SourceUnreadable: it is not there, or cannot be read.
+        """
 
     def crc32(self, name: str) -> int:
         """Return the CRC-32 of a file's bytes."""
@@ -125,7 +129,11 @@ class FolderTree:
 
     def open(self, name: str) -> BinaryIO:
         """See :meth:`Tree.open`."""
-        return self._real(name).open("rb")
+        try:
+            return self._real(name).open("rb")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise SourceUnreadable(path=f"{self.path}/{name}", reason=reason or error) from error
 
     def crc32(self, name: str) -> int:
         """See :meth:`Tree.crc32`."""

@@ -335,3 +335,8 @@ def test_pages_that_the_code_names_are_there(source, page, sections):
     assert (REPO / page).is_file(), f"{source} names {page}"
     missing = set(sections) - set(headings(text_of(page)))
     assert not missing, f'{source} names {page}, "{missing.pop()}"'
+
+
+def test_the_rules_say_what_to_do_about_every_code():
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| \S", (REPO / "docs" / "rules.md").read_text("utf-8"), re.MULTILINE)
+    assert dict(rows) == {name: code.severity for name, code in CODES.items()}

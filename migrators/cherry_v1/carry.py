@@ -5,7 +5,6 @@ It touches nothing but the staging folder, so that a failure at any moment leave
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,22 +13,32 @@ from pathlib import Path
 import apsw
 
 from migrators.cherry_v1.plan import BasePlan, ItemPlan, MaterialPlan
+from migrators.cherry_v1.uploads import SourceFailed, copy_upload
 from regraft import clock, durable, notices, sqlite
-from regraft.errors import BooksDoNotBalance, SourceUnreadable
+from regraft.errors import BooksDoNotBalance
 from regraft.formats import embedjs, index, okf
 from regraft.formats.catalog import BaseRecord, BaseRow, ItemRow
 from regraft.locate import INDEX_FILE
 from regraft.names import FreeNames
 from regraft.notices import Notice
 from regraft.text import counted, whole
-from regraft.tree import CHUNK_BYTES, Tree, is_plain_name, join
+from regraft.tree import Tree
 
 #: Rows between two reports of progress.
 REPORT_ROWS = 256
 
 
-class SourceFailed(Exception):
-    """The vector file could not be read to its end, though the survey could; the text says why."""
+@dataclass(frozen=True)
+class Origin:
+    """Where a base comes from."""
+
+    #: The source, and the name of its folder of uploaded files, None where it has none.
+    tree: Tree
+    uploads: str | None
+    #: The vector file on disk, None for a failed base.
+    vectors: Path | None
+    #: The folder of the base in the target, where an earlier run may have written it.
+    earlier: Path
 
 
 #: Who is told how far a base is: rows (parts of rows too) and bytes since the last call.
@@ -56,22 +65,12 @@ _STEPS_PER_ROW = 80
 _STEPS_PER_REPORT = 20_000
 
 
-def carry_base(
-    plan: BasePlan,
-    tree: Tree,
-    uploads: str | None,
-    vectors: Path | None,
-    staging: Path,
-    now_ms: int,
-    watch: Watcher,
-) -> Carried:
+def carry_base(plan: BasePlan, origin: Origin, staging: Path, now_ms: int, watch: Watcher) -> Carried:
     """Write one base into ``staging``, which does not exist yet.
 
     Args:
         plan: what becomes of the base.
-        tree: the source.
-        uploads: the folder of uploaded files in the source, None where it has none.
-        vectors: the vector file on disk, None for a failed base.
+        origin: where it comes from.
         staging: the folder that becomes ``KnowledgeBase/<base id>``.
         now_ms: the run's time in ms.
         watch: told of every step.
@@ -88,11 +87,11 @@ def carry_base(
             carried=plan.rows.carried,
             skipped=sum(plan.rows.skipped.values()),
         )
-    carrier = _Carrier(plan, tree, uploads, staging, now_ms, watch)
+    carrier = _Carrier(plan, origin, staging, now_ms, watch)
     carrier.copy_uploads()
     tallies = None
-    if plan.error is None and vectors is not None:
-        tallies = carrier.write_index(vectors)
+    if plan.error is None and origin.vectors is not None:
+        tallies = carrier.write_index(origin.vectors)
     has_files = staging.exists()
     if has_files:
         durable.sync_tree(staging)
@@ -103,12 +102,9 @@ def carry_base(
 class _Carrier:
     """Works one base off; used once."""
 
-    def __init__(
-        self, plan: BasePlan, tree: Tree, uploads: str | None, staging: Path, now_ms: int, watch: Watcher
-    ) -> None:
+    def __init__(self, plan: BasePlan, origin: Origin, staging: Path, now_ms: int, watch: Watcher) -> None:
         self._plan = plan
-        self._tree = tree
-        self._uploads = uploads
+        self._origin = origin
         self._staging = staging
         self._raw = staging / "raw"
         self._now = now_ms
@@ -124,31 +120,13 @@ class _Carrier:
         """Copy every uploaded file to its name under ``raw/``; one that is missing is a notice."""
         for item in self._plan.items:
             if item.upload is not None:
-                problem = self._copy(item, item.upload.name)
+                path = item.data["relativePath"]
+                origin = self._origin
+                earlier = origin.earlier / "raw" / path
+                problem = copy_upload(origin.tree, origin.uploads, item.upload.name, earlier, self._raw / path)
                 if problem:
-                    said = f"{item.data['relativePath']}: {problem}; it is searchable, but cannot be reindexed"
+                    said = f"{path}: {problem}; without it the item cannot be indexed anew"
                     self.said.append(Notice(notices.MISSING_UPLOAD, said, self._plan.draft.legacy_id, item.legacy_id))
-
-    def _copy(self, item: ItemPlan, stored: str) -> str:
-        name = upload_name(self._tree, self._uploads, stored)
-        if name is None:
-            return f"the uploaded file {stored} is not in the source"
-        target = self._raw / item.data["relativePath"]
-        try:
-            file = self._tree.open(name)
-        except OSError as error:
-            return f"the uploaded file {stored} cannot be read ({_reason(error)})"
-        with file:
-            self._raw.mkdir(parents=True, exist_ok=True)
-            with target.open("xb") as copy:
-                try:
-                    shutil.copyfileobj(_Reader(file.read), copy, CHUNK_BYTES)
-                except SourceFailed as failed:
-                    problem = str(failed)
-                else:
-                    return ""
-        target.unlink()
-        return f"the uploaded file {stored} cannot be read ({problem})"
 
     # --- index -----------------------------------------------------------------------------------------------------
 
@@ -298,26 +276,6 @@ class _Carrier:
         return self._now if value is None else value
 
 
-class _Reader:
-    """Reads from the source, with its errors told apart from those of the target."""
-
-    def __init__(self, read: Callable[[int], bytes]) -> None:
-        self._read = read
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Read up to ``size`` bytes."""
-        try:
-            return self._read(size)
-        except OSError as error:
-            raise SourceFailed(_reason(error)) from error
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, SourceUnreadable):
-        return str(error.facts["reason"])
-    return error.strerror or str(error)
-
-
 class _source:  # noqa: N801 - reads as what it gives
     """The vector file opened for reading, with its errors told apart from those of the target."""
 
@@ -341,11 +299,3 @@ def _size_limit() -> Iterator[None]:
         yield
     except apsw.TooBigError as error:
         raise SourceFailed("the text of one item is over SQLite's limit of 1 GB") from error
-
-
-def upload_name(tree: Tree, uploads: str | None, stored: str) -> str | None:
-    """Return the name of an uploaded file in the source, or None where it is not there."""
-    if uploads is None or not is_plain_name(stored):
-        return None
-    name = join(uploads, stored)
-    return name if tree.kind(name) == "file" else None

@@ -14,9 +14,10 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from queue import Empty
 
-from migrators.cherry_v1.carry import Carried, SourceFailed, Watcher, carry_base
+from migrators.cherry_v1.carry import Carried, Origin, Watcher, carry_base
 from migrators.cherry_v1.plan import BasePlan, plan_base
-from migrators.cherry_v1.work import BaseWork
+from migrators.cherry_v1.uploads import SourceFailed
+from migrators.cherry_v1.work import BaseWork, base_folder
 from regraft import durable
 from regraft.locate import Located
 from regraft.progress import Progress
@@ -38,6 +39,7 @@ class Job:
     tree_path: Path
     uploads: str | None
     staging: Path
+    earlier: Path
     now_ms: int
 
 
@@ -54,10 +56,18 @@ class _Stopped(Exception):
     """The run is over: what this process has begun is thrown away."""
 
 
-def jobs_for(source: Located, planned: list[BaseWork], staging: Path, now_ms: int) -> list[Job]:
+def jobs_for(source: Located, planned: list[BaseWork], target: Path, staging: Path, now_ms: int) -> list[Job]:
     """Return a job for every base that is to be carried."""
     return [
-        Job(work, work.plan, source.tree.path, source.places.uploads, staging / work.draft.id, now_ms)
+        Job(
+            work=work,
+            plan=work.plan,
+            tree_path=source.tree.path,
+            uploads=source.places.uploads,
+            staging=staging / work.draft.id,
+            earlier=base_folder(target, work.draft.id),
+            now_ms=now_ms,
+        )
         for work in planned
         if work.plan is not None
     ]
@@ -89,14 +99,14 @@ def carry_all(jobs: list[Job], tree: Tree, count: int, progress: Progress) -> Ge
 
 def _carry(job: Job, tree: Tree, watch: Watcher) -> Done:
     plan = job.plan
-    vectors = job.work.vectors
+    origin = Origin(tree, job.uploads, job.work.vectors, job.earlier)
     try:
-        carried = carry_base(plan, tree, job.uploads, vectors, job.staging, job.now_ms, watch)
+        carried = carry_base(plan, origin, job.staging, job.now_ms, watch)
     except SourceFailed as failed:
         # Damage that only shows while whole rows are read: the base is planned anew as one that cannot be read.
         durable.remove_tree(job.staging)
         plan = plan_base(job.work.draft, f"cannot be read: {failed}")
-        carried = carry_base(plan, tree, job.uploads, None, job.staging, job.now_ms, watch)
+        carried = carry_base(plan, origin, job.staging, job.now_ms, watch)
     return Done(job.work, plan, carried)
 
 

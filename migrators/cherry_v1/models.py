@@ -99,7 +99,10 @@ class Models:
                 said = Notice(notices.MODEL_MAPPED, f"{unique or 'no model'} is taken as {new}", base=legacy_base)
                 return self._exists(new, {} if new != unique else named, said)
         if unique is None:
-            return ModelChoice(problem="the base names no embedding model")
+            return ModelChoice(
+                problem="the base names no embedding model; its vectors are carried with "
+                f"--map-model '{legacy_base}=PROVIDER::MODEL'"
+            )
         if unique in self._word.recreated:
             self._used.add(unique)
             if unique not in self._models:
@@ -110,7 +113,10 @@ class Models:
         if _provider_of(unique) in self._providers:
             said = Notice(notices.MODEL_RECREATED, f"{unique} is re-created, its provider exists", base=legacy_base)
             return self._exists(unique, named, said)
-        return ModelChoice(problem=f"its embedding model {unique} is gone, and so is the provider")
+        return ModelChoice(
+            problem=f"its embedding model {unique} is gone, and so is the provider; its vectors are carried with "
+            f"--recreate-model '{unique}'"
+        )
 
     def rerank(self, raw: Any, legacy_base: str) -> ModelChoice:
         """Resolve the rerank model that a base names; a dangling one is cleared."""

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from migrators.cherry_v1.carry import upload_name
 from migrators.cherry_v1.plan import BasePlan
+from migrators.cherry_v1.uploads import upload_name
 from migrators.cherry_v1.work import base_folder, read_entry
 from regraft import ledger
 from regraft.errors import (

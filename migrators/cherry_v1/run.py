@@ -28,9 +28,8 @@ from regraft.progress import Progress, stage
 
 #: What to do about a source that is recognised but not migrated.
 _ADVICE = {
-    Kind.V1_BACKUP_6: "reading backups of version 6 is not part of this version; make a backup of version 5 (a full "
-    "backup to a zip file of an earlier v1 release), or use the v1 export folder",
-    Kind.V1_PROFILE: "make a v1 backup to a zip file and give that",
+    Kind.V1_BACKUP_6: "this version reads backups with a data.json (versions 1 to 5) and export folders",
+    Kind.V1_PROFILE: "this version reads backups with a data.json (versions 1 to 5) and export folders",
     Kind.V1_VECTORS: "give the backup, or the knowledge state beside its vector files",
     Kind.V2_BACKUP: "its bases are in the v2 layout already",
     Kind.V2_PROFILE: "its bases are in the v2 layout already",
@@ -159,7 +158,7 @@ def _opened(target: Path, state: _State) -> Iterator[tuple[Target, Ledger]]:
                 raise TargetNotWritable(path=target, reason=error) from error
             holds_lock = True
             yield place, book
-    except RegraftError:
+    except BaseException:
         if holds_lock and made is not None and not state.began:
             with contextlib.suppress(OSError):
                 durable.remove_tree(made)
@@ -236,7 +235,7 @@ def _nothing_to_do(place: Target, entries: dict[str, Entry], state: _State) -> b
 
 def _carry(source: Located, place: Target, book: Ledger, state: _State, options: Options, progress: Progress) -> None:
     place.staging.mkdir(exist_ok=True)
-    jobs = jobs_for(source, state.works, place.staging, options.now_ms)
+    jobs = jobs_for(source, state.works, place.path, place.staging, options.now_ms)
     count = processes(jobs, options.jobs)
     rows = sum(job.plan.rows.carried for job in jobs)
     # Closed at once when publishing fails, so that no process goes on writing meanwhile.

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from migrators.cherry_v1.carry import upload_name
 from migrators.cherry_v1.draft import BaseDraft, LibraryDraft, draft_library
 from migrators.cherry_v1.options import Options
 from migrators.cherry_v1.plan import BasePlan, plan_base
+from migrators.cherry_v1.uploads import upload_name
+from regraft import notices
 from regraft.errors import BaseUnknown, SourceUnreadable
 from regraft.formats import embedjs
 from regraft.formats.catalog import BaseRecord
@@ -134,13 +135,24 @@ def works(
             progress.at(draft.name)
             mark = fingerprint(source, draft)
             entry = entries.get(draft.id)
-            known = read_entry(entry) if entry is not None and entry.fingerprint == mark else None
-            if known is not None and still_there(target, draft.id, known):
-                yield BaseWork(position, draft, mark, unchanged=known)
+            known = read_entry(entry) if entry is not None else None
+            stands = known if known is not None and still_there(target, draft.id, known) else None
+            if entry is not None and stands is not None and entry.fingerprint == mark:
+                yield BaseWork(position, draft, mark, unchanged=stands)
             else:
-                yield _plan(source, position, draft, mark, keep, work)
+                yield _not_poorer(_plan(source, position, draft, mark, keep, work), stands)
             size = _size(source, draft)
             progress.step(size, size)
+
+
+def _not_poorer(work: BaseWork, stands: BaseEntry | None) -> BaseWork:
+    """Keep a completed base that stands in the target where the source would now only give a failed one."""
+    if stands is None or stands.record.base.status != "completed" or work.plan is None or work.plan.error is None:
+        return work
+    said = f"it would fail now ({work.plan.error}); the completed base of an earlier run is kept as it is"
+    kept = Notice(notices.KEPT_COMPLETED, said, work.draft.legacy_id)
+    entry = msgspec.structs.replace(stands, notices=[*stands.notices, kept])
+    return BaseWork(work.position, work.draft, work.fingerprint, unchanged=entry)
 
 
 def still_there(target: Path, base_id: str, known: BaseEntry) -> bool:

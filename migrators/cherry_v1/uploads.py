@@ -1,0 +1,74 @@
+"""Copies of uploaded files: from the source, or, where it lacks one, from the base that is carried anew."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import BinaryIO
+
+from regraft.errors import SourceUnreadable
+from regraft.tree import CHUNK_BYTES, Tree, is_plain_name, join
+
+
+class SourceFailed(Exception):
+    """Something of the source could not be read to its end, though it looked well; the text says why."""
+
+
+def upload_name(tree: Tree, uploads: str | None, stored: str) -> str | None:
+    """Return the name of an uploaded file in the source, or None where it is not there."""
+    if uploads is None or not is_plain_name(stored):
+        return None
+    name = join(uploads, stored)
+    return name if tree.kind(name) == "file" else None
+
+
+def copy_upload(tree: Tree, uploads: str | None, stored: str, earlier: Path, target: Path) -> str:
+    """Copy an uploaded file to ``target`` and return why it is not there, or nothing.
+
+    Args:
+        tree: the source.
+        uploads: the folder of uploaded files in the source.
+        stored: the file's name there.
+        earlier: the same file in the base that an earlier run wrote: a poorer source never takes it away.
+        target: where no file is yet.
+
+    Raises:
+        OSError: the target cannot be written.
+    """
+    name = upload_name(tree, uploads, stored)
+    problem = f"the uploaded file {stored} is not in the source"
+    if name is not None:
+        try:
+            with tree.open(name) as file:
+                return _copy(file, target)
+        except SourceFailed as failed:
+            problem = f"the uploaded file {stored} cannot be read ({failed})"
+            target.unlink(missing_ok=True)
+        except SourceUnreadable as error:
+            problem = f"the uploaded file {stored} cannot be read ({error.facts['reason']})"
+    if not earlier.is_file():
+        return problem
+    with earlier.open("rb") as file:
+        return _copy(file, target)
+
+
+def _copy(file: BinaryIO, target: Path) -> str:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("xb") as copy:
+        shutil.copyfileobj(_Reader(file), copy, CHUNK_BYTES)
+    return ""
+
+
+class _Reader:
+    """Reads from the source, with its errors told apart from those of the target."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read up to ``size`` bytes."""
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            reason = error.facts["reason"] if isinstance(error, SourceUnreadable) else error.strerror or error
+            raise SourceFailed(str(reason)) from error
