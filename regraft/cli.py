@@ -17,7 +17,14 @@ from checks import glance
 from migrators import cherry_v1
 from regraft import __version__, clock, progress, render
 from regraft.envelope import Run
-from regraft.errors import INTERRUPTED, Interrupted, ModelOptionInvalid, RegraftError, TargetNotWritable
+from regraft.errors import (
+    INTERRUPTED,
+    Interrupted,
+    ModelOptionInvalid,
+    RegraftError,
+    StoppedBySystem,
+    TargetNotWritable,
+)
 from regraft.locate import Kind, located
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,6 +74,8 @@ def _reports_errors(command: F) -> F:
             _fail(error, name, as_json=as_json, verbose=verbose)
         except KeyboardInterrupt:
             _fail(Interrupted(finished=0), name, as_json=as_json, verbose=verbose)
+        except OSError as error:
+            _fail(StoppedBySystem(reason=error), name, as_json=as_json, verbose=verbose)
 
     return run  # type: ignore[return-value]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import time
@@ -11,6 +12,10 @@ from pathlib import Path
 #: Virus scanners and indexers on Windows hold a new file for a moment: a refused rename is tried again this often.
 REPLACE_TRIES = 8
 REPLACE_WAIT_SECONDS = 0.05
+
+
+#: What a write fails with for want of room: never the fault of what is read meanwhile.
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 def sync_file(path: Path) -> None:

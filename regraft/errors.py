@@ -135,6 +135,12 @@ class StoppedMidway(RegraftError, OSError):
     exit_status = STOPPED
 
 
+class StoppedBySystem(RegraftError, OSError):
+    """Stopped by the system: {reason}; nothing was written to a target."""
+
+    exit_status = STOPPED
+
+
 class BooksDoNotBalance(RegraftError, ArithmeticError):
     """{base}: {read} rows were read, but {carried} carried and {skipped} skipped do not add up to them; nothing of
     this base was published, please report this."""

@@ -97,7 +97,7 @@ class Ledger:
 
     def done(self, step: Step) -> None:
         """Record that an intent was carried out, and what stands in the target now."""
-        with self._db:
+        with sqlite.transaction(self._db):
             self._db.execute("UPDATE step SET state = 'done', detail = x'' WHERE step_id = ?", (step.step_id,))
             self._db.execute(
                 "INSERT INTO entry (subject, fingerprint, detail) VALUES (?1, ?2, ?3)"

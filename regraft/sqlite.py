@@ -113,6 +113,8 @@ def reading(path: Path, *, vectors: bool = False, work: Path | None = None) -> I
         )
         yield from _used(connection, vectors)
         return
+    if work is not None:
+        work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="regraft-", dir=work) as folder:
         copy = Path(folder) / "copy.sqlite"
         shutil.copyfile(real, copy)
@@ -131,6 +133,20 @@ def _used(connection: apsw.Connection, vectors: bool) -> Iterator[apsw.Connectio
         yield connection
     finally:
         connection.close(force=True)
+
+
+@contextmanager
+def transaction(connection: apsw.Connection) -> Iterator[None]:
+    """Run statements all or none; the error that stopped them is the one that surfaces."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # A full disk has rolled back already.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 @contextmanager

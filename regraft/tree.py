@@ -260,13 +260,16 @@ class ZipTree:
     @contextmanager
     def local(self, name: str, work: Path | None) -> Iterator[Path]:
         """See :meth:`Tree.local`."""
+        if self.kind(name) is None:
+            yield self.path / name  # below a file: there is nothing at such a path
+            return
         with _work_folder(work) as folder:
             place = folder / "member"
             if self.kind(name) == "file":
                 self.extract(name, place)
                 for suffix in ("-wal", "-journal"):
                     self._extract_companion(name + suffix, place.with_name(place.name + suffix), suffix)
-            elif self.kind(name) == "folder":
+            else:
                 place.mkdir()
             yield place
 
@@ -291,6 +294,8 @@ class ZipTree:
 
 @contextmanager
 def _work_folder(work: Path | None) -> Iterator[Path]:
+    if work is not None:
+        work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="regraft-", dir=work, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 

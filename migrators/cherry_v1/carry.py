@@ -286,6 +286,8 @@ class _source:  # noqa: N801 - reads as what it gives
         try:
             return self._context.__enter__()
         except (apsw.Error, OSError) as error:
+            if isinstance(error, OSError) and error.errno in durable.NO_ROOM:
+                raise
             raise SourceFailed(str(error)) from error
 
     def __exit__(self, *exception: object) -> None:

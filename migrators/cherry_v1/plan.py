@@ -130,8 +130,8 @@ class _Planner:
         self._skipped: Counter[str] = Counter()
         self._examples: dict[str, list[str]] = {}
         self._degenerate = Tally()
-        #: Items whose text cannot be stored.
-        self._too_large: set[str] = set()
+        #: Items whose text cannot be stored, with their rows.
+        self._too_large: dict[str, int] = {}
 
     def plan(self) -> BasePlan:
         draft = self._draft
@@ -182,10 +182,8 @@ class _Planner:
                     self._skip(why, tally)
                 elif owner is not None:
                     carried.setdefault(owner, []).append(rows)
-        self._too_large = {
-            owner for owner, loaders in carried.items() if self._content_bytes(loaders) > MAX_CONTENT_BYTES
-        }
-        for owner in self._too_large:
+        for owner in [owner for owner, loaders in carried.items() if self._content_bytes(loaders) > MAX_CONTENT_BYTES]:
+            self._too_large[owner] = sum(rows.kinds[self._vector_bytes].count for rows in carried[owner])
             for rows in carried.pop(owner):
                 self._skip(notices.CONTENT_TOO_LARGE, rows.kinds[self._vector_bytes])
         for rows in (rows for loaders in carried.values() for rows in loaders):
@@ -249,6 +247,7 @@ class _Planner:
 
     def _single(self, draft: ItemDraft) -> ItemPlan:
         if draft.id in self._too_large:
+            self._say_too_large(draft, self._too_large[draft.id])
             return replace(_item(draft, failed=True), error=TOO_LARGE_TEXT)
         tombstone = draft.type == "directory" and draft.status == "completed"
         return _item(draft, failed=tombstone)
@@ -258,7 +257,14 @@ class _Planner:
     def _note(self, code: str, message: str, item: str | None = None, count: int = 1) -> None:
         self._said.append(Notice(code, message, self._draft.legacy_id, item, count))
 
+    def _say_too_large(self, draft: ItemDraft, rows: int) -> None:
+        said = f"{counted(rows, 'row')} not carried: the whole text is over SQLite's limit of 1 GB"
+        self._note(notices.CONTENT_TOO_LARGE, said, draft.legacy_id, rows)
+
     def _say_lost(self, draft: ItemDraft, children: tuple[Child, ...], lost: list[Child]) -> None:
+        too_large = sum(self._too_large.get(child.id, 0) for child in children)
+        if too_large:
+            self._say_too_large(draft, too_large)
         without_rows = len(draft.entries) - len(children)
         if without_rows:
             self._note(
@@ -291,7 +297,7 @@ class _Planner:
             if item.type == "directory" and item.status == "completed" and item.id in owners.containers:
                 self._say_tombstone(item)
         for reason, count in rows.skipped.items():
-            if reason != self._error:
+            if reason not in (self._error, notices.CONTENT_TOO_LARGE):
                 self._note(reason, f"{counted(count, 'row')} not carried{self._example_text(reason)}", count=count)
         if self._degenerate.count:
             count = self._degenerate.count

@@ -93,7 +93,7 @@ def check_conflicts(target: Path, base_ids: Iterable[str], entries: dict[str, En
             raise TargetNotOurs(path=folder, found="no record of it")
         if base_id in changed:
             known = read_entry(entries[base_id])
-            if index_mark(folder) != known.index_mark:
+            if index_mark(folder) not in (None, known.index_mark):
                 raise TargetBaseChanged(path=folder, base=known.record.base.name)
 
 

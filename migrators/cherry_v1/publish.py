@@ -14,6 +14,9 @@ from regraft.ledger import FOLDER, Entry, Ledger, Step
 from regraft.locate import CATALOG_FILE
 
 PUBLISH = "publish"
+#: Publishing where an earlier base of the same id stands, which waits aside until its successor is recorded.
+REPLACE = "replace"
+MOVE = "move-in-order"
 #: The ledger's subjects besides base ids.
 CATALOG = "catalog"
 REPORT = "report"
@@ -39,31 +42,40 @@ class Target:
         for folder in (self.staging, self.replaced, self.work):
             durable.remove_tree(folder)
 
+    def throw_away(self) -> None:
+        """Remove what was being built, without a word to the ledger: open intents can still be settled after this."""
+        for folder in (self.staging, self.work):
+            durable.remove_tree(folder)
+
     def recover(self, ledger: Ledger) -> None:
         """Finish or give up every intent of an earlier run that was killed, then remove what it left."""
         for step in ledger.open_steps():
-            if step.subject in (CATALOG, REPORT):
+            if step.subject in (CATALOG, REPORT) or step.action == MOVE:
                 ledger.drop(step)
             else:
                 self._recover_base(ledger, step)
         self.clean()
 
     def _recover_base(self, ledger: Ledger, step: Step) -> None:
-        """Settle one base: the move into place is one step, so it either happened or did not."""
+        """Settle one base: the move into place is one step, so it either happened or did not.
+
+        What it replaces is moved aside first and removed last, after the step is recorded as done: an earlier base that
+        is still in its place has no successor yet.
+        """
         final, old = base_folder(self.path, step.subject), self.replaced / step.subject
-        known = read_entry(step.entry)
-        if known.has_files and not (self.staging / step.subject).exists() and final.exists():
+        has_files = read_entry(step.entry).has_files
+        if (final.exists() or not has_files) and (step.action != REPLACE or old.exists()):
             ledger.done(step)
             return
-        if old.exists() and not final.exists():
+        if old.exists():
             durable.replace(old, final)
         ledger.drop(step)
 
     def publish_base(self, ledger: Ledger, base_id: str, entry: Entry, *, has_files: bool) -> None:
         """Move a staged base into place and record it; an earlier one of the same id makes room first."""
-        step = ledger.intend(base_id, PUBLISH, entry)
         final, old = base_folder(self.path, base_id), self.replaced / base_id
-        if final.exists():
+        step = ledger.intend(base_id, REPLACE if final.exists() else PUBLISH, entry)
+        if step.action == REPLACE:
             self.replaced.mkdir(exist_ok=True)
             durable.replace(final, old)
         if has_files:
@@ -72,6 +84,12 @@ class Target:
             durable.sync_folder(self.path)
         ledger.done(step)
         durable.remove_tree(old)
+
+    def move_in_order(self, ledger: Ledger, base_id: str, position: int) -> None:
+        """Record that a base which stands unchanged has another place in v1's order now."""
+        known = ledger.entries()[base_id]
+        moved = msgspec.structs.replace(read_entry(known), position=position)
+        ledger.done(ledger.intend(base_id, MOVE, pack(moved, known.fingerprint)))
 
     def catalog_is_current(self, entries: dict[str, Entry]) -> bool:
         """Tell whether the catalog in place is that of these entries."""
@@ -94,7 +112,8 @@ class Target:
     def report_is_current(self, entries: dict[str, Entry]) -> bool:
         """Tell whether a report of these bases is in place."""
         known = entries.get(REPORT)
-        return known is not None and known.fingerprint == catalog_mark(entries)
+        there = all((self.path / name).is_file() for name in (REPORT_FILE, REPORT_PAGE))
+        return known is not None and known.fingerprint == catalog_mark(entries) and there
 
     def publish_report(self, ledger: Ledger, document: str, page: str) -> None:
         """Write ``report.json`` and ``report.html``."""

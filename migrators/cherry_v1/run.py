@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,26 @@ from migrators.cherry_v1.draft import BaseDraft, LibraryDraft
 from migrators.cherry_v1.options import Options
 from migrators.cherry_v1.publish import Target, pack
 from migrators.cherry_v1.report import Outcome
-from migrators.cherry_v1.work import BaseEntry, BaseWork, chosen, read_library, vector_name, works
+from migrators.cherry_v1.work import (
+    BaseEntry,
+    BaseWork,
+    chosen,
+    kept_completed,
+    read_library,
+    vector_name,
+    works,
+)
 from regraft import durable, ledger, render
 from regraft.envelope import Run
-from regraft.errors import Declined, Interrupted, RegraftError, SourceNotMigratable, StoppedMidway, TargetNotWritable
+from regraft.errors import (
+    Declined,
+    Interrupted,
+    RegraftError,
+    SourceNotMigratable,
+    StoppedMidway,
+    TargetLocked,
+    TargetNotWritable,
+)
 from regraft.ledger import Entry, Ledger
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress, stage
@@ -119,6 +136,12 @@ def _dry_run(
         return _planned(source, target, state)
 
 
+def _in_order(works: list[BaseWork]) -> bool:
+    """Tell whether bases that stand unchanged stand in v1's present order."""
+    positions = [work.unchanged.position for work in works if work.unchanged is not None]
+    return all(first < second for first, second in pairwise(positions))
+
+
 def _planned(source: Located, target: Path, state: _State) -> dict[str, Any]:
     """Return the report as it will be, with the pre-flight's figures; refuse where there is no room."""
     plans = [work.plan for work in state.works if work.plan is not None]
@@ -146,20 +169,18 @@ def _opened(target: Path, state: _State) -> Iterator[tuple[Target, Ledger]]:
     place = Target(target)
     made = _first_missing(place.own)
     try:
-        place.own.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TargetNotWritable(path=target, reason=error.strerror or error) from error
-    holds_lock = False
-    try:
         with ExitStack() as stack:
             try:
+                place.own.mkdir(parents=True, exist_ok=True)
                 book = stack.enter_context(ledger.opened(target))
-            except apsw.Error as error:
-                raise TargetNotWritable(path=target, reason=error) from error
-            holds_lock = True
+            except RegraftError:
+                raise
+            except (OSError, apsw.Error) as error:
+                raise TargetNotWritable(path=target, reason=getattr(error, "strerror", None) or error) from error
             yield place, book
-    except BaseException:
-        if holds_lock and made is not None and not state.began:
+    except BaseException as error:
+        # Never while another run holds the lock: what it has made is not ours.
+        if made is not None and not state.began and not isinstance(error, TargetLocked):
             with contextlib.suppress(OSError):
                 durable.remove_tree(made)
         raise
@@ -180,11 +201,21 @@ def _clean_stop(place: Target, book: Ledger, state: _State) -> Iterator[None]:
 
     def leave(status: str) -> None:
         with contextlib.suppress(OSError, apsw.Error):
-            place.clean()
+            place.throw_away()
+        # Where the ledger cannot be written either, the next run settles what was begun.
+        with contextlib.suppress(OSError, apsw.Error):
+            place.recover(book)
         with contextlib.suppress(OSError, apsw.Error):
             book.end_run(status)
 
     def finished() -> int:
+        """Count the bases of this run that stand in the target, by the ledger."""
+        with contextlib.suppress(OSError, apsw.Error):
+            entries = book.entries()
+            return sum(
+                one.unchanged is not None or entries.get(one.draft.id, Entry("", b"")).fingerprint == one.fingerprint
+                for one in state.works
+            )
         return sum(outcome.done for outcome in state.outcomes.values())
 
     try:
@@ -215,8 +246,6 @@ def _look(
     work: Path,
     progress: Progress,
 ) -> None:
-    if source.path.is_file():
-        work.mkdir(parents=True, exist_ok=True)
     for one in works(source, bases, entries, target, keep, work, progress):
         state.works.append(one)
         if one.unchanged is not None:
@@ -228,12 +257,16 @@ def _look(
 def _nothing_to_do(place: Target, entries: dict[str, Entry], state: _State) -> bool:
     return (
         all(work.unchanged is not None for work in state.works)
+        and _in_order(state.works)
         and place.catalog_is_current(entries)
         and place.report_is_current(entries)
     )
 
 
 def _carry(source: Located, place: Target, book: Ledger, state: _State, options: Options, progress: Progress) -> None:
+    for work in state.works:
+        if work.unchanged is not None and work.unchanged.position != work.position:
+            place.move_in_order(book, work.draft.id, work.position)
     place.staging.mkdir(exist_ok=True)
     jobs = jobs_for(source, state.works, place.path, place.staging, options.now_ms)
     count = processes(jobs, options.jobs)
@@ -248,6 +281,10 @@ def _carry(source: Located, place: Target, book: Ledger, state: _State, options:
 
 
 def _publish(place: Target, book: Ledger, done: Done) -> Outcome:
+    if done.plan.error is not None and done.work.stands is not None and done.work.stands_completed:
+        # Damage of the source that only carrying found: what stands is better.
+        durable.remove_tree(place.staging / done.work.draft.id)
+        return report.unchanged(kept_completed(done.work.stands, done.plan))
     outcome = report.carried(done)
     base_id = done.work.draft.id
     entry = BaseEntry(

@@ -23,7 +23,9 @@ def upload_name(tree: Tree, uploads: str | None, stored: str) -> str | None:
 
 
 def copy_upload(tree: Tree, uploads: str | None, stored: str, earlier: Path, target: Path) -> str:
-    """Copy an uploaded file to ``target`` and return why it is not there, or nothing.
+    """Copy an uploaded file to ``target`` and return why it cannot be read, or nothing.
+
+    One that is not in the source is no news: the plan says so.
 
     Args:
         tree: the source.
@@ -36,7 +38,7 @@ def copy_upload(tree: Tree, uploads: str | None, stored: str, earlier: Path, tar
         OSError: the target cannot be written.
     """
     name = upload_name(tree, uploads, stored)
-    problem = f"the uploaded file {stored} is not in the source"
+    problem = ""
     if name is not None:
         try:
             with tree.open(name) as file:

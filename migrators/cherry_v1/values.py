@@ -12,7 +12,7 @@ from regraft.text import trim
 DEFAULT_CHUNK_SIZE = 1024
 DEFAULT_CHUNK_OVERLAP = 200
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 #: What SQLite's INTEGER holds.
 _MIN_INTEGER, _MAX_INTEGER = -(1 << 63), (1 << 63) - 1
 #: The largest whole number that JavaScript tells from its neighbours.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,13 @@ class BaseWork:
     unchanged: BaseEntry | None = None
     plan: BasePlan | None = None
     vectors: Path | None = None
+    #: What an earlier run wrote of the base and what still stands, whether unchanged or not.
+    stands: BaseEntry | None = None
+
+    @property
+    def stands_completed(self) -> bool:
+        """Tell whether a completed base of an earlier run stands in the target."""
+        return self.stands is not None and self.stands.record.base.status == "completed"
 
 
 def chosen(library: LibraryDraft, options: Options) -> list[tuple[int, BaseDraft]]:
@@ -137,22 +144,32 @@ def works(
             entry = entries.get(draft.id)
             known = read_entry(entry) if entry is not None else None
             stands = known if known is not None and still_there(target, draft.id, known) else None
-            if entry is not None and stands is not None and entry.fingerprint == mark:
+            same = entry is not None and entry.fingerprint == mark
+            # A vector file on disk that could not be read is tried again: what was in the way may be gone.
+            again = source.path.is_dir() and stands is not None and stands.record.base.error == notices.MISSING_STORE
+            if same and stands is not None and not again:
                 yield BaseWork(position, draft, mark, unchanged=stands)
             else:
-                yield _not_poorer(_plan(source, position, draft, mark, keep, work), stands)
+                planned = _plan(source, target, position, draft, mark, keep, work)
+                yield _not_poorer(replace(planned, stands=stands), same=same)
             size = _size(source, draft)
             progress.step(size, size)
 
 
-def _not_poorer(work: BaseWork, stands: BaseEntry | None) -> BaseWork:
-    """Keep a completed base that stands in the target where the source would now only give a failed one."""
-    if stands is None or stands.record.base.status != "completed" or work.plan is None or work.plan.error is None:
+def _not_poorer(work: BaseWork, *, same: bool) -> BaseWork:
+    """Keep a base that stands in the target where the source would now only give a failed one."""
+    if work.stands is None or work.plan is None or work.plan.error is None:
         return work
-    said = f"it would fail now ({work.plan.error}); the completed base of an earlier run is kept as it is"
-    kept = Notice(notices.KEPT_COMPLETED, said, work.draft.legacy_id)
-    entry = msgspec.structs.replace(stands, notices=[*stands.notices, kept])
-    return BaseWork(work.position, work.draft, work.fingerprint, unchanged=entry)
+    if work.stands_completed:
+        return replace(work, plan=None, unchanged=kept_completed(work.stands, work.plan))
+    return replace(work, plan=None, unchanged=work.stands) if same else work
+
+
+def kept_completed(stands: BaseEntry, plan: BasePlan) -> BaseEntry:
+    """Return a completed entry with the notice that it is kept although the base fails now."""
+    said = f"it would fail now ({plan.error}); the completed base of an earlier run is kept as it is"
+    kept = Notice(notices.KEPT_COMPLETED, said, plan.draft.legacy_id)
+    return msgspec.structs.replace(stands, notices=[*stands.notices, kept])
 
 
 def still_there(target: Path, base_id: str, known: BaseEntry) -> bool:
@@ -176,16 +193,42 @@ def _size(source: Located, draft: BaseDraft) -> int:
         return 0
 
 
-def _plan(source: Located, position: int, draft: BaseDraft, mark: str, keep: ExitStack, work: Path | None) -> BaseWork:
+def _plan(
+    source: Located,
+    target: Path,
+    position: int,
+    draft: BaseDraft,
+    mark: str,
+    keep: ExitStack,
+    work: Path | None,
+) -> BaseWork:
+    found, vectors = _survey(source, draft, keep, work)
+    plan = plan_base(draft, found)
+    missing = _missing_uploads(source, plan, base_folder(target, draft.id))
+    return BaseWork(position, draft, mark, plan=replace(plan, notices=(*plan.notices, *missing)), vectors=vectors)
+
+
+def _missing_uploads(source: Located, plan: BasePlan, earlier: Path) -> Iterator[Notice]:
+    """Say which uploads are neither in the source nor in the base that an earlier run wrote."""
+    for item in plan.items:
+        if item.upload is None or upload_name(source.tree, source.places.uploads, item.upload.name) is not None:
+            continue
+        path = item.data["relativePath"]
+        if not (earlier / "raw" / path).is_file():
+            said = f"{path}: the uploaded file {item.upload.name} is not in the source; without it the item cannot be "
+            yield Notice(notices.MISSING_UPLOAD, f"{said}indexed anew", plan.draft.legacy_id, item.legacy_id)
+
+
+def _survey(
+    source: Located, draft: BaseDraft, keep: ExitStack, work: Path | None
+) -> tuple[embedjs.Survey | str, Path | None]:
+    """Survey a base's vector file; return what it holds, or why it cannot be used, and where it is on disk."""
     name = vector_name(source, draft)
     if not name:
-        return BaseWork(
-            position, draft, mark, plan=plan_base(draft, "does not exist (the source holds no vector files)")
-        )
+        return "does not exist (the source holds no vector files)", None
     try:
         vectors = keep.enter_context(source.tree.local(name, work))
-        found: embedjs.Survey | str = embedjs.survey(vectors, work)
+        return embedjs.survey(vectors, work), vectors
     except (embedjs.StoreProblem, SourceUnreadable) as problem:
         said = problem.facts["reason"] if isinstance(problem, SourceUnreadable) else problem
-        return BaseWork(position, draft, mark, plan=plan_base(draft, str(said)))
-    return BaseWork(position, draft, mark, plan=plan_base(draft, found), vectors=vectors)
+        return str(said), None

@@ -14,6 +14,7 @@ from pathlib import Path
 import apsw
 
 from regraft import sqlite
+from regraft.durable import NO_ROOM
 from regraft.text import decode_utf8, is_blank
 
 NEEDED_COLUMNS = ("pageContent", "uniqueLoaderId", "source", "vector")
@@ -118,6 +119,8 @@ def survey(path: Path, work: Path | None = None) -> Survey:
     except (apsw.Error, UnicodeDecodeError) as error:
         raise StoreProblem(f"cannot be read: {error}") from error
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
         raise StoreProblem(f"cannot be read: {error.strerror or error}") from error
     return found
 
