@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -24,6 +24,7 @@ from regraft.errors import (
     RegraftError,
     StoppedBySystem,
     TargetNotWritable,
+    WrongUsage,
 )
 from regraft.locate import Kind, located
 
@@ -97,7 +98,25 @@ def _echo_json(document: dict[str, Any]) -> None:
     click.echo(render.as_json(document, ascii_only=not is_utf8), nl=False)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """The commands, with wrong usage said like every other error: one line, and one document with --json."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
+        """Run a command line."""
+        arguments = sys.argv[1:] if args is None else list(args)
+        settings["standalone_mode"] = False
+        try:
+            status = super().main(arguments, *more, **settings)
+        except click.ClickException as error:
+            said = " ".join(error.format_message().split())
+            context = getattr(error, "ctx", None)
+            name = context.info_name if context is not None and context.parent is not None else ""
+            hint = f"see regraft {name} --help" if name else "see regraft --help"
+            _fail(WrongUsage(problem=said.rstrip("."), hint=hint), name or "", as_json="--json" in arguments, verbose=0)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="regraft")
 def cli() -> None:
     """Carry a local knowledge base to a new layout with its vectors alive.
@@ -180,8 +199,8 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     SOURCE is a v1 backup of the versions 1 to 5 (zip or folder), an export folder, or a knowledge JSON file beside its
     vector files. It is only read. A second run goes on where the first one stopped, and leaves alone what is done.
     """
-    if page is not None and not page.absolute().parent.is_dir():
-        raise TargetNotWritable(path=page, reason="its folder does not exist")
+    if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
+        raise TargetNotWritable(path=page, reason="it is a folder" if page.is_dir() else "its folder does not exist")
     options = cherry_v1.Options(
         now_ms=clock.now_ms() if now is None else now,
         word=_model_word(map_model, recreate_model),

@@ -22,7 +22,7 @@ class RegraftError(Exception):
 
     def __init__(self, **facts: object) -> None:
         self.facts = facts
-        super().__init__(self.template().format(**facts))
+        super().__init__(_on_one_line(self.template().format(**facts)))
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.facts)
@@ -39,12 +39,21 @@ class RegraftError(Exception):
         return type(self).__name__
 
 
+def _on_one_line(text: str) -> str:
+    """Return ``text`` with control characters escaped: names from a disk must not move the cursor."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def _rebuild(error: type[RegraftError], facts: dict[str, object]) -> RegraftError:
     """Make an error again on the other side of a process boundary."""
     return error(**facts)
 
 
 # --- what the user named -------------------------------------------------------------------------------------------
+
+
+class WrongUsage(RegraftError, ValueError):
+    """{problem} ({hint})."""
 
 
 class SourceNotFound(RegraftError, FileNotFoundError):
@@ -136,7 +145,7 @@ class StoppedMidway(RegraftError, OSError):
 
 
 class StoppedBySystem(RegraftError, OSError):
-    """Stopped by the system: {reason}; nothing was written to a target."""
+    """Stopped by the system: {reason}."""
 
     exit_status = STOPPED
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.clock import now_ms
@@ -67,8 +69,9 @@ class Step:
 class Ledger:
     """The open ledger of one target; made by :func:`opened` and :func:`read_entries`."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: apsw.Connection, target: Path) -> None:
         self._db = connection
+        self._target = target
         self._run: str | None = None
 
     # --- runs ------------------------------------------------------------------------------------------------------
@@ -111,20 +114,36 @@ class Ledger:
 
     def open_steps(self) -> list[Step]:
         """Return the intents that were neither carried out nor given up, oldest first."""
-        rows = self._db.execute(
+        query = (
             "SELECT step_id, subject, action, fingerprint, detail FROM step WHERE state = 'intended' ORDER BY step_id"
         )
+        with readable(self._target):
+            rows: list[Any] = self._db.execute(query).fetchall()
         return [Step(step, subject, action, Entry(mark, detail)) for step, subject, action, mark, detail in rows]
 
     def entries(self) -> dict[str, Entry]:
         """Return what stands in the target, by subject."""
-        rows = self._db.execute("SELECT subject, fingerprint, detail FROM entry ORDER BY subject")
+        with readable(self._target):
+            rows: list[Any] = self._db.execute("SELECT subject, fingerprint, detail FROM entry").fetchall()
         return {subject: Entry(fingerprint, detail) for subject, fingerprint, detail in rows}
 
 
 def path_of(target: Path) -> Path:
     """Return where the ledger of ``target`` is."""
     return target / FOLDER / FILE
+
+
+@contextmanager
+def readable(target: Path) -> Iterator[None]:
+    """Report a ledger that cannot be read as such.
+
+    Raises:
+        LedgerUnreadable
+    """
+    try:
+        yield
+    except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise LedgerUnreadable(path=path_of(target), reason=error) from error
 
 
 @contextmanager
@@ -140,22 +159,33 @@ def opened(target: Path) -> Iterator[Ledger]:
         db.set_busy_timeout(0)
         try:
             # The lock is the file's own, held from here to the end; the system frees it when a process dies.
-            db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            db.execute("BEGIN EXCLUSIVE")
-            _prepare(db, target)
-            db.execute("COMMIT")
+            with readable(target):
+                db.execute("PRAGMA locking_mode = EXCLUSIVE")
+                db.execute("BEGIN EXCLUSIVE")
+                _prepare(db, target)
+                db.execute("COMMIT")
         except apsw.BusyError as error:
             raise TargetLocked(path=target) from error
-        except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError) as error:
-            raise LedgerUnreadable(path=path_of(target), reason=error) from error
-        yield Ledger(db)
+        yield Ledger(db, target)
 
 
 def _prepare(db: apsw.Connection, target: Path) -> None:
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'ledger'").fetchall():
+    if _is_fresh(db, target):
         for statement in _TABLES:
             db.execute(statement)
         db.execute("INSERT INTO ledger (version) VALUES (?)", (VERSION,))
+    _check_version(db, target)
+
+
+def _is_fresh(db: apsw.Connection, target: Path) -> bool:
+    """Tell whether nothing is in the file yet: a run was killed before it had recorded anything."""
+    tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
+    if tables and "ledger" not in tables:
+        raise LedgerUnreadable(path=path_of(target), reason="it is of another program")
+    return not tables
+
+
+def _check_version(db: apsw.Connection, target: Path) -> None:
     version = db.execute("SELECT version FROM ledger").get
     if version != VERSION:
         raise LedgerUnreadable(path=path_of(target), reason=f"it is of version {version}")
@@ -170,8 +200,8 @@ def read_entries(target: Path) -> dict[str, Entry]:
     path = path_of(target)
     if not path.exists():
         return {}
-    try:
-        with sqlite.reading(path) as db:
-            return Ledger(db).entries()
-    except apsw.Error as error:
-        raise LedgerUnreadable(path=path, reason=error) from error
+    with readable(target), sqlite.reading(path) as db:
+        if _is_fresh(db, target):
+            return {}
+        _check_version(db, target)
+        return Ledger(db, target).entries()

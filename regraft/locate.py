@@ -108,6 +108,7 @@ def _locate(path: Path, kind: Kind | None) -> Located:
         if not path.exists():
             raise SourceNotFound(path=path)
         if path.is_dir():
+            next(path.iterdir(), None)
             return _in_tree(path, FolderTree(path), kind)
         with path.open("rb") as file:
             start = file.read(64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from regraft.errors import (
 )
 from regraft.ledger import Entry
 from regraft.locate import INDEX_FILE, Located
+from regraft.names import MAX_NAME_BYTES
 from regraft.progress import human_bytes
 from regraft.tree import FolderTree
 
@@ -42,23 +44,37 @@ def check_target(source: Located, target: Path) -> None:
     Raises:
         TargetOverlapsSource, TargetNotOurs, TargetNotWritable
     """
-    real_target = target.resolve()
+    real_target = _resolved(target)
     for root in _roots(source):
         if real_target.is_relative_to(root.resolve()) or root.resolve().is_relative_to(real_target):
             raise TargetOverlapsSource(path=target, source=source.path)
+    if target.is_symlink() and not target.exists():
+        raise TargetNotWritable(path=target, reason="it is a link to nothing")
     if target.exists() and not target.is_dir():
         raise TargetNotOurs(path=target, found="it is a file")
     try:
         names = sorted({entry.name for entry in target.iterdir()} - _IGNORED) if target.is_dir() else []
     except OSError as error:
         raise TargetNotWritable(path=target, reason=error.strerror or error) from error
-    if names and ledger.FOLDER not in names:
+    if names and names != [ledger.FOLDER] and not ledger.path_of(target).is_file():
         raise TargetNotOurs(path=target, found=f"it holds {', '.join(names[:3])}")
     parent = existing_parent(target)
     if not parent.is_dir():
         raise TargetNotWritable(path=target, reason=f"{parent} is a file")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise TargetNotWritable(path=target, reason=f"no permission to write to {parent}")
+
+
+def _resolved(target: Path) -> Path:
+    """Return the target's real path, or refuse what no file system takes for one."""
+    try:
+        real = target.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a NUL
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise TargetNotWritable(path=target, reason=reason or error) from error
+    if max(len(os.fsencode(part)) for part in real.parts) > MAX_NAME_BYTES:
+        raise TargetNotWritable(path=target, reason=os.strerror(errno.ENAMETOOLONG))
+    return real
 
 
 def _roots(source: Located) -> list[Path]:

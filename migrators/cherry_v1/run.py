@@ -17,7 +17,7 @@ from migrators.cherry_v1 import preflight, report
 from migrators.cherry_v1.crew import Done, carry_all, jobs_for, processes
 from migrators.cherry_v1.draft import BaseDraft, LibraryDraft
 from migrators.cherry_v1.options import Options
-from migrators.cherry_v1.publish import Target, pack
+from migrators.cherry_v1.publish import Target, base_entries, pack
 from migrators.cherry_v1.report import Outcome
 from migrators.cherry_v1.work import (
     BaseEntry,
@@ -106,7 +106,9 @@ def migrate(
         return Migration(_dry_run(source, target, bases, state, progress), wrote=False)
     _check_unseen_space(source, target, bases)
     with _opened(target, state) as (place, book), _clean_stop(place, book, state):
-        place.recover(book)
+        with ledger.readable(target):
+            base_entries(book.entries())
+            place.recover(book)
         entries = book.entries()
         with ExitStack() as keep:
             _look(source, target, bases, entries, state, keep, place.work, progress)
@@ -125,6 +127,8 @@ def _dry_run(
     source: Located, target: Path, bases: list[tuple[int, BaseDraft]], state: _State, progress: Progress
 ) -> dict[str, Any]:
     entries = ledger.read_entries(target)
+    with ledger.readable(target):
+        base_entries(entries)
     with tempfile.TemporaryDirectory(prefix="regraft-") as folder, ExitStack() as keep:
         work = Path(folder)
         if source.path.is_file():

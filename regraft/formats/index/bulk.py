@@ -21,13 +21,17 @@ from regraft.text import utf16_len
 BODY_SEPARATOR = "\n\n"
 #: Rows handed to SQLite in one call.
 BATCH_ROWS = 256
-#: FTS5 flushes its in-memory hash at this many bytes while it rebuilds. The larger one halves the time for text of
-#: many distinct trigrams (Chinese, Japanese) and slows English down: see ``benchmarks/README.md``.
-CJK_HASH_BYTES = 128 << 20
-#: From this share of CJK characters on the larger hash pays.
+#: The page cache while rows and their indexes are written, in KiB: keys are hashes, so every page is hit again.
+ROWS_CACHE_KIB = 32_000
+#: The page cache while the full-text index is built: it writes in order, a larger cache is in the way.
+TEXT_CACHE_KIB = 2_000
+#: FTS5 keeps this many bytes of postings in memory before it writes a segment. For text of few distinct trigrams
+#: (English) more than the stock 1 MiB saves a tenth of the time; for Chinese it costs more cache misses than it saves.
+WORDS_HASH_BYTES = 8 << 20
+#: Segments are merged when there are so many of one level, and all at the end, instead of again and again meanwhile.
+MERGE_AT_SEGMENTS = 100
+#: From this share of CJK characters on the stock hash is the right one.
 CJK_SHARE = 0.2
-#: Below this many bytes of text the default hash is flushed so rarely that the larger one gains nothing.
-CJK_MIN_TEXT_BYTES = 4 << 20
 
 
 @dataclass
@@ -69,6 +73,7 @@ class IndexBuilder:
         self.tallies = Tallies()
         self.digest = hashlib.blake2b(digest_size=32)
         self._cjk = CjkSample()
+        self._db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         self._db.execute("BEGIN IMMEDIATE")
         for statement in schema.TABLES:
             self._db.execute(statement)
@@ -155,23 +160,30 @@ class IndexBuilder:
 
     def finish(self) -> None:
         """Create indexes, the full-text index and triggers, and commit."""
-        for statement in schema.INDEXES:
-            self._db.execute(statement)
+        self._db.execute(schema.ROWID_INDEX)
         self._db.execute(schema.FULL_TEXT)
-        rebuild_full_text(self._db, large_hash=self._cjk.large_hash_pays(self.tallies.text_bytes))
-        for statement in schema.TRIGGERS:
+        self._db.execute(f"PRAGMA cache_size = -{TEXT_CACHE_KIB}")
+        rebuild_full_text(self._db, cjk=self._cjk.share >= CJK_SHARE)
+        # After the full-text index: they fill the pages that its merging has freed.
+        self._db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
+        for statement in (*schema.INDEXES[1:], *schema.TRIGGERS):
             self._db.execute(statement)
         self._db.execute("COMMIT")
 
 
-def rebuild_full_text(connection: apsw.Connection, *, large_hash: bool) -> None:
-    """Rebuild ``search_text_fts`` from the bodies, and leave its configuration as stock."""
-    if large_hash:
-        set_hash = "INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('hashsize', ?)"
-        connection.execute(set_hash, (CJK_HASH_BYTES,))
+def rebuild_full_text(connection: apsw.Connection, *, cjk: bool) -> None:
+    """Rebuild ``search_text_fts`` from the bodies as one segment, and leave its configuration as stock.
+
+    Merging late takes two thirds of the time that FTS5's own settings take (``benchmarks/README.md``).
+    """
+    settings = {"automerge": 0, "crisismerge": MERGE_AT_SEGMENTS}
+    if not cjk:
+        settings["hashsize"] = WORDS_HASH_BYTES
+    for name, value in settings.items():
+        connection.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES (?, ?)", (name, value))
     connection.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
-    if large_hash:
-        connection.execute("DELETE FROM search_text_fts_config WHERE k = 'hashsize'")
+    connection.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('optimize')")
+    connection.executemany("DELETE FROM search_text_fts_config WHERE k = ?", [(name,) for name in settings])
 
 
 class CjkSample:
@@ -199,10 +211,6 @@ class CjkSample:
     def share(self) -> float:
         """Return the share of CJK characters in the sample, 0 to 1."""
         return self._cjk / self._characters if self._characters else 0.0
-
-    def large_hash_pays(self, text_bytes: int) -> bool:
-        """Tell whether the larger hash makes a rebuild over ``text_bytes`` of such text faster."""
-        return self.share >= CJK_SHARE and text_bytes >= CJK_MIN_TEXT_BYTES
 
 
 def _batches(rows: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:

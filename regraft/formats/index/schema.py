@@ -55,7 +55,12 @@ TABLES = (
          created_at INTEGER NOT NULL)""",
 )
 
+#: The index that FTS5 reads rows through.
+ROWID_INDEX = "CREATE UNIQUE INDEX search_text_fts_rowid_uniq ON search_text (fts_rowid)"
+
+#: All indexes, :data:`ROWID_INDEX` first.
 INDEXES = (
+    ROWID_INDEX,
     "CREATE INDEX material_content_idx ON material (current_content_hash)",
     "CREATE UNIQUE INDEX search_unit_material_index_idx ON search_unit (material_id, unit_type, unit_index)",
     "CREATE INDEX search_unit_content_idx ON search_unit (content_hash)",
@@ -63,7 +68,6 @@ INDEXES = (
     "CREATE UNIQUE INDEX search_text_target_kind_idx ON search_text (target_type, target_id, kind)",
     "CREATE INDEX search_text_embedding_hash_idx ON search_text (embedding_text_hash)",
     "CREATE INDEX search_text_kind_idx ON search_text (kind)",
-    "CREATE UNIQUE INDEX search_text_fts_rowid_uniq ON search_text (fts_rowid)",
 )
 
 FULL_TEXT = """CREATE VIRTUAL TABLE search_text_fts
