@@ -132,15 +132,19 @@ def _catalog(catalog: Path, folder: Path, only: str | None = None) -> list[dict[
                 if status == "failed" and not path.exists():
                     bases.append({**base, "store": None, "problem": f"failed at the upgrade: {error}"})
                 else:
-                    bases.append({**base, **_index(path, ids)})
+                    bases.append({**base, **_index(path, ids, has_model=model is not None)})
     except apsw.Error as error:
         name = catalog.name
         bases.append({"id": name, "name": name, "store": None, "problem": f"the catalog cannot be read: {error}"})
     return bases
 
 
-def _index(path: Path, items: set[str] | None) -> dict[str, Any]:
-    """Look into one index file; ``items`` are the ids of its base's items where a catalog tells them."""
+def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None) -> dict[str, Any]:
+    """Look into one index file.
+
+    ``items`` are the ids of its base's items and ``has_model`` whether it has a model, where a catalog tells them: a
+    base without one has no vectors, and misses none.
+    """
     if not path.is_file():
         return {"store": None, "problem": "its index file is missing"}
     try:
@@ -153,7 +157,8 @@ def _index(path: Path, items: set[str] | None) -> dict[str, Any]:
     except (apsw.Error, OSError) as error:
         return {"store": None, "problem": f"its index cannot be read: {error}"}
     orphans = counts["orphan_embeddings"] + counts["orphan_contents"] + counts["orphan_bodies"]
-    missing = counts["missing"] if counts["embeddings"] else 0
+    wants_vectors = counts["embeddings"] > 0 if has_model is None else has_model
+    missing = counts["missing"] if wants_vectors else 0
     store = {
         "schema_version": version,
         "base_id": stated,

@@ -92,6 +92,11 @@ def slice_utf16(text: str, start: int, end: int) -> str | None:
         return None
 
 
+def without_nul(text: str) -> str:
+    """Return ``text`` without NUL, where SQLite's own functions take a text for ended."""
+    return text.replace("\0", "")
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural where it is not one."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
@@ -145,7 +146,8 @@ def _in_processes(jobs: list[Job], count: int, progress: Progress) -> Generator[
     # The largest first, so that no process ends up alone with it.
     ordered = sorted(jobs, key=lambda job: -job.plan.rows.carried)
     try:
-        waiting: set[Future[Done]] = {pool.submit(_in_process, job) for job in ordered}
+        with _undisturbed():
+            waiting: set[Future[Done]] = {pool.submit(_in_process, job) for job in ordered}
         while waiting:
             finished, waiting = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
             _drain(steps, progress)
@@ -159,6 +161,20 @@ def _in_processes(jobs: list[Job], count: int, progress: Progress) -> Generator[
         pool.shutdown(wait=True, cancel_futures=True)
         steps.close()
         steps.cancel_join_thread()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep Ctrl-C from the processes that are started meanwhile, where the system can; it reaches this one after."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # A blocked signal stays blocked in what is started now, from its first moment on.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _drain(steps: Queue[tuple[str, float, int]], progress: Progress) -> None:

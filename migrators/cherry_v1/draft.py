@@ -17,7 +17,7 @@ from regraft import identity, notices
 from regraft.formats.v1_state import V1State
 from regraft.names import FreeNames, vector_file_name
 from regraft.notices import Notice
-from regraft.text import counted, is_blank, trim
+from regraft.text import counted, is_blank, trim, without_nul
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ def _skipped_notice(base: SkippedBase) -> Notice:
 def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context) -> BaseDraft:
     legacy_id: str = raw["id"]
     said: list[Notice] = []
-    name = trim(raw["name"])
+    name = trim(without_nul(raw["name"]))
     if not name:
-        name = trim(legacy_id) or identity.base_id(legacy_id)
+        name = trim(without_nul(legacy_id)) or identity.base_id(legacy_id)
         said.append(Notice(notices.BLANK_NAME, "the base is called by its id", base=legacy_id))
     embedding = models.embedding(raw.get("model"), legacy_id)
     rerank = models.rerank(raw.get("rerankModel"), legacy_id)

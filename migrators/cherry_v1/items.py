@@ -10,7 +10,7 @@ from migrators.cherry_v1.values import read_time
 from regraft import identity, notices
 from regraft.names import FreeNames, material_name
 from regraft.notices import Notice
-from regraft.text import is_blank, trim, utf16_cut, utf16_len
+from regraft.text import is_blank, trim, utf16_cut, utf16_len, without_nul
 
 #: The longest text of a note, in UTF-16 units.
 MAX_NOTE_UNITS = 1_000_000
@@ -159,9 +159,8 @@ def _status(raw: dict[str, Any]) -> tuple[str, str | None]:
     status = raw.get("processingStatus")
     if status in ("failed", "processing", "pending"):
         error = raw.get("processingError")
-        text = FAILED_TEXT if status == "failed" else INTERRUPTED_TEXT
-        if not is_blank(error):
-            text = trim(str(error))
+        text = trim(without_nul(error)) if isinstance(error, str) else ""
+        text = text or (FAILED_TEXT if status == "failed" else INTERRUPTED_TEXT)
         return "failed", f"v1: {text}" if text in ERROR_CODES else text
     return ("idle" if is_blank(raw.get("uniqueId")) else "completed"), None
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def document(run: Run, library: LibraryDraft, outcomes: dict[str, Outcome]) -> d
         **run.document(),
         "bases": [_placed(outcome.base, target) for outcome in ordered],
         "skipped": dict(sorted(skipped.items())),
-        "warnings": [_warning(notice) for notice in said],
+        "warnings": [_warning(notice) for notice in _once(said)],
         "ids": {
             "bases": {str(outcome.base["legacy_id"]): outcome.base["id"] for outcome in ordered},
             "items": {key: value for outcome in ordered for key, value in outcome.items.items()},
@@ -117,6 +117,16 @@ def _placed(base: dict[str, Any], target: Path) -> dict[str, Any]:
     """Return a base's report with the path of its index as it is now: a library can be moved."""
     index = base["index"]
     return {**base, "index": index and {**index, "path": str(target / index["path"])}}
+
+
+def _once(said: list[Notice]) -> Iterator[Notice]:
+    """Yield every notice once; those that say the same of the same are counted together."""
+    counts: dict[Notice, int] = {}
+    for notice in said:
+        key = replace(notice, count=0)
+        counts[key] = counts.get(key, 0) + notice.count
+    for notice, count in counts.items():
+        yield replace(notice, count=count)
 
 
 def _warning(notice: Notice) -> dict[str, object]:

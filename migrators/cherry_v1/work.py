@@ -95,7 +95,7 @@ def read_library(source: Located, options: Options) -> LibraryDraft:
 
 def vector_name(source: Located, draft: BaseDraft) -> str:
     """Return the name of a base's vector file in the source's tree."""
-    return join(source.places.vectors, draft.vector_file) if source.places.vectors else ""
+    return "" if source.places.vectors is None else join(source.places.vectors, draft.vector_file)
 
 
 def fingerprint(source: Located, draft: BaseDraft) -> str:

@@ -53,7 +53,7 @@ TABLES = (
                   WHEN 'failed' THEN error IS NOT NULL AND length(trim(error)) > 0
                   ELSE error IS NULL
                    AND (embedding_model_id IS NULL) = (dimensions IS NULL)
-                   AND (dimensions > 0 OR (dimensions IS NULL AND search_mode = 'bm25'))
+                   AND CASE WHEN dimensions IS NULL THEN search_mode = 'bm25' ELSE dimensions > 0 END
                 END))""",
     """CREATE TABLE knowledge_item (
          id TEXT PRIMARY KEY NOT NULL,

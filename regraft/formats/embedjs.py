@@ -7,7 +7,7 @@ are proof against rows of any type and against damaged files: what cannot be rea
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -158,7 +158,9 @@ def _survey_rows(db: apsw.Connection, found: Survey, has_id: bool) -> None:
     loader = LoaderRows()
     loader_rows = 0
     last = -(1 << 63)
-    for rowid, loader_key, source, row_id, kind, body_bytes, degenerate in db.execute(query):
+    recoded = _recoder(db)
+    for rowid, raw_loader, raw_source, raw_id, kind, body_bytes, degenerate in db.execute(query):
+        loader_key, source, row_id = recoded(raw_loader), recoded(raw_source), recoded(raw_id)
         if loader_key != key or loader_rows == 0:
             key = loader_key
             loader = _loader(by_key, found, key)
@@ -187,6 +189,14 @@ def _survey_rows(db: apsw.Connection, found: Survey, has_id: bool) -> None:
     found.rows = loader_rows
 
 
+def _recoder(db: apsw.Connection) -> Callable[[bytes | None], bytes | None]:
+    """Return what makes UTF-8 of a text's bytes: a file may keep its texts as UTF-16."""
+    codec = {"UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}.get(str(db.execute("PRAGMA encoding").get))
+    if codec is None:
+        return lambda raw: raw
+    return lambda raw: None if raw is None else raw.decode(codec, "replace").encode()
+
+
 def _loader(by_key: dict[bytes | None, LoaderRows], found: Survey, key: bytes | None) -> LoaderRows:
     if key not in by_key:
         # Two ids of invalid UTF-8 may decode to one text: their rows then count as one loader's.
@@ -211,6 +221,8 @@ def rows(db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int
     query = """SELECT CAST(pageContent AS BLOB), vector FROM vectors NOT INDEXED
                 WHERE rowid BETWEEN ? AND ? AND typeof(vector) = 'blob' AND octet_length(vector) = ?
                 ORDER BY rowid"""
+    recoded = _recoder(db)
     for first, last in runs:
-        for body, vector in db.execute(query, (first, last, vector_bytes)):
+        for raw, vector in db.execute(query, (first, last, vector_bytes)):
+            body = recoded(raw)
             yield ("" if body is None else decode_utf8(body)), vector
