@@ -1,0 +1,540 @@
+"""Folders and archives as trees: what they show, what is refused, and that reading leaves no trace."""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+import unicodedata
+import zipfile
+import zlib
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from regraft.errors import ArchiveEncrypted, ArchiveUnsafe, RegraftError, SourceUnreadable
+from regraft.tree import BOMB_BYTES, FolderTree, ZipTree, is_plain_name, join, open_tree
+
+WAL_START = b"\x37\x7f\x06\x82"
+JOURNAL_START = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
+#: Bits and places in a member's two headers.
+UTF8_FLAG = 0x800
+LOCAL_HEADER, CENTRAL_HEADER = b"PK\x03\x04", b"PK\x01\x02"
+
+
+def archive(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as target:
+        for name, content in members.items():
+            target.writestr(name, content)
+    return path
+
+
+def renamed(path: Path, old: bytes, new: bytes) -> Path:
+    """Put other bytes in place of a member's name; both are equally long."""
+    assert len(old) == len(new)
+    path.write_bytes(path.read_bytes().replace(old, new))
+    return path
+
+
+def set_headers(path: Path, *, flags: int = 0, system: int | None = None) -> Path:
+    """Set flag bits of every member, and the system that it says it was made on."""
+    raw = bytearray(path.read_bytes())
+    for signature, flag_place in ((LOCAL_HEADER, 6), (CENTRAL_HEADER, 8)):
+        start = raw.find(signature)
+        while start >= 0:
+            (before,) = struct.unpack_from("<H", raw, start + flag_place)
+            struct.pack_into("<H", raw, start + flag_place, before | flags)
+            if system is not None and signature == CENTRAL_HEADER:
+                raw[start + 5] = system
+            start = raw.find(signature, start + 4)
+    path.write_bytes(raw)
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ArchiveUnsafe) as caught:
+        ZipTree(path)
+    assert caught.value.exit_status == 2
+    message = str(caught.value)
+    assert message.startswith(f"{path}: refused, the archive is not safe to read: ")
+    return message.partition("safe to read: ")[2].removesuffix(".")
+
+
+def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@contextmanager
+def opened(path: Path):
+    with closing(ZipTree(path)) as tree:
+        yield tree
+
+
+def linked(link: Path, target: Path) -> None:
+    try:
+        link.symlink_to(target)
+    except OSError:
+        pytest.skip("this system makes no symbolic links")
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_joining() -> None:
+    assert join("", "a") == "a"
+    assert join("a/b", "c") == "a/b/c"
+
+
+@pytest.mark.parametrize("name", ["a", ".._up", "...", "a..b", " ", "中", ".hidden"])
+def test_plain_names(name: str) -> None:
+    assert is_plain_name(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/", "a\\b", "..\\x", "a\0"])
+def test_names_that_lead_elsewhere(name: str) -> None:
+    assert not is_plain_name(name)
+
+
+# --- both kinds of tree --------------------------------------------------------------------------------------------
+
+CONTENT = {
+    "data.json": b"{}",
+    "Data/KnowledgeBase/base": b"vectors" * 1000,
+    "Data/KnowledgeBase/.._up": b"legal",
+    "Data/Files/a b.txt": "文".encode(),
+    "empty": b"",
+}
+
+
+@pytest.fixture(params=["folder", "zip", "stored zip"])
+def tree(request: pytest.FixtureRequest, tmp_path: Path):
+    if request.param == "folder":
+        for name, content in CONTENT.items():
+            place = tmp_path / "source" / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
+        (tmp_path / "source" / "Data" / "void").mkdir()
+        source = tmp_path / "source"
+    else:
+        stored = zipfile.ZIP_STORED if request.param == "stored zip" else zipfile.ZIP_DEFLATED
+        source = archive(tmp_path / "source.zip", {**CONTENT, "Data/void/": b""}, stored)
+    found = open_tree(source)
+    yield found
+    if isinstance(found, ZipTree):
+        found.close()
+
+
+def test_kinds(tree) -> None:
+    assert isinstance(tree, FolderTree | ZipTree)
+    assert tree.kind("") == "folder"
+    assert tree.kind("Data") == tree.kind("Data/KnowledgeBase") == tree.kind("Data/void") == "folder"
+    assert tree.kind("data.json") == tree.kind("Data/KnowledgeBase/.._up") == tree.kind("empty") == "file"
+    assert tree.kind("missing") is None
+    assert tree.kind("Data/missing/deep") is None
+    assert tree.kind("data.json/below") is None
+    assert tree.kind("x" * 5000) is None
+
+
+def test_children_are_sorted_and_empty_where_there_are_none(tree) -> None:
+    assert tree.children("") == ["Data", "data.json", "empty"]
+    assert tree.children("Data") == ["Files", "KnowledgeBase", "void"]
+    assert tree.children("Data/KnowledgeBase") == [".._up", "base"]
+    assert tree.children("Data/void") == tree.children("data.json") == tree.children("missing") == []
+
+
+def test_files_are_read_whole_and_in_parts(tree) -> None:
+    for name, content in CONTENT.items():
+        assert tree.size(name) == len(content)
+        assert tree.crc32(name) == zlib.crc32(content)
+        with tree.open(name) as file:
+            assert file.read() == content
+        with tree.open(name) as file:
+            assert file.read(3) + file.read(4) + file.read() == content
+        with tree.open(name) as file:
+            buffer = bytearray(len(content) + 5)
+            count = file.readinto(buffer)
+            assert bytes(buffer[:count]) == content[:count]
+            assert count > 0 or not content
+
+
+def test_a_local_copy_is_a_file_that_programs_can_open(tree, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    with tree.local("Data/KnowledgeBase/base", work) as place:
+        assert place.read_bytes() == CONTENT["Data/KnowledgeBase/base"]
+    with tree.local("Data/KnowledgeBase", work) as place:
+        assert place.is_dir()
+    with tree.local("missing", work) as place:
+        assert not place.exists()
+    with tree.local("empty", None) as place:
+        assert place.stat().st_size == 0
+    assert list(work.iterdir()) == []
+
+
+def test_reading_leaves_no_trace(tree, tmp_path: Path) -> None:
+    before = state_of(tmp_path)
+    for name in CONTENT:
+        tree.kind(name), tree.crc32(name)
+        with tree.open(name) as file:
+            file.read()
+        with tree.local(name, None) as place:
+            place.read_bytes()
+    assert state_of(tmp_path) == before
+
+
+# --- folders -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("on_disk", "asked"), [("NFD", "NFC"), ("NFC", "NFD"), ("NFC", "NFC")])
+def test_names_are_found_whatever_their_normalisation(tmp_path: Path, on_disk: str, asked: str) -> None:
+    folder, name = "Prüfung", "Ångström é.txt"
+    place = tmp_path / unicodedata.normalize(on_disk, folder)
+    place.mkdir()
+    (place / unicodedata.normalize(on_disk, name)).write_bytes(b"found")
+    wanted = unicodedata.normalize(asked, f"{folder}/{name}")
+    tree = FolderTree(tmp_path)
+    assert tree.kind(wanted) == "file"
+    assert tree.size(wanted) == 5
+    assert [unicodedata.normalize("NFC", child) for child in tree.children(wanted.split("/")[0])] == [name]
+    with tree.local(wanted, None) as local:
+        assert local.read_bytes() == b"found"
+    assert tree.kind(wanted + "x") is None
+
+
+def test_the_exact_name_wins_over_a_normalised_one(tmp_path: Path) -> None:
+    exact, other = unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é")
+    (tmp_path / other).write_bytes(b"other")
+    (tmp_path / exact).write_bytes(b"exact")
+    if len(list(tmp_path.iterdir())) < 2:
+        pytest.skip("this file system normalises names")
+    tree = FolderTree(tmp_path)
+    with tree.open(exact) as first, tree.open(other) as second:
+        assert (first.read(), second.read()) == (b"exact", b"other")
+
+
+def test_symbolic_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "base").write_bytes(b"vectors")
+    source = tmp_path / "source"
+    source.mkdir()
+    linked(source / "linked", tmp_path / "elsewhere")
+    linked(source / "file", tmp_path / "elsewhere" / "base")
+    linked(source / "dangling", tmp_path / "nowhere")
+    linked(source / "loop", source / "loop")
+    tree = FolderTree(source)
+    assert (tree.kind("linked"), tree.kind("linked/base"), tree.kind("file")) == ("folder", "file", "file")
+    assert tree.size("file") == 7
+    assert tree.kind("dangling") is None
+    assert tree.kind("loop") is None
+
+
+def test_a_name_with_a_nul_is_nothing(tmp_path: Path) -> None:
+    assert FolderTree(tmp_path).kind("a\0b") is None
+    assert FolderTree(tmp_path).children("a\0b") == []
+
+
+# --- archives that are refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "\\\\server\\share", "C:/Windows/x", "c:\\Windows\\x", "D:"])
+def test_absolute_members_are_refused(tmp_path: Path, name: str) -> None:
+    path = archive(tmp_path / "a.zip", {"data.json": b"{}", name: b"x"})
+    assert refusal(path) == f"{name} is an absolute path"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../x", "a/..", "..", "a/../../x", "..\\x", "a\\..\\x", "a/..\\x"])
+def test_members_that_climb_are_refused(tmp_path: Path, name: str) -> None:
+    path = archive(tmp_path / "a.zip", {"data.json": b"{}", name: b"x"})
+    assert refusal(path) == f"{name} leads out of the archive"
+
+
+@pytest.mark.parametrize(
+    "name", [".._up", "Data/KnowledgeBase/.._up", "a../b", "a/..b", "a/...", "..a\\b", "x:y", "ab:/c", "~/x"]
+)
+def test_dots_that_climb_nowhere_are_legal(tmp_path: Path, name: str) -> None:
+    with opened(archive(tmp_path / "a.zip", {name: b"here"})) as tree, tree.open(name) as file:
+        assert file.read() == b"here"
+
+
+def test_a_name_given_twice_is_refused(tmp_path: Path) -> None:
+    path = renamed(archive(tmp_path / "a.zip", {"data.json": b"{}", "dat2.json": b"[]"}), b"dat2.json", b"data.json")
+    assert refusal(path) == "data.json is in it twice"
+
+
+def test_one_name_spelled_in_two_ways_is_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.zip", {"Data/x": b"1", "./Data//x": b"2"})
+    assert refusal(path) == "Data/x is in it twice"
+
+
+@pytest.mark.parametrize("names", [("Data", "Data/x"), ("Data/x", "Data"), ("a/b/c", "a/b"), ("void/", "void")])
+def test_a_file_that_is_a_folder_too_is_refused(tmp_path: Path, names: tuple[str, str]) -> None:
+    path = archive(tmp_path / "a.zip", dict.fromkeys(names, b""))
+    clash = next(name for name in names if not name.endswith("/") and any(n.startswith(name + "/") for n in names))
+    assert refusal(path) == f"{clash} is both a file and a folder"
+
+
+def test_a_folder_may_be_named_before_and_after_its_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as target:
+        for name in ("Data/", "Data/x", "Other/y", "Other/"):
+            target.writestr(name, b"")
+    with opened(path) as tree:
+        assert tree.children("") == ["Data", "Other"]
+
+
+def test_a_bomb_is_refused_and_what_merely_packs_well_is_not(tmp_path: Path) -> None:
+    zeros = bytes(BOMB_BYTES + 1)
+    bomb = archive(tmp_path / "bomb.zip", {"data.json": zeros})
+    with zipfile.ZipFile(bomb) as plain:
+        packed = plain.getinfo("data.json").compress_size
+    assert refusal(bomb) == f"data.json would grow from {packed:,} to {len(zeros):,} bytes (a zip bomb)"
+    with opened(archive(tmp_path / "small.zip", {"data.json": zeros[: 1 << 20]})) as tree:
+        assert tree.size("data.json") == 1 << 20
+    with opened(archive(tmp_path / "stored.zip", {"data.json": zeros}, zipfile.ZIP_STORED)) as tree:
+        assert tree.crc32("data.json") == zlib.crc32(zeros)
+
+
+def test_a_bomb_that_understates_its_size_gives_no_more_than_it_states(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.zip", {"data.json": bytes(1 << 20)})
+    raw = bytearray(path.read_bytes())
+    struct.pack_into("<I", raw, raw.find(CENTRAL_HEADER) + 24, 100)
+    path.write_bytes(raw)
+    with opened(path) as tree, tree.open("data.json") as file, pytest.raises(SourceUnreadable, match="damaged"):
+        assert len(file.read()) <= 100
+
+
+def overlapping(path: Path, bystanders: int) -> Path:
+    """Two members of which the first one's bytes hold the second whole, beside a number of empty ones."""
+    inner = archive(path, {"inner": b"A" * 4000}, zipfile.ZIP_STORED).read_bytes()
+    inner = inner[: inner.find(CENTRAL_HEADER)]
+    members = {**{f"bystander {number}": b"" for number in range(bystanders)}, "outer": inner}
+    raw = archive(path, members, zipfile.ZIP_STORED).read_bytes()
+    directory = raw.find(CENTRAL_HEADER)
+    offset = raw.find(inner)
+    entry = archive(path, {"inner": b"A" * 4000}, zipfile.ZIP_STORED).read_bytes()
+    entry = bytearray(entry[entry.find(CENTRAL_HEADER) : entry.find(b"PK\x05\x06")])
+    struct.pack_into("<I", entry, 42, offset)
+    end = raw.find(b"PK\x05\x06", directory)
+    tail = bytearray(raw[end:])
+    struct.pack_into("<HHI", tail, 8, bystanders + 2, bystanders + 2, end - directory + len(entry))
+    path.write_bytes(raw[:end] + entry + tail)
+    return path
+
+
+@pytest.mark.parametrize("bystanders", [0, 100])
+def test_overlapping_members_are_refused(tmp_path: Path, bystanders: int) -> None:
+    assert refusal(overlapping(tmp_path / "a.zip", bystanders)) == "its members overlap one another"
+
+
+def test_archives_with_a_password_are_refused_by_name(tmp_path: Path) -> None:
+    path = set_headers(archive(tmp_path / "a.zip", {"data.json": b"{}"}), flags=1)
+    with pytest.raises(ArchiveEncrypted) as caught:
+        ZipTree(path)
+    assert caught.value.exit_status == 2
+    assert str(caught.value) == (
+        f"{path}: the archive is protected by a password; unpack it yourself and give the folder."
+    )
+
+
+# --- damaged archives ----------------------------------------------------------------------------------------------
+
+
+def unreadable(path: Path) -> str:
+    with pytest.raises(SourceUnreadable) as caught:
+        ZipTree(path)
+    assert caught.value.exit_status == 2
+    message = str(caught.value)
+    assert message.startswith(f"{path}: cannot be read (damaged or incomplete zip archive: ")
+    assert message.endswith("); check that the file is complete and that you may read it.")
+    return message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK\x03\x04", b"PK\x05\x06", b"text", bytes(range(256)) * 8],
+    ids=["empty", "start", "end", "text", "bytes"],
+)
+def test_what_is_no_archive(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.zip"
+    path.write_bytes(content)
+    unreadable(path)
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_archive(tmp_path: Path, part: float) -> None:
+    path = archive(tmp_path / "a.zip", CONTENT)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(len(raw) * part)])
+    unreadable(path)
+
+
+def test_an_archive_without_members_is_an_empty_tree(tmp_path: Path) -> None:
+    with opened(archive(tmp_path / "a.zip", {})) as tree:
+        assert tree.children("") == []
+        assert tree.kind("") == "folder"
+
+
+def test_damage_inside_a_member_shows_when_it_is_read(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.zip", {"data.json": b"0123456789" * 10, "other": b"fine"}, zipfile.ZIP_STORED)
+    path.write_bytes(path.read_bytes().replace(b"0123456789", b"0123456X89", 1))
+    with opened(path) as tree:
+        with tree.open("data.json") as file, pytest.raises(SourceUnreadable) as caught:
+            file.read()
+        assert caught.value.exit_status == 2
+        assert str(caught.value).startswith(f"{path}: cannot be read (data.json is damaged: Bad CRC-32")
+        with pytest.raises(SourceUnreadable, match=r"data\.json is damaged"):
+            tree.extract("data.json", tmp_path / "copy")
+        with pytest.raises(SourceUnreadable, match=r"data\.json is damaged"), tree.local("data.json", None):
+            pass
+        with tree.open("other") as file:
+            assert file.read() == b"fine"
+
+
+def test_a_packing_that_nobody_reads(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.zip", {"data.json": b"{}"}, zipfile.ZIP_STORED)
+    raw = bytearray(path.read_bytes())
+    struct.pack_into("<H", raw, raw.find(CENTRAL_HEADER) + 10, 97)
+    path.write_bytes(raw)
+    with opened(path) as tree, pytest.raises(SourceUnreadable, match=r"data\.json: .*compression"):
+        tree.open("data.json")
+
+
+@pytest.mark.parametrize(
+    "packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], ids=str
+)
+def test_no_single_damaged_byte_escapes_as_another_error(tmp_path: Path, packing: int) -> None:
+    path = tmp_path / "a.zip"
+    healthy = archive(path, {"Data/\u00e9": b"abc" * 30, "b": b"{}"}, packing).read_bytes()
+    for place in range(len(healthy)):
+        for value in {0x00, 0x0C, 0x0E, 0xFF, healthy[place] ^ 0x01, healthy[place] ^ 0x80} - {healthy[place]}:
+            path.write_bytes(healthy[:place] + bytes([value]) + healthy[place + 1 :])
+            try:
+                with opened(path) as tree:
+                    read_everything(tree, "")
+            except RegraftError as error:
+                assert str(path) in str(error)
+
+
+def read_everything(tree: ZipTree, folder: str) -> None:
+    for name in (join(folder, child) for child in tree.children(folder)):
+        if tree.kind(name) == "folder":
+            read_everything(tree, name)
+        else:
+            with tree.open(name) as file:
+                file.read()
+
+
+# --- names in archives ---------------------------------------------------------------------------------------------
+
+
+def test_utf8_names_are_read_with_and_without_their_flag(tmp_path: Path) -> None:
+    name = "报告 é.txt"
+    flagged = archive(tmp_path / "flagged.zip", {name: b"1"})
+    placeholder = "x" * len(name.encode())
+    bare = renamed(archive(tmp_path / "bare.zip", {placeholder: b"1"}), placeholder.encode(), name.encode())
+    for path in (flagged, bare):
+        with opened(path) as tree:
+            assert tree.children("") == [name]
+            with tree.open(name) as file:
+                assert file.read() == b"1"
+
+
+def test_names_in_the_old_code_page_are_read_as_such(tmp_path: Path) -> None:
+    path = renamed(archive(tmp_path / "a.zip", {"caf#": b"1"}), b"caf#", "café".encode("cp437"))
+    with opened(path) as tree:
+        assert tree.children("") == ["café"]
+
+
+def test_members_are_found_whatever_their_normalisation(tmp_path: Path) -> None:
+    stored, asked = unicodedata.normalize("NFD", "Data/Prüfung.md"), unicodedata.normalize("NFC", "Data/Prüfung.md")
+    with opened(archive(tmp_path / "a.zip", {stored: b"found", "Data/other": b""})) as tree:
+        assert tree.kind(asked) == "file"
+        assert tree.size(asked) == 5
+        assert tree.crc32(asked) == zlib.crc32(b"found")
+        with tree.open(asked) as file, tree.local(asked, None) as place:
+            assert file.read() == place.read_bytes() == b"found"
+        assert tree.kind("Data/Prufung.md") is None
+
+
+def test_backslashes_separate_in_archives_made_on_windows_only(tmp_path: Path) -> None:
+    name = "Data\\KnowledgeBase\\base"
+    windows = set_headers(archive(tmp_path / "windows.zip", {name: b"1"}), system=0)
+    elsewhere = set_headers(archive(tmp_path / "unix.zip", {name: b"1"}), system=3)
+    with opened(windows) as tree:
+        assert tree.kind("Data/KnowledgeBase/base") == "file"
+        assert tree.children("Data") == ["KnowledgeBase"]
+    with opened(elsewhere) as tree:
+        assert tree.children("") == [name]
+
+
+def test_empty_and_dot_components_are_passed_over(tmp_path: Path) -> None:
+    with opened(archive(tmp_path / "a.zip", {"./Data//KnowledgeBase/./base": b"1", "./": b""})) as tree:
+        assert tree.kind("Data/KnowledgeBase/base") == "file"
+        assert tree.children("") == ["Data"]
+
+
+# --- large archives ------------------------------------------------------------------------------------------------
+
+
+def test_zip64_members_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as target, target.open("Data/big", "w", force_zip64=True) as member:
+        member.write(b"x" * 1000)
+    with opened(path) as tree:
+        assert tree.size("Data/big") == 1000
+        with tree.open("Data/big") as file:
+            assert file.read() == b"x" * 1000
+
+
+def test_more_members_than_the_old_format_counts(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as target:
+        for number in range(0x10001):
+            target.writestr(zipfile.ZipInfo(f"f/{number}"), b"")
+    with opened(path) as tree:
+        assert len(tree.children("f")) == 0x10001
+        assert tree.kind("f/65536") == "file"
+
+
+# --- logs and journals beside a member -----------------------------------------------------------------------------
+
+
+def test_a_log_beside_a_member_comes_with_it(tmp_path: Path) -> None:
+    database = tmp_path / "base"
+    db = sqlite3.connect(database, isolation_level=None)
+    db.execute("PRAGMA journal_mode = wal")
+    db.execute("PRAGMA wal_autocheckpoint = 0")
+    db.execute("CREATE TABLE t (x)")
+    db.execute("INSERT INTO t VALUES ('only in the log')")
+    members = {f"KB/{p.name}": p.read_bytes() for p in (database, tmp_path / "base-wal")}
+    db.close()
+    path = archive(tmp_path / "a.zip", members)
+    with opened(path) as tree, tree.local("KB/base", None) as place:
+        assert place.with_name(place.name + "-wal").exists()
+        with closing(sqlite3.connect(place)) as copy:
+            assert copy.execute("SELECT x FROM t").fetchall() == [("only in the log",)]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content", "comes"),
+    [
+        ("-wal", WAL_START + bytes(28), True),
+        ("-wal", b"\x37\x7f\x06\x83" + bytes(28), True),
+        ("-wal", b"", False),
+        ("-wal", b"SQLite format 3\0", False),
+        ("-journal", JOURNAL_START, True),
+        ("-journal", bytes(512), False),
+        ("-journal", b"a base called so", False),
+        ("-shm", WAL_START, False),
+    ],
+)
+def test_only_real_logs_and_journals_come_along(tmp_path: Path, suffix: str, content: bytes, comes: bool) -> None:
+    path = archive(tmp_path / "a.zip", {"KB/base": b"database", f"KB/base{suffix}": content})
+    with opened(path) as tree, tree.local("KB/base", None) as place:
+        beside = place.with_name(place.name + suffix)
+        assert beside.exists() is comes
+        if comes:
+            assert beside.read_bytes() == content
