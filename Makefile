@@ -27,11 +27,15 @@ $(VENV)/.made:
 # The package is installed, not linked: tests see what a user gets.
 $(VENV)/.installed: $(VENV)/.made pyproject.toml README.md LICENSE $(SOURCES)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check .
+	@touch $@
+
+$(VENV)/.testing: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[test]'
 	@touch $@
 
-$(VENV)/.linting: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[test,lint]'
+$(VENV)/.linting: $(VENV)/.testing
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[lint]'
 	@touch $@
 
 demo: $(VENV)/.installed
@@ -41,7 +45,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/regraft inspect $(DEMO)/KnowledgeBase/3ef4ee57-45e1-4471-a166-dcdcd2472839
 	@rm -rf $(DEMO)
 
-test: $(VENV)/.installed
+test: $(VENV)/.testing
 	$(BIN)/pytest -n 2 -q
 
 lint: $(VENV)/.linting
@@ -49,7 +53,7 @@ lint: $(VENV)/.linting
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/.installed
+docs: $(VENV)/.testing
 	$(BIN)/cog -r docs/*.md README.md README.zh.md docs/zh/*.md
 
 bench: $(VENV)/.installed
