@@ -1,0 +1,242 @@
+"""Putting files in place: in one step, again where the system refuses for a moment, and never half."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regraft import durable
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Record waits instead of waiting."""
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    return waited
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Record which files and folders are flushed, in order."""
+    order: list[Path] = []
+    for name in ("sync_file", "sync_folder"):
+        real = getattr(durable, name)
+        monkeypatch.setattr(durable, name, lambda path, real=real: (order.append(Path(path)), real(path))[1])
+    return order
+
+
+def failing(times: int, error: OSError) -> Callable[..., None]:
+    """Return a rename that fails so often before it works."""
+    real, left = os.replace, [times]
+
+    def replace(source: Any, target: Any) -> None:
+        if left[0] > 0:
+            left[0] -= 1
+            raise error
+        real(source, target)
+
+    return replace
+
+
+# --- replace -------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_takes_the_place_of_another(tmp_path: Path, flushed: list[Path]) -> None:
+    (tmp_path / "new").write_text("new")
+    (tmp_path / "old").write_text("old")
+    durable.replace(tmp_path / "new", tmp_path / "old")
+    assert (tmp_path / "old").read_text() == "new"
+    assert not (tmp_path / "new").exists()
+    assert flushed == [tmp_path]
+
+
+def test_both_folders_of_a_move_are_flushed(tmp_path: Path, flushed: list[Path]) -> None:
+    for name in ("from", "to"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "from" / "base").mkdir()
+    (tmp_path / "from" / "base" / "file").write_text("x")
+    durable.replace(tmp_path / "from" / "base", tmp_path / "to" / "base")
+    assert (tmp_path / "to" / "base" / "file").read_text() == "x"
+    assert set(flushed) == {tmp_path / "from", tmp_path / "to"}
+
+
+def test_a_move_that_is_refused_for_a_moment_is_tried_again(
+    tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("x")
+    denied = PermissionError(errno.EACCES, "held by a scanner")
+    monkeypatch.setattr(os, "replace", failing(durable.REPLACE_TRIES - 1, denied))
+    durable.replace(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_text() == "x"
+    assert len(waits) == durable.REPLACE_TRIES - 1
+    assert waits == sorted(waits)
+    assert waits[0] == durable.REPLACE_WAIT_SECONDS
+    assert 1 < sum(waits) < 15
+
+
+def test_a_move_that_stays_refused_fails_after_some_tries(
+    tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("x")
+    denied = PermissionError(errno.EACCES, "not yours")
+    monkeypatch.setattr(os, "replace", failing(10**6, denied))
+    with pytest.raises(PermissionError) as caught:
+        durable.replace(tmp_path / "a", tmp_path / "b")
+    assert caught.value is denied
+    assert len(waits) == durable.REPLACE_TRIES - 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EXDEV, errno.EIO, errno.ENOTEMPTY])
+def test_other_errors_of_a_move_are_not_tried_again(
+    number: int, tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("x")
+    monkeypatch.setattr(os, "replace", failing(1, OSError(number, os.strerror(number))))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        durable.replace(tmp_path / "a", tmp_path / "b")
+    assert waits == []
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_move_of_nothing_fails_at_once(tmp_path: Path, waits: list[float]) -> None:
+    with pytest.raises(FileNotFoundError):
+        durable.replace(tmp_path / "gone", tmp_path / "b")
+    assert waits == []
+
+
+# --- write_text ----------------------------------------------------------------------------------------------------
+
+
+def test_text_is_written_as_it_is(tmp_path: Path) -> None:
+    text = "line\nKüche 🌱\r\n"
+    durable.write_text(tmp_path / "a.txt", text, tmp_path / "temporary")
+    assert (tmp_path / "a.txt").read_bytes() == text.encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_text_is_on_disk_before_it_is_in_place(
+    tmp_path: Path, flushed: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.replace
+    moves: list[list[Path]] = []
+    monkeypatch.setattr(os, "replace", lambda a, b: (moves.append(list(flushed)), real(a, b))[1])
+    durable.write_text(tmp_path / "a.txt", "x", tmp_path / "temporary")
+    assert moves == [[tmp_path / "temporary"]]
+    assert flushed == [tmp_path / "temporary", tmp_path]
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_text_that_cannot_be_written_leaves_the_old_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("old")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, name, full)
+    with pytest.raises(OSError, match="No space left"):
+        durable.write_text(tmp_path / "a.txt", "new", tmp_path / "temporary")
+    assert (tmp_path / "a.txt").read_text() == "old"
+
+
+def test_readers_see_the_old_text_or_the_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a run does meanwhile, the file under its name is whole."""
+    path, seen = tmp_path / "a.txt", set()
+    path.write_text("old")
+    for name in ("fsync", "replace", "open", "close"):
+        real = getattr(os, name)
+
+        def look(*arguments: Any, real: Any = real, **named: Any) -> Any:
+            seen.add(path.read_text())
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(os, name, look)
+    durable.write_text(path, "new", tmp_path / "temporary")
+    monkeypatch.undo()
+    assert seen | {path.read_text()} == {"old", "new"}
+
+
+# --- flushing ------------------------------------------------------------------------------------------------------
+
+
+def test_every_file_and_folder_of_a_tree_is_flushed(tmp_path: Path, flushed: list[Path]) -> None:
+    tree = tmp_path / "tree"
+    (tree / "a" / "b").mkdir(parents=True)
+    for name in ("one", "a/two", "a/b/three"):
+        (tree / name).write_text(name)
+    durable.sync_tree(tree)
+    assert sorted(flushed) == sorted([tree, *tree.rglob("*")])
+
+
+@pytest.mark.parametrize("sync", [durable.sync_file, durable.sync_tree])
+def test_a_failing_flush_is_no_success(
+    sync: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tree").mkdir()
+    path = tmp_path / "tree" / "file"
+    path.write_text("x")
+    closed: list[int] = []
+    real = os.close
+
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "close", lambda number: (closed.append(number), real(number))[1])
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        sync(path if sync is durable.sync_file else path.parent)
+    assert closed, "the file stays open"
+
+
+# --- remove_tree ---------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
+    (tmp_path / "tree" / "a").mkdir(parents=True)
+    (tmp_path / "tree" / "a" / "file").write_text("x")
+    durable.remove_tree(tmp_path / "tree")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_removed_too(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    durable.remove_tree(tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_to_remove_is_fine(tmp_path: Path) -> None:
+    durable.remove_tree(tmp_path / "gone")
+    durable.remove_tree(tmp_path / "gone" / "deeper")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_link_leads_to_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "link").symlink_to(tmp_path / "kept")
+    durable.remove_tree(tmp_path / "link")
+    durable.remove_tree(tmp_path / "tree")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept" / "file").read_text() == "x"
+
+
+def test_what_cannot_be_removed_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+
+    def deny(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "unlink", deny)
+    with pytest.raises(PermissionError):
+        durable.remove_tree(tmp_path / "file")

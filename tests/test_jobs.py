@@ -1,0 +1,251 @@
+"""Several bases at once: the same result as one after the other, also when a process dies or the run is interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+from conftest import run
+from faults import (
+    INTERRUPTED,
+    REFUSED,
+    STOPPED,
+    Source,
+    base_files,
+    changed_source,
+    left_over,
+    library,
+    line,
+    marks,
+    migrate,
+    said,
+    small_source,
+    started,
+    state_of,
+    untouched,
+    wait_until,
+    write_vectors,
+)
+from test_golden import as_backup
+
+from migrators.cherry_v1 import crew
+from regraft import ledger
+from regraft.errors import Interrupted
+
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows has none of these signals")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
+    """Build four bases, the largest last and one of them a failed one; no run may change a byte of it."""
+    source = small_source(tmp_path_factory.mktemp("jobs") / "source")
+    source.base("delta", [faults.item("long", "note", "a long story")])
+    write_vectors(source.vectors("delta"), {"long": 1500}, length=200)
+    source.write()
+    before = state_of(source.folder)
+    yield source
+    assert state_of(source.folder) == before
+
+
+@pytest.fixture(scope="module")
+def alone(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Migrate the source in one process."""
+    target = tmp_path_factory.mktemp("alone") / "library"
+    assert migrate(source.folder, target, "--jobs", 1).status == 1
+    return target
+
+
+def ends_well(source: Source, target: Path, alone: Path) -> None:
+    """Assert that the next run, in one process, completes the library and leaves alone what is finished."""
+    finished = marks(target)
+    assert migrate(source.folder, target, "--jobs", 1).status == 1
+    assert library(target) == library(alone)
+    assert left_over(target) == []
+    assert marks(target).items() >= finished.items()
+
+
+def holds(target: Path, alone: Path) -> None:
+    """Assert that every base that is there is whole, and nothing else is."""
+    whole = base_files(alone)
+    for base, files in base_files(target).items():
+        assert files == whole[base]
+    assert left_over(target) == []
+
+
+def told(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a report without when and where it was made."""
+    text = json.dumps({name: part for name, part in document.items() if name not in ("run", "source", "target")})
+    return json.loads(text.replace(json.dumps(document["target"]["path"])[1:-1], "<target>"))
+
+
+# --- the same result -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_two_processes_come_to_the_same(kind: str, source: Source, alone: Path, tmp_path: Path) -> None:
+    path = source.folder if kind == "folder" else as_backup(source.folder, tmp_path / "backup.zip")
+    one = migrate(path, tmp_path / "one", "--jobs", 1, "--json")
+    two = migrate(path, tmp_path / "two", "--jobs", 2, "--json")
+    assert two.stderr == ""
+    assert told(two.document) == told(one.document)
+    assert [base["legacy_id"] for base in two.document["bases"]] == ["alpha", "beta", "gamma", "delta"]
+    assert library(tmp_path / "two") == library(tmp_path / "one") == library(alone)
+    assert left_over(tmp_path / "two") == []
+    with untouched(tmp_path / "two"):
+        assert "nothing was written" in migrate(path, tmp_path / "two", "--jobs", 2).stdout
+
+
+def test_a_changed_base_in_two_processes(tmp_path: Path) -> None:
+    source, target = small_source(tmp_path / "source"), tmp_path / "library"
+    migrate(source.folder, target, "--jobs", 2)
+    changed_source(source)
+    write_vectors(source.vectors("gamma"), {"lost": 1})
+    done = migrate(source.folder, target, "--jobs", 2, "--json")
+    assert [base["outcome"] for base in done.document["bases"]] == ["unchanged", "written", "written"]
+    migrate(source.folder, tmp_path / "fresh", "--jobs", 1)
+    assert library(target) == library(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "bases", "count"), [(None, 4, 1), (1, 4, 1), (2, 4, 2), (64, 4, 4), (2, 1, 1), (8, 0, 1)]
+)
+def test_no_more_processes_than_bases_and_none_for_small_ones(wanted: int | None, bases: int, count: int) -> None:
+    assert crew.processes([small_job() for _ in range(bases)], wanted) == count
+
+
+@pytest.mark.parametrize(("cores", "large", "count"), [(8, 6, 4), (8, 3, 3), (2, 6, 2), (None, 6, 1), (8, 0, 1)])
+def test_as_many_processes_as_pay(cores: int | None, large: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    jobs = [small_job() for _ in range(3)] + [small_job(rows=1 << 20) for _ in range(large)]
+    assert crew.processes(jobs, None) == count
+
+
+def small_job(rows: int = 10) -> Any:
+    """Return as much of a job as its size is told by."""
+    from types import SimpleNamespace
+
+    plan = SimpleNamespace(body_bytes=rows * 20, vector_bytes=32, rows=SimpleNamespace(carried=rows))
+    return SimpleNamespace(plan=plan)
+
+
+# --- processes that fail -------------------------------------------------------------------------------------------
+
+
+def test_a_killed_process_stops_the_run(
+    source: Source, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "library"
+    with monkeypatch.context() as patch:
+        patch.setattr(crew, "_in_process", faults.die_in_process)
+        done = migrate(source.folder, target, "--jobs", 2, "--json")
+    message = said(done, "StoppedMidway", STOPPED)
+    assert "a worker process was killed" in message
+    assert "run the same command again" in message
+    holds(target, alone)
+    ends_well(source, target, alone)
+
+
+@pytest.mark.parametrize("code", ["VerificationFailed", "BooksDoNotBalance"])
+def test_an_error_of_a_process_arrives_as_what_it_is(
+    code: str, source: Source, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "library"
+    with monkeypatch.context() as patch:
+        patch.setattr(crew, "_in_process", getattr(faults, f"raise_{code}"))
+        done = migrate(source.folder, target, "--jobs", 2, "--json")
+    assert "nothing of this base was published" in said(done, code, STOPPED)
+    holds(target, alone)
+    ends_well(source, target, alone)
+
+
+def test_a_full_disk_of_a_process_stops_the_run(
+    source: Source, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "library"
+    with monkeypatch.context() as patch:
+        patch.setattr(crew, "_in_process", faults.fill_up_in_process)
+        done = migrate(source.folder, target, "--jobs", 2, "--json")
+    assert "database or disk is full" in said(done, "StoppedMidway", STOPPED)
+    holds(target, alone)
+    ends_well(source, target, alone)
+
+
+def test_publishing_that_fails_ends_the_processes(
+    source: Source, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "library"
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger.Ledger, "done", full)
+        done = migrate(source.folder, target, "--jobs", 2, "--json")
+    said(done, "StoppedMidway", STOPPED)
+    holds(target, alone)
+    ends_well(source, target, alone)
+
+
+# --- interrupted ---------------------------------------------------------------------------------------------------
+
+
+@posix
+@pytest.mark.parametrize("moment", ["the run has begun", "a base is begun", "a base is in place"])
+def test_control_c_in_parallel(moment: str, source: Source, alone: Path, tmp_path: Path) -> None:
+    """Ctrl-C goes to every process of a terminal: one line is said, whenever it comes."""
+    target = tmp_path / "library"
+    staging = target / ".regraft" / "staging"
+    reached = {
+        "the run has begun": staging.exists,
+        "a base is begun": lambda: staging.exists() and any(staging.iterdir()),
+        "a base is in place": lambda: any((target / "KnowledgeBase").glob("*")),
+    }[moment]
+    with started(source.folder, target, "--jobs", "2", "--quiet") as process:
+        assert wait_until(reached, process)
+        os.killpg(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stdout) == (INTERRUPTED, "")
+    known = ledger.read_entries(target)
+    finished = sum(base in known for base in base_files(alone)) + ("catalog" in known)
+    assert stderr in [f"regraft: {Interrupted(finished=count)}\n" for count in range(finished + 1)]
+    holds(target, alone)
+    ends_well(source, target, alone)
+
+
+# --- two runs at once ----------------------------------------------------------------------------------------------
+
+
+@posix
+def test_a_second_run_on_one_target_is_refused(source: Source, alone: Path, tmp_path: Path) -> None:
+    target = tmp_path / "library"
+    with started(source.folder, target, "--quiet", "--jobs", "1") as process:
+        assert wait_until(lambda: any((target / "KnowledgeBase").glob("*")), process)
+        # It holds still, so that whatever changes would be the second run's doing.
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        try:
+            with untouched(target, source.folder):
+                text = line(run("migrate", source.folder, "--to", target), REFUSED)
+                message = said(migrate(source.folder, target, "--json"), "TargetLocked", REFUSED)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        stdout, stderr = process.communicate(timeout=30)
+    assert text == message == f"{target}: another regraft is working on this target; wait until it has finished."
+    assert (process.returncode, stderr) == (1, "")
+    assert "Written:" in stdout
+    assert library(target) == library(alone)
+    assert migrate(source.folder, target).status == 1
+
+
+def test_runs_on_two_targets_do_not_mind_each_other(source: Source, alone: Path, tmp_path: Path) -> None:
+    with started(source.folder, tmp_path / "one", "--jobs", "1") as process:
+        assert migrate(source.folder, tmp_path / "two").status == 1
+        process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert library(tmp_path / "one") == library(tmp_path / "two") == library(alone)
