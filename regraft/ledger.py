@@ -7,7 +7,7 @@ kill at any moment the recorded intents tell what to finish and what to remove (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +41,14 @@ _TABLES = (
          state TEXT NOT NULL CHECK (state IN ('intended', 'done', 'dropped')),
          fingerprint TEXT NOT NULL,
          detail BLOB NOT NULL)""",
+    """CREATE TABLE part (
+         step_id INTEGER NOT NULL REFERENCES step (step_id),
+         number INTEGER NOT NULL,
+         body BLOB NOT NULL,
+         PRIMARY KEY (step_id, number))""",
     """CREATE TABLE entry (
          subject TEXT PRIMARY KEY,
+         step_id INTEGER NOT NULL REFERENCES step (step_id),
          fingerprint TEXT NOT NULL,
          detail BLOB NOT NULL)""",
 )
@@ -90,27 +96,44 @@ class Ledger:
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
-    def intend(self, subject: str, action: str, entry: Entry) -> Step:
-        """Record the intent to make ``entry`` stand under ``subject``."""
-        self._db.execute(
-            "INSERT INTO step (run_id, subject, action, state, fingerprint, detail) VALUES (?, ?, ?, 'intended', ?, ?)",
-            (self._run, subject, action, entry.fingerprint, entry.detail),
-        )
-        return Step(self._db.last_insert_rowid(), subject, action, entry)
+    def intend(self, subject: str, action: str, entry: Entry, parts: Iterable[bytes] = ()) -> Step:
+        """Record the intent to make ``entry`` stand under ``subject``.
+
+        ``parts`` are what its writer needs again and what is too much to hold at once; see :meth:`parts`.
+        """
+        with sqlite.transaction(self._db):
+            self._db.execute(
+                "INSERT INTO step (run_id, subject, action, state, fingerprint, detail)"
+                " VALUES (?, ?, ?, 'intended', ?, ?)",
+                (self._run, subject, action, entry.fingerprint, entry.detail),
+            )
+            step_id = self._db.last_insert_rowid()
+            numbered = ((step_id, number, body) for number, body in enumerate(parts))
+            self._db.executemany("INSERT INTO part (step_id, number, body) VALUES (?, ?, ?)", numbered)
+        return Step(step_id, subject, action, entry)
 
     def done(self, step: Step) -> None:
         """Record that an intent was carried out, and what stands in the target now."""
         with sqlite.transaction(self._db):
             self._db.execute("UPDATE step SET state = 'done', detail = x'' WHERE step_id = ?", (step.step_id,))
             self._db.execute(
-                "INSERT INTO entry (subject, fingerprint, detail) VALUES (?1, ?2, ?3)"
-                " ON CONFLICT (subject) DO UPDATE SET fingerprint = ?2, detail = ?3",
-                (step.subject, step.entry.fingerprint, step.entry.detail),
+                "DELETE FROM part WHERE step_id IN (SELECT step_id FROM entry WHERE subject = ?)", (step.subject,)
             )
+            self._db.execute(
+                "INSERT INTO entry (subject, step_id, fingerprint, detail) VALUES (?1, ?2, ?3, ?4)"
+                " ON CONFLICT (subject) DO UPDATE SET step_id = ?2, fingerprint = ?3, detail = ?4",
+                (step.subject, step.step_id, step.entry.fingerprint, step.entry.detail),
+            )
+
+    def amend(self, subject: str, detail: bytes) -> None:
+        """Replace the detail of what stands under ``subject``; its parts stay."""
+        self._db.execute("UPDATE entry SET detail = ? WHERE subject = ?", (detail, subject))
 
     def drop(self, step: Step) -> None:
         """Record that an intent was given up; what it had begun is removed."""
-        self._db.execute("UPDATE step SET state = 'dropped', detail = x'' WHERE step_id = ?", (step.step_id,))
+        with sqlite.transaction(self._db):
+            self._db.execute("UPDATE step SET state = 'dropped', detail = x'' WHERE step_id = ?", (step.step_id,))
+            self._db.execute("DELETE FROM part WHERE step_id = ?", (step.step_id,))
 
     def open_steps(self) -> list[Step]:
         """Return the intents that were neither carried out nor given up, oldest first."""
@@ -126,6 +149,13 @@ class Ledger:
         with readable(self._target):
             rows: list[Any] = self._db.execute("SELECT subject, fingerprint, detail FROM entry").fetchall()
         return {subject: Entry(fingerprint, detail) for subject, fingerprint, detail in rows}
+
+    def parts(self, subject: str) -> Iterator[bytes]:
+        """Stream the parts of what stands under ``subject``, in their order."""
+        query = "SELECT body FROM part JOIN entry USING (step_id) WHERE subject = ? ORDER BY number"
+        with readable(self._target):
+            for (body,) in self._db.execute(query, (subject,)):
+                yield body
 
 
 def path_of(target: Path) -> Path:

@@ -268,19 +268,22 @@ def forked(work: Callable[[], object]) -> int:
     return 128 - code if code < 0 else code
 
 
-def started(source: Path, target: Path, *more: str, **options: Any) -> subprocess.Popen[str]:
-    """Start the real command in a process (and process group) of its own."""
+def started(source: Path, target: Path, *more: str, work: str = "") -> subprocess.Popen[str]:
+    """Start the real command in a process (and process group) of its own.
+
+    Its processes do ``work`` for a base, a function of this module, instead of carrying it.
+    """
     arguments = ["migrate", str(source), "--to", str(target), "--now", NOW, *more]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    patched = f"import faults; faults.crew._in_process = faults.{work}; " if work else ""
     return subprocess.Popen(
-        [sys.executable, "-m", "regraft", *arguments],
+        [sys.executable, "-c", f"{patched}import regraft.cli; regraft.cli.main()", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=tempfile.gettempdir(),
         env=environment,
         start_new_session=True,
-        **options,
     )
 
 
@@ -452,6 +455,13 @@ def fill_up_in_process(job: crew.Job) -> object:
     """Work on a base until the disk is full."""
     with on_disk(FullDisk(20)):
         return real_work(job)
+
+
+def talk_and_fail(job: crew.Job) -> object:
+    """Report more steps than a pipe holds, and then fail."""
+    for _ in range(50_000):
+        crew._steps.put((job.work.draft.name, 0.0, 0))
+    raise VerificationFailed(base="alpha", reason="texts or vectors differ")
 
 
 real_work = crew._in_process

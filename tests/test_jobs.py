@@ -11,7 +11,7 @@ from typing import Any
 
 import faults
 import pytest
-from conftest import run
+from conftest import Outcome, run
 from faults import (
     INTERRUPTED,
     REFUSED,
@@ -188,6 +188,21 @@ def test_publishing_that_fails_ends_the_processes(
         patch.setattr(ledger.Ledger, "done", full)
         done = migrate(source.folder, target, "--jobs", 2, "--json")
     said(done, "StoppedMidway", STOPPED)
+    holds(target, alone)
+    ends_well(source, target, alone)
+
+
+@posix
+def test_processes_end_though_nobody_listens_to_them(source: Source, alone: Path, tmp_path: Path) -> None:
+    """What a process still had to report when the run stopped must not keep it, or the run, alive."""
+    target = tmp_path / "library"
+    with started(source.folder, target, "--jobs", "2", "--json", work="talk_and_fail") as process:
+        try:
+            stdout, stderr = process.communicate(timeout=20)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    said(Outcome(process.returncode, stdout, stderr), "VerificationFailed", STOPPED)
     holds(target, alone)
     ends_well(source, target, alone)
 

@@ -346,6 +346,33 @@ def test_a_changed_copy_of_a_changed_base_is_refused(source: Source, target: Pat
     assert outcomes(migrate(source.folder, target, "--json").document) == {**UNCHANGED, "beta": "written"}
 
 
+def add_file(raw: Path) -> None:
+    (raw / "mine.txt").write_text("mine")
+
+
+def edit_upload(raw: Path) -> None:
+    (raw / "same.txt").write_text("edited by me")
+
+
+def edit_snapshot(raw: Path) -> None:
+    (raw / "who comes on Monday.md").write_text("edited by me")
+
+
+@pytest.mark.parametrize("touch", [add_file, edit_upload, edit_snapshot], ids=lambda touch: touch.__name__)
+def test_files_that_were_changed_in_a_copy_are_not_written_over(
+    touch: Callable[[Path], None], source: Source, target: Path
+) -> None:
+    """A base is more than its index: what the user did to its files must outlive a run that carries it anew."""
+    folder = target / "KnowledgeBase" / ids(target)["beta"]
+    touch(folder / "raw")
+    with untouched(target):
+        assert outcomes(migrate(source.folder, target, "--json").document) == UNCHANGED
+    changed_source(source)
+    with untouched(target):
+        message = said(migrate(source.folder, target, "--json"), "TargetBaseChanged", REFUSED)
+    assert str(folder) in message
+
+
 # --- some bases ----------------------------------------------------------------------------------------------------
 
 

@@ -50,6 +50,7 @@ class Carried:
     """What was written for one base."""
 
     record: BaseRecord
+    items: tuple[ItemRow, ...]
     #: None for a failed base.
     tallies: index.Tallies | None
     index_bytes: int
@@ -96,7 +97,7 @@ def carry_base(plan: BasePlan, origin: Origin, staging: Path, now_ms: int, watch
     if has_files:
         durable.sync_tree(staging)
     size = (staging / INDEX_FILE).stat().st_size if tallies else 0
-    return Carried(carrier.record(), tallies, size, has_files, tuple(carrier.said))
+    return Carried(carrier.record(), carrier.item_rows(), tallies, size, has_files, tuple(carrier.said))
 
 
 class _Carrier:
@@ -230,7 +231,7 @@ class _Carrier:
     # --- catalog ---------------------------------------------------------------------------------------------------
 
     def record(self) -> BaseRecord:
-        """Return the catalog rows of the base."""
+        """Return what the catalog holds of the base but for its items."""
         plan, draft = self._plan, self._plan.draft
         choices = [choice for choice in (draft.embedding, draft.rerank) if choice.model and choice.provider]
         return BaseRecord(
@@ -250,11 +251,14 @@ class _Carrier:
                 created_at=self._time(draft.created_at),
                 updated_at=self._time(draft.updated_at),
             ),
-            items=tuple(self._item_row(position, item) for position, item in enumerate(plan.items)),
             models=tuple(choice.model for choice in choices if choice.model),
             providers=tuple(choice.provider for choice in choices if choice.provider),
             now_ms=self._now,
         )
+
+    def item_rows(self) -> tuple[ItemRow, ...]:
+        """Return the catalog's rows of the base's items."""
+        return tuple(self._item_row(position, item) for position, item in enumerate(self._plan.items))
 
     def _item_row(self, position: int, item: ItemPlan) -> ItemRow:
         data = item.data

@@ -46,7 +46,8 @@ def unique_model_id(provider: Any, model: Any) -> str | None:
         return None
     model = trim(model)
     if SEPARATOR in model:
-        return model if is_model_id(model) else None
+        owner, _, name = model.partition(SEPARATOR)
+        return f"{trim(owner)}{SEPARATOR}{trim(name)}" if is_model_id(model) else None
     if is_blank(provider) or SEPARATOR in provider:
         return None
     return f"{trim(provider)}{SEPARATOR}{model}"

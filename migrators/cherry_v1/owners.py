@@ -23,26 +23,28 @@ class Child:
     taken_by: str = ""
 
 
-def expand(draft: BaseDraft, survey: Survey) -> dict[str, tuple[Child, ...]]:
+def expand(draft: BaseDraft, survey: Survey, paths: dict[str, str] | None = None) -> dict[str, tuple[Child, ...]]:
     """Return the children of every completed folder that has any, by the folder's id.
 
-    A child stands for an entry with at least one row with a source, whatever that row's vector.
+    A child stands for an entry with at least one row with a source, whatever that row's vector. ``paths`` are real
+    paths by loader id, where v1 has only a snippet of the text.
     """
     expanded = {}
     for item in draft.items:
         if item.type == "directory" and item.status == "completed":
-            children = tuple(_children(item, survey))
+            children = tuple(_children(item, survey, paths or {}))
             if children:
                 expanded[item.id] = children
     return expanded
 
 
-def _children(item: ItemDraft, survey: Survey) -> Iterator[Child]:
+def _children(item: ItemDraft, survey: Survey, paths: dict[str, str]) -> Iterator[Child]:
     place = 0
     for loader in item.entries:
         rows = survey.loaders.get(loader)
         if rows is not None and rows.source is not None:
-            yield Child(identity.child_id(item.id, loader, place, item.created_at), loader, rows.source)
+            child_id = identity.child_id(item.id, loader, place, item.created_at)
+            yield Child(child_id, loader, paths.get(loader, rows.source))
             place += 1
 
 

@@ -104,8 +104,12 @@ class BasePlan:
         return sum(material.body_bytes for material in self.materials)
 
 
-def plan_base(draft: BaseDraft, found: Survey | str) -> BasePlan:
-    """Plan one base; ``found`` is its vector file's survey, or why there is none (for a person)."""
+def plan_base(draft: BaseDraft, found: Survey | str, paths: dict[str, str] | None = None) -> BasePlan:
+    """Plan one base.
+
+    ``found`` is its vector file's survey, or why there is none (for a person); ``paths`` are real paths of text files
+    by loader id.
+    """
     survey = found if isinstance(found, Survey) else None
     vector_bytes = survey.vector_bytes if survey else None
     error = None
@@ -114,7 +118,8 @@ def plan_base(draft: BaseDraft, found: Survey | str) -> BasePlan:
     elif vector_bytes is None:
         error = notices.MISSING_STORE
     problem = found if isinstance(found, str) else "holds no usable vector"
-    return _Planner(draft, error, survey or Survey(), vector_bytes or 0, problem).plan()
+    planner = _Planner(draft, error, survey or Survey(), vector_bytes or 0, problem)
+    return planner.plan(paths or {}, unreadable=survey is None)
 
 
 class _Planner:
@@ -130,12 +135,14 @@ class _Planner:
         self._skipped: Counter[str] = Counter()
         self._examples: dict[str, list[str]] = {}
         self._degenerate = Tally()
+        self._unreadable = False
         #: Items whose text cannot be stored, with their rows.
         self._too_large: dict[str, int] = {}
 
-    def plan(self) -> BasePlan:
+    def plan(self, paths: dict[str, str], *, unreadable: bool) -> BasePlan:
         draft = self._draft
-        expanded = expand(draft, self._survey) if self._error is None else {}
+        self._unreadable = unreadable
+        expanded = expand(draft, self._survey, paths) if self._error is None else {}
         owners = Owners(draft, expanded)
         carried = self._sort_rows(owners)
         items, index = self._items(expanded, carried)
@@ -323,7 +330,7 @@ class _Planner:
 
     def _say_tombstone(self, item: ItemDraft) -> None:
         later = ""
-        if self._error == notices.MISSING_STORE and not self._survey.rows:
+        if self._error == notices.MISSING_STORE and self._unreadable:
             later = "; a later run can still recover it, once the vector file can be read"
         none = f"none of its {len(item.entries)} files has rows" if item.entries else "v1 lists no files of it"
         why = "its base failed" if self._error else none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Iterable
@@ -109,7 +110,7 @@ def check_conflicts(target: Path, base_ids: Iterable[str], entries: dict[str, En
             raise TargetNotOurs(path=folder, found="no record of it")
         if base_id in changed:
             known = read_entry(entries[base_id])
-            if index_mark(folder) not in (None, known.index_mark):
+            if index_mark(folder) not in (None, known.index_mark) or raw_mark(folder) != known.raw_mark:
                 raise TargetBaseChanged(path=folder, base=known.record.base.name)
 
 
@@ -120,6 +121,15 @@ def index_mark(folder: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_size, status.st_mtime_ns
+
+
+def raw_mark(folder: Path) -> str:
+    """Return what tells whether a file under a base's ``raw/`` was added, changed or removed since."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for path in sorted((folder / "raw").rglob("*")):
+        status = path.lstat()
+        hasher.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return hasher.hexdigest()
 
 
 def unseen_bytes(source: Located, vector_names: Iterable[str], uploads: int) -> int:

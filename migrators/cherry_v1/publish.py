@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from migrators.cherry_v1.work import BaseEntry, base_folder, read_entry
 from regraft import durable
-from regraft.formats.catalog import write_catalog
+from regraft.formats.catalog import ItemRow, write_catalog
 from regraft.ledger import FOLDER, Entry, Ledger, Step
 from regraft.locate import CATALOG_FILE
 
 PUBLISH = "publish"
 #: Publishing where an earlier base of the same id stands, which waits aside until its successor is recorded.
 REPLACE = "replace"
-MOVE = "move-in-order"
 #: The ledger's subjects besides base ids.
 CATALOG = "catalog"
 REPORT = "report"
@@ -50,7 +50,7 @@ class Target:
     def recover(self, ledger: Ledger) -> None:
         """Finish or give up every intent of an earlier run that was killed, then remove what it left."""
         for step in ledger.open_steps():
-            if step.subject in (CATALOG, REPORT) or step.action == MOVE:
+            if step.subject in (CATALOG, REPORT):
                 ledger.drop(step)
             else:
                 self._recover_base(ledger, step)
@@ -71,10 +71,13 @@ class Target:
             durable.replace(old, final)
         ledger.drop(step)
 
-    def publish_base(self, ledger: Ledger, base_id: str, entry: Entry, *, has_files: bool) -> None:
+    def publish_base(
+        self, ledger: Ledger, base_id: str, entry: Entry, items: Iterable[ItemRow], *, has_files: bool
+    ) -> None:
         """Move a staged base into place and record it; an earlier one of the same id makes room first."""
         final, old = base_folder(self.path, base_id), self.replaced / base_id
-        step = ledger.intend(base_id, REPLACE if final.exists() else PUBLISH, entry)
+        action = REPLACE if final.exists() else PUBLISH
+        step = ledger.intend(base_id, action, entry, (msgspec.json.encode(item) for item in items))
         if step.action == REPLACE:
             self.replaced.mkdir(exist_ok=True)
             durable.replace(final, old)
@@ -87,9 +90,8 @@ class Target:
 
     def move_in_order(self, ledger: Ledger, base_id: str, position: int) -> None:
         """Record that a base which stands unchanged has another place in v1's order now."""
-        known = ledger.entries()[base_id]
-        moved = msgspec.structs.replace(read_entry(known), position=position)
-        ledger.done(ledger.intend(base_id, MOVE, pack(moved, known.fingerprint)))
+        moved = msgspec.structs.replace(read_entry(ledger.entries()[base_id]), position=position)
+        ledger.amend(base_id, pack(moved, "").detail)
 
     def catalog_is_current(self, entries: dict[str, Entry]) -> bool:
         """Tell whether the catalog in place is that of these entries."""
@@ -103,7 +105,7 @@ class Target:
         self.staging.mkdir(exist_ok=True)
         staged = self.staging / CATALOG_FILE
         durable.remove_tree(staged)
-        write_catalog(staged, (entry.record for entry in known))
+        write_catalog(staged, ((entry.record, _items(ledger, entry.record.base.id)) for entry in known))
         durable.sync_file(staged)
         step = ledger.intend(CATALOG, PUBLISH, Entry(catalog_mark(entries), b""))
         durable.replace(staged, self.path / CATALOG_FILE)
@@ -122,6 +124,10 @@ class Target:
         for name, text in ((REPORT_FILE, document), (REPORT_PAGE, page)):
             durable.write_text(self.path / name, text, self.staging / name)
         ledger.done(step)
+
+
+def _items(ledger: Ledger, base_id: str) -> Iterator[ItemRow]:
+    return (msgspec.json.decode(part, type=ItemRow) for part in ledger.parts(base_id))
 
 
 def base_entries(entries: dict[str, Entry]) -> dict[str, BaseEntry]:

@@ -300,8 +300,10 @@ def _publish(place: Target, book: Ledger, done: Done) -> Outcome:
         notices=list(outcome.notices),
         has_files=done.carried.has_files,
         index_mark=preflight.index_mark(place.staging / base_id),
+        raw_mark=preflight.raw_mark(place.staging / base_id),
     )
-    place.publish_base(book, base_id, pack(entry, done.work.fingerprint), has_files=done.carried.has_files)
+    packed = pack(entry, done.work.fingerprint)
+    place.publish_base(book, base_id, packed, done.carried.items, has_files=done.carried.has_files)
     return outcome
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from migrators.cherry_v1.draft import BaseDraft, LibraryDraft, draft_library
+from migrators.cherry_v1.on_disk import real_paths
 from migrators.cherry_v1.options import Options
 from migrators.cherry_v1.plan import BasePlan, plan_base
 from migrators.cherry_v1.uploads import upload_name
@@ -31,7 +32,7 @@ WRITER = 1
 
 
 class BaseEntry(msgspec.Struct, frozen=True):
-    """What the ledger keeps of a migrated base: its catalog rows and its part of the report."""
+    """What the ledger keeps of a migrated base besides its items: its catalog rows and its part of the report."""
 
     position: int
     record: BaseRecord
@@ -42,6 +43,8 @@ class BaseEntry(msgspec.Struct, frozen=True):
     has_files: bool
     #: What tells whether the published index was written to since: its size and time of change (ns).
     index_mark: tuple[int, int] | None
+    #: The same for the files under ``raw/``.
+    raw_mark: str
 
 
 def read_entry(entry: Entry) -> BaseEntry:
@@ -110,8 +113,10 @@ def fingerprint(source: Located, draft: BaseDraft) -> str:
         for item in draft.items
         if item.upload is not None
     ]
-    text = msgspec.json.encode([WRITER, draft, marks, uploads], order="deterministic")
-    return hashlib.blake2b(text, digest_size=20).hexdigest()
+    hasher = hashlib.blake2b(digest_size=20)
+    for part in (WRITER, replace(draft, items=()), marks, uploads, *draft.items):
+        hasher.update(msgspec.json.encode(part, order="deterministic") + b"\n")
+    return hasher.hexdigest()
 
 
 def _mark(source: Located, name: str | None) -> object:
@@ -203,7 +208,7 @@ def _plan(
     work: Path | None,
 ) -> BaseWork:
     found, vectors = _survey(source, draft, keep, work)
-    plan = plan_base(draft, found)
+    plan = plan_base(draft, found, real_paths(draft, found) if isinstance(found, embedjs.Survey) else None)
     missing = _missing_uploads(source, plan, base_folder(target, draft.id))
     return BaseWork(position, draft, mark, plan=replace(plan, notices=(*plan.notices, *missing)), vectors=vectors)
 

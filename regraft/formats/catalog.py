@@ -139,10 +139,9 @@ class ItemRow:
 
 @dataclass(frozen=True)
 class BaseRecord:
-    """Everything that the catalog holds because of one base."""
+    """What the catalog holds because of one base, but for its items."""
 
     base: BaseRow
-    items: tuple[ItemRow, ...]
     models: tuple[ModelRow, ...]
     providers: tuple[ProviderRow, ...]
     #: The time that models and providers carry, in ms.
@@ -163,8 +162,10 @@ def order_key(position: int) -> str:
     raise ValueError("more rows than order keys")
 
 
-def write_catalog(path: Path, records: Iterable[BaseRecord]) -> None:
-    """Write a fresh catalog to ``path``, where no file is yet: bases and items in the order given.
+def write_catalog(path: Path, records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
+    """Write a fresh catalog to ``path``, where no file is yet: bases with their items, in the order given.
+
+    Items are streamed: they hold the texts of notes.
 
     Raises:
         apsw.Error: it cannot be written.
@@ -173,9 +174,10 @@ def write_catalog(path: Path, records: Iterable[BaseRecord]) -> None:
         db.execute("BEGIN IMMEDIATE")
         for statement in TABLES:
             db.execute(statement)
-        for record in records:
+        for record, items in records:
             _write_models(db, record)
-            _write_base(db, record)
+            _write_base(db, record.base)
+            _write_items(db, items)
         db.execute("COMMIT")
 
 
@@ -195,8 +197,7 @@ def _write_models(db: apsw.Connection, record: BaseRecord) -> None:
         )
 
 
-def _write_base(db: apsw.Connection, record: BaseRecord) -> None:
-    base = record.base
+def _write_base(db: apsw.Connection, base: BaseRow) -> None:
     db.execute(
         """INSERT INTO knowledge_base (
              id, name, dimensions, embedding_model_id, status, error, rerank_model_id, file_processor_id, chunk_size,
@@ -223,6 +224,9 @@ def _write_base(db: apsw.Connection, record: BaseRecord) -> None:
             base.updated_at,
         ),
     )
+
+
+def _write_items(db: apsw.Connection, items: Iterable[ItemRow]) -> None:
     db.executemany(
         """INSERT INTO knowledge_item (id, base_id, group_id, type, data, status, error, created_at, updated_at)
            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
@@ -238,6 +242,6 @@ def _write_base(db: apsw.Connection, record: BaseRecord) -> None:
                 item.created_at,
                 item.updated_at,
             )
-            for item in record.items
+            for item in items
         ),
     )

@@ -50,6 +50,8 @@ def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes
         ).get
         demand(not tallies.embeddings or foreign == 0, f"{foreign} vectors have another length")
         demand(not db.execute("PRAGMA foreign_key_check").fetchall(), "a foreign key dangles")
+        bare = db.execute("SELECT count(*) FROM material WHERE current_content_hash IS NULL").get
+        demand(bare == 0, f"{bare} materials have no content")
         read_back = _read_back(db, demand_body=demand)
         demand(read_back == digest, "texts or vectors differ")
 

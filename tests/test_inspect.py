@@ -1,0 +1,298 @@
+"""``regraft inspect``: every kind of path, as text and as JSON, without a trace."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from conftest import run, snapshot
+from v1 import MODEL, Library, Row, Source, base, file, folder, migrate, note, pack, page, write_store
+
+TOP = {"regraft", "source", "target", "run", "kind", "bases", "health"}
+HEALTH = {"coverage", "orphans", "stale", "bytes", "problems"}
+
+
+@pytest.fixture(scope="module")
+def v1(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export folder, a backup of it, the backup unpacked, and a library made of it, side by side."""
+    place = tmp_path_factory.mktemp("inspect")
+    items = [file("f", "F"), page("p", "P"), note("n", "N"), note("n2"), folder("d", "D")]
+    rows = [Row(loader, f"text of {loader} {at}") for at in range(2) for loader in ("F", "P", "D", "gone")]
+    bases = [
+        base("kb", *items, name="Küche 🎉"),
+        base("lost", note("l"), model={**MODEL, "provider": "gone"}),
+        base("none"),
+    ]
+    source = Source(bases, {"kb": rows, "lost": [Row("L", "x", None)]}).write(place / "export")
+    archive = pack(source, place / "backup.zip")
+    shutil.unpack_archive(archive, place / "backup")
+    done = run("migrate", source, "--to", place / "library", "--json")
+    assert done.status == 1
+    return place
+
+
+@pytest.fixture
+def library(v1: Path, tmp_path: Path) -> Library:
+    """A copy of the library that a test may damage."""
+    shutil.copytree(v1 / "library", tmp_path / "library")
+    return Library(tmp_path / "library", 1, json.loads((v1 / "library" / "report.json").read_text()))
+
+
+def look(path: Path, *options: str) -> dict[str, Any]:
+    done = run("inspect", path, "--json", *options)
+    assert (done.status, done.stderr) == (0, "")
+    document = done.document
+    assert set(document) == TOP
+    assert set(document["source"]) == {"kind", "path"}
+    assert document["source"] == {"kind": document["kind"], "path": str(path)}
+    assert document["target"] is None
+    assert document["regraft"]["command"] == "inspect"
+    assert set(document["health"]) == HEALTH
+    for entry in document["bases"]:
+        assert {"id", "name", "store", "problem"} <= set(entry)
+    return document
+
+
+# --- v1 ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("export", "v1-export"), ("backup.zip", "v1-backup"), ("backup", "v1-backup")]
+)
+def test_a_v1_source(v1: Path, name: str, kind: str) -> None:
+    document = look(v1 / name)
+    assert document["kind"] == kind
+    kb, lost, none = document["bases"]
+    assert (kb["id"], kb["name"], kb["model"]) == ("kb", "Küche 🎉", "acme::embed-3")
+    assert kb["items"] == {"directory": 1, "file": 1, "note": 2, "url": 1}
+    assert {key: kb["store"][key] for key in ("rows", "loaders", "dimensions")} == {
+        "rows": 8,
+        "loaders": 4,
+        "dimensions": 4,
+    }
+    assert kb["problem"] is None
+    assert lost["store"]["rows"] == 1
+    assert "no usable vector" in lost["problem"]
+    assert none["store"] is None
+    assert "does not exist" in none["problem"]
+    assert len(document["health"]["problems"]) == 2
+    assert document["health"]["bytes"] == kb["store"]["bytes"] + lost["store"]["bytes"]
+
+
+def test_a_knowledge_slice(v1: Path, tmp_path: Path) -> None:
+    state = json.loads((v1 / "export" / "redux.json").read_text())
+    (tmp_path / "knowledge.json").write_text(json.dumps(state["knowledge"]))
+    shutil.copyfile(v1 / "export" / "KnowledgeBase" / "kb", tmp_path / "kb")
+    for path in (tmp_path / "knowledge.json", tmp_path):
+        document = look(path)
+        assert document["kind"] == "v1-knowledge"
+        assert document["bases"][0]["store"]["rows"] == 8
+
+
+def test_a_vector_file(v1: Path) -> None:
+    document = look(v1 / "export" / "KnowledgeBase" / "kb")
+    assert document["kind"] == "v1-vectors"
+    [entry] = document["bases"]
+    assert (entry["id"], entry["store"]["rows"], entry["problem"]) == ("kb", 8, None)
+
+
+def test_odd_bases_harm_nothing(tmp_path: Path) -> None:
+    odd = [None, 5, {"name": "no id"}, base("kb", items="none", model=None, name=None), base("x", None, 7, model=["m"])]
+    source = Source(odd, {"kb": b"no database", "x": b""}).write(tmp_path / "v1")
+    document = look(source)
+    assert [entry["id"] for entry in document["bases"]] == ["kb", "x"]
+    assert all(entry["problem"] for entry in document["bases"])
+    assert len(document["health"]["problems"]) == 3
+
+
+# --- v2 ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["library", "library/KnowledgeBase", "library/catalog.sqlite"])
+def test_a_library(v1: Path, name: str) -> None:
+    document = look(v1 / name)
+    assert document["kind"] == "library"
+    kb, lost, none = document["bases"]
+    report = json.loads((v1 / "library" / "report.json").read_text())
+    assert [entry["id"] for entry in document["bases"]] == [entry["id"] for entry in report["bases"]]
+    assert (kb["name"], kb["status"], kb["items"]) == ("Küche 🎉", "completed", {"completed": 5, "idle": 1})
+    index = report["bases"][0]["index"]
+    assert {key: kb["store"][key] for key in ("materials", "units", "embeddings", "bytes")} == {
+        key: index[key] for key in ("materials", "units", "embeddings", "bytes")
+    }
+    assert kb["store"]["dimensions"] == 4
+    assert (kb["store"]["coverage"], kb["store"]["stale"], kb["store"]["orphans"]) == (1, 0, 0)
+    assert (lost["status"], lost["error"]) == ("failed", "missing_embedding_model")
+    assert (none["status"], none["error"]) == ("failed", "missing_vector_store")
+    health = document["health"]
+    assert (health["coverage"], health["orphans"], health["stale"]) == (1, 0, 0)
+    assert health["bytes"] == index["bytes"]
+
+
+@pytest.mark.parametrize(("inside", "kind"), [("", "base"), (".cherry/index.sqlite", "index")])
+def test_one_base_and_its_index(v1: Path, library: Library, inside: str, kind: str) -> None:
+    place = library.folder("kb")
+    document = look(place / inside)
+    assert document["kind"] == kind
+    [entry] = document["bases"]
+    assert entry["id"] == library.base_id("kb")
+    assert entry["store"]["units"] == 6
+    assert entry["problem"] is None
+
+
+def test_an_index_that_was_carried_elsewhere(library: Library, tmp_path: Path) -> None:
+    path = tmp_path / "elsewhere.sqlite"
+    shutil.copyfile(library.index_path("kb"), path)
+    document = look(path)
+    assert document["kind"] == "index"
+    assert document["bases"][0]["store"]["units"] == 6
+
+
+def changed(path: Path, *statements: str) -> None:
+    with closing(apsw.Connection(str(path))) as db:
+        for statement in statements:
+            db.execute(statement)
+            assert db.changes() > 0
+
+
+def test_missing_vectors_lower_the_coverage(library: Library) -> None:
+    changed(library.index_path("kb"), "DELETE FROM embedding WHERE rowid <= 3")
+    document = look(library.path)
+    assert document["bases"][0]["store"]["missing"] == 3
+    assert document["health"]["coverage"] == 0.5
+    assert len(document["health"]["problems"]) == 3
+    assert "50.00%" in run("inspect", library.path).stdout
+
+
+def test_a_base_with_a_model_and_not_one_vector_is_not_healthy(library: Library) -> None:
+    changed(library.index_path("kb"), "DELETE FROM embedding")
+    document = look(library.path)
+    assert document["bases"][0]["model"] == "acme::embed-3"
+    assert document["health"]["coverage"] == 0
+    assert document["bases"][0]["problem"]
+
+
+def test_orphans_and_stale_materials_are_counted(library: Library) -> None:
+    changed(
+        library.index_path("kb"),
+        "INSERT INTO embedding VALUES ('nobody', zeroblob(16), 1)",
+        "INSERT INTO content VALUES ('nobody', 'text', 1)",
+    )
+    item = library.item_id("p")
+    changed(library.path / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE id = '{item}'")
+    health = look(library.path)["health"]
+    assert (health["orphans"], health["stale"]) == (2, 1)
+
+
+def test_an_index_that_is_gone_or_damaged_is_a_problem(library: Library) -> None:
+    path = library.index_path("kb")
+    path.write_bytes(path.read_bytes()[:5000])
+    document = look(library.path)
+    assert document["bases"][0]["problem"]
+    assert document["bases"][0]["store"] is None
+    path.unlink()
+    assert "missing" in look(library.path)["bases"][0]["problem"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "word"),
+    [("UPDATE meta SET schema_version = 1", "version 1"), ("UPDATE meta SET base_id = 'other'", "other")],
+)
+def test_an_index_that_the_application_would_refuse_is_a_problem(library: Library, statement: str, word: str) -> None:
+    changed(library.index_path("kb"), statement)
+    assert word in look(library.path)["bases"][0]["problem"]
+
+
+def test_a_base_that_no_catalog_names_is_a_problem(library: Library) -> None:
+    changed(library.path / "catalog.sqlite", "DELETE FROM knowledge_base")
+    [entry] = look(library.path)["bases"]
+    assert entry["id"] == library.base_id("kb")
+    assert entry["problem"]
+
+
+def test_a_folder_of_bases_without_a_catalog(library: Library, tmp_path: Path) -> None:
+    shutil.copytree(library.path / "KnowledgeBase", tmp_path / "alone" / "KnowledgeBase")
+    for path in (tmp_path / "alone", tmp_path / "alone" / "KnowledgeBase"):
+        [entry] = look(path)["bases"]
+        assert (entry["store"]["units"], entry["problem"]) == (6, None)
+
+
+# --- all -----------------------------------------------------------------------------------------------------------
+
+PATHS = ["export", "backup.zip", "backup", "export/KnowledgeBase/kb", "library", "library/KnowledgeBase"]
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_looking_leaves_no_trace(v1: Path, name: str) -> None:
+    before = snapshot(v1)
+    look(v1 / name)
+    run("inspect", v1 / name, "-v")
+    assert snapshot(v1) == before
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_the_text_says_the_same(v1: Path, name: str) -> None:
+    document = look(v1 / name)
+    done = run("inspect", v1 / name)
+    assert (done.status, done.stderr) == (0, "")
+    assert str(v1 / name) in done.stdout.splitlines()[0]
+    for entry in document["bases"]:
+        assert entry["name"] in done.stdout
+        if entry["problem"]:
+            assert entry["problem"] in done.stdout
+        for status, count in entry.get("items", {}).items():
+            assert f"{count} {status}" in done.stdout
+    count = len(document["bases"])
+    assert f"{count} base{'s' if count != 1 else ''}, " in done.stdout
+
+
+def test_a_store_with_a_log_beside_it_is_read_without_a_trace(tmp_path: Path) -> None:
+    path = write_store(tmp_path / "live" / "kb", [Row("L", "one")])
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        db.execute("INSERT INTO vectors VALUES ('L_1', 'two', 'L', 's', zeroblob(16), '{}')")
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        for name in ("kb", "kb-wal"):
+            (copy / name).write_bytes((path.parent / name).read_bytes())
+    before = snapshot(copy)
+    assert look(copy / "kb")["bases"][0]["store"]["rows"] == 2
+    assert snapshot(copy) == before
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"just a text", b"{}", b'{"a": 1}', b"[1, 2", b"PK\x03\x04", b"\0" * 99, None]
+)
+def test_what_is_nothing_known_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "something"
+    if content is not None:
+        path.write_bytes(content)
+    done = run("inspect", path)
+    assert done.status == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert str(path) in done.stderr
+
+
+def test_an_empty_folder_is_nothing_known(tmp_path: Path) -> None:
+    assert run("inspect", tmp_path).status == 2
+
+
+def test_a_kind_can_be_forced_but_not_against_the_facts(v1: Path) -> None:
+    assert look(v1 / "export", "--kind", "v1-export")["kind"] == "v1-export"
+    assert run("inspect", v1 / "library", "--kind", "v1-export").status == 2
+    assert run("inspect", v1 / "export", "--kind", "no kind").status == 2
+
+
+def test_what_was_migrated_is_what_is_inspected(tmp_path: Path) -> None:
+    source = Source([base("kb", note("n", "L"))], {"kb": [Row("L", "one"), Row("L", "two")]}).write(tmp_path / "v1")
+    library = migrate(source, tmp_path / "library")
+    before, after = look(source)["bases"][0]["store"], look(library.path)["bases"][0]["store"]
+    assert before["rows"] == after["units"] == 2
+    assert before["dimensions"] == after["dimensions"] == 4

@@ -1,0 +1,511 @@
+"""Planning: pure, the same every time, and by the rules for owners, folders and rows."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from v1 import CREATED, LLM, MODEL, UPDATED, base, file, folder, note, page
+
+from migrators.cherry_v1 import plan as plan_module
+from migrators.cherry_v1.draft import BaseDraft, LibraryDraft, draft_library
+from migrators.cherry_v1.models import ModelWord
+from migrators.cherry_v1.owners import Owners, expand
+from migrators.cherry_v1.plan import BasePlan, plan_base
+from regraft.formats import embedjs
+from regraft.formats.embedjs import MISSING, UNSUPPORTED, LoaderRows, Survey, Tally
+from regraft.formats.v1_state import V1State
+from regraft.names import FreeNames
+
+REPO = Path(__file__).parents[1]
+
+#: A row: its loader, the kind of its vector, its source.
+SurveyRow = tuple[str | None, int, str | None]
+
+
+def state(*bases: Any, **parts: Any) -> V1State:
+    usual: dict[str, Any] = {
+        "bases": list(bases),
+        "providers": LLM["providers"],
+        "files": {},
+        "notes": {},
+        "pending_delete": frozenset(),
+        "notices": (),
+    }
+    return V1State(**{**usual, **parts})
+
+
+def drafted(*items: Any, **fields: Any) -> BaseDraft:
+    [draft] = draft_library(state(base("kb", *items, **fields)), ModelWord()).bases
+    return draft
+
+
+def survey(*rows: SurveyRow, body_bytes: int = 10) -> Survey:
+    """Return the survey of a file with these rows, numbered 1, 2, …, as reading it would."""
+    found = Survey(rows=len(rows), body_bytes=body_bytes * len(rows))
+    before: object = object()
+    for rowid, (loader, kind, source) in enumerate(rows, start=1):
+        entry = found.loaders.setdefault(loader, LoaderRows())
+        if loader != before:
+            entry.runs.extend((rowid, rowid))
+        before = loader
+        entry.runs[-1] = rowid
+        entry.highest_number += 1
+        entry.rows += 1
+        if source is not None and source.strip():
+            entry.source = source
+        tally = entry.kinds.setdefault(kind, Tally(first_rowid=rowid))
+        tally.count += 1
+        tally.body_bytes += body_bytes
+        if len(tally.samples) < embedjs.SAMPLES:
+            tally.samples.append(f"{loader}_{rowid}")
+        if kind > 0:
+            found.lengths[kind] = found.lengths.get(kind, 0) + 1
+    return found
+
+
+def rows(*loaders: str | None, kind: int = 16) -> list[SurveyRow]:
+    return [(loader, kind, f"/docs/{loader}") for loader in loaders]
+
+
+def planned(survey_rows: list[SurveyRow], *items: Any, **fields: Any) -> BasePlan:
+    return plan_base(drafted(*items, **fields), survey(*survey_rows))
+
+
+def by_name(plan: BasePlan) -> dict[str, str]:
+    """Return what a test calls each item, by its new id."""
+    names = {item.id: item.legacy_id for item in plan.items if item.legacy_id}
+    children = {item.id: f"{names[item.group_id]}/{item.data['source']}" for item in plan.items if item.group_id}
+    return {**names, **children}
+
+
+def materials(plan: BasePlan) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
+    names = by_name(plan)
+    return [(names[plan.items[material.item].id], material.runs) for material in plan.materials]
+
+
+# --- purity --------------------------------------------------------------------------------------------------------
+
+
+def rich_state() -> V1State:
+    """A state that meets most rules."""
+    items = [
+        file("f", "F", "F2", name="CON.pdf"),
+        file("partial", "P", content="known"),
+        page("u", "U", created_at="no time"),
+        note("n", "N", "shared", remark="kept"),
+        note("n2", "shared"),
+        folder("d", "D1", "D2", "D1", "F", "gone", ""),
+        folder("d2", "D2", uniqueId=""),
+        folder("d3", "gone"),
+        None,
+        {"id": "m", "type": "memory"},
+        page("blank", address=" "),
+        note("n"),
+    ]
+    files = {
+        "known": {
+            key: "x" if key not in ("size", "count") else 1
+            for key in ("id", "name", "origin_name", "path", "ext", "type", "created_at", "size", "count")
+        }
+    }
+    fields = {"chunkSize": "x", "rerankModel": {"id": "r", "provider": "gone"}, "description": "about"}
+    return state(
+        base("kb", *items, **fields),
+        base("kb"),
+        base("pending"),
+        None,
+        base("failed", *items, model=None),
+        files=files,
+        notes={"n": {"content": "stored"}},
+        pending_delete=frozenset({"pending"}),
+    )
+
+
+def rich_survey() -> Survey:
+    loaders = ["N", "U", "F", "N", "D1", "D2", "F2", "shared", None, "left over", "F", "P"]
+    odd = [("F", MISSING, "s"), ("U", UNSUPPORTED, "s"), ("left over", MISSING, "s"), ("D2", 20, "/docs/last")]
+    return survey(*rows(*loaders), *odd)
+
+
+def whole_plan() -> tuple[LibraryDraft, list[BasePlan]]:
+    draft = draft_library(rich_state(), ModelWord(mapped={"never::used": "a::b"}))
+    return draft, [plan_base(one, rich_survey()) for one in draft.bases]
+
+
+def test_the_same_input_gives_an_equal_plan() -> None:
+    assert whole_plan() == whole_plan()
+
+
+def test_planning_changes_nothing_that_it_is_given() -> None:
+    given = rich_state()
+    before = copy.deepcopy(given)
+    library = draft_library(given, ModelWord())
+    assert given == before
+    found, untouched, draft_before = rich_survey(), rich_survey(), copy.deepcopy(library.bases[0])
+    first = plan_base(library.bases[0], found)
+    assert found == untouched
+    assert library.bases[0] == draft_before
+    assert plan_base(library.bases[0], found) == first
+
+
+#: Audit events that tell of files, processes, the network and databases.
+_WORLD = {"open", "os", "pathlib", "shutil", "tempfile", "glob", "socket", "subprocess", "sqlite3", "urllib", "mmap"}
+
+
+class _Watch:
+    """Collects what Python does to the world; an audit hook cannot be taken away again, so it can be switched off."""
+
+    on = False
+    events: list[str] = []  # noqa: RUF012 - one hook for the whole process
+
+    @classmethod
+    def hook(cls, event: str, _arguments: object) -> None:
+        if cls.on and event.partition(".")[0] in _WORLD:
+            cls.events.append(event)
+
+    @classmethod
+    @contextmanager
+    def watching(cls) -> Iterator[list[str]]:
+        if not getattr(cls, "added", False):
+            sys.addaudithook(cls.hook)
+            cls.added = True
+        cls.events.clear()
+        cls.on = True
+        try:
+            yield cls.events
+        finally:
+            cls.on = False
+
+
+def test_planning_touches_neither_files_nor_network() -> None:
+    whole_plan()  # what is imported late is imported now
+    with _Watch.watching() as events:
+        whole_plan()
+    assert events == []
+    with _Watch.watching() as events:
+        Path(__file__).read_bytes()
+    assert events, "the watch sees nothing"
+
+
+def test_planning_knows_no_clock() -> None:
+    library = draft_library(state(base("kb", note("n"), created_at="?", updated_at=None)), ModelWord())
+    [draft] = library.bases
+    [item] = draft.items
+    assert (draft.created_at, draft.updated_at) == (None, None)
+    assert (item.created_at, item.updated_at) == (CREATED, UPDATED)
+    timeless = drafted(note("n", created_at=None, updated_at="?"))
+    plan = plan_base(timeless, Survey())
+    assert [(item.created_at, item.updated_at) for item in plan.items] == [(None, None)]
+    for name in ("plan", "draft", "items", "owners", "models", "values"):
+        source = (REPO / "migrators" / "cherry_v1" / f"{name}.py").read_text(encoding="utf-8")
+        assert not re.search(r"^(import|from) (time|datetime|random|secrets|uuid|os)\b", source, re.MULTILINE)
+
+
+def test_the_plan_does_not_hang_on_the_order_of_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process hashes texts differently: its plan is the same to the last example."""
+    script = (
+        "import sys; sys.path[:0] = [sys.argv[1], sys.argv[1] + '/tests']\n"
+        "import test_plan; print(test_plan.fingerprint())"
+    )
+    results = set()
+    for seed in ("1", "2", "3", "4"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(REPO)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        results.add(done.stdout)
+    assert len(results) == 1
+
+
+def fingerprint() -> str:
+    """Return a text that differs for any two plans of different order."""
+    plan_module.MAX_CONTENT_BYTES = 40
+    large = [note(f"n{at}", f"L{at}") for at in range(8)]
+    plans = [
+        plan_base(
+            drafted(*large),
+            survey(*rows(*(f"L{at}" for at in range(8)), *(f"L{at}" for at in range(8))), body_bytes=30),
+        )
+    ]
+    plans += whole_plan()[1]
+    return "\n".join(
+        f"{plan.notices} {plan.items} {plan.materials} {plan.rows} {plan.children} {plan.directories}" for plan in plans
+    )
+
+
+# --- ids -----------------------------------------------------------------------------------------------------------
+
+
+def derived(name: str, *parts: str) -> bytes:
+    """The recipe of the rules, written down once more."""
+    hasher = hashlib.sha256(name.encode())
+    for part in parts:
+        hasher.update(len(part.encode()).to_bytes(8, "big") + part.encode())
+    return hasher.digest()
+
+
+def as_uuid(raw: bytes, version: int) -> str:
+    number = bytearray(raw[:16])
+    number[6] = number[6] & 0x0F | version << 4
+    number[8] = number[8] & 0x3F | 0x80
+    return str(uuid.UUID(bytes=bytes(number)))
+
+
+def test_ids_are_pinned_for_ever() -> None:
+    plan = planned(rows("A", "D", "E"), note("n", "A"), folder("d", "D", "E"))
+    assert plan.draft.id == "23311364-14ae-446c-aac1-07b6b0f11a06"
+    assert [item.id for item in plan.items] == [
+        "019593fb-4990-79af-959c-c9c13fe8cfd0",
+        "019593fb-4990-7175-aa32-8c3789d803a0",
+        "019593fb-4990-774d-a150-2823194e5d50",
+        "019593fb-4990-7936-b2f0-998da9225f19",
+    ]
+    assert plan.draft.id == as_uuid(derived("regraft/v1-base", "kb"), 4)
+    stamp = CREATED.to_bytes(6, "big")
+    single = derived("regraft/v1-item", "kb", "n", str(CREATED))
+    assert plan.items[0].id == as_uuid(stamp + single[6:16], 7)
+    child = derived("regraft/v1-directory-child", plan.items[1].id, "E", "1")
+    assert plan.items[3].id == as_uuid(stamp + child[6:16], 7)
+
+
+def test_ids_do_not_hang_on_anything_else() -> None:
+    plain = planned(rows("A", "D"), note("n", "A"), folder("d", "D"))
+    other = plan_base(
+        drafted(
+            page("new"),
+            folder("d", "D", path="/elsewhere", updated_at=1),
+            note("n", "B", text="changed", updated_at=5, processingStatus="failed"),
+            name="Renamed",
+            model={**MODEL, "id": "another"},
+        ),
+        survey(*rows("D", "X", "Y"), body_bytes=77),
+    )
+    new = {item.legacy_id or item.data["source"]: item.id for item in other.items}
+    for item in plain.items:
+        assert new[item.legacy_id or item.data["source"]] == item.id
+
+
+def test_the_place_of_a_child_counts_children_not_entries() -> None:
+    late = planned(rows("D"), folder("d", "gone", "", "D"))
+    early = planned(rows("D"), folder("d", "D"))
+    assert late.items[1].id == early.items[1].id
+
+
+# --- folders -------------------------------------------------------------------------------------------------------
+
+
+def children_of(*entries: Any, found: Survey, **fields: Any) -> list[tuple[str, str]]:
+    draft = drafted(folder("d", *entries, **fields))
+    expanded = expand(draft, found)
+    assert set(expanded) <= {draft.items[0].id}
+    return [(child.loader_id, child.source) for child in expanded.get(draft.items[0].id, ())]
+
+
+def test_children_stand_in_the_order_of_the_entries() -> None:
+    found = survey(*rows("C", "A", "B", "other"))
+    assert children_of("B", "C", "B", "gone", "A", found=found) == [
+        ("B", "/docs/B"),
+        ("C", "/docs/C"),
+        ("B", "/docs/B"),
+        ("A", "/docs/A"),
+    ]
+
+
+@pytest.mark.parametrize("kind", [16, 20, MISSING, UNSUPPORTED])
+def test_a_row_with_a_source_is_enough_whatever_its_vector(kind: int) -> None:
+    assert children_of("D", found=survey(("D", kind, "/docs/D"))) == [("D", "/docs/D")]
+
+
+@pytest.mark.parametrize("source", [None, "", "  ", "\n"])
+def test_rows_without_a_source_make_no_child(source: str | None) -> None:
+    assert children_of("D", found=survey(("D", 16, source))) == []
+
+
+@pytest.mark.parametrize("fields", [{"processingStatus": "failed"}, {"processingStatus": "pending"}, {"uniqueId": ""}])
+def test_only_completed_folders_are_expanded(fields: dict[str, Any]) -> None:
+    assert children_of("D", found=survey(*rows("D")), **fields) == []
+
+
+def test_only_folders_are_expanded() -> None:
+    assert expand(drafted(note("n", "D"), page("p", "D")), survey(*rows("D"))) == {}
+
+
+# --- owners --------------------------------------------------------------------------------------------------------
+
+
+def owner_of(loader: str | None, found: Survey, *items: Any) -> str | None:
+    draft = drafted(*items)
+    expanded = expand(draft, found)
+    names = {item.id: item.legacy_id for item in draft.items}
+    for container, children in expanded.items():
+        names |= {child.id: f"{names[container]}#{at}" for at, child in enumerate(children)}
+    owner = Owners(draft, expanded).owner(loader)
+    return None if owner is None else names[owner]
+
+
+STANDALONE, LATER = note("alone", "L"), page("later", "L")
+EXPANDED, TWICE = folder("d", "L"), folder("twice", "L", "L")
+CONTAINER, OTHER = folder("c", "L", uniqueId=""), folder("c2", "L", processingStatus="failed")
+
+
+@pytest.mark.parametrize(
+    ("items", "owner"),
+    [
+        ([], None),
+        ([note("n", "M")], None),
+        ([STANDALONE], "alone"),
+        ([STANDALONE, LATER], "later"),
+        ([LATER, STANDALONE], "alone"),
+        ([EXPANDED], "d#0"),
+        ([TWICE], "twice#1"),
+        ([EXPANDED, TWICE], "twice#1"),
+        ([TWICE, EXPANDED], "d#0"),
+        ([CONTAINER], "c"),
+        ([CONTAINER, OTHER], "c2"),
+        ([OTHER, CONTAINER], "c"),
+        ([STANDALONE, EXPANDED], "alone"),
+        ([EXPANDED, STANDALONE], "alone"),
+        ([EXPANDED, CONTAINER], "d#0"),
+        ([CONTAINER, EXPANDED, OTHER], "d#0"),
+        ([CONTAINER, STANDALONE, OTHER], "alone"),
+        ([OTHER, TWICE, LATER, CONTAINER, STANDALONE, EXPANDED], "alone"),
+        ([note("failed", "L", processingStatus="failed"), EXPANDED], "failed"),
+        ([note("idle", "L", uniqueId=""), EXPANDED], "idle"),
+    ],
+    ids=lambda value: " ".join(item["id"] for item in value) if isinstance(value, list) else str(value),
+)
+def test_whose_rows_a_loader_has(items: list[Any], owner: str | None) -> None:
+    assert owner_of("L", survey(*rows("L")), *items) == owner
+
+
+def test_rows_without_a_loader_are_nobodys() -> None:
+    assert owner_of(None, survey(*rows(None)), note("n", "L")) is None
+
+
+def test_an_entry_that_makes_no_child_in_an_expanded_folder_is_nobodys() -> None:
+    plan = planned([("D", 16, "/docs/D"), ("blank", 16, " ")], folder("d", "D", "blank"))
+    assert plan.rows.skipped == {"unmapped_loader": 1}
+    assert materials(plan) == [("d//docs/D", ((1, 1),))]
+
+
+def test_what_is_said_of_shared_loaders() -> None:
+    items = [
+        note("loser", "L", "M"),
+        folder("first", "D", "L", "E"),
+        folder("second", "D", "E"),
+        note("winner", "L"),
+        note("same twice", "N", "N"),
+    ]
+    plan = planned(rows("L", "M", "D", "E", "N"), *items)
+    assert sorted((notice.code, notice.item, notice.count) for notice in plan.notices) == [
+        ("directory_child_loader_conflict", "first", 1),
+        ("directory_child_loader_shared", "first", 2),
+        ("directory_not_migrated", "first", 1),
+        ("loader_shared", "loser", 1),
+    ]
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+def test_materials_are_ordered_by_their_first_carried_rows() -> None:
+    found: list[SurveyRow] = [
+        ("A", MISSING, "s"),
+        ("B", 16, "s"),
+        ("A", 20, "s"),
+        ("C", 16, "s"),
+        ("A", 16, "s"),
+        ("B", 16, "s"),
+        ("A", 16, "s"),
+        ("C", 16, "s"),
+        ("C", 16, "s"),
+    ]
+    plan = planned(found, note("a", "A"), note("b", "B"), note("c", "C"))
+    assert materials(plan) == [
+        ("b", ((2, 2), (6, 6))),
+        ("c", ((4, 4), (8, 9))),
+        ("a", ((1, 1), (3, 3), (5, 5), (7, 7))),
+    ]
+    assert [material.rows for material in plan.materials] == [2, 3, 2]
+    assert plan.rows.carried == 7
+    assert plan.rows.skipped == {"missing_vector_payload": 1, "dimension_mismatch": 1}
+
+
+def test_runs_of_several_loaders_of_one_item_are_merged_in_row_order() -> None:
+    plan = planned(rows("B", "A", "A", "B", "C", "A"), note("n", "A", "B"), note("c", "C"))
+    assert materials(plan) == [("n", ((1, 1), (2, 3), (4, 4), (6, 6))), ("c", ((5, 5),))]
+
+
+@pytest.mark.parametrize("fields", [{}, {"model": None}])
+@pytest.mark.parametrize("found", ["cannot be read", Survey(), rich_survey(), survey(*rows("F", kind=MISSING))])
+def test_books_always_balance(fields: dict[str, Any], found: Survey | str) -> None:
+    [raw] = [one for one in rich_state().bases if isinstance(one, dict) and one["id"] == "failed"]
+    [draft] = draft_library(state({**raw, "model": MODEL, **fields}), ModelWord()).bases
+    plan = plan_base(draft, found)
+    assert plan.rows.balanced
+    assert plan.rows.read == (found.rows if isinstance(found, Survey) else 0)
+    if plan.error is not None:
+        assert set(plan.rows.skipped) <= {plan.error}
+        assert plan.materials == ()
+        assert plan.children == {}
+
+
+def test_the_model_is_to_blame_before_the_vector_file() -> None:
+    assert plan_base(drafted(model=None), "does not exist").error == "missing_embedding_model"
+    assert plan_base(drafted(), "does not exist").error == "missing_vector_store"
+    assert plan_base(drafted(), survey(*rows("L"))).error is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "model", "found", "dimensions"),
+    [
+        (7, MODEL, survey(*rows("L")), 4),
+        (7, None, survey(*rows("L")), 7),
+        (None, None, survey(*rows("L")), None),
+        (7, MODEL, "does not exist", None),
+        (7, None, "does not exist", 7),
+    ],
+)
+def test_dimensions(stated: Any, model: Any, found: Survey | str, dimensions: int | None) -> None:
+    assert plan_base(drafted(dimensions=stated, model=model), found).dimensions == dimensions
+
+
+def test_an_item_too_large_for_sqlite_is_skipped_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Three bodies of 10 bytes and two separators of 2.
+    monkeypatch.setattr(plan_module, "MAX_CONTENT_BYTES", 34)
+    items = [note("fits", "A"), note("large", "B"), folder("d", "C")]
+    plan = planned(rows(*"AAABBBBCCCC"), *items)
+    assert materials(plan) == [("fits", ((1, 3),))]
+    assert plan.rows.skipped == {"content_too_large": 8}
+    assert plan.rows.balanced
+    assert [item.status for item in plan.items] == ["completed", "failed", "failed", "failed"]
+    said = {notice.item: notice.count for notice in plan.notices if notice.code == "content_too_large"}
+    assert said == {"large": 4, "d": 4}, "skipped by name"
+
+
+def test_names_taken_by_files_stay_taken_for_snapshots() -> None:
+    draft = drafted(file("f", name="Title.pdf"), preprocessProvider={"provider": {"id": "p"}})
+    names = FreeNames(draft.taken_names, reserve_processed=True)
+    assert names.take("title.md") == "title_1.md"
+
+
+def test_a_plan_is_a_value() -> None:
+    [plan, _] = whole_plan()[1]
+    with pytest.raises(AttributeError):
+        plan.error = "changed"  # type: ignore[misc]
+    assert asdict(plan)["rows"]["read"] == rich_survey().rows

@@ -1,0 +1,370 @@
+"""Properties of any migration: no state crashes it, its books balance, and what it writes is what it read."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from conftest import NOW_MS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from v1 import CREATED, LLM, MODEL, UNTYPED, Library, Row, Source, base, migrate, opened
+
+from migrators.cherry_v1 import report
+from migrators.cherry_v1.carry import Origin, carry_base
+from migrators.cherry_v1.crew import Done
+from migrators.cherry_v1.draft import draft_library
+from migrators.cherry_v1.models import ModelWord
+from migrators.cherry_v1.plan import plan_base
+from migrators.cherry_v1.work import BaseWork
+from regraft import render
+from regraft.envelope import Run
+from regraft.formats import embedjs
+from regraft.formats.catalog import write_catalog
+from regraft.formats.embedjs import LoaderRows, Survey, Tally
+from regraft.formats.v1_state import V1State
+from regraft.tree import FolderTree
+
+# --- arbitrary states ----------------------------------------------------------------------------------------------
+
+#: Texts that rules look at, and any other.
+TEXTS = st.one_of(
+    st.sampled_from(["", " ", "\0", "\0x", "\ufeff", "\x85"]),
+    st.sampled_from(
+        ["kb", "L1", "..", "../up", "CON.txt", ".cherry", "::", "acme::embed-3", "acme", "embed-3", "512", "-1", "nan",
+         "1e999", "https://example.com/a", "https://[", "a" * 300, "🎉" * 90, "failed", "directory_not_migrated"]
+    ),
+    st.text(st.characters(codec="utf-8"), max_size=12),
+)  # fmt: skip
+NUMBERS = st.one_of(
+    st.integers(-3, 2000),
+    st.sampled_from([CREATED, 1 << 53, 1 << 63, -(1 << 63) - 1, 1 << 64, 10**400, -(10**400), 1.5, 1e300, -1e300, 0.1]),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS)
+JUNK = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3)),
+    max_leaves=6,
+)
+LOADERS = st.sampled_from(["L1", "L2", "L3", "L4", "DirectoryLoader_1"])
+
+
+def mostly(usual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(usual, usual, usual, JUNK)
+
+
+def objects(needed: dict[str, st.SearchStrategy[Any]], **possible: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Return objects with these fields, each of which can be junk or (the possible ones) missing."""
+    return mostly(
+        st.fixed_dictionaries(
+            {name: mostly(value) for name, value in needed.items()},
+            optional={name: mostly(value) for name, value in possible.items()},
+        )
+    )
+
+
+IDS = st.sampled_from(["kb", "kb2", "b/c", "b:c", "..", "i1", "i2", "i3", "i4", "i5", "i6", "up1", "up2"])
+MODELS = objects(
+    {
+        "id": st.sampled_from(["embed-3", "gone", "acme::embed-3", "no::where"]),
+        "provider": st.sampled_from(["acme", "x"]),
+    },
+    name=TEXTS,
+    group=TEXTS,
+)
+FILES = objects(
+    {"id": IDS, "name": TEXTS, "origin_name": TEXTS, "path": TEXTS, "ext": st.sampled_from(["", ".md", ".pdf"])},
+    type=TEXTS,
+    created_at=TEXTS,
+    size=NUMBERS,
+    count=NUMBERS,
+)
+COMPLETE = st.fixed_dictionaries(
+    dict.fromkeys(("id", "name", "origin_name", "path", "ext", "type", "created_at"), TEXTS)
+    | {"size": st.integers(0, 9), "count": st.integers(0, 9)}
+)
+ITEMS = objects(
+    {
+        "id": IDS,
+        "type": st.sampled_from(["file", "url", "note", "sitemap", "directory", "memory", "video"]),
+        "content": st.one_of(TEXTS, FILES, COMPLETE),
+    },
+    uniqueId=LOADERS,
+    uniqueIds=st.lists(st.one_of(LOADERS, SCALARS), max_size=4),
+    processingStatus=st.sampled_from(["completed", "failed", "pending", "processing"]),
+    processingError=TEXTS,
+    sourceUrl=TEXTS,
+    remark=TEXTS,
+    created_at=NUMBERS,
+    updated_at=NUMBERS,
+)
+BASES = objects(
+    {"id": IDS, "name": TEXTS, "model": MODELS, "items": st.lists(ITEMS, max_size=5)},
+    dimensions=NUMBERS,
+    rerankModel=MODELS,
+    preprocessProvider=objects({"provider": objects({"id": TEXTS})}),
+    chunkSize=st.one_of(NUMBERS, TEXTS),
+    chunkOverlap=st.one_of(NUMBERS, TEXTS),
+    threshold=st.one_of(NUMBERS, TEXTS),
+    documentCount=st.one_of(NUMBERS, TEXTS),
+    description=TEXTS,
+    created_at=NUMBERS,
+    updated_at=NUMBERS,
+)
+PROVIDERS = st.one_of(
+    st.none(),
+    st.just(LLM["providers"]),
+    st.lists(objects({"id": TEXTS, "models": st.lists(MODELS, max_size=2)}), max_size=3),
+)
+TABLES = st.dictionaries(IDS, st.dictionaries(st.sampled_from(["content", "sourceUrl", "source_url", "name"]), JUNK))
+STATES = st.builds(
+    V1State,
+    bases=st.lists(BASES, max_size=4),
+    providers=PROVIDERS,
+    files=st.one_of(TABLES, st.dictionaries(IDS, COMPLETE, max_size=2)),
+    notes=TABLES,
+    pending_delete=st.frozensets(IDS, max_size=1),
+    notices=st.just(()),
+)
+WORDS = st.builds(
+    ModelWord,
+    mapped=st.dictionaries(st.sampled_from(["acme::gone", "no::where", "kb"]), st.just("a::b"), max_size=2),
+    recreated=st.frozensets(st.sampled_from(["no::where", "x::gone"]), max_size=1),
+)
+
+
+@st.composite
+def surveys(draw: st.DrawFn) -> Survey | str:
+    """Return what a vector file could hold of the loaders that items name."""
+    if draw(st.booleans()) and draw(st.booleans()):
+        return draw(st.sampled_from(["does not exist", "is a folder"]))
+    found = Survey()
+    sources = st.one_of(st.none(), st.just("/docs/a.md"), TEXTS)
+    for loader in draw(st.lists(st.one_of(st.none(), LOADERS), max_size=4, unique=True)):
+        kinds = draw(st.lists(st.sampled_from([16, 20, embedjs.MISSING, embedjs.UNSUPPORTED]), min_size=1, max_size=4))
+        source = draw(sources)
+        entry = LoaderRows(rows=len(kinds), source=source if source and source.strip() else None)
+        entry.highest_number = draw(st.integers(-1, 9))
+        for kind in kinds:
+            found.rows += 1
+            entry.runs.extend((found.rows, found.rows))
+            tally = entry.kinds.setdefault(kind, Tally(first_rowid=found.rows))
+            tally.count += 1
+            if kind > 0:
+                found.lengths[kind] = found.lengths.get(kind, 0) + 1
+        found.loaders[loader] = entry
+    return found
+
+
+@given(state=STATES, word=WORDS, data=st.data())
+@settings(max_examples=150)
+def test_no_state_crashes_a_plan_and_the_catalog_takes_every_one(state: V1State, word: ModelWord, data: Any) -> None:
+    library = draft_library(state, word)
+    assert len(library.bases) + len(library.skipped) == len(state.bases)
+    assert len({draft.id for draft in library.bases}) == len(library.bases)
+    plans = [plan_base(draft, data.draw(surveys())) for draft in library.bases]
+    outcomes = {}
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        records = []
+        for number, plan in enumerate(plans):
+            assert plan.rows.balanced
+            assert len({item.id for item in plan.items}) == len(plan.items)
+            # What tells whether a base has changed is made of its draft.
+            msgspec.json.encode(plan.draft, order="deterministic")
+            origin = Origin(FolderTree(place), None, None, place / "earlier")
+            done = carry_base(plan, origin, place / str(number), NOW_MS, lambda *_: None)
+            records.append((done.record, done.items))
+            work = BaseWork(number, plan.draft, "", plan=plan)
+            outcomes[plan.draft.legacy_id] = report.carried(Done(work, plan, done))
+        write_catalog(place / "catalog.sqlite", records)
+        with opened(place / "catalog.sqlite") as db:
+            assert db.execute("PRAGMA foreign_key_check").fetchall() == []
+            assert db.execute("SELECT count(*) FROM knowledge_base").get == len(plans)
+            items = sum(len(plan.items) for plan in plans)
+            assert db.execute("SELECT count(*) FROM knowledge_item WHERE json_valid(data)").get == items
+    document = report.document(Run("migrate"), library, outcomes)
+    assert json.loads(render.as_json(document)) == json.loads(json.dumps(document))
+    assert render.as_text(document, verbose=True).encode()
+    assert render.as_page(document).encode()
+
+
+TORN = st.text(st.characters(exclude_categories=()), max_size=3)
+
+
+@given(bases=st.lists(BASES, max_size=3), torn=TORN, files=st.lists(FILES, max_size=2), notes=JUNK)
+@settings(max_examples=40)
+def test_no_state_stops_a_run(bases: list[Any], torn: str, files: list[Any], notes: Any) -> None:
+    fine = base(
+        "fine", {"id": f"n{torn}", "type": "note", "content": f"x{torn}", "uniqueId": "L9"}, name=f"Fine {torn}"
+    )
+    rows = [Row(loader, f"text of {loader} {at}") for at in range(2) for loader in ("L1", "L2", "L3", "L9")]
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        stores = dict.fromkeys(("kb", "b_c", "fine", "untitled"), rows)
+        source = Source([*bases, fine], stores, files=files, notes=notes).write(place / "v1")
+        library = migrate(source, place / "library")
+        assert library.base("fine")["rows"]["carried"] == 2
+
+
+# --- arbitrary rows ------------------------------------------------------------------------------------------------
+
+#: Loader ids of rows, and of items: those that match, those that nobody has, those that are no text.
+OWN = ["L1", "L2", "L3", "L4"]
+ROW_LOADERS = st.one_of(
+    st.sampled_from(OWN), st.sampled_from(OWN), st.sampled_from(["gone", "", " ", None, 5, b"L1", "L1 "])
+)
+BODIES = st.one_of(
+    st.sampled_from([None, "", "same", "🎉 same", "a\0b"]),
+    st.text(st.characters(codec="utf-8"), max_size=8),
+    st.integers(-(2**40), 2**40),
+    # Without what could be half of a surrogate pair: those are another test's.
+    st.binary(max_size=4).filter(lambda raw: b"\xed" not in raw),
+)
+VECTORS = st.one_of(
+    st.binary(min_size=8, max_size=8),
+    st.binary(min_size=8, max_size=8),
+    st.binary(min_size=8, max_size=8),
+    st.binary(min_size=12, max_size=12),
+    st.binary(max_size=9),
+    st.sampled_from([None, "text", "", 7, 1.5, b"\0" * 8, b"\0\0\xc0\x7f" * 2, b"\xff" * 8]),
+)
+SOURCES = st.one_of(st.just("/docs/a.md"), st.sampled_from([None, "", " \ufeff", "/docs/b.md", 7, b"/docs/c.md"]))
+ROWS = st.lists(st.builds(Row, loader=ROW_LOADERS, body=BODIES, vector=VECTORS, source=SOURCES), max_size=14)
+LISTS = st.lists(st.sampled_from([*OWN, "", "nobody"]), max_size=4)
+
+
+@st.composite
+def indexed_items(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Return well-formed items whose loaders overlap in every way."""
+    items = []
+    for number in range(draw(st.integers(0, 5))):
+        kind = draw(st.sampled_from(["note", "url", "directory", "directory"]))
+        item = {"id": f"i{number}", "type": kind, "content": f"content {number}", "created_at": CREATED}
+        item["uniqueId"] = draw(st.sampled_from(["", "own", *OWN]))
+        if draw(st.booleans()) or kind == "directory":
+            item["uniqueIds"] = draw(LISTS)
+        item["processingStatus"] = draw(st.sampled_from(["completed", "completed", "failed", "pending"]))
+        items.append(item)
+    return items
+
+
+def loaders_of(item: dict[str, Any]) -> list[str]:
+    several = item.get("uniqueIds")
+    return [loader for loader in (several or [item["uniqueId"]]) if loader.strip()]
+
+
+def has_source(row: Row) -> bool:
+    return isinstance(row.source, str) and bool(row.source.strip(" \ufeff"))
+
+
+def owners_of(items: list[dict[str, Any]], rows: list[Row]) -> dict[str, tuple[str, bool]]:
+    """Return whose rows a loader's are, and whether that item can hold any, by the words of the rules."""
+    standalone: dict[str, tuple[str, bool]] = {}
+    children: dict[str, tuple[str, bool]] = {}
+    containers: dict[str, tuple[str, bool]] = {}
+    sources = {row.loader for row in rows if isinstance(row.loader, str) and has_source(row)}
+    for item in items:
+        if item["type"] != "directory":
+            standalone |= dict.fromkeys(loaders_of(item), (item["id"], True))
+            continue
+        completed = item["processingStatus"] == "completed" and item["uniqueId"].strip()
+        entries = [loader for loader in item["uniqueIds"] if loader.strip() and loader in sources] if completed else []
+        children |= {loader: (f"{item['id']}#{place}", True) for place, loader in enumerate(entries)}
+        if not entries:
+            containers |= dict.fromkeys(loaders_of(item), (item["id"], False))
+    return {**containers, **children, **standalone}
+
+
+def usable(vector: Any) -> bool:
+    return isinstance(vector, bytes) and bool(vector) and len(vector) % 4 == 0
+
+
+def wanted_length(rows: list[Row]) -> int | None:
+    lengths = Counter(len(row.vector) for row in rows if usable(row.vector))
+    # The first of equals is the one that was counted first.
+    return lengths.most_common(1)[0][0] if lengths else None
+
+
+def why_not(row: Row, owners: dict[str, tuple[str, bool]], length: int | None) -> str | None:
+    """Return why a row is not carried: base, owner, payload, encoding, length."""
+    owner = owners.get(row.loader) if isinstance(row.loader, str) else None
+    if length is None:
+        return "missing_vector_store"
+    if owner is None:
+        return "unmapped_loader"
+    if not owner[1]:
+        return "non_indexable_container"
+    if row.vector is None or row.vector in (b"", ""):
+        return "missing_vector_payload"
+    if not usable(row.vector):
+        return "unsupported_vector_encoding"
+    return None if len(row.vector) == length else "dimension_mismatch"
+
+
+def text_of(body: Any) -> str:
+    if isinstance(body, bytes):
+        return body.decode(errors="replace")
+    return "" if body is None else str(body)
+
+
+def names_of(library: Library) -> dict[str, str]:
+    """Return the name that the oracle has for an item, by its new id."""
+    names = {new: legacy for legacy, new in library.report["ids"]["items"].items()}
+    for legacy, new in library.report["ids"]["items"].items():
+        children = [row["id"] for row in library.catalog("knowledge_item") if row["group_id"] == new]
+        names |= {child: f"{legacy}#{place}" for place, child in enumerate(children)}
+    return names
+
+
+@given(items=indexed_items(), rows=ROWS)
+@settings(max_examples=60)
+def test_every_row_is_carried_or_accounted_for(items: list[dict[str, Any]], rows: list[Row]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        source = Source([base("kb", *items)], {"kb": rows}, ddl=UNTYPED).write(place / "v1")
+        library = migrate(source, place / "library")
+        owners, length = owners_of(items, rows), wanted_length(rows)
+        reasons = [why_not(row, owners, length) for row in rows]
+        booked = library.rows("kb")
+        assert booked["read"] == len(rows)
+        assert booked["skipped"] == Counter(reason for reason in reasons if reason)
+        if length is None:
+            assert library.base("kb")["error"] == "missing_vector_store"
+        else:
+            carried = [(owners[row.loader][0], row) for row, why in zip(rows, reasons, strict=True) if why is None]
+            order = [*dict.fromkeys(owner for owner, _ in carried)]
+            ordered = sorted(carried, key=lambda entry: order.index(entry[0]))
+            names, units = names_of(library), library.units("kb")
+            found = [(names[unit.item], unit.body) for unit in units]
+            assert found == [(owner, text_of(row.body)) for owner, row in ordered]
+            # Of equal texts the first vector wins: the first in the file or the first in the index.
+            first: dict[str, set[bytes]] = {}
+            for sequence in (carried, ordered):
+                seen: dict[str, bytes] = {}
+                for _, row in sequence:
+                    seen.setdefault(text_of(row.body), row.vector)
+                for body, vector in seen.items():
+                    first.setdefault(body, set()).add(vector)
+            assert all(unit.vector in first[unit.body] for unit in units)
+        again = migrate(source, place / "library")
+        assert again.report["bases"][0]["outcome"] == ("failed" if length is None else "unchanged")
+        assert {**again.base("kb"), "outcome": None} == {**library.base("kb"), "outcome": None}
+
+
+@given(rows=ROWS)
+@settings(max_examples=10)
+def test_without_a_model_every_row_is_accounted_for(rows: list[Row]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        broken = base(
+            "kb", {"id": "n", "type": "note", "content": "x", "uniqueId": "L1"}, model={**MODEL, "provider": "x"}
+        )
+        source = Source([broken], {"kb": rows}, ddl=UNTYPED).write(place / "v1")
+        booked = migrate(source, place / "library").rows("kb")
+        assert booked["skipped"] == ({"missing_embedding_model": len(rows)} if rows else {})
