@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -95,7 +96,16 @@ def _fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> 
 def _echo_json(document: dict[str, Any]) -> None:
     """Print a document; a stdout that is not UTF-8 gets it in ASCII, so that no name is lost."""
     is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    click.echo(render.as_json(document, ascii_only=not is_utf8), nl=False)
+    _say(render.as_json(document, ascii_only=not is_utf8))
+
+
+def _say(text: str) -> None:
+    """Print ``text``; a reader that has gone away decides nothing about the work."""
+    try:
+        click.echo(text, nl=False)
+    except BrokenPipeError:
+        # What follows, and what Python flushes at its end, goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Commands(click.Group):
@@ -145,7 +155,7 @@ def inspect(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
     if as_json:
         _echo_json(document)
     else:
-        click.echo(glance.as_text(document, verbose=verbose > 0), nl=False)
+        _say(glance.as_text(document, verbose=verbose > 0))
 
 
 @cli.command()
@@ -213,7 +223,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         if as_json or quiet:
             return True
         asks = not yes and sys.stdin.isatty() and cherry_v1.exit_status(planned, "error") != 0
-        click.echo(f"Plan:\n{render.as_text(planned)}" if asks else render.as_line(planned))
+        _say(f"Plan:\n{render.as_text(planned)}" if asks else render.as_line(planned) + "\n")
         try:
             return not asks or click.confirm("Some of it cannot be carried. Go on?", default=True)
         except click.Abort as error:
@@ -232,7 +242,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     if as_json:
         _echo_json(document)
     else:
-        click.echo(_summary(document, written, verbose), nl=False)
+        _say(_summary(document, written, verbose))
     sys.exit(cherry_v1.exit_status(document, fail_on))
 
 

@@ -8,7 +8,10 @@ so that the table of errors in ``docs/errors.md`` is generated from the classes 
 from __future__ import annotations
 
 import inspect
+import re
 from typing import ClassVar
+
+_MOVES_CURSOR = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 REFUSED = 2
 STOPPED = 3
@@ -41,7 +44,7 @@ class RegraftError(Exception):
 
 def _on_one_line(text: str) -> str:
     """Return ``text`` with control characters escaped: names from a disk must not move the cursor."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return _MOVES_CURSOR.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
 def _rebuild(error: type[RegraftError], facts: dict[str, object]) -> RegraftError:

@@ -303,7 +303,7 @@ def with_state(state: Any) -> dict[str, Any]:
         (b"", "data.json", "truncated"),
         (b"{'version': 5}", "data.json", "malformed"),
         (b"\0" * 50, "data.json", "malformed"),
-        ([], None, ""),
+        ([], "data.json", "a list, not an object"),
         (5, "data.json", "Expected `object`"),
         ({"localStorage": "text"}, "localStorage in data.json", "Expected `object`"),
         (with_state("{"), f"{STATE_KEY} in data.json", "truncated"),
@@ -314,10 +314,7 @@ def with_state(state: Any) -> dict[str, Any]:
         (with_state(json.dumps({"knowledge": '{"bases": []}', "llm": "{"})), "the `llm` state", "truncated"),
     ],
 )
-def test_a_broken_backup_says_where(tmp_path: Path, content: Any, where: str | None, reason: str) -> None:
-    if where is None:
-        assert codes(from_backup(tmp_path, content)) == [notices.NO_KNOWLEDGE]
-        return
+def test_a_broken_backup_says_where(tmp_path: Path, content: Any, where: str, reason: str) -> None:
     with pytest.raises(BrokenJson) as caught:
         from_backup(tmp_path, content)
     broken(caught, tmp_path, where, reason)

@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -122,6 +123,8 @@ def _prepare(steps: Queue[tuple[str, float, int]], stop: Event) -> None:
     global _steps, _stop
     _steps, _stop = steps, stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # When the run stops nobody listens any more: what is left to say must not keep the process.
+    steps.cancel_join_thread()
 
 
 def _in_process(job: Job) -> Done:
@@ -140,14 +143,17 @@ def _in_process(job: Job) -> Done:
 
 def _in_processes(jobs: list[Job], count: int, progress: Progress) -> Generator[Done, None, None]:
     context = multiprocessing.get_context("spawn")
-    steps: Queue[tuple[str, float, int]] = context.Queue()
-    stop = context.Event()
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_prepare, initargs=(steps, stop))
     # The largest first, so that no process ends up alone with it.
     ordered = sorted(jobs, key=lambda job: -job.plan.rows.carried)
+    if os.name != "nt":
+        # It would let Ctrl-C through again when it is started later.
+        resource_tracker.ensure_running()
+    with _undisturbed():
+        steps: Queue[tuple[str, float, int]] = context.Queue()
+        stop = context.Event()
+        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_prepare, initargs=(steps, stop))
+        waiting: set[Future[Done]] = {pool.submit(_in_process, job) for job in ordered}
     try:
-        with _undisturbed():
-            waiting: set[Future[Done]] = {pool.submit(_in_process, job) for job in ordered}
         while waiting:
             finished, waiting = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
             _drain(steps, progress)

@@ -124,6 +124,11 @@ def fields(text: bytearray | msgspec.Raw, names: tuple[str, ...]) -> dict[str, m
     return {name: value for name, value in values.items() if value is not msgspec.UNSET}
 
 
+def is_list(text: bytearray) -> bool:
+    """Tell whether ``text`` is a JSON list."""
+    return _start(memoryview(text)).startswith(b"[")
+
+
 def is_null(raw: msgspec.Raw) -> bool:
     """Tell whether ``raw`` is the JSON value null."""
     return _start(raw).rstrip() == b"null"

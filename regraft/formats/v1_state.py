@@ -133,6 +133,8 @@ _Tables = dict[str, Callable[[], bytearray | msgspec.Raw]]
 
 def _from_backup(tree: Tree, name: str, said: list[Notice]) -> tuple[_Slices, _Tables]:
     text = read_text(tree, name)
+    if json_text.is_list(text):
+        raise BrokenJson(path=tree.path, where=name, reason="it is a list, not an object")
     with blame(tree.path, name):
         top = json_text.fields(text, ("version", "localStorage", "indexedDB"))
     _check_version(tree, top.get("version"))
