@@ -85,6 +85,11 @@ class Located:
     #: The backup's own version number, where it states one.
     version: int | None = None
 
+    @property
+    def is_archive(self) -> bool:
+        """Tell whether members have to be extracted before a program can open them."""
+        return isinstance(self.tree, ZipTree)
+
 
 @contextmanager
 def located(path: Path, kind: Kind | None = None) -> Iterator[Located]:

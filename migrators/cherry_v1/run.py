@@ -131,7 +131,7 @@ def _dry_run(
         base_entries(entries)
     with tempfile.TemporaryDirectory(prefix="regraft-") as folder, ExitStack() as keep:
         work = Path(folder)
-        if source.path.is_file():
+        if source.is_archive:
             names = [vector_name(source, draft) for _, draft in bases]
             largest = preflight.unseen_bytes(source, names, 0) / preflight.UNSEEN_FACTOR
             preflight.check_work_space(work, int(largest))
@@ -159,7 +159,7 @@ def _planned(source: Located, target: Path, state: _State) -> dict[str, Any]:
 
 def _check_unseen_space(source: Located, target: Path, bases: list[tuple[int, BaseDraft]]) -> None:
     """Check an archive's room before anything is extracted from it; a folder is looked into first."""
-    if source.path.is_file():
+    if source.is_archive:
         names = [vector_name(source, draft) for _, draft in bases]
         preflight.check_space(target, preflight.unseen_bytes(source, names, 0))
 

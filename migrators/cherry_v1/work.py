@@ -151,7 +151,7 @@ def works(
             stands = known if known is not None and still_there(target, draft.id, known) else None
             same = entry is not None and entry.fingerprint == mark
             # A vector file on disk that could not be read is tried again: what was in the way may be gone.
-            again = source.path.is_dir() and stands is not None and stands.record.base.error == notices.MISSING_STORE
+            again = not source.is_archive and stands is not None and stands.record.base.error == notices.MISSING_STORE
             if same and stands is not None and not again:
                 yield BaseWork(position, draft, mark, unchanged=stands)
             else:
