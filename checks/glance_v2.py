@@ -67,9 +67,13 @@ def _one_base(index: Path) -> dict[str, Any]:
 
 def _sources(catalog: Path, base_id: str) -> dict[str, str]:
     """Return what the catalog calls the sources of a base's items, by item id."""
-    with sqlite.reading(catalog) as db:
-        rows = db.execute("SELECT id, data ->> 'source' FROM knowledge_item WHERE base_id = ?", (base_id,))
-        return {str(item): str(source) for item, source in rows if source is not None}
+    query = """SELECT id, CASE WHEN json_valid(data) THEN data ->> 'source' END
+                 FROM knowledge_item WHERE base_id = ?"""
+    try:
+        with sqlite.reading(catalog) as db:
+            return {str(item): str(source) for item, source in db.execute(query, (base_id,)) if source is not None}
+    except (apsw.Error, UnicodeDecodeError):
+        return {}
 
 
 def _materials(index: Path, sources: dict[str, str]) -> list[dict[str, Any]]:

@@ -16,10 +16,12 @@ import click
 
 from checks import glance
 from migrators import cherry_v1
-from regraft import __version__, clock, progress, render
+from regraft import __version__, clock, durable, progress, render
 from regraft.envelope import Run
 from regraft.errors import (
     INTERRUPTED,
+    REFUSED,
+    FaultOfRegraft,
     Interrupted,
     ModelOptionInvalid,
     RegraftError,
@@ -28,6 +30,7 @@ from regraft.errors import (
     WrongUsage,
 )
 from regraft.locate import Kind, located
+from regraft.text import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,11 +43,11 @@ def _time(_context: click.Context, _parameter: click.Parameter, value: str | Non
         return None
     try:
         moment = datetime.fromisoformat(value)
-    except ValueError as error:
+        if moment.tzinfo is not None:
+            return round(moment.astimezone(UTC).timestamp() * 1000)
+    except (ValueError, OverflowError) as error:
         raise click.BadParameter(f"{value!r} is not a time like 2026-01-31T12:00:00Z") from error
-    if moment.tzinfo is None:
-        raise click.BadParameter(f"{value!r} has no time zone; write it with a Z at its end")
-    return round(moment.astimezone(UTC).timestamp() * 1000)
+    raise click.BadParameter(f"{value!r} has no time zone; write it with a Z at its end")
 
 
 def _output_options(command: F) -> F:
@@ -78,6 +81,11 @@ def _reports_errors(command: F) -> F:
             _fail(Interrupted(finished=0), name, as_json=as_json, verbose=verbose)
         except OSError as error:
             _fail(StoppedBySystem(reason=error), name, as_json=as_json, verbose=verbose)
+        except Exception as error:
+            if verbose > 1:
+                traceback.print_exception(error)
+            fault = FaultOfRegraft(kind=type(error).__name__, reason=error)
+            _fail(fault, name, as_json=as_json, verbose=0)
 
     return run  # type: ignore[return-value]
 
@@ -118,6 +126,9 @@ class _Commands(click.Group):
         try:
             status = super().main(arguments, *more, **settings)
         except click.ClickException as error:
+            if not arguments:
+                click.echo(self.get_help(click.Context(self, info_name="regraft")))
+                sys.exit(REFUSED)
             said = " ".join(error.format_message().split())
             context = getattr(error, "ctx", None)
             name = context.info_name if context is not None and context.parent is not None else ""
@@ -209,8 +220,8 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     SOURCE is a v1 backup of the versions 1 to 5 (zip or folder), an export folder, or a knowledge JSON file beside its
     vector files. It is only read. A second run goes on where the first one stopped, and leaves alone what is done.
     """
-    if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
-        raise TargetNotWritable(path=page, reason="it is a folder" if page.is_dir() else "its folder does not exist")
+    if page is not None:
+        _check_page(page, source, target)
     options = cherry_v1.Options(
         now_ms=clock.now_ms() if now is None else now,
         word=_model_word(map_model, recreate_model),
@@ -234,10 +245,10 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         migration = cherry_v1.migrate(found, target, options, bar, show_plan)
     document = migration.document
     if page is not None:
-        page.write_text(render.as_page(document), encoding="utf-8")
+        durable.write_text(page, render.as_page(document), page.with_name(f".{page.name}.part"))
     written = [page] if page else []
     if migration.wrote:
-        names = ("catalog.sqlite", "KnowledgeBase", "report.json", "report.html")
+        names = ("catalog.sqlite", "KnowledgeBase", "report.json", "report.html", ".regraft")
         written = [*(target / name for name in names if (target / name).exists()), *written]
     if as_json:
         _echo_json(document)
@@ -246,23 +257,36 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     sys.exit(cherry_v1.exit_status(document, fail_on))
 
 
+def _check_page(page: Path, source: Path, target: Path) -> None:
+    """Refuse to write a report page over anything but an earlier one, or into the source or the library."""
+    reason = ""
+    if page.is_dir() or not page.absolute().parent.is_dir():
+        reason = "it is a folder" if page.is_dir() else "its folder does not exist"
+    elif any(page.resolve().is_relative_to(place.resolve()) for place in (source, target)):
+        reason = "it lies in the source or in the library"
+    elif page.exists() and not render.is_page(page.read_text("utf-8", "replace")):
+        reason = "it is there already and no report page"
+    if reason:
+        raise TargetNotWritable(path=page, reason=reason)
+
+
 def _model_word(mapped: tuple[str, ...], recreated: tuple[str, ...]) -> cherry_v1.ModelWord:
     words = {}
     for text in mapped:
         old, separator, new = text.partition("=")
         if not separator or not old.strip() or not cherry_v1.is_model_id(new):
             raise ModelOptionInvalid(option="--map-model", value=text, reason="write OLD=NEW, NEW as provider::model")
-        words[old.strip()] = new.strip()
+        words[cherry_v1.tidy_model_id(old)] = cherry_v1.tidy_model_id(new)
     for text in recreated:
         if not cherry_v1.is_model_id(text):
             raise ModelOptionInvalid(option="--recreate-model", value=text, reason="write it as provider::model")
-    return cherry_v1.ModelWord(words, frozenset(text.strip() for text in recreated))
+    return cherry_v1.ModelWord(words, frozenset(map(cherry_v1.tidy_model_id, recreated)))
 
 
 def _summary(document: dict[str, Any], written: list[Path], verbose: int) -> str:
     text = render.as_text(document, verbose=verbose > 0) + "\n"
     if written:
-        return text + "Written:\n" + "".join(f"  {path}\n" for path in written)
+        return text + "Written:\n" + "".join(f"  {shown(path)}\n" for path in written)
     if document["run"]["dry_run"]:
         return text + "Dry run: nothing was written.\n"
     return text + "Nothing has changed since the last run: nothing was written.\n"

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import PurePath
 from typing import ClassVar
+
+from regraft.text import shown
 
 _MOVES_CURSOR = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -25,7 +28,8 @@ class RegraftError(Exception):
 
     def __init__(self, **facts: object) -> None:
         self.facts = facts
-        super().__init__(_on_one_line(self.template().format(**facts)))
+        text = self.template().format(**{name: _written(value) for name, value in facts.items()})
+        super().__init__(_on_one_line(text))
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.facts)
@@ -40,6 +44,11 @@ class RegraftError(Exception):
     def code(self) -> str:
         """Return the error's stable name, the class name."""
         return type(self).__name__
+
+
+def _written(value: object) -> object:
+    """Return a path as text that can be printed; anything else as it is."""
+    return shown(value) if isinstance(value, PurePath) else value
 
 
 def _on_one_line(text: str) -> str:
@@ -120,6 +129,10 @@ class TargetBaseChanged(RegraftError, FileExistsError):
     changed since regraft wrote it; migrate to another folder, or remove this copy first."""
 
 
+class TargetCatalogChanged(RegraftError, FileExistsError):
+    """{path}: changed since regraft wrote it, and this run would write it anew; migrate to another folder."""
+
+
 class LedgerUnreadable(RegraftError, ValueError):
     """{path}: regraft's own record of this target cannot be read ({reason}); migrate to another folder."""
 
@@ -149,6 +162,12 @@ class StoppedMidway(RegraftError, OSError):
 
 class StoppedBySystem(RegraftError, OSError):
     """Stopped by the system: {reason}."""
+
+    exit_status = STOPPED
+
+
+class FaultOfRegraft(RegraftError, RuntimeError):
+    """{kind}: {reason}; this is a fault of regraft, please report it (-vv shows where it came from)."""
 
     exit_status = STOPPED
 

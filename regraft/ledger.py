@@ -91,7 +91,9 @@ class Ledger:
         self._run = run_id
 
     def end_run(self, status: str) -> None:
-        """Record how the run ended: finished, stopped or interrupted."""
+        """Record how the run ended: finished, stopped or interrupted; one that never began has no end."""
+        if self._run is None:
+            return
         self._db.execute("UPDATE run SET status = ?, finished_at = ? WHERE run_id = ?", (status, now_ms(), self._run))
 
     # --- steps -----------------------------------------------------------------------------------------------------

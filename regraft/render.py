@@ -138,6 +138,7 @@ def _pad(text: str, width: int) -> str:
 
 # --- page ----------------------------------------------------------------------------------------------------------
 
+_PAGE_TITLE = "regraft: report of a migration"
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1d2733; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
@@ -156,7 +157,7 @@ def as_page(document: Document) -> str:
     totals, run = document["totals"], document["run"]
     rows = totals["rows"]
     carried = f"{_carried(rows)} carried with their vectors, none embedded again."
-    size = human_bytes(totals["bytes"])
+    size = human_bytes(totals["bytes"] or 0)
     counts = f"{counted(totals['bases']['all'], 'base')}, {counted(totals['items']['all'], 'item')}"
     version = document["regraft"]["version"]
     body = [
@@ -174,10 +175,15 @@ def as_page(document: Document) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>regraft: report of a migration</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{_PAGE_TITLE}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         + "\n".join(body)
         + "\n</body>\n</html>\n"
     )
+
+
+def is_page(text: str) -> bool:
+    """Tell whether ``text`` is a page made by :func:`as_page`."""
+    return text.startswith("<!doctype html>") and f"<title>{_PAGE_TITLE}</title>" in text[:400]
 
 
 def _text(value: object) -> str:

@@ -56,12 +56,17 @@ def is_companion(first_bytes: bytes, suffix: str) -> bool:
     return first_bytes[:8] == _JOURNAL_MAGIC
 
 
-def _first_bytes(path: Path) -> bytes:
+def _first_bytes(path: Path, count: int = 8) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(8)
+            return file.read(count)
     except OSError:
         return b""
+
+
+def is_database(path: Path) -> bool:
+    """Tell whether a file begins like a SQLite database."""
+    return _first_bytes(path, 16) == b"SQLite format 3\0"
 
 
 def missing_bytes(path: Path) -> int:
@@ -89,6 +94,10 @@ def load_vectors(connection: apsw.Connection) -> None:
     connection.enable_load_extension(True)
     connection.load_extension(sqlite_vec.loadable_path())
     connection.enable_load_extension(False)
+
+
+#: A copy is ours: its log or journal may be worked into it.
+_READ_COPY = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI
 
 
 @contextmanager
@@ -120,7 +129,7 @@ def reading(path: Path, *, vectors: bool = False, work: Path | None = None) -> I
         shutil.copyfile(real, copy)
         for file in beside:
             shutil.copyfile(file, copy.with_name(copy.name + file.name[len(real.name) :]))
-        yield from _used(apsw.Connection(str(copy)), vectors)
+        yield from _used(apsw.Connection(_uri(copy, mode="rw"), flags=_READ_COPY), vectors)
 
 
 def _used(connection: apsw.Connection, vectors: bool) -> Iterator[apsw.Connection]:
@@ -156,8 +165,8 @@ def writing(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
     Raises:
         apsw.Error: it cannot be opened, or (``create=False``) does not exist.
     """
-    flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
-    connection = apsw.Connection(str(path), flags=flags)
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI | (apsw.SQLITE_OPEN_CREATE if create else 0)
+    connection = apsw.Connection(_uri(path, mode="rwc" if create else "rw"), flags=flags)
     try:
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
         connection.execute("PRAGMA foreign_keys = ON")

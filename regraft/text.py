@@ -97,6 +97,11 @@ def without_nul(text: str) -> str:
     return text.replace("\0", "")
 
 
+def shown(path: object) -> str:
+    """Return a path as text that can be stored and printed, also where its bytes are no UTF-8."""
+    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural where it is not one."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

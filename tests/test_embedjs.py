@@ -490,7 +490,7 @@ def test_a_view_is_no_table(tmp_path: Path) -> None:
 def test_missing_columns_are_named(tmp_path: Path, columns: str, missing: str) -> None:
     with closing(sqlite3.connect(tmp_path / "base")) as db:
         db.execute(f"CREATE TABLE vectors ({columns})")
-    assert problem_of(tmp_path / "base") == f"its table `vectors` has no column {missing}"
+    assert problem_of(tmp_path / "base") == f"has a table `vectors` without the column {missing}"
 
 
 def test_row_ids_and_metadata_are_not_needed(tmp_path: Path) -> None:

@@ -293,7 +293,13 @@ def test_the_text_for_a_person(place: Path, tmp_path: Path) -> None:
     assert "\x1b" not in text
     # Everything that a run writes is listed at its end.
     listed = text.partition("Written:")[2].split()
-    assert {Path(name).name for name in listed} == {"catalog.sqlite", "KnowledgeBase", "report.json", "report.html"}
+    assert {Path(name).name for name in listed} == {
+        "catalog.sqlite",
+        "KnowledgeBase",
+        "report.json",
+        "report.html",
+        ".regraft",
+    }
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         ".regraft",
         "catalog.sqlite",

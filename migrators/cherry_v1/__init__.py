@@ -4,9 +4,9 @@ Rules: ``docs/rules.md``. Stages: :mod:`.work` reads, :mod:`.draft` and :mod:`.p
 verifies, :mod:`.publish` puts in place, :mod:`.run` runs them.
 """
 
-from migrators.cherry_v1.models import ModelWord, is_model_id
+from migrators.cherry_v1.models import ModelWord, is_model_id, tidy_model_id
 from migrators.cherry_v1.options import Options
 from migrators.cherry_v1.report import exit_status
 from migrators.cherry_v1.run import migrate
 
-__all__ = ["ModelWord", "Options", "exit_status", "is_model_id", "migrate"]
+__all__ = ["ModelWord", "Options", "exit_status", "is_model_id", "migrate", "tidy_model_id"]

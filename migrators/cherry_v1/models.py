@@ -46,11 +46,16 @@ def unique_model_id(provider: Any, model: Any) -> str | None:
         return None
     model = trim(model)
     if SEPARATOR in model:
-        owner, _, name = model.partition(SEPARATOR)
-        return f"{trim(owner)}{SEPARATOR}{trim(name)}" if is_model_id(model) else None
+        return tidy_model_id(model) if is_model_id(model) else None
     if is_blank(provider) or SEPARATOR in provider:
         return None
     return f"{trim(provider)}{SEPARATOR}{model}"
+
+
+def tidy_model_id(text: str) -> str:
+    """Return a model id with both parts trimmed; anything else is trimmed as a whole."""
+    provider, separator, model = text.partition(SEPARATOR)
+    return f"{trim(provider)}{separator}{trim(model)}"
 
 
 def is_model_id(text: str) -> bool:

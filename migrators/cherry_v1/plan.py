@@ -272,7 +272,7 @@ class _Planner:
         too_large = sum(self._too_large.get(child.id, 0) for child in children)
         if too_large:
             self._say_too_large(draft, too_large)
-        without_rows = len(draft.entries) - len(children)
+        without_rows = sum(entry not in self._survey.loaders for entry in draft.entries)
         if without_rows:
             self._note(
                 notices.ENTRIES_WITHOUT_ROWS,

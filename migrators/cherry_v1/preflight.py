@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from migrators.cherry_v1.plan import BasePlan
+from migrators.cherry_v1.publish import Target
 from migrators.cherry_v1.uploads import upload_name
 from migrators.cherry_v1.work import base_folder, read_entry
-from regraft import ledger
+from regraft import ledger, sqlite
 from regraft.errors import (
     NotEnoughSpace,
     TargetBaseChanged,
+    TargetCatalogChanged,
     TargetNotOurs,
     TargetNotWritable,
     TargetOverlapsSource,
@@ -82,7 +84,7 @@ def _roots(source: Located) -> list[Path]:
     """Return the files and folders that a source is made of: a JSON file is read with the folders beside it."""
     if not isinstance(source.tree, FolderTree) or source.path.is_dir():
         return [source.path]
-    beside = {source.places.vectors, source.places.uploads} - {None, ""}
+    beside = {source.places.vectors, source.places.uploads} - {None}
     return [source.path, *(source.tree.path / str(name) for name in beside)]
 
 
@@ -110,21 +112,38 @@ def check_conflicts(target: Path, base_ids: Iterable[str], entries: dict[str, En
             raise TargetNotOurs(path=folder, found="no record of it")
         if base_id in changed:
             known = read_entry(entries[base_id])
-            if index_mark(folder) not in (None, known.index_mark) or raw_mark(folder) != known.raw_mark:
+            if index_mark(folder) not in (None, known.index_mark) or raw_mark(folder) not in ("", known.raw_mark):
                 raise TargetBaseChanged(path=folder, base=known.record.base.name)
 
 
+def check_catalog(place: Target, entries: dict[str, Entry]) -> None:
+    """Refuse to write the catalog anew where somebody has changed it since regraft wrote it.
+
+    Raises:
+        TargetCatalogChanged
+    """
+    mark = file_mark(place.catalog)
+    if mark is not None and mark != place.catalog_mark_of(entries):
+        raise TargetCatalogChanged(path=place.catalog)
+
+
 def index_mark(folder: Path) -> tuple[int, int] | None:
-    """Return what tells whether a published index was written to since: its size and time of change (ns)."""
-    try:
-        status = (folder / INDEX_FILE).stat()
-    except OSError:
+    """Return what tells whether a published index was written to since; None where none stands any more."""
+    return file_mark(folder / INDEX_FILE)
+
+
+def file_mark(path: Path) -> tuple[int, int] | None:
+    """Return a database's size and time of change (ns); None where no database is."""
+    if not sqlite.is_database(path):
         return None
+    status = path.stat()
     return status.st_size, status.st_mtime_ns
 
 
 def raw_mark(folder: Path) -> str:
-    """Return what tells whether a file under a base's ``raw/`` was added, changed or removed since."""
+    """Return what tells whether a file under a base's ``raw/`` was added, changed or removed; "" without ``raw/``."""
+    if not (folder / "raw").is_dir():
+        return ""
     hasher = hashlib.blake2b(digest_size=16)
     for path in sorted((folder / "raw").rglob("*")):
         status = path.lstat()
@@ -132,10 +151,10 @@ def raw_mark(folder: Path) -> str:
     return hasher.hexdigest()
 
 
-def unseen_bytes(source: Located, vector_names: Iterable[str], uploads: int) -> int:
+def unseen_bytes(source: Located, vector_names: Iterable[str]) -> int:
     """Estimate the bytes that a run needs before its vector files can be looked into."""
     sizes = sum(source.tree.size(name) for name in vector_names if name and source.tree.kind(name) == "file")
-    return int(sizes * UNSEEN_FACTOR) + uploads
+    return int(sizes * UNSEEN_FACTOR)
 
 
 def upload_bytes(source: Located, stored: Iterable[str]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from migrators.cherry_v1.work import BaseEntry, base_folder, read_entry
-from regraft import durable
+from regraft import durable, sqlite
 from regraft.formats.catalog import ItemRow, write_catalog
 from regraft.ledger import FOLDER, Entry, Ledger, Step
 from regraft.locate import CATALOG_FILE
@@ -42,6 +42,16 @@ class Target:
         for folder in (self.staging, self.replaced, self.work):
             durable.remove_tree(folder)
 
+    @property
+    def catalog(self) -> Path:
+        """Return where the catalog is."""
+        return self.path / CATALOG_FILE
+
+    def catalog_mark_of(self, entries: dict[str, Entry]) -> tuple[int, int] | None:
+        """Return size and time of change (ns) of the catalog that regraft wrote, None where it wrote none."""
+        known = entries.get(CATALOG)
+        return None if known is None else msgspec.json.decode(known.detail, type=tuple[int, int])
+
     def throw_away(self) -> None:
         """Remove what was being built, without a word to the ledger: open intents can still be settled after this."""
         for folder in (self.staging, self.work):
@@ -50,11 +60,19 @@ class Target:
     def recover(self, ledger: Ledger) -> None:
         """Finish or give up every intent of an earlier run that was killed, then remove what it left."""
         for step in ledger.open_steps():
-            if step.subject in (CATALOG, REPORT):
+            if step.subject == REPORT:
                 ledger.drop(step)
+            elif step.subject == CATALOG:
+                self._recover_catalog(ledger, step)
             else:
                 self._recover_base(ledger, step)
         self.clean()
+
+    def _recover_catalog(self, ledger: Ledger, step: Step) -> None:
+        """Settle the catalog: it was moved into place if what stands there is what was to be moved."""
+        there = sqlite.is_database(self.catalog) and self.catalog.stat()
+        moved = there and msgspec.json.encode((there.st_size, there.st_mtime_ns)) == step.entry.detail
+        (ledger.done if moved else ledger.drop)(step)
 
     def _recover_base(self, ledger: Ledger, step: Step) -> None:
         """Settle one base: the move into place is one step, so it either happened or did not.
@@ -96,7 +114,7 @@ class Target:
     def catalog_is_current(self, entries: dict[str, Entry]) -> bool:
         """Tell whether the catalog in place is that of these entries."""
         known = entries.get(CATALOG)
-        return known is not None and known.fingerprint == catalog_mark(entries) and (self.path / CATALOG_FILE).is_file()
+        return known is not None and known.fingerprint == catalog_mark(entries) and sqlite.is_database(self.catalog)
 
     def publish_catalog(self, ledger: Ledger) -> None:
         """Write the catalog of every base in the target, in v1's order."""
@@ -107,8 +125,10 @@ class Target:
         durable.remove_tree(staged)
         write_catalog(staged, ((entry.record, _items(ledger, entry.record.base.id)) for entry in known))
         durable.sync_file(staged)
-        step = ledger.intend(CATALOG, PUBLISH, Entry(catalog_mark(entries), b""))
-        durable.replace(staged, self.path / CATALOG_FILE)
+        status = staged.stat()
+        mark = msgspec.json.encode((status.st_size, status.st_mtime_ns))
+        step = ledger.intend(CATALOG, PUBLISH, Entry(catalog_mark(entries), mark))
+        durable.replace(staged, self.catalog)
         ledger.done(step)
 
     def report_is_current(self, entries: dict[str, Entry]) -> bool:

@@ -17,6 +17,7 @@ from regraft.envelope import Run
 from regraft.formats.index import Tallies
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
 from regraft.notices import Notice
+from regraft.text import shown
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def document(run: Run, library: LibraryDraft, outcomes: dict[str, Outcome]) -> d
 def _placed(base: dict[str, Any], target: Path) -> dict[str, Any]:
     """Return a base's report with the path of its index as it is now: a library can be moved."""
     index = base["index"]
-    return {**base, "index": index and {**index, "path": str(target / index["path"])}}
+    return {**base, "index": index and {**index, "path": shown(target / index["path"])}}
 
 
 def _once(said: list[Notice]) -> Iterator[Notice]:
@@ -144,6 +145,8 @@ def _totals(outcomes: list[Outcome]) -> dict[str, object]:
     items: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
+    #: What a plan cannot know.
+    unknown: set[str] = set()
     for outcome in outcomes:
         items.update(outcome.base["items"])
         rows, index = outcome.base["rows"], outcome.base["index"]
@@ -151,6 +154,8 @@ def _totals(outcomes: list[Outcome]) -> dict[str, object]:
         for key in ("read", "carried", "v1_deduplicated"):
             numbers[key] += rows[key]
         for key in ("materials", "units", "embeddings", "bytes"):
+            if index is not None and index[key] is None:
+                unknown.add(key)
             numbers[key] += (index or {}).get(key) or 0
     return {
         "bases": {"all": len(outcomes), **dict(sorted(bases.items()))},
@@ -163,8 +168,8 @@ def _totals(outcomes: list[Outcome]) -> dict[str, object]:
         },
         "materials": numbers["materials"],
         "units": numbers["units"],
-        "embeddings": numbers["embeddings"],
-        "bytes": numbers["bytes"],
+        "embeddings": None if "embeddings" in unknown else numbers["embeddings"],
+        "bytes": None if "bytes" in unknown else numbers["bytes"],
     }
 
 

@@ -42,6 +42,7 @@ from regraft.errors import (
 from regraft.ledger import Entry, Ledger
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress, stage
+from regraft.text import shown
 
 #: What to do about a source that is recognised but not migrated.
 _ADVICE = {
@@ -115,10 +116,11 @@ def migrate(
             if _nothing_to_do(place, entries, state):
                 state.run.end()
                 return Migration(report.document(state.run, library, state.outcomes), wrote=False)
+            preflight.check_catalog(place, entries)
             if not show_plan(_planned(source, target, state)):
                 raise Declined(path=target)
             state.began = True
-            book.begin_run("migrate", str(source.path), state.run.id)
+            book.begin_run("migrate", shown(source.path), state.run.id)
             _carry(source, place, book, state, options, progress)
         return Migration(_finish(place, book, state), wrote=True)
 
@@ -133,7 +135,7 @@ def _dry_run(
         work = Path(folder)
         if source.is_archive:
             names = [vector_name(source, draft) for _, draft in bases]
-            largest = preflight.unseen_bytes(source, names, 0) / preflight.UNSEEN_FACTOR
+            largest = preflight.unseen_bytes(source, names) / preflight.UNSEEN_FACTOR
             preflight.check_work_space(work, int(largest))
         _look(source, target, bases, entries, state, keep, work, progress)
         state.run.end()
@@ -161,7 +163,7 @@ def _check_unseen_space(source: Located, target: Path, bases: list[tuple[int, Ba
     """Check an archive's room before anything is extracted from it; a folder is looked into first."""
     if source.is_archive:
         names = [vector_name(source, draft) for _, draft in bases]
-        preflight.check_space(target, preflight.unseen_bytes(source, names, 0))
+        preflight.check_space(target, preflight.unseen_bytes(source, names))
 
 
 @contextmanager

@@ -16,13 +16,13 @@ from migrators.cherry_v1.on_disk import real_paths
 from migrators.cherry_v1.options import Options
 from migrators.cherry_v1.plan import BasePlan, plan_base
 from migrators.cherry_v1.uploads import upload_name
-from regraft import notices
+from regraft import notices, sqlite
 from regraft.errors import BaseUnknown, SourceUnreadable
 from regraft.formats import embedjs
 from regraft.formats.catalog import BaseRecord
 from regraft.formats.v1_state import read_state
 from regraft.ledger import Entry
-from regraft.locate import Located
+from regraft.locate import INDEX_FILE, Located
 from regraft.notices import Notice
 from regraft.progress import Progress, stage
 from regraft.tree import join
@@ -180,9 +180,8 @@ def kept_completed(stands: BaseEntry, plan: BasePlan) -> BaseEntry:
 def still_there(target: Path, base_id: str, known: BaseEntry) -> bool:
     """Tell whether what an earlier run published of a base is still in its place."""
     folder = base_folder(target, base_id)
-    if not known.has_files:
-        return True
-    return (folder / ".cherry" / "index.sqlite").is_file() if known.report["index"] else folder.is_dir()
+    index_stands = known.index_mark is None or sqlite.is_database(folder / INDEX_FILE)
+    return index_stands and (not known.raw_mark or (folder / "raw").is_dir())
 
 
 def base_folder(target: Path, base_id: str) -> Path:
@@ -235,5 +234,6 @@ def _survey(
         vectors = keep.enter_context(source.tree.local(name, work))
         return embedjs.survey(vectors, work), vectors
     except (embedjs.StoreProblem, SourceUnreadable) as problem:
-        said = problem.facts["reason"] if isinstance(problem, SourceUnreadable) else problem
-        return str(said), None
+        return str(problem) if isinstance(
+            problem, embedjs.StoreProblem
+        ) else f"cannot be read: {problem.facts['reason']}", None

@@ -133,7 +133,7 @@ def _columns(db: apsw.Connection) -> set[str]:
     columns = {str(row[1]) for row in db.execute("PRAGMA table_info('vectors')")}
     missing = [name for name in NEEDED_COLUMNS if name not in columns]
     if missing:
-        raise StoreProblem(f"its table `vectors` has no column {', '.join(missing)}")
+        raise StoreProblem(f"has a table `vectors` without the column {', '.join(missing)}")
     return columns
 
 

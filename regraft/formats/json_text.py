@@ -7,6 +7,7 @@ whole document for one. They are made U+FFFD in place, byte for byte, before the
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, TypeVar
 
@@ -67,6 +68,9 @@ def _decode(text: memoryview | msgspec.Raw, shape: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if shape in (Any, object) and "out of range" in str(error):
+            # A number beyond all floats is valid JSON: infinite, as JavaScript reads it.
+            return json.loads(bytes(text))  # type: ignore[no-any-return]
         raise JsonProblem(str(error) or "nested too deeply") from error
 
 

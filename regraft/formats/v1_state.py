@@ -156,7 +156,7 @@ def _from_backup(tree: Tree, name: str, said: list[Notice]) -> tuple[_Slices, _T
 
 
 def _check_version(tree: Tree, raw: msgspec.Raw | None) -> None:
-    version = None if raw is None else msgspec.json.decode(raw)
+    version: Any = None if raw is None else json_text.decode(bytearray(raw), object)
     if isinstance(version, int) and version not in BACKUP_VERSIONS:
         raise SourceNotMigratable(
             path=tree.path,

@@ -128,13 +128,12 @@ class IndexBuilder:
         return key, kept, now
 
     def _add_units(self, material_id: str, content_hash: str, bodies: list[str], hashes: list[str]) -> None:
+        start = 0
         for first in range(0, len(bodies), BATCH_ROWS):
             units, texts = [], []
             for index in range(first, min(first + BATCH_ROWS, len(bodies))):
                 body = bodies[index]
-                start = self._offset(index)
                 end = start + utf16_len(body)
-                self._next_offset = end + len(BODY_SEPARATOR)
                 unit = identity.unit_id(material_id, content_hash, index, start, end)
                 rowid = self.tallies.units + 1
                 units.append((unit, material_id, content_hash, index, start, end, self._now))
@@ -142,6 +141,7 @@ class IndexBuilder:
                 self.tallies.units += 1
                 self.tallies.text_bytes += len(body)
                 self._cjk.see(body)
+                start = end + len(BODY_SEPARATOR)
             self._db.executemany(
                 "INSERT INTO search_unit (unit_id, material_id, content_hash, unit_type, unit_index, char_start,"
                 " char_end, created_at) VALUES (?, ?, ?, 'chunk', ?, ?, ?, ?)",
@@ -152,11 +152,6 @@ class IndexBuilder:
                 " embedding_text_hash, fts_rowid, created_at) VALUES (?, ?, 'search_unit', ?, 'body', ?, ?, ?, ?)",
                 texts,
             )
-
-    def _offset(self, index: int) -> int:
-        return 0 if index == 0 else self._next_offset
-
-    _next_offset = 0
 
     def finish(self) -> None:
         """Create indexes, the full-text index and triggers, and commit."""
