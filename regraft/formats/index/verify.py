@@ -11,7 +11,7 @@ import apsw
 from regraft import identity, sqlite
 from regraft.errors import VerificationFailed
 from regraft.formats.index import schema
-from regraft.formats.index.bulk import Tallies
+from regraft.formats.index.bulk import ROWS_CACHE_KIB, Tallies
 from regraft.text import utf16_len
 
 _COUNTS = {
@@ -36,6 +36,8 @@ def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes
             raise VerificationFailed(base=base_id, reason=reason)
 
     with sqlite.reading(path) as db:
+        # Units and vectors are looked up by hash, in no order.
+        db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         demand(
             db.execute("SELECT schema_version, base_id FROM meta").fetchall() == [(schema.SCHEMA_VERSION, base_id)],
             "its identity row is wrong",
@@ -44,33 +46,37 @@ def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes
         bodies = tallies.units
         expected = dict(zip(_COUNTS, (tallies.materials, bodies, bodies, tallies.embeddings, bodies), strict=True))
         demand(counts == expected, f"it holds {counts} instead of {expected}")
-        foreign = db.execute(
-            "SELECT count(*) FROM embedding WHERE typeof(vector_blob) <> 'blob' OR length(vector_blob) <> ?",
-            (vector_bytes,),
-        ).get
-        demand(not tallies.embeddings or foreign == 0, f"{foreign} vectors have another length")
         demand(not db.execute("PRAGMA foreign_key_check").fetchall(), "a foreign key dangles")
         bare = db.execute("SELECT count(*) FROM material WHERE current_content_hash IS NULL").get
         demand(bare == 0, f"{bare} materials have no content")
-        read_back = _read_back(db, demand_body=demand)
+        in_order = tallies.embeddings == tallies.units
+        read_back = _read_back(db, demand, vector_bytes, in_order=in_order)
         demand(read_back == digest, "texts or vectors differ")
 
 
-def _read_back(db: apsw.Connection, *, demand_body: Callable[[bool, str], None]) -> str:
-    """Return the digest over all bodies in row order, holding every body against its place in its content."""
+def _read_back(
+    db: apsw.Connection, demand_body: Callable[[bool, str], None], vector_bytes: int | None, *, in_order: bool
+) -> str:
+    """Return the digest over all bodies in row order, holding every body against its place in its content.
+
+    A fresh file has units in the order of the bodies, and vectors too where no two bodies share one (``in_order``):
+    they are then read in that order instead of being looked up by their hashes, in none.
+    """
     digest = hashlib.blake2b(digest_size=32)
+    vectors = "e.rowid = t.rowid AND" if in_order else ""
     rows = db.execute(
-        """SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
+        f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
                   t.text, t.embedding_text_hash, e.vector_blob, t.rowid = t.fts_rowid
              FROM search_text t
-             LEFT JOIN search_unit u ON u.unit_id = t.target_id
-             LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
+             LEFT JOIN search_unit u ON u.rowid = t.rowid AND +u.unit_id = t.target_id
+             LEFT JOIN embedding e ON {vectors} {"+" if in_order else ""}e.embedding_text_hash = t.embedding_text_hash
             ORDER BY t.rowid"""
     )
     content = _Content(db)
     for material, content_hash, index, start, end, unit, text, body_hash, vector, in_step in rows:
         demand_body(vector is not None, "a body has no vector")
         demand_body(unit is not None and bool(in_step), "a body has no unit, or its row number is out of step")
+        demand_body(isinstance(vector, bytes) and len(vector) == vector_bytes, "a vector has another length")
         raw = hashlib.sha256(text.encode())
         demand_body(raw.hexdigest() == body_hash, "a body does not match its hash")
         demand_body(unit == identity.unit_id(material, content_hash, index, start, end), "a unit's id is wrong")
