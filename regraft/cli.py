@@ -16,7 +16,7 @@ import click
 
 from checks import glance
 from migrators import cherry_v1
-from regraft import __version__, clock, durable, progress, render
+from regraft import __version__, clock, durable, ledger, progress, render
 from regraft.envelope import Run
 from regraft.errors import (
     INTERRUPTED,
@@ -29,7 +29,7 @@ from regraft.errors import (
     TargetNotWritable,
     WrongUsage,
 )
-from regraft.locate import Kind, located
+from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, Kind, located
 from regraft.text import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -248,7 +248,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         durable.write_text(page, render.as_page(document), page.with_name(f".{page.name}.part"))
     written = [page] if page else []
     if migration.wrote:
-        names = ("catalog.sqlite", "KnowledgeBase", "report.json", "report.html", ".regraft")
+        names = (CATALOG_FILE, KNOWLEDGE_FOLDER, "report.json", "report.html", ledger.FOLDER)
         written = [*(target / name for name in names if (target / name).exists()), *written]
     if as_json:
         _echo_json(document)

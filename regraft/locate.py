@@ -13,17 +13,17 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import sqlite
+from regraft import ledger, sqlite
 from regraft.errors import RegraftError, SourceNotFound, SourceUnreadable, SourceUnrecognised
 from regraft.formats import json_text, v1_state
 from regraft.formats.v1_state import StatePlaces
 from regraft.tree import FolderTree, Tree, ZipTree, join, open_tree
 
-LEDGER_FOLDER = ".regraft"
 CATALOG_FILE = "catalog.sqlite"
 PROFILE_DATABASE = "cherrystudio.sqlite"
 KNOWLEDGE_FOLDER = "KnowledgeBase"
 INDEX_FILE = ".cherry/index.sqlite"
+RAW_FOLDER = "raw"
 
 _REDUX_FILES = (
     "redux.json",
@@ -184,7 +184,7 @@ def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: 
         return Located(Kind.V1_BACKUP, path, tree, places)
     if backup_version == 6:
         return Located(Kind.V1_BACKUP_6, path, tree, version=backup_version)
-    if has(CATALOG_FILE) or (has(LEDGER_FOLDER, "folder") and has(KNOWLEDGE_FOLDER, "folder")):
+    if has(CATALOG_FILE) or (has(ledger.FOLDER, "folder") and has(KNOWLEDGE_FOLDER, "folder")):
         return Located(Kind.LIBRARY, path, tree)
     if has("Local Storage/leveldb", "folder") or (has("Local Storage", "folder") and has("IndexedDB", "folder")):
         return Located(Kind.V1_PROFILE, path, tree)

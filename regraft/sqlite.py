@@ -69,6 +69,17 @@ def is_database(path: Path) -> bool:
     return _first_bytes(path, 16) == b"SQLite format 3\0"
 
 
+def file_mark(path: Path) -> tuple[int, int] | None:
+    """Return what tells whether a database was written to since: its size and time of change (ns).
+
+    None where no database is.
+    """
+    if not is_database(path):
+        return None
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
 def missing_bytes(path: Path) -> int:
     """Return how many bytes are cut off the end of a SQLite file, by its own header.
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import apsw
 
 from migrators.cherry_v1.plan import BasePlan, ItemPlan, MaterialPlan
-from migrators.cherry_v1.uploads import SourceFailed, copy_upload
+from migrators.cherry_v1.uploads import SourceFailed, copy_upload, missing_upload
 from regraft import clock, durable, notices, sqlite
 from regraft.errors import BooksDoNotBalance
 from regraft.formats import embedjs, index, okf
 from regraft.formats.catalog import BaseRecord, BaseRow, ItemRow
-from regraft.locate import INDEX_FILE
+from regraft.locate import INDEX_FILE, RAW_FOLDER
 from regraft.names import FreeNames
 from regraft.notices import Notice
 from regraft.text import counted, whole
@@ -107,12 +107,12 @@ class _Carrier:
         self._plan = plan
         self._origin = origin
         self._staging = staging
-        self._raw = staging / "raw"
+        self._raw = staging / RAW_FOLDER
         self._now = now_ms
         self._watch = watch
         self._names = FreeNames(plan.draft.taken_names, reserve_processed=plan.draft.file_processor_id is not None)
-        #: Paths of snapshots by position of their item.
-        self._snapshots: dict[int, str] = {}
+        #: Snapshots and their paths by position of their item.
+        self._snapshots: dict[int, tuple[okf.Snapshot, str]] = {}
         self.said: list[Notice] = []
 
     # --- uploads ---------------------------------------------------------------------------------------------------
@@ -123,11 +123,10 @@ class _Carrier:
             if item.upload is not None:
                 path = item.data["relativePath"]
                 origin = self._origin
-                earlier = origin.earlier / "raw" / path
+                earlier = origin.earlier / RAW_FOLDER / path
                 problem = copy_upload(origin.tree, origin.uploads, item.upload.name, earlier, self._raw / path)
                 if problem:
-                    said = f"{path}: {problem}; without it the item cannot be indexed anew"
-                    self.said.append(Notice(notices.MISSING_UPLOAD, said, self._plan.draft.legacy_id, item.legacy_id))
+                    self.said.append(missing_upload(path, problem, self._plan.draft.legacy_id, item.legacy_id))
 
     # --- index -----------------------------------------------------------------------------------------------------
 
@@ -208,8 +207,9 @@ class _Carrier:
 
         def name(content: str) -> str:
             snapshot = self._snapshot(item, content)
-            self._snapshots[position] = self._names.take(f"{snapshot.stem}.md")
-            return self._snapshots[position]
+            path = self._names.take(f"{snapshot.stem}.md")
+            self._snapshots[position] = snapshot, path
+            return path
 
         return name
 
@@ -219,12 +219,13 @@ class _Carrier:
         return okf.note_snapshot(item.data["source"])
 
     def _write_snapshot(self, number: int, material: index.Material) -> None:
-        item = self._plan.items[self._plan.materials[number].item]
-        if "relativePath" in item.data:
+        position = self._plan.materials[number].item
+        if position not in self._snapshots:
             return
-        block = self._snapshot(item, material.content).block(clock.iso_time(self._now))
+        snapshot, path = self._snapshots[position]
+        block = snapshot.block(clock.iso_time(self._now))
         self._raw.mkdir(parents=True, exist_ok=True)
-        with (self._raw / material.relative_path).open("x", encoding="utf-8", newline="") as file:
+        with (self._raw / path).open("x", encoding="utf-8", newline="") as file:
             file.write(block)
             file.write(material.content)
 
@@ -263,7 +264,7 @@ class _Carrier:
     def _item_row(self, position: int, item: ItemPlan) -> ItemRow:
         data = item.data
         if position in self._snapshots:
-            data = {**data, "relativePath": self._snapshots[position]}
+            data = {**data, "relativePath": self._snapshots[position][1]}
         return ItemRow(
             id=item.id,
             base_id=self._plan.draft.id,

@@ -24,7 +24,7 @@ from regraft.errors import (
     WorkFolderTooSmall,
 )
 from regraft.ledger import Entry
-from regraft.locate import INDEX_FILE, Located
+from regraft.locate import INDEX_FILE, RAW_FOLDER, Located
 from regraft.names import MAX_NAME_BYTES
 from regraft.progress import human_bytes
 from regraft.tree import FolderTree
@@ -122,30 +122,22 @@ def check_catalog(place: Target, entries: dict[str, Entry]) -> None:
     Raises:
         TargetCatalogChanged
     """
-    mark = file_mark(place.catalog)
+    mark = sqlite.file_mark(place.catalog)
     if mark is not None and mark != place.catalog_mark_of(entries):
         raise TargetCatalogChanged(path=place.catalog)
 
 
 def index_mark(folder: Path) -> tuple[int, int] | None:
     """Return what tells whether a published index was written to since; None where none stands any more."""
-    return file_mark(folder / INDEX_FILE)
-
-
-def file_mark(path: Path) -> tuple[int, int] | None:
-    """Return a database's size and time of change (ns); None where no database is."""
-    if not sqlite.is_database(path):
-        return None
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
+    return sqlite.file_mark(folder / INDEX_FILE)
 
 
 def raw_mark(folder: Path) -> str:
     """Return what tells whether a file under a base's ``raw/`` was added, changed or removed; "" without ``raw/``."""
-    if not (folder / "raw").is_dir():
+    if not (folder / RAW_FOLDER).is_dir():
         return ""
     hasher = hashlib.blake2b(digest_size=16)
-    for path in sorted((folder / "raw").rglob("*")):
+    for path in sorted((folder / RAW_FOLDER).rglob("*")):
         status = path.lstat()
         hasher.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
     return hasher.hexdigest()

@@ -70,8 +70,7 @@ class Target:
 
     def _recover_catalog(self, ledger: Ledger, step: Step) -> None:
         """Settle the catalog: it was moved into place if what stands there is what was to be moved."""
-        there = sqlite.is_database(self.catalog) and self.catalog.stat()
-        moved = there and msgspec.json.encode((there.st_size, there.st_mtime_ns)) == step.entry.detail
+        moved = msgspec.json.encode(sqlite.file_mark(self.catalog)) == step.entry.detail
         (ledger.done if moved else ledger.drop)(step)
 
     def _recover_base(self, ledger: Ledger, step: Step) -> None:
@@ -125,8 +124,7 @@ class Target:
         durable.remove_tree(staged)
         write_catalog(staged, ((entry.record, _items(ledger, entry.record.base.id)) for entry in known))
         durable.sync_file(staged)
-        status = staged.stat()
-        mark = msgspec.json.encode((status.st_size, status.st_mtime_ns))
+        mark = msgspec.json.encode(sqlite.file_mark(staged))
         step = ledger.intend(CATALOG, PUBLISH, Entry(catalog_mark(entries), mark))
         durable.replace(staged, self.catalog)
         ledger.done(step)

@@ -6,7 +6,9 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
+from regraft import notices
 from regraft.errors import SourceUnreadable
+from regraft.notices import Notice
 from regraft.tree import CHUNK_BYTES, Tree, is_plain_name, join
 
 
@@ -20,6 +22,12 @@ def upload_name(tree: Tree, uploads: str | None, stored: str) -> str | None:
         return None
     name = join(uploads, stored)
     return name if tree.kind(name) == "file" else None
+
+
+def missing_upload(path: str, problem: str, base: str, item: str | None) -> Notice:
+    """Say that an item's uploaded file is not there, for a reason; ``path`` is its name under ``raw/``."""
+    said = f"{path}: {problem}; without it the item cannot be indexed anew"
+    return Notice(notices.MISSING_UPLOAD, said, base, item)
 
 
 def copy_upload(tree: Tree, uploads: str | None, stored: str, earlier: Path, target: Path) -> str:

@@ -15,14 +15,14 @@ from migrators.cherry_v1.draft import BaseDraft, LibraryDraft, draft_library
 from migrators.cherry_v1.on_disk import real_paths
 from migrators.cherry_v1.options import Options
 from migrators.cherry_v1.plan import BasePlan, plan_base
-from migrators.cherry_v1.uploads import upload_name
+from migrators.cherry_v1.uploads import missing_upload, upload_name
 from regraft import notices, sqlite
 from regraft.errors import BaseUnknown, SourceUnreadable
 from regraft.formats import embedjs
 from regraft.formats.catalog import BaseRecord
 from regraft.formats.v1_state import read_state
 from regraft.ledger import Entry
-from regraft.locate import INDEX_FILE, Located
+from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER, Located
 from regraft.notices import Notice
 from regraft.progress import Progress, stage
 from regraft.tree import join
@@ -181,12 +181,12 @@ def still_there(target: Path, base_id: str, known: BaseEntry) -> bool:
     """Tell whether what an earlier run published of a base is still in its place."""
     folder = base_folder(target, base_id)
     index_stands = known.index_mark is None or sqlite.is_database(folder / INDEX_FILE)
-    return index_stands and (not known.raw_mark or (folder / "raw").is_dir())
+    return index_stands and (not known.raw_mark or (folder / RAW_FOLDER).is_dir())
 
 
 def base_folder(target: Path, base_id: str) -> Path:
     """Return the folder of a base in a library."""
-    return target / "KnowledgeBase" / base_id
+    return target / KNOWLEDGE_FOLDER / base_id
 
 
 def _size(source: Located, draft: BaseDraft) -> int:
@@ -218,9 +218,9 @@ def _missing_uploads(source: Located, plan: BasePlan, earlier: Path) -> Iterator
         if item.upload is None or upload_name(source.tree, source.places.uploads, item.upload.name) is not None:
             continue
         path = item.data["relativePath"]
-        if not (earlier / "raw" / path).is_file():
-            said = f"{path}: the uploaded file {item.upload.name} is not in the source; without it the item cannot be "
-            yield Notice(notices.MISSING_UPLOAD, f"{said}indexed anew", plan.draft.legacy_id, item.legacy_id)
+        if not (earlier / RAW_FOLDER / path).is_file():
+            problem = f"the uploaded file {item.upload.name} is not in the source"
+            yield missing_upload(path, problem, plan.draft.legacy_id, item.legacy_id)
 
 
 def _survey(
