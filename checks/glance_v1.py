@@ -9,6 +9,7 @@ from typing import Any
 from regraft.errors import SourceUnreadable
 from regraft.formats import embedjs
 from regraft.formats.v1_state import read_state
+from regraft.formats.vector_table import StoreProblem
 from regraft.locate import KNOWLEDGE_FOLDER, NAMES, Located
 from regraft.names import vector_file_name
 from regraft.progress import Progress, stage
@@ -89,8 +90,8 @@ def _base(source: Located, raw: dict[str, Any]) -> dict[str, Any]:
 
 def _survey(path: Path) -> tuple[dict[str, Any] | None, str | None]:
     try:
-        found = embedjs.survey(path)
-    except embedjs.StoreProblem as problem:
+        found = embedjs.VECTORS.survey(path)
+    except StoreProblem as problem:
         return None, f"its vector file {problem}"
     lengths = {length // 4: count for length, count in found.lengths.items()}
     store = {

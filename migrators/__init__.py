@@ -1,1 +1,8 @@
-"""From one layout to another: one package per journey, in the stages read → plan → carry → verify → publish."""
+"""Journeys from other layouts to the current one, on shared stages: read → plan → carry → verify → publish."""
+
+from migrators.journeys import migrate
+from migrators.stages.models import ModelWord, is_model_id, tidy_model_id
+from migrators.stages.options import Options
+from migrators.stages.report import exit_status
+
+__all__ = ["ModelWord", "Options", "exit_status", "is_model_id", "migrate", "tidy_model_id"]

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import click
 
+import migrators
 from checks import glance
-from migrators import cherry_v1
 from regraft import __version__, clock, durable, ledger, progress, render
 from regraft.envelope import Run
 from regraft.errors import (
@@ -222,7 +222,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     """
     if page is not None:
         _check_page(page, source, target)
-    options = cherry_v1.Options(
+    options = migrators.Options(
         now_ms=clock.now_ms() if now is None else now,
         word=_model_word(map_model, recreate_model),
         bases=bases,
@@ -233,7 +233,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     def show_plan(planned: dict[str, Any]) -> bool:
         if as_json or quiet:
             return True
-        asks = not yes and sys.stdin.isatty() and cherry_v1.exit_status(planned, "error") != 0
+        asks = not yes and sys.stdin.isatty() and migrators.exit_status(planned, "error") != 0
         _say(f"Plan:\n{render.as_text(planned)}" if asks else render.as_line(planned) + "\n")
         try:
             return not asks or click.confirm("Some of it cannot be carried. Go on?", default=True)
@@ -242,7 +242,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
 
     with located(source, Kind(kind) if kind else None) as found:
         bar = progress.for_person(quiet=quiet or as_json)
-        migration = cherry_v1.migrate(found, target, options, bar, show_plan)
+        migration = migrators.migrate(found, target, options, bar, show_plan)
     document = migration.document
     if page is not None:
         durable.write_text(page, render.as_page(document), page.with_name(f".{page.name}.part"))
@@ -254,7 +254,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         _echo_json(document)
     else:
         _say(_summary(document, written, verbose))
-    sys.exit(cherry_v1.exit_status(document, fail_on))
+    sys.exit(migrators.exit_status(document, fail_on))
 
 
 def _check_page(page: Path, source: Path, target: Path) -> None:
@@ -270,17 +270,17 @@ def _check_page(page: Path, source: Path, target: Path) -> None:
         raise TargetNotWritable(path=page, reason=reason)
 
 
-def _model_word(mapped: tuple[str, ...], recreated: tuple[str, ...]) -> cherry_v1.ModelWord:
+def _model_word(mapped: tuple[str, ...], recreated: tuple[str, ...]) -> migrators.ModelWord:
     words = {}
     for text in mapped:
         old, separator, new = text.partition("=")
-        if not separator or not old.strip() or not cherry_v1.is_model_id(new):
+        if not separator or not old.strip() or not migrators.is_model_id(new):
             raise ModelOptionInvalid(option="--map-model", value=text, reason="write OLD=NEW, NEW as provider::model")
-        words[cherry_v1.tidy_model_id(old)] = cherry_v1.tidy_model_id(new)
+        words[migrators.tidy_model_id(old)] = migrators.tidy_model_id(new)
     for text in recreated:
-        if not cherry_v1.is_model_id(text):
+        if not migrators.is_model_id(text):
             raise ModelOptionInvalid(option="--recreate-model", value=text, reason="write it as provider::model")
-    return cherry_v1.ModelWord(words, frozenset(map(cherry_v1.tidy_model_id, recreated)))
+    return migrators.ModelWord(words, frozenset(map(migrators.tidy_model_id, recreated)))
 
 
 def _summary(document: dict[str, Any], written: list[Path], verbose: int) -> str:

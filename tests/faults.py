@@ -23,7 +23,7 @@ import apsw
 import pytest
 from conftest import NOW, Outcome, run
 
-from migrators.cherry_v1 import crew, publish
+from migrators.stages import crew, publish
 from regraft import durable
 from regraft.errors import BooksDoNotBalance, VerificationFailed
 from regraft.formats import index

@@ -19,7 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regraft import sqlite
-from regraft.formats.embedjs import MISSING, UNSUPPORTED, StoreProblem, Survey, check_file, rows, survey
+from regraft.formats.embedjs import VECTORS
+from regraft.formats.vector_table import MISSING, UNSUPPORTED, StoreProblem, Survey, check_file
+
+rows, survey = VECTORS.rows, VECTORS.survey
 
 #: As embedjs writes it.
 SCHEMA = """CREATE TABLE vectors (id TEXT PRIMARY KEY, pageContent TEXT UNIQUE, uniqueLoaderId TEXT NOT NULL,

@@ -746,14 +746,14 @@ def test_where_an_error_came_from_is_said_when_asked(tmp_path: Path) -> None:
 
 
 def test_an_answer_of_no_writes_nothing(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from migrators import cherry_v1
+    import migrators
 
-    real = cherry_v1.migrate
+    real = migrators.migrate
 
     def migrate_with_no(*arguments: Any) -> Any:
         return real(*arguments[:-1], lambda _: False)
 
-    monkeypatch.setattr(cherry_v1, "migrate", migrate_with_no)
+    monkeypatch.setattr(migrators, "migrate", migrate_with_no)
     target = tmp_path / "new" / "library"
     refused("Declined", "migrate", source.folder, "--to", target, names=target, advice="nothing was written")
     assert not (tmp_path / "new").exists()

@@ -50,10 +50,11 @@ from faults import (
 )
 from test_golden import as_backup
 
-from migrators.cherry_v1 import publish
+from migrators.stages import publish
 from regraft import durable, ledger, tree
 from regraft.errors import Interrupted, StoppedMidway
 from regraft.formats import embedjs, index
+from regraft.formats.vector_table import Survey, VectorTable
 from regraft.ledger import Ledger
 
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no fork and none of these signals")
@@ -320,7 +321,7 @@ def test_interrupted_at_any_step(journey: Journey, place: Path) -> None:
 def test_interrupted_before_anything_was_carried_leaves_nothing(
     journeys: dict[str, Journey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedjs, "survey", interrupt)
+    monkeypatch.setattr(VectorTable, "survey", interrupt)
     done = migrate(journeys["first"].source, tmp_path / "new" / "library", "--json")
     assert said(done, "Interrupted", INTERRUPTED) == str(Interrupted(finished=0))
     assert list(tmp_path.iterdir()) == []
@@ -331,7 +332,7 @@ def test_control_c_in_a_command_that_only_reads(
     command: str, journeys: dict[str, Journey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = journeys["first"].source
-    monkeypatch.setattr(embedjs, "survey", interrupt)
+    monkeypatch.setattr(VectorTable, "survey", interrupt)
     more = ("--to", tmp_path / "library", "--dry-run") if command == "dry run" else ()
     done = run("inspect" if command == "inspect" else "migrate", source, *more, "--json")
     said(done, "Interrupted", INTERRUPTED)
@@ -529,7 +530,7 @@ def test_no_room_for_a_copy_is_no_damage_of_the_source(tmp_path: Path, monkeypat
 def test_damage_that_shows_late_fails_its_base_and_no_other(tmp_path: Path) -> None:
     source = small_source(tmp_path / "source")
     late_damage(source.vectors("beta"))
-    assert isinstance(embedjs.survey(source.vectors("beta")), embedjs.Survey)
+    assert isinstance(embedjs.VECTORS.survey(source.vectors("beta")), Survey)
     target = tmp_path / "library"
     with untouched(source.folder):
         done = migrate(source.folder, target, "--json")
@@ -627,14 +628,14 @@ def test_books_that_do_not_balance(
 ) -> None:
     """A row gets lost between planning and carrying."""
     journey, target = journeys["first"], tmp_path / "library"
-    real = embedjs.rows
+    real = VectorTable.rows
 
     def losing(*arguments: Any) -> Iterator[tuple[str, bytes]]:
         rows = list(real(*arguments))
         yield from rows[1:] if base_files(target) and len(rows) == 3 else rows
 
     with monkeypatch.context() as patch:
-        patch.setattr(embedjs, "rows", losing)
+        patch.setattr(VectorTable, "rows", losing)
         done = migrate(journey.source, target, "--json")
     message = ends_unpublished(done, "BooksDoNotBalance", journey, target)
     assert message.startswith("beta: 7 rows were read, but 6 carried and 0 skipped")

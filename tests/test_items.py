@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from migrators.cherry_v1.draft import BaseDraft, LibraryDraft, draft_library
-from migrators.cherry_v1.items import ItemDraft, SkippedItem
-from migrators.cherry_v1.models import ModelWord
+from migrators.cherry_v1.draft import draft_library
+from migrators.stages.drafts import BaseDraft, ItemDraft, LibraryDraft, SkippedItem
+from migrators.stages.models import ModelWord
 from regraft import notices
 from regraft.formats.v1_state import StatePlaces, read_state
 from regraft.identity import item_id

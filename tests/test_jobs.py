@@ -34,7 +34,7 @@ from faults import (
 )
 from test_golden import as_backup
 
-from migrators.cherry_v1 import crew
+from migrators.stages import crew
 from regraft import ledger
 from regraft.errors import Interrupted
 

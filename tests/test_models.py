@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from migrators.cherry_v1.models import ModelChoice, Models, ModelWord, is_model_id, unique_model_id
+from migrators.stages.models import ModelChoice, Models, ModelWord, is_model_id, unique_model_id
 from regraft import notices
 from regraft.formats.catalog import ModelRow, ProviderRow
 

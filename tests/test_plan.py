@@ -18,14 +18,15 @@ from typing import Any
 import pytest
 from v1 import CREATED, LLM, MODEL, UPDATED, base, file, folder, note, page
 
-from migrators.cherry_v1 import plan as plan_module
-from migrators.cherry_v1.draft import BaseDraft, LibraryDraft, draft_library
-from migrators.cherry_v1.models import ModelWord
-from migrators.cherry_v1.owners import Owners, expand
-from migrators.cherry_v1.plan import BasePlan, plan_base
-from regraft.formats import embedjs
-from regraft.formats.embedjs import MISSING, UNSUPPORTED, LoaderRows, Survey, Tally
+from migrators.cherry_v1.draft import draft_library
+from migrators.stages import plan as plan_module
+from migrators.stages.drafts import BaseDraft, LibraryDraft
+from migrators.stages.models import ModelWord
+from migrators.stages.owners import Owners, expand
+from migrators.stages.plan import BasePlan, plan_base
+from regraft.formats import vector_table
 from regraft.formats.v1_state import V1State
+from regraft.formats.vector_table import MISSING, UNSUPPORTED, LoaderRows, Survey, Tally
 from regraft.names import FreeNames
 
 REPO = Path(__file__).parents[1]
@@ -68,7 +69,7 @@ def survey(*rows: SurveyRow, body_bytes: int = 10) -> Survey:
         tally = entry.kinds.setdefault(kind, Tally(first_rowid=rowid))
         tally.count += 1
         tally.body_bytes += body_bytes
-        if len(tally.samples) < embedjs.SAMPLES:
+        if len(tally.samples) < vector_table.SAMPLES:
             tally.samples.append(f"{loader}_{rowid}")
         if kind > 0:
             found.lengths[kind] = found.lengths.get(kind, 0) + 1
@@ -208,8 +209,10 @@ def test_planning_knows_no_clock() -> None:
     timeless = drafted(note("n", created_at=None, updated_at="?"))
     plan = plan_base(timeless, Survey())
     assert [(item.created_at, item.updated_at) for item in plan.items] == [(None, None)]
-    for name in ("plan", "draft", "items", "owners", "models", "values"):
-        source = (REPO / "migrators" / "cherry_v1" / f"{name}.py").read_text(encoding="utf-8")
+    v1 = [REPO / "migrators" / "cherry_v1" / f"{name}.py" for name in ("draft", "items", "values")]
+    stages = [REPO / "migrators" / "stages" / f"{name}.py" for name in ("drafts", "plan", "owners", "models")]
+    for path in (*v1, *stages):
+        source = path.read_text(encoding="utf-8")
         assert not re.search(r"^(import|from) (time|datetime|random|secrets|uuid|os)\b", source, re.MULTILINE)
 
 

@@ -14,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from v1 import CREATED, LLM, MODEL, UNTYPED, Library, Row, Source, base, migrate, opened
 
-from migrators.cherry_v1 import report
-from migrators.cherry_v1.carry import Origin, carry_base
-from migrators.cherry_v1.crew import Done
 from migrators.cherry_v1.draft import draft_library
-from migrators.cherry_v1.models import ModelWord
-from migrators.cherry_v1.plan import plan_base
-from migrators.cherry_v1.work import BaseWork
+from migrators.stages import report
+from migrators.stages.carry import Origin, carry_base
+from migrators.stages.crew import Done
+from migrators.stages.models import ModelWord
+from migrators.stages.plan import plan_base
+from migrators.stages.work import BaseWork
 from regraft import render
 from regraft.envelope import Run
-from regraft.formats import embedjs
+from regraft.formats import embedjs, vector_table
 from regraft.formats.catalog import write_catalog
-from regraft.formats.embedjs import LoaderRows, Survey, Tally
 from regraft.formats.v1_state import V1State
+from regraft.formats.vector_table import LoaderRows, Survey, Tally
 from regraft.tree import FolderTree
 
 # --- arbitrary states ----------------------------------------------------------------------------------------------
@@ -146,7 +146,9 @@ def surveys(draw: st.DrawFn) -> Survey | str:
     found = Survey()
     sources = st.one_of(st.none(), st.just("/docs/a.md"), TEXTS)
     for loader in draw(st.lists(st.one_of(st.none(), LOADERS), max_size=4, unique=True)):
-        kinds = draw(st.lists(st.sampled_from([16, 20, embedjs.MISSING, embedjs.UNSUPPORTED]), min_size=1, max_size=4))
+        kinds = draw(
+            st.lists(st.sampled_from([16, 20, vector_table.MISSING, vector_table.UNSUPPORTED]), min_size=1, max_size=4)
+        )
         source = draw(sources)
         entry = LoaderRows(rows=len(kinds), source=source if source and source.strip() else None)
         entry.highest_number = draw(st.integers(-1, 9))
@@ -177,7 +179,7 @@ def test_no_state_crashes_a_plan_and_the_catalog_takes_every_one(state: V1State,
             assert len({item.id for item in plan.items}) == len(plan.items)
             # What tells whether a base has changed is made of its draft.
             msgspec.json.encode(plan.draft, order="deterministic")
-            origin = Origin(FolderTree(place), None, None, place / "earlier")
+            origin = Origin(FolderTree(place), None, embedjs.VECTORS, None, place / "earlier")
             done = carry_base(plan, origin, place / str(number), NOW_MS, lambda *_: None)
             records.append((done.record, done.items))
             work = BaseWork(number, plan.draft, "", plan=plan)

@@ -1,12 +1,23 @@
 """Cherry Studio v1 → v2: one flat vector table per base plus a Redux state become seven tables plus a catalog.
 
-Rules: ``docs/rules.md``. Stages: :mod:`.work` reads, :mod:`.draft` and :mod:`.plan` plan, :mod:`.carry` carries and
-verifies, :mod:`.publish` puts in place, :mod:`.run` runs them.
+Rules: ``docs/rules.md``. :mod:`.draft`, :mod:`.items` and :mod:`.values` make drafts of v1's state, :mod:`.on_disk`
+finds what files beside it tell; the shared stages do the rest.
 """
 
-from migrators.cherry_v1.models import ModelWord, is_model_id, tidy_model_id
-from migrators.cherry_v1.options import Options
-from migrators.cherry_v1.report import exit_status
-from migrators.cherry_v1.run import migrate
+from __future__ import annotations
 
-__all__ = ["ModelWord", "Options", "exit_status", "is_model_id", "migrate", "tidy_model_id"]
+from migrators.cherry_v1.draft import draft_library
+from migrators.cherry_v1.on_disk import hints
+from migrators.stages.drafts import LibraryDraft
+from migrators.stages.journey import Journey
+from migrators.stages.options import Options
+from regraft.formats import embedjs
+from regraft.formats.v1_state import read_state
+from regraft.locate import Located
+
+
+def _read(source: Located, options: Options) -> LibraryDraft:
+    return draft_library(read_state(source.tree, source.places), options.word)
+
+
+JOURNEY = Journey(table=embedjs.VECTORS, read=_read, hints=hints)

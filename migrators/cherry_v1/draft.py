@@ -1,65 +1,21 @@
 """The first half of the plan: everything that follows from v1's state alone, before a vector file is opened.
 
-A draft is a pure function of the state and the user's word about models: no clock, no files. Times are milliseconds;
-None stands for the run's own time. Rules: ``docs/rules.md``.
+A pure function of the state and the user's word about models: no clock, no files. Rules: ``docs/rules.md``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from migrators.cherry_v1 import items as item_rules
-from migrators.cherry_v1.items import ItemDraft, SkippedItem
-from migrators.cherry_v1.models import ModelChoice, Models, ModelWord
-from migrators.cherry_v1.values import Settings, read_settings, read_time, whole_number
+from migrators.cherry_v1.values import read_settings, read_time, whole_number
+from migrators.stages.drafts import BaseDraft, LibraryDraft, SkippedBase
+from migrators.stages.models import Models, ModelWord
 from regraft import identity, notices
 from regraft.formats.v1_state import V1State
 from regraft.names import FreeNames, vector_file_name
 from regraft.notices import Notice
 from regraft.text import counted, is_blank, trim, without_nul
-
-
-@dataclass(frozen=True)
-class BaseDraft:
-    """One v1 base, as far as its state tells."""
-
-    legacy_id: str
-    id: str
-    name: str
-    #: The base's model and what the catalog needs for it; its ``model`` is None where it does not resolve.
-    embedding: ModelChoice
-    rerank: ModelChoice
-    #: ``dimensions`` as Redux has them: never trusted, but all that is known of a base without a model.
-    stated_dimensions: int | None
-    file_processor_id: str | None
-    settings: Settings
-    created_at: int | None
-    updated_at: int | None
-    items: tuple[ItemDraft, ...]
-    skipped_items: tuple[SkippedItem, ...]
-    #: Keys of the names in ``raw/`` that the files of this base have taken.
-    taken_names: frozenset[str]
-    vector_file: str
-    notices: tuple[Notice, ...]
-
-
-@dataclass(frozen=True)
-class SkippedBase:
-    """A base that is not migrated, and why."""
-
-    legacy_id: str | None
-    reason: str
-    items: int
-
-
-@dataclass(frozen=True)
-class LibraryDraft:
-    """Every base of a source, in v1's order, and those that are not migrated."""
-
-    bases: tuple[BaseDraft, ...]
-    skipped: tuple[SkippedBase, ...]
-    notices: tuple[Notice, ...]
 
 
 def draft_library(state: V1State, word: ModelWord) -> LibraryDraft:

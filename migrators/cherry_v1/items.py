@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from migrators.cherry_v1.values import read_time
+from migrators.stages.drafts import ItemDraft, SkippedItem, Upload
 from regraft import identity, notices
 from regraft.names import FreeNames, material_name
 from regraft.notices import Notice
@@ -22,39 +23,6 @@ INTERRUPTED_TEXT = "Legacy knowledge item indexing was interrupted and needs to 
 
 _FILE_TEXTS = ("id", "name", "origin_name", "path", "ext", "type", "created_at")
 _FILE_NUMBERS = ("size", "count")
-
-
-@dataclass(frozen=True)
-class Upload:
-    """An uploaded file: its name under ``Files/`` of the source."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class ItemDraft:
-    """One item, as far as the state tells. ``data`` is the catalog's, but for paths that only carrying knows."""
-
-    legacy_id: str
-    id: str
-    type: str
-    data: dict[str, str]
-    status: str
-    error: str | None
-    created_at: int | None
-    updated_at: int | None
-    loader_ids: tuple[str, ...]
-    upload: Upload | None = None
-    #: The entries of a directory's ``uniqueIds`` that are text and not blank, in order, repeats too.
-    entries: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class SkippedItem:
-    """An item that is not migrated, and why."""
-
-    legacy_id: str | None
-    reason: str
 
 
 @dataclass

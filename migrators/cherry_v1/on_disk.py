@@ -11,8 +11,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from migrators.cherry_v1.draft import BaseDraft
-from regraft.formats.embedjs import Survey
+from migrators.stages.drafts import BaseDraft
+from migrators.stages.journey import Hints
+from migrators.stages.options import Options
+from regraft.formats.vector_table import Survey
+from regraft.locate import Located
 
 #: Loaders that are named after the MD5 of a file's text.
 _TEXT_LOADERS = ("TextLoader_", "WebLoader_")
@@ -21,6 +24,11 @@ _BOM = b"\xef\xbb\xbf"
 MAX_FILES = 20_000
 MAX_FILE_BYTES = 16 << 20
 MAX_BYTES = 1 << 30
+
+
+def hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) -> Hints:
+    """Return what the folders on disk and the uploads tell of a base."""
+    return Hints(paths=real_paths(draft, survey))
 
 
 def real_paths(draft: BaseDraft, survey: Survey) -> dict[str, str]:

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import Any
 
+from migrators.stages.drafts import DEFAULT_CHUNK_OVERLAP, DEFAULT_CHUNK_SIZE, Settings
 from regraft.text import trim
-
-DEFAULT_CHUNK_SIZE = 1024
-DEFAULT_CHUNK_OVERLAP = 200
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 #: What SQLite's INTEGER holds.
 _MIN_INTEGER, _MAX_INTEGER = -(1 << 63), (1 << 63) - 1
 #: The largest whole number that JavaScript tells from its neighbours.
 _MAX_SAFE = (1 << 53) - 1
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a base cuts and finds text, valid by the catalog's rules."""
-
-    chunk_size: int = DEFAULT_CHUNK_SIZE
-    chunk_overlap: int = DEFAULT_CHUNK_OVERLAP
-    threshold: float | None = None
-    document_count: int | None = None
 
 
 def read_number(value: Any) -> float | None:

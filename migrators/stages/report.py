@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from migrators.cherry_v1.crew import Done
-from migrators.cherry_v1.draft import LibraryDraft
-from migrators.cherry_v1.plan import BasePlan
-from migrators.cherry_v1.work import BaseEntry, BaseWork
+from migrators.stages.crew import Done
+from migrators.stages.drafts import LibraryDraft
+from migrators.stages.plan import BasePlan
+from migrators.stages.work import BaseEntry, BaseWork
 from regraft import notices
 from regraft.envelope import Run
 from regraft.formats.index import Tallies

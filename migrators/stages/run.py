@@ -13,20 +13,20 @@ from typing import Any
 
 import apsw
 
-from migrators.cherry_v1 import preflight, report
-from migrators.cherry_v1.crew import Done, carry_all, jobs_for, processes
-from migrators.cherry_v1.draft import BaseDraft, LibraryDraft
-from migrators.cherry_v1.options import Options
-from migrators.cherry_v1.publish import Target, base_entries, pack
-from migrators.cherry_v1.report import Outcome
-from migrators.cherry_v1.work import (
+from migrators.stages import preflight, report
+from migrators.stages.crew import Done, carry_all, jobs_for, processes
+from migrators.stages.drafts import BaseDraft, LibraryDraft
+from migrators.stages.journey import Journey
+from migrators.stages.options import Options
+from migrators.stages.publish import Target, base_entries, pack
+from migrators.stages.report import Outcome
+from migrators.stages.work import (
     BaseEntry,
     BaseWork,
+    Looker,
     chosen,
     kept_completed,
-    read_library,
     vector_name,
-    works,
 )
 from regraft import durable, ledger, render
 from regraft.envelope import Run
@@ -34,34 +34,22 @@ from regraft.errors import (
     Declined,
     Interrupted,
     RegraftError,
-    SourceNotMigratable,
     StoppedMidway,
     TargetLocked,
     TargetNotWritable,
 )
 from regraft.ledger import Entry, Ledger
-from regraft.locate import NAMES, V1_SOURCES, Kind, Located
+from regraft.locate import Located
 from regraft.progress import Progress, stage
 from regraft.text import shown
-
-#: What to do about a source that is recognised but not migrated.
-_ADVICE = {
-    Kind.V1_BACKUP_6: "this version reads backups with a data.json (versions 1 to 5) and export folders",
-    Kind.V1_PROFILE: "this version reads backups with a data.json (versions 1 to 5) and export folders",
-    Kind.V1_VECTORS: "give the backup, or the knowledge state beside its vector files",
-    Kind.V2_BACKUP: "its bases are in the v2 layout already",
-    Kind.V2_PROFILE: "its bases are in the v2 layout already",
-    Kind.LIBRARY: "it is in the v2 layout already",
-    Kind.BASE: "it is in the v2 layout already",
-    Kind.INDEX: "it is in the v2 layout already",
-    Kind.PREVIEW: "reading the preview layout is not part of this version",
-}
 
 
 @dataclass
 class _State:
     """What a run has got so far, for the report and for a clean stop."""
 
+    journey: Journey
+    options: Options
     library: LibraryDraft
     run: Run
     works: list[BaseWork] = field(default_factory=list)
@@ -79,16 +67,18 @@ class Migration:
 
 
 def migrate(
+    journey: Journey,
     source: Located,
     target: Path,
     options: Options,
     progress: Progress,
     show_plan: Callable[[dict[str, Any]], bool] = lambda _: True,
 ) -> Migration:
-    """Migrate a v1 source into ``target`` and return its report.
+    """Migrate a source into ``target`` and return its report.
 
     Args:
-        source: a recognised v1 source.
+        journey: how sources of this layout are read.
+        source: a recognised source of that layout.
         target: the library's folder: new, empty, or written by an earlier run.
         options: what the user asks for.
         progress: told of rows and bytes.
@@ -97,12 +87,11 @@ def migrate(
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
-    if source.kind not in V1_SOURCES:
-        raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=_ADVICE[source.kind])
     preflight.check_target(source, target)
-    library = read_library(source, options)
+    library = journey.read(source, options)
     bases = chosen(library, options)
-    state = _State(library, Run("migrate", options.dry_run, source.kind.value, source.path, "library", target))
+    run = Run("migrate", options.dry_run, source.kind.value, source.path, "library", target)
+    state = _State(journey, options, library, run)
     if options.dry_run:
         return Migration(_dry_run(source, target, bases, state, progress), wrote=False)
     _check_unseen_space(source, target, bases)
@@ -121,7 +110,7 @@ def migrate(
                 raise Declined(path=target)
             state.began = True
             book.begin_run("migrate", shown(source.path), state.run.id)
-            _carry(source, place, book, state, options, progress)
+            _carry(source, place, book, state, progress)
         return Migration(_finish(place, book, state), wrote=True)
 
 
@@ -151,7 +140,7 @@ def _in_order(works: list[BaseWork]) -> bool:
 def _planned(source: Located, target: Path, state: _State) -> dict[str, Any]:
     """Return the report as it will be, with the pre-flight's figures; refuse where there is no room."""
     plans = [work.plan for work in state.works if work.plan is not None]
-    uploads = [item.upload.name for plan in plans for item in plan.items if item.upload is not None]
+    uploads = [item.upload for plan in plans for item in plan.items if item.upload is not None]
     needed = sum(map(preflight.planned_bytes, plans)) + preflight.upload_bytes(source, uploads)
     free = preflight.check_space(target, needed)
     outcomes = {**report.planned(state.works), **state.outcomes}
@@ -252,7 +241,8 @@ def _look(
     work: Path,
     progress: Progress,
 ) -> None:
-    for one in works(source, bases, entries, target, keep, work, progress):
+    looker = Looker(state.journey, source, target, state.options, keep, work)
+    for one in looker.works(bases, entries, progress):
         state.works.append(one)
         if one.unchanged is not None:
             state.outcomes[one.draft.legacy_id] = report.unchanged(one.unchanged)
@@ -269,13 +259,13 @@ def _nothing_to_do(place: Target, entries: dict[str, Entry], state: _State) -> b
     )
 
 
-def _carry(source: Located, place: Target, book: Ledger, state: _State, options: Options, progress: Progress) -> None:
+def _carry(source: Located, place: Target, book: Ledger, state: _State, progress: Progress) -> None:
     for work in state.works:
         if work.unchanged is not None and work.unchanged.position != work.position:
             place.move_in_order(book, work.draft.id, work.position)
     place.staging.mkdir(exist_ok=True)
-    jobs = jobs_for(source, state.works, place.path, place.staging, options.now_ms)
-    count = processes(jobs, options.jobs)
+    jobs = jobs_for(source, state.journey.table, state.works, place.path, place.staging, state.options.now_ms)
+    count = processes(jobs, state.options.jobs)
     rows = sum(job.plan.rows.carried for job in jobs)
     # Closed at once when publishing fails, so that no process goes on writing meanwhile.
     with (

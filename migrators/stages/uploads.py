@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
+from migrators.stages.drafts import Upload
 from regraft import notices
 from regraft.errors import SourceUnreadable
 from regraft.notices import Notice
@@ -16,11 +17,12 @@ class SourceFailed(Exception):
     """Something of the source could not be read to its end, though it looked well; the text says why."""
 
 
-def upload_name(tree: Tree, uploads: str | None, stored: str) -> str | None:
+def upload_name(tree: Tree, uploads: str | None, upload: Upload) -> str | None:
     """Return the name of an uploaded file in the source, or None where it is not there."""
-    if uploads is None or not is_plain_name(stored):
+    folder = uploads if upload.folder is None else upload.folder
+    if folder is None or not is_plain_name(upload.name):
         return None
-    name = join(uploads, stored)
+    name = join(folder, upload.name)
     return name if tree.kind(name) == "file" else None
 
 
@@ -30,7 +32,7 @@ def missing_upload(path: str, problem: str, base: str, item: str | None) -> Noti
     return Notice(notices.MISSING_UPLOAD, said, base, item)
 
 
-def copy_upload(tree: Tree, uploads: str | None, stored: str, earlier: Path, target: Path) -> str:
+def copy_upload(tree: Tree, uploads: str | None, upload: Upload, earlier: Path, target: Path) -> str:
     """Copy an uploaded file to ``target`` and return why it cannot be read, or nothing.
 
     One that is not in the source is no news: the plan says so.
@@ -38,24 +40,24 @@ def copy_upload(tree: Tree, uploads: str | None, stored: str, earlier: Path, tar
     Args:
         tree: the source.
         uploads: the folder of uploaded files in the source.
-        stored: the file's name there.
+        upload: the file.
         earlier: the same file in the base that an earlier run wrote: a poorer source never takes it away.
         target: where no file is yet.
 
     Raises:
         OSError: the target cannot be written.
     """
-    name = upload_name(tree, uploads, stored)
+    name = upload_name(tree, uploads, upload)
     problem = ""
     if name is not None:
         try:
             with tree.open(name) as file:
                 return _copy(file, target)
         except SourceFailed as failed:
-            problem = f"the uploaded file {stored} cannot be read ({failed})"
+            problem = f"the uploaded file {upload.name} cannot be read ({failed})"
             target.unlink(missing_ok=True)
         except SourceUnreadable as error:
-            problem = f"the uploaded file {stored} cannot be read ({error.facts['reason']})"
+            problem = f"the uploaded file {upload.name} cannot be read ({error.facts['reason']})"
     if not earlier.is_file():
         return problem
     with earlier.open("rb") as file:

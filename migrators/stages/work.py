@@ -11,16 +11,15 @@ from typing import Any
 
 import msgspec
 
-from migrators.cherry_v1.draft import BaseDraft, LibraryDraft, draft_library
-from migrators.cherry_v1.on_disk import real_paths
-from migrators.cherry_v1.options import Options
-from migrators.cherry_v1.plan import BasePlan, plan_base
-from migrators.cherry_v1.uploads import missing_upload, upload_name
+from migrators.stages.drafts import BaseDraft, LibraryDraft
+from migrators.stages.journey import Hints, Journey
+from migrators.stages.options import Options
+from migrators.stages.plan import BasePlan, plan_base
+from migrators.stages.uploads import missing_upload, upload_name
 from regraft import notices, sqlite
 from regraft.errors import BaseUnknown, SourceUnreadable
-from regraft.formats import embedjs
 from regraft.formats.catalog import BaseRecord
-from regraft.formats.v1_state import read_state
+from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.ledger import Entry
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER, Located
 from regraft.notices import Notice
@@ -28,7 +27,7 @@ from regraft.progress import Progress, stage
 from regraft.tree import join
 
 #: Changes when the same input makes different output: an earlier run's bases are then carried anew.
-WRITER = 1
+WRITER = 2
 
 
 class BaseEntry(msgspec.Struct, frozen=True):
@@ -91,17 +90,12 @@ def chosen(library: LibraryDraft, options: Options) -> list[tuple[int, BaseDraft
     return [(at, base) for at, base in numbered if {base.legacy_id, base.id} & set(options.bases)]
 
 
-def read_library(source: Located, options: Options) -> LibraryDraft:
-    """Read a source's state and draft its bases."""
-    return draft_library(read_state(source.tree, source.places), options.word)
-
-
 def vector_name(source: Located, draft: BaseDraft) -> str:
     """Return the name of a base's vector file in the source's tree."""
     return "" if source.places.vectors is None else join(source.places.vectors, draft.vector_file)
 
 
-def fingerprint(source: Located, draft: BaseDraft) -> str:
+def fingerprint(source: Located, draft: BaseDraft, options: Options) -> str:
     """Return a hash over everything that a base is made from: its draft, its vector file and its uploads.
 
     Files count by size and CRC-32, so that a backup and the same backup unpacked are the same source.
@@ -109,12 +103,12 @@ def fingerprint(source: Located, draft: BaseDraft) -> str:
     vectors = vector_name(source, draft)
     marks = [_mark(source, name) for name in (vectors, f"{vectors}-wal", f"{vectors}-journal") if vectors]
     uploads = [
-        _mark(source, upload_name(source.tree, source.places.uploads, item.upload.name))
+        _mark(source, upload_name(source.tree, source.places.uploads, item.upload))
         for item in draft.items
         if item.upload is not None
     ]
     hasher = hashlib.blake2b(digest_size=20)
-    for part in (WRITER, replace(draft, items=()), marks, uploads, *draft.items):
+    for part in (WRITER, options.restore_duplicates, replace(draft, items=()), marks, uploads, *draft.items):
         hasher.update(msgspec.json.encode(part, order="deterministic") + b"\n")
     return hasher.hexdigest()
 
@@ -129,36 +123,66 @@ def _mark(source: Located, name: str | None) -> object:
         return "unreadable"
 
 
-def works(
-    source: Located,
-    bases: list[tuple[int, BaseDraft]],
-    entries: dict[str, Entry],
-    target: Path,
-    keep: ExitStack,
-    work: Path | None,
-    progress: Progress,
-) -> Iterator[BaseWork]:
-    """Look at every chosen base: compare it with the ledger, else survey its vector file and plan it.
+class Looker:
+    """Looks at the bases of a source: which are unchanged, and what becomes of every other.
 
     Vector files of an archive are extracted below ``work`` and stay there until ``keep`` closes.
     """
-    with stage(progress, "Reading", sum(_size(source, draft) for _, draft in bases)):
-        for position, draft in bases:
-            progress.at(draft.name)
-            mark = fingerprint(source, draft)
-            entry = entries.get(draft.id)
-            known = read_entry(entry) if entry is not None else None
-            stands = known if known is not None and still_there(target, draft.id, known) else None
-            same = entry is not None and entry.fingerprint == mark
-            # A vector file on disk that could not be read is tried again: what was in the way may be gone.
-            again = not source.is_archive and stands is not None and stands.record.base.error == notices.MISSING_STORE
-            if same and stands is not None and not again:
-                yield BaseWork(position, draft, mark, unchanged=stands)
-            else:
-                planned = _plan(source, target, position, draft, mark, keep, work)
-                yield _not_poorer(replace(planned, stands=stands), same=same)
-            size = _size(source, draft)
-            progress.step(size, size)
+
+    def __init__(
+        self, journey: Journey, source: Located, target: Path, options: Options, keep: ExitStack, work: Path | None
+    ) -> None:
+        self._journey = journey
+        self._source = source
+        self._target = target
+        self._options = options
+        self._keep = keep
+        self._work = work
+
+    def works(
+        self, bases: list[tuple[int, BaseDraft]], entries: dict[str, Entry], progress: Progress
+    ) -> Iterator[BaseWork]:
+        """Look at every chosen base: compare it with the ledger, else survey its vector file and plan it."""
+        with stage(progress, "Reading", sum(_size(self._source, draft) for _, draft in bases)):
+            for position, draft in bases:
+                progress.at(draft.name)
+                yield self._look(position, draft, entries.get(draft.id))
+                size = _size(self._source, draft)
+                progress.step(size, size)
+
+    def _look(self, position: int, draft: BaseDraft, entry: Entry | None) -> BaseWork:
+        mark = fingerprint(self._source, draft, self._options)
+        known = read_entry(entry) if entry is not None else None
+        stands = known if known is not None and still_there(self._target, draft.id, known) else None
+        same = entry is not None and entry.fingerprint == mark
+        # A vector file on disk that could not be read is tried again: what was in the way may be gone.
+        again = not self._source.is_archive and stands is not None and stands.record.base.error == notices.MISSING_STORE
+        if same and stands is not None and not again:
+            return BaseWork(position, draft, mark, unchanged=stands)
+        planned = self._plan(position, draft, mark)
+        return _not_poorer(replace(planned, stands=stands), same=same)
+
+    def _plan(self, position: int, draft: BaseDraft, mark: str) -> BaseWork:
+        found, vectors = self._survey(draft)
+        hints = Hints()
+        if isinstance(found, Survey) and draft.embedding.id is not None:
+            hints = self._journey.hints(self._source, draft, found, self._options)
+        plan = plan_base(draft, found, hints)
+        missing = _missing_uploads(self._source, plan, base_folder(self._target, draft.id))
+        return BaseWork(position, draft, mark, plan=replace(plan, notices=(*plan.notices, *missing)), vectors=vectors)
+
+    def _survey(self, draft: BaseDraft) -> tuple[Survey | str, Path | None]:
+        """Survey a base's vector file; return what it holds, or why it cannot be used, and where it is on disk."""
+        name = vector_name(self._source, draft)
+        if not name:
+            return "does not exist (the source holds no vector files)", None
+        try:
+            vectors = self._keep.enter_context(self._source.tree.local(name, self._work))
+            return self._journey.table.survey(vectors, self._work), vectors
+        except StoreProblem as problem:
+            return str(problem), None
+        except SourceUnreadable as problem:
+            return f"cannot be read: {problem.facts['reason']}", None
 
 
 def _not_poorer(work: BaseWork, *, same: bool) -> BaseWork:
@@ -197,43 +221,12 @@ def _size(source: Located, draft: BaseDraft) -> int:
         return 0
 
 
-def _plan(
-    source: Located,
-    target: Path,
-    position: int,
-    draft: BaseDraft,
-    mark: str,
-    keep: ExitStack,
-    work: Path | None,
-) -> BaseWork:
-    found, vectors = _survey(source, draft, keep, work)
-    plan = plan_base(draft, found, real_paths(draft, found) if isinstance(found, embedjs.Survey) else None)
-    missing = _missing_uploads(source, plan, base_folder(target, draft.id))
-    return BaseWork(position, draft, mark, plan=replace(plan, notices=(*plan.notices, *missing)), vectors=vectors)
-
-
 def _missing_uploads(source: Located, plan: BasePlan, earlier: Path) -> Iterator[Notice]:
     """Say which uploads are neither in the source nor in the base that an earlier run wrote."""
     for item in plan.items:
-        if item.upload is None or upload_name(source.tree, source.places.uploads, item.upload.name) is not None:
+        if item.upload is None or upload_name(source.tree, source.places.uploads, item.upload) is not None:
             continue
         path = item.data["relativePath"]
         if not (earlier / RAW_FOLDER / path).is_file():
             problem = f"the uploaded file {item.upload.name} is not in the source"
             yield missing_upload(path, problem, plan.draft.legacy_id, item.legacy_id)
-
-
-def _survey(
-    source: Located, draft: BaseDraft, keep: ExitStack, work: Path | None
-) -> tuple[embedjs.Survey | str, Path | None]:
-    """Survey a base's vector file; return what it holds, or why it cannot be used, and where it is on disk."""
-    name = vector_name(source, draft)
-    if not name:
-        return "does not exist (the source holds no vector files)", None
-    try:
-        vectors = keep.enter_context(source.tree.local(name, work))
-        return embedjs.survey(vectors, work), vectors
-    except (embedjs.StoreProblem, SourceUnreadable) as problem:
-        return str(problem) if isinstance(
-            problem, embedjs.StoreProblem
-        ) else f"cannot be read: {problem.facts['reason']}", None

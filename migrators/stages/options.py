@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from migrators.cherry_v1.models import ModelWord
+from migrators.stages.models import ModelWord
 
 
 @dataclass(frozen=True)
@@ -19,3 +19,5 @@ class Options:
     bases: tuple[str, ...] = ()
     jobs: int | None = None
     dry_run: bool = False
+    #: Give files that v1 left without rows the rows of a file with the same bytes.
+    restore_duplicates: bool = True

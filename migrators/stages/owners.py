@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from migrators.cherry_v1.draft import BaseDraft
-from migrators.cherry_v1.items import ItemDraft
+from migrators.stages.drafts import BaseDraft, ItemDraft
 from regraft import identity, notices
-from regraft.formats.embedjs import Survey
+from regraft.formats.vector_table import Survey
 from regraft.notices import Notice
 from regraft.text import counted
 

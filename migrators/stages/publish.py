@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from migrators.cherry_v1.work import BaseEntry, base_folder, read_entry
+from migrators.stages.work import BaseEntry, base_folder, read_entry
 from regraft import durable, sqlite
 from regraft.formats.catalog import ItemRow, write_catalog
 from regraft.ledger import FOLDER, Entry, Ledger, Step

@@ -16,11 +16,12 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from queue import Empty
 
-from migrators.cherry_v1.carry import Carried, Origin, Watcher, carry_base
-from migrators.cherry_v1.plan import BasePlan, plan_base
-from migrators.cherry_v1.uploads import SourceFailed
-from migrators.cherry_v1.work import BaseWork, base_folder
+from migrators.stages.carry import Carried, Origin, Watcher, carry_base
+from migrators.stages.plan import BasePlan, plan_base
+from migrators.stages.uploads import SourceFailed
+from migrators.stages.work import BaseWork, base_folder
 from regraft import durable
+from regraft.formats.vector_table import VectorTable
 from regraft.locate import Located
 from regraft.progress import Progress
 from regraft.tree import Tree, ZipTree, open_tree
@@ -38,6 +39,7 @@ class Job:
 
     work: BaseWork
     plan: BasePlan
+    table: VectorTable
     tree_path: Path
     uploads: str | None
     staging: Path
@@ -58,12 +60,15 @@ class _Stopped(Exception):
     """The run is over: what this process has begun is thrown away."""
 
 
-def jobs_for(source: Located, planned: list[BaseWork], target: Path, staging: Path, now_ms: int) -> list[Job]:
+def jobs_for(
+    source: Located, table: VectorTable, planned: list[BaseWork], target: Path, staging: Path, now_ms: int
+) -> list[Job]:
     """Return a job for every base that is to be carried."""
     return [
         Job(
             work=work,
             plan=work.plan,
+            table=table,
             tree_path=source.tree.path,
             uploads=source.places.uploads,
             staging=staging / work.draft.id,
@@ -101,7 +106,7 @@ def carry_all(jobs: list[Job], tree: Tree, count: int, progress: Progress) -> Ge
 
 def _carry(job: Job, tree: Tree, watch: Watcher) -> Done:
     plan = job.plan
-    origin = Origin(tree, job.uploads, job.work.vectors, job.earlier)
+    origin = Origin(tree, job.uploads, job.table, job.work.vectors, job.earlier)
     try:
         carried = carry_base(plan, origin, job.staging, job.now_ms, watch)
     except SourceFailed as failed:

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from migrators.cherry_v1.draft import BaseDraft
-from migrators.cherry_v1.items import ItemDraft, Upload
-from migrators.cherry_v1.owners import Child, Owners, expand
+from migrators.stages.drafts import BaseDraft, ItemDraft, Upload
+from migrators.stages.journey import Hints
+from migrators.stages.owners import Child, Owners, expand
 from regraft import notices
-from regraft.formats import embedjs
-from regraft.formats.embedjs import LoaderRows, Survey, Tally
+from regraft.formats import vector_table
 from regraft.formats.index import BODY_SEPARATOR
+from regraft.formats.vector_table import LoaderRows, Survey, Tally
 from regraft.notices import Notice
 from regraft.text import counted
 
@@ -104,11 +104,10 @@ class BasePlan:
         return sum(material.body_bytes for material in self.materials)
 
 
-def plan_base(draft: BaseDraft, found: Survey | str, paths: dict[str, str] | None = None) -> BasePlan:
+def plan_base(draft: BaseDraft, found: Survey | str, hints: Hints | None = None) -> BasePlan:
     """Plan one base.
 
-    ``found`` is its vector file's survey, or why there is none (for a person); ``paths`` are real paths of text files
-    by loader id.
+    ``found`` is its vector file's survey, or why there is none (for a person); ``hints`` is what other files tell.
     """
     survey = found if isinstance(found, Survey) else None
     vector_bytes = survey.vector_bytes if survey else None
@@ -119,7 +118,7 @@ def plan_base(draft: BaseDraft, found: Survey | str, paths: dict[str, str] | Non
         error = notices.MISSING_STORE
     problem = found if isinstance(found, str) else "holds no usable vector"
     planner = _Planner(draft, error, survey or Survey(), vector_bytes or 0, problem)
-    return planner.plan(paths or {}, unreadable=survey is None)
+    return planner.plan(hints or Hints(), unreadable=survey is None)
 
 
 class _Planner:
@@ -139,10 +138,10 @@ class _Planner:
         #: Items whose text cannot be stored, with their rows.
         self._too_large: dict[str, int] = {}
 
-    def plan(self, paths: dict[str, str], *, unreadable: bool) -> BasePlan:
+    def plan(self, hints: Hints, *, unreadable: bool) -> BasePlan:
         draft = self._draft
         self._unreadable = unreadable
-        expanded = expand(draft, self._survey, paths) if self._error is None else {}
+        expanded = expand(draft, self._survey, hints.paths) if self._error is None else {}
         owners = Owners(draft, expanded)
         carried = self._sort_rows(owners)
         items, index = self._items(expanded, carried)
@@ -204,9 +203,9 @@ class _Planner:
         return notices.NON_INDEXABLE if owner in owners.containers else None
 
     def _unusable(self, kind: int) -> str | None:
-        if kind == embedjs.MISSING:
+        if kind == vector_table.MISSING:
             return notices.MISSING_PAYLOAD
-        if kind == embedjs.UNSUPPORTED:
+        if kind == vector_table.UNSUPPORTED:
             return notices.UNSUPPORTED_ENCODING
         return None if kind == self._vector_bytes else notices.DIMENSION_MISMATCH
 

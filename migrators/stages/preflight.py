@@ -9,10 +9,11 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from migrators.cherry_v1.plan import BasePlan
-from migrators.cherry_v1.publish import Target
-from migrators.cherry_v1.uploads import upload_name
-from migrators.cherry_v1.work import base_folder, read_entry
+from migrators.stages.drafts import Upload
+from migrators.stages.plan import BasePlan
+from migrators.stages.publish import Target
+from migrators.stages.uploads import upload_name
+from migrators.stages.work import base_folder, read_entry
 from regraft import ledger, sqlite
 from regraft.errors import (
     NotEnoughSpace,
@@ -149,9 +150,9 @@ def unseen_bytes(source: Located, vector_names: Iterable[str]) -> int:
     return int(sizes * UNSEEN_FACTOR)
 
 
-def upload_bytes(source: Located, stored: Iterable[str]) -> int:
+def upload_bytes(source: Located, uploads: Iterable[Upload]) -> int:
     """Return the bytes of those uploads that are in the source."""
-    names = (upload_name(source.tree, source.places.uploads, name) for name in stored)
+    names = (upload_name(source.tree, source.places.uploads, upload) for upload in uploads)
     return sum(source.tree.size(name) for name in names if name)
 
 

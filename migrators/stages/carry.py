@@ -12,12 +12,13 @@ from pathlib import Path
 
 import apsw
 
-from migrators.cherry_v1.plan import BasePlan, ItemPlan, MaterialPlan
-from migrators.cherry_v1.uploads import SourceFailed, copy_upload, missing_upload
+from migrators.stages.plan import BasePlan, ItemPlan, MaterialPlan
+from migrators.stages.uploads import SourceFailed, copy_upload, missing_upload
 from regraft import clock, durable, notices, sqlite
 from regraft.errors import BooksDoNotBalance
-from regraft.formats import embedjs, index, okf
+from regraft.formats import index, okf
 from regraft.formats.catalog import BaseRecord, BaseRow, ItemRow
+from regraft.formats.vector_table import VectorTable
 from regraft.locate import INDEX_FILE, RAW_FOLDER
 from regraft.names import FreeNames
 from regraft.notices import Notice
@@ -35,6 +36,8 @@ class Origin:
     #: The source, and the name of its folder of uploaded files, None where it has none.
     tree: Tree
     uploads: str | None
+    #: How its vector file is read.
+    table: VectorTable
     #: The vector file on disk, None for a failed base.
     vectors: Path | None
     #: The folder of the base in the target, where an earlier run may have written it.
@@ -124,7 +127,7 @@ class _Carrier:
                 path = item.data["relativePath"]
                 origin = self._origin
                 earlier = origin.earlier / RAW_FOLDER / path
-                problem = copy_upload(origin.tree, origin.uploads, item.upload.name, earlier, self._raw / path)
+                problem = copy_upload(origin.tree, origin.uploads, item.upload, earlier, self._raw / path)
                 if problem:
                     self.said.append(missing_upload(path, problem, self._plan.draft.legacy_id, item.legacy_id))
 
@@ -167,7 +170,7 @@ class _Carrier:
         return index.Material(item.id, self._namer(material.item, item), self._rows(db, material))
 
     def _rows(self, db: apsw.Connection, material: MaterialPlan) -> Iterator[tuple[str, bytes]]:
-        rows = embedjs.rows(db, material.runs, self._plan.vector_bytes)
+        rows = self._origin.table.rows(db, material.runs, self._plan.vector_bytes)
         pending = size = 0
         while True:
             try:

@@ -1,0 +1,269 @@
+"""A table with a text and a raw float32 vector in every row, as both the v1 and the preview layout keep their chunks.
+
+A survey reads every row once and keeps what planning needs per loader (in the preview layout: per item); rows are then
+streamed loader by loader. Both are proof against rows of any type and against damaged files: what cannot be read is a
+:class:`StoreProblem`. Every query says ``NOT INDEXED``: a vector index of libSQL is empty to any other SQLite, which
+would answer from it (``docs/formats/preview.md``, "The vector index trap").
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import apsw
+
+from regraft import sqlite
+from regraft.durable import NO_ROOM
+from regraft.text import decode_utf8, is_blank
+
+#: Row ids kept as examples for each loader and kind of vector.
+SAMPLES = 3
+
+#: Kinds of a row's vector: the length in bytes of a usable one, or one of these.
+MISSING = -1
+UNSUPPORTED = -2
+
+
+class StoreProblem(Exception):
+    """A vector file that cannot be used; the text says why, for a person."""
+
+
+@dataclass
+class Tally:
+    """Rows of one loader whose vectors are of one kind."""
+
+    count: int = 0
+    first_rowid: int = 0
+    degenerate: int = 0
+    #: Bytes of the bodies.
+    body_bytes: int = 0
+    samples: list[str] = field(default_factory=list)
+
+
+@dataclass
+class LoaderRows:
+    """What a vector file holds of one loader."""
+
+    rows: int = 0
+    #: The last source that is text and not blank.
+    source: str | None = None
+    #: The highest number in a row id ``<loader id>_<n>``, -1 where there is none.
+    highest_number: int = -1
+    #: By kind: a usable length in bytes, :data:`MISSING` or :data:`UNSUPPORTED`.
+    kinds: dict[int, Tally] = field(default_factory=dict)
+    #: First and last rowid of every run of rows without another loader's between them, flat.
+    runs: array[int] = field(default_factory=lambda: array("q"))
+    _last_source: bytes | None = None
+
+    def see_source(self, raw: bytes | None) -> None:
+        """Take a row's source into account; the same bytes as the row before cost nothing."""
+        if raw is None or raw == self._last_source:
+            return
+        self._last_source = raw
+        text = decode_utf8(raw)
+        if not is_blank(text):
+            self.source = text
+
+
+@dataclass
+class Survey:
+    """What a vector file holds: rows by loader, and the lengths of all usable vectors."""
+
+    rows: int = 0
+    #: By loader id; None for rows whose loader id is no text.
+    loaders: dict[str | None, LoaderRows] = field(default_factory=dict)
+    #: Usable vectors by length in bytes, in the order of their first rows.
+    lengths: dict[int, int] = field(default_factory=dict)
+    body_bytes: int = 0
+
+    @property
+    def vector_bytes(self) -> int | None:
+        """Return the length in bytes that most usable vectors have (a tie goes to the first row), or None."""
+        return max(self.lengths, key=self.lengths.__getitem__) if self.lengths else None
+
+
+def check_file(path: Path) -> None:
+    """Raise :class:`StoreProblem` where ``path`` cannot be a vector file: missing, a directory, empty."""
+    try:
+        if path.is_dir():
+            raise StoreProblem("is a folder, not a vector file")
+        if not path.exists():
+            raise StoreProblem("does not exist")
+        if path.stat().st_size == 0:
+            raise StoreProblem("is empty (0 bytes)")
+        missing = 0 if sqlite.companions(path.resolve()) else sqlite.missing_bytes(path)
+        if missing:
+            raise StoreProblem(f"is cut off: {missing:,} bytes are missing at its end")
+    except OSError as error:
+        raise StoreProblem(f"cannot be read: {error.strerror or error}") from error
+
+
+#: SQL expressions, each with the column that it needs.
+Expressions = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class VectorTable:
+    """Where a layout keeps its chunks: a table and the SQL expressions over its columns.
+
+    All of it is our own text, never a file's. Where a column may be missing there are several expressions, each with
+    the column that it needs: the first that gives a text counts. ``loader`` says whose row it is, ``row_id`` names it for a person (and
+    carries its number, where ``number`` reads one out of it). ``needed`` are the columns that must be there.
+    """
+
+    name: str
+    loader: Expressions
+    source: Expressions
+    row_id: Expressions
+    body: str
+    vector: str
+    needed: tuple[str, ...]
+    #: Reads a chunk's number out of a row id and its loader id; None where the layout has no use for one.
+    number: Callable[[bytes, bytes], int] | None = None
+
+    def survey(self, path: Path, work: Path | None = None) -> Survey:
+        """Read every row of a file once and return what it holds.
+
+        Args:
+            path: the file; it is opened read-only and without a trace.
+            work: folder for a temporary copy, made only where a log or journal lies beside the file.
+
+        Raises:
+            StoreProblem: missing, a folder, empty, no SQLite, damaged, without the table or a column of it.
+        """
+        check_file(path)
+        found = Survey()
+        try:
+            with sqlite.reading(path, vectors=True, work=work) as db:
+                columns = self._columns(db)
+                self._survey_rows(db, found, columns)
+        except (apsw.Error, UnicodeDecodeError) as error:
+            raise StoreProblem(f"cannot be read: {error}") from error
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise
+            raise StoreProblem(f"cannot be read: {error.strerror or error}") from error
+        return found
+
+    def rows(
+        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int
+    ) -> Iterator[tuple[str, bytes]]:
+        """Stream (body, vector) of the rows in ``runs`` whose vector is a BLOB of that length, in rowid order.
+
+        A NULL body is the empty text; unpaired surrogates and other invalid bytes become U+FFFD.
+        """
+        query = f"""SELECT CAST({self.body} AS BLOB), {self.vector} FROM {self.name} NOT INDEXED
+                     WHERE rowid BETWEEN ? AND ? AND typeof({self.vector}) = 'blob' AND octet_length({self.vector}) = ?
+                     ORDER BY rowid"""
+        recoded = _recoder(db)
+        for first, last in runs:
+            for raw, vector in db.execute(query, (first, last, vector_bytes)):
+                body = recoded(raw)
+                yield ("" if body is None else decode_utf8(body)), vector
+
+    def _columns(self, db: apsw.Connection) -> set[str]:
+        if not db.execute(
+            "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE", (self.name,)
+        ).fetchall():
+            raise StoreProblem(f"has no table `{self.name}`")
+        columns = {str(row[1]) for row in db.execute(f"PRAGMA table_info('{self.name}')")}
+        missing = [name for name in self.needed if name not in columns]
+        if missing:
+            raise StoreProblem(f"has a table `{self.name}` without the column {', '.join(missing)}")
+        return columns
+
+    def _survey_rows(self, db: apsw.Connection, found: Survey, columns: set[str]) -> None:
+        seen = _Seen(found, self.number)
+        recoded = _recoder(db)
+        for rowid, loader, source, row_id, kind, body_bytes, degenerate in db.execute(self._survey_query(columns)):
+            seen.row(rowid, recoded(loader), recoded(source), recoded(row_id))
+            seen.vector(rowid, kind, body_bytes or 0, degenerate)
+
+    def _survey_query(self, columns: set[str]) -> str:
+        # Vectors are read whole (to see which have no direction), so that damage anywhere in a row shows here and not
+        # later. Text is fetched as bytes: it may be no UTF-8.
+        vector, length = self.vector, f"octet_length({self.vector})"
+        texts = (_text_of(some, columns) for some in (self.loader, self.source, self.row_id))
+        return f"""
+            SELECT rowid, {", ".join(texts)},
+                   CASE WHEN {length} > 0 IS NOT TRUE THEN {MISSING}
+                        WHEN typeof({vector}) <> 'blob' OR {length} % 4 THEN {UNSUPPORTED}
+                        ELSE {length} END AS kind,
+                   octet_length({self.body}),
+                   CASE WHEN typeof({vector}) = 'blob' AND {length} > 0 AND {length} % 4 = 0
+                        THEN vec_distance_cosine({vector}, {vector}) IS NULL ELSE 0 END
+              FROM {self.name} NOT INDEXED
+             ORDER BY rowid"""
+
+
+def _text_of(some: Expressions, columns: set[str]) -> str:
+    """Return SQL for the first of several expressions that is text, as bytes; those without their column are left out."""
+    texts = [
+        f"CASE typeof({expression}) WHEN 'text' THEN CAST({expression} AS BLOB) END"
+        for column, expression in some
+        if column in columns
+    ]
+    return f"coalesce({', '.join(texts)}, NULL)" if texts else "NULL"
+
+
+class _Seen:
+    """Takes one row after the other into a survey."""
+
+    def __init__(self, found: Survey, number: Callable[[bytes, bytes], int] | None) -> None:
+        self._found = found
+        self._number = number
+        self._by_key: dict[bytes | None, LoaderRows] = {}
+        self._key: bytes | None = None
+        self._loader: LoaderRows | None = None
+        self._row_id: bytes | None = None
+        self._last = -(1 << 63)
+
+    def row(self, rowid: int, key: bytes | None, source: bytes | None, row_id: bytes | None) -> None:
+        if self._loader is None or key != self._key:
+            self._key = key
+            self._loader = self._loader_of(key)
+            self._loader.runs.extend((rowid, rowid))
+        if rowid < self._last:
+            # Ranges of rowids would then name other rows than these.
+            raise StoreProblem("cannot be read: its rows are out of order")
+        self._last = rowid
+        self._row_id = row_id
+        loader = self._loader
+        loader.runs[-1] = rowid
+        loader.rows += 1
+        loader.see_source(source)
+        if self._number is not None and row_id is not None and key is not None:
+            loader.highest_number = max(loader.highest_number, self._number(row_id, key))
+        self._found.rows += 1
+
+    def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: int) -> None:
+        assert self._loader is not None
+        tally = self._loader.kinds.get(kind)
+        if tally is None:
+            tally = self._loader.kinds[kind] = Tally(first_rowid=rowid)
+        tally.count += 1
+        tally.degenerate += degenerate
+        tally.body_bytes += body_bytes
+        if len(tally.samples) < SAMPLES:
+            tally.samples.append(decode_utf8(self._row_id) if self._row_id else f"rowid {rowid}")
+        if kind > 0:
+            self._found.lengths[kind] = self._found.lengths.get(kind, 0) + 1
+        self._found.body_bytes += body_bytes
+
+    def _loader_of(self, key: bytes | None) -> LoaderRows:
+        if key not in self._by_key:
+            # Two ids of invalid UTF-8 may decode to one text: their rows then count as one loader's.
+            text = None if key is None else decode_utf8(key)
+            self._by_key[key] = self._found.loaders.setdefault(text, LoaderRows())
+        return self._by_key[key]
+
+
+def _recoder(db: apsw.Connection) -> Callable[[bytes | None], bytes | None]:
+    """Return what makes UTF-8 of a text's bytes: a file may keep its texts as UTF-16."""
+    codec = {"UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}.get(str(db.execute("PRAGMA encoding").get))
+    if codec is None:
+        return lambda raw: raw
+    return lambda raw: None if raw is None else raw.decode(codec, "replace").encode()
