@@ -1,0 +1,227 @@
+"""A LevelDB folder of a source: which of its files count, and the newest record of each wanted key.
+
+The rules are in ``docs/formats/chromium.md``, "LevelDB". Nothing of the source is opened but for copying it: only the
+logs, and those tables whose range of keys meets what is wanted, one after the other.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from regraft.errors import SourceUnreadable
+from regraft.formats.chromium.damage import Found, Malformed, StorageChanged, StorageDamaged
+from regraft.formats.chromium.leveldb_log import LogReader, Record, batch_records
+from regraft.formats.chromium.leveldb_manifest import TableFile, Version, read_manifest
+from regraft.formats.chromium.leveldb_table import Table, Wanted
+from regraft.tree import CHUNK_BYTES, Tree, join
+
+T = TypeVar("T")
+
+#: Reading starts again where a running application changes the files.
+#: Seconds to wait before each further attempt; half a compaction is over by then.
+PAUSES = (0.05, 0.1, 0.25, 0.5, 1.0)
+_FILE_NAME = re.compile(r"([0-9]{1,20})\.(log|ldb|sst)", re.ASCII)
+_MANIFEST_NAME = re.compile(rb"(MANIFEST-[0-9]{1,20})\n?")
+_CURRENT_BYTES = 64
+
+
+def read_leveldb(tree: Tree, folder: str, comparator: str, work: Path, read: Callable[[LevelDb], T]) -> Found[T]:
+    """Call ``read`` with the LevelDB in ``folder``, again where somebody changed its files meanwhile.
+
+    ``comparator`` is the name of the order that its keys must be in. Copies lie in a folder below ``work`` and are
+    gone at the end.
+
+    Raises:
+        StorageDamaged: a file that counts is missing, or damaged where wanted records may be.
+        StorageChanged: the files changed on every attempt.
+        OSError: the disk fails, or ``work`` cannot be written.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    for pause in (0.0, *PAUSES):
+        time.sleep(pause)
+        with tempfile.TemporaryDirectory(prefix="regraft-", dir=work, ignore_cleanup_errors=True) as copies:
+            database = LevelDb(tree, folder, Path(copies))
+            try:
+                database.open(comparator)
+                value = read(database)
+            except StorageChanged:
+                continue
+            except StorageDamaged:
+                if database.has_changed():
+                    continue
+                raise
+            if not database.has_changed():
+                return Found(value, database.passed_over)
+    raise StorageChanged(f"{folder}: its files change while they are read; quit the application first")
+
+
+class LevelDb:
+    """A LevelDB that is read through copies; see :func:`read_leveldb`."""
+
+    def __init__(self, tree: Tree, folder: str, copies: Path) -> None:
+        self.tree = tree
+        self.folder = folder
+        self._copies = copies
+        self._state = self._fingerprint()
+        self._tables: list[TableFile] = []
+        #: Names of files by number: of tables, and of the logs that count.
+        self._table_names: dict[int, str] = {}
+        self._logs: list[Path] = []
+        #: The most damaged places that one reading of the logs met.
+        self._in_logs = 0
+        #: What else is missing: the MANIFEST, the latest log, tables that were never finished.
+        self._missing: set[str] = set()
+        self._has_manifest = True
+
+    @property
+    def passed_over(self) -> int:
+        """How many damaged places were passed over so far."""
+        return self._in_logs + len(self._missing)
+
+    def open(self, comparator: str) -> None:
+        """Find out which files count, and copy the logs.
+
+        Raises:
+            StorageDamaged: the keys are in another order than ``comparator``, or a log cannot be read.
+        """
+        version = self._version()
+        logs: dict[int, str] = {}
+        for name in self.tree.children(self.folder):
+            if match := _FILE_NAME.fullmatch(name):
+                number, kind = int(match[1]), match[2]
+                if kind == "log":
+                    logs[number] = name
+                elif kind == "ldb" or number not in self._table_names:
+                    self._table_names[number] = name
+        if version is None:
+            # Which tables count is lost. What was deleted may come back, which is better than nothing at all.
+            self._has_manifest = False
+            self._missing.add("MANIFEST")
+            self._tables = [TableFile(number) for number in sorted(self._table_names)]
+        else:
+            if version.comparator != comparator:
+                raise StorageDamaged(f"{self.folder}: its keys are in the order {version.comparator}, not {comparator}")
+            self._tables = list(version.tables.values())
+            logs = {n: name for n, name in logs.items() if n >= version.log or n == version.previous_log}
+            # A log is made before the MANIFEST names it: what was written last was in one that is gone.
+            if version.log and version.log not in logs:
+                self._missing.add("log")
+        self._logs = [self._copy(logs[number]) for number in sorted(logs)]
+
+    def scan(self, wanted: Wanted, keep: Callable[[bytes, bytes], bytes] | None = None) -> dict[bytes, Record]:
+        """Return the newest record of each wanted key, deletions too.
+
+        ``keep`` may shorten a value (given its key) as soon as it is read, so that less is held.
+
+        Raises:
+            StorageDamaged: a table is missing, or damaged where wanted records may be.
+            StorageChanged: a file vanished or shrank.
+        """
+        newest: dict[bytes, Record] = {}
+
+        def take(record: Record) -> None:
+            known = newest.get(record.key)
+            if known is None or known.sequence < record.sequence:
+                if keep is not None and record.value is not None:
+                    record = record._replace(value=keep(record.key, record.value))
+                newest[record.key] = record
+
+        for table in self._tables:
+            if wanted.may_hold(table.smallest, table.largest):
+                self._scan_table(table, wanted, take)
+        self._in_logs = max(self._in_logs, sum(_scan_log(log, wanted, take) for log in self._logs))
+        return newest
+
+    def has_changed(self) -> bool:
+        """Tell whether the database has other files than when it was opened; a longer log is no change."""
+        return self._fingerprint() != self._state
+
+    def _scan_table(self, table: TableFile, wanted: Wanted, take: Callable[[Record], None]) -> None:
+        name = self._table_names.get(table.number)
+        if name is None:
+            raise StorageDamaged(f"{join(self.folder, f'{table.number:06}.ldb')}: missing, though it is in use")
+        copy = self._copy(name)
+        try:
+            with copy.open("rb") as file:
+                opened = self._table(file, copy.stat().st_size, name)
+                if opened is not None:
+                    for record in opened.records(wanted):
+                        take(record)
+        except Malformed as error:
+            raise StorageDamaged(f"{join(self.folder, name)}: {error}") from error
+        finally:
+            copy.unlink(missing_ok=True)
+
+    def _table(self, file: BinaryIO, size: int, name: str) -> Table | None:
+        """Open a table; None where it has no end and no MANIFEST says that it must have one."""
+        try:
+            return Table(file, size)
+        except Malformed:
+            if self._has_manifest:
+                raise
+            self._missing.add(name)
+            return None
+
+    def _fingerprint(self) -> tuple[bytes | None, int | None]:
+        """Return what CURRENT says and the size of the MANIFEST it names: both change with the set of files."""
+        try:
+            with self.tree.open(join(self.folder, "CURRENT")) as file:
+                current = file.read(_CURRENT_BYTES)
+            match = _MANIFEST_NAME.fullmatch(current)
+            return current, self.tree.size(join(self.folder, match[1].decode())) if match else None
+        except (OSError, SourceUnreadable, KeyError):
+            return None, None
+
+    def _version(self) -> Version | None:
+        """Return what the MANIFEST says; None where it or CURRENT is missing or unreadable."""
+        match = _MANIFEST_NAME.fullmatch(self._state[0] or b"")
+        if match is None or self._state[1] is None:
+            return None
+        try:
+            copy = self._copy(match[1].decode())
+            with copy.open("rb") as file:
+                return read_manifest(file)
+        except Malformed:
+            return None
+
+    def _copy(self, name: str) -> Path:
+        """Copy a file of the folder and return where the copy is.
+
+        Raises:
+            StorageChanged: it vanished or shrank meanwhile.
+            StorageDamaged: it cannot be read.
+        """
+        source, copy = join(self.folder, name), self._copies / name
+        try:
+            size = self.tree.size(source)
+            with self.tree.open(source) as original, copy.open("wb") as target:
+                shutil.copyfileobj(original, target, CHUNK_BYTES)
+        except (FileNotFoundError, KeyError, SourceUnreadable) as error:
+            if self.tree.kind(source) is None:
+                raise StorageChanged(f"{source}: vanished while it was read") from error
+            raise StorageDamaged(f"{source}: {error}") from error
+        if copy.stat().st_size < size:
+            raise StorageChanged(f"{source}: shrank while it was read")
+        return copy
+
+
+def _scan_log(path: Path, wanted: Wanted, take: Callable[[Record], None]) -> int:
+    """Give the wanted records of a log to ``take``; return how many damaged places were passed over."""
+    malformed = 0
+    with path.open("rb") as file:
+        log = LogReader(file)
+        for batch in log:
+            try:
+                records = batch_records(batch, wanted.holds)
+            except Malformed:
+                malformed += 1
+                continue
+            for record in records:
+                take(record)
+    return log.passed_over + malformed

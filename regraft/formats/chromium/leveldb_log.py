@@ -1,0 +1,133 @@
+"""LevelDB's log format: records in blocks of 32 KiB, and the write batches in them.
+
+The rules are in ``docs/formats/chromium.md``, "Logs". A log is streamed; one record is held at a time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, NamedTuple
+
+import crc32c
+
+from regraft.formats.chromium.damage import Bytes, Malformed
+
+BLOCK_BYTES = 32 << 10
+_HEADER = struct.Struct("<IHB")
+_BATCH_HEADER = struct.Struct("<QI")
+_ZERO, _FULL, _FIRST, _MIDDLE, _LAST = range(5)
+DELETED, PUT = 0, 1
+
+
+class Record(NamedTuple):
+    """One record of a LevelDB: ``value`` is None where it deletes its key."""
+
+    key: bytes
+    sequence: int
+    value: bytes | None
+
+
+def masked(checksum: int) -> int:
+    """Return a CRC-32C the way LevelDB stores it."""
+    return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+class LogReader:
+    """The records of a log, in the order in which they were written.
+
+    A cut-off end is what a killed program leaves: it is left out without a word. Damage elsewhere costs the rest of its
+    block and is counted in :attr:`passed_over`.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        #: Damaged places so far; right after the last record was taken.
+        self.passed_over = 0
+        self._parts: list[bytes] | None = None
+        #: After damage, parts of a record whose beginning was lost are no second damage.
+        self._resyncing = False
+        #: Zeros where a record should be: an end that was only reserved, unless something follows.
+        self._zeros = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        while block := self._file.read(BLOCK_BYTES):
+            yield from self._in_block(block)
+
+    def _in_block(self, block: bytes) -> Iterator[bytes]:
+        at = 0
+        while len(block) - at >= _HEADER.size:
+            checksum, length, kind = _HEADER.unpack_from(block, at)
+            end = at + _HEADER.size + length
+            if kind == _ZERO and length == 0:
+                # Zeros up to the end were reserved and never written; with something after them they are damage.
+                self._zeros = True
+                if block[at:].strip(b"\0"):
+                    self._damage()
+                return
+            if end > len(block) and len(block) < BLOCK_BYTES:
+                return
+            if end > len(block) or masked(crc32c.crc32c(block[at + 6 : end])) != checksum:
+                self._damage()
+                return
+            if self._zeros:
+                self._damage()
+            record = self._joined(kind, block[at + _HEADER.size : end])
+            if record is not None:
+                yield record
+            at = end
+
+    def _damage(self) -> None:
+        self.passed_over += 1
+        self._parts, self._resyncing, self._zeros = None, True, False
+
+    def _joined(self, kind: int, part: bytes) -> bytes | None:
+        """Return the record that ``part`` completes, None where it does not complete one."""
+        if kind in (_FULL, _FIRST):
+            if self._parts is not None:
+                self.passed_over += 1
+            self._resyncing = False
+            self._parts = [part] if kind == _FIRST else None
+            return part if kind == _FULL else None
+        if kind not in (_MIDDLE, _LAST) or self._parts is None:
+            if not self._resyncing:
+                self._damage()
+            return None
+        self._parts.append(part)
+        if kind == _MIDDLE:
+            return None
+        record, self._parts = b"".join(self._parts), None
+        return record
+
+
+def batch_records(batch: bytes, holds: Callable[[bytes], bool]) -> list[Record]:
+    """Return those records of a write batch whose keys ``holds`` wants.
+
+    Raises:
+        Malformed: it is no write batch, as a whole.
+    """
+    if len(batch) < _BATCH_HEADER.size:
+        raise Malformed("a write batch is too short")
+    sequence, count = _BATCH_HEADER.unpack_from(batch)
+    data = Bytes(batch, _BATCH_HEADER.size)
+    found: list[Record] = []
+    taken = 0
+    while data.left:
+        kind = data.byte()
+        if kind not in (DELETED, PUT):
+            raise Malformed(f"a write batch holds a record of unknown type {kind}")
+        key = data.sized()
+        wanted = holds(key)
+        value: bytes | None = None
+        if kind == PUT:
+            length = data.number()
+            if wanted:
+                value = data.take(length)
+            else:
+                data.skip(length)
+        if wanted:
+            found.append(Record(key, sequence + taken, value))
+        taken += 1
+    if taken != count:
+        raise Malformed(f"a write batch announces {count:,} records and holds {taken:,}")
+    return found

@@ -1,0 +1,92 @@
+"""Local Storage: the texts that pages keep by origin and key (``docs/formats/chromium.md``, "Local Storage")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from regraft.formats.chromium.damage import Found, Malformed, StorageDamaged
+from regraft.formats.chromium.leveldb import LevelDb, read_leveldb
+from regraft.tree import Tree
+
+COMPARATOR = "leveldb.BytewiseComparator"
+_UTF_16, _LATIN_1 = 0, 1
+#: Before every origin, and what comes after it in the order of bytes.
+_ENTRY, _AFTER_ENTRIES = b"_", b"`"
+
+
+@dataclass(frozen=True)
+class StoredText:
+    """A value of Local Storage: ``text`` may hold lone surrogates; the higher ``sequence`` was written later."""
+
+    origin: str
+    text: str
+    sequence: int
+
+
+def read_key(tree: Tree, folder: str, key: str, work: Path) -> Found[list[StoredText]]:
+    """Return the value that each origin has for ``key``, the one that was written last first.
+
+    ``folder`` is the LevelDB's in ``tree`` (``Local Storage/leveldb``). Copies are made below ``work``. An origin
+    whose value was deleted is left out.
+
+    Raises:
+        StorageDamaged: a file that may hold a value is missing or damaged, or a value is.
+        StorageChanged: a running application kept changing the files.
+        OSError: the disk fails.
+    """
+    return read_leveldb(tree, folder, COMPARATOR, work, lambda database: _texts(database, key))
+
+
+class _Entries:
+    """The keys of one name, of any origin, in either coding."""
+
+    def __init__(self, key: str) -> None:
+        wide = bytes([_UTF_16]) + key.encode("utf-16-le", "surrogatepass")
+        self._names = [wide]
+        if all(ord(unit) < 0x100 for unit in key):
+            self._names.append(bytes([_LATIN_1]) + key.encode("latin-1"))
+
+    def origin(self, key: bytes) -> bytes | None:
+        """Return the origin of a wanted key, None where it is another key."""
+        origin, nul, name = key[1:].partition(b"\0")
+        return origin if key.startswith(_ENTRY) and nul and name in self._names else None
+
+    def holds(self, key: bytes) -> bool:
+        return self.origin(key) is not None
+
+    def may_hold(self, low: bytes | None, high: bytes | None) -> bool:
+        low = max(low or b"", _ENTRY)
+        high = _AFTER_ENTRIES if high is None else min(high, _AFTER_ENTRIES)
+        if low > high:
+            return False
+        # Within one origin the wanted keys are known: damage between others does no harm.
+        origin, nul, _ = low.partition(b"\0")
+        if nul and high.startswith(origin + nul):
+            return any(low <= origin + nul + name <= high for name in self._names)
+        return True
+
+
+def _texts(database: LevelDb, key: str) -> list[StoredText]:
+    wanted = _Entries(key)
+    newest: dict[str, StoredText] = {}
+    for record in database.scan(wanted).values():
+        origin = (wanted.origin(record.key) or b"").decode("latin-1")
+        if record.value is None or (origin in newest and newest[origin].sequence > record.sequence):
+            continue
+        try:
+            newest[origin] = StoredText(origin, _text(record.value), record.sequence)
+        except Malformed as error:
+            raise StorageDamaged(f"{database.folder}: the value of {key} of {origin} {error}") from error
+    return sorted(newest.values(), key=lambda stored: -stored.sequence)
+
+
+def _text(value: bytes) -> str:
+    coding, coded = value[:1], value[1:]
+    if coding == bytes([_LATIN_1]):
+        return coded.decode("latin-1")
+    if coding != bytes([_UTF_16]):
+        raise Malformed("is in no known coding")
+    if len(coded) % 2:
+        raise Malformed("has half a character at its end")
+    return coded.decode("utf-16-le", "surrogatepass")
