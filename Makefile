@@ -8,16 +8,18 @@ BIN := $(VENV)/bin
 endif
 SOURCES := $(shell find regraft migrators checks repair -name '*.py' -o -name py.typed 2>/dev/null)
 DEMO := demo-library
+DEXIE := tests/browser/node_modules/dexie/package.json
 
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test browser lint docs bench clean
 
 help:
-	@echo "make demo   migrate sample_v1 and show the result"
-	@echo "make test   run the tests against the installed package"
-	@echo "make lint   ruff and mypy --strict"
-	@echo "make docs   render the generated parts of the docs anew"
-	@echo "make bench  measure against the floor (minutes)"
-	@echo "make clean  remove what these commands made"
+	@echo "make demo     migrate sample_v1 and show the result"
+	@echo "make test     run the tests against the installed package"
+	@echo "make browser  install what the tests with a real Chromium need besides it (npm)"
+	@echo "make lint     ruff and mypy --strict"
+	@echo "make docs     render the generated parts of the docs anew"
+	@echo "make bench    measure against the floor (minutes)"
+	@echo "make clean    remove what these commands made"
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +50,13 @@ demo: $(VENV)/.installed
 test: $(VENV)/.testing
 	$(BIN)/pytest -n 2 -q
 
+# Without this, or without Chromium, make test skips those tests.
+browser: $(DEXIE)
+
+$(DEXIE): tests/browser/package.json
+	npm install --prefix tests/browser --no-package-lock --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
+
 lint: $(VENV)/.linting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -60,5 +69,5 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.compare
 
 clean:
-	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/browser/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
