@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from checks import glance_v1, glance_v2
-from regraft.locate import NAMES, V1_SOURCES, Kind, Located
+from checks import glance_preview, glance_v1, glance_v2
+from regraft.locate import NAMES, PREVIEW_SOURCES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress, human_bytes
 from regraft.text import counted
 
@@ -24,6 +24,8 @@ def look(source: Located, progress: Progress) -> dict[str, Any]:
         bases, health = glance_v1.look(source, progress)
     elif source.kind is Kind.V1_VECTORS:
         bases, health = glance_v1.look_at_file(source.path)
+    elif source.kind in PREVIEW_SOURCES:
+        bases, health = glance_preview.look(source)
     elif source.kind is Kind.INDEX or (source.kind in _V2_FOLDERS and source.path.is_dir()):
         bases, health = glance_v2.look(source)
     else:

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from regraft import profiles
 from regraft.errors import SourceUnreadable
 from regraft.formats import embedjs
 from regraft.formats.v1_state import read_state
@@ -28,7 +29,9 @@ def look(source: Located, progress: Progress) -> Look:
             progress.at(str(raw.get("name")))
             bases.append(_base(source, raw))
             progress.step(1, 0)
-    problems = [notice.message for notice in state.notices if notice.severity != "note"]
+    sign = None if source.profile is None else profiles.sign_of_life(source.profile)
+    problems = [] if sign is None else [f"the application is running ({sign}): its data may change"]
+    problems += [notice.message for notice in (*source.notices, *state.notices) if notice.severity != "note"]
     problems += [f"{base['name']}: {base['problem']}" for base in bases if base["problem"]]
     if len(raws) < len(state.bases):
         problems.append(f"{len(state.bases) - len(raws)} bases have no id")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import apsw
 
+from checks import glance_preview
 from regraft import sqlite
+from regraft.formats import libsql_preview
+from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.formats.index import SCHEMA_VERSION
 from regraft.locate import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, Kind, Located
 from regraft.text import counted
@@ -40,13 +44,13 @@ def look(source: Located) -> Look:
         bases = [_one_base(source.path / INDEX_FILE)]
     else:
         bases = _library(source)
-    stores = [base["store"] for base in bases if base["store"]]
+    stores = [base["store"] for base in bases if base["store"] and "bodies" in base["store"]]
     bodies = sum(store["bodies"] for store in stores)
     health = {
         "coverage": _share(bodies - sum(store["missing"] for store in stores), bodies),
         "orphans": sum(store["orphans"] for store in stores),
         "stale": sum(store["stale"] or 0 for store in stores),
-        "bytes": sum(store["bytes"] for store in stores),
+        "bytes": sum(base["store"]["bytes"] for base in bases if base["store"]),
         "problems": [f"{base['name']}: {base['problem']}" for base in bases if base["problem"]],
     }
     return bases, health
@@ -107,39 +111,44 @@ def _library(source: Located) -> list[dict[str, Any]]:
     folders = (root / "Data" / KNOWLEDGE_FOLDER, root / KNOWLEDGE_FOLDER)
     folder = next((path for path in folders if path.is_dir()), root)
     catalog = next((path for path in catalogs if path.is_file()), None)
-    known = _catalog(catalog, folder) if catalog else []
+    flat = {str(store.base_id): source.tree.path / store.name for store in source.stores.preview}
+    known = _catalog(catalog, folder, flat=flat) if catalog else []
     named = {base["id"] for base in known}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.name not in named and (path / INDEX_FILE).is_file():
+    indexes = {path.name: path / INDEX_FILE for path in (folder.iterdir() if folder.is_dir() else ())}
+    for base_id, path in sorted({**indexes, **flat}.items()):
+        if base_id not in named and path.is_file():
             problem = "no catalog names this base" if catalog else None
-            base = {"id": path.name, "name": path.name, **_index(path / INDEX_FILE, None)}
+            base = {"id": base_id, "name": base_id, **_index(path, None)}
             known.append({**base, "problem": base["problem"] or problem})
     return known
 
 
-def _catalog(catalog: Path, folder: Path, only: str | None = None) -> list[dict[str, Any]]:
-    """Return what a catalog says of its bases (or of one of them), with a look into each index."""
-    bases: list[dict[str, Any]] = []
+def _catalog(
+    catalog: Path, folder: Path, only: str | None = None, flat: dict[str, Path] | None = None
+) -> list[dict[str, Any]]:
+    """Return what a catalog says of its bases (or of one of them), with a look into each index.
+
+    ``flat`` are the stores of preview builds by their base's id, wherever they lie.
+    """
     try:
-        with sqlite.reading(catalog) as db:
-            rows = db.execute(
-                "SELECT id, name, status, error, embedding_model_id FROM knowledge_base"
-                " WHERE ?1 IS NULL OR id = ?1 ORDER BY rowid",
-                (only,),
-            )
-            for base_id, name, status, error, model in rows.fetchall():
-                counts = "SELECT status, count(*) FROM knowledge_item WHERE base_id = ? GROUP BY 1 ORDER BY 1"
-                items = {str(key): count for key, count in db.execute(counts, (base_id,))}
-                ids = {row[0] for row in db.execute("SELECT id FROM knowledge_item WHERE base_id = ?", (base_id,))}
-                base = {"id": base_id, "name": name, "status": status, "error": error, "model": model, "items": items}
-                path = folder / str(base_id) / INDEX_FILE
-                if status == "failed" and not path.exists():
-                    bases.append({**base, "store": None, "problem": f"failed at the upgrade: {error}"})
-                else:
-                    bases.append({**base, **_index(path, ids, has_model=model is not None)})
-    except apsw.Error as error:
-        name = catalog.name
-        bases.append({"id": name, "name": name, "store": None, "problem": f"the catalog cannot be read: {error}"})
+        found = read_catalog(catalog, data=False)
+    except CatalogProblem as problem:
+        return [{"id": catalog.name, "name": catalog.name, "store": None, "problem": f"the catalog {problem}"}]
+    bases: list[dict[str, Any]] = []
+    for row in found.bases:
+        base_id, status, model = row.get("id"), row.get("status"), row.get("embedding_model_id")
+        if only not in (None, base_id):
+            continue
+        own = None if found.items is None else found.items.get(base_id, [])
+        items = Counter(str(item.get("status")) for item in own or ())
+        about = {"name": row.get("name", base_id), "status": status, "error": row.get("error"), "model": model}
+        base = {"id": base_id, **about, "items": dict(sorted(items.items()))}
+        path = (flat or {}).get(str(base_id), folder / str(base_id) / INDEX_FILE)
+        if status == "failed" and not path.exists():
+            bases.append({**base, "store": None, "problem": f"failed at the upgrade: {row.get('error')}"})
+        else:
+            ids = None if own is None else {str(item.get("id")) for item in own}
+            bases.append({**base, **_index(path, ids, has_model=model is not None)})
     return bases
 
 
@@ -151,6 +160,10 @@ def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None)
     """
     if not path.is_file():
         return {"store": None, "problem": "its index file is missing"}
+    seen = libsql_preview.look(path)
+    if seen.layout is libsql_preview.Layout.PREVIEW:
+        found = glance_preview.look_at_file(path, seen)
+        return {"store": found["store"], "problem": found["problem"]}
     try:
         with sqlite.reading(path) as db:
             counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}

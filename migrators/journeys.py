@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from migrators import cherry_v1
+from migrators import cherry_preview, cherry_v1
 from migrators.stages import run
 from migrators.stages.journey import Journey
 from migrators.stages.options import Options
 from migrators.stages.run import Migration
 from regraft.errors import SourceNotMigratable
+from regraft.formats.v1_places import LOCAL_STORAGE
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress
 
@@ -23,7 +24,7 @@ _ADVICE = {
     Kind.LIBRARY: "it is in the v2 layout already",
     Kind.BASE: "it is in the v2 layout already",
     Kind.INDEX: "it is in the v2 layout already",
-    Kind.PREVIEW: "reading the preview layout is not part of this version",
+    Kind.PREVIEW_LIBRARY: "no store of a preview build is in it",
 }
 
 
@@ -35,7 +36,12 @@ def journey_of(source: Located) -> Journey:
     """
     if source.kind in V1_SOURCES:
         return cherry_v1.JOURNEY
-    raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=_ADVICE[source.kind])
+    if source.kind is Kind.PREVIEW or source.stores.has_preview:
+        return cherry_preview.JOURNEY
+    advice = _ADVICE[source.kind]
+    if source.kind is Kind.V2_PROFILE and source.tree.kind(LOCAL_STORAGE) == "folder":
+        advice += "; --kind v1-profile reads what v1 left in it"
+    raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=advice)
 
 
 def migrate(
@@ -47,3 +53,8 @@ def migrate(
 ) -> Migration:
     """Migrate a source into ``target`` by the journey of its layout; see :func:`migrators.stages.run.migrate`."""
     return run.migrate(journey_of(source), source, target, options, progress, show_plan)
+
+
+def plan_only(source: Located, options: Options, progress: Progress) -> dict[str, Any]:
+    """Plan a source without a target, by the journey of its layout; see :func:`migrators.stages.run.plan_only`."""
+    return run.plan_only(journey_of(source), source, options, progress)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import click
 
 import migrators
-from checks import glance
+from checks import findings, glance, v1_source
 from regraft import __version__, clock, durable, ledger, progress, render
 from regraft.envelope import Run
 from regraft.errors import (
@@ -24,12 +24,14 @@ from regraft.errors import (
     FaultOfRegraft,
     Interrupted,
     ModelOptionInvalid,
+    NotChecked,
     RegraftError,
+    SourceNotMigratable,
     StoppedBySystem,
     TargetNotWritable,
     WrongUsage,
 )
-from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, Kind, located
+from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, NAMES, Kind, located
 from regraft.text import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,6 +63,37 @@ def _output_options(command: F) -> F:
             type=click.Choice([kind.value for kind in Kind]),
             metavar="KIND",
             help="What the path is, where it is told wrongly: v1-backup, v1-export, library…",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _plan_options(command: F) -> F:
+    """Add what decides how a source is planned, and which of what is said about it counts."""
+    for option in (
+        click.option(
+            "--fail-on",
+            type=click.Choice(["error", "warning", "never"]),
+            default="warning",
+            show_default=True,
+            help="From which severity on the exit status is 1.",
+        ),
+        click.option(
+            "--recreate-model",
+            multiple=True,
+            metavar="ID",
+            help="Your word that model ID, which v1 lost, will be there again.",
+        ),
+        click.option(
+            "--map-model",
+            multiple=True,
+            metavar="OLD=NEW",
+            help="Your word that vectors of model OLD (or of the v1 base OLD) are model NEW's; "
+            "ids are provider::model.",
+        ),
+        click.option(
+            "--base", "bases", multiple=True, metavar="ID", help="Only this base (v1 or v2 id); may be repeated."
         ),
     ):
         command = option(command)
@@ -154,12 +187,12 @@ def cli() -> None:
 def inspect(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | None) -> None:
     """Tell what PATH is and what is in it. Nothing is written.
 
-    PATH may be a v1 backup (zip or folder), an export folder, a knowledge JSON file, a library that regraft wrote, one
-    base folder, an index.sqlite, or a v1 vector file.
+    PATH may be a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file, a v1 vector
+    file, what a preview build wrote, a library that regraft wrote, one base folder, or an index.sqlite.
     """
     run = Run("inspect")
     with located(path, Kind(kind) if kind else None) as source:
-        run.source_kind, run.source = source.kind.value, path
+        run.source_kind, run.source = source.kind.value, source.path if source.notices else path
         found = glance.look(source, progress.for_person(quiet=quiet or as_json))
     run.end()
     document = {**run.document(), **found}
@@ -170,31 +203,74 @@ def inspect(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
 
 
 @cli.command()
+@click.argument("path", type=_PATH)
+@click.option("--only", multiple=True, metavar="NAME", help="Only findings of this name; may be repeated.")
+@_plan_options
+@_output_options
+@_reports_errors
+def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
+    path: Path,
+    only: tuple[str, ...],
+    bases: tuple[str, ...],
+    map_model: tuple[str, ...],
+    recreate_model: tuple[str, ...],
+    fail_on: str,
+    as_json: bool,
+    quiet: bool,
+    verbose: int,
+    kind: str | None,
+) -> None:
+    """Audit PATH before it is migrated: findings, and what mends each. Nothing is written.
+
+    PATH is whatever regraft migrate takes. What is found is what migrate would say, without a target.
+    """
+    findings.check_names(only)
+    # A look harms nobody: that the application is running is a finding.
+    options = migrators.Options(
+        now_ms=clock.now_ms(), word=_model_word(map_model, recreate_model), bases=bases, while_running=True
+    )
+    with located(path, Kind(kind) if kind else None) as found:
+        try:
+            plan = migrators.plan_only(found, options, progress.for_person(quiet=quiet or as_json))
+        except SourceNotMigratable as error:
+            if error.facts["what"] != NAMES[found.kind]:
+                raise
+            raise NotChecked(path=path, what=NAMES[found.kind]) from error
+    given = {"--base": bases, "--map-model": map_model, "--recreate-model": recreate_model}
+    words = [word for option, values in given.items() for value in values for word in (option, value)]
+    audit = v1_source.audit(plan, _migrate_command(path, kind, words)).only(only)
+    head = {key: plan[key] for key in ("regraft", "source", "target", "run")}
+    if as_json:
+        _echo_json({**head, **audit.document()})
+    else:
+        title = f"{plan['source']['path']} is {NAMES[Kind(plan['source']['kind'])]}."
+        _say(findings.as_text(audit, title, verbose=verbose > 0))
+    sys.exit(audit.exit_status(fail_on))
+
+
+def _migrate_command(path: Path, kind: str | None, words: list[str]) -> list[str]:
+    """Return the words of the command that migrates a source, with options that were given for it."""
+    name = shown(path)
+    source = f".{os.sep}{name}" if name.startswith("-") else name
+    return ["regraft", "migrate", source, "--to", "OUT", *(("--kind", kind) if kind else ()), *words]
+
+
+@cli.command()
 @click.argument("source", type=_PATH)
 @click.option("--to", "target", type=_PATH, required=True, metavar="OUT", help="The library's folder: new or empty.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and the report; touch nothing.")
-@click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base (v1 or v2 id); may be repeated.")
-@click.option(
-    "--map-model",
-    multiple=True,
-    metavar="OLD=NEW",
-    help="Your word that vectors of model OLD (or of the v1 base OLD) are model NEW's; ids are provider::model.",
-)
-@click.option(
-    "--recreate-model", multiple=True, metavar="ID", help="Your word that model ID, which v1 lost, will be there again."
-)
+@_plan_options
 @click.option(
     "--jobs", type=click.IntRange(1, 64), metavar="N", help="Bases carried at once. [default: cores, up to 4]"
 )
+@click.option("--while-running", is_flag=True, help="Read a profile although its application is running.")
+@click.option(
+    "--no-restore-duplicates",
+    is_flag=True,
+    help="Leave files empty that v1 left empty because another one has the same bytes.",
+)
 @click.option("--now", callback=_time, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")
 @click.option("--report", "page", type=_PATH, metavar="FILE.html", help="Write the report page here too.")
-@click.option(
-    "--fail-on",
-    type=click.Choice(["error", "warning", "never"]),
-    default="warning",
-    show_default=True,
-    help="From which severity on the exit status is 1.",
-)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before a run that leaves something behind.")
 @_output_options
 @_reports_errors
@@ -206,6 +282,8 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     map_model: tuple[str, ...],
     recreate_model: tuple[str, ...],
     jobs: int | None,
+    while_running: bool,
+    no_restore_duplicates: bool,
     now: int | None,
     page: Path | None,
     fail_on: str,
@@ -215,10 +293,11 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     verbose: int,
     kind: str | None,
 ) -> None:
-    """Migrate the v1 knowledge base in SOURCE to a v2 library in OUT.
+    """Migrate the knowledge base in SOURCE to a v2 library in OUT.
 
-    SOURCE is a v1 backup of the versions 1 to 5 (zip or folder), an export folder, or a knowledge JSON file beside its
-    vector files. It is only read. A second run goes on where the first one stopped, and leaves alone what is done.
+    SOURCE is a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file beside its
+    vector files, or what a preview build wrote. It is only read. A second run goes on where the first one stopped, and
+    leaves alone what is done.
     """
     if page is not None:
         _check_page(page, source, target)
@@ -228,6 +307,8 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         bases=bases,
         jobs=jobs,
         dry_run=dry_run,
+        while_running=while_running,
+        restore_duplicates=not no_restore_duplicates,
     )
 
     def show_plan(planned: dict[str, Any]) -> bool:
@@ -246,15 +327,17 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     document = migration.document
     if page is not None:
         durable.write_text(page, render.as_page(document), page.with_name(f".{page.name}.part"))
-    written = [page] if page else []
-    if migration.wrote:
-        names = (CATALOG_FILE, KNOWLEDGE_FOLDER, "report.json", "report.html", ledger.FOLDER)
-        written = [*(target / name for name in names if (target / name).exists()), *written]
     if as_json:
         _echo_json(document)
     else:
-        _say(_summary(document, written, verbose))
+        _say(_summary(document, _written(target, page, wrote=migration.wrote), verbose))
     sys.exit(migrators.exit_status(document, fail_on))
+
+
+def _written(target: Path, page: Path | None, *, wrote: bool) -> list[Path]:
+    """Return the paths that a run has written, as far as they are there."""
+    names = (CATALOG_FILE, KNOWLEDGE_FOLDER, "report.json", "report.html", ledger.FOLDER) if wrote else ()
+    return [*(target / name for name in names if (target / name).exists()), *([page] if page else [])]
 
 
 def _check_page(page: Path, source: Path, target: Path) -> None:

@@ -73,12 +73,16 @@ class SourceNotFound(RegraftError, FileNotFoundError):
 
 
 class SourceUnrecognised(RegraftError, ValueError):
-    """{path}: not a knowledge base that regraft knows ({found}); give a v1 backup (zip or folder), an export folder,
-    a knowledge JSON file, or a library that regraft wrote."""
+    """{path}: not a knowledge base that regraft knows ({found}); give a v1 backup (zip or folder), a profile
+    folder, an export folder, a knowledge JSON file, or a library that regraft wrote."""
 
 
 class SourceNotMigratable(RegraftError, ValueError):
     """{path}: this is {what}; {advice}."""
+
+
+class NotChecked(RegraftError, ValueError):
+    """{path}: this is {what}, which this version does not check; regraft inspect gives a first look."""
 
 
 class SourceUnreadable(RegraftError, OSError):
@@ -95,6 +99,15 @@ class ArchiveUnsafe(RegraftError, ValueError):
 
 class ArchiveEncrypted(RegraftError, ValueError):
     """{path}: the archive is protected by a password; unpack it yourself and give the folder."""
+
+
+class ApplicationRunning(RegraftError, BlockingIOError):
+    """{path}: the application is running ({sign}), so that its data may change while it is read; quit it, or give
+    --while-running to read what it has written so far."""
+
+
+class ProfileAmbiguous(RegraftError, ValueError):
+    """{path}: the application's settings name several data folders ({folders}); give the one that you mean."""
 
 
 class BaseUnknown(RegraftError, LookupError):
@@ -131,6 +144,11 @@ class TargetBaseChanged(RegraftError, FileExistsError):
 
 class TargetCatalogChanged(RegraftError, FileExistsError):
     """{path}: changed since regraft wrote it, and this run would write it anew; migrate to another folder."""
+
+
+class TargetHasItem(RegraftError, FileExistsError):
+    """{path}: base "{base}" in it has the item {item} already, which base "{other}" of the source has too; migrate to
+    another folder."""
 
 
 class LedgerUnreadable(RegraftError, ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,26 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import ledger, sqlite
-from regraft.errors import RegraftError, SourceNotFound, SourceUnreadable, SourceUnrecognised
-from regraft.formats import json_text, v1_state
-from regraft.formats.v1_state import StatePlaces
+from regraft import ledger, notices, profiles, sqlite
+from regraft.errors import ProfileAmbiguous, RegraftError, SourceNotFound, SourceUnreadable, SourceUnrecognised
+from regraft.formats import json_text, libsql_preview, v1_state, v2_places
+from regraft.formats.v1_places import (
+    BROWSER_PROFILE,
+    LOCAL_STORAGE,
+    StatePlaces,
+    chromium_places,
+    file_places,
+)
+from regraft.formats.v2_places import Stores
+from regraft.notices import Notice
+from regraft.text import shown
 from regraft.tree import FolderTree, Tree, ZipTree, join, open_tree
 
-CATALOG_FILE = "catalog.sqlite"
-PROFILE_DATABASE = "cherrystudio.sqlite"
-KNOWLEDGE_FOLDER = "KnowledgeBase"
-INDEX_FILE = ".cherry/index.sqlite"
-RAW_FOLDER = "raw"
+CATALOG_FILE = v2_places.CATALOG_FILE
+PROFILE_DATABASE = v2_places.PROFILE_DATABASE
+KNOWLEDGE_FOLDER = v2_places.KNOWLEDGE_FOLDER
+INDEX_FILE = v2_places.INDEX_FILE
+RAW_FOLDER = v2_places.RAW_FOLDER
 
 _REDUX_FILES = (
     "redux.json",
@@ -32,10 +41,10 @@ _REDUX_FILES = (
     "redux_export/redux.json",
     "redux/redux.json",
 )
-_TABLE_FOLDERS = ("dexie", "dexie_export", "", "indexedDB")
+#: Where a profile lies in the folder that the user names: it is that, in a portable layout, or below a browser's root.
+_PROFILES = ("", "data", "Data", BROWSER_PROFILE)
 #: Folders that mean something by their name: an archive is not read from inside them.
-_NAMED_FOLDERS = {"Data", KNOWLEDGE_FOLDER, ".cherry"}
-_TABLES = ("files", "knowledge_notes")
+_NAMED_FOLDERS = {"Data", "data", "Local Storage", "IndexedDB", KNOWLEDGE_FOLDER, ".cherry"}
 
 
 class Kind(StrEnum):
@@ -53,6 +62,7 @@ class Kind(StrEnum):
     BASE = "base"
     INDEX = "index"
     PREVIEW = "preview-index"
+    PREVIEW_LIBRARY = "preview-library"
 
 
 #: What a kind is called in a sentence.
@@ -69,9 +79,16 @@ NAMES = {
     Kind.BASE: "the folder of one v2 base",
     Kind.INDEX: "the index file of one v2 base",
     Kind.PREVIEW: "an index file of a preview build",
+    Kind.PREVIEW_LIBRARY: "a library of a preview build",
 }
 #: Kinds whose state and vector files can be migrated.
-V1_SOURCES = (Kind.V1_BACKUP, Kind.V1_EXPORT, Kind.V1_KNOWLEDGE)
+V1_SOURCES = (Kind.V1_BACKUP, Kind.V1_BACKUP_6, Kind.V1_PROFILE, Kind.V1_EXPORT, Kind.V1_KNOWLEDGE)
+
+
+#: Kinds that are migrated, too. Bases of preview builds in a v2 library, profile or backup are migrated out of it.
+PREVIEW_SOURCES = (Kind.PREVIEW, Kind.PREVIEW_LIBRARY)
+#: Kinds whose bases lie as v2 and preview builds lay them out.
+_V2_KINDS = (*PREVIEW_SOURCES, Kind.V2_BACKUP, Kind.V2_PROFILE, Kind.LIBRARY, Kind.BASE, Kind.INDEX)
 
 
 @dataclass(frozen=True)
@@ -84,6 +101,17 @@ class Located:
     places: StatePlaces = field(default_factory=StatePlaces)
     #: The backup's own version number, where it states one.
     version: int | None = None
+    #: What is worth saying about how it was found.
+    notices: tuple[Notice, ...] = ()
+    #: The stores of v2 and of preview builds.
+    stores: Stores = field(default_factory=Stores)
+
+    @property
+    def profile(self) -> Path | None:
+        """Return the folder of a live profile, which an application may be writing to."""
+        if self.kind is not Kind.V1_PROFILE or self.is_archive or self.places.local_storage is None:
+            return None
+        return self.tree.path / self.places.local_storage.partition("Local Storage")[0]
 
     @property
     def is_archive(self) -> bool:
@@ -100,12 +128,39 @@ def located(path: Path, kind: Kind | None = None) -> Iterator[Located]:
         ArchiveUnsafe, ArchiveEncrypted: it is an archive that must not be read.
         BrokenJson: it is a JSON file that is broken.
     """
-    found = _locate(path, kind)
+    moved, said = _moved(path) if kind is None else (path, ())
+    found = replace(_locate(moved, kind), notices=said)
     try:
-        yield found
+        yield _with_stores(found, kind)
     finally:
         if isinstance(found.tree, ZipTree):
             found.tree.close()
+
+
+def _with_stores(found: Located, kind: Kind | None) -> Located:
+    """Look at the stores of v2 data: where all are a preview build's, so is the whole."""
+    if found.kind not in _V2_KINDS:
+        return found
+    tree, inside = found.tree, ""
+    if isinstance(tree, ZipTree):
+        inside = _inner_folder(tree)
+    else:
+        tree, inside = v2_places.rooted(found.path)
+    stores = v2_places.find_stores(tree, inside)
+    only_preview = stores.has_preview and not stores.current and found.kind in (Kind.LIBRARY, Kind.BASE)
+    recognised = Kind.PREVIEW_LIBRARY if only_preview and kind is not Kind.LIBRARY else found.kind
+    return replace(found, kind=recognised, tree=tree, places=StatePlaces(vectors=""), stores=stores)
+
+
+def _moved(path: Path) -> tuple[Path, tuple[Notice, ...]]:
+    """Return the data folder that the application's settings name in place of its default one."""
+    folders = profiles.moved_to(path)
+    if not folders:
+        return path, ()
+    if len(folders) > 1:
+        raise ProfileAmbiguous(path=path, folders=", ".join(shown(folder) for folder in folders))
+    said = f"the application's settings name {shown(folders[0])} for its data; that folder was read"
+    return folders[0], (Notice(notices.PROFILE_MOVED, said),)
 
 
 def _locate(path: Path, kind: Kind | None) -> Located:
@@ -150,7 +205,7 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
     if found is None and folder:
         # A folder that somebody unpacked an archive into: v1 sources are read through their tree from any depth.
         found = _recognise(path, tree, folder)
-        found = found if found is not None and found.kind in (*V1_SOURCES, Kind.V1_BACKUP_6) else None
+        found = found if found is not None and found.kind in V1_SOURCES else None
     if kind is not None and (found is None or found.kind is not kind):
         found = _forced(path, tree, folder, kind)
     if found is None:
@@ -180,17 +235,18 @@ def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: 
         kind = Kind.V2_BACKUP if backup_version is not None else Kind.V2_PROFILE
         return Located(kind, path, tree, version=backup_version)
     if has("data.json"):
-        places = _places(tree, folder, backup=join(folder, "data.json"))
+        places = file_places(tree, folder, backup=join(folder, "data.json"))
         return Located(Kind.V1_BACKUP, path, tree, places)
     if backup_version == 6:
-        return Located(Kind.V1_BACKUP_6, path, tree, version=backup_version)
+        return Located(Kind.V1_BACKUP_6, path, tree, chromium_places(tree, folder), version=backup_version)
     if has(CATALOG_FILE) or (has(ledger.FOLDER, "folder") and has(KNOWLEDGE_FOLDER, "folder")):
         return Located(Kind.LIBRARY, path, tree)
-    if has("Local Storage/leveldb", "folder") or (has("Local Storage", "folder") and has("IndexedDB", "folder")):
-        return Located(Kind.V1_PROFILE, path, tree)
+    profile = next((place for place in _PROFILES if has(join(place, LOCAL_STORAGE), "folder")), None)
+    if profile is not None:
+        return Located(Kind.V1_PROFILE, path, tree, chromium_places(tree, join(folder, profile) if profile else folder))
     for name in _REDUX_FILES:
         if has(name):
-            return Located(Kind.V1_EXPORT, path, tree, _places(tree, folder, redux=join(folder, name)))
+            return Located(Kind.V1_EXPORT, path, tree, file_places(tree, folder, redux=join(folder, name)))
     if has(INDEX_FILE):
         return Located(Kind.BASE, path, tree)
     return _knowledge_folder(path, tree, folder)
@@ -205,11 +261,11 @@ def _knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
         if _may_hold_state(name, beside_vectors=bases != folder):
             state = _json_state(tree, join(folder, name))
             if state == "knowledge":
-                places = _places(tree, folder, knowledge=join(folder, name))
+                places = file_places(tree, folder, knowledge=join(folder, name))
                 return Located(Kind.V1_KNOWLEDGE, path, tree, places)
             if state == "redux":
-                return Located(Kind.V1_EXPORT, path, tree, _places(tree, folder, redux=join(folder, name)))
-    return None
+                return Located(Kind.V1_EXPORT, path, tree, file_places(tree, folder, redux=join(folder, name)))
+    return Located(Kind.PREVIEW_LIBRARY, path, tree) if v2_places.find_stores(tree, folder).has_preview else None
 
 
 def _may_hold_state(name: str, *, beside_vectors: bool) -> bool:
@@ -222,31 +278,19 @@ def _may_hold_state(name: str, *, beside_vectors: bool) -> bool:
 def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
     names = tree.children(folder)
     if kind is Kind.V1_BACKUP and "data.json" in names:
-        return Located(kind, path, tree, _places(tree, folder, backup=join(folder, "data.json")))
+        return Located(kind, path, tree, file_places(tree, folder, backup=join(folder, "data.json")))
     if kind is Kind.V1_EXPORT:
         redux = next((name for name in _REDUX_FILES if tree.kind(join(folder, name)) == "file"), None)
         if redux is not None:
-            return Located(kind, path, tree, _places(tree, folder, redux=join(folder, redux)))
-    if kind is Kind.LIBRARY and KNOWLEDGE_FOLDER in names:
+            return Located(kind, path, tree, file_places(tree, folder, redux=join(folder, redux)))
+    if kind in (Kind.V1_PROFILE, Kind.V1_BACKUP_6):
+        for place in _PROFILES:
+            profile = join(folder, place) if place else folder
+            if tree.kind(join(profile, "Local Storage")) == "folder":
+                return Located(kind, path, tree, chromium_places(tree, profile))
+    if kind is Kind.PREVIEW_LIBRARY or (kind is Kind.LIBRARY and KNOWLEDGE_FOLDER in names):
         return Located(kind, path, tree)
     raise SourceUnrecognised(path=path, found=f"it does not hold what {NAMES[kind]} holds")
-
-
-def _places(tree: Tree, folder: str, **state: str) -> StatePlaces:
-    def first_folder(*names: str) -> str | None:
-        return next((join(folder, name) for name in names if tree.kind(join(folder, name)) == "folder"), None)
-
-    tables: dict[str, str] = {}
-    if "backup" not in state:
-        for table in _TABLES:
-            for place in _TABLE_FOLDERS:
-                name = join(join(folder, place) if place else folder, f"{table}.json")
-                if table not in tables and tree.kind(name) == "file" and name not in state.values():
-                    tables[table] = name
-    vectors = first_folder(f"Data/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER)
-    if vectors is None and "backup" not in state:
-        vectors = folder
-    return StatePlaces(**state, tables=tables, vectors=vectors, uploads=first_folder("Data/Files", "Files"))
 
 
 # --- single files --------------------------------------------------------------------------------------------------
@@ -281,9 +325,9 @@ def _json_file(path: Path, kind: Kind | None) -> Located:
             json_text.fields(v1_state.read_text(tree, path.name), ())
         raise SourceUnrecognised(path=path, found="a JSON file without a knowledge state")
     places = {
-        "knowledge": lambda: _places(tree, "", knowledge=path.name),
-        "redux": lambda: _places(tree, "", redux=path.name),
-        "backup": lambda: _places(tree, "", backup=path.name),
+        "knowledge": lambda: file_places(tree, "", knowledge=path.name),
+        "redux": lambda: file_places(tree, "", redux=path.name),
+        "backup": lambda: file_places(tree, "", backup=path.name),
     }[state]()
     recognised = {"knowledge": Kind.V1_KNOWLEDGE, "redux": Kind.V1_EXPORT, "backup": Kind.V1_BACKUP}[state]
     if kind not in (None, recognised):
@@ -298,11 +342,13 @@ def _database(path: Path, kind: Kind | None) -> Located:
     except (apsw.Error, UnicodeDecodeError) as error:
         if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW):
             return Located(kind, path, FolderTree(path.parent))
-        raise SourceUnreadable(path=path, reason=error) from error
-    if "search_unit" in tables:
-        recognised = Kind.INDEX
-    elif "libsql_vectorstores_embedding" in tables:
+        if libsql_preview.look(path).layout is not libsql_preview.Layout.PREVIEW:
+            raise SourceUnreadable(path=path, reason=error) from error
+        tables = {libsql_preview.TABLE}
+    if libsql_preview.TABLE in tables and libsql_preview.look(path).layout is libsql_preview.Layout.PREVIEW:
         recognised = Kind.PREVIEW
+    elif "search_unit" in tables:
+        recognised = Kind.INDEX
     elif "vectors" in tables:
         recognised = Kind.V1_VECTORS
     elif "knowledge_base" in tables:

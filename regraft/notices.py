@@ -66,6 +66,13 @@ MISSING_STORE = _register(
     "items, without an index.",
 )
 
+CURRENT_LAYOUT = _register(
+    "base",
+    "note",
+    "current_layout",
+    "The base is in the v2 layout already. It needs no migration and stays where it is.",
+)
+
 # Items that are not migrated.
 NO_ID_OR_TYPE = _register("item", "warning", "knowledge_item_missing_id_or_type", "The item has no id or no type.")
 UNSUPPORTED_TYPE = _register(
@@ -83,6 +90,10 @@ INVALID_SITEMAP = _register("item", "warning", "knowledge_item_invalid_sitemap",
 INVALID_NOTE = _register("item", "warning", "knowledge_item_invalid_note", "The note has neither text nor source URL.")
 INVALID_DIRECTORY = _register(
     "item", "warning", "knowledge_item_invalid_directory", "The folder's path is blank or not text."
+)
+
+ITEM_DELETING = _register(
+    "item", "note", "item_deleting", "You deleted the item, and the application had not cleared it away yet."
 )
 
 # Rows that are not carried. MISSING_MODEL and MISSING_STORE are reasons too.
@@ -125,6 +136,36 @@ TABLE_UNREADABLE = _register(
     "dexie_table_unreadable",
     "A Dexie table cannot be read; what the knowledge state itself holds is used instead.",
 )
+STORAGE_DAMAGED = _register(
+    "run",
+    "warning",
+    "storage_damaged",
+    "The end of the application's storage is damaged, as after a crash: what was written last may be missing.",
+)
+APPLICATION_RUNNING = _register(
+    "run",
+    "warning",
+    "application_running",
+    "The application was running while its profile was read, as you allowed: what it had not written yet is missing.",
+)
+PROFILE_MOVED = _register(
+    "run",
+    "note",
+    "profile_moved",
+    "The application's settings name another folder for its data; that one was read.",
+)
+SLIM_BACKUP = _register(
+    "run",
+    "warning",
+    "slim_backup",
+    "A slim backup, made without `Data/`: bases and items are described in it, vectors and files are not.",
+)
+OLDER_LAYOUT = _register(
+    "run",
+    "note",
+    "older_layout",
+    "Folders of a still older layout lie among the vector files; nothing reads them any more.",
+)
 PENDING_UNREADABLE = _register(
     "run",
     "warning",
@@ -132,6 +173,12 @@ PENDING_UNREADABLE = _register(
     "The list of bases to be deleted cannot be read; none counts as such.",
 )
 OPTION_UNUSED = _register("run", "warning", "model_option_unused", "A `--map-model` or `--recreate-model` met no base.")
+CATALOG_UNREADABLE = _register(
+    "run",
+    "warning",
+    "catalog_unreadable",
+    "The catalog, or its table of items, cannot be read; bases and items are known by their rows alone.",
+)
 BLANK_NAME = _register(
     "base", "warning", "blank_base_name", "The name is only white space; the base is called by its id."
 )
@@ -172,6 +219,24 @@ DEDUPLICATED = _register(
     "v1_deduplicated",
     "Chunks that v1 itself never stored because an equal text was there already. Nothing is lost that v1 had.",
 )
+DEDUPLICATED_ITEM = _register(
+    "item",
+    "note",
+    "v1_deduplicated_item",
+    "Chunks of this item that v1 itself never stored, because an equal text was there already.",
+)
+RESTORED_DUPLICATE = _register(
+    "item",
+    "note",
+    "restored_duplicate",
+    "v1 kept nothing of this file, since another one has the same bytes; it gets the same chunks.",
+)
+LOST_DUPLICATE = _register(
+    "item",
+    "note",
+    "lost_duplicate",
+    "v1 kept nothing of this file, since another one has the same bytes; by your word it stays without chunks.",
+)
 KEPT_COMPLETED = _register(
     "base",
     "warning",
@@ -183,6 +248,18 @@ MISSING_UPLOAD = _register(
     "warning",
     "missing_upload",
     "The uploaded file is not in the source: it is searchable, but cannot be reindexed.",
+)
+DATA_MENDED = _register(
+    "item",
+    "note",
+    "item_data_mended",
+    "The catalog described the item in another shape; what v2 needs follows from what is known of it.",
+)
+DATA_INCOMPLETE = _register(
+    "item",
+    "warning",
+    "item_data_incomplete",
+    "Neither the catalog nor the item's rows say where it came from. Its rows are carried all the same.",
 )
 NOTE_CUT = _register("item", "warning", "note_truncated", "The note is longer than v2 allows; its end is cut off.")
 LOADER_SHARED = _register(

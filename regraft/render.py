@@ -86,8 +86,15 @@ def _reasons(document: Document) -> Iterator[str]:
     if rows["v1_deduplicated"]:
         left_out = counted(rows["v1_deduplicated"], "chunk")
         yield f"  v1 itself had left out {left_out} of a text it had already: nothing is lost."
+    if rows["restored_duplicate"]:
+        yield f"  {_restored(rows)}"
     for reason, count in document["skipped"].items():
         yield f"  skipped: {count:,} {reason} - {notices.CODES[reason].meaning}"
+
+
+def _restored(rows: Document) -> str:
+    given = counted(rows["restored_duplicate"], "chunk")
+    return f"{given} more for files of which v1 had kept nothing, since another one has the same bytes."
 
 
 def _unread(document: Document) -> int:
@@ -158,6 +165,8 @@ def as_page(document: Document) -> str:
     rows = totals["rows"]
     carried = f"{_carried(rows)} carried with their vectors, none embedded again."
     size = human_bytes(totals["bytes"] or 0)
+    if rows["restored_duplicate"]:
+        carried += f" {_restored(rows)}"
     counts = f"{counted(totals['bases']['all'], 'base')}, {counted(totals['items']['all'], 'item')}"
     version = document["regraft"]["version"]
     body = [

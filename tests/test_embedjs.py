@@ -429,7 +429,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 def test_a_folder_of_the_older_layout(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
-    assert problem_of(tmp_path / "base") == "is a folder, not a vector file"
+    assert problem_of(tmp_path / "base") == "is a folder, as a still older layout had it, not a vector file"
 
 
 def test_an_empty_file(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ class Bad:
     more: tuple[str, ...] = ()
 
 
-KNOWN = "give a v1 backup (zip or folder), an export folder, a knowledge JSON file, or a library"
+KNOWN = "give a v1 backup (zip or folder), a profile folder, an export folder, a knowledge JSON file, or a library"
 COMPLETE = "check that the file is complete and that you may read it"
 ANOTHER = "the backup is incomplete or damaged, take another one"
 
@@ -245,6 +245,11 @@ UNREADABLE = {
         folder_with("redux.json", '{"knowledge": {"bases": ['), "BrokenJson", "redux.json is not valid"
     ),
     "a broken state file": Bad(file("redux.json", '{"knowledge": '), "BrokenJson", "redux.json is not valid JSON"),
+    "version 6 without its state, zip": Bad(
+        archive(metadata_json='{"version": 6}', IndexedDB=""), "SourceUnreadable", COMPLETE
+    ),
+    "version 6 without its state, folder": Bad(version_folder(6), "SourceUnreadable", COMPLETE),
+    "a profile without its state": Bad(profile, "SourceUnreadable", COMPLETE),
     "a version to come": Bad(
         archive(data_json=data_json({}, version=9)),
         "SourceNotMigratable",
@@ -253,19 +258,12 @@ UNREADABLE = {
 }
 #: What ``inspect`` looks into, but ``migrate`` cannot carry.
 NOT_MIGRATABLE = {
-    "version 6, zip": Bad(
-        archive(metadata_json='{"version": 6}', IndexedDB=""),
-        "SourceNotMigratable",
-        "a v1 backup of version 6; this version reads backups with a data.json (versions 1 to 5) and export folders",
-    ),
-    "version 6, folder": Bad(version_folder(6), "SourceNotMigratable", "a v1 backup of version 6; this version reads"),
     "version 7, zip": Bad(
         archive(metadata_json='{"version": 7}'),
         "SourceNotMigratable",
         "a v2 backup (version 7); its bases are in the v2",
     ),
     "version 7, folder": Bad(version_folder(7), "SourceNotMigratable", "its bases are in the v2 layout already"),
-    "a profile": Bad(profile, "SourceNotMigratable", "a v1 profile folder; this version reads backups"),
     "a vector file": Bad(
         lambda folder: small_source(folder / "v1").vectors("alpha"), "SourceNotMigratable", "give the backup, or the"
     ),

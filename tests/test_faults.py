@@ -543,7 +543,13 @@ def test_damage_that_shows_late_fails_its_base_and_no_other(tmp_path: Path) -> N
         "gamma": ("failed", "missing_vector_store", True),
     }
     beta = bases["beta"]
-    assert beta["rows"] == {"read": 0, "carried": 0, "skipped": {}, "v1_deduplicated": 0}
+    assert beta["rows"] == {
+        "read": 0,
+        "carried": 0,
+        "skipped": {},
+        "v1_deduplicated": 0,
+        "restored_duplicate": 0,
+    }
     assert beta["items"] == {"completed": 3}
     (why,) = [said for said in done.document["warnings"] if said["base"] == "beta" and said["code"] == beta["error"]]
     assert "cannot be read" in why["message"]

@@ -13,7 +13,8 @@ from migrators.cherry_v1.draft import draft_library
 from migrators.stages.drafts import BaseDraft, ItemDraft, LibraryDraft, SkippedItem
 from migrators.stages.models import ModelWord
 from regraft import notices
-from regraft.formats.v1_state import StatePlaces, read_state
+from regraft.formats.v1_places import StatePlaces
+from regraft.formats.v1_state import read_state
 from regraft.identity import item_id
 from regraft.notices import CODES
 from regraft.text import utf16_len

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from regraft.errors import ArchiveUnsafe, BrokenJson, SourceNotFound, SourceUnreadable, SourceUnrecognised
-from regraft.formats.v1_state import STATE_KEY, StatePlaces
+from regraft.formats.v1_chromium import STATE_KEY
+from regraft.formats.v1_places import StatePlaces
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located, located
 from regraft.tree import FolderTree, ZipTree
 
@@ -70,7 +71,8 @@ def unrecognised(path: Path, kind: Kind | None = None) -> str:
     message = str(caught.value)
     assert message.startswith(f"{path}: not a knowledge base that regraft knows (")
     assert message.endswith(
-        "); give a v1 backup (zip or folder), an export folder, a knowledge JSON file, or a library that regraft wrote."
+        "); give a v1 backup (zip or folder), a profile folder, an export folder, a knowledge JSON file, or a library that "
+        "regraft wrote."
     )
     return message.partition("regraft knows (")[2].rpartition("); give")[0]
 
@@ -219,17 +221,17 @@ def test_single_json_files(tmp_path: Path, name: str, content: Any, kind: Kind, 
 
 def test_places_of_a_backup(tmp_path: Path) -> None:
     v1_backup(tmp_path / "source")
-    expected = StatePlaces(backup="data.json", vectors="Data/KnowledgeBase", uploads="Data/Files")
+    expected = StatePlaces(backup="data.json", is_backup=True, vectors="Data/KnowledgeBase", uploads="Data/Files")
     assert find(tmp_path / "source").places == expected
     assert find(tmp_path / "source" / "data.json").places == expected
-    below = StatePlaces(backup="in/data.json", vectors="in/Data/KnowledgeBase", uploads="in/Data/Files")
+    below = StatePlaces(backup="in/data.json", is_backup=True, vectors="in/Data/KnowledgeBase", uploads="in/Data/Files")
     assert find(zipped(tmp_path / "source", "in/")).places == below
 
 
 def test_a_slim_backup_has_neither_vectors_nor_uploads(tmp_path: Path) -> None:
     put(tmp_path, "data.json", DATA)
     put(tmp_path, "Data/")
-    assert find(tmp_path).places == StatePlaces(backup="data.json")
+    assert find(tmp_path).places == StatePlaces(backup="data.json", is_backup=True)
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,7 @@ def test_a_base_without_a_model_is_kept_as_failed(modelled: Library, case: str) 
         "carried": 0,
         "skipped": {"missing_embedding_model": 2},
         "v1_deduplicated": 0,
+        "restored_duplicate": 0,
     }
     assert [said["base"] for said in modelled.warnings("missing_embedding_model")].count(f"b{at}") == 1
 
@@ -410,7 +411,13 @@ def test_a_base_without_a_vector_file_is_kept_with_model_and_items(stored: Libra
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_an_unreadable_vector_file_has_no_rows(stored: Library, name: str) -> None:
-    assert stored.rows(name) == {"read": 0, "carried": 0, "skipped": {}, "v1_deduplicated": 0}
+    assert stored.rows(name) == {
+        "read": 0,
+        "carried": 0,
+        "skipped": {},
+        "v1_deduplicated": 0,
+        "restored_duplicate": 0,
+    }
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -1648,6 +1655,7 @@ def test_holes_are_counted_outside_the_books(tmp_path: Path) -> None:
         "carried": 8,
         "skipped": {"missing_vector_payload": 1, "unmapped_loader": 1},
         "v1_deduplicated": 3 + 2 + 9 + 1,
+        "restored_duplicate": 0,
     }
     [said] = library.warnings("v1_deduplicated")
     assert said["count"] == 15

@@ -21,6 +21,7 @@ from v1 import CREATED, LLM, MODEL, UPDATED, base, file, folder, note, page
 from migrators.cherry_v1.draft import draft_library
 from migrators.stages import plan as plan_module
 from migrators.stages.drafts import BaseDraft, LibraryDraft
+from migrators.stages.journey import Hints, Twin
 from migrators.stages.models import ModelWord
 from migrators.stages.owners import Owners, expand
 from migrators.stages.plan import BasePlan, plan_base
@@ -28,6 +29,7 @@ from regraft.formats import vector_table
 from regraft.formats.v1_state import V1State
 from regraft.formats.vector_table import MISSING, UNSUPPORTED, LoaderRows, Survey, Tally
 from regraft.names import FreeNames
+from regraft.notices import Notice
 
 REPO = Path(__file__).parents[1]
 
@@ -210,7 +212,10 @@ def test_planning_knows_no_clock() -> None:
     plan = plan_base(timeless, Survey())
     assert [(item.created_at, item.updated_at) for item in plan.items] == [(None, None)]
     v1 = [REPO / "migrators" / "cherry_v1" / f"{name}.py" for name in ("draft", "items", "values")]
-    stages = [REPO / "migrators" / "stages" / f"{name}.py" for name in ("drafts", "plan", "owners", "models")]
+    stages = [
+        REPO / "migrators" / "stages" / f"{name}.py"
+        for name in ("drafts", "plan", "planned", "owners", "restored", "models")
+    ]
     for path in (*v1, *stages):
         source = path.read_text(encoding="utf-8")
         assert not re.search(r"^(import|from) (time|datetime|random|secrets|uuid|os)\b", source, re.MULTILINE)
@@ -499,6 +504,77 @@ def test_an_item_too_large_for_sqlite_is_skipped_by_name(monkeypatch: pytest.Mon
     assert [item.status for item in plan.items] == ["completed", "failed", "failed", "failed"]
     said = {notice.item: notice.count for notice in plan.notices if notice.code == "content_too_large"}
     assert said == {"large": 4, "d": 4}, "skipped by name"
+
+
+# --- duplicates ----------------------------------------------------------------------------------------------------
+
+DUPLICATES = [
+    file("f", "F"),
+    file("lost", "LOST"),
+    file("idle", "IDLE", uniqueId=""),
+    note("n", "N"),
+    folder("d", "D", "GONE", "odd"),
+    folder("stays", "S", processingStatus="failed"),
+]
+DUPLICATE_ROWS = [*rows("F", "N", "D"), ("odd", 20, "/docs/odd"), *rows("F")]
+
+
+def twin(lost: str, like: str, path: str = "") -> Twin:
+    return Twin(lost, like, f"{lost}.md", f"{like}.md", path)
+
+
+def with_twins(*twins: Twin, restore: bool = True) -> BasePlan:
+    hints = Hints(twins=twins, restore_twins=restore)
+    return plan_base(drafted(*DUPLICATES), survey(*DUPLICATE_ROWS), hints)
+
+
+def test_restored_materials_come_last_and_are_outside_the_books() -> None:
+    plain, plan = with_twins(), with_twins(twin("GONE", "F", "/docs/gone"), twin("LOST", "D"))
+    assert materials(plan)[:3] == materials(plain)
+    assert materials(plan)[3:] == [("lost", ((3, 3),)), ("d//docs/gone", ((1, 1), (5, 5)))]
+    assert (plan.rows.carried, plan.rows.skipped) == (plain.rows.carried, plain.rows.skipped)
+    assert (plan.rows.restored_duplicate, plan.units, plain.units) == (3, plain.rows.carried + 3, plain.rows.carried)
+    assert plan.body_bytes == plain.body_bytes + 30
+    # Other children are what they were, in their order.
+    assert [item for item in plan.items if item.data["source"] != "/docs/gone"] == list(plain.items)
+    assert [child for child in by_name(plan).values() if "/" in child] == ["d//docs/D", "d//docs/gone", "d//docs/odd"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        twin("D", "F"),
+        twin("LOST", "N"),
+        twin("LOST", "odd"),
+        twin("LOST", "nobody"),
+        twin("LOST", "LOST"),
+        twin("IDLE", "F"),
+        twin("N", "F"),
+        twin("S", "F", "/docs/s"),
+        twin("GONE", "F"),
+        twin("nobody", "F", "/docs/nobody"),
+    ],
+    ids=str,
+)
+def test_a_twin_that_does_not_fit_changes_nothing(odd: Twin) -> None:
+    """Such as one with rows of its own, like a note, like nothing that is carried, or of an item that is idle."""
+    assert with_twins(odd) == with_twins()
+
+
+def test_twins_are_only_told_where_that_is_asked_for() -> None:
+    plain, plan = with_twins(), with_twins(twin("LOST", "F"), twin("GONE", "F", "/docs/gone"), restore=False)
+    assert (plan.items, plan.materials, plan.rows) == (plain.items, plain.materials, plain.rows)
+    told = [notice for notice in plan.notices if notice not in plain.notices]
+    assert [(notice.code, notice.item, notice.count) for notice in told] == [
+        ("lost_duplicate", "lost", 2),
+        ("lost_duplicate", "d", 2),
+    ]
+
+
+def test_what_hints_have_to_say_is_said() -> None:
+    said = Notice("dropped_field", "found beside it", "kb")
+    plan = plan_base(drafted(note("n", "N")), survey(*rows("N")), Hints(notices=(said,)))
+    assert plan.notices == (said,)
 
 
 def test_names_taken_by_files_stay_taken_for_snapshots() -> None:

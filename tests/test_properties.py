@@ -18,6 +18,7 @@ from migrators.cherry_v1.draft import draft_library
 from migrators.stages import report
 from migrators.stages.carry import Origin, carry_base
 from migrators.stages.crew import Done
+from migrators.stages.journey import Hints, Twin
 from migrators.stages.models import ModelWord
 from migrators.stages.plan import plan_base
 from migrators.stages.work import BaseWork
@@ -138,6 +139,14 @@ WORDS = st.builds(
 )
 
 
+HINTS = st.builds(
+    Hints,
+    paths=st.dictionaries(LOADERS, TEXTS, max_size=2),
+    twins=st.lists(st.builds(Twin, LOADERS, LOADERS, TEXTS, TEXTS, TEXTS), max_size=3).map(tuple),
+    restore_twins=st.booleans(),
+)
+
+
 @st.composite
 def surveys(draw: st.DrawFn) -> Survey | str:
     """Return what a vector file could hold of the loaders that items name."""
@@ -169,13 +178,15 @@ def test_no_state_crashes_a_plan_and_the_catalog_takes_every_one(state: V1State,
     library = draft_library(state, word)
     assert len(library.bases) + len(library.skipped) == len(state.bases)
     assert len({draft.id for draft in library.bases}) == len(library.bases)
-    plans = [plan_base(draft, data.draw(surveys())) for draft in library.bases]
+    plans = [plan_base(draft, data.draw(surveys()), data.draw(HINTS)) for draft in library.bases]
     outcomes = {}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         records = []
         for number, plan in enumerate(plans):
             assert plan.rows.balanced
+            assert plan.units == sum(material.rows for material in plan.materials)
+            assert len({material.item for material in plan.materials}) == len(plan.materials)
             assert len({item.id for item in plan.items}) == len(plan.items)
             # What tells whether a base has changed is made of its draft.
             msgspec.json.encode(plan.draft, order="deterministic")

@@ -90,7 +90,7 @@ def check_shape(report: dict[str, Any], *, dry_run: bool = False) -> None:
     for entry in report["bases"]:
         assert set(entry) == BASE
         assert set(entry["directories"]) == {"expanded", "children", "tombstones"}
-        assert set(entry["rows"]) == {"read", "carried", "skipped", "v1_deduplicated"}
+        assert set(entry["rows"]) == {"read", "carried", "skipped", "v1_deduplicated", "restored_duplicate"}
         assert entry["outcome"] in ("written", "unchanged", "failed", "skipped")
         assert entry["index"] is None or set(entry["index"]) == {"path", "materials", "units", "embeddings", "bytes"}
         assert (entry["index"] is None) == (entry["status"] == "failed")
@@ -119,6 +119,7 @@ def test_what_the_document_says(report: dict[str, Any]) -> None:
         "carried": 9,
         "skipped": {"dimension_mismatch": 1, "missing_vector_payload": 1, "unmapped_loader": 1},
         "v1_deduplicated": 3,
+        "restored_duplicate": 0,
     }
     assert {key: kb["index"][key] for key in ("materials", "units", "embeddings")} == {
         "materials": 4,
@@ -160,6 +161,7 @@ def test_everything_that_was_skipped_or_failed_is_named(report: dict[str, Any]) 
         ("missing_vector_payload", "kb", None),
         ("dimension_mismatch", "kb", None),
         ("v1_deduplicated", "kb", None),
+        ("v1_deduplicated_item", "kb", "n"),
         ("dropped_field", "kb", None),
         ("dropped_field", "kb", "n"),
     ):
@@ -177,7 +179,10 @@ def test_totals_are_sums(report: dict[str, Any]) -> None:
         skipped.update(entry["rows"]["skipped"])
     assert totals["items"] == {"all": sum(items.values()), **items}
     assert totals["rows"] == {
-        **{key: sum(entry["rows"][key] for entry in bases) for key in ("read", "carried", "v1_deduplicated")},
+        **{
+            key: sum(entry["rows"][key] for entry in bases)
+            for key in ("read", "carried", "v1_deduplicated", "restored_duplicate")
+        },
         "skipped": skipped,
     }
     assert totals["rows"]["read"] == totals["rows"]["carried"] + sum(totals["rows"]["skipped"].values())

@@ -11,7 +11,9 @@ import pytest
 
 from regraft import notices
 from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
-from regraft.formats.v1_state import STATE_KEY, StatePlaces, V1State, read_state, read_text
+from regraft.formats.v1_chromium import STATE_KEY
+from regraft.formats.v1_places import StatePlaces
+from regraft.formats.v1_state import V1State, read_state, read_text
 from regraft.tree import FolderTree, ZipTree
 
 BASES = [{"id": "b1", "name": "Räume \U0001f600", "items": [{"id": "i1", "type": "note", "content": "x"}]}, None, 7]
@@ -402,4 +404,4 @@ def test_a_list_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
     assert state.pending_delete == frozenset()
     (tmp_path / "KnowledgeBase" / PENDING).mkdir(parents=True)
     state = read_state(FolderTree(tmp_path), StatePlaces(redux="redux.json", vectors="KnowledgeBase"))
-    assert (state.pending_delete, codes(state)) == (frozenset(), [])
+    assert (state.pending_delete, codes(state)) == (frozenset(), [notices.OLDER_LAYOUT])

@@ -1,6 +1,6 @@
-"""The real paths of a folder's text files, where the folder is still on disk.
+"""What the files beside a v1 state tell: real paths of a folder's files, and files that equal another one.
 
-v1 keeps no path for them: their loader id is the MD5 of the text and their ``source`` a snippet of it. A file found
+v1 keeps no path for a text file: its loader id hashes the text and its ``source`` is a snippet of it. A file found
 again gives a better name; it is never a condition for anything (``docs/rules.md``, "Directories").
 """
 
@@ -8,68 +8,123 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from migrators.stages.drafts import BaseDraft
+from migrators.cherry_v1.file_texts import TEXT_KINDS, Wanted, readable
+from migrators.cherry_v1.twins import find_twins, lost_entries, lost_files
+from migrators.stages.drafts import BaseDraft, ItemDraft
 from migrators.stages.journey import Hints
 from migrators.stages.options import Options
 from regraft.formats.vector_table import Survey
 from regraft.locate import Located
+from regraft.text import is_blank, shown, whole
 
-#: Loaders that are named after the MD5 of a file's text.
-_TEXT_LOADERS = ("TextLoader_", "WebLoader_")
-_BOM = b"\xef\xbb\xbf"
-#: A folder is looked through no further than this: a better name is not worth minutes.
+#: A base's folders are looked through no further than this: a better name is not worth minutes.
 MAX_FILES = 20_000
 MAX_FILE_BYTES = 16 << 20
 MAX_BYTES = 1 << 30
 
+_PATH_KINDS = ("LocalPathLoader_", "OdtLoader_", "OdsLoader_", "OdpLoader_")
+_IMAGE = "ImageLoader_"
+
 
 def hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) -> Hints:
     """Return what the folders on disk and the uploads tell of a base."""
-    return Hints(paths=real_paths(draft, survey))
+    found = real_paths(draft, survey)
+    twins = find_twins(source, draft, survey, found)
+    paths = {**_snippet_names(draft, survey), **{loader: shown(path) for loader, path in found.items()}}
+    return Hints(paths=paths, twins=twins, restore_twins=options.restore_duplicates)
 
 
-def real_paths(draft: BaseDraft, survey: Survey) -> dict[str, str]:
-    """Return the paths of those text files of a base's folders that are still there, by loader id.
+def real_paths(draft: BaseDraft, survey: Survey) -> dict[str, Path]:
+    """Return the paths of those files of a base's completed folders that are still there, by loader id.
 
-    Texts are taken for UTF-8, with or without a byte order mark. Files that cannot be read are passed over.
+    Files are recognised by what their loader id hashes: the path, or the text in any usual encoding. Those whose rows
+    have their path already are only looked for where another file may have lost its rows to them.
     """
-    found: dict[str, str] = {}
+    look = _Look()
+    all_of_them = bool(lost_files(draft, survey) or lost_entries(draft, survey))
     for item in draft.items:
-        if item.type != "directory" or item.status != "completed":
-            continue
-        wanted = {loader for loader in item.entries if loader.startswith(_TEXT_LOADERS) and loader in survey.loaders}
-        folder = Path(item.data["source"])
-        if wanted and "\0" not in item.data["source"] and folder.is_absolute():
-            found.update(_search(folder, wanted - found.keys()))
-    return found
+        if item.type == "directory" and item.status == "completed":
+            entries = set(item.entries) - look.found.keys()
+            by_path = {entry for entry in entries if not entry.startswith(TEXT_KINDS)} if all_of_them else set()
+            snippets = {entry: text for entry in entries if (text := _snippet(survey, entry)) is not None}
+            if by_path or snippets:
+                look.through(item, by_path, Wanted(snippets))
+    return look.found
 
 
-def _search(folder: Path, wanted: set[str]) -> Iterator[tuple[str, str]]:
-    left = MAX_BYTES
-    for number, path in enumerate(_files(folder)):
-        if not wanted or number >= MAX_FILES or left <= 0:
-            return
+def _snippet(survey: Survey, loader: str) -> str | None:
+    """Return the snippet that the rows of a text file's loader have, None for any other loader."""
+    rows = survey.loaders.get(loader) if loader.startswith(TEXT_KINDS) else None
+    return None if rows is None else rows.source
+
+
+def _snippet_names(draft: BaseDraft, survey: Survey) -> dict[str, str]:
+    """Return a readable name for every text file of a base's folders, by loader id."""
+    entries = {entry for item in draft.items for entry in item.entries}
+    names = {entry: readable(text) for entry in entries if (text := _snippet(survey, entry)) is not None}
+    return {entry: name for entry, name in names.items() if not is_blank(name)}
+
+
+@dataclass
+class _Look:
+    """A look through the folders of one base, with the bounds that they share."""
+
+    found: dict[str, Path] = field(default_factory=dict)
+    files_left: int = field(default_factory=lambda: MAX_FILES)
+    bytes_left: int = field(default_factory=lambda: MAX_BYTES)
+
+    def through(self, item: ItemDraft, by_path: set[str], wanted: Wanted) -> None:
+        """Look through one folder for files by their path and by their text, until all are found."""
+        for path, size in _files(item.data["source"]):
+            self.files_left -= 1
+            if self.files_left < 0 or not (by_path or (wanted and self.bytes_left > 0)):
+                return
+            for loader in _path_loaders(shown(path)) & by_path:
+                by_path.discard(loader)
+                self.found[loader] = path
+            if wanted and self.bytes_left > 0 and 0 < size <= MAX_FILE_BYTES:
+                self._read(path, wanted)
+
+    def _read(self, path: Path, wanted: Wanted) -> None:
         try:
-            size = path.stat().st_size
-            raw = path.read_bytes() if size <= MAX_FILE_BYTES else b""
+            with path.open("rb") as file:
+                raw = file.read(MAX_FILE_BYTES)
         except OSError:
-            continue
-        left -= len(raw)
-        for text in {raw, raw.removeprefix(_BOM)}:
-            digest = hashlib.md5(text, usedforsecurity=False).hexdigest()
-            for loader in {f"{kind}{digest}" for kind in _TEXT_LOADERS} & wanted:
-                wanted.discard(loader)
-                yield loader, str(path)
+            return
+        before = wanted.spent
+        for loader in wanted.of_file(raw, path.suffix.lower()):
+            self.found[loader] = path
+        self.bytes_left -= wanted.spent - before
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Return the plain files below a folder in a fixed order; links are not followed."""
-    for place, folders, names in os.walk(folder):
+def _path_loaders(path: str) -> set[str]:
+    """Return the loader ids that v1 can have given to a file for its path."""
+    digest = hashlib.md5(path.encode(), usedforsecurity=False).hexdigest()
+    return {path, f"{_IMAGE}{path}", *(f"{kind}{digest}" for kind in _PATH_KINDS)}
+
+
+def _files(name: str) -> Iterator[tuple[Path, int]]:
+    """Yield the plain files below a folder with their sizes, in a fixed order; links are not followed.
+
+    A folder of another system, or of a server that would have to be asked, has none.
+    """
+    folder = Path(name)
+    if "\0" in name or name != whole(name) or not folder.is_absolute() or folder.drive.startswith("\\\\"):
+        return
+    for number, (place, folders, names) in enumerate(os.walk(folder)):
+        if number >= MAX_FILES:
+            return
         folders.sort()
-        for name in sorted(names):
-            path = Path(place, name)
-            if path.is_file() and not path.is_symlink():
-                yield path
+        for one in sorted(names):
+            path = Path(place, one)
+            try:
+                status = path.lstat()
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield path, status.st_size

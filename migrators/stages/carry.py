@@ -152,7 +152,7 @@ class _Carrier:
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise SourceFailed("it changed meanwhile; close the application that uses it and run the command again")
         rows = self._plan.rows
-        if tallies.units != rows.carried:
+        if tallies.units != self._plan.units:
             skipped = sum(rows.skipped.values())
             raise BooksDoNotBalance(
                 base=self._plan.draft.legacy_id, read=rows.read, carried=tallies.units, skipped=skipped
@@ -189,7 +189,7 @@ class _Carrier:
 
     def _indexed(self) -> Callable[[apsw.Connection], None]:
         """Return what makes a connection report while it builds indexes."""
-        left = self._plan.rows.carried * (1 - _CARRY_SHARE)
+        left = self._plan.units * (1 - _CARRY_SHARE)
         step = _STEPS_PER_REPORT / _STEPS_PER_ROW * (1 - _CARRY_SHARE)
 
         def report() -> bool:
@@ -252,6 +252,10 @@ class _Carrier:
                 chunk_overlap=draft.settings.chunk_overlap,
                 threshold=draft.settings.threshold,
                 document_count=draft.settings.document_count,
+                search_mode=draft.settings.search_mode,
+                hybrid_alpha=draft.settings.hybrid_alpha,
+                chunk_strategy=draft.settings.chunk_strategy,
+                chunk_separator=draft.settings.chunk_separator,
                 created_at=self._time(draft.created_at),
                 updated_at=self._time(draft.updated_at),
             ),

@@ -12,6 +12,9 @@ from regraft.notices import Notice
 
 DEFAULT_CHUNK_SIZE = 1024
 DEFAULT_CHUNK_OVERLAP = 200
+DEFAULT_CHUNK_STRATEGY = "structured"
+#: Four characters: backslash, n, backslash, n.
+DEFAULT_CHUNK_SEPARATOR = "\\n\\n"
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,10 @@ class Settings:
     chunk_overlap: int = DEFAULT_CHUNK_OVERLAP
     threshold: float | None = None
     document_count: int | None = None
+    search_mode: str = "hybrid"
+    hybrid_alpha: float | None = None
+    chunk_strategy: str = DEFAULT_CHUNK_STRATEGY
+    chunk_separator: str = DEFAULT_CHUNK_SEPARATOR
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,15 @@ class ItemDraft:
     upload: Upload | None = None
     #: The entries of a directory's ``uniqueIds`` that are text and not blank, in order, repeats too.
     entries: tuple[str, ...] = ()
+    #: The id of the folder that the item belongs to, where items of one are listed each by itself.
+    group_id: str | None = None
+    #: Whether a directory's files are items of their own in this source already.
+    is_listed: bool = False
+
+    @property
+    def is_to_expand(self) -> bool:
+        """Tell whether it is a folder whose files become items, or that else stays one failed item."""
+        return self.type == "directory" and self.status == "completed" and not self.is_listed
 
 
 @dataclass(frozen=True)
@@ -80,6 +96,8 @@ class BaseDraft:
     taken_names: frozenset[str]
     vector_file: str
     notices: tuple[Notice, ...]
+    #: Its dimensions where its vector file is there and has no row; None where that makes it a failed base.
+    dimensions_if_empty: int | None = None
 
 
 @dataclass(frozen=True)

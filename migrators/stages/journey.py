@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from migrators.stages.drafts import BaseDraft, LibraryDraft
 from migrators.stages.options import Options
@@ -16,13 +18,14 @@ from regraft.notices import Notice
 class Twin:
     """A file without rows of its own whose bytes are those of another file of the base, which has rows.
 
-    ``loader_id`` is the loader without rows, ``like`` the loader of the file that it equals. ``name`` is what a person
-    calls the file; ``path`` is its path where it lies in a folder on disk.
+    ``loader_id`` is the loader without rows, ``like`` a loader of the file that it equals. ``name`` and ``like_name``
+    are what a person calls the two; ``path`` is the first one's path where it lies in a folder on disk.
     """
 
     loader_id: str
     like: str
     name: str
+    like_name: str
     path: str = ""
 
 
@@ -34,7 +37,13 @@ class Hints:
     paths: dict[str, str] = field(default_factory=dict)
     #: Files whose rows v1 never stored, because another file of the base has the same bytes.
     twins: tuple[Twin, ...] = ()
+    #: Whether they get the rows of those files; else it is only said.
+    restore_twins: bool = True
     notices: tuple[Notice, ...] = ()
+
+
+def _as_it_is(path: Path, _work: Path | None) -> AbstractContextManager[Path]:
+    return nullcontext(path)
 
 
 @dataclass(frozen=True)
@@ -47,3 +56,5 @@ class Journey:
     table: VectorTable
     read: Callable[[Located, Options], LibraryDraft]
     hints: Callable[[Located, BaseDraft, Survey, Options], Hints]
+    #: Gives a file on disk in a form that SQLite reads: itself, or a temporary copy below a folder.
+    opened: Callable[[Path, Path | None], AbstractContextManager[Path]] = _as_it_is

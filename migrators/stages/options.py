@@ -19,5 +19,7 @@ class Options:
     bases: tuple[str, ...] = ()
     jobs: int | None = None
     dry_run: bool = False
+    #: Read a profile although its application is running.
+    while_running: bool = False
     #: Give files that v1 left without rows the rows of a file with the same bytes.
     restore_duplicates: bool = True

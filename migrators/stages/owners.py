@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from migrators.stages.drafts import BaseDraft, ItemDraft
@@ -22,29 +23,42 @@ class Child:
     taken_by: str = ""
 
 
-def expand(draft: BaseDraft, survey: Survey, paths: dict[str, str] | None = None) -> dict[str, tuple[Child, ...]]:
+def expand(
+    draft: BaseDraft,
+    survey: Survey,
+    paths: Mapping[str, str] | None = None,
+    restored: Mapping[str, str] | None = None,
+) -> dict[str, tuple[Child, ...]]:
     """Return the children of every completed folder that has any, by the folder's id.
 
     A child stands for an entry with at least one row with a source, whatever that row's vector. ``paths`` are real
-    paths by loader id, where v1 has only a snippet of the text.
+    paths by loader id, where v1 has only a snippet of the text. ``restored`` are the paths of entries without a row
+    that get the rows of another file; what they are does not hang on other children, nor other children on them.
     """
     expanded = {}
     for item in draft.items:
-        if item.type == "directory" and item.status == "completed":
-            children = tuple(_children(item, survey, paths or {}))
+        if item.is_to_expand:
+            children = tuple(_children(item, survey, paths or {}, restored or {}))
             if children:
                 expanded[item.id] = children
     return expanded
 
 
-def _children(item: ItemDraft, survey: Survey, paths: dict[str, str]) -> Iterator[Child]:
+def _children(
+    item: ItemDraft, survey: Survey, paths: Mapping[str, str], restored: Mapping[str, str]
+) -> Iterator[Child]:
     place = 0
+    again: Counter[str] = Counter()
     for loader in item.entries:
         rows = survey.loaders.get(loader)
         if rows is not None and rows.source is not None:
             child_id = identity.child_id(item.id, loader, place, item.created_at)
             yield Child(child_id, loader, paths.get(loader, rows.source))
             place += 1
+        elif rows is None and loader in restored:
+            child_id = identity.child_id(item.id, loader, again[loader], item.created_at)
+            yield Child(child_id, loader, restored[loader])
+            again[loader] += 1
 
 
 class Owners:

@@ -1,23 +1,28 @@
 """The second half of the plan: a drafted base and what its vector file holds → what becomes of every item and row.
 
-Pure, like the draft. What a dry run prints is this very plan. Rules: ``docs/rules.md``, "Directories" and "Rows".
+Pure, like the draft. What a dry run prints is this very plan. Rules: ``docs/rules.md``, "Directories", "Rows" and
+"Duplicates".
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from migrators.stages.drafts import BaseDraft, ItemDraft, Upload
+from migrators.stages.drafts import BaseDraft, ItemDraft
 from migrators.stages.journey import Hints
 from migrators.stages.owners import Child, Owners, expand
+from migrators.stages.planned import BasePlan, Directories, ItemPlan, MaterialPlan, Rows
+from migrators.stages.restored import Missing, Restored, claims, holes, listed_names, name_in, said_of, said_of_missing
 from regraft import notices
 from regraft.formats import vector_table
 from regraft.formats.index import BODY_SEPARATOR
 from regraft.formats.vector_table import LoaderRows, Survey, Tally
 from regraft.notices import Notice
 from regraft.text import counted
+
+__all__ = ["BasePlan", "ItemPlan", "MaterialPlan", "Rows", "plan_base"]
 
 #: SQLite's limit for one row is 1,000,000,000 bytes; a content text may take all of it but for its hash and time.
 MAX_CONTENT_BYTES = 1_000_000_000 - 1_000
@@ -27,83 +32,6 @@ TOO_LARGE_TEXT = "The text of this item is over SQLite's limit of 1 GB."
 EXAMPLES = 3
 
 
-@dataclass(frozen=True)
-class ItemPlan:
-    """One row of ``knowledge_item``, but for what only carrying knows (snapshot paths)."""
-
-    id: str
-    legacy_id: str | None
-    group_id: str | None
-    type: str
-    data: dict[str, str]
-    status: str
-    error: str | None
-    created_at: int | None
-    updated_at: int | None
-    upload: Upload | None = None
-
-
-@dataclass(frozen=True)
-class MaterialPlan:
-    """The rows that become one material: ``item`` is an index into the plan's items, ``runs`` are rowid ranges."""
-
-    item: int
-    runs: tuple[tuple[int, int], ...]
-    rows: int
-    body_bytes: int
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The books of a base: every row is carried or skipped for a reason."""
-
-    read: int = 0
-    carried: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-    #: Chunks that v1 itself never stored; they are in no row.
-    v1_deduplicated: int = 0
-
-    @property
-    def balanced(self) -> bool:
-        """Tell whether the books balance."""
-        return self.read == self.carried + sum(self.skipped.values())
-
-
-@dataclass(frozen=True)
-class Directories:
-    """What became of a base's folders: expanded ones, their children, and those that stayed one failed item."""
-
-    expanded: int = 0
-    children: int = 0
-    tombstones: int = 0
-
-
-@dataclass(frozen=True)
-class BasePlan:
-    """What becomes of one base. ``error`` is None for a completed one."""
-
-    draft: BaseDraft
-    error: str | None
-    dimensions: int | None
-    items: tuple[ItemPlan, ...]
-    materials: tuple[MaterialPlan, ...]
-    rows: Rows
-    directories: Directories
-    #: By loader id: the id of the child that owns its rows.
-    children: dict[str, str]
-    notices: tuple[Notice, ...]
-
-    @property
-    def vector_bytes(self) -> int:
-        """Return the length of a vector in bytes."""
-        return 4 * (self.dimensions or 0)
-
-    @property
-    def body_bytes(self) -> int:
-        """Return the bytes of all bodies to be carried."""
-        return sum(material.body_bytes for material in self.materials)
-
-
 def plan_base(draft: BaseDraft, found: Survey | str, hints: Hints | None = None) -> BasePlan:
     """Plan one base.
 
@@ -111,6 +39,8 @@ def plan_base(draft: BaseDraft, found: Survey | str, hints: Hints | None = None)
     """
     survey = found if isinstance(found, Survey) else None
     vector_bytes = survey.vector_bytes if survey else None
+    if survey is not None and not survey.rows and draft.dimensions_if_empty is not None:
+        vector_bytes = 4 * draft.dimensions_if_empty
     error = None
     if draft.embedding.id is None:
         error = notices.MISSING_MODEL
@@ -137,42 +67,52 @@ class _Planner:
         self._unreadable = False
         #: Items whose text cannot be stored, with their rows.
         self._too_large: dict[str, int] = {}
+        self._hints = Hints()
+        #: Files that get the rows of their twin, by loader id.
+        self._restored: dict[str, Restored] = {}
 
     def plan(self, hints: Hints, *, unreadable: bool) -> BasePlan:
         draft = self._draft
-        self._unreadable = unreadable
+        self._unreadable, self._hints = unreadable, hints
         expanded = expand(draft, self._survey, hints.paths) if self._error is None else {}
         owners = Owners(draft, expanded)
         carried = self._sort_rows(owners)
-        items, index = self._items(expanded, carried)
-        materials = self._materials(carried, index)
+        found = self._restorable(owners, carried)
+        if found and hints.restore_twins:
+            # Rows keep the owners that they have: the children that are new have none.
+            self._restored = found
+            paths = {loader: one.twin.path for loader, one in found.items() if one.twin.path}
+            expanded = expand(draft, self._survey, hints.paths, paths)
+            owners = Owners(draft, expanded)
+        items, index = self._items(expanded, {*carried, *self._restored_items(owners)})
+        own, copies = self._materials(carried, index), self._copies(owners, carried, index)
+        missing = self._missing(owners, items)
         rows = Rows(
             read=self._survey.rows,
-            carried=sum(material.rows for material in materials),
+            carried=sum(material.rows for material in own),
             skipped=dict(self._skipped),
-            v1_deduplicated=sum(map(_holes, self._owned(owners))),
+            v1_deduplicated=sum(one.chunks for one in missing),
+            restored_duplicate=sum(material.rows for material in copies),
         )
-        tombstones = sum(item.status == "completed" for item in draft.items if item.id in owners.containers)
-        self._say(owners, rows)
+        tombstones = sum(item.is_to_expand for item in draft.items if item.id in owners.containers)
+        self._say(owners, rows, missing)
+        self._say_duplicates(found)
         return BasePlan(
             draft=draft,
             error=self._error,
             dimensions=self._dimensions(),
             items=tuple(items),
-            materials=tuple(materials),
+            materials=(*own, *copies),
             rows=rows,
             directories=Directories(len(expanded), sum(map(len, expanded.values())), tombstones),
             children={loader: child.id for loader, child in owners.children.items()},
-            notices=(*draft.notices, *self._said),
+            notices=(*draft.notices, *hints.notices, *self._said),
         )
 
     def _dimensions(self) -> int | None:
         if self._error is None:
             return self._vector_bytes // 4
         return self._draft.stated_dimensions if self._error == notices.MISSING_MODEL else None
-
-    def _owned(self, owners: Owners) -> Iterator[LoaderRows]:
-        return (rows for loader, rows in self._survey.loaders.items() if owners.owner(loader) is not None)
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
@@ -223,31 +163,86 @@ class _Planner:
         """Return a material for every item with rows to carry, in the order of their first such rows."""
         kind = self._vector_bytes
         ordered = sorted(carried.items(), key=lambda entry: min(rows.kinds[kind].first_rowid for rows in entry[1]))
+        return [self._material(index[owner], loaders) for owner, loaders in ordered]
+
+    def _material(self, item: int, loaders: list[LoaderRows]) -> MaterialPlan:
+        tallies = [rows.kinds[self._vector_bytes] for rows in loaders]
+        return MaterialPlan(
+            item=item,
+            runs=tuple(sorted(run for rows in loaders for run in _runs(rows))),
+            rows=sum(tally.count for tally in tallies),
+            body_bytes=sum(tally.body_bytes for tally in tallies),
+        )
+
+    # --- duplicates ------------------------------------------------------------------------------------------------
+
+    def _restorable(self, owners: Owners, carried: dict[str, list[LoaderRows]]) -> dict[str, Restored]:
+        """Return the files without rows whose twin is a file with rows to carry, by loader id."""
+        files = {item.id for item in self._draft.items if item.type == "file"}
+        files |= {child.id for child in owners.children.values()}
+        found = {}
+        claimed = claims(self._draft, self._hints.twins)
+        for twin in self._hints.twins:
+            owner = owners.owner(twin.like)
+            if owner is None or owner not in files or owner not in carried:
+                continue
+            if twin.loader_id in claimed and twin.loader_id not in self._survey.loaders:
+                loaders = carried[owner]
+                rows = sum(one.kinds[self._vector_bytes].count for one in loaders)
+                partial = any(map(holes, loaders)) or rows < sum(one.rows for one in loaders)
+                found[twin.loader_id] = Restored(twin, owner, rows, partial)
+        return found
+
+    def _restored_items(self, owners: Owners) -> dict[str, Restored]:
+        """Return what is restored by the id of the item that gets it."""
+        claimed = ((owners.owner(loader), one) for loader, one in self._restored.items())
+        return {owner: one for owner, one in claimed if owner is not None}
+
+    def _copies(
+        self, owners: Owners, carried: dict[str, list[LoaderRows]], index: dict[str, int]
+    ) -> list[MaterialPlan]:
+        """Return a material for every restored file, in item order: the rows of its twin once more."""
+        restored = self._restored_items(owners)
         return [
-            MaterialPlan(
-                item=index[owner],
-                runs=tuple(sorted(run for rows in loaders for run in _runs(rows))),
-                rows=sum(rows.kinds[kind].count for rows in loaders),
-                body_bytes=sum(rows.kinds[kind].body_bytes for rows in loaders),
-            )
-            for owner, loaders in ordered
+            self._material(index[owner], carried[restored[owner].owner])
+            for owner in sorted(restored, key=index.__getitem__)
         ]
+
+    def _missing(self, owners: Owners, items: list[ItemPlan]) -> list[Missing]:
+        """Return the items of which v1 did not store some chunks, in item order."""
+        chunks: Counter[str] = Counter()
+        rows: Counter[str] = Counter()
+        for loader, found in self._survey.loaders.items():
+            owner = owners.owner(loader)
+            if owner is not None:
+                chunks[owner] += holes(found)
+                rows[owner] += found.rows
+        folders = {item.id: item for item in items if item.type == "directory"}
+        missing = []
+        for item in items:
+            if chunks[item.id]:
+                folder = folders.get(item.group_id or "")
+                name = name_in(folder.data["source"], item.data["source"]) if folder else _called(item)
+                legacy_id = folder.legacy_id if folder else item.legacy_id
+                missing.append(Missing(name, legacy_id, chunks[item.id], rows[item.id]))
+        return missing
 
     # --- items -----------------------------------------------------------------------------------------------------
 
-    def _items(
-        self, expanded: dict[str, tuple[Child, ...]], carried: dict[str, list[LoaderRows]]
-    ) -> tuple[list[ItemPlan], dict[str, int]]:
-        """Return the items in v1's order, children right after their container, and their positions by id."""
+    def _items(self, expanded: dict[str, tuple[Child, ...]], filled: set[str]) -> tuple[list[ItemPlan], dict[str, int]]:
+        """Return the items in v1's order, children right after their container, and their positions by id.
+
+        ``filled`` are the ids of items with a material.
+        """
         items: list[ItemPlan] = []
         for draft in self._draft.items:
             children = expanded.get(draft.id)
             if children is None:
                 items.append(self._single(draft))
                 continue
-            lost = [child for child in children if child.id not in carried]
+            lost = [child for child in children if child.id not in filled]
             items.append(_item(draft, failed=len(lost) == len(children)))
-            items.extend(_child_item(draft, child, failed=child.id not in carried) for child in children)
+            items.extend(_child_item(draft, child, failed=child.id not in filled) for child in children)
             self._say_lost(draft, children, lost)
         return items, {item.id: position for position, item in enumerate(items)}
 
@@ -255,8 +250,7 @@ class _Planner:
         if draft.id in self._too_large:
             self._say_too_large(draft, self._too_large[draft.id])
             return replace(_item(draft, failed=True), error=TOO_LARGE_TEXT)
-        tombstone = draft.type == "directory" and draft.status == "completed"
-        return _item(draft, failed=tombstone)
+        return _item(draft, failed=draft.is_to_expand)
 
     # --- notices ---------------------------------------------------------------------------------------------------
 
@@ -271,14 +265,7 @@ class _Planner:
         too_large = sum(self._too_large.get(child.id, 0) for child in children)
         if too_large:
             self._say_too_large(draft, too_large)
-        without_rows = sum(entry not in self._survey.loaders for entry in draft.entries)
-        if without_rows:
-            self._note(
-                notices.ENTRIES_WITHOUT_ROWS,
-                f"without rows: {without_rows} of {len(draft.entries)} files of the folder {draft.data['source']}",
-                draft.legacy_id,
-                without_rows,
-            )
+        self._say_without_rows(draft, children)
         if len(lost) == len(children) and all(child.taken_by for child in lost):
             self._note(
                 notices.NOT_MIGRATED,
@@ -296,11 +283,29 @@ class _Planner:
                 len(unexplained),
             )
 
-    def _say(self, owners: Owners, rows: Rows) -> None:
+    def _say_without_rows(self, draft: ItemDraft, children: tuple[Child, ...]) -> None:
+        made = {child.loader_id for child in children}
+        without = [entry for entry in draft.entries if entry not in self._survey.loaders and entry not in made]
+        if without:
+            folder, paths = draft.data["source"], self._hints.paths
+            known = [name_in(folder, paths[entry]) for entry in without if entry in paths]
+            names = f" ({listed_names(known)})" if known else ""
+            said = f"without rows: {len(without)} of {len(draft.entries)} files of the folder {folder}{names}"
+            self._note(notices.ENTRIES_WITHOUT_ROWS, said, draft.legacy_id, len(without))
+
+    def _say_duplicates(self, found: dict[str, Restored]) -> None:
+        claimed = claims(self._draft, self._hints.twins)
+        listed = {entry: item for item in self._draft.items if item.status == "completed" for entry in item.entries}
+        for loader, one in found.items():
+            item = claimed[loader] or listed[loader]
+            restored = loader in self._restored
+            self._said.append(said_of(one, self._draft.legacy_id, item.legacy_id, restored=restored))
+
+    def _say(self, owners: Owners, rows: Rows, missing: list[Missing]) -> None:
         self._say_failed()
         self._said.extend(owners.notices)
         for item in self._draft.items:
-            if item.type == "directory" and item.status == "completed" and item.id in owners.containers:
+            if item.is_to_expand and item.id in owners.containers:
                 self._say_tombstone(item)
         for reason, count in rows.skipped.items():
             if reason not in (self._error, notices.CONTENT_TOO_LARGE):
@@ -309,13 +314,7 @@ class _Planner:
             count = self._degenerate.count
             said = f"{counted(count, 'vector')} zero, NaN or infinite; carried as v1 has them"
             self._note(notices.DEGENERATE, said, count=count)
-        if rows.v1_deduplicated:
-            count = rows.v1_deduplicated
-            self._note(
-                notices.DEDUPLICATED,
-                f"{counted(count, 'chunk')} never stored by v1, which had the text already",
-                count=count,
-            )
+        self._said.extend(said_of_missing(self._draft.legacy_id, missing))
 
     def _say_failed(self) -> None:
         if self._error is None:
@@ -341,19 +340,20 @@ class _Planner:
         return f" (for example {', '.join(examples)})" if examples else ""
 
 
-def _holes(rows: LoaderRows) -> int:
-    return max(0, rows.highest_number + 1 - rows.rows) if rows.highest_number >= 0 else 0
-
-
 def _runs(rows: LoaderRows) -> Iterator[tuple[int, int]]:
     return zip(rows.runs[::2], rows.runs[1::2], strict=True)
+
+
+def _called(item: ItemPlan) -> str:
+    """Return what a person calls an item that is in no folder."""
+    return item.data["relativePath"] if item.type == "file" else item.data.get("url", item.data["source"])
 
 
 def _item(draft: ItemDraft, *, failed: bool) -> ItemPlan:
     return ItemPlan(
         id=draft.id,
         legacy_id=draft.legacy_id,
-        group_id=None,
+        group_id=draft.group_id,
         type=draft.type,
         data=draft.data,
         status="failed" if failed else draft.status,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from migrators.stages.drafts import Upload
 from migrators.stages.plan import BasePlan
-from migrators.stages.publish import Target
+from migrators.stages.publish import Target, base_entries
 from migrators.stages.uploads import upload_name
 from migrators.stages.work import base_folder, read_entry
 from regraft import ledger, sqlite
@@ -19,13 +19,14 @@ from regraft.errors import (
     NotEnoughSpace,
     TargetBaseChanged,
     TargetCatalogChanged,
+    TargetHasItem,
     TargetNotOurs,
     TargetNotWritable,
     TargetOverlapsSource,
     WorkFolderTooSmall,
 )
 from regraft.ledger import Entry
-from regraft.locate import INDEX_FILE, RAW_FOLDER, Located
+from regraft.locate import INDEX_FILE, RAW_FOLDER, Kind, Located
 from regraft.names import MAX_NAME_BYTES
 from regraft.progress import human_bytes
 from regraft.tree import FolderTree
@@ -85,6 +86,8 @@ def _roots(source: Located) -> list[Path]:
     """Return the files and folders that a source is made of: a JSON file is read with the folders beside it."""
     if not isinstance(source.tree, FolderTree) or source.path.is_dir():
         return [source.path]
+    if source.kind is Kind.PREVIEW:
+        return [source.path]
     beside = {source.places.vectors, source.places.uploads} - {None}
     return [source.path, *(source.tree.path / str(name) for name in beside)]
 
@@ -115,6 +118,22 @@ def check_conflicts(target: Path, base_ids: Iterable[str], entries: dict[str, En
             known = read_entry(entries[base_id])
             if index_mark(folder) not in (None, known.index_mark) or raw_mark(folder) not in ("", known.raw_mark):
                 raise TargetBaseChanged(path=folder, base=known.record.base.name)
+
+
+def check_items(target: Path, plans: Iterable[BasePlan], entries: dict[str, Entry]) -> None:
+    """Refuse an item that another base in the target has: ids of v2 are kept, and a catalog holds each once.
+
+    Raises:
+        TargetHasItem
+    """
+    planned = {plan.draft.id: plan for plan in plans}
+    others = {base_id: entry for base_id, entry in base_entries(entries).items() if base_id not in planned}
+    owners = {item: entry for entry in others.values() for item in entry.items.values()}
+    for plan in planned.values():
+        for item in plan.items:
+            if item.id in owners:
+                base = owners[item.id].record.base.name
+                raise TargetHasItem(path=target, base=base, item=item.id, other=plan.draft.name)
 
 
 def check_catalog(place: Target, entries: dict[str, Entry]) -> None:
@@ -160,7 +179,7 @@ def planned_bytes(plan: BasePlan) -> int:
     """Estimate the bytes of one base's index and snapshots."""
     if plan.error is not None:
         return 0
-    rows = plan.rows.carried
+    rows = plan.units
     return EMPTY_INDEX_BYTES + int(rows * (plan.vector_bytes * 1.05 + ROW_BYTES) + plan.body_bytes * TEXT_FACTOR)
 
 

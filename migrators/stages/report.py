@@ -53,7 +53,12 @@ def carried(done: Done) -> Outcome:
 def unchanged(entry: BaseEntry) -> Outcome:
     """Return the report of a base that an earlier run has written: it stands as it is, or fails again."""
     outcome = "failed" if entry.report["status"] == "failed" else "unchanged"
-    return Outcome({**entry.report, "outcome": outcome}, entry.items, entry.children, tuple(entry.notices))
+    # An earlier version did not restore anything, and did not say so.
+    rows = {**entry.report["rows"]}
+    rows.setdefault("restored_duplicate", 0)
+    return Outcome(
+        {**entry.report, "outcome": outcome, "rows": rows}, entry.items, entry.children, tuple(entry.notices)
+    )
 
 
 def _outcome(plan: BasePlan, said: tuple[Notice, ...], tallies: Tallies | None, index_bytes: int | None) -> Outcome:
@@ -77,13 +82,14 @@ def _outcome(plan: BasePlan, said: tuple[Notice, ...], tallies: Tallies | None, 
             "carried": plan.rows.carried,
             "skipped": dict(sorted(plan.rows.skipped.items())),
             "v1_deduplicated": plan.rows.v1_deduplicated,
+            "restored_duplicate": plan.rows.restored_duplicate,
         },
         "index": None
         if plan.error
         else {
             "path": f"{KNOWLEDGE_FOLDER}/{draft.id}/{INDEX_FILE}",
             "materials": len(plan.materials),
-            "units": plan.rows.carried,
+            "units": plan.units,
             "embeddings": tallies.embeddings if tallies else None,
             "bytes": index_bytes,
         },
@@ -151,7 +157,7 @@ def _totals(outcomes: list[Outcome]) -> dict[str, object]:
         items.update(outcome.base["items"])
         rows, index = outcome.base["rows"], outcome.base["index"]
         skipped.update(rows["skipped"])
-        for key in ("read", "carried", "v1_deduplicated"):
+        for key in ("read", "carried", "v1_deduplicated", "restored_duplicate"):
             numbers[key] += rows[key]
         for key in ("materials", "units", "embeddings", "bytes"):
             if index is not None and index[key] is None:
@@ -165,6 +171,7 @@ def _totals(outcomes: list[Outcome]) -> dict[str, object]:
             "carried": numbers["carried"],
             "skipped": dict(sorted(skipped.items())),
             "v1_deduplicated": numbers["v1_deduplicated"],
+            "restored_duplicate": numbers["restored_duplicate"],
         },
         "materials": numbers["materials"],
         "units": numbers["units"],

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def migrate(
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
     preflight.check_target(source, target)
-    library = journey.read(source, options)
+    library = read_library(journey, source, options)
     bases = chosen(library, options)
     run = Run("migrate", options.dry_run, source.kind.value, source.path, "library", target)
     state = _State(journey, options, library, run)
@@ -114,21 +115,75 @@ def migrate(
         return Migration(_finish(place, book, state), wrote=True)
 
 
+def read_library(journey: Journey, source: Located, options: Options) -> LibraryDraft:
+    """Read a source's state as drafts, with what is worth saying of how the source was found."""
+    library = journey.read(source, options)
+    return replace(library, notices=(*source.notices, *library.notices))
+
+
 def _dry_run(
     source: Located, target: Path, bases: list[tuple[int, BaseDraft]], state: _State, progress: Progress
 ) -> dict[str, Any]:
     entries = ledger.read_entries(target)
     with ledger.readable(target):
         base_entries(entries)
-    with tempfile.TemporaryDirectory(prefix="regraft-") as folder, ExitStack() as keep:
+    with _work_folder(source, bases) as work, ExitStack() as keep:
+        _look(source, target, bases, entries, state, keep, work, progress)
+        state.run.end()
+        return _planned(source, target, state)
+
+
+@contextmanager
+def _work_folder(source: Located, bases: list[tuple[int, BaseDraft]]) -> Iterator[Path]:
+    """Make a folder for a look that writes nothing else, with room for what an archive's vector files take."""
+    with tempfile.TemporaryDirectory(prefix="regraft-") as folder:
         work = Path(folder)
         if source.is_archive:
             names = [vector_name(source, draft) for _, draft in bases]
             largest = preflight.unseen_bytes(source, names) / preflight.UNSEEN_FACTOR
             preflight.check_work_space(work, int(largest))
-        _look(source, target, bases, entries, state, keep, work, progress)
+        yield work
+
+
+def plan_only(journey: Journey, source: Located, options: Options, progress: Progress) -> dict[str, Any]:
+    """Return what a dry run into a new folder would report, for a look at the source alone (``regraft check``).
+
+    There is no target, so ``preflight`` measures the disk that holds the source and nothing is refused for want of
+    room. ``looked_at`` says of each base, by its v1 id, what was looked at: how many ``items`` and ``uploads`` it
+    names, its ``vector_file`` (a name in the source), what ``kind`` of thing that is there ("file", "folder" or None),
+    its ``bytes``, and whether its rows could be read (``is_read``).
+
+    Raises:
+        RegraftError: as for :func:`migrate`, but for what is about a target.
+    """
+    library = read_library(journey, source, options)
+    bases = chosen(library, options)
+    state = _State(journey, options, library, Run("check", False, source.kind.value, source.path))
+    with _work_folder(source, bases) as work, ExitStack() as keep:
+        # Nothing of an earlier run can stand in a folder that was made just now.
+        _look(source, work / "library", bases, {}, state, keep, work, progress)
+        needed = _needed(source, state)
+        free = shutil.disk_usage(source.path).free
+        looked_at = {one.draft.legacy_id: _looked_at(source, one) for one in state.works}
         state.run.end()
-        return _planned(source, target, state)
+    return {**_report(state, needed, free), "looked_at": looked_at}
+
+
+def _looked_at(source: Located, work: BaseWork) -> dict[str, Any]:
+    draft, name = work.draft, vector_name(source, work.draft)
+    kind = source.tree.kind(name) if name else None
+    size = 0
+    if kind == "file":
+        with contextlib.suppress(OSError):
+            size = source.tree.size(name)
+    return {
+        "items": len(draft.items) + len(draft.skipped_items),
+        "uploads": sum(item.upload is not None for item in draft.items),
+        "vector_file": name or draft.vector_file,
+        "kind": kind,
+        "bytes": size,
+        "is_read": work.vectors is not None,
+    }
 
 
 def _in_order(works: list[BaseWork]) -> bool:
@@ -139,10 +194,18 @@ def _in_order(works: list[BaseWork]) -> bool:
 
 def _planned(source: Located, target: Path, state: _State) -> dict[str, Any]:
     """Return the report as it will be, with the pre-flight's figures; refuse where there is no room."""
+    needed = _needed(source, state)
+    return _report(state, needed, preflight.check_space(target, needed))
+
+
+def _needed(source: Located, state: _State) -> int:
+    """Estimate the bytes that carrying the planned bases takes on the target's disk."""
     plans = [work.plan for work in state.works if work.plan is not None]
     uploads = [item.upload for plan in plans for item in plan.items if item.upload is not None]
-    needed = sum(map(preflight.planned_bytes, plans)) + preflight.upload_bytes(source, uploads)
-    free = preflight.check_space(target, needed)
+    return sum(map(preflight.planned_bytes, plans)) + preflight.upload_bytes(source, uploads)
+
+
+def _report(state: _State, needed: int, free: int) -> dict[str, Any]:
     outcomes = {**report.planned(state.works), **state.outcomes}
     document = report.document(state.run, state.library, outcomes)
     return {**document, "preflight": {"bytes_needed": needed, "bytes_free": free}}
@@ -248,6 +311,7 @@ def _look(
             state.outcomes[one.draft.legacy_id] = report.unchanged(one.unchanged)
     changed = {one.draft.id for one in state.works if one.plan is not None}
     preflight.check_conflicts(target, (draft.id for _, draft in bases), entries, changed)
+    preflight.check_items(target, (one.plan for one in state.works if one.plan is not None), entries)
 
 
 def _nothing_to_do(place: Target, entries: dict[str, Entry], state: _State) -> bool:
@@ -266,7 +330,7 @@ def _carry(source: Located, place: Target, book: Ledger, state: _State, progress
     place.staging.mkdir(exist_ok=True)
     jobs = jobs_for(source, state.journey.table, state.works, place.path, place.staging, state.options.now_ms)
     count = processes(jobs, state.options.jobs)
-    rows = sum(job.plan.rows.carried for job in jobs)
+    rows = sum(job.plan.units for job in jobs)
     # Closed at once when publishing fails, so that no process goes on writing meanwhile.
     with (
         stage(progress, "Carrying", rows),

@@ -151,7 +151,9 @@ class Looker:
                 progress.step(size, size)
 
     def _look(self, position: int, draft: BaseDraft, entry: Entry | None) -> BaseWork:
-        mark = fingerprint(self._source, draft, self._options)
+        # A dry run records nothing: without an earlier run to compare with, the uploads need not be read.
+        needed = entry is not None or not self._options.dry_run
+        mark = fingerprint(self._source, draft, self._options) if needed else ""
         known = read_entry(entry) if entry is not None else None
         stands = known if known is not None and still_there(self._target, draft.id, known) else None
         same = entry is not None and entry.fingerprint == mark
@@ -177,7 +179,8 @@ class Looker:
         if not name:
             return "does not exist (the source holds no vector files)", None
         try:
-            vectors = self._keep.enter_context(self._source.tree.local(name, self._work))
+            found = self._keep.enter_context(self._source.tree.local(name, self._work))
+            vectors = self._keep.enter_context(self._journey.opened(found, self._work))
             return self._journey.table.survey(vectors, self._work), vectors
         except StoreProblem as problem:
             return str(problem), None

@@ -117,6 +117,7 @@ class BaseRow:
     created_at: int
     updated_at: int
     search_mode: str = "hybrid"
+    hybrid_alpha: float | None = None
     chunk_strategy: str = "structured"
     #: Four characters: backslash, n, backslash, n.
     chunk_separator: str = "\\n\\n"
@@ -201,9 +202,9 @@ def _write_base(db: apsw.Connection, base: BaseRow) -> None:
     db.execute(
         """INSERT INTO knowledge_base (
              id, name, dimensions, embedding_model_id, status, error, rerank_model_id, file_processor_id, chunk_size,
-             chunk_overlap, chunk_strategy, chunk_separator, threshold, document_count, search_mode, created_at,
-             updated_at)
-           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+             chunk_overlap, chunk_strategy, chunk_separator, threshold, document_count, search_mode, hybrid_alpha,
+             created_at, updated_at)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         (
             base.id,
             base.name,
@@ -220,6 +221,7 @@ def _write_base(db: apsw.Connection, base: BaseRow) -> None:
             base.threshold,
             base.document_count,
             base.search_mode,
+            base.hybrid_alpha,
             base.created_at,
             base.updated_at,
         ),

@@ -1,14 +1,17 @@
 """The v1 application's own state: knowledge bases and models from Redux, uploads and notes from Dexie.
 
-It is read from a backup's ``data.json`` (versions 1-5), an export's Redux state and table files, or one ``knowledge``
-slice (``docs/formats/v1.md``, "State"). Only what is needed is held.
+It is read from a backup's ``data.json`` (versions 1-5), an export's Redux state and table files, one ``knowledge``
+slice, or Chromium's storage in a profile or a backup of version 6 (``docs/formats/v1.md``, "State"). Only what is
+needed is held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +20,17 @@ import msgspec
 from regraft import notices
 from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
 from regraft.formats import json_text
+from regraft.formats.v1_chromium import STATE_KEY, read_chromium
+from regraft.formats.v1_places import TABLES, VECTORS_FOLDER, StatePlaces
 from regraft.notices import Notice
-from regraft.tree import Tree
+from regraft.text import counted, whole
+from regraft.tree import Tree, join
 
-STATE_KEY = "persist:cherry-studio"
 PENDING_DELETE_FILE = "knowledge_pending_delete.json"
+#: Folders named in a notice.
+_NAMED_FOLDERS = 3
 #: Versions of ``data.json`` that this module reads.
 BACKUP_VERSIONS = range(1, 6)
-
-
-@dataclass(frozen=True)
-class StatePlaces:
-    """Where a source keeps its state, as names in its tree; None where it has no such thing.
-
-    ``backup`` is a ``data.json``; else ``redux`` is a state by slice and ``knowledge`` one slice alone.
-    """
-
-    backup: str | None = None
-    redux: str | None = None
-    knowledge: str | None = None
-    #: Table files of Dexie by table name.
-    tables: dict[str, str] = field(default_factory=dict)
-    #: The folders of vector files and of uploads.
-    vectors: str | None = None
-    uploads: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,20 +69,24 @@ class _NoteRow(msgspec.Struct, rename={"source_url": "sourceUrl"}):
 
 
 def read_state(tree: Tree, places: StatePlaces) -> V1State:
-    """Read the state of a v1 source.
+    """Read the state of a v1 source. Chromium's storage is copied to the system's temporary folder first.
 
     Raises:
         BrokenJson: the state is truncated or broken (a Dexie table alone is a notice instead).
         SourceUnreadable: a file cannot be read.
     """
     said: list[Notice] = []
+    tables: _Tables
     if places.backup is not None:
         slices, tables = _from_backup(tree, places.backup, said)
+    elif places.local_storage is not None:
+        slices, tables = _from_chromium(tree, places.local_storage, places.indexed_db, said)
     else:
         slices = _from_export(tree, places)
         tables = {name: _loader(tree, member) for name, member in places.tables.items()}
     bases = _bases(tree, slices.get("knowledge"), said)
     providers = _providers(tree, slices.get("llm"))
+    _say_what_data_lacks(tree, places, bases, said)
     if providers is None and bases:
         said.append(Notice(notices.MODELS_UNKNOWN, notices.CODES[notices.MODELS_UNKNOWN].meaning))
     return V1State(
@@ -128,7 +122,7 @@ def read_text(tree: Tree, name: str) -> bytearray:
 
 _Slices = dict[str, msgspec.Raw | bytearray]
 #: A table's JSON text, read when it is asked for.
-_Tables = dict[str, Callable[[], bytearray | msgspec.Raw]]
+_Tables = dict[str, Callable[[], bytearray | msgspec.Raw | list[Any]]]
 
 
 def _from_backup(tree: Tree, name: str, said: list[Notice]) -> tuple[_Slices, _Tables]:
@@ -146,13 +140,26 @@ def _from_backup(tree: Tree, name: str, said: list[Notice]) -> tuple[_Slices, _T
             slices.update(json_text.fields(json_text.unwrapped(storage[STATE_KEY]), ("knowledge", "llm")))
     tables: _Tables = {}
     try:
-        found = json_text.fields(top["indexedDB"], ("files", "knowledge_notes")) if _has(top, "indexedDB") else {}
+        found = json_text.fields(top["indexedDB"], TABLES) if _has(top, "indexedDB") else {}
     except json_text.JsonProblem as problem:
         said.append(Notice(notices.TABLE_UNREADABLE, f"indexedDB in {name} cannot be read: {problem}"))
         found = {}
     for table, raw in found.items():
         tables[table] = lambda raw=raw: raw  # type: ignore[misc]
     return slices, tables
+
+
+def _from_chromium(
+    tree: Tree, local_storage: str, indexed_db: str | None, said: list[Notice]
+) -> tuple[_Slices, _Tables]:
+    with tempfile.TemporaryDirectory(prefix="regraft-", ignore_cleanup_errors=True) as work:
+        found = read_chromium(tree, local_storage, indexed_db, TABLES, Path(work))
+    said.extend(found.notices)
+    slices: _Slices = {}
+    if found.redux is not None:
+        with blame(tree.path, f"{STATE_KEY} in {local_storage}"):
+            slices.update(json_text.fields(found.redux, ("knowledge", "llm")))
+    return slices, {name: (lambda rows=rows: rows) for name, rows in found.tables.items()}  # type: ignore[misc]
 
 
 def _check_version(tree: Tree, raw: msgspec.Raw | None) -> None:
@@ -224,20 +231,60 @@ def _table(tables: _Tables, name: str, row_type: type[msgspec.Struct], said: lis
         return {}
     try:
         loaded = tables[name]()
+        if isinstance(loaded, list):
+            return _by_id(_plain_rows(loaded, row_type))
         text = loaded if isinstance(loaded, bytearray) else json_text.unwrapped(loaded)
         raws = json_text.decode(text, list[msgspec.Raw])
     except (json_text.JsonProblem, SourceUnreadable) as problem:
         said.append(Notice(notices.TABLE_UNREADABLE, f"table {name} cannot be read: {problem}"))
         return {}
-    rows: dict[str, dict[str, Any]] = {}
+    return _by_id(_parsed_rows(raws, row_type))
+
+
+def _by_id(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["id"]: row for row in rows if isinstance(row["id"], str)}
+
+
+def _parsed_rows(raws: list[msgspec.Raw], row_type: type[msgspec.Struct]) -> Iterator[dict[str, Any]]:
     for raw in raws:
-        try:
-            row = msgspec.to_builtins(msgspec.json.decode(raw, type=row_type))
-        except msgspec.DecodeError:
-            continue
-        if isinstance(row["id"], str):
-            rows[row["id"]] = row
-    return rows
+        with contextlib.suppress(msgspec.DecodeError):
+            yield msgspec.to_builtins(msgspec.json.decode(raw, type=row_type))
+
+
+def _plain_rows(values: list[Any], row_type: type[msgspec.Struct]) -> Iterator[dict[str, Any]]:
+    """Yield rows that are Python values already, with texts that can be stored, as they would come out of JSON."""
+    names = [one.encode_name for one in msgspec.structs.fields(row_type)]
+    for value in values:
+        if isinstance(value, dict):
+            yield {name: _plain(value.get(name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return whole(value)
+    # Chromium keeps a whole number over 31 bits as a double; JSON has no such difference.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _say_what_data_lacks(tree: Tree, places: StatePlaces, bases: list[Any], said: list[Notice]) -> None:
+    """Say where a backup was made without ``Data/``, and which folders among the vector files nothing reads."""
+    vectors = [] if places.vectors is None else tree.children(places.vectors)
+    uploads = [] if places.uploads is None else tree.children(places.uploads)
+    if places.is_backup and bases and not uploads and not any(name != PENDING_DELETE_FILE for name in vectors):
+        said.append(Notice(notices.SLIM_BACKUP, notices.CODES[notices.SLIM_BACKUP].meaning))
+    if places.vectors is None or places.vectors.rpartition("/")[2] != VECTORS_FOLDER:
+        return
+    folders = [name for name in vectors if _is_older_layout(tree, join(places.vectors, name))]
+    if folders:
+        more = "…" if len(folders) > _NAMED_FOLDERS else ""
+        named = f"{', '.join(folders[:_NAMED_FOLDERS])}{more}"
+        text = f"{counted(len(folders), 'folder')} of a still older layout in {places.vectors}, left alone: {named}"
+        said.append(Notice(notices.OLDER_LAYOUT, text, count=len(folders)))
+
+
+def _is_older_layout(tree: Tree, folder: str) -> bool:
+    """Tell whether a folder among the vector files is none of v2's, which have ``.cherry`` or ``raw`` in them."""
+    return tree.kind(folder) == "folder" and not {".cherry", "raw"} & set(tree.children(folder))
 
 
 def _pending(tree: Tree, places: StatePlaces, said: list[Notice]) -> frozenset[str]:

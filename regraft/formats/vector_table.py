@@ -9,7 +9,7 @@ would answer from it (``docs/formats/preview.md``, "The vector index trap").
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def check_file(path: Path) -> None:
     """Raise :class:`StoreProblem` where ``path`` cannot be a vector file: missing, a directory, empty."""
     try:
         if path.is_dir():
-            raise StoreProblem("is a folder, not a vector file")
+            raise StoreProblem("is a folder, as a still older layout had it, not a vector file")
         if not path.exists():
             raise StoreProblem("does not exist")
         if path.stat().st_size == 0:
@@ -109,9 +109,10 @@ Expressions = tuple[tuple[str, str], ...]
 class VectorTable:
     """Where a layout keeps its chunks: a table and the SQL expressions over its columns.
 
-    All of it is our own text, never a file's. Where a column may be missing there are several expressions, each with
-    the column that it needs: the first that gives a text counts. ``loader`` says whose row it is, ``row_id`` names it for a person (and
-    carries its number, where ``number`` reads one out of it). ``needed`` are the columns that must be there.
+    All of it is our own text, never a file's. ``loader`` says whose row it is; ``row_id`` names it for a person, and
+    carries its number where ``number`` reads one out of it. Where a column may be missing there are several
+    expressions, each with the column that it needs: the first that gives a text counts. ``needed`` are the columns that
+    must be there.
     """
 
     name: str
@@ -164,6 +165,21 @@ class VectorTable:
                 body = recoded(raw)
                 yield ("" if body is None else decode_utf8(body)), vector
 
+    def texts(self, db: apsw.Connection, wanted: Sequence[Expressions]) -> Iterator[tuple[str | None, ...]]:
+        """Stream some texts of every row, in rowid order: for each of ``wanted`` the first expression that is text.
+
+        None where none is. Invalid bytes become U+FFFD.
+
+        Raises:
+            StoreProblem: the table or a column of it is missing.
+            apsw.Error: damage, found while reading.
+        """
+        columns = self._columns(db)
+        texts = ", ".join(_text_of(some, columns) for some in wanted)
+        recoded = _recoder(db)
+        for row in db.execute(f"SELECT {texts} FROM {self.name} NOT INDEXED ORDER BY rowid"):
+            yield tuple(None if raw is None else decode_utf8(recoded(raw) or b"") for raw in row)
+
     def _columns(self, db: apsw.Connection) -> set[str]:
         if not db.execute(
             "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE", (self.name,)
@@ -200,7 +216,7 @@ class VectorTable:
 
 
 def _text_of(some: Expressions, columns: set[str]) -> str:
-    """Return SQL for the first of several expressions that is text, as bytes; those without their column are left out."""
+    """Return SQL for the bytes of the first expression that is text; those without their column are left out."""
     texts = [
         f"CASE typeof({expression}) WHEN 'text' THEN CAST({expression} AS BLOB) END"
         for column, expression in some

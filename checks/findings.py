@@ -1,0 +1,178 @@
+"""Findings: what an audit can say about a store, one name for each thing, and how they are shown.
+
+Names are part of the output contract and never change. ``docs/findings.md`` is generated from this registry.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from regraft import notices
+from regraft.errors import WrongUsage
+from regraft.notices import Severity
+from regraft.text import counted
+
+#: Findings of one name shown in text before the rest is counted.
+SHOWN_PER_NAME = 3
+#: Characters of a message shown in text: some quote what a user wrote.
+LONGEST_MESSAGE = 300
+#: Names of rows, files and the like that a finding gives as examples.
+SAMPLES = 3
+
+#: From the gravest down, as findings are listed.
+_SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+#: What would write elsewhere on a terminal than where it stands.
+_MOVES_CURSOR = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A registered finding: the gravest that it can be, what it means, and what mends it, in the user's words."""
+
+    name: str
+    severity: Severity
+    meaning: str
+    mended_by: str
+
+
+FINDINGS: dict[str, Definition] = {}
+
+
+def register(severity: Severity, name: str, meaning: str, mended_by: str) -> str:
+    """Register a finding and return its name."""
+    FINDINGS[name] = Definition(name, severity, meaning, mended_by)
+    return name
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that no finding has.
+
+    Raises:
+        WrongUsage: it gives the nearest names.
+    """
+    for name in names:
+        if name not in FINDINGS:
+            near = ", ".join(difflib.get_close_matches(name, FINDINGS, n=3, cutoff=0))
+            raise WrongUsage(problem=f"--only {name}: no finding has this name", hint=f"the nearest are {near}")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that an audit found.
+
+    ``base`` is its id in the store. ``subject`` is what it is about: an item's id, a file, or None for all of it.
+    ``count`` counts what the finding is about (rows, files…), of which ``samples`` names a few. ``repair`` is the
+    command line that mends it, None where none does.
+    """
+
+    name: str
+    severity: Severity
+    message: str
+    base: str | None = None
+    subject: str | None = None
+    count: int = 1
+    samples: tuple[str, ...] = ()
+    repair: str | None = None
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit came to.
+
+    ``checked`` says how much was looked at, ``names`` holds what a person calls a base, by its id, in the store's
+    order. ``closing`` is the last sentence for a person, which says how to go on.
+    """
+
+    findings: tuple[Finding, ...]
+    checked: dict[str, int]
+    names: dict[str, str]
+    closing: str
+
+    def only(self, names: Collection[str]) -> Audit:
+        """Return the part of it that was asked for; without names, all of it."""
+        if not names:
+            return self
+        kept = tuple(finding for finding in self.findings if finding.name in names)
+        return replace(self, findings=kept, closing=f"Looked for {', '.join(dict.fromkeys(names))} only.")
+
+    def in_order(self) -> list[Finding]:
+        """Return the findings by severity, then by base; what is about no base comes first."""
+        bases = {base: place for place, base in enumerate(self.names)}
+        last = len(bases)
+
+        def place(finding: Finding) -> tuple[int, int]:
+            of_base = -1 if finding.base is None else bases.get(finding.base, last)
+            return _SEVERITIES.index(finding.severity), of_base
+
+        return sorted(self.findings, key=place)
+
+    def document(self) -> dict[str, Any]:
+        """Return ``findings``, ``summary`` and ``checked`` as ``docs/commands.md``, "check" has them."""
+        ordered = self.in_order()
+        severities = Counter(finding.severity for finding in ordered)
+        return {
+            "findings": [{**asdict(finding), "samples": list(finding.samples)} for finding in ordered],
+            "summary": {
+                "by_severity": {severity: severities[severity] for severity in _SEVERITIES},
+                "by_name": dict(sorted(Counter(finding.name for finding in ordered).items())),
+            },
+            "checked": self.checked,
+        }
+
+    def exit_status(self, fail_on: str) -> int:
+        """Return 0 where there is nothing to complain about, else 1 (``fail_on``: error, warning or never)."""
+        if fail_on == "never":
+            return 0
+        line: Severity = "error" if fail_on == "error" else "warning"
+        return int(any(notices.at_least(finding.severity, line) for finding in self.findings))
+
+
+def as_text(audit: Audit, title: str, *, verbose: bool = False) -> str:
+    """Return an audit as text for a person; ``title`` says what was looked at."""
+    lines = [title]
+    for severity, found in groupby(audit.in_order(), key=lambda finding: finding.severity):
+        lines += ["", f"{severity}s:", *_group(list(found), audit.names, verbose)]
+    return "\n".join([*lines, "", _sum(audit)]) + "\n"
+
+
+def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:
+    shown: Counter[str] = Counter()
+    for base, of_base in groupby(found, key=lambda finding: finding.base):
+        heading = [] if base is None else [f"  {_one_line(names.get(base, base))}  ({_one_line(base)})"]
+        for finding in of_base:
+            shown[finding.name] += 1
+            if verbose or shown[finding.name] <= SHOWN_PER_NAME:
+                yield from heading
+                heading = []
+                yield from _lines(finding, verbose)
+    if not verbose:
+        more = {name: count - SHOWN_PER_NAME for name, count in shown.items() if count > SHOWN_PER_NAME}
+        yield from (f"  … and {count:,} more of {name} (-v shows all)" for name, count in more.items())
+
+
+def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
+    indent = "  " if finding.base is None else "    "
+    message = _one_line(finding.message)
+    if len(message) > LONGEST_MESSAGE and not verbose:
+        message = f"{message[:LONGEST_MESSAGE]}…"
+    yield f"{indent}{message} [{finding.name}]"
+    if finding.repair is not None:
+        yield f"{indent}  mend it: {_one_line(finding.repair)}"
+
+
+def _sum(audit: Audit) -> str:
+    numbers = Counter(finding.severity for finding in audit.findings)
+    said = ", ".join(counted(numbers[severity], severity) for severity in _SEVERITIES if numbers[severity])
+    seen = ", ".join(counted(audit.checked[what], what.removesuffix("s")) for what in ("bases", "items", "rows"))
+    return f"{seen}: {said or 'nothing found'}. {audit.closing}"
+
+
+def _one_line(text: str) -> str:
+    """Return text of the store so that it cannot write on the terminal: on one line, control characters escaped."""
+    return _MOVES_CURSOR.sub(lambda found: found[0].encode("unicode_escape").decode(), " ".join(text.split()))

@@ -1,0 +1,212 @@
+"""Drafts of the bases of preview builds: those that a catalog lists, then those that only their stores tell of.
+
+Rules: ``docs/formats/preview.md``, "What becomes of it". No clock; nothing but the source is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from migrators.cherry_preview.base_models import BaseModels
+from migrators.cherry_preview.base_settings import read_base_settings
+from migrators.cherry_preview.item_data import DraftedItems, Place, RawFiles, RawPaths
+from migrators.cherry_preview.listed import draft_items
+from migrators.cherry_preview.told import Told, draft_told_items
+from migrators.cherry_v1.values import read_time, whole_number
+from migrators.stages.drafts import BaseDraft, LibraryDraft, SkippedBase
+from migrators.stages.models import ModelChoice, ModelWord
+from regraft import identity, notices
+from regraft.errors import SourceUnreadable
+from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.libsql_preview import Layout, Look
+from regraft.formats.v2_places import INDEX_FILE, RAW_FOLDER, Store
+from regraft.locate import Located
+from regraft.names import MAX_NAME_BYTES, FreeNames, material_name
+from regraft.notices import Notice
+from regraft.text import counted, is_blank, trim, without_nul
+from regraft.tree import join
+
+
+def draft_library(source: Located, word: ModelWord) -> LibraryDraft:
+    """Draft every base of a source that is not in the v2 layout; ``word`` is what the user says of models."""
+    catalog, said = _read_catalog(source)
+    drafter = _Drafter(source, catalog, word)
+    drafter.draft()
+    models = drafter.models
+    return LibraryDraft(
+        tuple(drafter.drafts),
+        tuple(drafter.skipped),
+        (*said, *models.notices, *drafter.said, *models.unused_words()),
+    )
+
+
+def _read_catalog(source: Located) -> tuple[StoredCatalog | None, list[Notice]]:
+    name = source.stores.catalog
+    if name is None:
+        return None, []
+    try:
+        with source.tree.local(name, None) as path:
+            catalog = read_catalog(path)
+    except (CatalogProblem, SourceUnreadable) as error:
+        reason = str(error) if isinstance(error, CatalogProblem) else f"cannot be read: {error.facts['reason']}"
+        return None, [_catalog_notice(f"{name} {reason}; bases and items are told from their rows")]
+    if catalog.items is None:
+        return catalog, [_catalog_notice(f"{name} has no table `knowledge_item`; items are told from their rows")]
+    return catalog, []
+
+
+def _catalog_notice(said: str) -> Notice:
+    return Notice(notices.CATALOG_UNREADABLE, said)
+
+
+class _Drafter:
+    """Drafts the bases of one source, one after the other; used once."""
+
+    def __init__(self, source: Located, catalog: StoredCatalog | None, word: ModelWord) -> None:
+        self._source = source
+        self._catalog = catalog
+        self._migrated: set[str] = set()
+        self._seen: set[str] = set()
+        self.models = BaseModels(catalog, word)
+        self.drafts: list[BaseDraft] = []
+        self.skipped: list[SkippedBase] = []
+        self.said: list[Notice] = []
+
+    def draft(self) -> None:
+        """Draft bases in the catalog's order, then in that of the stores' names."""
+        stores = {self._id_of(store): store for store in self._source.stores.preview}
+        current = {str(store.base_id): store for store in self._source.stores.current}
+        rows = [] if self._catalog is None else self._catalog.bases
+        for row in rows:
+            base_id = row.get("id")
+            known = isinstance(base_id, str) and (base_id in stores or base_id in current)
+            if known or self._source.stores.is_whole:
+                self._draft_row(row, stores, current)
+        for base_id, store in current.items():
+            if base_id not in self._seen:
+                self._skip_current(base_id, store)
+        for base_id, store in stores.items():
+            if base_id not in self._seen:
+                self._seen.add(base_id)
+                self.drafts.append(self._draft_base({"id": base_id}, base_id, store, is_listed=False))
+
+    def _id_of(self, store: Store) -> str:
+        """Return a base's id: by its place, else as its rows say, else one that follows from the file's name."""
+        if store.base_id is not None:
+            return store.base_id
+        with Told(self._source.tree, store.name) as told:
+            return told.contents.collection or identity.base_id(PurePosixPath(store.name).stem)
+
+    def _draft_row(self, row: Row, stores: dict[str, Store], current: dict[str, Store]) -> None:
+        base_id = row.get("id")
+        if not isinstance(base_id, str) or is_blank(base_id):
+            self._skip(None, notices.INVALID_BASE, notices.CODES[notices.INVALID_BASE].meaning)
+        elif base_id in self._seen:
+            self._skip(base_id, notices.DUPLICATE_BASE, notices.CODES[notices.DUPLICATE_BASE].meaning)
+        elif base_id in current:
+            self._skip_current(base_id, current[base_id])
+        elif current and base_id not in stores and row.get("status") == "failed":
+            # What v2's own upgrade could not carry has no store at all, and is no preview build's.
+            self._skip_current(base_id, None)
+        else:
+            self._seen.add(base_id)
+            folder = join(self._source.stores.bases, _folder_name(base_id))
+            missing = Store(base_id, join(folder, INDEX_FILE), join(folder, RAW_FOLDER), Look(Layout.OTHER))
+            self.drafts.append(self._draft_base(row, base_id, stores.get(base_id, missing), is_listed=True))
+
+    def _skip_current(self, base_id: str, store: Store | None) -> None:
+        self._seen.add(base_id)
+        leaves_rows = store is not None and store.look.leaves_rows
+        rest = "; rows of a preview build lie unused in its file" if leaves_rows else ""
+        said = f"{base_id} is in the v2 layout already and stays where it is{rest}"
+        self._skip(base_id, notices.CURRENT_LAYOUT, said)
+
+    def _skip(self, base_id: str | None, reason: str, said: str) -> None:
+        items = 0 if self._catalog is None else len((self._catalog.items or {}).get(base_id, ()))
+        self.skipped.append(SkippedBase(base_id, reason, items))
+        self.said.append(Notice(reason, said, base_id))
+
+    # --- one base --------------------------------------------------------------------------------------------------
+
+    def _draft_base(self, row: Row, base_id: str, store: Store, *, is_listed: bool) -> BaseDraft:
+        """Draft a base of the catalog, or one without a row there, of which nothing but its id is known."""
+        said: list[Notice] = []
+        settings, invalid = read_base_settings(row)
+        if invalid:
+            text = f"not valid: {', '.join(invalid)}"
+            said.append(Notice(notices.INVALID_CONFIG, text, base_id, count=len(invalid)))
+        processor = row.get("file_processor_id")
+        processor = None if is_blank(processor) else str(processor)
+        names = FreeNames(reserve_processed=processor is not None)
+        with Told(self._source.tree, store.name) as told:
+            drafted = self._items(base_id, store, told, names)
+            dimensions = whole_number(row.get("dimensions"), minimum=1)
+            if dimensions is None and not (is_listed and store.look.has_rows):
+                dimensions = told.declared_dimensions
+            embedding = self._embedding(row, base_id, told, is_listed=is_listed)
+        if drafted.renamed:
+            text = f"{counted(drafted.renamed, 'file')} got another name because theirs was taken"
+            said.append(Notice(notices.RENAMED, text, base_id, count=drafted.renamed))
+        rerank = self.models.rerank(row.get("rerank_model_id"), base_id)
+        return BaseDraft(
+            legacy_id=base_id,
+            id=_folder_name(base_id),
+            name=_name(row, base_id, said) if is_listed else base_id,
+            embedding=embedding,
+            rerank=rerank,
+            stated_dimensions=dimensions,
+            file_processor_id=processor,
+            settings=settings,
+            created_at=read_time(row.get("created_at")),
+            updated_at=read_time(row.get("updated_at")),
+            items=tuple(drafted.items),
+            skipped_items=tuple(drafted.skipped),
+            taken_names=names.taken(),
+            vector_file=store.name,
+            notices=(*said, *_dropped(row, base_id), *embedding.notices, *rerank.notices, *drafted.notices),
+            dimensions_if_empty=dimensions,
+        )
+
+    def _items(self, base_id: str, store: Store, told: Told, names: FreeNames) -> DraftedItems:
+        place = Place(base_id, RawFiles(self._source.tree, store.raw), RawPaths(names), told)
+        listed = None if self._catalog is None else self._catalog.items
+        if listed is None or (base_id not in listed and not self._is_in_catalog(base_id)):
+            return draft_told_items(told, place, self._migrated)
+        return draft_items(listed.get(base_id, ()), place, self._migrated)
+
+    def _is_in_catalog(self, base_id: str) -> bool:
+        return self._catalog is not None and any(row.get("id") == base_id for row in self._catalog.bases)
+
+    def _embedding(self, row: Row, base_id: str, told: Told, *, is_listed: bool) -> ModelChoice:
+        choice = self.models.embedding(row.get("embedding_model_id"), base_id, is_listed=is_listed)
+        if choice.id is None and told.problem:
+            # A model alone would not bring it back.
+            return replace(choice, problem=f"{choice.problem}; and its index file {told.problem}")
+        return choice
+
+
+def _folder_name(base_id: str) -> str:
+    """Return the base's id in the library: its own, unless that is no name of a folder on every system."""
+    legal = material_name(base_id) == base_id and len(base_id.encode("utf-8", "replace")) <= MAX_NAME_BYTES
+    return base_id if legal and base_id == trim(base_id) else identity.base_id(base_id)
+
+
+def _name(row: Row, base_id: str, said: list[Notice]) -> str:
+    name: Any = row.get("name")
+    text = trim(without_nul(name)) if isinstance(name, str) else ""
+    if not text:
+        said.append(Notice(notices.BLANK_NAME, "the base is called by its id", base_id))
+    return text or base_id
+
+
+def _dropped(row: Row, base_id: str) -> list[Notice]:
+    """Name what a library has no place for: the group, and that the catalog calls the base failed."""
+    said = []
+    if not is_blank(row.get("group_id")):
+        said.append(Notice(notices.DROPPED_FIELD, f"group: {row['group_id']}", base_id))
+    if row.get("status") == "failed":
+        text = f"status: failed ({row.get('error')}); it follows from what can be carried now"
+        said.append(Notice(notices.DROPPED_FIELD, text, base_id))
+    return said

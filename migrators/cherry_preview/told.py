@@ -1,0 +1,136 @@
+"""What a store itself tells of its items, and items made of that (``docs/formats/preview.md``, "Without a catalog")."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from migrators.cherry_preview.item_data import DraftedItems, Place, base_name, cut_note
+from migrators.cherry_v1.items import MAX_NOTE_UNITS
+from migrators.stages.drafts import ItemDraft, SkippedItem, Upload
+from regraft import notices
+from regraft.errors import SourceUnreadable
+from regraft.formats import libsql_preview
+from regraft.formats.index import BODY_SEPARATOR
+from regraft.formats.libsql_preview import PREVIEW, Contents, StoredItem
+from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.names import material_name
+from regraft.notices import Notice
+from regraft.tree import Tree
+
+#: Types of items by what rows call them; anything else is a file.
+_TYPES = {"url": "url", "sitemap": "url", "note": "note"}
+
+
+class Told:
+    """A store that is read when it is first asked; what cannot be read is as if it were not there."""
+
+    def __init__(self, tree: Tree, name: str) -> None:
+        self._tree = tree
+        self._name = name
+        self._open = ExitStack()
+        #: Why the store cannot be read, for a person.
+        self.problem = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    @cached_property
+    def _path(self) -> Path:
+        """Return where the store is on disk (an archive's is extracted)."""
+        try:
+            found = self._open.enter_context(self._tree.local(self._name, None))
+        except SourceUnreadable as error:
+            raise StoreProblem(f"cannot be read: {error.facts['reason']}") from error
+        return self._open.enter_context(libsql_preview.readable(found))
+
+    @cached_property
+    def contents(self) -> Contents:
+        """Return the owners of the store's rows and what the rows say of them."""
+        try:
+            return libsql_preview.read_contents(self._path)
+        except StoreProblem as problem:
+            self.problem = str(problem)
+            return Contents()
+
+    @cached_property
+    def _survey(self) -> Survey:
+        return PREVIEW.survey(self._path)
+
+    @property
+    def declared_dimensions(self) -> int | None:
+        """Return the dimensions that the table is declared with."""
+        try:
+            return libsql_preview.declared_dimensions(self._path)
+        except StoreProblem:
+            return None
+
+    def source(self, item_id: str) -> str | None:
+        """Return what an item's rows call its source."""
+        return self.contents.items.get(item_id, StoredItem()).source
+
+    def text(self, item_id: str) -> str:
+        """Return the text that an item's rows make, or at least so much of it as a note can hold and one unit more."""
+        try:
+            return libsql_preview.carried_text(self._path, self._survey, item_id, BODY_SEPARATOR, MAX_NOTE_UNITS)
+        except StoreProblem as problem:
+            self.problem = str(problem)
+            return ""
+
+
+def draft_told_items(told: Told, place: Place, migrated: set[str]) -> DraftedItems:
+    """Draft an item for every owner of rows, in the order of their first rows.
+
+    Args:
+        told: the base's store.
+        place: what the base has.
+        migrated: ids of items of all bases so far; those of this base are added.
+    """
+    drafted = DraftedItems()
+    for item_id, stored in told.contents.items.items():
+        if item_id in migrated:
+            drafted.skipped.append(SkippedItem(item_id, notices.DUPLICATE_ITEM))
+            said = notices.CODES[notices.DUPLICATE_ITEM].meaning
+            drafted.notices.append(Notice(notices.DUPLICATE_ITEM, said, place.base_id, item_id))
+            continue
+        migrated.add(item_id)
+        drafted.items.append(_item(item_id, stored, told, place, drafted))
+    return drafted
+
+
+def _item(item_id: str, stored: StoredItem, told: Told, place: Place, drafted: DraftedItems) -> ItemDraft:
+    item_type = _TYPES.get(stored.type or "", "file")
+    source = stored.source or item_id
+    upload: Upload | None = None
+    if item_type == "url":
+        data = {"source": source, "url": source}
+    elif item_type == "note":
+        content, cut = cut_note(told.text(item_id), place.base_id, item_id)
+        drafted.notices.extend(cut)
+        data = {"source": stored.source or content, "content": content}
+    else:
+        wanted = material_name(base_name(source)) or material_name(item_id)
+        name = place.paths.take(wanted)
+        drafted.renamed += name != wanted
+        data = {"source": source, "relativePath": name}
+        upload = place.raw.upload(name)
+    return ItemDraft(
+        legacy_id=item_id,
+        id=item_id,
+        type=item_type,
+        data=data,
+        status="completed",
+        error=None,
+        created_at=None,
+        updated_at=None,
+        loader_ids=(item_id,),
+        upload=upload,
+    )

@@ -1,0 +1,156 @@
+"""Files that v1 left without a row because another file of the base has the same bytes.
+
+v1 stores no chunk twice in a base (``docs/formats/v1.md``, "Vector file"), so that the second of two equal files gets
+none. A file that v1 failed on has none either: only equal bytes tell that a file is such a duplicate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from migrators.stages.drafts import BaseDraft, ItemDraft
+from migrators.stages.journey import Twin
+from migrators.stages.uploads import upload_name
+from regraft.formats.vector_table import Survey
+from regraft.locate import Located
+from regraft.text import shown
+from regraft.tree import CHUNK_BYTES
+
+#: Bytes of a base's files that are read to compare them. Only files of one size and extension are.
+MAX_COMPARED_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file that can be read: a standalone item's upload, or a file of a folder on disk (then with its path)."""
+
+    loader_id: str
+    name: str
+    #: The extension decides how v1 read a file: other extension, other chunks.
+    suffix: str
+    size: int
+    open: Callable[[], BinaryIO]
+    #: Rows that can be carried.
+    rows: int = 0
+    path: str = ""
+
+
+def lost_files(draft: BaseDraft, survey: Survey) -> list[ItemDraft]:
+    """Return a base's completed standalone files that have no row at all."""
+    return [
+        item
+        for item in draft.items
+        if item.type == "file" and item.status == "completed" and item.loader_ids and not _has_rows(item, survey)
+    ]
+
+
+def lost_entries(draft: BaseDraft, survey: Survey) -> list[str]:
+    """Return the entries of a base's completed folders that have no row at all, in order."""
+    folders = [item for item in draft.items if item.type == "directory" and item.status == "completed"]
+    entries = dict.fromkeys(entry for item in folders for entry in item.entries)
+    return [entry for entry in entries if entry not in survey.loaders]
+
+
+def _has_rows(item: ItemDraft, survey: Survey) -> bool:
+    return any(loader in survey.loaders for loader in item.loader_ids)
+
+
+def find_twins(source: Located, draft: BaseDraft, survey: Survey, paths: Mapping[str, Path]) -> tuple[Twin, ...]:
+    """Return the files without rows whose bytes are those of a file with rows, with the best such file for each.
+
+    That is the one with the most rows to carry, then the first in item order. Files that are not there or cannot be
+    read are passed over.
+
+    Args:
+        source: where the uploads are.
+        draft: the base.
+        survey: what its vector file holds.
+        paths: the files of the base's folders that are on disk, by loader id.
+    """
+    lost = [upload for item in lost_files(draft, survey) for upload in _upload(source, item, item.loader_ids[0])]
+    lost += [file for loader in lost_entries(draft, survey) for file in _on_disk(loader, paths)]
+    if not lost:
+        return ()
+    kept: dict[tuple[str, int], list[_File]] = {}
+    for file in sorted(_kept(source, draft, survey, paths), key=lambda file: -file.rows):
+        kept.setdefault((file.suffix, file.size), []).append(file)
+    digests = _Digests()
+    twins = []
+    for file in lost:
+        candidates = kept.get((file.suffix, file.size), ())
+        mark = digests.of(file) if candidates else None
+        like = next((one for one in candidates if mark is not None and digests.of(one) == mark), None)
+        if like is not None:
+            twins.append(Twin(file.loader_id, like.loader_id, file.name, like.name, file.path))
+    return tuple(twins)
+
+
+def _kept(source: Located, draft: BaseDraft, survey: Survey, paths: Mapping[str, Path]) -> Iterator[_File]:
+    """Yield the files that have rows to carry, in item order."""
+    for item in draft.items:
+        rows = {loader: count for loader in item.loader_ids if (count := _usable(survey, loader))}
+        if item.type == "file" and rows:
+            yield from _upload(source, item, next(iter(rows)), sum(rows.values()))
+        elif item.type == "directory" and item.status == "completed":
+            for loader, count in rows.items():
+                yield from _on_disk(loader, paths, count)
+
+
+def _usable(survey: Survey, loader_id: str) -> int:
+    """Return how many rows of a loader have a vector of the base's length."""
+    rows, length = survey.loaders.get(loader_id), survey.vector_bytes
+    tally = rows.kinds.get(length) if rows is not None and length is not None else None
+    return 0 if tally is None else tally.count
+
+
+def _upload(source: Located, item: ItemDraft, loader_id: str, rows: int = 0) -> Iterator[_File]:
+    """Yield a standalone item's upload, if it is in the source."""
+    name = None if item.upload is None else upload_name(source.tree, source.places.uploads, item.upload)
+    if name is not None:
+        with suppress(OSError):
+            size, suffix = source.tree.size(name), PurePosixPath(name).suffix.lower()
+            yield _File(loader_id, item.data["relativePath"], suffix, size, partial(source.tree.open, name), rows)
+
+
+def _on_disk(loader_id: str, paths: Mapping[str, Path], rows: int = 0) -> Iterator[_File]:
+    """Yield the file of a folder's entry, if it is on disk."""
+    path = paths.get(loader_id)
+    if path is not None:
+        with suppress(OSError):
+            size, suffix = path.stat().st_size, path.suffix.lower()
+            yield _File(loader_id, shown(path.name), suffix, size, partial(_opened, path), rows, shown(path))
+
+
+def _opened(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+class _Digests:
+    """Hashes of files, each made once, for as long as the bound on what is read allows."""
+
+    def __init__(self) -> None:
+        self._left = MAX_COMPARED_BYTES
+        self._known: dict[int, bytes | None] = {}
+
+    def of(self, file: _File) -> bytes | None:
+        """Return the hash of a file's bytes, or None where it cannot be read or would be too much."""
+        if id(file) not in self._known:
+            self._known[id(file)] = self._hashed(file) if file.size <= self._left else None
+        return self._known[id(file)]
+
+    def _hashed(self, file: _File) -> bytes | None:
+        self._left -= file.size
+        hasher = hashlib.blake2b(digest_size=32)
+        try:
+            with closing(file.open()) as opened:
+                while chunk := opened.read(CHUNK_BYTES):
+                    hasher.update(chunk)
+        except OSError:
+            return None
+        return hasher.digest()

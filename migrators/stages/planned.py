@@ -1,0 +1,92 @@
+"""What a plan says: what becomes of a base, its items and its rows. Made by :mod:`.plan`, worked off by the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from migrators.stages.drafts import BaseDraft, Upload
+from regraft.notices import Notice
+
+
+@dataclass(frozen=True)
+class ItemPlan:
+    """One row of ``knowledge_item``, but for what only carrying knows (snapshot paths)."""
+
+    id: str
+    legacy_id: str | None
+    group_id: str | None
+    type: str
+    data: dict[str, str]
+    status: str
+    error: str | None
+    created_at: int | None
+    updated_at: int | None
+    upload: Upload | None = None
+
+
+@dataclass(frozen=True)
+class MaterialPlan:
+    """The rows that become one material: ``item`` is an index into the plan's items, ``runs`` are rowid ranges."""
+
+    item: int
+    runs: tuple[tuple[int, int], ...]
+    rows: int
+    body_bytes: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The books of a base: every row is carried or skipped for a reason."""
+
+    read: int = 0
+    carried: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    #: Chunks that v1 itself never stored; they are in no row.
+    v1_deduplicated: int = 0
+    #: Units given to files that have no row of their own, after another file with the same bytes; outside the books.
+    restored_duplicate: int = 0
+
+    @property
+    def balanced(self) -> bool:
+        """Tell whether the books balance."""
+        return self.read == self.carried + sum(self.skipped.values())
+
+
+@dataclass(frozen=True)
+class Directories:
+    """What became of a base's folders: expanded ones, their children, and those that stayed one failed item."""
+
+    expanded: int = 0
+    children: int = 0
+    tombstones: int = 0
+
+
+@dataclass(frozen=True)
+class BasePlan:
+    """What becomes of one base. ``error`` is None for a completed one."""
+
+    draft: BaseDraft
+    error: str | None
+    dimensions: int | None
+    items: tuple[ItemPlan, ...]
+    materials: tuple[MaterialPlan, ...]
+    rows: Rows
+    directories: Directories
+    #: By loader id: the id of the child that owns its rows.
+    children: dict[str, str]
+    notices: tuple[Notice, ...]
+
+    @property
+    def vector_bytes(self) -> int:
+        """Return the length of a vector in bytes."""
+        return 4 * (self.dimensions or 0)
+
+    @property
+    def units(self) -> int:
+        """Return how many units the index will have: rows carried, and those given to duplicates."""
+        return self.rows.carried + self.rows.restored_duplicate
+
+    @property
+    def body_bytes(self) -> int:
+        """Return the bytes of all bodies to be written."""
+        return sum(material.body_bytes for material in self.materials)

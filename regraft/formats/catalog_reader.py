@@ -1,0 +1,81 @@
+"""Reading a catalog of any build: what is there, by the names of its columns (``docs/formats/catalog.md``).
+
+A profile's tables have more columns than a library's and earlier builds had fewer. Only named columns are read, so that
+no API key is ever held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from regraft import sqlite
+
+#: A row by the names of those columns that are there; values are of any type.
+Row = dict[str, Any]
+
+_COLUMNS = {
+    "knowledge_base": (
+        *("id", "name", "group_id", "dimensions", "embedding_model_id", "status", "error", "rerank_model_id"),
+        *("file_processor_id", "chunk_size", "chunk_overlap", "chunk_strategy", "chunk_separator", "threshold"),
+        *("document_count", "search_mode", "hybrid_alpha", "created_at", "updated_at"),
+    ),
+    "knowledge_item": (
+        *("id", "base_id", "group_id", "type", "data", "status", "error", "created_at", "updated_at", "deleted_at"),
+    ),
+    "user_provider": ("provider_id", "name", "is_enabled"),
+    "user_model": ("id", "provider_id", "model_id", "name", "group"),
+}
+
+
+class CatalogProblem(Exception):
+    """A catalog that cannot be read; the text says why, for a person."""
+
+
+@dataclass(frozen=True)
+class StoredCatalog:
+    """The rows of a catalog in their order; None stands for a table that is not there."""
+
+    bases: list[Row]
+    #: By the base's id.
+    items: dict[Any, list[Row]] | None
+    providers: list[Row] | None
+    models: list[Row] | None
+
+
+def read_catalog(path: Path, *, data: bool = True) -> StoredCatalog:
+    """Read bases, items, models and providers of a catalog on disk.
+
+    Args:
+        path: a SQLite file; it is read without a trace.
+        data: read what items hold, too, not only what they are.
+
+    Raises:
+        CatalogProblem: it is missing, no SQLite file, damaged, or has no table of bases.
+    """
+    try:
+        with sqlite.reading(path) as db:
+            bases, items, providers, models = (_rows(db, table, data=data) for table in _COLUMNS)
+    except (apsw.Error, OSError, UnicodeDecodeError) as error:
+        raise CatalogProblem(f"cannot be read: {error}") from error
+    if bases is None:
+        raise CatalogProblem("has no table `knowledge_base`")
+    by_base: dict[Any, list[Row]] = {}
+    for item in items or ():
+        by_base.setdefault(item.get("base_id"), []).append(item)
+    return StoredCatalog(bases, None if items is None else by_base, providers, models)
+
+
+def _rows(db: apsw.Connection, table: str, *, data: bool) -> list[Row] | None:
+    there = {str(row[1]).lower() for row in db.execute(f"PRAGMA table_info('{table}')")}
+    if not there:
+        return None
+    columns = [name for name in _COLUMNS[table] if name in there and (data or name != "data")]
+    if not columns:
+        return []
+    quoted = ", ".join(f'"{name}"' for name in columns)
+    rows = db.execute(f"SELECT {quoted} FROM {table} NOT INDEXED ORDER BY rowid")
+    return [dict(zip(columns, row, strict=True)) for row in rows]

@@ -1,0 +1,91 @@
+"""Where a v1 source keeps what: its state, its vector files, its uploads (``docs/formats/v1.md``, "Sources")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from regraft.tree import Tree, join
+
+VECTORS_FOLDER = "KnowledgeBase"
+#: The tables of Dexie that hold something of knowledge bases.
+TABLES = ("files", "knowledge_notes")
+_TABLE_FOLDERS = ("dexie", "dexie_export", "", "indexedDB")
+#: Where Chromium keeps Local Storage in a profile.
+LOCAL_STORAGE = "Local Storage/leveldb"
+#: What Chromium itself calls the profile below its own root.
+BROWSER_PROFILE = "Default"
+
+
+@dataclass(frozen=True)
+class StatePlaces:
+    """Where a source keeps its state, as names in its tree; None where it has no such thing.
+
+    ``backup`` is a ``data.json``; else ``redux`` is a state by slice, ``knowledge`` one slice alone, and
+    ``local_storage`` the folder of Chromium's Local Storage, beside ``indexed_db``.
+    """
+
+    backup: str | None = None
+    redux: str | None = None
+    knowledge: str | None = None
+    local_storage: str | None = None
+    indexed_db: str | None = None
+    #: Table files of Dexie by table name.
+    tables: dict[str, str] = field(default_factory=dict)
+    #: Whether it is a backup, which may have been made without ``Data/``.
+    is_backup: bool = False
+    #: The folders of vector files and of uploads.
+    vectors: str | None = None
+    uploads: str | None = None
+
+
+def _first_folder(tree: Tree, *names: str) -> str | None:
+    return next((name for name in names if tree.kind(name) == "folder"), None)
+
+
+def chromium_places(tree: Tree, folder: str) -> StatePlaces:
+    """Return where a profile, or a backup of version 6, keeps its state and its ``Data/``."""
+    # A folder below Chromium's own root has its data beside that, or in it.
+    roots = [folder, folder.rpartition("/")[0]] if folder.rpartition("/")[2] == BROWSER_PROFILE else [folder]
+
+    def data(name: str) -> str | None:
+        return _first_folder(tree, *(join(root, f"Data/{name}") for root in roots))
+
+    storage = _first_folder(tree, join(folder, LOCAL_STORAGE), join(folder, "Local Storage"))
+    return StatePlaces(
+        local_storage=storage or join(folder, LOCAL_STORAGE),
+        indexed_db=_first_folder(tree, join(folder, "IndexedDB")),
+        is_backup=tree.kind(join(folder, "metadata.json")) == "file",
+        vectors=data(VECTORS_FOLDER),
+        uploads=data("Files"),
+    )
+
+
+def file_places(tree: Tree, folder: str, **state: str) -> StatePlaces:
+    """Return where a backup of the versions 1 to 5, an export or a knowledge file keeps its state and its data.
+
+    ``state`` is one of ``backup``, ``redux`` and ``knowledge``, with the name of the file.
+    """
+
+    def first_folder(*names: str) -> str | None:
+        return _first_folder(tree, *(join(folder, name) for name in names))
+
+    tables: dict[str, str] = {}
+    if "backup" not in state:
+        for table in TABLES:
+            for place in _TABLE_FOLDERS:
+                name = join(join(folder, place) if place else folder, f"{table}.json")
+                if table not in tables and tree.kind(name) == "file" and name not in state.values():
+                    tables[table] = name
+    vectors = first_folder(f"Data/{VECTORS_FOLDER}", VECTORS_FOLDER)
+    if vectors is None and "backup" not in state:
+        vectors = folder
+    uploads = first_folder("Data/Files", "Files")
+    return StatePlaces(
+        backup=state.get("backup"),
+        redux=state.get("redux"),
+        knowledge=state.get("knowledge"),
+        tables=tables,
+        is_backup="backup" in state,
+        vectors=vectors,
+        uploads=uploads,
+    )

@@ -1,0 +1,202 @@
+"""Where v2 data lies, and the stores of preview builds among it (``docs/formats/preview.md``, "Where it lies").
+
+A base has its store in ``<base id>/.cherry/index.sqlite``; preview builds also kept it in a flat file called after the
+base. Names are those of a source's tree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from regraft.errors import SourceUnreadable
+from regraft.formats.libsql_preview import Layout, Look, look_in
+from regraft.formats.v1_places import VECTORS_FOLDER
+from regraft.tree import FolderTree, Tree, ZipTree, join
+
+CATALOG_FILE = "catalog.sqlite"
+PROFILE_DATABASE = "cherrystudio.sqlite"
+KNOWLEDGE_FOLDER = VECTORS_FOLDER
+INDEX_FILE = ".cherry/index.sqlite"
+RAW_FOLDER = "raw"
+DATA_FOLDER = "Data"
+
+_INDEX_FOLDER, _, _INDEX_NAME = INDEX_FILE.partition("/")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+#: What a flat file may be called besides the base's id.
+_DATABASE_SUFFIXES = (".sqlite", ".sqlite3", ".db")
+#: How far above a path a ``KnowledgeBase`` folder is looked for: it holds ``<base id>/.cherry/index.sqlite``.
+_LEVELS = 4
+
+
+@dataclass(frozen=True)
+class Store:
+    """A file that holds one base: its name in the tree, and what it is at a glance."""
+
+    #: The base's id, by the place where the file lies; None where that says nothing.
+    base_id: str | None
+    name: str
+    #: The folder of the base's raw files.
+    raw: str
+    look: Look
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The stores of a source, one for each base, in the order of their names."""
+
+    #: Those of preview builds, and those that nobody can read.
+    preview: tuple[Store, ...] = ()
+    #: Those in the v2 layout.
+    current: tuple[Store, ...] = ()
+    #: The catalog beside or above them, None where there is none.
+    catalog: str | None = None
+    #: The folder where the catalog's bases lie.
+    bases: str = KNOWLEDGE_FOLDER
+    #: Whether these are all bases of the catalog, not one that was named.
+    is_whole: bool = False
+
+    @property
+    def has_preview(self) -> bool:
+        """Tell whether any store is known to be one of a preview build."""
+        return any(store.look.layout is Layout.PREVIEW for store in self.preview)
+
+
+def is_uuid(text: str) -> bool:
+    """Tell whether ``text`` is of the form of the ids that the application gives to bases."""
+    return _UUID.fullmatch(text) is not None
+
+
+def rooted(path: Path) -> tuple[FolderTree, str]:
+    """Return a tree in which what belongs to ``path`` can be named too, and the name of ``path`` in it.
+
+    What belongs to a base's file or folder is its ``raw/`` and the catalog of its library or profile, which lie above.
+    """
+    path = path.absolute()
+    above = [path, *path.parents][: _LEVELS + 1]
+    root = path if path.is_dir() else path.parent
+    bases = next((place for place in above if place.name == KNOWLEDGE_FOLDER), None)
+    if bases is not None:
+        root = bases.parent.parent if bases.parent.name == DATA_FOLDER else bases.parent
+    elif root.name == _INDEX_FOLDER:
+        root = root.parent
+    inside = path.relative_to(root).as_posix()
+    return FolderTree(root), "" if inside == "." else inside
+
+
+def find_stores(tree: Tree, inside: str) -> Stores:
+    """Find the stores of one file, one base's folder, a folder of bases, a library or a profile.
+
+    Of several files of one base, one with units in the v2 layout stands for it, else one with rows in the preview
+    table; ``.cherry/index.sqlite`` goes before a flat file.
+
+    Args:
+        tree: a folder or an archive.
+        inside: the name in it of what is looked at; empty for all of it.
+    """
+    single = next((name for name in _single_names(inside) if tree.kind(name) == "file"), None)
+    if single is not None:
+        # The tree may begin at the base's own folder, whose name then stands in no name.
+        whole = single if isinstance(tree, ZipTree) else f"{tree.path.absolute().as_posix()}/{single}"
+        stores, bases = [_store(tree, base_id_of(whole), single)], KNOWLEDGE_FOLDER
+    else:
+        below = [join(inside, name) for name in (f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER)]
+        folders = [folder for folder in below if tree.kind(folder) == "folder"] or [inside]
+        stores, bases = list(_chosen(tree, folders)), folders[0]
+    return Stores(
+        preview=tuple(one for one in stores if one.look.layout in (Layout.PREVIEW, Layout.UNREADABLE)),
+        current=tuple(one for one in stores if one.look.layout is Layout.CURRENT),
+        catalog=_catalog(tree, inside),
+        bases=bases,
+        is_whole=single is None,
+    )
+
+
+def _single_names(inside: str) -> tuple[str, ...]:
+    """Return the files that are one base's where ``inside`` is that file or its folder."""
+    return (inside, join(inside, INDEX_FILE), join(inside, _INDEX_NAME))
+
+
+def _catalog(tree: Tree, inside: str) -> str | None:
+    places = [inside, *(str(parent) for parent in PurePosixPath(inside).parents)]
+    names = (PROFILE_DATABASE, f"{DATA_FOLDER}/{PROFILE_DATABASE}", CATALOG_FILE)
+    found = (join("" if place == "." else place, name) for place in places for name in names)
+    return next((name for name in found if tree.kind(name) == "file"), None)
+
+
+def base_id_of(name: str) -> str | None:
+    """Return the id that a file's place gives its base: its folder's or its own name, None where that says nothing."""
+    path = PurePosixPath(name)
+    if path.parent.name == _INDEX_FOLDER:
+        return path.parent.parent.name or None
+    return _flat_id(path.name) if path.parent.name == KNOWLEDGE_FOLDER else None
+
+
+def _flat_id(name: str) -> str:
+    path = PurePosixPath(name)
+    return path.stem if path.suffix.lower() in _DATABASE_SUFFIXES else name
+
+
+def _store(tree: Tree, base_id: str | None, name: str) -> Store:
+    folder = PurePosixPath(name).parent
+    if folder.name == _INDEX_FOLDER:
+        raw = folder.parent / RAW_FOLDER
+    else:
+        raw = folder / base_id / RAW_FOLDER if folder.name == KNOWLEDGE_FOLDER and base_id else folder / RAW_FOLDER
+    try:
+        look = look_in(tree, name)
+    except SourceUnreadable as error:
+        look = Look(Layout.UNREADABLE, problem=str(error.facts["reason"]))
+    return Store(base_id, name, str(raw), look)
+
+
+@dataclass
+class _Files:
+    """The files of one base: index files in folders of their own, and flat ones."""
+
+    indexes: list[str] = field(default_factory=list)
+    flat: list[str] = field(default_factory=list)
+
+
+def _files(tree: Tree, folders: list[str]) -> dict[str, _Files]:
+    found: dict[str, _Files] = {}
+    for folder in folders:
+        for child in tree.children(folder):
+            place = join(folder, child)
+            if tree.kind(place) == "file":
+                found.setdefault(_flat_id(child), _Files()).flat.append(place)
+            elif tree.kind(join(place, INDEX_FILE)) == "file":
+                found.setdefault(child, _Files()).indexes.append(join(place, INDEX_FILE))
+    return dict(sorted(found.items()))
+
+
+def _chosen(tree: Tree, folders: list[str]) -> Iterator[Store]:
+    for base_id, files in _files(tree, folders).items():
+        stores = [_known(_store(tree, base_id, name)) for name in files.indexes]
+        # Beside the folders of bases there may lie anything: v1's vector files, the application's own lists.
+        flat = (_store(tree, base_id, name) for name in files.flat)
+        stores += [one for one in flat if one.look.layout is not Layout.UNREADABLE or is_uuid(base_id)]
+        if stores:
+            yield min(stores, key=_rank)
+
+
+def _known(store: Store) -> Store:
+    """Return a file in a base's own folder as its store, whatever it holds."""
+    if store.look.layout is not Layout.OTHER:
+        return store
+    return replace(store, look=Look(Layout.UNREADABLE, problem="it holds none of the known tables"))
+
+
+def _rank(store: Store) -> int:
+    """Return which of several stores of one base stands for it: the lowest; a tie goes to the first."""
+    look = store.look
+    order = (
+        look.layout is Layout.CURRENT and look.has_rows,
+        look.layout is Layout.PREVIEW and look.has_rows,
+        look.layout is Layout.PREVIEW,
+        look.layout is Layout.CURRENT,
+        look.layout is Layout.UNREADABLE,
+    )
+    return order.index(True) if True in order else len(order)

@@ -1,0 +1,193 @@
+"""Where the application keeps its data, and whether it is running there (``docs/formats/v1.md``, "Profile folder")."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+APPLICATION = "CherryStudio"
+#: The application's own settings, which can name another folder for its data.
+CONFIG_FOLDER = ".cherrystudio"
+CONFIG_FILE = "config/config.json"
+#: What Chromium leaves in a profile while it runs: a link ``host-pid``, and on Windows a file.
+SINGLETON_LOCK = "SingletonLock"
+WINDOWS_LOCK = "lockfile"
+#: A profile on another host, or one whose locks cannot be asked for, counts as in use this long after a write.
+RECENT_SECONDS = 120
+
+
+def default_folders() -> list[Path]:
+    """Return where the application keeps its data unless told otherwise, on this system."""
+    home = Path.home()
+    places = [home / ".config", home / "Library" / "Application Support", home / "AppData" / "Roaming"]
+    named = [Path(value) for name in ("XDG_CONFIG_HOME", "APPDATA") if (value := os.environ.get(name))]
+    return [place / APPLICATION for place in (*named, *places)]
+
+
+def moved_to(path: Path) -> list[Path]:
+    """Return the data folders that the application's settings name in place of ``path``.
+
+    ``path`` is the settings' own folder or file, or a default folder; of any other path the settings say nothing.
+    Folders that are not there are left out.
+    """
+    config = Path.home() / CONFIG_FOLDER / CONFIG_FILE
+    settings = (config, config.parent, config.parent.parent)
+    if not any(_same(path, place) for place in (*settings, *default_folders())):
+        return []
+    named = {folder for folder in _data_paths(config) if folder.is_dir() and not _same(folder, path)}
+    return sorted(named)
+
+
+def _same(path: Path, other: Path) -> bool:
+    try:
+        return path.resolve() == other.resolve()
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+def _data_paths(config: Path) -> Iterator[Path]:
+    try:
+        said: Any = json.loads(config.read_bytes())
+    except (OSError, ValueError):
+        return
+    named = said.get("appDataPath") if isinstance(said, dict) else None
+    # Early releases wrote one path, later ones a list with a path for each place that the application runs from.
+    for entry in named if isinstance(named, list) else [named]:
+        value = entry.get("dataPath") if isinstance(entry, dict) else entry
+        if isinstance(value, str) and value and "\0" not in value:
+            yield Path(value)
+
+
+# --- is it running? ------------------------------------------------------------------------------------------------
+
+
+def sign_of_life(profile: Path) -> str | None:
+    """Return what shows that an application is using a profile, for a person; None where nothing does.
+
+    Nothing is locked or written: a process that holds a lock is asked for, not waited for.
+    """
+    for folder in (profile, profile.parent) if profile.name == "Default" else (profile,):
+        sign = _singleton(folder) or _windows_lock(folder)
+        if sign:
+            return sign
+    return _held_lock(profile)
+
+
+def _storage_files(profile: Path) -> Iterator[Path]:
+    for folder in _leveldb_folders(profile):
+        try:
+            yield from folder.iterdir()
+        except OSError:
+            continue
+
+
+def _leveldb_folders(profile: Path) -> Iterator[Path]:
+    yield profile / "Local Storage" / "leveldb"
+    try:
+        yield from (profile / "IndexedDB").glob("*.leveldb")
+    except OSError:
+        return
+
+
+def _recently_written(profile: Path) -> bool:
+    times = []
+    for file in _storage_files(profile):
+        with contextlib.suppress(OSError):
+            times.append(file.stat().st_mtime)
+    return bool(times) and time.time() - max(times) < RECENT_SECONDS
+
+
+def _singleton(folder: Path) -> str | None:
+    try:
+        host, _, pid = str((folder / SINGLETON_LOCK).readlink()).rpartition("-")
+        made = (folder / SINGLETON_LOCK).lstat().st_mtime
+    except OSError:
+        return None
+    if host != socket.gethostname():
+        # Nobody here can tell whether that process still lives.
+        return f"{SINGLETON_LOCK} of host {host}, and recent writes" if _recently_written(folder) else None
+    return f"process {pid}" if pid.isdigit() and _lives(int(pid)) and not _began_after(int(pid), made) else None
+
+
+def _lives(pid: int) -> bool:
+    if os.name == "nt":
+        return False  # such a link is never made there
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def _began_after(pid: int, made: float) -> bool:
+    """Tell whether a process began after a lock was made: it then only has the number of the one that made it.
+
+    Where the system does not say when it began, it did not.
+    """
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return False
+    # Both clocks are read by the second.
+    return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK") > made + 2
+
+
+def _windows_lock(folder: Path) -> str | None:
+    """Tell whether Chromium's lock file on Windows is there: the system removes it when the process ends."""
+    lock = folder / WINDOWS_LOCK
+    if not lock.is_file():
+        return None
+    if os.name == "nt" or _recently_written(folder):
+        return f"its {WINDOWS_LOCK} is there"
+    return None
+
+
+def _held_lock(profile: Path) -> str | None:
+    for folder in _leveldb_folders(profile):
+        lock = folder / "LOCK"
+        if not lock.is_file():
+            continue
+        try:
+            holder = _holder(lock)
+        except OSError:
+            # A file system without locks, or Windows, where the file of a running application cannot even be opened.
+            if os.name == "nt" or _recently_written(profile):
+                return f"{folder.name}/LOCK is in use"
+            continue
+        if holder:
+            return f"{holder} holds {folder.name}/LOCK"
+    return None
+
+
+def _holder(lock: Path) -> str | None:
+    """Return which process holds a lock on a file, None where none does.
+
+    Raises:
+        OSError: that cannot be told.
+    """
+    with lock.open("rb") as file:
+        if sys.platform == "win32":
+            return None
+        import fcntl  # noqa: PLC0415 - not there on Windows
+
+        # struct flock: Linux begins with type and whence, the BSDs and macOS with start, length and process.
+        linux = sys.platform == "linux"
+        form = "hhqqi4x" if linux else "qqihh"
+        asked = (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0) if linux else (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
+        answer = struct.unpack(form, fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(form, *asked)))
+        kind, holder = (answer[0], answer[4]) if linux else (answer[3], answer[2])
+        if kind == fcntl.F_UNLCK:
+            return None
+        # A process in another container has no number here.
+        return f"process {holder}" if holder > 0 else "another process"

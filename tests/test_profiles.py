@@ -1,0 +1,200 @@
+"""Where a profile is, and whether its application is running."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from regraft import profiles
+
+fcntl = pytest.importorskip("fcntl") if os.name != "nt" else None
+posix = pytest.mark.skipif(os.name == "nt", reason="links and file locks as POSIX systems have them")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("USERPROFILE", str(folder))
+    for name in ("XDG_CONFIG_HOME", "APPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    folder = tmp_path / "CherryStudio"
+    for name in ("Local Storage/leveldb", "IndexedDB/file__0.indexeddb.leveldb", "Data"):
+        (folder / name).mkdir(parents=True)
+    for name in ("Local Storage/leveldb", "IndexedDB/file__0.indexeddb.leveldb"):
+        (folder / name / "LOCK").touch()
+        (folder / name / "000003.log").write_bytes(b"")
+    return folder
+
+
+def settings(home: Path, content: object) -> Path:
+    path = home / ".cherrystudio" / "config" / "config.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def aged(profile: Path, seconds: float) -> None:
+    for path in profile.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            os.utime(path, (time.time() - seconds,) * 2)
+
+
+# --- another data folder -------------------------------------------------------------------------------------------
+
+
+def test_without_settings_nothing_is_elsewhere(home: Path) -> None:
+    assert profiles.moved_to(home / ".config" / "CherryStudio") == []
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_the_settings_name_another_folder(early: bool, home: Path, tmp_path: Path) -> None:
+    data = tmp_path / "on another disk"
+    data.mkdir()
+    named = str(data) if early else [{"executablePath": "/opt/cherry", "dataPath": str(data)}]
+    config = settings(home, {"appDataPath": named})
+    given = [config, config.parent, config.parent.parent, home / ".config" / "CherryStudio"]
+    given += [home / "Library" / "Application Support" / "CherryStudio", home / "AppData" / "Roaming" / "CherryStudio"]
+    assert [profiles.moved_to(path) for path in given] == [[data]] * len(given)
+    assert profiles.moved_to(tmp_path / "a copy") == []
+    assert profiles.moved_to(data) == []
+
+
+def test_the_places_that_the_system_names(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    settings(home, {"appDataPath": str(data)})
+    for name in ("XDG_CONFIG_HOME", "APPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+        assert profiles.moved_to(tmp_path / name / "CherryStudio") == [data]
+
+
+def test_folders_that_are_gone_and_the_default_one_do_not_count(home: Path, tmp_path: Path) -> None:
+    default = home / ".config" / "CherryStudio"
+    default.mkdir(parents=True)
+    named = [{"dataPath": str(path)} for path in (default, tmp_path / "gone", tmp_path)]
+    settings(home, {"appDataPath": [*named, {"dataPath": str(tmp_path)}, {"dataPath": 3}, {}, None, "", "a\0b"]})
+    assert profiles.moved_to(default) == [tmp_path]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"appDataPath": 7}', '{"appDataPath": {}}', "\ufeff{}"])
+def test_settings_that_say_nothing(content: str, home: Path) -> None:
+    config = settings(home, content)
+    assert profiles.moved_to(config) == []
+
+
+# --- is it running? ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def another_process() -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process.pid
+        process.kill()
+
+
+def dead_process() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    return process.pid
+
+
+def test_a_profile_that_nobody_uses(profile: Path) -> None:
+    assert profiles.sign_of_life(profile) is None
+    assert profiles.sign_of_life(profile / "nothing") is None
+
+
+@posix
+@pytest.mark.parametrize("below", ["", "Default"])
+def test_a_link_to_a_living_process(below: str, profile: Path) -> None:
+    (profile / below).mkdir(exist_ok=True)
+    with another_process() as pid:
+        (profile / "SingletonLock").symlink_to(f"{socket.gethostname()}-{pid}")
+        assert profiles.sign_of_life(profile / below) == f"process {pid}"
+    assert profiles.sign_of_life(profile / below) is None
+
+
+@posix
+def test_what_a_killed_application_leaves_is_no_sign_of_life(profile: Path) -> None:
+    (profile / "SingletonLock").symlink_to(f"{socket.gethostname()}-{dead_process()}")
+    assert profiles.sign_of_life(profile) is None
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system does not say when a process began")
+def test_a_number_that_another_process_has_now_is_no_sign_of_life(profile: Path) -> None:
+    """After a power cut the lock stays, and its number belongs to something else soon."""
+    lock = profile / "SingletonLock"
+    with another_process() as pid:
+        lock.symlink_to(f"{socket.gethostname()}-{pid}")
+        assert profiles.sign_of_life(profile) == f"process {pid}"
+        os.utime(lock, (time.time() - 3600,) * 2, follow_symlinks=False)
+        assert profiles.sign_of_life(profile) is None
+
+
+@posix
+def test_on_another_host_recent_writes_decide(profile: Path) -> None:
+    (profile / "SingletonLock").symlink_to("some-other-host-17")
+    assert profiles.sign_of_life(profile) == "SingletonLock of host some-other-host, and recent writes"
+    aged(profile, profiles.RECENT_SECONDS + 60)
+    assert profiles.sign_of_life(profile) is None
+
+
+@posix
+@pytest.mark.parametrize("target", ["no process", f"{socket.gethostname()}-", f"{socket.gethostname()}-x1"])
+def test_a_link_that_names_no_process(target: str, profile: Path) -> None:
+    aged(profile, 1e6)
+    (profile / "SingletonLock").symlink_to(target)
+    assert profiles.sign_of_life(profile) is None
+
+
+@posix
+@pytest.mark.parametrize("name", ["Local Storage/leveldb", "IndexedDB/file__0.indexeddb.leveldb"])
+def test_a_lock_that_a_process_holds(name: str, profile: Path) -> None:
+    lock = profile / name / "LOCK"
+    script = (
+        "import fcntl, sys; f = open(sys.argv[1], 'r+b')\n"
+        "fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+    )
+    command = [sys.executable, "-c", script, lock]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        before = lock.stat()
+        assert profiles.sign_of_life(profile) == f"process {process.pid} holds {lock.parent.name}/LOCK"
+        assert (lock.stat().st_mtime_ns, lock.stat().st_size) == (before.st_mtime_ns, before.st_size)
+        process.kill()
+    assert profiles.sign_of_life(profile) is None
+
+
+@posix
+def test_where_locks_cannot_be_asked_for_recent_writes_decide(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "fcntl", no_locks)
+    assert profiles.sign_of_life(profile) == "leveldb/LOCK is in use"
+    aged(profile, profiles.RECENT_SECONDS + 60)
+    assert profiles.sign_of_life(profile) is None
+
+
+@posix
+def test_a_lock_file_of_windows_counts_after_recent_writes(profile: Path) -> None:
+    (profile / "lockfile").touch()
+    assert profiles.sign_of_life(profile) == "its lockfile is there"
+    aged(profile, profiles.RECENT_SECONDS + 60)
+    assert profiles.sign_of_life(profile) is None

@@ -1,0 +1,468 @@
+"""What v1 never stored: told by file, and whole files given the chunks of the file that they equal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from hashlib import md5
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import NOW, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from v1 import Library, Row, Source, base, check_index, file, folder, note, opened, pack, page
+
+from migrators.cherry_v1 import twins
+from regraft import render
+
+REPORT = b"# Report\n\nThe report."
+
+
+def local(path: Path | str) -> str:
+    return f"LocalPathLoader_{md5(str(path).encode()).hexdigest()}"
+
+
+def moved(source: Path, target: Path, *options: str) -> Library:
+    """Migrate, and hold the index, the books and the totals of every base against one another."""
+    done = run("migrate", source, "--to", target, "--json", "--now", NOW, *options)
+    assert done.status in (0, 1), done.stderr
+    library = Library(target, done.status, done.document)
+    restored = 0
+    for entry in done.document["bases"]:
+        rows = entry["rows"]
+        assert rows["read"] == rows["carried"] + sum(rows["skipped"].values())
+        assert entry["index"]["units"] == rows["carried"] + rows["restored_duplicate"]
+        restored += rows["restored_duplicate"]
+        with opened(library.index_path(entry["legacy_id"])) as db:
+            units = {"carried": entry["index"]["units"], "restored_duplicate": 0}
+            check_index(db, {**entry, "rows": {**rows, **units}}, library.items(entry["legacy_id"]))
+    assert done.document["totals"]["rows"]["restored_duplicate"] == restored
+    said = [json.dumps(warning, sort_keys=True) for warning in done.document["warnings"]]
+    assert len(set(said)) == len(said), "a warning is said twice"
+    return library
+
+
+def migrated(tmp_path: Path, *items: Any, rows: Any, uploads: Any = (), options: Any = (), **fields: Any) -> Library:
+    source = Source([base("kb", *items, **fields)], {"kb": rows}, uploads=dict(uploads)).write(tmp_path / "v1")
+    return moved(source, tmp_path / "library", *options)
+
+
+def messages(library: Library, code: str) -> list[tuple[str | None, str, int]]:
+    return [(said["item"], said["message"], said["count"]) for said in library.warnings(code)]
+
+
+def of_item(library: Library, legacy_id: str) -> list[tuple[str, bytes]]:
+    return [(unit.body, unit.vector) for unit in library.units("kb") if unit.item == library.item_id(legacy_id)]
+
+
+UPLOADS = {"up-report.md": REPORT, "up-copy.md": REPORT}
+ITEMS = [file("report", "R", name="report.md"), file("copy", "C", name="copy.md"), note("n", "N")]
+ROWS = [Row("R", "one"), Row("N", "a note"), Row("R", "two")]
+
+
+# --- standalone files ----------------------------------------------------------------------------------------------
+
+
+def test_a_file_without_rows_gets_those_of_the_file_that_it_equals(tmp_path: Path) -> None:
+    library = migrated(tmp_path, *ITEMS, rows=ROWS, uploads=UPLOADS)
+    assert library.bodies("kb") == ["one", "two", "a note", "one", "two"]
+    assert of_item(library, "copy") == of_item(library, "report")
+    assert library.item("copy")["status"] == "completed"
+    assert library.rows("kb") == {
+        "read": 3,
+        "carried": 3,
+        "skipped": {},
+        "v1_deduplicated": 0,
+        "restored_duplicate": 2,
+    }
+    index = library.base("kb")["index"]
+    assert (index["materials"], index["units"], index["embeddings"]) == (3, 5, 3)
+    said = "copy.md: v1 kept nothing of it, since report.md has the same bytes; it gets the same 2 chunks"
+    assert messages(library, "restored_duplicate") == [("copy", said, 2)]
+    assert library.status == 0
+    assert library.raw("kb").keys() >= {"report.md", "copy.md"}
+
+
+def test_everything_else_keeps_its_place(tmp_path: Path) -> None:
+    """Restored texts come last, in item order, whatever the order of the files."""
+    items = [
+        file("b", "B", name="b.md"),
+        note("n", "N"),
+        file("c", "C", name="c.md"),
+        file("a", "A", name="a.md"),
+        file("d", "D", name="d.md"),
+    ]
+    rows = [Row("A", "from a"), Row("N", "a note"), Row("D", "from d")]
+    uploads = {"up-b.md": b"same as d", "up-c.md": b"same as a", "up-a.md": b"same as a", "up-d.md": b"same as d"}
+    library = migrated(tmp_path, *items, rows=rows, uploads=uploads)
+    names = {library.item_id(item["id"]): item["id"] for item in items}
+    assert [(names[unit.item], unit.body) for unit in library.units("kb")] == [
+        ("a", "from a"),
+        ("n", "a note"),
+        ("d", "from d"),
+        ("b", "from d"),
+        ("c", "from a"),
+    ]
+    plain = moved(tmp_path / "v1", tmp_path / "plain", "--no-restore-duplicates")
+    assert library.units("kb")[:3] == plain.units("kb")
+    assert library.items("kb") == plain.items("kb")
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("copy.txt", REPORT),
+        ("copy", REPORT),
+        ("copy.md", REPORT + b"!"),
+        ("copy.md", REPORT.swapcase()),
+        ("copy.md", b""),
+        ("copy.md", None),
+    ],
+    ids=["other extension", "no extension", "other size", "other bytes", "empty", "not there"],
+)
+def test_another_file_gets_nothing(tmp_path: Path, name: str, raw: bytes | None) -> None:
+    copy = file("copy", "C", name=name)
+    uploads = {"up-report.md": REPORT} | ({} if raw is None else {copy["content"]["name"]: raw})
+    library = migrated(tmp_path, ITEMS[0], copy, rows=[Row("R", "one")], uploads=uploads)
+    assert library.bodies("kb") == ["one"]
+    assert library.rows("kb")["restored_duplicate"] == 0
+    assert {"restored_duplicate", "lost_duplicate"}.isdisjoint(library.codes())
+
+
+def test_the_case_of_an_extension_does_not_matter(tmp_path: Path) -> None:
+    copy = file("copy", "C", name="COPY.MD")
+    uploads = {"up-report.md": REPORT, "up-copy.MD": REPORT}
+    library = migrated(tmp_path, ITEMS[0], copy, rows=[Row("R", "one")], uploads=uploads)
+    assert library.bodies("kb") == ["one", "one"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"processingStatus": "failed"}, {"processingStatus": "pending"}, {"uniqueId": ""}, {"uniqueIds": [""]}]
+)
+def test_only_completed_files_that_name_a_loader_get_something(tmp_path: Path, fields: dict[str, Any]) -> None:
+    copy = file("copy", "C", name="copy.md", **fields)
+    library = migrated(tmp_path, ITEMS[0], copy, rows=[Row("R", "one")], uploads=UPLOADS)
+    assert library.bodies("kb") == ["one"]
+
+
+@pytest.mark.parametrize("loader", ["C", "R"], ids=["rows of its own", "the loader of its twin"])
+def test_a_file_whose_loader_has_rows_is_not_lost(tmp_path: Path, loader: str) -> None:
+    """The rows that two items share go to the later one, as the application has it."""
+    copy = file("copy", loader, name="copy.md")
+    rows = [Row("R", "one"), Row("C", "of its own", b"no vector")]
+    library = migrated(tmp_path, ITEMS[0], copy, rows=rows, uploads=UPLOADS)
+    assert library.bodies("kb") == ["one"]
+    assert "restored_duplicate" not in library.codes()
+    assert ("loader_shared" in library.codes()) == (loader == "R")
+
+
+def test_a_twin_without_rows_to_carry_gives_nothing(tmp_path: Path) -> None:
+    library = migrated(tmp_path, *ITEMS, rows=[Row("R", "one", b"odd"), Row("N", "a note")], uploads=UPLOADS)
+    assert library.bodies("kb") == ["a note"]
+    assert "restored_duplicate" not in library.codes()
+
+
+def test_the_twin_with_the_most_rows_gives_and_of_equals_the_first(tmp_path: Path) -> None:
+    items = [file(name, name.upper(), name=f"{name}.md") for name in ("first", "second", "third", "lost")]
+    rows = [Row("FIRST", "1"), Row("THIRD", "3a"), Row("SECOND", "2a"), Row("SECOND", "2b"), Row("THIRD", "3b")]
+    uploads = {item["content"]["name"]: REPORT for item in items}
+    library = migrated(tmp_path, *items, rows=rows, uploads=uploads)
+    assert [body for body, _ in of_item(library, "lost")] == ["2a", "2b"]
+
+
+@pytest.mark.parametrize(
+    "rows", [[Row("R", "one"), Row("R", "four", id="R_3")], [Row("R", "one"), Row("R", "two", b"odd")]]
+)
+def test_what_the_twin_itself_lacks_is_said(tmp_path: Path, rows: list[Row]) -> None:
+    library = migrated(tmp_path, *ITEMS, rows=rows, uploads=UPLOADS)
+    assert of_item(library, "copy") == of_item(library, "report")
+    [(_, said, _)] = messages(library, "restored_duplicate")
+    assert said.endswith("as far as v1 kept it")
+
+
+def test_all_loaders_of_a_twin_count(tmp_path: Path) -> None:
+    items = [file("report", "R1", "R2", name="report.md"), ITEMS[1]]
+    library = migrated(tmp_path, *items, rows=[Row("R2", "two"), Row("R1", "one")], uploads=UPLOADS)
+    assert library.bodies("kb") == ["two", "one", "two", "one"]
+
+
+def test_an_upload_that_was_added_twice_and_lost_twice_is_given_back_once(tmp_path: Path) -> None:
+    again = {**file("again", "C", name="again.md"), "content": ITEMS[1]["content"]}
+    library = migrated(tmp_path, *ITEMS, again, rows=ROWS, uploads=UPLOADS)
+    assert of_item(library, "again") == of_item(library, "report")
+    assert of_item(library, "copy") == []
+    assert [item for item, _, _ in messages(library, "loader_shared")] == ["copy"]
+    assert [item for item, _, _ in messages(library, "restored_duplicate")] == ["again"]
+
+
+def test_a_loader_that_a_note_has_too_is_left_alone(tmp_path: Path) -> None:
+    library = migrated(tmp_path, *ITEMS, note("odd", "C"), rows=ROWS, uploads=UPLOADS)
+    assert "restored_duplicate" not in library.codes()
+
+
+# --- the user's word -----------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_given_back_against_the_users_word(tmp_path: Path) -> None:
+    library = migrated(tmp_path, *ITEMS, rows=ROWS, uploads=UPLOADS, options=["--no-restore-duplicates"])
+    assert library.bodies("kb") == ["one", "two", "a note"]
+    assert library.rows("kb")["restored_duplicate"] == 0
+    [(item, said, count)] = messages(library, "lost_duplicate")
+    assert (item, count) == ("copy", 2)
+    assert said.startswith("copy.md: v1 kept nothing of it, since report.md has the same bytes")
+    assert "--no-restore-duplicates" in said
+    assert library.status == 0
+
+
+def test_the_users_word_is_part_of_what_a_base_is_made_from(tmp_path: Path) -> None:
+    library = migrated(tmp_path, *ITEMS, rows=ROWS, uploads=UPLOADS)
+    again = moved(tmp_path / "v1", library.path)
+    assert again.base("kb") == {**library.base("kb"), "outcome": "unchanged"}
+    assert messages(again, "restored_duplicate") == messages(library, "restored_duplicate")
+    without = moved(tmp_path / "v1", library.path, "--no-restore-duplicates")
+    assert without.base("kb")["outcome"] == "written"
+    assert len(without.bodies("kb")) == 3
+
+
+def test_the_text_and_the_page_tell_it(tmp_path: Path) -> None:
+    library = migrated(tmp_path, *ITEMS, rows=ROWS, uploads=UPLOADS)
+    for shown in (render.as_text(library.report), render.as_page(library.report)):
+        assert "2 chunks more for files of which v1 had kept nothing" in shown
+    plain = moved(tmp_path / "v1", tmp_path / "plain", "--no-restore-duplicates")
+    for shown in (render.as_text(plain.report), render.as_page(plain.report)):
+        assert "more for files" not in shown
+
+
+# --- folders -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    """Return a folder on disk with a file, a copy of it, one that v1 failed on and another one."""
+    place = tmp_path / "docs"
+    (place / "sub").mkdir(parents=True)
+    for name, raw in (
+        ("report.md", REPORT),
+        ("sub/copy.MD", REPORT),
+        ("table.csv", b"a,b\n"),
+        ("z.md", b"another text"),
+    ):
+        (place / name).write_bytes(raw)
+    return place
+
+
+def entries(place: Path, *names: str) -> list[str]:
+    return [local(place / name) for name in names]
+
+
+def rows_of(place: Path, *names: str) -> list[Row]:
+    return [Row(local(place / name), f"text of {name}", source=str(place / name)) for name in names]
+
+
+def test_a_file_of_a_folder_gets_an_item_and_the_rows_of_its_twin(tmp_path: Path, docs: Path) -> None:
+    names = ("sub/copy.MD", "report.md", "table.csv", "z.md")
+    items = [folder("d", *entries(docs, *names), path=str(docs))]
+    library = migrated(tmp_path, *items, rows=rows_of(docs, "report.md", "z.md"))
+    children = library.children("d")
+    assert [child["data"]["source"] for child in children] == [str(docs / name) for name in names if name[-1] != "v"]
+    assert {child["status"] for child in children} == {"completed"}
+    copied = library.child_id("kb", local(docs / "sub" / "copy.MD"))
+    assert children[0]["id"] == copied
+    assert library.bodies("kb") == ["text of report.md", "text of z.md", "text of report.md"]
+    assert library.bodies_of("kb", copied) == ["text of report.md"]
+    assert library.base("kb")["directories"] == {"expanded": 1, "children": 3, "tombstones": 0}
+    said = "copy.MD: v1 kept nothing of it, since report.md has the same bytes; it gets the same 1 chunk"
+    assert messages(library, "restored_duplicate") == [("d", said, 1)]
+    said = f"without rows: 1 of 4 files of the folder {docs} (table.csv)"
+    assert messages(library, "directory_entries_without_rows") == [("d", said, 1)]
+    plain = moved(tmp_path / "v1", tmp_path / "plain", "--no-restore-duplicates")
+    assert plain.children("d") == children[1:], "other files of the folder are what they were"
+    [(_, said, count)] = messages(plain, "directory_entries_without_rows")
+    assert (count, said) == (2, f"without rows: 2 of 4 files of the folder {docs} (sub/copy.MD, table.csv)")
+    assert [item for item, _, _ in messages(plain, "lost_duplicate")] == ["d"]
+
+
+def test_uploads_and_files_of_folders_are_twins_of_one_another(tmp_path: Path, docs: Path) -> None:
+    items = [
+        folder("d", *entries(docs, "report.md", "z.md"), path=str(docs)),
+        file("up", "U", name="up.md"),
+        file("lost", "L", name="lost.md"),
+    ]
+    uploads = {"up-up.md": REPORT, "up-lost.md": b"another text"}
+    library = migrated(tmp_path, *items, rows=[*rows_of(docs, "z.md"), Row("U", "of the upload")], uploads=uploads)
+    assert library.bodies_of("kb", library.child_id("kb", local(docs / "report.md"))) == ["of the upload"]
+    assert library.bodies_of("kb", library.item_id("lost")) == ["text of z.md"]
+    assert [item for item, _, _ in messages(library, "restored_duplicate")] == ["lost", "d"]
+
+
+def test_a_folder_whose_files_are_all_duplicates_works(tmp_path: Path, docs: Path) -> None:
+    items = [folder("d", *entries(docs, "report.md", "sub/copy.MD"), path=str(docs)), file("up", "U", name="up.md")]
+    library = migrated(tmp_path, *items, rows=[Row("U", "text")], uploads={"up-up.md": REPORT})
+    assert library.item("d")["status"] == "completed"
+    assert [child["status"] for child in library.children("d")] == ["completed", "completed"]
+    assert library.bodies("kb") == ["text"] * 3
+    plain = moved(tmp_path / "v1", tmp_path / "plain", "--no-restore-duplicates")
+    assert plain.item("d")["error"] == "directory_not_migrated"
+    assert len(messages(plain, "lost_duplicate")) == 2
+
+
+def test_a_file_that_two_folders_list_goes_to_the_later(tmp_path: Path, docs: Path) -> None:
+    copy = local(docs / "sub" / "copy.MD")
+    items = [
+        folder("d", *entries(docs, "report.md", "sub/copy.MD"), path=str(docs)),
+        folder("sub", copy, copy, path=str(docs / "sub")),
+    ]
+    library = migrated(tmp_path, *items, rows=rows_of(docs, "report.md"))
+    assert [child["status"] for child in library.children("d")] == ["completed", "failed"]
+    assert [child["status"] for child in library.children("sub")] == ["failed", "completed"]
+    assert library.bodies("kb") == ["text of report.md"] * 2
+    assert [item for item, _, _ in messages(library, "restored_duplicate")] == ["sub"]
+    assert sum(count for _, _, count in messages(library, "directory_child_loader_shared")) == 2
+
+
+def test_a_folder_that_is_not_there_gives_nothing(tmp_path: Path, docs: Path) -> None:
+    items = [folder("d", *entries(docs, "report.md", "sub/copy.MD"), path=str(docs))]
+    rows = rows_of(docs, "report.md")
+    shutil.rmtree(docs)
+    library = migrated(tmp_path, *items, rows=rows)
+    assert len(library.children("d")) == 1
+    said = f"without rows: 1 of 2 files of the folder {docs}"
+    assert messages(library, "directory_entries_without_rows") == [("d", said, 1)]
+
+
+# --- sources and bounds --------------------------------------------------------------------------------------------
+
+
+def test_a_backup_gives_the_same_as_a_folder(tmp_path: Path) -> None:
+    library = migrated(tmp_path, *ITEMS, rows=ROWS, uploads=UPLOADS)
+    packed = moved(pack(tmp_path / "v1", tmp_path / "backup.zip"), tmp_path / "of the zip")
+    assert packed.units("kb") == library.units("kb")
+    assert packed.rows("kb") == library.rows("kb")
+    assert packed.index_path("kb").read_bytes() == library.index_path("kb").read_bytes()
+
+
+def test_what_is_read_to_compare_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for one pair; a pair that is too large for what is left is passed over."""
+    items = [file(name, name.upper(), name=f"{name}.md") for name in ("a", "lost_a", "b", "lost_b")]
+    uploads = {"up-a.md": REPORT, "up-lost_a.md": REPORT, "up-b.md": REPORT * 2, "up-lost_b.md": REPORT * 2}
+    rows = [Row("A", "of a"), Row("B", "of b")]
+    monkeypatch.setattr(twins, "MAX_COMPARED_BYTES", 4 * len(REPORT))
+    library = migrated(tmp_path, *items, rows=rows, uploads=uploads)
+    assert library.bodies("kb") == ["of a", "of b", "of a"]
+
+
+def test_files_that_differ_in_size_or_kind_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    real = twins._Digests.of
+
+    def watching(digests: Any, one: Any) -> bytes | None:
+        read.append(one.name)
+        return real(digests, one)
+
+    monkeypatch.setattr(twins._Digests, "of", watching)
+    items = [
+        file("a", "A", name="a.md"),
+        file("b", "B", name="b.pdf"),
+        file("c", "C", name="c.md"),
+        file("d", "D", name="d.md"),
+    ]
+    uploads = {"up-a.md": REPORT, "up-b.pdf": REPORT, "up-c.md": REPORT, "up-d.md": REPORT * 2}
+    library = migrated(tmp_path, *items, rows=[Row("A", "of a"), Row("B", "of b")], uploads=uploads)
+    assert set(read) == {"a.md", "c.md"}
+    assert len(library.bodies("kb")) == 3
+
+
+# --- told ----------------------------------------------------------------------------------------------------------
+
+
+def holey(loader: str, *numbers: int, source: str = "/home/alice/docs/file.md") -> list[Row]:
+    return [Row(loader, f"{loader} {number}", id=f"{loader}_{number}", source=source) for number in numbers]
+
+
+def test_chunks_that_v1_never_stored_are_told_by_file(tmp_path: Path) -> None:
+    items = [
+        file("f", "F", name="report.pdf"),
+        page("p", "P", address="https://example.com/a"),
+        folder("d", "D", path="/home/alice/docs"),
+        note("n", "N", text="A note\n" + "that is long " * 20),
+        note("whole", "W"),
+    ]
+    rows = [
+        *holey("F", 0, 9),
+        *holey("P", 2),
+        *holey("D", 1, source="/home/alice/docs/sub/file.md"),
+        *holey("N", 1),
+        *holey("W", 0, 1),
+        *holey("gone", 7),
+    ]
+    library = migrated(tmp_path, *items, rows=rows)
+    assert library.rows("kb")["v1_deduplicated"] == 12
+    [(item, said, count)] = messages(library, "v1_deduplicated")
+    assert (item, count) == (None, 12)
+    told = "12 chunks never stored by v1, which had the text already: report.pdf (8), https://example.com/a (2), "
+    assert said.startswith(f"{told}sub/file.md (1), A note that is long")
+    by_item = {item: (said, count) for item, said, count in messages(library, "v1_deduplicated_item")}
+    assert {item: count for item, (_, count) in by_item.items()} == {"f": 8, "p": 2, "d": 1, "n": 1}
+    end = "never stored by v1, which had the text already"
+    assert by_item["f"][0] == f"report.pdf: at least 8 of its 10 chunks {end}"
+    assert by_item["d"][0] == f"sub/file.md: at least 1 of its 2 chunks {end}"
+    assert len(by_item["n"][0]) < 200
+
+
+def test_a_few_files_are_named_and_the_rest_counted(tmp_path: Path) -> None:
+    items = [file(f"f{at}", f"F{at}", name=f"file {at}.md") for at in range(8)]
+    library = migrated(tmp_path, *items, rows=[row for at in range(8) for row in holey(f"F{at}", at)])
+    [(_, said, _)] = messages(library, "v1_deduplicated")
+    assert said.endswith("file 7.md (7), file 6.md (6), file 5.md (5), file 4.md (4), file 3.md (3) and 2 more")
+    assert len(messages(library, "v1_deduplicated_item")) == 7
+
+
+# --- properties ----------------------------------------------------------------------------------------------------
+
+FILES = st.lists(
+    st.tuples(
+        st.sampled_from([b"one", b"two", b"three"]),
+        st.sampled_from([".md", ".MD", ".pdf"]),
+        # Rows that can be carried, and rows that cannot.
+        st.integers(0, 3),
+        st.integers(0, 1),
+        st.sampled_from(["completed", "completed", "failed"]),
+    ),
+    max_size=6,
+)
+
+
+@given(files=FILES)
+@settings(max_examples=25)
+def test_what_is_restored_is_what_the_twin_has_and_nothing_else_changes(files: list[Any]) -> None:
+    items, rows, uploads = [note("n", "N")], [Row("N", "a note")], {}
+    best: dict[tuple[bytes, str], int] = {}
+    for at, (raw, ext, good, bad, status) in enumerate(files):
+        items.append(file(f"f{at}", f"L{at}", name=f"f{at}{ext}", processingStatus=status))
+        uploads[f"up-f{at}{ext}"] = raw
+        rows += [Row(f"L{at}", f"{at} {number}", source="/x") for number in range(good)]
+        rows += [Row(f"L{at}", f"{at} bad", b"odd", source="/x")] * bad
+        key = raw, ext.lower()
+        if good and (key not in best or good > files[best[key]][2]):
+            best[key] = at
+    wanted = {}
+    for at, (raw, ext, good, bad, status) in enumerate(files):
+        if not good and not bad and status == "completed" and (raw, ext.lower()) in best:
+            wanted[at] = best[raw, ext.lower()]
+    with tempfile.TemporaryDirectory() as place:
+        source = Source([base("kb", *items)], {"kb": rows}, uploads=uploads).write(Path(place) / "v1")
+        plain = moved(source, Path(place) / "plain", "--no-restore-duplicates")
+        library = moved(source, Path(place) / "library")
+        own = plain.units("kb")
+        assert library.units("kb")[: len(own)] == own
+        for at, like in wanted.items():
+            assert of_item(library, f"f{at}") == of_item(library, f"f{like}") != []
+        given_back = [unit.item for unit in library.units("kb")[len(own) :]]
+        assert [*dict.fromkeys(given_back)] == [library.item_id(f"f{at}") for at in wanted]
+        assert library.rows("kb") == {**plain.rows("kb"), "restored_duplicate": len(given_back)}
+        assert library.items("kb") == plain.items("kb")
+        if not wanted:
+            assert library.index_path("kb").read_bytes() == plain.index_path("kb").read_bytes()
