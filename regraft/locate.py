@@ -109,7 +109,11 @@ class Located:
     @property
     def profile(self) -> Path | None:
         """Return the folder of a live profile, which an application may be writing to."""
-        if self.kind is not Kind.V1_PROFILE or self.is_archive or self.places.local_storage is None:
+        if self.is_archive:
+            return None
+        if self.kind is Kind.V2_PROFILE:
+            return self.tree.path
+        if self.kind is not Kind.V1_PROFILE or self.places.local_storage is None:
             return None
         return self.tree.path / self.places.local_storage.partition("Local Storage")[0]
 

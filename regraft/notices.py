@@ -98,7 +98,7 @@ ITEM_DELETING = _register(
 
 # Rows that are not carried. MISSING_MODEL and MISSING_STORE are reasons too.
 UNMAPPED_LOADER = _register(
-    "row", "note", "unmapped_loader", "No item owns the row's loader: what v1 left of an item that is gone."
+    "row", "note", "unmapped_loader", "No item owns the row: it was left of an item that is gone."
 )
 NON_INDEXABLE = _register(
     "row",

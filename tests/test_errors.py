@@ -271,9 +271,6 @@ NOT_MIGRATABLE = {
     "a library's bases": Bad(v2("KnowledgeBase"), "SourceNotMigratable", "it is in the v2 layout already"),
     "a base": Bad(v2("KnowledgeBase/cd2d*"), "SourceNotMigratable", "it is in the v2 layout already"),
     "an index": Bad(v2("KnowledgeBase/cd2d*/.cherry/index.sqlite"), "SourceNotMigratable", "in the v2 layout already"),
-    "a preview index": Bad(
-        database("CREATE TABLE libsql_vectorstores_embedding (id)"), "SourceNotMigratable", "reading the preview layout"
-    ),
 }
 
 

@@ -130,7 +130,12 @@ def base(folder: Path) -> None:
     database(folder, ".cherry/index.sqlite", "index")
 
 
+def preview_library(folder: Path) -> None:
+    database(folder, "KnowledgeBase/b/.cherry/index.sqlite", "preview")
+
+
 FOLDERS: dict[Kind, Callable[[Path], None]] = {
+    Kind.PREVIEW_LIBRARY: preview_library,
     Kind.V1_BACKUP: v1_backup,
     Kind.V1_BACKUP_6: v1_backup_6,
     Kind.V1_PROFILE: v1_profile,

@@ -10,36 +10,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from migrators.cherry_preview.draft import draft_library
+from migrators.stages import preflight
 from migrators.stages.drafts import BaseDraft, LibraryDraft
 from migrators.stages.journey import Hints, Journey
 from migrators.stages.options import Options
-from regraft import notices, profiles
-from regraft.errors import ApplicationRunning
 from regraft.formats import libsql_preview
 from regraft.formats.vector_table import Survey
-from regraft.locate import Kind, Located
-from regraft.notices import Notice
+from regraft.locate import Located
 
 
 def _read(source: Located, options: Options) -> LibraryDraft:
-    said = _check_running(source, options)
+    said = preflight.check_running(source.profile, options)
     library = draft_library(source, options.word)
     return replace(library, notices=(*said, *library.notices))
-
-
-def _check_running(source: Located, options: Options) -> tuple[Notice, ...]:
-    """Refuse to read a profile that an application is using, or say so where the user allows it.
-
-    Raises:
-        ApplicationRunning
-    """
-    is_live = source.kind is Kind.V2_PROFILE and not source.is_archive
-    sign = profiles.sign_of_life(source.tree.path) if is_live else None
-    if sign is None:
-        return ()
-    if not options.while_running:
-        raise ApplicationRunning(path=source.tree.path, sign=sign)
-    return (Notice(notices.APPLICATION_RUNNING, f"read while the application was running ({sign})"),)
 
 
 def _hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) -> Hints:  # noqa: ARG001 - a Journey's

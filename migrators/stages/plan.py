@@ -312,7 +312,7 @@ class _Planner:
                 self._note(reason, f"{counted(count, 'row')} not carried{self._example_text(reason)}", count=count)
         if self._degenerate.count:
             count = self._degenerate.count
-            said = f"{counted(count, 'vector')} zero, NaN or infinite; carried as v1 has them"
+            said = f"{counted(count, 'vector')} zero, NaN or infinite; carried as they are"
             self._note(notices.DEGENERATE, said, count=count)
         self._said.extend(said_of_missing(self._draft.legacy_id, missing))
 

@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from migrators.stages.drafts import Upload
+from migrators.stages.options import Options
 from migrators.stages.plan import BasePlan
 from migrators.stages.publish import Target, base_entries
 from migrators.stages.uploads import upload_name
 from migrators.stages.work import base_folder, read_entry
-from regraft import ledger, sqlite
+from regraft import ledger, notices, profiles, sqlite
 from regraft.errors import (
+    ApplicationRunning,
     NotEnoughSpace,
     TargetBaseChanged,
     TargetCatalogChanged,
@@ -28,6 +30,7 @@ from regraft.errors import (
 from regraft.ledger import Entry
 from regraft.locate import INDEX_FILE, RAW_FOLDER, Kind, Located
 from regraft.names import MAX_NAME_BYTES
+from regraft.notices import Notice
 from regraft.progress import human_bytes
 from regraft.tree import FolderTree
 
@@ -68,6 +71,22 @@ def check_target(source: Located, target: Path) -> None:
         raise TargetNotWritable(path=target, reason=f"{parent} is a file")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise TargetNotWritable(path=target, reason=f"no permission to write to {parent}")
+
+
+def check_running(profile: Path | None, options: Options) -> tuple[Notice, ...]:
+    """Refuse to read a profile that an application is using, or say so where the user allows it.
+
+    ``profile`` is None where the source is no live profile.
+
+    Raises:
+        ApplicationRunning
+    """
+    sign = None if profile is None else profiles.sign_of_life(profile)
+    if sign is None:
+        return ()
+    if not options.while_running:
+        raise ApplicationRunning(path=profile, sign=sign)
+    return (Notice(notices.APPLICATION_RUNNING, f"read while the application was running ({sign})"),)
 
 
 def _resolved(target: Path) -> Path:
