@@ -71,8 +71,8 @@ def unrecognised(path: Path, kind: Kind | None = None) -> str:
     message = str(caught.value)
     assert message.startswith(f"{path}: not a knowledge base that regraft knows (")
     assert message.endswith(
-        "); give a v1 backup (zip or folder), a profile folder, an export folder, a knowledge JSON file, or a library that "
-        "regraft wrote."
+        "); give a v1 backup (zip or folder), a profile folder, an export folder, a knowledge JSON file, or a library "
+        "that regraft wrote."
     )
     return message.partition("regraft knows (")[2].rpartition("); give")[0]
 
