@@ -62,8 +62,14 @@ TOO_LARGE = register(
 SLIM = register(
     "warning",
     "v1.slim",
-    "A slim backup, made without `Data/`: it holds neither vectors nor uploads.",
-    "A full backup.",
+    "A slim backup, made without `Data/`, or a profile without it: there are neither vectors nor uploads.",
+    "A full backup, or the folder that has `Data/` in it.",
+)
+UNNAMED = register(
+    "note",
+    "v1.unnamed-file",
+    "Vector files that no base of the state names: left of bases that are gone. They are not read.",
+    _NOTHING,
 )
 RUNNING = register(
     "warning",
@@ -75,7 +81,7 @@ STATE = register(
     "warning",
     "v1.state",
     "Part of the application's own state is missing or cannot be read: a table, the catalog, the list of deleted "
-    "bases, the end of its storage, or all knowledge. Note: folders of a still older layout, which nothing reads.",
+    "bases, places of its storage, or all knowledge. Note: folders of a still older layout, which nothing reads.",
     f"{_ANOTHER} For a profile: starting and quitting the application once.",
 )
 BASE = register(
@@ -203,6 +209,9 @@ FINDING_OF: dict[str, str] = {
     notices.STORAGE_DAMAGED: STATE,
     notices.OLDER_LAYOUT: STATE,
     notices.SLIM_BACKUP: SLIM,
+    notices.DATA_MISSING: SLIM,
+    notices.LOST_STATE: STATE,
+    notices.UNNAMED_VECTORS: UNNAMED,
     notices.APPLICATION_RUNNING: RUNNING,
     notices.PROFILE_MOVED: MOVED,
     notices.BLANK_NAME: SETTINGS,

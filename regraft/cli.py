@@ -31,7 +31,7 @@ from regraft.errors import (
     TargetNotWritable,
     WrongUsage,
 )
-from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, NAMES, Kind, located
+from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, NAMES, Kind, Located, located
 from regraft.text import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -235,7 +235,9 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
         except SourceNotMigratable as error:
             if error.facts["what"] != NAMES[found.kind]:
                 raise
-            raise NotChecked(path=path, what=NAMES[found.kind]) from error
+            v1_left = found.kind is Kind.V2_PROFILE and "--kind" in str(error.facts["advice"])
+            advice = f"regraft inspect gives a first look{'; --kind v1-profile checks what v1 left' if v1_left else ''}"
+            raise NotChecked(path=path, what=NAMES[found.kind], advice=advice) from error
     given = {"--base": bases, "--map-model": map_model, "--recreate-model": recreate_model}
     words = [word for option, values in given.items() for value in values for word in (option, value)]
     audit = v1_source.audit(plan, _migrate_command(path, kind, words)).only(only)
@@ -322,6 +324,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
             raise KeyboardInterrupt from error
 
     with located(source, Kind(kind) if kind else None) as found:
+        _say_found(found, quiet=quiet or as_json)
         bar = progress.for_person(quiet=quiet or as_json)
         migration = migrators.migrate(found, target, options, bar, show_plan)
     document = migration.document
@@ -332,6 +335,12 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     else:
         _say(_summary(document, _written(target, page, wrote=migration.wrote), verbose))
     sys.exit(migrators.exit_status(document, fail_on))
+
+
+def _say_found(found: Located, *, quiet: bool) -> None:
+    """Say at once where another folder is read than the one that was given."""
+    for notice in () if quiet else found.notices:
+        click.echo(f"regraft: {notice.message}", err=True)
 
 
 def _written(target: Path, page: Path | None, *, wrote: bool) -> list[Path]:

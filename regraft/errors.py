@@ -82,7 +82,7 @@ class SourceNotMigratable(RegraftError, ValueError):
 
 
 class NotChecked(RegraftError, ValueError):
-    """{path}: this is {what}, which this version does not check; regraft inspect gives a first look."""
+    """{path}: this is {what}, which this version does not check; {advice}."""
 
 
 class SourceUnreadable(RegraftError, OSError):
@@ -90,7 +90,7 @@ class SourceUnreadable(RegraftError, OSError):
 
 
 class BrokenJson(RegraftError, ValueError):
-    """{path}: {where} is not valid JSON: {reason}; the backup is incomplete or damaged, take another one."""
+    """{path}: {where} is not valid JSON: {reason}; the source is incomplete or damaged, take another one."""
 
 
 class ArchiveUnsafe(RegraftError, ValueError):
@@ -103,7 +103,7 @@ class ArchiveEncrypted(RegraftError, ValueError):
 
 class ApplicationRunning(RegraftError, BlockingIOError):
     """{path}: the application is running ({sign}), so that its data may change while it is read; quit it, or give
-    --while-running to read what it has written so far."""
+    --while-running to read what it has written so far (safe for a copy that nobody writes to)."""
 
 
 class ProfileAmbiguous(RegraftError, ValueError):

@@ -113,9 +113,7 @@ class Located:
             return None
         if self.kind is Kind.V2_PROFILE:
             return self.tree.path
-        if self.kind is not Kind.V1_PROFILE or self.places.local_storage is None:
-            return None
-        return self.tree.path / self.places.local_storage.partition("Local Storage")[0]
+        return None if self.places.profile is None else self.tree.path / self.places.profile
 
     @property
     def is_archive(self) -> bool:
@@ -133,7 +131,13 @@ def located(path: Path, kind: Kind | None = None) -> Iterator[Located]:
         BrokenJson: it is a JSON file that is broken.
     """
     moved, said = _moved(path) if kind is None else (path, ())
-    found = replace(_locate(moved, kind), notices=said)
+    try:
+        found = replace(_locate(moved, kind), notices=said)
+    except SourceUnrecognised as error:
+        if not said:
+            raise
+        found_there = f"the application's settings name {shown(moved)} for its data, which is no profile"
+        raise SourceUnrecognised(path=path, found=found_there) from error
     try:
         yield _with_stores(found, kind)
     finally:
@@ -160,11 +164,21 @@ def _moved(path: Path) -> tuple[Path, tuple[Notice, ...]]:
     """Return the data folder that the application's settings name in place of its default one."""
     folders = profiles.moved_to(path)
     if not folders:
-        return path, ()
+        if profiles.is_settings(path):
+            raise SourceUnrecognised(path=path, found="the application's settings name no folder of data that is there")
+        beside = _beside_data(path)
+        return (path if beside is None else beside), ()
     if len(folders) > 1:
         raise ProfileAmbiguous(path=path, folders=", ".join(shown(folder) for folder in folders))
-    said = f"the application's settings name {shown(folders[0])} for its data; that folder was read"
+    named = shown(folders[0])
+    said = f"the application's settings name {named} for its data: that is read (--kind v1-profile reads the given one)"
     return folders[0], (Notice(notices.PROFILE_MOVED, said),)
+
+
+def _beside_data(path: Path) -> Path | None:
+    """Return the folder above a profile that a browser keeps below its root, where the data lie beside it."""
+    alone = path.name == BROWSER_PROFILE and (path / LOCAL_STORAGE).is_dir() and not (path / "Data").is_dir()
+    return path.parent if alone and (path.parent / "Data").is_dir() else None
 
 
 def _locate(path: Path, kind: Kind | None) -> Located:
@@ -213,10 +227,20 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
     if kind is not None and (found is None or found.kind is not kind):
         found = _forced(path, tree, folder, kind)
     if found is None:
-        inside = ", ".join(tree.children(folder)[:4])
-        what = "an archive" if isinstance(tree, ZipTree) else "a folder"
-        raise SourceUnrecognised(path=path, found=f"{what} with {inside or 'nothing'} in it")
+        raise SourceUnrecognised(path=path, found=_described(path, tree, folder))
     return found
+
+
+def _described(path: Path, tree: FolderTree | ZipTree, folder: str) -> str:
+    """Say what a folder or an archive is that is none of the known kinds."""
+    if isinstance(tree, FolderTree):
+        above = next((place for place in path.absolute().parents if (place / LOCAL_STORAGE).is_dir()), None)
+        if above is not None:
+            return f"it is part of the profile {shown(above)}: give that"
+        if (path / "IndexedDB").is_dir() or (path / "Data" / KNOWLEDGE_FOLDER).is_dir():
+            return "a profile or backup without `Local Storage`, where the application keeps its state"
+    inside = ", ".join(tree.children(folder)[:4])
+    return f"{'an archive' if isinstance(tree, ZipTree) else 'a folder'} with {inside or 'nothing'} in it"
 
 
 def _inner_folder(tree: Tree) -> str:
@@ -292,7 +316,8 @@ def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
             profile = join(folder, place) if place else folder
             if tree.kind(join(profile, "Local Storage")) == "folder":
                 return Located(kind, path, tree, chromium_places(tree, profile))
-    if kind is Kind.PREVIEW_LIBRARY or (kind is Kind.LIBRARY and KNOWLEDGE_FOLDER in names):
+    is_preview = kind is Kind.PREVIEW_LIBRARY and v2_places.find_stores(tree, folder).has_preview
+    if is_preview or (kind is Kind.LIBRARY and KNOWLEDGE_FOLDER in names):
         return Located(kind, path, tree)
     raise SourceUnrecognised(path=path, found=f"it does not hold what {NAMES[kind]} holds")
 

@@ -140,7 +140,7 @@ STORAGE_DAMAGED = _register(
     "run",
     "warning",
     "storage_damaged",
-    "The end of the application's storage is damaged, as after a crash: what was written last may be missing.",
+    "Places of the application's storage are damaged, as after a crash: what was written or deleted last may not show.",
 )
 APPLICATION_RUNNING = _register(
     "run",
@@ -159,6 +159,24 @@ SLIM_BACKUP = _register(
     "warning",
     "slim_backup",
     "A slim backup, made without `Data/`: bases and items are described in it, vectors and files are not.",
+)
+DATA_MISSING = _register(
+    "run",
+    "warning",
+    "data_missing",
+    "The profile holds neither vector files nor uploads: its `Data/` is missing, empty, or on another disk.",
+)
+LOST_STATE = _register(
+    "run",
+    "warning",
+    "lost_state",
+    "Vector files are there, and the state names no base that they belong to: it is lost, or that of another place.",
+)
+UNNAMED_VECTORS = _register(
+    "run",
+    "note",
+    "unnamed_vector_files",
+    "Vector files that no base of the state names: left of bases that are gone. They are not read.",
 )
 OLDER_LAYOUT = _register(
     "run",

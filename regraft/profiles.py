@@ -35,15 +35,22 @@ def default_folders() -> list[Path]:
 def moved_to(path: Path) -> list[Path]:
     """Return the data folders that the application's settings name in place of ``path``.
 
-    ``path`` is the settings' own folder or file, or a default folder; of any other path the settings say nothing.
-    Folders that are not there are left out.
+    ``path`` is the settings' own folder or file, or a default folder; of any other path, and of a folder that they
+    name, the settings say nothing. Folders that are not there are left out.
     """
-    config = Path.home() / CONFIG_FOLDER / CONFIG_FILE
-    settings = (config, config.parent, config.parent.parent)
-    if not any(_same(path, place) for place in (*settings, *default_folders())):
+    named = {folder for folder in _data_paths(_config()) if folder.is_dir()}
+    if not (is_settings(path) or any(_same(path, place) for place in default_folders())):
         return []
-    named = {folder for folder in _data_paths(config) if folder.is_dir() and not _same(folder, path)}
-    return sorted(named)
+    return [] if any(_same(path, folder) for folder in named) else sorted(named)
+
+
+def is_settings(path: Path) -> bool:
+    """Tell whether ``path`` is the application's settings, or a folder of them."""
+    return any(_same(path, place) for place in (_config(), _config().parent, _config().parent.parent))
+
+
+def _config() -> Path:
+    return Path.home() / CONFIG_FOLDER / CONFIG_FILE
 
 
 def _same(path: Path, other: Path) -> bool:
@@ -62,7 +69,7 @@ def _data_paths(config: Path) -> Iterator[Path]:
     # Early releases wrote one path, later ones a list with a path for each place that the application runs from.
     for entry in named if isinstance(named, list) else [named]:
         value = entry.get("dataPath") if isinstance(entry, dict) else entry
-        if isinstance(value, str) and value and "\0" not in value:
+        if isinstance(value, str) and "\0" not in value and Path(value).is_absolute():
             yield Path(value)
 
 

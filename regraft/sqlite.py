@@ -23,6 +23,8 @@ BUSY_TIMEOUT_MS = 5_000
 
 #: Files that SQLite keeps beside a database and that hold part of its content.
 _COMPANIONS = ("-wal", "-journal")
+#: What every database begins with.
+MAGIC = b"SQLite format 3\0"
 _WAL_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 _PAGE_SIZES = {512 << shift for shift in range(8)}
 _JOURNAL_MAGIC = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
@@ -66,7 +68,7 @@ def _first_bytes(path: Path, count: int = 8) -> bytes:
 
 def is_database(path: Path) -> bool:
     """Tell whether a file begins like a SQLite database."""
-    return _first_bytes(path, 16) == b"SQLite format 3\0"
+    return _first_bytes(path, len(MAGIC)) == MAGIC
 
 
 def file_mark(path: Path) -> tuple[int, int] | None:

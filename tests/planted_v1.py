@@ -144,6 +144,17 @@ def profile(source: Path) -> Path:
     return made
 
 
+def a_profile_alone(source: Path) -> Path:
+    made = profile(source)
+    shutil.rmtree(made / "Data")
+    return made
+
+
+def a_forgotten_file(source: Path) -> Path:
+    shutil.copy(source / "KnowledgeBase" / "kb", source / "KnowledgeBase" / "gone")
+    return source
+
+
 def a_damaged_profile(source: Path) -> Path:
     """Make a profile whose Local Storage has one bad byte in what was written after the state."""
     made = profile(source)
@@ -432,11 +443,22 @@ PLANTED: dict[str, Planted] = {
     "no knowledge": Planted(
         "v1.state",
         "no_knowledge_state",
-        lambda source: state(source, lambda content: content.update(knowledge=None)),
+        lambda source: state(gone(VECTORS)(source), lambda content: content.update(knowledge=None)),
         "note",
         base=None,
     ),
     "folders of an older layout": Planted("v1.state", "older_layout", an_older_layout, "note", base=None),
+    "a vector file of no base": Planted("v1.unnamed-file", "unnamed_vector_files", a_forgotten_file, "note", base=None),
+    "a state that lost its bases": Planted(
+        "v1.state",
+        "lost_state",
+        lambda source: state(source, lambda content: content.update(knowledge={"bases": []})),
+        base=None,
+        count=2,
+    ),
+    "a profile without Data": Planted(
+        "v1.slim", "data_missing", a_profile_alone, base=None, more=("v1.no-vectors", "v1.folder", "v1.missing-upload")
+    ),
     "storage that is damaged": Planted("v1.state", "storage_damaged", a_damaged_profile, base=None),
     "a backup without Data": Planted(
         "v1.slim", "slim_backup", slim, base=None, more=("v1.no-vectors", "v1.folder", "v1.missing-upload")

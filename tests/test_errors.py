@@ -199,7 +199,7 @@ class Bad:
 
 KNOWN = "give a v1 backup (zip or folder), a profile folder, an export folder, a knowledge JSON file, or a library"
 COMPLETE = "check that the file is complete and that you may read it"
-ANOTHER = "the backup is incomplete or damaged, take another one"
+ANOTHER = "the source is incomplete or damaged, take another one"
 
 #: What neither ``inspect`` nor ``migrate`` can read.
 UNREADABLE = {

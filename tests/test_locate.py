@@ -459,7 +459,7 @@ def test_a_database_with_other_tables(tmp_path: Path) -> None:
         ([], "nothing in it"),
         (["b", "a/"], "a, b in it"),
         (["1", "2", "3", "4", "5"], "1, 2, 3, 4 in it"),
-        (["Data/KnowledgeBase/base", "readme"], "Data, readme in it"),
+        (["Data/base", "readme"], "Data, readme in it"),
     ],
 )
 def test_folders_and_archives_of_other_kinds(tmp_path: Path, names: list[str], found: str) -> None:
@@ -482,7 +482,7 @@ def test_broken_json_files(tmp_path: Path, content: bytes, reason: str) -> None:
     message = str(caught.value)
     assert message.startswith(f"{path}: knowledge.json is not valid JSON: ")
     assert reason in message
-    assert message.endswith("; the backup is incomplete or damaged, take another one.")
+    assert message.endswith("; the source is incomplete or damaged, take another one.")
 
 
 def test_a_truncated_archive(tmp_path: Path) -> None:

@@ -334,3 +334,101 @@ def test_the_folder_that_the_settings_name_is_read(
     assert str(other) in refused.stderr
     assert str(profile) in refused.stderr
     assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.parametrize("damage", ["garbage", "no log", "empty"])
+def test_a_damaged_database_of_the_application_still_chooses_its_state(damage: str, tmp_path: Path) -> None:
+    """Another page's state must not slip in because the application's tables cannot be read."""
+    page = "http://localhost:5173"
+    local_storage(tmp_path, {local_key(origin, KEY): local_text(state_of(origin)) for origin in (APPLICATION, page)})
+    folder = indexed_db(tmp_path, {})
+    indexed_db(tmp_path, {}, "http_localhost_5173")
+    for path in folder.iterdir():
+        if damage == "empty" or (damage == "no log" and path.suffix == ".log"):
+            path.unlink()
+        elif path.suffix == ".log":
+            path.write_bytes(bytes(range(1, 201)) * 300)
+    done = run("inspect", tmp_path, "--json").document
+    assert [base["name"] for base in done["bases"]] == [APPLICATION]
+    assert any("file__0.indexeddb.leveldb" in problem for problem in done["health"]["problems"])
+
+
+def test_damage_of_an_origin_that_is_not_read_is_no_news(tmp_path: Path) -> None:
+    page = "http://localhost:5173"
+    local_storage(tmp_path, {local_key(origin, KEY): local_text(state_of(origin)) for origin in (APPLICATION, page)})
+    indexed_db(tmp_path, {})
+    other = indexed_db(tmp_path, {}, "http_localhost_5173")
+    next(other.glob("*.log")).write_bytes(bytes(range(1, 201)) * 300)
+    problems = run("inspect", tmp_path, "--json").document["health"]["problems"]
+    assert not any("5173" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("text", [None, "{}", '{"knowledge": "null"}', '{"knowledge": "{\\"bases\\": []}"}'])
+def test_a_lost_state_beside_vector_files_is_a_warning(text: str | None, profile: Path, tmp_path: Path) -> None:
+    shutil.rmtree(profile / "Local Storage")
+    key = KEY if text is not None else "another"
+    local_storage(profile, {local_key(APPLICATION, key): local_text(text or "x")})
+    done = migrate(profile, tmp_path / "library")
+    assert done.status == 1
+    [notice] = [one for one in done.document["warnings"] if one["code"] == "lost_state"]
+    assert notice["count"] == sum(path.is_file() for path in (profile / "Data" / "KnowledgeBase").iterdir())
+
+
+def test_a_profile_without_data_is_named(profile: Path, tmp_path: Path) -> None:
+    shutil.rmtree(profile / "Data")
+    done = migrate(profile, tmp_path / "library")
+    assert codes(done).count("data_missing") == 1
+    assert "slim_backup" not in codes(done)
+
+
+@pytest.mark.parametrize("part", ["Data", "Data/KnowledgeBase", "Local Storage", "Local Storage/leveldb", "IndexedDB"])
+def test_a_part_of_a_profile_says_what_to_give(part: str, profile: Path) -> None:
+    done = run("inspect", profile / part)
+    assert done.status == 2
+    assert f"(it is part of the profile {profile}: give that)" in done.stderr
+
+
+def test_a_profile_without_its_state_says_what_is_missing(profile: Path) -> None:
+    shutil.rmtree(profile / "Local Storage")
+    done = run("inspect", profile)
+    assert done.status == 2
+    assert "without `Local Storage`, where the application keeps its state" in done.stderr
+
+
+def test_the_profile_below_a_browser_finds_the_data_beside_it(expected: dict[str, bytes], tmp_path: Path) -> None:
+    source = browser_root(tmp_path / "source")
+    done = migrate(source / "Default", tmp_path / "library")
+    assert (done.status, done.document["source"]["path"]) == (1, str(source))
+    assert library_of(tmp_path / "library") == expected
+    assert migrate(source / "Default", source / "library").document["error"]["code"] == "TargetOverlapsSource"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a link as POSIX systems have it")
+@pytest.mark.parametrize("kind", ["v1-backup-6", "v1-profile"])
+def test_a_running_application_is_seen_whatever_the_kind(kind: str, tmp_path: Path) -> None:
+    profile = make_profile(tmp_path / "Local Storage copy" / "CherryStudio")
+    (profile / "SingletonLock").symlink_to(f"{socket.gethostname()}-{os.getpid()}")
+    done = migrate(profile, tmp_path / "library", "--kind", kind)
+    assert done.document["error"]["code"] == "ApplicationRunning"
+
+
+@pytest.mark.parametrize("named", ["gone", "not a profile"])
+def test_settings_that_name_no_profile(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    config = home / ".cherrystudio" / "config" / "config.json"
+    config.parent.mkdir(parents=True)
+    (tmp_path / "not a profile").mkdir()
+    config.write_text(json.dumps({"appDataPath": str(tmp_path / named)}))
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(home))
+    done = run("inspect", config)
+    assert done.status == 2
+    assert done.stderr.startswith(
+        f"regraft: {config}: not a knowledge base that regraft knows (the application's settings"
+    )
+
+
+def test_an_upgraded_profile_says_how_it_is_checked(tmp_path: Path) -> None:
+    done = run("check", upgraded(tmp_path / "profile"))
+    assert done.status == 2
+    assert "--kind v1-profile checks what v1 left" in done.stderr

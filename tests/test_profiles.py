@@ -84,12 +84,21 @@ def test_the_places_that_the_system_names(home: Path, tmp_path: Path, monkeypatc
         assert profiles.moved_to(tmp_path / name / "CherryStudio") == [data]
 
 
-def test_folders_that_are_gone_and_the_default_one_do_not_count(home: Path, tmp_path: Path) -> None:
+def test_folders_that_are_gone_or_named_by_halves_do_not_count(home: Path, tmp_path: Path) -> None:
+    default = home / ".config" / "CherryStudio"
+    settings(home, {"appDataPath": [
+        {"dataPath": str(tmp_path / "gone")}, {"dataPath": str(tmp_path)}, {"dataPath": str(tmp_path)},
+        {"dataPath": 3}, {}, None, "", "a\0b", {"dataPath": "."},
+    ]})  # fmt: skip
+    assert profiles.moved_to(default) == [tmp_path]
+
+
+def test_a_folder_that_the_settings_name_is_the_one_that_is_meant(home: Path, tmp_path: Path) -> None:
     default = home / ".config" / "CherryStudio"
     default.mkdir(parents=True)
-    named = [{"dataPath": str(path)} for path in (default, tmp_path / "gone", tmp_path)]
-    settings(home, {"appDataPath": [*named, {"dataPath": str(tmp_path)}, {"dataPath": 3}, {}, None, "", "a\0b"]})
-    assert profiles.moved_to(default) == [tmp_path]
+    config = settings(home, {"appDataPath": [{"dataPath": str(default)}, {"dataPath": str(tmp_path)}]})
+    assert profiles.moved_to(default) == []
+    assert profiles.moved_to(config) == sorted([default, tmp_path])
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"appDataPath": 7}', '{"appDataPath": {}}', "\ufeff{}"])

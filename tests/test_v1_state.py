@@ -291,7 +291,7 @@ def broken(caught: pytest.ExceptionInfo[BrokenJson], path: Path, where: str, rea
     message = str(caught.value)
     assert message.startswith(f"{path}: {where} is not valid JSON: ")
     assert reason in message
-    assert message.endswith("; the backup is incomplete or damaged, take another one.")
+    assert message.endswith("; the source is incomplete or damaged, take another one.")
 
 
 def with_state(state: Any) -> dict[str, Any]:

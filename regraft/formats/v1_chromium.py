@@ -6,6 +6,7 @@ everything by origin; the application's is ``file://``, but what counts is which
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from regraft import notices
 from regraft.errors import SourceUnreadable
 from regraft.formats import chromium
-from regraft.formats.chromium import StorageChanged, StorageDamaged, StoredText
+from regraft.formats.chromium import StorageChanged, StorageDamaged, StoredText, StoreRows
 from regraft.notices import Notice
 from regraft.text import counted
 from regraft.tree import Tree, join
@@ -60,7 +61,7 @@ def read_chromium(
         raise SourceUnreadable(path=f"{tree.path}/{local_storage}", reason=reason)
     reader = _Reader(tree, indexed_db, tables, work)
     if found.passed_over:
-        reader.say_damaged(found.passed_over, local_storage)
+        reader.said.append(damage(found.passed_over, local_storage))
     if not found.value:
         return ChromiumState(None, notices=tuple(reader.said))
     stored = reader.choose(found.value)
@@ -75,6 +76,14 @@ def origin_folder(origin: str) -> str:
     return f"{scheme}_{host}_{port or 0}{_LEVELDB}"
 
 
+@dataclass(frozen=True)
+class _Tables:
+    """One origin's IndexedDB: rows by table, None where they cannot be read; and what is to be said of it."""
+
+    rows: dict[str, list[Any]] | None
+    said: tuple[Notice, ...] = ()
+
+
 class _Reader:
     """Reads the tables of one source; used once."""
 
@@ -85,16 +94,15 @@ class _Reader:
         self._folders = (
             [] if indexed_db is None else [join(indexed_db, name) for name in _databases(tree.children(indexed_db))]
         )
-        #: What was read of a folder: its rows by table, None where it has no database of the application.
-        self._read: dict[str, dict[str, list[Any]] | None] = {}
+        #: What was read of a folder; None where it has no database of the application.
+        self._read: dict[str, _Tables | None] = {}
         self.said: list[Notice] = []
 
-    def say_damaged(self, places: int, folder: str) -> None:
-        said = f"{counted(places, 'damaged place')} in {folder} passed over; what was written last may be missing"
-        self.said.append(Notice(notices.STORAGE_DAMAGED, said, count=places))
-
     def choose(self, candidates: list[StoredText]) -> StoredText:
-        """Return the application's own state of those that several origins have, the one written last before others."""
+        """Return the application's own state of those that several origins have, the one written last before others.
+
+        A database that is damaged is there all the same.
+        """
         if len(candidates) == 1:
             return candidates[0]
         with_tables = [stored for stored in candidates if self._tables_of(self._folder_of(stored.origin)) is not None]
@@ -103,48 +111,56 @@ class _Reader:
 
     def rows(self, origin: str) -> dict[str, list[Any]]:
         """Return the tables of an origin; where it has none, those of the only origin that has any."""
-        own = self._tables_of(self._folder_of(origin))
-        if own is not None:
-            return own
-        others = [found for found in map(self._tables_of, self._folders) if found is not None]
-        if len(others) == 1:
-            return others[0]
-        if not any(one.code == notices.TABLE_UNREADABLE for one in self.said):
+        found = self._tables_of(self._folder_of(origin))
+        if found is None:
+            others = [one for one in map(self._tables_of, self._folders) if one is not None]
+            found = others[0] if len(others) == 1 else None
+        if found is None:
             said = f"no database {DATABASE} of {origin} in IndexedDB; files and notes are taken from the state alone"
-            self.said.append(Notice(notices.TABLE_UNREADABLE, said))
-        return {}
+            found = _Tables(None, (Notice(notices.TABLE_UNREADABLE, said),))
+        self.said.extend(found.said)
+        return found.rows or {}
 
     def _folder_of(self, origin: str) -> str | None:
         wanted = origin_folder(origin)
         return next((folder for folder in self._folders if folder.rpartition("/")[2] == wanted), None)
 
-    def _tables_of(self, folder: str | None) -> dict[str, list[Any]] | None:
+    def _tables_of(self, folder: str | None) -> _Tables | None:
         if folder is None:
             return None
         if folder not in self._read:
             self._read[folder] = self._read_tables(folder)
         return self._read[folder]
 
-    def _read_tables(self, folder: str) -> dict[str, list[Any]] | None:
+    def _read_tables(self, folder: str) -> _Tables | None:
         try:
             found = chromium.read_stores(self._tree, folder, DATABASE, self._tables, self._work)
         except StorageChanged as problem:
             # Nothing is damaged: a later run reads all of it.
             raise SourceUnreadable(path=f"{self._tree.path}/{folder}", reason=problem) from problem
         except StorageDamaged as problem:
-            self.said.append(Notice(notices.TABLE_UNREADABLE, f"{folder} cannot be read: {problem}"))
-            return None
+            return _Tables(None, (Notice(notices.TABLE_UNREADABLE, f"{folder} cannot be read: {problem}"),))
+        damaged = (damage(found.passed_over, folder),) if found.passed_over else ()
         if found.value is None:
-            return None
-        if found.passed_over:
-            self.say_damaged(found.passed_over, folder)
-        for name, store in found.value.items():
-            if store.problem is not None:
-                self.said.append(Notice(notices.TABLE_UNREADABLE, f"table {name} cannot be read: {store.problem}"))
-            elif store.passed_over:
-                rows = counted(store.passed_over, "row")
-                self.said.append(Notice(notices.TABLE_UNREADABLE, f"table {name}: {rows} cannot be read"))
-        return {name: store.rows for name, store in found.value.items()}
+            # Where places are damaged, the database may well be in one of them.
+            return _Tables(None, damaged) if damaged else None
+        rows = {name: store.rows for name, store in found.value.items()}
+        return _Tables(rows, (*damaged, *_lost_rows(found.value)))
+
+
+def damage(places: int, folder: str) -> Notice:
+    """Say that damaged places were passed over."""
+    said = f"{counted(places, 'damaged place')} in {folder} passed over; what was written or deleted last may not show"
+    return Notice(notices.STORAGE_DAMAGED, said, count=places)
+
+
+def _lost_rows(stores: dict[str, StoreRows]) -> Iterator[Notice]:
+    for name, store in stores.items():
+        if store.problem is not None:
+            yield Notice(notices.TABLE_UNREADABLE, f"table {name} cannot be read: {store.problem}")
+        elif store.passed_over:
+            said = f"table {name}: {counted(store.passed_over, 'row')} cannot be read"
+            yield Notice(notices.TABLE_UNREADABLE, said)
 
 
 def _databases(names: list[str]) -> list[str]:

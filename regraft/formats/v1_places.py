@@ -28,6 +28,8 @@ class StatePlaces:
     redux: str | None = None
     knowledge: str | None = None
     local_storage: str | None = None
+    #: The folder that both lie in.
+    profile: str | None = None
     indexed_db: str | None = None
     #: Table files of Dexie by table name.
     tables: dict[str, str] = field(default_factory=dict)
@@ -53,6 +55,7 @@ def chromium_places(tree: Tree, folder: str) -> StatePlaces:
     storage = _first_folder(tree, join(folder, LOCAL_STORAGE), join(folder, "Local Storage"))
     return StatePlaces(
         local_storage=storage or join(folder, LOCAL_STORAGE),
+        profile=folder,
         indexed_db=_first_folder(tree, join(folder, "IndexedDB")),
         is_backup=tree.kind(join(folder, "metadata.json")) == "file",
         vectors=data(VECTORS_FOLDER),

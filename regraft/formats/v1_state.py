@@ -17,11 +17,12 @@ from typing import Any
 
 import msgspec
 
-from regraft import notices
+from regraft import notices, sqlite
 from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
 from regraft.formats import json_text
 from regraft.formats.v1_chromium import STATE_KEY, read_chromium
 from regraft.formats.v1_places import TABLES, VECTORS_FOLDER, StatePlaces
+from regraft.names import vector_file_name
 from regraft.notices import Notice
 from regraft.text import counted, whole
 from regraft.tree import Tree, join
@@ -86,7 +87,8 @@ def read_state(tree: Tree, places: StatePlaces) -> V1State:
         tables = {name: _loader(tree, member) for name, member in places.tables.items()}
     bases = _bases(tree, slices.get("knowledge"), said)
     providers = _providers(tree, slices.get("llm"))
-    _say_what_data_lacks(tree, places, bases, said)
+    pending = _pending(tree, places, said)
+    _say_what_data_lacks(tree, places, bases, pending, said)
     if providers is None and bases:
         said.append(Notice(notices.MODELS_UNKNOWN, notices.CODES[notices.MODELS_UNKNOWN].meaning))
     return V1State(
@@ -94,7 +96,7 @@ def read_state(tree: Tree, places: StatePlaces) -> V1State:
         providers=providers,
         files=_table(tables, "files", _FileRow, said),
         notes=_table(tables, "knowledge_notes", _NoteRow, said),
-        pending_delete=_pending(tree, places, said),
+        pending_delete=pending,
         notices=tuple(said),
     )
 
@@ -266,20 +268,50 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _say_what_data_lacks(tree: Tree, places: StatePlaces, bases: list[Any], said: list[Notice]) -> None:
-    """Say where a backup was made without ``Data/``, and which folders among the vector files nothing reads."""
+def _say_what_data_lacks(
+    tree: Tree, places: StatePlaces, bases: list[Any], pending: frozenset[str], said: list[Notice]
+) -> None:
+    """Say where ``Data/`` is missing, which vector files nobody names, and which folders among them nothing reads."""
     vectors = [] if places.vectors is None else tree.children(places.vectors)
     uploads = [] if places.uploads is None else tree.children(places.uploads)
-    if places.is_backup and bases and not uploads and not any(name != PENDING_DELETE_FILE for name in vectors):
-        said.append(Notice(notices.SLIM_BACKUP, notices.CODES[notices.SLIM_BACKUP].meaning))
+    if bases and not uploads and not any(name != PENDING_DELETE_FILE for name in vectors):
+        code = notices.SLIM_BACKUP if places.is_backup else notices.DATA_MISSING
+        if places.is_backup or places.local_storage is not None:
+            said.append(Notice(code, notices.CODES[code].meaning))
     if places.vectors is None or places.vectors.rpartition("/")[2] != VECTORS_FOLDER:
         return
+    said.extend(_unnamed(tree, places.vectors, vectors, bases, pending))
     folders = [name for name in vectors if _is_older_layout(tree, join(places.vectors, name))]
     if folders:
         more = "…" if len(folders) > _NAMED_FOLDERS else ""
         named = f"{', '.join(folders[:_NAMED_FOLDERS])}{more}"
         text = f"{counted(len(folders), 'folder')} of a still older layout in {places.vectors}, left alone: {named}"
         said.append(Notice(notices.OLDER_LAYOUT, text, count=len(folders)))
+
+
+def _unnamed(tree: Tree, folder: str, names: list[str], bases: list[Any], pending: frozenset[str]) -> Iterator[Notice]:
+    """Say which vector files are those of no base; that v1 was going to delete some is no news."""
+    ids = [base.get("id") for base in bases if isinstance(base, dict)]
+    known = {vector_file_name(one) for one in (*ids, *pending) if isinstance(one, str)}
+    files = [name for name in names if _is_vector_file(tree, join(folder, name))]
+    unnamed = [name for name in files if name not in known]
+    if unnamed:
+        more = "…" if len(unnamed) > _NAMED_FOLDERS else ""
+        listed = f"{', '.join(unnamed[:_NAMED_FOLDERS])}{more}"
+        code = notices.UNNAMED_VECTORS if len(unnamed) < len(files) else notices.LOST_STATE
+        said = f"{counted(len(unnamed), 'vector file')} of no base that the state names, not read: {listed}"
+        yield Notice(code, said, count=len(unnamed))
+
+
+def _is_vector_file(tree: Tree, name: str) -> bool:
+    """Tell whether a file begins like a SQLite database."""
+    if tree.kind(name) != "file":
+        return False
+    try:
+        with tree.open(name) as file:
+            return file.read(len(sqlite.MAGIC)) == sqlite.MAGIC
+    except OSError:
+        return False
 
 
 def _is_older_layout(tree: Tree, folder: str) -> bool:
