@@ -110,6 +110,12 @@ FOLDER = register(
     "A folder, or files of it, have no rows that could be carried: they become failed items or none.",
     "Deleting the folder in the application after the upgrade and adding it again, while it is still on disk.",
 )
+NO_TEXT = register(
+    "note",
+    "v1.no-text",
+    "Completed files have no row: v1 could not read them, or stored nothing of them. They stay items without text.",
+    _INDEX_AGAIN,
+)
 MISSING_UPLOAD = register(
     "warning",
     "v1.missing-upload",
@@ -222,6 +228,7 @@ FINDING_OF: dict[str, str] = {
     notices.DEDUPLICATED_ITEM: DEDUPLICATED,
     notices.RESTORED_DUPLICATE: DEDUPLICATED,
     notices.LOST_DUPLICATE: DEDUPLICATED,
+    notices.FILE_WITHOUT_ROWS: NO_TEXT,
     notices.MISSING_UPLOAD: MISSING_UPLOAD,
     notices.LOADER_SHARED: SHARED_LOADER,
     notices.CHILD_CONFLICT: SHARED_LOADER,

@@ -255,6 +255,12 @@ LOST_DUPLICATE = _register(
     "lost_duplicate",
     "v1 kept nothing of this file, since another one has the same bytes; by your word it stays without chunks.",
 )
+FILE_WITHOUT_ROWS = _register(
+    "base",
+    "note",
+    "file_without_rows",
+    "Completed files without a single row: they stay completed, have no text, and no search finds them.",
+)
 KEPT_COMPLETED = _register(
     "base",
     "warning",

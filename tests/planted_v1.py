@@ -330,6 +330,17 @@ PLANTED: dict[str, Planted] = {
         subject="g",
         count=3,
     ),
+    "files without rows": Planted(
+        "v1.no-text",
+        "file_without_rows",
+        both(
+            items(file("g", "G", name="table.csv"), file("h", "H", name="empty.txt")),
+            bytes_of("Files/up-g.csv", lambda _: b"a,b"),
+            bytes_of("Files/up-h.txt", lambda _: b""),
+        ),
+        "note",
+        count=2,
+    ),
     "vectors of another model": Planted(
         "v1.mixed-dimensions",
         "dimension_mismatch",

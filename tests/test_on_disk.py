@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from v1 import Row, base, carried, folder, opened
 
-from migrators.cherry_v1 import on_disk
+from migrators.cherry_v1 import file_texts, on_disk
 from migrators.cherry_v1.draft import draft_library
 from migrators.cherry_v1.file_texts import ENCODINGS, WIDE_ENCODINGS, Wanted, cleaned, json_form, readable
 from migrators.cherry_v1.on_disk import real_paths
@@ -295,6 +295,62 @@ def test_the_look_is_bounded(
     loaders = {f"TextLoader_{digest(text)}": snippet(text) for text in texts.values()}
     monkeypatch.setattr(on_disk, bound, value)
     assert {path.stem for path in look_for(tmp_path, {**loaders}).values()} == set(found)
+
+
+@pytest.mark.parametrize("kind", ["Json", "Web", "Text"])
+def test_only_files_that_can_be_what_is_looked_for_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    names = ("a.jpg", "b.HTM", "c.json", "d.txt", "e.pdf", "f")
+    for name in names:
+        (tmp_path / name).write_text(f"text of {name}")
+    read: list[str] = []
+    real = Path.open
+
+    def watching(path: Path, *arguments: Any) -> Any:
+        read.append(path.name)
+        return real(path, *arguments)
+
+    monkeypatch.setattr(Path, "open", watching)
+    assert look_for(tmp_path, {f"{kind}Loader_{digest('none')}": "none"}) == {}
+    assert read == {"Json": ["c.json"], "Web": ["b.HTM"], "Text": ["b.HTM", "c.json", "d.txt", "f"]}[kind]
+
+
+def test_bytes_count_that_were_read_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that begin in another way than what is looked for are told apart after they were read."""
+    for name in "abcd":
+        (tmp_path / f"{name}.json").write_text("[" + name * 99)
+    (tmp_path / "z.json").write_text("[1]")
+    wanted: dict[str, str | None] = {f"JsonLoader_{digest('[1]')}": "[1]"}
+    monkeypatch.setattr(on_disk, "MAX_BYTES", 350)
+    assert look_for(tmp_path, wanted) == {}
+    monkeypatch.setattr(on_disk, "MAX_BYTES", 401)
+    assert look_for(tmp_path, wanted).keys() == wanted.keys()
+
+
+def test_one_json_file_in_an_odd_encoding_does_not_end_the_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried in the likeliest encodings, as far as a bound of its own allows."""
+    odd, plain = json.dumps(["naïve"] * 500, ensure_ascii=False), '["found"]'
+    (tmp_path / "a.json").write_bytes(odd.encode("latin-1"))
+    (tmp_path / "z.json").write_text(plain)
+    size = 20 * len(odd)
+    monkeypatch.setattr(file_texts, "MAX_JSON_WORK", 3 * size)
+    monkeypatch.setattr(on_disk, "MAX_WORK", 5 * size)
+    tried: list[str] = []
+    real = file_texts.json_form
+
+    def watching(text: str) -> str | None:
+        tried.append(text)
+        return real(text)
+
+    monkeypatch.setattr(file_texts, "json_form", watching)
+    loader = f"JsonLoader_{digest(plain)}"
+    assert look_for(tmp_path, {loader: plain}) == {loader: tmp_path / "z.json"}
+    assert 1 <= len(tried) - 1 <= 3
+    monkeypatch.setattr(on_disk, "MAX_WORK", size)
+    assert look_for(tmp_path, {loader: plain}) == {}
 
 
 # --- names ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from migrators.stages.journey import Hints, Twin
 from migrators.stages.models import ModelWord
 from migrators.stages.owners import Owners, expand
 from migrators.stages.plan import BasePlan, plan_base
+from migrators.stages.restored import read_times
 from regraft.formats import vector_table
 from regraft.formats.v1_state import V1State
 from regraft.formats.vector_table import MISSING, UNSUPPORTED, LoaderRows, Survey, Tally
@@ -519,8 +520,17 @@ DUPLICATES = [
 DUPLICATE_ROWS = [*rows("F", "N", "D"), ("odd", 20, "/docs/odd"), *rows("F")]
 
 
-def twin(lost: str, like: str, path: str = "") -> Twin:
-    return Twin(lost, like, f"{lost}.md", f"{like}.md", path)
+def twin(lost: str, like: str, path: str = "", **fields: Any) -> Twin:
+    """Return a twin as a look at the files makes it: standalone items by their ids, files of folders by their time."""
+    alone = {loader: item.id for item in drafted(*DUPLICATES).items for loader in item.loader_ids if not item.entries}
+    own, like_item = "" if path else alone.get(lost, ""), alone.get(like, "")
+    usual: dict[str, Any] = {
+        "item": own,
+        "like_item": like_item,
+        "read_at": None if own else UPDATED,
+        "like_read_at": None if like_item else UPDATED,
+    }
+    return replace(Twin(lost, like, f"{lost}.md", f"{like}.md", path), **{**usual, **fields})
 
 
 def with_twins(*twins: Twin, restore: bool = True) -> BasePlan:
@@ -553,12 +563,55 @@ def test_restored_materials_come_last_and_are_outside_the_books() -> None:
         twin("S", "F", "/docs/s"),
         twin("GONE", "F"),
         twin("nobody", "F", "/docs/nobody"),
+        twin("LOST", "F", item="another"),
+        twin("LOST", "F", like_item="another"),
+        twin("LOST", "D", like_item="another"),
+        twin("LOST", "F", like_item="", like_read_at=UPDATED),
+        twin("LOST", "D", like_read_at=UPDATED + 1),
+        twin("LOST", "D", like_read_at=None),
+        twin("GONE", "F", "/docs/gone", read_at=UPDATED - 1),
+        twin("GONE", "F", "/docs/gone", read_at=None),
+        twin("LOST", "F", "/docs/lost"),
     ],
     ids=str,
 )
 def test_a_twin_that_does_not_fit_changes_nothing(odd: Twin) -> None:
-    """Such as one with rows of its own, like a note, like nothing that is carried, or of an item that is idle."""
+    """Such as one with rows of its own, like a note, like nothing that is carried, or of an item that is idle.
+
+    Nor is a twin one whose rows go to another item than was compared, or whose folder v1 read at another time.
+    """
     assert with_twins(odd) == with_twins()
+
+
+def test_a_folder_without_a_time_has_no_twins() -> None:
+    items = [file("f", "F"), folder("d", "D", "GONE", created_at=None, updated_at=None)]
+    known = survey(*rows("F", "D"))
+    twins = (twin("GONE", "F", "/docs/gone", like_item=drafted(*items).items[0].id),)
+    assert plan_base(drafted(*items), known, Hints(twins=twins)) == plan_base(drafted(*items), known)
+    assert read_times(drafted(*items, folder("e", "GONE", "E"))) == {"E": UPDATED}
+    earlier = folder("e", "D", "GONE", created_at=CREATED - 9, updated_at=None)
+    assert read_times(drafted(folder("d", "D"), earlier)) == {"D": CREATED - 9, "GONE": CREATED - 9}
+
+
+def test_completed_files_without_rows_are_named_once() -> None:
+    items = [
+        file("earlier", "A", name="earlier.csv"),
+        file("b", "B", name="b.txt"),
+        file("none", uniqueId="none", uniqueIds=[""], name="none.txt"),
+        file("failed", "FAILED", processingStatus="failed"),
+        file("idle", uniqueId=""),
+        file("a", "A", name="a.csv"),
+        file("unusable", "U"),
+        note("n", "N"),
+        *DUPLICATES[:2],
+    ]
+    found = survey(*rows("F"), ("U", MISSING, None))
+    plan = plan_base(drafted(*items), found, Hints(twins=(twin("LOST", "F"),)))
+    [said] = [notice for notice in plan.notices if notice.code == "file_without_rows"]
+    assert (said.base, said.item, said.count) == ("kb", None, 3)
+    assert said.message == "3 completed files without any text, as there are no rows: b.txt, none.txt, a.csv"
+    failed = plan_base(drafted(*items), "does not exist")
+    assert "file_without_rows" not in {notice.code for notice in failed.notices}
 
 
 def test_twins_are_only_told_where_that_is_asked_for() -> None:

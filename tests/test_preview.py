@@ -1112,7 +1112,7 @@ def test_a_folder_that_is_said_to_be_one_and_is_none_is_refused(tmp_path):
     (tmp_path / "in").mkdir()
     done = run("migrate", tmp_path / "in", "--to", tmp_path / "out", "--kind", "preview-library")
     assert done.status == 2
-    assert "no store of a preview build is in it" in done.stderr
+    assert "it does not hold what a library of a preview build holds" in done.stderr
 
 
 # --- the stages ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from hashlib import md5
@@ -13,7 +14,7 @@ import pytest
 from conftest import NOW, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from v1 import Library, Row, Source, base, check_index, file, folder, note, opened, pack, page
+from v1 import CREATED, UPDATED, Library, Row, Source, base, check_index, file, folder, note, opened, pack, page
 
 from migrators.cherry_v1 import twins
 from regraft import render
@@ -203,6 +204,52 @@ def test_a_loader_that_a_note_has_too_is_left_alone(tmp_path: Path) -> None:
     assert "restored_duplicate" not in library.codes()
 
 
+def test_the_file_that_was_compared_must_be_the_one_that_has_the_rows(tmp_path: Path) -> None:
+    """A later item of another text has the loader of the file that the copy equals: its text is not the copy's."""
+    other = file("b", "R", "R2", name="b.md")
+    rows = [Row("R", "one"), Row("R2", "text of b")]
+    library = migrated(tmp_path, ITEMS[0], other, ITEMS[1], rows=rows, uploads={**UPLOADS, "up-b.md": b"other"})
+    assert of_item(library, "copy") == []
+    assert [body for body, _ in of_item(library, "b")] == ["one", "text of b"]
+    assert "restored_duplicate" not in library.codes()
+
+
+def test_rows_that_went_to_another_item_do_not_hide_a_twin_that_has_its_own(tmp_path: Path) -> None:
+    items = [ITEMS[0], file("b", "R", "R2", name="b.md"), file("whole", "W", name="whole.md"), ITEMS[1]]
+    rows = [Row("R", "one"), Row("R", "two"), Row("R2", "text of b"), Row("W", "whole")]
+    uploads = {**UPLOADS, "up-b.md": b"other", "up-whole.md": REPORT}
+    library = migrated(tmp_path, *items, rows=rows, uploads=uploads)
+    assert [body for body, _ in of_item(library, "copy")] == ["whole"]
+
+
+def test_an_item_that_has_rows_never_gets_those_of_a_twin(tmp_path: Path) -> None:
+    """A later item has the loader of the lost file: what it equals was never looked at."""
+    later = file("z", "C", "R2", name="z.md")
+    uploads = {**UPLOADS, "up-z.md": b"other bytes"}
+    library = migrated(tmp_path, *ITEMS, later, rows=[*ROWS, Row("R2", "text of z")], uploads=uploads)
+    assert library.bodies("kb") == ["one", "two", "a note", "text of z"]
+    assert [body for body, _ in of_item(library, "z")] == ["text of z"]
+    assert library.rows("kb")["restored_duplicate"] == 0
+
+
+def test_the_later_of_two_lost_items_has_to_be_a_duplicate_itself(tmp_path: Path) -> None:
+    later = file("z", "C", name="z.md")
+    library = migrated(tmp_path, *ITEMS, later, rows=ROWS, uploads={**UPLOADS, "up-z.md": b"other bytes"})
+    assert library.bodies("kb") == ["one", "two", "a note"]
+    [(item, said, count)] = messages(library, "file_without_rows")
+    assert (item, said, count) == (None, "1 completed file without any text, as there are no rows: z.md", 1)
+
+
+def test_files_of_which_v1_kept_nothing_are_told(tmp_path: Path) -> None:
+    items = [*ITEMS, file("csv", "T", name="table.csv"), file("empty", "E", name="empty.txt")]
+    uploads = {**UPLOADS, "up-csv.csv": b"a,b", "up-empty.txt": b""}
+    library = migrated(tmp_path, *items, rows=ROWS, uploads=uploads)
+    said = "2 completed files without any text, as there are no rows: table.csv, empty.txt"
+    assert messages(library, "file_without_rows") == [(None, said, 2)]
+    assert library.status == 0
+    assert library.item("csv")["status"] == "completed"
+
+
 # --- the user's word -----------------------------------------------------------------------------------------------
 
 
@@ -225,6 +272,23 @@ def test_the_users_word_is_part_of_what_a_base_is_made_from(tmp_path: Path) -> N
     without = moved(tmp_path / "v1", library.path, "--no-restore-duplicates")
     assert without.base("kb")["outcome"] == "written"
     assert len(without.bodies("kb")) == 3
+
+
+def test_the_users_word_changes_nothing_of_a_base_without_duplicates(tmp_path: Path) -> None:
+    library = migrated(tmp_path, *ITEMS[::2], rows=ROWS, uploads=UPLOADS)
+    for options in (["--no-restore-duplicates"], []):
+        again = moved(tmp_path / "v1", library.path, *options)
+        assert again.base("kb")["outcome"] == "unchanged"
+
+
+def test_the_users_word_can_be_taken_back(tmp_path: Path) -> None:
+    library = migrated(tmp_path, *ITEMS, rows=ROWS, uploads=UPLOADS, options=["--no-restore-duplicates"])
+    again = moved(tmp_path / "v1", library.path, "--no-restore-duplicates")
+    assert again.base("kb")["outcome"] == "unchanged"
+    back = moved(tmp_path / "v1", library.path)
+    assert back.base("kb")["outcome"] == "written"
+    assert len(back.bodies("kb")) == 5
+    assert moved(tmp_path / "v1", library.path).base("kb")["outcome"] == "unchanged"
 
 
 def test_the_text_and_the_page_tell_it(tmp_path: Path) -> None:
@@ -251,7 +315,13 @@ def docs(tmp_path: Path) -> Path:
         ("z.md", b"another text"),
     ):
         (place / name).write_bytes(raw)
+        changed(place / name, UPDATED)
     return place
+
+
+def changed(path: Path, time_ms: int) -> None:
+    """Give a file the time at which it was last changed."""
+    os.utime(path, ns=(time_ms * 1_000_000, time_ms * 1_000_000))
 
 
 def entries(place: Path, *names: str) -> list[str]:
@@ -331,6 +401,95 @@ def test_a_folder_that_is_not_there_gives_nothing(tmp_path: Path, docs: Path) ->
     assert len(library.children("d")) == 1
     said = f"without rows: 1 of 2 files of the folder {docs}"
     assert messages(library, "directory_entries_without_rows") == [("d", said, 1)]
+
+
+@pytest.mark.parametrize("name", ["report.md", "sub/copy.MD"])
+@pytest.mark.parametrize(
+    ("fields", "time", "restored"),
+    [
+        ({}, UPDATED, 1),
+        ({}, UPDATED + 1, 0),
+        ({"updated_at": None}, CREATED, 1),
+        ({"updated_at": None}, CREATED + 1, 0),
+        ({"updated_at": None, "created_at": None}, 0, 0),
+    ],
+)
+def test_a_file_that_was_changed_since_v1_read_it_is_no_duplicate(
+    tmp_path: Path, docs: Path, name: str, fields: dict[str, Any], time: int, restored: int
+) -> None:
+    """Files are compared as they are today; rows are of what they were."""
+    for one in ("report.md", "sub/copy.MD"):
+        changed(docs / one, min(time, CREATED))
+    changed(docs / name, time)
+    item = folder("d", *entries(docs, "report.md", "sub/copy.MD"), path=str(docs), **fields)
+    library = migrated(tmp_path, item, rows=rows_of(docs, "report.md"))
+    assert library.rows("kb")["restored_duplicate"] == restored
+
+
+def test_a_file_of_two_folders_counts_as_read_with_the_first(tmp_path: Path, docs: Path) -> None:
+    items = [
+        folder("d", *entries(docs, "report.md", "sub/copy.MD"), path=str(docs)),
+        folder("e", *entries(docs, "sub/copy.MD"), path=str(docs / "sub"), created_at=CREATED - 5, updated_at=None),
+    ]
+    library = migrated(tmp_path, *items, rows=rows_of(docs, "report.md"))
+    assert library.rows("kb")["restored_duplicate"] == 0
+
+
+# --- a second run --------------------------------------------------------------------------------------------------
+
+
+def write_again(tmp_path: Path, *items: Any, rows: Any, uploads: Any = ()) -> Path:
+    """Write the source anew, with one more note, so that its base is carried anew."""
+    shutil.rmtree(tmp_path / "v1")
+    more = note("more", "M")
+    return Source([base("kb", *items, more)], {"kb": [*rows, Row("M", "more")]}, uploads=dict(uploads)).write(
+        tmp_path / "v1"
+    )
+
+
+def test_what_was_found_on_disk_stays_known_when_the_folder_is_gone(tmp_path: Path, docs: Path) -> None:
+    """A base that is carried anew is no poorer for it."""
+    text = "A text of more than fifty units, which v1 kept as a snippet of it."
+    (docs / "sub" / "plain.txt").write_text(text)
+    loader = f"TextLoader_{md5(text.encode()).hexdigest()}"
+    item = folder("d", loader, *entries(docs, "report.md", "sub/copy.MD"), path=str(docs))
+    rows = [Row(loader, text, source=f"{text[:24]}...{text[-23:]}"), *rows_of(docs, "report.md")]
+    first = migrated(tmp_path, item, rows=rows)
+    shutil.rmtree(docs)
+    source = write_again(tmp_path, item, rows=rows)
+    for again in (moved(source, first.path), moved(write_again(tmp_path, item, note("x", "X"), rows=rows), first.path)):
+        assert again.base("kb")["outcome"] == "written"
+        assert again.children("d") == first.children("d")
+        assert first.children("d")[0]["data"]["source"] == str(docs / "sub" / "plain.txt")
+        assert of_child(again, docs) == ["text of report.md"]
+    assert "found" not in again.base("kb")
+    told = moved(source, first.path, "--no-restore-duplicates")
+    assert [item for item, _, _ in messages(told, "lost_duplicate")] == ["d"]
+    assert len(moved(source, first.path).children("d")) == 3
+
+
+def of_child(library: Library, docs: Path) -> list[str]:
+    return library.bodies_of("kb", library.child_id("kb", local(docs / "sub" / "copy.MD")))
+
+
+def test_what_was_found_on_disk_counts_no_more_when_v1_read_the_folder_again(tmp_path: Path, docs: Path) -> None:
+    names = entries(docs, "report.md", "sub/copy.MD")
+    rows = rows_of(docs, "report.md")
+    first = migrated(tmp_path, folder("d", *names, path=str(docs)), rows=rows)
+    assert of_child(first, docs) == ["text of report.md"]
+    shutil.rmtree(docs)
+    later = folder("d", *names, path=str(docs), updated_at=UPDATED + 1)
+    again = moved(write_again(tmp_path, later, rows=rows), first.path)
+    assert again.rows("kb")["restored_duplicate"] == 0
+
+
+def test_a_duplicate_whose_upload_is_gone_keeps_its_text(tmp_path: Path) -> None:
+    first = migrated(tmp_path, *ITEMS, rows=ROWS, uploads=UPLOADS)
+    again = moved(write_again(tmp_path, *ITEMS, rows=ROWS), first.path)
+    assert of_item(again, "copy") == of_item(first, "copy") != []
+    assert again.raw("kb")["copy.md"] == REPORT
+    without = moved(write_again(tmp_path, *ITEMS, rows=ROWS[1:2]), first.path)
+    assert without.bodies("kb") == ["a note", "more"], "the file that it equals has no rows any more"
 
 
 # --- sources and bounds --------------------------------------------------------------------------------------------
@@ -466,3 +625,44 @@ def test_what_is_restored_is_what_the_twin_has_and_nothing_else_changes(files: l
         assert library.items("kb") == plain.items("kb")
         if not wanted:
             assert library.index_path("kb").read_bytes() == plain.index_path("kb").read_bytes()
+
+
+SHARED = st.lists(
+    st.tuples(
+        st.sampled_from([b"one", b"two"]),
+        st.lists(st.sampled_from("ABCDE"), min_size=1, max_size=2, unique=True),
+        st.sampled_from(["completed", "completed", "failed"]),
+    ),
+    max_size=6,
+)
+
+
+@given(files=SHARED, filled=st.sets(st.sampled_from("ABCDE"), max_size=3))
+@settings(max_examples=40)
+def test_whoever_shares_loaders_gets_only_the_text_of_equal_bytes(files: list[Any], filled: set[str]) -> None:
+    """Items share loaders in any way: the run goes on, and nobody gets the text of other bytes."""
+    items = [
+        file(f"f{at}", *loaders, name=f"f{at}.md", processingStatus=status)
+        for at, (_, loaders, status) in enumerate(files)
+    ]
+    uploads = {f"up-f{at}.md": raw for at, (raw, _, _) in enumerate(files)}
+    rows = [Row(loader, f"{loader} {number}") for number in range(2) for loader in sorted(filled)]
+    with tempfile.TemporaryDirectory() as place:
+        source = Source([base("kb", note("n", "N"), *items)], {"kb": [*rows, Row("N", "a note")]}, uploads=uploads)
+        source.write(Path(place) / "v1")
+        plain = moved(Path(place) / "v1", Path(place) / "plain", "--no-restore-duplicates")
+        library = moved(Path(place) / "v1", Path(place) / "library")
+        own = plain.units("kb")
+        assert library.units("kb")[: len(own)] == own
+        texts = {at: of_item(plain, f"f{at}") for at in range(len(files))}
+        for at, (raw, loaders, status) in enumerate(files):
+            now = of_item(library, f"f{at}")
+            equal = [text for other, text in texts.items() if text and files[other][0] == raw]
+            if now != texts[at]:
+                assert not texts[at]
+                assert not filled & set(loaders)
+                assert status == "completed"
+                assert now in equal
+            alone = all(not set(loaders) & set(others) for n, (_, others, _) in enumerate(files) if n != at)
+            if alone and not filled & set(loaders) and status == "completed":
+                assert bool(now) == bool(equal), "an equal file with a text gives it"

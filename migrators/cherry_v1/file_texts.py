@@ -10,6 +10,7 @@ import codecs
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import cache, cached_property
@@ -47,6 +48,17 @@ _FULL_WIDTH = {
 _BOM = "\ufeff"
 #: What reading a byte as JSON takes, compared with hashing it.
 _JSON_WEIGHT = 20
+#: What trying one JSON file in many encodings may come to; 1 is hashing a byte.
+MAX_JSON_WORK = 512 << 20
+#: Extensions of files that v1 never read as text: it had other loaders for them, or none.
+_NO_TEXT = frozenset(
+    (
+        *(".pdf", ".doc", ".docx", ".ppt", ".pptx", ".xls", ".xlsx", ".odt", ".ods", ".odp", ".epub"),
+        *(".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".avif", ".heic", ".ico", ".tif", ".tiff", ".psd"),
+        *(".mp3", ".wav", ".flac", ".aac", ".ogg", ".m4a", ".mp4", ".mov", ".avi", ".mkv", ".webm", ".wmv"),
+        *(".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".tar", ".iso", ".dmg", ".exe", ".dll", ".so"),
+    )
+)
 
 
 class Wanted:
@@ -59,9 +71,19 @@ class Wanted:
         self.loaders = set(snippets)
         self.spent = 0
         self._snippets = snippets
+        #: How many of each kind are left.
+        self._left = Counter(_kind(loader) for loader in snippets)
 
     def __bool__(self) -> bool:
         return bool(self.loaders)
+
+    def can_be(self, suffix: str) -> bool:
+        """Tell whether a file with this extension (lower case, with the dot) can be one that is looked for."""
+        return bool(
+            (self._left[TEXT] and suffix not in _NO_TEXT)
+            or (self._left[WEB] and suffix in (".html", ".htm"))
+            or (self._left[JSON] and suffix == ".json")
+        )
 
     def of_file(self, raw: bytes, suffix: str) -> Iterator[str]:
         """Yield every wanted loader id that v1 can have given to a file of these bytes; each is wanted no more.
@@ -72,9 +94,12 @@ class Wanted:
             self.spent += len(text)
             digest = _md5(text)
             yield from self._take(f"{TEXT}{digest}", f"{WEB}{digest}")
-        if suffix == ".json" and any(loader.startswith(JSON) for loader in self.loaders):
+        if suffix == ".json" and self._left[JSON]:
+            end = self.spent + MAX_JSON_WORK
             for plain in _json_texts(raw):
                 self.spent += _JSON_WEIGHT * len(plain)
+                if self.spent > end:
+                    return
                 form = json_form(plain)
                 if form is not None:
                     yield from self._take(f"{JSON}{_md5(cleaned(form).encode())}")
@@ -83,11 +108,12 @@ class Wanted:
         for loader in loaders:
             if loader in self.loaders:
                 self.loaders.discard(loader)
+                self._left[_kind(loader)] -= 1
                 yield loader
 
     def _texts(self, raw: bytes) -> Iterator[bytes]:
         """Yield what v1 can have read in a file, as UTF-8."""
-        if any(loader.startswith((TEXT, WEB)) for loader in self.loaders):
+        if self._left[TEXT] or self._left[WEB]:
             yield raw
             if raw.startswith(codecs.BOM_UTF8):
                 yield raw.removeprefix(codecs.BOM_UTF8)
@@ -118,6 +144,10 @@ class Wanted:
     @cached_property
     def _firsts(self) -> set[str]:
         return {start.decode("utf-16-le", "replace")[:1] for start in self._starts}
+
+
+def _kind(loader: str) -> str:
+    return loader.partition("_")[0] + "_"
 
 
 def _begun(raw: bytes, size: int, encoding: str) -> str:

@@ -25,7 +25,9 @@ from regraft.text import is_blank, shown, whole
 #: A base's folders are looked through no further than this: a better name is not worth minutes.
 MAX_FILES = 20_000
 MAX_FILE_BYTES = 16 << 20
+#: Bytes that are read, and the bytes of work that they come to: one text is tried in several encodings.
 MAX_BYTES = 1 << 30
+MAX_WORK = 4 << 30
 
 _PATH_KINDS = ("LocalPathLoader_", "OdtLoader_", "OdsLoader_", "OdpLoader_")
 _IMAGE = "ImageLoader_"
@@ -35,8 +37,9 @@ def hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) -
     """Return what the folders on disk and the uploads tell of a base."""
     found = real_paths(draft, survey)
     twins = find_twins(source, draft, survey, found)
-    paths = {**_snippet_names(draft, survey), **{loader: shown(path) for loader, path in found.items()}}
-    return Hints(paths=paths, twins=twins, restore_twins=options.restore_duplicates)
+    paths = {loader: shown(path) for loader, path in found.items()}
+    names = _snippet_names(draft, survey)
+    return Hints(paths=paths, names=names, twins=twins, restore_twins=options.restore_duplicates)
 
 
 def real_paths(draft: BaseDraft, survey: Survey) -> dict[str, Path]:
@@ -77,17 +80,23 @@ class _Look:
     found: dict[str, Path] = field(default_factory=dict)
     files_left: int = field(default_factory=lambda: MAX_FILES)
     bytes_left: int = field(default_factory=lambda: MAX_BYTES)
+    work_left: int = field(default_factory=lambda: MAX_WORK)
+
+    @property
+    def may_read(self) -> bool:
+        """Tell whether files may still be read."""
+        return self.bytes_left > 0 and self.work_left > 0
 
     def through(self, item: ItemDraft, by_path: set[str], wanted: Wanted) -> None:
         """Look through one folder for files by their path and by their text, until all are found."""
         for path, size in _files(item.data["source"]):
             self.files_left -= 1
-            if self.files_left < 0 or not (by_path or (wanted and self.bytes_left > 0)):
+            if self.files_left < 0 or not (by_path or (wanted and self.may_read)):
                 return
             for loader in _path_loaders(shown(path)) & by_path:
                 by_path.discard(loader)
                 self.found[loader] = path
-            if wanted and self.bytes_left > 0 and 0 < size <= MAX_FILE_BYTES:
+            if self.may_read and 0 < size <= MAX_FILE_BYTES and wanted.can_be(path.suffix.lower()):
                 self._read(path, wanted)
 
     def _read(self, path: Path, wanted: Wanted) -> None:
@@ -96,10 +105,11 @@ class _Look:
                 raw = file.read(MAX_FILE_BYTES)
         except OSError:
             return
+        self.bytes_left -= len(raw)
         before = wanted.spent
         for loader in wanted.of_file(raw, path.suffix.lower()):
             self.found[loader] = path
-        self.bytes_left -= wanted.spent - before
+        self.work_left -= wanted.spent - before
 
 
 def _path_loaders(path: str) -> set[str]:

@@ -1,7 +1,8 @@
 """Files that v1 left without a row because another file of the base has the same bytes.
 
 v1 stores no chunk twice in a base (``docs/formats/v1.md``, "Vector file"), so that the second of two equal files gets
-none. A file that v1 failed on has none either: only equal bytes tell that a file is such a duplicate.
+none. A file that v1 failed on has none either: only equal bytes tell that a file is such a duplicate. An upload never
+changes; a file of a folder is compared only where it was last changed before v1 read it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import BinaryIO
 
 from migrators.stages.drafts import BaseDraft, ItemDraft
 from migrators.stages.journey import Twin
+from migrators.stages.owners import Owners, expand
+from migrators.stages.restored import read_times
 from migrators.stages.uploads import upload_name
 from regraft.formats.vector_table import Survey
 from regraft.locate import Located
@@ -39,6 +42,9 @@ class _File:
     #: Rows that can be carried.
     rows: int = 0
     path: str = ""
+    #: The id of the standalone item, or when v1 read the file of a folder (ms).
+    item: str = ""
+    read_at: int | None = None
 
 
 def lost_files(draft: BaseDraft, survey: Survey) -> list[ItemDraft]:
@@ -74,7 +80,8 @@ def find_twins(source: Located, draft: BaseDraft, survey: Survey, paths: Mapping
         paths: the files of the base's folders that are on disk, by loader id.
     """
     lost = [upload for item in lost_files(draft, survey) for upload in _upload(source, item, item.loader_ids[0])]
-    lost += [file for loader in lost_entries(draft, survey) for file in _on_disk(loader, paths)]
+    times = read_times(draft)
+    lost += [file for loader in lost_entries(draft, survey) for file in _on_disk(loader, paths, times)]
     if not lost:
         return ()
     kept: dict[tuple[str, int], list[_File]] = {}
@@ -87,19 +94,38 @@ def find_twins(source: Located, draft: BaseDraft, survey: Survey, paths: Mapping
         mark = digests.of(file) if candidates else None
         like = next((one for one in candidates if mark is not None and digests.of(one) == mark), None)
         if like is not None:
-            twins.append(Twin(file.loader_id, like.loader_id, file.name, like.name, file.path))
+            twins.append(_twin(file, like))
     return tuple(twins)
 
 
+def _twin(file: _File, like: _File) -> Twin:
+    return Twin(
+        loader_id=file.loader_id,
+        like=like.loader_id,
+        name=file.name,
+        like_name=like.name,
+        path=file.path,
+        item=file.item,
+        like_item=like.item,
+        read_at=file.read_at,
+        like_read_at=like.read_at,
+    )
+
+
 def _kept(source: Located, draft: BaseDraft, survey: Survey, paths: Mapping[str, Path]) -> Iterator[_File]:
-    """Yield the files that have rows to carry, in item order."""
+    """Yield the files that have rows to carry, in item order. Rows that go to another item are not a file's."""
+    owners, times = Owners(draft, expand(draft, survey)), read_times(draft)
     for item in draft.items:
         rows = {loader: count for loader in item.loader_ids if (count := _usable(survey, loader))}
-        if item.type == "file" and rows:
-            yield from _upload(source, item, next(iter(rows)), sum(rows.values()))
+        if item.type == "file":
+            own = {loader: count for loader, count in rows.items() if owners.owner(loader) == item.id}
+            if own:
+                yield from _upload(source, item, next(iter(own)), sum(own.values()))
         elif item.type == "directory" and item.status == "completed":
             for loader, count in rows.items():
-                yield from _on_disk(loader, paths, count)
+                child = owners.children.get(loader)
+                if child is not None and child.id == owners.owner(loader):
+                    yield from _on_disk(loader, paths, times, count)
 
 
 def _usable(survey: Survey, loader_id: str) -> int:
@@ -115,16 +141,19 @@ def _upload(source: Located, item: ItemDraft, loader_id: str, rows: int = 0) -> 
     if name is not None:
         with suppress(OSError):
             size, suffix = source.tree.size(name), PurePosixPath(name).suffix.lower()
-            yield _File(loader_id, item.data["relativePath"], suffix, size, partial(source.tree.open, name), rows)
+            called, opened = item.data["relativePath"], partial(source.tree.open, name)
+            yield _File(loader_id, called, suffix, size, opened, rows, item=item.id)
 
 
-def _on_disk(loader_id: str, paths: Mapping[str, Path], rows: int = 0) -> Iterator[_File]:
-    """Yield the file of a folder's entry, if it is on disk."""
-    path = paths.get(loader_id)
-    if path is not None:
+def _on_disk(loader_id: str, paths: Mapping[str, Path], times: Mapping[str, int], rows: int = 0) -> Iterator[_File]:
+    """Yield the file of a folder's entry, if it is on disk and was not changed since v1 read it."""
+    path, read_at = paths.get(loader_id), times.get(loader_id)
+    if path is not None and read_at is not None:
         with suppress(OSError):
-            size, suffix = path.stat().st_size, path.suffix.lower()
-            yield _File(loader_id, shown(path.name), suffix, size, partial(_opened, path), rows, shown(path))
+            status, suffix = path.stat(), path.suffix.lower()
+            if status.st_mtime_ns // 1_000_000 <= read_at:
+                name, opened, full = shown(path.name), partial(_opened, path), shown(path)
+                yield _File(loader_id, name, suffix, status.st_size, opened, rows, full, read_at=read_at)
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from migrators.stages.drafts import BaseDraft, LibraryDraft
@@ -20,6 +20,9 @@ class Twin:
 
     ``loader_id`` is the loader without rows, ``like`` a loader of the file that it equals. ``name`` and ``like_name``
     are what a person calls the two; ``path`` is the first one's path where it lies in a folder on disk.
+
+    ``item`` and ``like_item`` are the ids of the items whose uploads were compared, empty for files of folders. Of
+    these, ``read_at`` and ``like_read_at`` are when v1 read them (ms): what was compared is what it read then.
     """
 
     loader_id: str
@@ -27,19 +30,40 @@ class Twin:
     name: str
     like_name: str
     path: str = ""
+    item: str = ""
+    like_item: str = ""
+    read_at: int | None = None
+    like_read_at: int | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run found on disk, kept for a later one that finds the folder or the upload gone."""
+
+    #: Paths of files on disk, by loader id.
+    paths: dict[str, str] = field(default_factory=dict)
+    twins: tuple[Twin, ...] = ()
 
 
 @dataclass(frozen=True)
 class Hints:
     """What files beside the state and the vector file tell of a base. They make it better and are no condition."""
 
-    #: Paths of files on disk, or readable names, by loader id.
+    #: Paths of files on disk, by loader id.
     paths: dict[str, str] = field(default_factory=dict)
+    #: Readable names for files without a path, by loader id.
+    names: dict[str, str] = field(default_factory=dict)
     #: Files whose rows v1 never stored, because another file of the base has the same bytes.
     twins: tuple[Twin, ...] = ()
     #: Whether they get the rows of those files; else it is only said.
     restore_twins: bool = True
     notices: tuple[Notice, ...] = ()
+
+    def with_earlier(self, found: Found) -> Hints:
+        """Return these hints with what an earlier run found and this one did not."""
+        known = {(twin.loader_id, twin.item) for twin in self.twins}
+        earlier = (twin for twin in found.twins if (twin.loader_id, twin.item) not in known)
+        return replace(self, paths={**found.paths, **self.paths}, twins=(*self.twins, *earlier))
 
 
 def _as_it_is(path: Path, _work: Path | None) -> AbstractContextManager[Path]:

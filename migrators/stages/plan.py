@@ -11,10 +11,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from migrators.stages.drafts import BaseDraft, ItemDraft
-from migrators.stages.journey import Hints
+from migrators.stages.journey import Found, Hints
 from migrators.stages.owners import Child, Owners, expand
 from migrators.stages.planned import BasePlan, Directories, ItemPlan, MaterialPlan, Rows
-from migrators.stages.restored import Missing, Restored, claims, holes, listed_names, name_in, said_of, said_of_missing
+from migrators.stages.restored import (
+    Judge,
+    Missing,
+    Restored,
+    holes,
+    listed_names,
+    name_in,
+    said_of,
+    said_of_missing,
+    said_without_rows,
+    without_rows,
+)
 from regraft import notices
 from regraft.formats import vector_table
 from regraft.formats.index import BODY_SEPARATOR
@@ -74,7 +85,8 @@ class _Planner:
     def plan(self, hints: Hints, *, unreadable: bool) -> BasePlan:
         draft = self._draft
         self._unreadable, self._hints = unreadable, hints
-        expanded = expand(draft, self._survey, hints.paths) if self._error is None else {}
+        sources = {**hints.names, **hints.paths}
+        expanded = expand(draft, self._survey, sources) if self._error is None else {}
         owners = Owners(draft, expanded)
         carried = self._sort_rows(owners)
         found = self._restorable(owners, carried)
@@ -82,7 +94,7 @@ class _Planner:
             # Rows keep the owners that they have: the children that are new have none.
             self._restored = found
             paths = {loader: one.twin.path for loader, one in found.items() if one.twin.path}
-            expanded = expand(draft, self._survey, hints.paths, paths)
+            expanded = expand(draft, self._survey, sources, paths)
             owners = Owners(draft, expanded)
         items, index = self._items(expanded, {*carried, *self._restored_items(owners)})
         own, copies = self._materials(carried, index), self._copies(owners, carried, index)
@@ -96,7 +108,7 @@ class _Planner:
         )
         tombstones = sum(item.is_to_expand for item in draft.items if item.id in owners.containers)
         self._say(owners, rows, missing)
-        self._say_duplicates(found)
+        self._say_duplicates(owners, found)
         return BasePlan(
             draft=draft,
             error=self._error,
@@ -107,6 +119,7 @@ class _Planner:
             directories=Directories(len(expanded), sum(map(len, expanded.values())), tombstones),
             children={loader: child.id for loader, child in owners.children.items()},
             notices=(*draft.notices, *hints.notices, *self._said),
+            found=self._found(found),
         )
 
     def _dimensions(self) -> int | None:
@@ -178,20 +191,24 @@ class _Planner:
 
     def _restorable(self, owners: Owners, carried: dict[str, list[LoaderRows]]) -> dict[str, Restored]:
         """Return the files without rows whose twin is a file with rows to carry, by loader id."""
-        files = {item.id for item in self._draft.items if item.type == "file"}
-        files |= {child.id for child in owners.children.values()}
-        found = {}
-        claimed = claims(self._draft, self._hints.twins)
+        found: dict[str, Restored] = {}
+        judge = Judge(self._draft, owners)
         for twin in self._hints.twins:
-            owner = owners.owner(twin.like)
-            if owner is None or owner not in files or owner not in carried:
+            item, owner = judge.taker(twin), judge.giver(twin)
+            if item is None or owner is None or twin.loader_id in self._survey.loaders:
                 continue
-            if twin.loader_id in claimed and twin.loader_id not in self._survey.loaders:
+            if owner in carried and item.id not in carried:
                 loaders = carried[owner]
                 rows = sum(one.kinds[self._vector_bytes].count for one in loaders)
                 partial = any(map(holes, loaders)) or rows < sum(one.rows for one in loaders)
-                found[twin.loader_id] = Restored(twin, owner, rows, partial)
+                found.setdefault(twin.loader_id, Restored(twin, item, owner, rows, partial))
         return found
+
+    def _found(self, restorable: dict[str, Restored]) -> Found:
+        """Return what a later run needs of the hints, should it find less."""
+        entries = {entry for item in self._draft.items for entry in item.entries}
+        paths = {loader: path for loader, path in self._hints.paths.items() if loader in entries}
+        return Found(paths, tuple(one.twin for one in restorable.values()))
 
     def _restored_items(self, owners: Owners) -> dict[str, Restored]:
         """Return what is restored by the id of the item that gets it."""
@@ -293,13 +310,12 @@ class _Planner:
             said = f"without rows: {len(without)} of {len(draft.entries)} files of the folder {folder}{names}"
             self._note(notices.ENTRIES_WITHOUT_ROWS, said, draft.legacy_id, len(without))
 
-    def _say_duplicates(self, found: dict[str, Restored]) -> None:
-        claimed = claims(self._draft, self._hints.twins)
-        listed = {entry: item for item in self._draft.items if item.status == "completed" for entry in item.entries}
-        for loader, one in found.items():
-            item = claimed[loader] or listed[loader]
-            restored = loader in self._restored
-            self._said.append(said_of(one, self._draft.legacy_id, item.legacy_id, restored=restored))
+    def _say_duplicates(self, owners: Owners, found: dict[str, Restored]) -> None:
+        base = self._draft.legacy_id
+        self._said.extend(said_of(one, base, restored=loader in self._restored) for loader, one in found.items())
+        if self._error is None:
+            told = {one.item.id for one in found.values()}
+            self._said.extend(said_without_rows(base, without_rows(self._draft, self._survey, owners, told)))
 
     def _say(self, owners: Owners, rows: Rows, missing: list[Missing]) -> None:
         self._say_failed()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from migrators.stages.drafts import BaseDraft, Upload
+from migrators.stages.journey import Found
 from regraft.notices import Notice
 
 
@@ -75,6 +76,8 @@ class BasePlan:
     #: By loader id: the id of the child that owns its rows.
     children: dict[str, str]
     notices: tuple[Notice, ...]
+    #: What other files told of it.
+    found: Found = field(default_factory=Found)
 
     @property
     def vector_bytes(self) -> int:

@@ -6,13 +6,14 @@ A file that equals another one byte for byte has no row of its own in v1; it get
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from migrators.stages.drafts import BaseDraft, ItemDraft
 from migrators.stages.journey import Twin
+from migrators.stages.owners import Owners
 from regraft import notices
-from regraft.formats.vector_table import LoaderRows
+from regraft.formats.vector_table import LoaderRows, Survey
 from regraft.notices import Notice
 from regraft.text import counted, utf16_cut, utf16_len
 
@@ -24,9 +25,13 @@ NAME_UNITS = 100
 
 @dataclass(frozen=True)
 class Restored:
-    """A file without rows that can have those of its twin: the item ``owner``, whose ``rows`` are carried."""
+    """A file without rows that can have those of its twin: the item ``owner``, whose ``rows`` are carried.
+
+    ``item`` is the file's own item, or the folder that it is told of.
+    """
 
     twin: Twin
+    item: ItemDraft
     owner: str
     rows: int
     #: Whether v1 kept only a part of the twin.
@@ -48,32 +53,80 @@ def holes(rows: LoaderRows) -> int:
     return max(0, rows.highest_number + 1 - rows.rows) if rows.highest_number >= 0 else 0
 
 
-def claims(draft: BaseDraft, twins: Iterable[Twin]) -> dict[str, ItemDraft | None]:
-    """Return who gets the rows of each twin, by loader id: a completed standalone file, or None for folders' files.
+def read_times(draft: BaseDraft) -> dict[str, int]:
+    """Return when v1 read each file of a base's completed folders (ms), by loader id.
 
-    Of several standalone items with one loader id it is the last, as with rows. A loader that an item of another kind
-    or state has too, or that no completed folder lists, is left out.
+    That is the time of its folder, of several the earliest. A file of a folder without a time has none.
     """
-    alone = {loader: item for item in draft.items if item.type != "directory" for loader in item.loader_ids}
-    listed = {
-        loader
-        for item in draft.items
-        if item.type == "directory" and item.status == "completed"
-        for loader in item.entries
-    }
-    found: dict[str, ItemDraft | None] = {}
-    for twin in twins:
-        item = alone.get(twin.loader_id)
-        if item is None and twin.loader_id in listed and twin.path:
-            found[twin.loader_id] = None
-        elif item is not None and item.type == "file" and item.status == "completed":
-            found[twin.loader_id] = item
+    times: dict[str, int] = {}
+    unknown: set[str] = set()
+    for item in draft.items:
+        if item.type == "directory" and item.status == "completed":
+            time = item.created_at if item.updated_at is None else item.updated_at
+            for entry in item.entries:
+                if time is None:
+                    unknown.add(entry)
+                else:
+                    times[entry] = min(time, times.get(entry, time))
+    return {entry: time for entry, time in times.items() if entry not in unknown}
+
+
+class Judge:
+    """Tells of twins who gets the rows and who has them. What does not fit any more counts for nothing."""
+
+    def __init__(self, draft: BaseDraft, owners: Owners) -> None:
+        folders = [item for item in draft.items if item.type == "directory" and item.status == "completed"]
+        self._owners = owners
+        self._times = read_times(draft)
+        self._files = {item.id: item for item in draft.items if item.type == "file"}
+        self._alone = {loader for item in draft.items if item.type != "directory" for loader in item.loader_ids}
+        self._listed = {entry: item for item in folders for entry in item.entries}
+
+    def taker(self, twin: Twin) -> ItemDraft | None:
+        """Return the completed standalone file that gets the rows, or the folder whose file does.
+
+        A standalone file has to own the loader, so that of several with one loader it is the last, as with rows, and
+        it has to be the one whose upload was compared. A file of a folder must not be a standalone item's too.
+        """
+        loader = twin.loader_id
+        if twin.item:
+            item = self._files.get(twin.item)
+            owns = item is not None and loader in item.loader_ids and self._owners.owner(loader) == item.id
+            return item if owns and item is not None and item.status == "completed" else None
+        fits = twin.path and loader not in self._alone and self._as_read(loader, twin.read_at)
+        return self._listed.get(loader) if fits else None
+
+    def giver(self, twin: Twin) -> str | None:
+        """Return the id of the file that has the rows, if that is the one whose bytes were compared."""
+        owner = self._owners.owner(twin.like)
+        if twin.like_item:
+            return owner if owner == twin.like_item and owner in self._files else None
+        child = self._owners.children.get(twin.like)
+        is_child = child is not None and child.id == owner
+        return owner if is_child and self._as_read(twin.like, twin.like_read_at) else None
+
+    def _as_read(self, loader: str, read_at: int | None) -> bool:
+        """Tell whether v1 read a file of a folder when a twin says, and not again later."""
+        return read_at is not None and self._times.get(loader) == read_at
+
+
+def without_rows(draft: BaseDraft, survey: Survey, owners: Owners, told: Collection[str]) -> list[ItemDraft]:
+    """Return the completed files of which v1 has no row at all, but for those that are told of already.
+
+    ``told`` are the ids of duplicates; a file whose loader went to a later item is told of too.
+    """
+    found = []
+    for item in draft.items:
+        if item.type == "file" and item.status == "completed" and item.id not in told:
+            own = all(owners.owner(loader) == item.id for loader in item.loader_ids)
+            if own and not any(loader in survey.loaders for loader in item.loader_ids):
+                found.append(item)
     return found
 
 
-def said_of(one: Restored, base: str, item: str | None, *, restored: bool) -> Notice:
+def said_of(one: Restored, base: str, *, restored: bool) -> Notice:
     """Say that a file is a duplicate, and that it was given the chunks of its twin, or is not by the user's word."""
-    twin = one.twin
+    twin, item = one.twin, one.item.legacy_id
     part = ", as far as v1 kept it" if one.partial else ""
     lost = f"{_short(twin.name)}: v1 kept nothing of it, since {_short(twin.like_name)} has the same bytes"
     if restored:
@@ -96,6 +149,14 @@ def said_of_missing(base: str, missing: Sequence[Missing]) -> Iterator[Notice]:
         chunks = f"{one.chunks:,} of its {counted(one.chunks + one.rows, 'chunk')}"
         said = f"{_short(one.name)}: at least {chunks} never stored by v1, which had the text already"
         yield Notice(notices.DEDUPLICATED_ITEM, said, base, one.legacy_id, one.chunks)
+
+
+def said_without_rows(base: str, files: Sequence[ItemDraft]) -> Iterator[Notice]:
+    """Say in one notice which completed files have no text."""
+    if files:
+        names = listed_names([_short(item.data["relativePath"]) for item in files])
+        said = f"{counted(len(files), 'completed file')} without any text, as there are no rows: {names}"
+        yield Notice(notices.FILE_WITHOUT_ROWS, said, base, count=len(files))
 
 
 def listed_names(names: Sequence[str]) -> str:

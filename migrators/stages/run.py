@@ -357,6 +357,7 @@ def _publish(place: Target, book: Ledger, done: Done) -> Outcome:
         has_files=done.carried.has_files,
         index_mark=preflight.index_mark(place.staging / base_id),
         raw_mark=preflight.raw_mark(place.staging / base_id),
+        found=done.plan.found,
     )
     packed = pack(entry, done.work.fingerprint)
     place.publish_base(book, base_id, packed, done.carried.items, has_files=done.carried.has_files)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from migrators.stages.drafts import BaseDraft, LibraryDraft
-from migrators.stages.journey import Hints, Journey
+from migrators.stages.journey import Found, Hints, Journey
 from migrators.stages.options import Options
 from migrators.stages.plan import BasePlan, plan_base
 from migrators.stages.uploads import missing_upload, upload_name
@@ -27,7 +27,7 @@ from regraft.progress import Progress, stage
 from regraft.tree import join
 
 #: Changes when the same input makes different output: an earlier run's bases are then carried anew.
-WRITER = 2
+WRITER = 3
 
 
 class BaseEntry(msgspec.Struct, frozen=True):
@@ -44,6 +44,8 @@ class BaseEntry(msgspec.Struct, frozen=True):
     index_mark: tuple[int, int] | None
     #: The same for the files under ``raw/``.
     raw_mark: str
+    #: What was found on disk; nothing in entries of versions that did not keep it.
+    found: Found = Found()
 
 
 def read_entry(entry: Entry) -> BaseEntry:
@@ -95,10 +97,11 @@ def vector_name(source: Located, draft: BaseDraft) -> str:
     return "" if source.places.vectors is None else join(source.places.vectors, draft.vector_file)
 
 
-def fingerprint(source: Located, draft: BaseDraft, options: Options) -> str:
+def fingerprint(source: Located, draft: BaseDraft) -> str:
     """Return a hash over everything that a base is made from: its draft, its vector file and its uploads.
 
-    Files count by size and CRC-32, so that a backup and the same backup unpacked are the same source.
+    Files count by size and CRC-32, so that a backup and the same backup unpacked are the same source. Options that make
+    a difference to few bases only are not part of it (:func:`_other_wish`).
     """
     vectors = vector_name(source, draft)
     marks = [_mark(source, name) for name in (vectors, f"{vectors}-wal", f"{vectors}-journal") if vectors]
@@ -108,7 +111,7 @@ def fingerprint(source: Located, draft: BaseDraft, options: Options) -> str:
         if item.upload is not None
     ]
     hasher = hashlib.blake2b(digest_size=20)
-    for part in (WRITER, options.restore_duplicates, replace(draft, items=()), marks, uploads, *draft.items):
+    for part in (WRITER, replace(draft, items=()), marks, uploads, *draft.items):
         hasher.update(msgspec.json.encode(part, order="deterministic") + b"\n")
     return hasher.hexdigest()
 
@@ -153,22 +156,23 @@ class Looker:
     def _look(self, position: int, draft: BaseDraft, entry: Entry | None) -> BaseWork:
         # A dry run records nothing: without an earlier run to compare with, the uploads need not be read.
         needed = entry is not None or not self._options.dry_run
-        mark = fingerprint(self._source, draft, self._options) if needed else ""
+        mark = fingerprint(self._source, draft) if needed else ""
         known = read_entry(entry) if entry is not None else None
         stands = known if known is not None and still_there(self._target, draft.id, known) else None
         same = entry is not None and entry.fingerprint == mark
         # A vector file on disk that could not be read is tried again: what was in the way may be gone.
         again = not self._source.is_archive and stands is not None and stands.record.base.error == notices.MISSING_STORE
-        if same and stands is not None and not again:
+        if same and stands is not None and not again and not _other_wish(stands, self._options):
             return BaseWork(position, draft, mark, unchanged=stands)
-        planned = self._plan(position, draft, mark)
+        planned = self._plan(position, draft, mark, known)
         return _not_poorer(replace(planned, stands=stands), same=same)
 
-    def _plan(self, position: int, draft: BaseDraft, mark: str) -> BaseWork:
+    def _plan(self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None) -> BaseWork:
         found, vectors = self._survey(draft)
         hints = Hints()
         if isinstance(found, Survey) and draft.embedding.id is not None:
             hints = self._journey.hints(self._source, draft, found, self._options)
+            hints = hints.with_earlier(Found() if known is None else known.found)
         plan = plan_base(draft, found, hints)
         missing = _missing_uploads(self._source, plan, base_folder(self._target, draft.id))
         return BaseWork(position, draft, mark, plan=replace(plan, notices=(*plan.notices, *missing)), vectors=vectors)
@@ -186,6 +190,13 @@ class Looker:
             return str(problem), None
         except SourceUnreadable as problem:
             return f"cannot be read: {problem.facts['reason']}", None
+
+
+def _other_wish(stands: BaseEntry, options: Options) -> bool:
+    """Tell whether a base has duplicates about which the user wants the other thing now."""
+    if options.restore_duplicates:
+        return any(notice.code == notices.LOST_DUPLICATE for notice in stands.notices)
+    return bool(stands.report["rows"].get("restored_duplicate"))
 
 
 def _not_poorer(work: BaseWork, *, same: bool) -> BaseWork:
