@@ -188,6 +188,8 @@ def _locate(path: Path, kind: Kind | None) -> Located:
         if path.is_dir():
             next(path.iterdir(), None)
             return _in_tree(path, FolderTree(path), kind)
+        if not path.is_file():
+            raise SourceUnreadable(path=path, reason="a pipe, a socket or a device, not a file")
         with path.open("rb") as file:
             start = file.read(64)
     except OSError as error:

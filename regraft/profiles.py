@@ -62,7 +62,7 @@ def _same(path: Path, other: Path) -> bool:
 
 def _data_paths(config: Path) -> Iterator[Path]:
     try:
-        said: Any = json.loads(config.read_bytes())
+        said: Any = json.loads(config.read_bytes()) if config.is_file() else None
     except (OSError, ValueError):
         return
     named = said.get("appDataPath") if isinstance(said, dict) else None

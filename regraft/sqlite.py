@@ -60,6 +60,8 @@ def is_companion(first_bytes: bytes, suffix: str) -> bool:
 
 def _first_bytes(path: Path, count: int = 8) -> bytes:
     try:
+        if not path.is_file():
+            return b""  # opening a pipe would wait for a writer
         with path.open("rb") as file:
             return file.read(count)
     except OSError:

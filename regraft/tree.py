@@ -6,10 +6,12 @@ it is given.
 
 from __future__ import annotations
 
+import errno
 import io
 import lzma
 import os
 import shutil
+import stat
 import struct
 import tempfile
 import unicodedata
@@ -44,6 +46,9 @@ _DAMAGE = (
     ValueError,
 )
 
+#: Why nothing is read whose bytes may never come.
+_NO_FILE = "a pipe, a socket or a device, not a file"
+
 Kind = Literal["file", "folder"]
 
 
@@ -53,27 +58,38 @@ class Tree(Protocol):
     path: Path
 
     def kind(self, name: str) -> Kind | None:
-        """Tell what stands under ``name``; None where nothing does. The empty name is the tree itself."""
+        """Tell what stands under ``name``; None where nothing does. The empty name is the tree itself.
+
+        Pipes, sockets and devices are nothing: reading one may wait forever.
+        """
 
     def children(self, name: str) -> list[str]:
         """Return the sorted names of what lies directly in a folder; empty where there is none."""
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes."""
-
-    def open(self, name: str) -> BinaryIO:
-        """Open a file for reading.
+        """Return the size of a file in bytes.
 
         Raises:
-            SourceUnreadable: it is not there, or cannot be read.
+            SourceUnreadable: it is not there, is no file, or cannot be looked at.
+        """
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a file for reading. This never waits.
+
+        Raises:
+            SourceUnreadable: it is not there, is no file, or cannot be read.
         """
 
     def crc32(self, name: str) -> int:
-        """Return the CRC-32 of a file's bytes."""
+        """Return the CRC-32 of a file's bytes.
+
+        Raises:
+            SourceUnreadable: as :meth:`open` does.
+        """
 
     @contextmanager
     def local(self, name: str, work: Path | None) -> Iterator[Path]:
-        """Give the path of a file (or of nothing, where there is none) that programs can open.
+        """Give the path of a file or folder that programs can open, or one where nothing is, if there is none.
 
         An archive's member is extracted into the folder ``work`` (default: the system's temporary folder), with the
         log or journal beside it, and removed at the end.
@@ -114,8 +130,8 @@ class FolderTree:
     def kind(self, name: str) -> Kind | None:
         """See :meth:`Tree.kind`."""
         try:
-            real = self._real(name)
-            return "folder" if real.is_dir() else "file" if real.exists() else None
+            mode = self._real(name).stat().st_mode
+            return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else None
         except (OSError, ValueError):  # ValueError: a NUL in the name
             return None
 
@@ -125,13 +141,19 @@ class FolderTree:
 
     def size(self, name: str) -> int:
         """See :meth:`Tree.size`."""
-        return self._real(name).stat().st_size
+        with self._reported(name):
+            return _regular(self._real(name)).stat().st_size
 
     def open(self, name: str) -> BinaryIO:
         """See :meth:`Tree.open`."""
+        with self._reported(name):
+            return _regular(self._real(name)).open("rb")
+
+    @contextmanager
+    def _reported(self, name: str) -> Iterator[None]:
         try:
-            return self._real(name).open("rb")
-        except (OSError, ValueError) as error:
+            yield
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             reason = error.strerror if isinstance(error, OSError) else None
             raise SourceUnreadable(path=f"{self.path}/{name}", reason=reason or error) from error
 
@@ -143,7 +165,32 @@ class FolderTree:
     @contextmanager
     def local(self, name: str, work: Path | None) -> Iterator[Path]:  # noqa: ARG002 - a folder needs no work folder
         """See :meth:`Tree.local`."""
-        yield self._real(name)
+        real = self._real(name)
+        # What is neither file nor folder counts as nothing; below it there is nothing indeed.
+        yield real / real.name if _is_special(real) else real
+
+
+def _regular(path: Path) -> Path:
+    """Return a path again whose file can be opened without waiting.
+
+    Raises:
+        OSError: there is none, or it is a folder, a pipe, a socket or a device.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, _NO_FILE)
+    return path
+
+
+def _is_special(path: Path) -> bool:
+    """Tell whether a path is that of a pipe, a socket or a device."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISDIR(mode) and not stat.S_ISREG(mode)
 
 
 def _listing(folder: Path) -> list[str]:
@@ -166,11 +213,13 @@ class ZipTree:
 
     Raises:
         ArchiveUnsafe: a member climbs out, is absolute or encrypted, is named twice, overlaps another, or is a bomb.
-        SourceUnreadable: it is no zip archive, truncated or damaged.
+        SourceUnreadable: it is no zip archive, truncated or damaged, or no file at all.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if _is_special(path):
+            raise SourceUnreadable(path=path, reason=_NO_FILE)
         try:
             self._zip = zipfile.ZipFile(path)
         except _DAMAGE as error:
@@ -233,6 +282,12 @@ class ZipTree:
         folder, _, last = name.rpartition("/")
         return join(folder, _matching(last, sorted(self._folders.get(folder, ()))) or last)
 
+    def _member(self, name: str) -> zipfile.ZipInfo:
+        found = self._members.get(self._find(name))
+        if found is None:
+            raise SourceUnreadable(path=self.path, reason=f"{name} is not in it")
+        return found
+
     def kind(self, name: str) -> Kind | None:
         """See :meth:`Tree.kind`."""
         found = self._find(name)
@@ -244,18 +299,19 @@ class ZipTree:
 
     def size(self, name: str) -> int:
         """See :meth:`Tree.size`."""
-        return self._members[self._find(name)].file_size
+        return self._member(name).file_size
 
     def open(self, name: str) -> BinaryIO:
         """See :meth:`Tree.open`."""
+        member = self._member(name)
         try:
-            return _MemberReader(self._zip.open(self._members[self._find(name)]), self.path, name)
+            return _MemberReader(self._zip.open(member), self.path, name)
         except _DAMAGE as error:
             raise SourceUnreadable(path=self.path, reason=f"{name}: {error}") from error
 
     def crc32(self, name: str) -> int:
         """See :meth:`Tree.crc32`."""
-        return self._members[self._find(name)].CRC
+        return self._member(name).CRC
 
     @contextmanager
     def local(self, name: str, work: Path | None) -> Iterator[Path]:

@@ -174,6 +174,8 @@ class TableSpec:
     suffix: str = "ldb"
     shorten: bool = False
     block_bytes: int = 4096
+    #: What the edit that adds it says of the last sequence number; None: nothing.
+    last_sequence: int | None = None
 
 
 @dataclass
@@ -222,7 +224,8 @@ def added(spec: TableSpec, order: Order = bytes, level: int | None = None) -> by
     entries = sort_entries(spec.entries, order)
     smallest, largest = (internal(entries[at][0], entries[at][1], 1) for at in (0, -1))
     place = varint(spec.level if level is None else level) + varint(spec.number)
-    return b"\x07" + place + varint(1000) + sized(smallest) + sized(largest)
+    dated = b"" if spec.last_sequence is None else b"\x04" + varint(spec.last_sequence)
+    return dated + b"\x07" + place + varint(1000) + sized(smallest) + sized(largest)
 
 
 def removed(level: int, number: int) -> bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -161,6 +164,64 @@ def test_a_store_that_is_not_there_is_left_out_and_an_empty_one_is_empty(tmp_pat
 def test_a_folder_without_the_database_holds_none(tmp_path):
     folder = idb_folder(tmp_path / "a.leveldb", {**names(STORES, name="Other"), prefix(0) + b"\x01": b"\x05"})
     assert read(folder.write()) == Found(None, 0)
+
+
+def lose_log(folder: Path) -> None:
+    (folder / "000003.log").unlink()
+
+
+def empty_log(folder: Path) -> None:
+    (folder / "000003.log").write_bytes(b"")
+
+
+def zero_log(folder: Path) -> None:
+    (folder / "000003.log").write_bytes(bytes(5000))
+
+
+def garble_log(folder: Path) -> None:
+    (folder / "000003.log").write_bytes(random.Random(1).randbytes(5000))
+
+
+def empty_folder(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def lose_folder(folder: Path) -> None:
+    empty_folder(folder)
+    folder.rmdir()
+
+
+@pytest.mark.parametrize("harm", [lose_log, empty_log, zero_log, garble_log, empty_folder, lose_folder])
+def test_a_folder_that_lost_all_it_had_is_not_one_without_the_database(tmp_path, harm):
+    folder = Folder(tmp_path / "a.leveldb", IDB, idb_order, logs={3: [batch(1, list(names(STORES).items()))]}).write()
+    assert read(folder).passed_over == 0
+    harm(folder)
+    assert read(folder) == Found(None, 1)
+
+
+def test_a_blob_that_the_disk_fails_to_read_costs_its_row(tmp_path, monkeypatch):
+    value = serialized({"id": "a"})
+    folder = written(
+        tmp_path,
+        {
+            row_key(FILES, "a"): varint(1) + in_blob(len(value)),
+            blob_key(FILES, "a"): blob_entry(3, len(value)),
+            row_key(FILES, "b"): row("b"),
+        },
+    )
+    write_blob(folder, 3, value)
+    assert rows(folder) == [{"id": "a"}, "b"]
+
+    class BadFile(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    opened = FolderTree.open
+    monkeypatch.setattr(FolderTree, "open", lambda self, name: BadFile() if ".blob/" in name else opened(self, name))
+    found = read(folder).value
+    assert found is not None
+    assert found["files"] == StoreRows(["b"], passed_over=1)
 
 
 def test_of_two_databases_of_one_name_the_later_counts(tmp_path):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import random
 import shutil
+import signal
 import struct
 import zipfile
 from pathlib import Path
@@ -159,6 +163,24 @@ def test_a_length_past_its_block_is_damage_unless_the_log_ends_there():
     broken = data[:4] + struct.pack("<H", 40000) + data[6:]
     assert records_of(broken) == ([b"2"], 1)
     assert records_of(log([b"1"]) + bytes(4) + struct.pack("<HB", 9, 1) + b"short") == ([b"1"], 0)
+
+
+def test_a_length_that_is_damaged_is_no_cut_off_end():
+    """It reaches past the end of the log, as that of a record which was cut off does; but whole ones come after it."""
+    data = bytearray(log([b"1" * 100, b"2" * 100, b"3" * 100]))
+    struct.pack_into("<H", data, 107 + 4, 5000)
+    assert records_of(bytes(data)) == ([b"1" * 100], 1)
+
+
+@pytest.mark.parametrize(("length", "kind"), [(32768, 1), (40000, 1), (900, 0), (900, 5), (900, 255)])
+def test_what_was_never_a_header_is_no_cut_off_end(length, kind):
+    data = log([b"1" * 100]) + b"\1\2\3\4" + struct.pack("<HB", length, kind) + b"x" * 50
+    assert records_of(data) == ([b"1" * 100], 1)
+
+
+def test_zeros_before_a_cut_off_end_are_damage():
+    data = log([b"1"]).ljust(32768, b"\0") + log([b"2" * 100])[:50]
+    assert records_of(data) == ([b"1"], 1)
 
 
 def test_batches_number_their_records_one_after_the_other():
@@ -425,6 +447,140 @@ def test_an_empty_folder_holds_nothing(tmp_path):
     assert scan(tmp_path / "nowhere") == Found({}, 1)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_log_of_something_else_is_said(tmp_path, seed):
+    data = random.Random(seed).randbytes(5000)
+    for content in (data, data[:3], data[:4] + b"\x00\x20\x01" + data, bytes(5000)):
+        folder = Folder(tmp_path / "db", logs={3: []}).write()
+        (folder / "000003.log").write_bytes(content)
+        assert scan(folder) == Found({}, 1)
+
+
+def test_a_log_that_was_never_written_is_no_damage(tmp_path):
+    folder = Folder(tmp_path / "db", logs={3: [batch(1, [(b"a", b"1")])], 4: []})
+    assert scan(folder.write()) == Found({b"a": b"1"}, 0)
+
+
+# --- tables that are too old to matter -----------------------------------------------------------------------------
+
+
+def settled(folder: Path) -> Found[dict[bytes, bytes | None]]:
+    """Scan all keys, with any value of ``own`` as an answer by itself."""
+
+    def read(database: LevelDb) -> dict[bytes, bytes | None]:
+        found = database.scan(ALL, settles=lambda record: record.key == b"own" and record.value is not None)
+        return {key: record.value for key, record in found.items()}
+
+    return read_leveldb(FolderTree(folder.parent), folder.name, BYTEWISE, folder.parent / "work", read)
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def break_block(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+
+
+HARMS = pytest.mark.parametrize("harm", [lose, cut, break_block])
+
+
+def aged(folder: Path, newest: int) -> Folder:
+    """Three tables, one newer than the other, and a log; the last value of ``own`` is in number ``newest`` of them."""
+    values: list[list[tuple[bytes, bytes | None]]] = [
+        [(b"a", b"%d" % number), (b"z", b"%d" % number)] for number in range(4)
+    ]
+    for number in range(newest + 1):
+        values[number].insert(1, (b"own", b"%d" % number))
+    tables = [
+        TableSpec(
+            4 + number,
+            [(key, 10 * number + at, value) for at, (key, value) in enumerate(values[number], 1)],
+            level=2 - number,
+            last_sequence=10 * number + 5,
+        )
+        for number in range(3)
+    ]
+    return Folder(folder, tables=tables, logs={9: [batch(31, values[3])]})
+
+
+@HARMS
+@pytest.mark.parametrize("damaged", range(3))
+@pytest.mark.parametrize("newest", range(4))
+def test_a_table_does_no_harm_where_what_is_wanted_is_newer(tmp_path, newest, damaged, harm):
+    folder = aged(tmp_path / "db", newest).write()
+    harm(folder / f"{4 + damaged:06}.ldb")
+    if damaged >= newest:
+        with pytest.raises(StorageDamaged, match=rf"db/00000{4 + damaged}\.ldb"):
+            settled(folder)
+    else:
+        expected = {b"a": b"3", b"own": b"%d" % newest, b"z": b"3"}
+        assert settled(folder) == Found(expected, 1)
+
+
+@HARMS
+def test_what_a_damaged_table_may_have_newer_records_of_is_left_out(tmp_path, harm):
+    folder = Folder(
+        tmp_path / "db",
+        tables=[
+            TableSpec(4, [(b"a", 1, b"old"), (b"other", 2, b"old")], last_sequence=5),
+            TableSpec(5, [(b"other", 11, b"new"), (b"own", 12, b"old")], last_sequence=15),
+        ],
+        logs={9: [batch(31, [(b"own", b"new")])]},
+    ).write()
+    assert settled(folder) == Found({b"a": b"old", b"other": b"new", b"own": b"new"}, 0)
+    harm(folder / "000005.ldb")
+    assert settled(folder) == Found({b"own": b"new"}, 1)
+
+
+@HARMS
+def test_logs_are_newer_than_tables_though_the_manifest_counts_them_in(tmp_path, harm):
+    """A table is added after its log was replaced: by then the new log may have records."""
+    table = TableSpec(5, [(b"own", 3, b"old"), (b"z", 4, b"z")], last_sequence=40)
+    folder = Folder(tmp_path / "db", tables=[table], logs={9: [batch(5, [(b"own", b"new")])]}).write()
+    harm(folder / "000005.ldb")
+    assert settled(folder) == Found({b"own": b"new"}, 1)
+
+
+@HARMS
+@pytest.mark.parametrize("is_dated_later", [False, True])
+def test_how_old_a_table_is_may_stand_in_a_later_edit(tmp_path, is_dated_later, harm):
+    """A new MANIFEST begins with all tables, and says what the last sequence number is in its second edit."""
+    later = 15 if is_dated_later else None
+    old, new = TableSpec(4, entries("own", sequence=3)), TableSpec(5, entries("own", sequence=20))
+    small = TableSpec(6, entries("zz", sequence=14), last_sequence=later)
+    folder = Folder(tmp_path / "db", tables=[old, small, new], logs={9: []}).write()
+    harm(folder / "000004.ldb")
+    if is_dated_later:
+        assert settled(folder) == Found({b"own": b"vown"}, 1)
+    else:
+        with pytest.raises(StorageDamaged, match=r"000004\.ldb"):
+            settled(folder)
+
+
+@HARMS
+def test_a_deleted_value_settles_nothing(tmp_path, harm):
+    table = TableSpec(5, [(b"other", 2, b"v"), (b"own", 3, b"old")], last_sequence=4)
+    folder = Folder(tmp_path / "db", tables=[table], logs={9: [batch(5, [(b"own", None)])]}).write()
+    harm(folder / "000005.ldb")
+    with pytest.raises(StorageDamaged, match=r"000005\.ldb"):
+        settled(folder)
+
+
+def test_without_a_manifest_no_table_is_known_to_be_old(tmp_path):
+    folder = aged(tmp_path / "db", 3).write()
+    break_block(folder / "000004.ldb")
+    assert settled(folder).value[b"own"] == b"3"
+    lose_manifest(folder)
+    with pytest.raises(StorageDamaged, match=r"000004\.ldb"):
+        settled(folder)
+
+
 # --- how a source is read ------------------------------------------------------------------------------------------
 
 
@@ -553,3 +709,71 @@ def test_what_cannot_be_opened_is_damage(tmp_path):
     (folder / "000009.log").mkdir()
     with pytest.raises(StorageDamaged, match=r"000009\.log"):
         scan(folder)
+
+
+def test_a_pipe_is_damage_and_nobody_waits_for_it(tmp_path, monkeypatch):
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("this system has no named pipes")
+
+    def ring(*_: object) -> None:
+        raise AssertionError("the reader waits for a pipe")
+
+    signal.signal(signal.SIGALRM, ring)
+    waited = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    folder = simple(tmp_path / "db")
+    for name, said in (("000005.ldb", "000005.ldb"), ("000009.log", "000009.log"), ("CURRENT", "")):
+        kept = (folder / name).read_bytes()
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        signal.alarm(20)
+        if said:
+            with pytest.raises(StorageDamaged, match=rf"^db/{said}: a pipe, a socket or a device, not a file$"):
+                scan(folder)
+        else:
+            assert scan(folder).passed_over == 1
+        signal.alarm(0)
+        (folder / name).unlink()
+        (folder / name).write_bytes(kept)
+    assert waited == [0.0] * 3
+    assert scan(folder).passed_over == 0
+
+
+class Failing(FolderTree):
+    """A folder on a disk that cannot read one of its files."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        super().__init__(path)
+        self.name = name
+
+    def open(self, name: str):
+        file = super().open(name)
+        return BadFile(file) if name.endswith(self.name) else file
+
+
+class BadFile(io.BufferedReader):
+    def read(self, size: int | None = -1) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("name", ["000005.ldb", "000009.log"])
+def test_a_disk_that_fails_to_read_a_file_is_damage_of_that_file(tmp_path, name):
+    simple(tmp_path / "db")
+    with pytest.raises(StorageDamaged, match=f"^db/{name}: {os.strerror(errno.EIO)}$"):
+        read_restless(Failing(tmp_path, name))
+
+
+@pytest.mark.parametrize("name", ["CURRENT", "MANIFEST-000001"])
+def test_a_disk_that_fails_to_read_what_counts_is_as_if_it_were_gone(tmp_path, name):
+    simple(tmp_path / "db")
+    found = read_restless(Failing(tmp_path, name))
+    assert set(found.value) == {b"a", b"b", b"c", b"x", b"y"}
+    assert found.passed_over == 1
+
+
+def test_a_work_folder_that_cannot_be_written_is_no_damage(tmp_path):
+    simple(tmp_path / "db")
+    tree = Restless(tmp_path, "000009.log", lambda folder, _: shutil.rmtree(folder.parent / "work"))
+    with pytest.raises(FileNotFoundError, match=r"000009\.log"):
+        read_restless(tree)
+    assert tree.times == 1

@@ -36,6 +36,14 @@ def test_a_real_profile_is_read(tmp_path):
     assert found == Found([StoredText("file://", '{"中":1}', 9)], 0)
 
 
+def test_a_real_profile_is_read_without_its_older_table(tmp_path):
+    with zipfile.ZipFile(REAL) as archive:
+        archive.extractall(tmp_path)
+    (tmp_path / "Local Storage/leveldb/000003.ldb").unlink()
+    found = read_key(FolderTree(tmp_path), "Local Storage/leveldb", KEY, tmp_path / "work")
+    assert found == Found([StoredText("file://", '{"中":1}', 9)], 1)
+
+
 @pytest.mark.parametrize("text", ["", "plain", "é\xff\0", "中文 😀", "cut \ud83d", "\udc00 \ud800x"])
 def test_texts_are_read_as_they_were_written(tmp_path, text):
     wide = any(ord(unit) > 0xFF for unit in text)
@@ -89,6 +97,47 @@ def test_a_value_that_is_no_text_is_damage(tmp_path, value, said):
     folder = written(tmp_path / "db", (local_key("file://", KEY), value))
     with pytest.raises(StorageDamaged, match=f"the value of {KEY} of file:// .*{said}"):
         read(folder)
+
+
+def test_a_damaged_value_of_another_origin_is_left_out_and_counted(tmp_path):
+    mine, other, bad = ("file://", "http://localhost:5173", "http://127.0.0.1:8765")
+    folder = written(
+        tmp_path / "db",
+        (local_key(mine, KEY), local_text("mine")),
+        (local_key(other, KEY), local_text("other")),
+        (local_key(bad, KEY), b"\0abc"),
+    )
+    both = [StoredText(other, "other", 2), StoredText(mine, "mine", 1)]
+    assert read(folder) == Found(both, 1)
+    with pytest.raises(StorageDamaged, match=f"of {bad} has half a character"):
+        read_key(FolderTree(tmp_path), "db", KEY, tmp_path / "work", bad)
+
+
+def test_an_older_value_that_is_no_text_does_no_harm(tmp_path):
+    folder = written(
+        tmp_path / "db",
+        (local_key("file://", KEY, wide=True), b"\0abc"),
+        (local_key("file://", KEY), local_text("new")),
+    )
+    assert read(folder) == Found([StoredText("file://", "new", 2)], 0)
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_an_old_table_that_cannot_be_read_does_no_harm_where_the_log_has_the_value(tmp_path, is_missing):
+    mine, other = local_key("file://", KEY), local_key("http://localhost:5173", KEY)
+    old = TableSpec(4, [(mine, 3, local_text("old")), (other, 4, local_text("other"))], level=2)
+    for origin, expected in ((mine, Found([StoredText("file://", "new", 9)], 1)), (other, None)):
+        folder = Folder(tmp_path / "db", tables=[old], logs={7: [batch(9, [(origin, local_text("new"))])]}).write()
+        if is_missing:
+            (folder / "000004.ldb").unlink()
+        else:
+            (folder / "000004.ldb").write_bytes(b"x" * 900)
+        if expected is not None:
+            assert read(folder) == expected
+        else:
+            # The table may hold the newest value of the origin that matters.
+            with pytest.raises(StorageDamaged, match=r"000004\.ldb"):
+                read(folder)
 
 
 def test_a_newer_value_in_a_damaged_block_does_not_fall_back_to_an_older_one(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import zipfile
 from collections.abc import Callable
@@ -510,3 +511,10 @@ def test_the_folder_that_some_systems_add_to_an_archive_is_passed_over(tmp_path:
     with zipfile.ZipFile(path, "a") as target:
         target.writestr("__MACOSX/My backup/._data.json", b"\0")
     assert find(path).kind is Kind.V1_BACKUP
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes as POSIX systems have them")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SourceUnreadable, match="not a file"), located(tmp_path / "pipe"):
+        pass

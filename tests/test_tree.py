@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 import struct
 import unicodedata
@@ -71,6 +73,18 @@ def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
 def opened(path: Path):
     with closing(ZipTree(path)) as tree:
         yield tree
+
+
+@contextmanager
+def pipe(path: Path):
+    """Make a pipe that something is written to, so that a reader that opens it gets stuck no test."""
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("this system has no named pipes")
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    os.write(writer, b"PK\x05\x06" + bytes(18))
+    yield path
+    os.close(writer)
 
 
 def linked(link: Path, target: Path) -> None:
@@ -234,6 +248,42 @@ def test_symbolic_links_are_followed(tmp_path: Path) -> None:
 def test_a_name_with_a_nul_is_nothing(tmp_path: Path) -> None:
     assert FolderTree(tmp_path).kind("a\0b") is None
     assert FolderTree(tmp_path).children("a\0b") == []
+
+
+def test_a_pipe_is_nothing_and_never_opened(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    tree = FolderTree(tmp_path / "source")
+    with pipe(tmp_path / "source" / "pipe"):
+        linked(tmp_path / "source" / "link", tmp_path / "source" / "pipe")
+        assert tree.children("") == ["link", "pipe"]
+        for name in ("pipe", "link"):
+            assert tree.kind(name) is None
+            for read in (tree.open, tree.size, tree.crc32):
+                with pytest.raises(SourceUnreadable, match="a pipe, a socket or a device, not a file"):
+                    read(name)
+            with tree.local(name, None) as place:
+                assert not place.exists()
+        assert open_tree(tmp_path / "source").kind("pipe") is None
+        with pytest.raises(SourceUnreadable, match="a pipe, a socket or a device, not a file"):
+            open_tree(tmp_path / "source" / "pipe")
+
+
+def test_what_is_not_there_or_is_a_folder_cannot_be_read(tree) -> None:
+    for name in ("missing", "data.json/below", "Data"):
+        for read in (tree.open, tree.size, tree.crc32):
+            with pytest.raises(SourceUnreadable):
+                read(name)
+
+
+def test_a_disk_that_fails_to_tell_a_size_is_a_source_that_cannot_be_read(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "base").write_bytes(b"vectors")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "stat", fail)
+    with pytest.raises(SourceUnreadable, match=os.strerror(errno.EIO)):
+        FolderTree(tmp_path).size("base")
 
 
 # --- archives that are refused -------------------------------------------------------------------------------------

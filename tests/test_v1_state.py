@@ -348,7 +348,7 @@ def test_a_missing_state_file(tmp_path: Path) -> None:
     with pytest.raises(SourceUnreadable) as caught:
         read_state(FolderTree(tmp_path), StatePlaces(backup="data.json"))
     assert caught.value.exit_status == 2
-    assert str(caught.value).startswith(f"{tmp_path}: data.json: cannot be read (")
+    assert str(caught.value).startswith(f"{tmp_path}/data.json: cannot be read (")
 
 
 def test_a_damaged_archive_member(tmp_path: Path) -> None:

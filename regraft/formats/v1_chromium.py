@@ -53,7 +53,7 @@ def read_chromium(
         OSError: the disk fails, or ``work`` has no room.
     """
     try:
-        found = chromium.read_key(tree, local_storage, STATE_KEY, work)
+        found = chromium.read_key(tree, local_storage, STATE_KEY, work, APPLICATION_ORIGIN)
     except StorageDamaged as problem:
         raise SourceUnreadable(path=f"{tree.path}/{local_storage}", reason=problem) from problem
     if not found.value and found.passed_over:

@@ -32,7 +32,8 @@ class Found(Generic[T]):
     """What was read, and how many damaged places were passed over on the way."""
 
     value: T
-    #: Places in logs (and a MANIFEST) that could not be read. What stood there may have been newer than what was found.
+    #: Places in logs, a MANIFEST, older tables and values of others that could not be read. What stood in a log or
+    #: was deleted since may have been newer than what was found.
     passed_over: int
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regraft.errors import SourceUnreadable
 from regraft.formats.chromium.damage import Bytes, Found, Malformed, StorageChanged, StorageDamaged
 from regraft.formats.chromium.idb_coding import (
     BLOBS,
@@ -60,7 +59,8 @@ def read_stores(
     """Return the rows of those of ``stores`` that a database has; None in place of them where there is none.
 
     ``folder`` is the LevelDB's in ``tree`` (``IndexedDB/….indexeddb.leveldb``); blobs lie beside it. Copies are made
-    below ``work``. Transactions that were never committed are left out.
+    below ``work``. Transactions that were never committed are left out. Where there is no database and nothing was
+    passed over, there never was one, or it was deleted.
 
     Raises:
         StorageDamaged: the names of databases or stores cannot be read.
@@ -74,6 +74,8 @@ def _stores(leveldb: LevelDb, name: str, stores: tuple[str, ...]) -> dict[str, S
     scopes = open_scopes(leveldb)
     database = _database(scan_committed(leveldb, Places((Prefix(0, 0, 0),), _DATABASE_NAME), scopes), name)
     if database is None:
+        if leveldb.is_blank and not leveldb.passed_over:
+            leveldb.pass_over("every record")
         return None
     ids = _store_ids(scan_committed(leveldb, Places((Prefix(database, 0, META),), _STORE), scopes))
     return {store: _rows(leveldb, database, ids[store], scopes) for store in stores if store in ids}
@@ -152,7 +154,7 @@ class _BlobReader:
                 raise Malformed("a blob is missing or of another size")
             with self._tree.open(name) as file:
                 data = file.read(size)
-        except (FileNotFoundError, KeyError, SourceUnreadable) as error:
+        except OSError as error:
             raise Malformed("a blob cannot be read") from error
         if len(data) != size:
             raise Malformed("a blob is cut off")

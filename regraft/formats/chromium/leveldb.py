@@ -7,7 +7,6 @@ logs, and those tables whose range of keys meets what is wanted, one after the o
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import BinaryIO, TypeVar
 
 from regraft.errors import SourceUnreadable
 from regraft.formats.chromium.damage import Found, Malformed, StorageChanged, StorageDamaged
-from regraft.formats.chromium.leveldb_log import LogReader, Record, batch_records
+from regraft.formats.chromium.leveldb_log import LogReader, Record, batch_records, batch_sequence
 from regraft.formats.chromium.leveldb_manifest import TableFile, Version, read_manifest
 from regraft.formats.chromium.leveldb_table import Table, Wanted
 from regraft.tree import CHUNK_BYTES, Tree, join
@@ -29,6 +28,8 @@ PAUSES = (0.05, 0.1, 0.25, 0.5, 1.0)
 _FILE_NAME = re.compile(r"([0-9]{1,20})\.(log|ldb|sst)", re.ASCII)
 _MANIFEST_NAME = re.compile(rb"(MANIFEST-[0-9]{1,20})\n?")
 _CURRENT_BYTES = 64
+#: No record has a higher sequence number.
+_MAX_SEQUENCE = (1 << 56) - 1
 
 
 def read_leveldb(tree: Tree, folder: str, comparator: str, work: Path, read: Callable[[LevelDb], T]) -> Found[T]:
@@ -75,14 +76,25 @@ class LevelDb:
         self._logs: list[Path] = []
         #: The most damaged places that one reading of the logs met.
         self._in_logs = 0
-        #: What else is missing: the MANIFEST, the latest log, tables that were never finished.
+        #: What else was passed over: the MANIFEST, the latest log, tables, values.
         self._missing: set[str] = set()
+        #: The lowest sequence number in the logs; None as long as no record of them was read.
+        self._oldest_in_logs: int | None = None
         self._has_manifest = True
 
     @property
     def passed_over(self) -> int:
         """How many damaged places were passed over so far."""
         return self._in_logs + len(self._missing)
+
+    @property
+    def is_blank(self) -> bool:
+        """Tell, after a scan, whether the database has no table and its logs not one record of any key."""
+        return not self._tables and self._oldest_in_logs is None
+
+    def pass_over(self, what: str) -> None:
+        """Count something damaged that a reader does without; the same one counts once."""
+        self._missing.add(what)
 
     def open(self, comparator: str) -> None:
         """Find out which files count, and copy the logs.
@@ -102,7 +114,7 @@ class LevelDb:
         if version is None:
             # Which tables count is lost. What was deleted may come back, which is better than nothing at all.
             self._has_manifest = False
-            self._missing.add("MANIFEST")
+            self.pass_over("MANIFEST")
             self._tables = [TableFile(number) for number in sorted(self._table_names)]
         else:
             if version.comparator != comparator:
@@ -111,19 +123,28 @@ class LevelDb:
             logs = {n: name for n, name in logs.items() if n >= version.log or n == version.previous_log}
             # A log is made before the MANIFEST names it: what was written last was in one that is gone.
             if version.log and version.log not in logs:
-                self._missing.add("log")
+                self.pass_over("log")
         self._logs = [self._copy(logs[number]) for number in sorted(logs)]
 
-    def scan(self, wanted: Wanted, keep: Callable[[bytes, bytes], bytes] | None = None) -> dict[bytes, Record]:
+    def scan(
+        self,
+        wanted: Wanted,
+        keep: Callable[[bytes, bytes], bytes] | None = None,
+        settles: Callable[[Record], bool] | None = None,
+    ) -> dict[bytes, Record]:
         """Return the newest record of each wanted key, deletions too.
 
-        ``keep`` may shorten a value (given its key) as soon as it is read, so that less is held.
+        ``keep`` may shorten a value (given its key) as soon as it is read, so that less is held. ``settles`` tells
+        which records are an answer by themselves: a table that cannot be read is passed over where such a record is
+        newer than all that the table can hold (``docs/formats/chromium.md``, "How old a table is"); records that are
+        not are left out then, since the table may have had newer ones.
 
         Raises:
             StorageDamaged: a table is missing, or damaged where wanted records may be.
             StorageChanged: a file vanished or shrank.
         """
         newest: dict[bytes, Record] = {}
+        unread: dict[TableFile, StorageDamaged] = {}
 
         def take(record: Record) -> None:
             known = newest.get(record.key)
@@ -134,13 +155,57 @@ class LevelDb:
 
         for table in self._tables:
             if wanted.may_hold(table.smallest, table.largest):
-                self._scan_table(table, wanted, take)
-        self._in_logs = max(self._in_logs, sum(_scan_log(log, wanted, take) for log in self._logs))
+                try:
+                    self._scan_table(table, wanted, take)
+                except StorageChanged:
+                    raise
+                except StorageDamaged as problem:
+                    if settles is None:
+                        raise
+                    unread[table] = problem
+        self._scan_logs(wanted, take)
+        if settles is not None and unread:
+            return self._newer_than(unread, newest, settles)
         return newest
 
     def has_changed(self) -> bool:
         """Tell whether the database has other files than when it was opened; a longer log is no change."""
         return self._fingerprint() != self._state
+
+    def _newer_than(
+        self, unread: dict[TableFile, StorageDamaged], newest: dict[bytes, Record], settles: Callable[[Record], bool]
+    ) -> dict[bytes, Record]:
+        """Return those records that no table of ``unread`` can have newer ones of.
+
+        Raises:
+            StorageDamaged: none of them settles what was asked.
+        """
+        for table, problem in unread.items():
+            limit = self._last_sequence(table)
+            newest = {key: record for key, record in newest.items() if record.sequence > limit}
+            if not any(map(settles, newest.values())):
+                raise problem
+            self.pass_over(f"{table.number}")
+        return newest
+
+    def _last_sequence(self, table: TableFile) -> int:
+        """Return a sequence number that no record of a table exceeds."""
+        if not self._has_manifest:
+            return _MAX_SEQUENCE
+        # Logs that count are newer than all tables: a log whose records are in a table counts no more.
+        before_logs = None if self._oldest_in_logs is None else self._oldest_in_logs - 1
+        return min((one for one in (table.last_sequence, before_logs) if one is not None), default=_MAX_SEQUENCE)
+
+    def _scan_logs(self, wanted: Wanted, take: Callable[[Record], None]) -> None:
+        passed_over = 0
+        for log in self._logs:
+            damaged, oldest = _scan_log(log, wanted, take)
+            passed_over += damaged
+            if oldest is not None:
+                self._oldest_in_logs = min(
+                    oldest, _MAX_SEQUENCE if self._oldest_in_logs is None else self._oldest_in_logs
+                )
+        self._in_logs = max(self._in_logs, passed_over)
 
     def _scan_table(self, table: TableFile, wanted: Wanted, take: Callable[[Record], None]) -> None:
         name = self._table_names.get(table.number)
@@ -165,7 +230,7 @@ class LevelDb:
         except Malformed:
             if self._has_manifest:
                 raise
-            self._missing.add(name)
+            self.pass_over(name)
             return None
 
     def _fingerprint(self) -> tuple[bytes | None, int | None]:
@@ -175,7 +240,7 @@ class LevelDb:
                 current = file.read(_CURRENT_BYTES)
             match = _MANIFEST_NAME.fullmatch(current)
             return current, self.tree.size(join(self.folder, match[1].decode())) if match else None
-        except (OSError, SourceUnreadable, KeyError):
+        except OSError:
             return None, None
 
     def _version(self) -> Version | None:
@@ -187,7 +252,9 @@ class LevelDb:
             copy = self._copy(match[1].decode())
             with copy.open("rb") as file:
                 return read_manifest(file)
-        except Malformed:
+        except StorageChanged:
+            raise
+        except (Malformed, StorageDamaged):
             return None
 
     def _copy(self, name: str) -> Path:
@@ -196,24 +263,44 @@ class LevelDb:
         Raises:
             StorageChanged: it vanished or shrank meanwhile.
             StorageDamaged: it cannot be read.
+            OSError: the copy cannot be written.
         """
         source, copy = join(self.folder, name), self._copies / name
         try:
             size = self.tree.size(source)
-            with self.tree.open(source) as original, copy.open("wb") as target:
-                shutil.copyfileobj(original, target, CHUNK_BYTES)
-        except (FileNotFoundError, KeyError, SourceUnreadable) as error:
-            if self.tree.kind(source) is None:
+            original = self.tree.open(source)
+        except OSError as error:
+            if name not in self.tree.children(self.folder):
                 raise StorageChanged(f"{source}: vanished while it was read") from error
-            raise StorageDamaged(f"{source}: {error}") from error
+            raise StorageDamaged(f"{source}: {_reason(error)}") from error
+        with original, copy.open("wb") as target:
+            while chunk := _read(original, source):
+                target.write(chunk)
         if copy.stat().st_size < size:
             raise StorageChanged(f"{source}: shrank while it was read")
         return copy
 
 
-def _scan_log(path: Path, wanted: Wanted, take: Callable[[Record], None]) -> int:
-    """Give the wanted records of a log to ``take``; return how many damaged places were passed over."""
+def _read(original: BinaryIO, source: str) -> bytes:
+    """Read on in a file of the source, with its errors told apart from those of the copy."""
+    try:
+        return original.read(CHUNK_BYTES)
+    except OSError as error:
+        raise StorageDamaged(f"{source}: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    return str(error.facts["reason"]) if isinstance(error, SourceUnreadable) else error.strerror or str(error)
+
+
+def _scan_log(path: Path, wanted: Wanted, take: Callable[[Record], None]) -> tuple[int, int | None]:
+    """Give the wanted records of a log to ``take``.
+
+    Returns:
+        How many damaged places were passed over, and the lowest sequence number in it (None: it holds no record).
+    """
     malformed = 0
+    oldest: int | None = None
     with path.open("rb") as file:
         log = LogReader(file)
         for batch in log:
@@ -222,6 +309,10 @@ def _scan_log(path: Path, wanted: Wanted, take: Callable[[Record], None]) -> int
             except Malformed:
                 malformed += 1
                 continue
+            oldest = min(batch_sequence(batch), _MAX_SEQUENCE if oldest is None else oldest)
             for record in records:
                 take(record)
-    return log.passed_over + malformed
+    passed_over = log.passed_over + malformed
+    # A program that is killed leaves a record behind, or nothing at all; never a log of something else.
+    is_lost = oldest is None and not passed_over and path.stat().st_size > 0
+    return passed_over + is_lost, oldest

@@ -65,7 +65,7 @@ class LogReader:
                 if block[at:].strip(b"\0"):
                     self._damage()
                 return
-            if end > len(block) and len(block) < BLOCK_BYTES:
+            if end > len(block) and not self._zeros and _is_cut_off(block, at):
                 return
             if end > len(block) or masked(crc32c.crc32c(block[at + 6 : end])) != checksum:
                 self._damage()
@@ -98,6 +98,30 @@ class LogReader:
             return None
         record, self._parts = b"".join(self._parts), None
         return record
+
+
+def _is_cut_off(block: bytes, at: int) -> bool:
+    """Tell whether a part that reaches past the end of the file can be one that was never written to its end.
+
+    It cannot where its header makes no sense, or where whole parts come after it.
+    """
+    _, length, kind = _HEADER.unpack_from(block, at)
+    if len(block) == BLOCK_BYTES or at + _HEADER.size + length > BLOCK_BYTES or not _FULL <= kind <= _LAST:
+        return False
+    return not any(_is_part(block, later) for later in range(at + 1, len(block) - _HEADER.size))
+
+
+def _is_part(block: bytes, at: int) -> bool:
+    if not _FULL <= block[at + 6] <= _LAST:
+        return False
+    checksum, length, _ = _HEADER.unpack_from(block, at)
+    end = at + _HEADER.size + length
+    return end <= len(block) and masked(crc32c.crc32c(block[at + 6 : end])) == int(checksum)
+
+
+def batch_sequence(batch: bytes) -> int:
+    """Return the sequence number of a write batch's first record; :func:`batch_records` must have taken the batch."""
+    return int(_BATCH_HEADER.unpack_from(batch)[0])
 
 
 def batch_records(batch: bytes, holds: Callable[[bytes], bool]) -> list[Record]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from regraft.formats.chromium.damage import Bytes, Malformed
@@ -15,11 +15,13 @@ _PREVIOUS_LOG = 9
 
 @dataclass(frozen=True)
 class TableFile:
-    """A table that counts: its number, and the keys between which all of its keys lie, both included."""
+    """A table that counts: its number, the keys between which all of its keys lie, both included, and how new it is."""
 
     number: int
     smallest: bytes | None = None
     largest: bytes | None = None
+    #: No record in it has a higher sequence number; None where that is not known.
+    last_sequence: int | None = None
 
 
 @dataclass
@@ -31,6 +33,14 @@ class Version:
     previous_log: int = 0
     #: By level and number: a table that moves to another level is removed from one and added to the other.
     tables: dict[tuple[int, int], TableFile] = field(default_factory=dict)
+    #: Those that were added since an edit last stated the last sequence number.
+    undated: set[tuple[int, int]] = field(default_factory=set)
+
+    def date(self, last_sequence: int) -> None:
+        """Note how new the tables so far can be: an edit states the last sequence number of all that was written."""
+        for place in self.undated & self.tables.keys():
+            self.tables[place] = replace(self.tables[place], last_sequence=last_sequence)
+        self.undated.clear()
 
 
 def read_manifest(file: BinaryIO) -> Version:
@@ -54,7 +64,8 @@ def read_manifest(file: BinaryIO) -> Version:
 
 def _apply(version: Version, edit: Bytes) -> None:
     removed: list[tuple[int, int]] = []
-    added: list[tuple[int, TableFile]] = []
+    added: list[tuple[tuple[int, int], TableFile]] = []
+    last_sequence: int | None = None
     while edit.left:
         tag = edit.number()
         if tag == _COMPARATOR:
@@ -63,6 +74,8 @@ def _apply(version: Version, edit: Bytes) -> None:
             version.log = edit.number()
         elif tag == _PREVIOUS_LOG:
             version.previous_log = edit.number()
+        elif tag == _LAST_SEQUENCE:
+            last_sequence = edit.number()
         elif tag == _REMOVED:
             removed.append((edit.number(), edit.number()))
         elif tag == _ADDED:
@@ -71,17 +84,19 @@ def _apply(version: Version, edit: Bytes) -> None:
             _pass_over(tag, edit)
     for place in removed:
         version.tables.pop(place, None)
-    for level, table in added:
-        version.tables[level, table.number] = table
+    version.tables.update(added)
+    version.undated.update(place for place, _ in added)
+    if last_sequence is not None:
+        version.date(last_sequence)
 
 
-def _added(edit: Bytes) -> tuple[int, TableFile]:
+def _added(edit: Bytes) -> tuple[tuple[int, int], TableFile]:
     level, number, _size = edit.number(), edit.number(), edit.number()
-    return level, TableFile(number, user_key(edit.sized()), user_key(edit.sized()))
+    return (level, number), TableFile(number, user_key(edit.sized()), user_key(edit.sized()))
 
 
 def _pass_over(tag: int, edit: Bytes) -> None:
-    if tag in (_NEXT_FILE, _LAST_SEQUENCE):
+    if tag == _NEXT_FILE:
         edit.number()
     elif tag == _COMPACT:
         edit.number()

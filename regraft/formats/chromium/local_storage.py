@@ -7,12 +7,15 @@ from pathlib import Path
 
 from regraft.formats.chromium.damage import Found, Malformed, StorageDamaged
 from regraft.formats.chromium.leveldb import LevelDb, read_leveldb
+from regraft.formats.chromium.leveldb_log import Record
 from regraft.tree import Tree
 
 COMPARATOR = "leveldb.BytewiseComparator"
 _UTF_16, _LATIN_1 = 0, 1
 #: Before every origin, and what comes after it in the order of bytes.
 _ENTRY, _AFTER_ENTRIES = b"_", b"`"
+#: What pages have as their origin that an application loads from its own files.
+FILE_ORIGIN = "file://"
 
 
 @dataclass(frozen=True)
@@ -24,18 +27,21 @@ class StoredText:
     sequence: int
 
 
-def read_key(tree: Tree, folder: str, key: str, work: Path) -> Found[list[StoredText]]:
+def read_key(tree: Tree, folder: str, key: str, work: Path, origin: str = FILE_ORIGIN) -> Found[list[StoredText]]:
     """Return the value that each origin has for ``key``, the one that was written last first.
 
     ``folder`` is the LevelDB's in ``tree`` (``Local Storage/leveldb``). Copies are made below ``work``. An origin
-    whose value was deleted is left out.
+    whose value was deleted is left out. ``origin`` is the one that matters most: where its value was found, older
+    tables that cannot be read are passed over, with the values of other origins that they may have had newer ones of;
+    and so are damaged values of other origins, as long as any value is left.
 
     Raises:
-        StorageDamaged: a file that may hold a value is missing or damaged, or a value is.
+        StorageDamaged: a file that may hold a newer value of ``origin`` is missing or damaged, or its value is, or no
+            origin has a value that is not.
         StorageChanged: a running application kept changing the files.
         OSError: the disk fails.
     """
-    return read_leveldb(tree, folder, COMPARATOR, work, lambda database: _texts(database, key))
+    return read_leveldb(tree, folder, COMPARATOR, work, lambda database: _texts(database, key, origin))
 
 
 class _Entries:
@@ -67,18 +73,32 @@ class _Entries:
         return True
 
 
-def _texts(database: LevelDb, key: str) -> list[StoredText]:
+def _texts(database: LevelDb, key: str, own: str) -> list[StoredText]:
     wanted = _Entries(key)
-    newest: dict[str, StoredText] = {}
-    for record in database.scan(wanted).values():
-        origin = (wanted.origin(record.key) or b"").decode("latin-1")
-        if record.value is None or (origin in newest and newest[origin].sequence > record.sequence):
-            continue
+
+    def origin_of(record: Record) -> str:
+        return (wanted.origin(record.key) or b"").decode("latin-1")
+
+    def settles(record: Record) -> bool:
+        return record.value is not None and origin_of(record) == own
+
+    newest: dict[str, Record] = {}
+    for record in database.scan(wanted, settles=settles).values():
+        origin = origin_of(record)
+        if record.value is not None and (origin not in newest or newest[origin].sequence < record.sequence):
+            newest[origin] = record
+    found: list[StoredText] = []
+    problems: dict[str, StorageDamaged] = {}
+    for origin, record in newest.items():
         try:
-            newest[origin] = StoredText(origin, _text(record.value), record.sequence)
+            found.append(StoredText(origin, _text(record.value or b""), record.sequence))
         except Malformed as error:
-            raise StorageDamaged(f"{database.folder}: the value of {key} of {origin} {error}") from error
-    return sorted(newest.values(), key=lambda stored: -stored.sequence)
+            problems[origin] = StorageDamaged(f"{database.folder}: the value of {key} of {origin} {error}")
+    if own in problems or (problems and not found):
+        raise problems.get(own) or next(iter(problems.values()))
+    for origin in problems:
+        database.pass_over(f"the value of {origin}")
+    return sorted(found, key=lambda stored: -stored.sequence)
 
 
 def _text(value: bytes) -> str:
