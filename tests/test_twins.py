@@ -405,17 +405,17 @@ def test_a_folder_that_is_not_there_gives_nothing(tmp_path: Path, docs: Path) ->
 
 @pytest.mark.parametrize("name", ["report.md", "sub/copy.MD"])
 @pytest.mark.parametrize(
-    ("fields", "time", "restored"),
+    ("fields", "time", "later"),
     [
-        ({}, UPDATED, 1),
-        ({}, UPDATED + 1, 0),
-        ({"updated_at": None}, CREATED, 1),
-        ({"updated_at": None}, CREATED + 1, 0),
-        ({"updated_at": None, "created_at": None}, 0, 0),
+        ({}, UPDATED, False),
+        ({}, UPDATED + 1, True),
+        ({"updated_at": None}, CREATED, False),
+        ({"updated_at": None}, CREATED + 1, True),
+        ({"updated_at": None, "created_at": None}, 0, True),
     ],
 )
-def test_a_file_that_was_changed_since_v1_read_it_is_no_duplicate(
-    tmp_path: Path, docs: Path, name: str, fields: dict[str, Any], time: int, restored: int
+def test_a_file_that_was_changed_since_v1_read_it_is_named_as_such(
+    tmp_path: Path, docs: Path, name: str, fields: dict[str, Any], time: int, later: bool
 ) -> None:
     """Files are compared as they are today; rows are of what they were."""
     for one in ("report.md", "sub/copy.MD"):
@@ -423,7 +423,9 @@ def test_a_file_that_was_changed_since_v1_read_it_is_no_duplicate(
     changed(docs / name, time)
     item = folder("d", *entries(docs, "report.md", "sub/copy.MD"), path=str(docs), **fields)
     library = migrated(tmp_path, item, rows=rows_of(docs, "report.md"))
-    assert library.rows("kb")["restored_duplicate"] == restored
+    assert library.rows("kb")["restored_duplicate"] == 1
+    [(_, said, _)] = messages(library, "restored_duplicate")
+    assert ("has the same bytes today, though one of them was changed since v1 read it" in said) is later
 
 
 def test_a_file_of_two_folders_counts_as_read_with_the_first(tmp_path: Path, docs: Path) -> None:
@@ -432,7 +434,8 @@ def test_a_file_of_two_folders_counts_as_read_with_the_first(tmp_path: Path, doc
         folder("e", *entries(docs, "sub/copy.MD"), path=str(docs / "sub"), created_at=CREATED - 5, updated_at=None),
     ]
     library = migrated(tmp_path, *items, rows=rows_of(docs, "report.md"))
-    assert library.rows("kb")["restored_duplicate"] == 0
+    assert library.rows("kb")["restored_duplicate"] == 1
+    assert "today" in messages(library, "restored_duplicate")[0][1]
 
 
 # --- a second run --------------------------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ class _File:
     #: The id of the standalone item, or when v1 read the file of a folder (ms).
     item: str = ""
     read_at: int | None = None
+    #: Whether the file of a folder may have been changed since.
+    changed: bool = False
 
 
 def lost_files(draft: BaseDraft, survey: Survey) -> list[ItemDraft]:
@@ -109,6 +111,7 @@ def _twin(file: _File, like: _File) -> Twin:
         like_item=like.item,
         read_at=file.read_at,
         like_read_at=like.read_at,
+        changed=file.changed or like.changed,
     )
 
 
@@ -146,14 +149,14 @@ def _upload(source: Located, item: ItemDraft, loader_id: str, rows: int = 0) -> 
 
 
 def _on_disk(loader_id: str, paths: Mapping[str, Path], times: Mapping[str, int], rows: int = 0) -> Iterator[_File]:
-    """Yield the file of a folder's entry, if it is on disk and was not changed since v1 read it."""
+    """Yield the file of a folder's entry, if it is on disk."""
     path, read_at = paths.get(loader_id), times.get(loader_id)
-    if path is not None and read_at is not None:
+    if path is not None:
         with suppress(OSError):
             status, suffix = path.stat(), path.suffix.lower()
-            if status.st_mtime_ns // 1_000_000 <= read_at:
-                name, opened, full = shown(path.name), partial(_opened, path), shown(path)
-                yield _File(loader_id, name, suffix, status.st_size, opened, rows, full, read_at=read_at)
+            changed = read_at is None or status.st_mtime_ns // 1_000_000 > read_at
+            name, opened, full = shown(path.name), partial(_opened, path), shown(path)
+            yield _File(loader_id, name, suffix, status.st_size, opened, rows, full, read_at=read_at, changed=changed)
 
 
 def _opened(path: Path) -> BinaryIO:

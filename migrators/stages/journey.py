@@ -22,7 +22,8 @@ class Twin:
     are what a person calls the two; ``path`` is the first one's path where it lies in a folder on disk.
 
     ``item`` and ``like_item`` are the ids of the items whose uploads were compared, empty for files of folders. Of
-    these, ``read_at`` and ``like_read_at`` are when v1 read them (ms): what was compared is what it read then.
+    these, ``read_at`` and ``like_read_at`` are when v1 read them (ms, None where nobody knows); ``changed`` tells
+    whether one of them may have been changed since.
     """
 
     loader_id: str
@@ -34,6 +35,7 @@ class Twin:
     like_item: str = ""
     read_at: int | None = None
     like_read_at: int | None = None
+    changed: bool = False
 
 
 @dataclass(frozen=True)

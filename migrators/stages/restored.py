@@ -107,7 +107,7 @@ class Judge:
 
     def _as_read(self, loader: str, read_at: int | None) -> bool:
         """Tell whether v1 read a file of a folder when a twin says, and not again later."""
-        return read_at is not None and self._times.get(loader) == read_at
+        return self._times.get(loader) == read_at
 
 
 def without_rows(draft: BaseDraft, survey: Survey, owners: Owners, told: Collection[str]) -> list[ItemDraft]:
@@ -128,7 +128,10 @@ def said_of(one: Restored, base: str, *, restored: bool) -> Notice:
     """Say that a file is a duplicate, and that it was given the chunks of its twin, or is not by the user's word."""
     twin, item = one.twin, one.item.legacy_id
     part = ", as far as v1 kept it" if one.partial else ""
-    lost = f"{_short(twin.name)}: v1 kept nothing of it, since {_short(twin.like_name)} has the same bytes"
+    why = f"since {_short(twin.like_name)} has the same bytes"
+    if twin.changed:
+        why = f"and {_short(twin.like_name)} has the same bytes today, though one of them was changed since v1 read it"
+    lost = f"{_short(twin.name)}: v1 kept nothing of it, {why}"
     if restored:
         said = f"{lost}; it gets the same {counted(one.rows, 'chunk')}{part}"
         return Notice(notices.RESTORED_DUPLICATE, said, base, item, one.rows)
