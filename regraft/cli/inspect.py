@@ -1,0 +1,36 @@
+"""``regraft inspect``: what a path is and what is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from checks import glance
+from regraft import progress
+from regraft.cli.options import PATH, output_options
+from regraft.cli.output import echo_json, reports_errors, say
+from regraft.envelope import Run
+from regraft.locate import Kind, located
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@output_options
+@reports_errors
+def inspect(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | None) -> None:
+    """Tell what PATH is and what is in it. Nothing is written.
+
+    PATH may be a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file, a v1 vector
+    file, what a preview build wrote, a library that regraft wrote, one base folder, or an index.sqlite.
+    """
+    run = Run("inspect")
+    with located(path, Kind(kind) if kind else None) as source:
+        run.source_kind, run.source = source.kind.value, source.path if source.notices else path
+        found = glance.look(source, progress.for_person(quiet=quiet or as_json))
+    run.end()
+    document = {**run.document(), **found}
+    if as_json:
+        echo_json(document)
+    else:
+        say(glance.as_text(document, verbose=verbose > 0))

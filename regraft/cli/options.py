@@ -1,0 +1,97 @@
+"""Bundles of options that several commands take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+import migrators
+from regraft.errors import ModelOptionInvalid
+from regraft.locate import Kind
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PATH = click.Path(path_type=Path)
+
+
+def time_of(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+    """Return a time given as ISO 8601 with a time zone, in ms."""
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+        if moment.tzinfo is not None:
+            return round(moment.astimezone(UTC).timestamp() * 1000)
+    except (ValueError, OverflowError) as error:
+        raise click.BadParameter(f"{value!r} is not a time like 2026-01-31T12:00:00Z") from error
+    raise click.BadParameter(f"{value!r} has no time zone; write it with a Z at its end")
+
+
+def output_options(command: F) -> F:
+    """Add what every command takes: how much it says, and in which form."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
+        click.option("-q", "--quiet", is_flag=True, help="No plan, no progress; only the result."),
+        click.option("-v", "--verbose", count=True, help="Say every note; -vv shows where an error came from."),
+        click.option(
+            "--kind",
+            type=click.Choice([kind.value for kind in Kind]),
+            metavar="KIND",
+            help="What the path is, where it is told wrongly: v1-backup, v1-export, library…",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def plan_options(command: F) -> F:
+    """Add what decides how a source is planned, and which of what is said about it counts."""
+    for option in (
+        click.option(
+            "--fail-on",
+            type=click.Choice(["error", "warning", "never"]),
+            default="warning",
+            show_default=True,
+            help="From which severity on the exit status is 1.",
+        ),
+        click.option(
+            "--recreate-model",
+            multiple=True,
+            metavar="ID",
+            help="Your word that model ID, which v1 lost, will be there again.",
+        ),
+        click.option(
+            "--map-model",
+            multiple=True,
+            metavar="OLD=NEW",
+            help="Your word that vectors of model OLD (or of the v1 base OLD) are model NEW's; "
+            "ids are provider::model.",
+        ),
+        click.option(
+            "--base", "bases", multiple=True, metavar="ID", help="Only this base (v1 or v2 id); may be repeated."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def model_word(mapped: tuple[str, ...], recreated: tuple[str, ...]) -> migrators.ModelWord:
+    """Return what the user says of models.
+
+    Raises:
+        ModelOptionInvalid: an option is not of its form.
+    """
+    words = {}
+    for text in mapped:
+        old, separator, new = text.partition("=")
+        if not separator or not old.strip() or not migrators.is_model_id(new):
+            raise ModelOptionInvalid(option="--map-model", value=text, reason="write OLD=NEW, NEW as provider::model")
+        words[migrators.tidy_model_id(old)] = migrators.tidy_model_id(new)
+    for text in recreated:
+        if not migrators.is_model_id(text):
+            raise ModelOptionInvalid(option="--recreate-model", value=text, reason="write it as provider::model")
+    return migrators.ModelWord(words, frozenset(map(migrators.tidy_model_id, recreated)))
