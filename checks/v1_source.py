@@ -253,12 +253,15 @@ _ANY_MODEL = "PROVIDER::MODEL"
 def audit(plan: Document, command: Sequence[str]) -> Audit:
     """Turn a plan into findings.
 
+    A base's sum of chunks that v1 left out is none: every item of them says its own.
+
     Args:
         plan: what ``migrators.plan_only`` gives of the source.
         command: the words of the command that migrates it, with the options that the plan was made with.
     """
     looked_at = plan["looked_at"]
-    found = [_finding(warning, looked_at.get(warning["base"]), command) for warning in plan["warnings"]]
+    told = [warning for warning in plan["warnings"] if warning["code"] != notices.DEDUPLICATED]
+    found = [_finding(warning, looked_at.get(warning["base"]), command) for warning in told]
     found += [*_unseen_stores(plan), *_no_room(plan)]
     skipped = sum(count for reason, count in plan["skipped"].items() if CODES[reason].subject == "base")
     read = [one for one in looked_at.values() if one["is_read"]]

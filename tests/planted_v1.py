@@ -312,7 +312,7 @@ PLANTED: dict[str, Planted] = {
         count=2,
     ),
     "chunks that v1 left out": Planted(
-        "v1.deduplicated", "v1_deduplicated", vectors("DELETE FROM vectors WHERE id = 'N_1'"), "note", subject=VECTORS
+        "v1.deduplicated", "v1_deduplicated", vectors("DELETE FROM vectors WHERE id = 'N_1'"), "note", subject="n"
     ),
     "chunks of one item that v1 left out": Planted(
         "v1.deduplicated",

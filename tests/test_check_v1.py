@@ -127,7 +127,9 @@ def test_the_books_are_those_of_a_dry_run(name: str, damaged: Callable[[str], Pa
     assert case.code in {warning["code"] for warning in dry.document["warnings"]}
     books: Counter[tuple[str, str | None]] = Counter()
     for warning in dry.document["warnings"]:
-        books[warning["message"], warning["base"]] += warning["count"]
+        # The items that it sums up say it themselves.
+        if warning["code"] != "v1_deduplicated":
+            books[warning["message"], warning["base"]] += warning["count"]
     answer = check(source, *case.options)
     counts: Counter[tuple[str, str | None]] = Counter()
     for finding in answer["findings"]:
