@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from regraft.errors import ArchiveUnsafe, BrokenJson, SourceNotFound, SourceUnreadable, SourceUnrecognised
-from regraft.formats.v1_chromium import STATE_KEY
-from regraft.formats.v1_places import StatePlaces
+from regraft.formats.v1_places import STATE_KEY, StatePlaces
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located, located
 from regraft.tree import FolderTree, ZipTree
 

@@ -11,8 +11,7 @@ import pytest
 
 from regraft import notices
 from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
-from regraft.formats.v1_chromium import STATE_KEY
-from regraft.formats.v1_places import StatePlaces
+from regraft.formats.v1_places import STATE_KEY, StatePlaces
 from regraft.formats.v1_state import V1State, read_state, read_text
 from regraft.tree import FolderTree, ZipTree
 

@@ -15,11 +15,11 @@ from regraft import notices
 from regraft.errors import SourceUnreadable
 from regraft.formats import chromium
 from regraft.formats.chromium import StorageChanged, StorageDamaged, StoredText, StoreRows
+from regraft.formats.v1_places import STATE_KEY
 from regraft.notices import Notice
 from regraft.text import counted
 from regraft.tree import Tree, join
 
-STATE_KEY = "persist:cherry-studio"
 DATABASE = "CherryStudio"
 APPLICATION_ORIGIN = "file://"
 _LEVELDB = ".indexeddb.leveldb"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from regraft.tree import Tree, join
 
 VECTORS_FOLDER = "KnowledgeBase"
+#: The key of the Redux state.
+STATE_KEY = "persist:cherry-studio"
 #: The tables of Dexie that hold something of knowledge bases.
 TABLES = ("files", "knowledge_notes")
 _TABLE_FOLDERS = ("dexie", "dexie_export", "", "indexedDB")

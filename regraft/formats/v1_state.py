@@ -20,8 +20,7 @@ import msgspec
 from regraft import notices, sqlite
 from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
 from regraft.formats import json_text
-from regraft.formats.v1_chromium import STATE_KEY, read_chromium
-from regraft.formats.v1_places import TABLES, VECTORS_FOLDER, StatePlaces
+from regraft.formats.v1_places import STATE_KEY, TABLES, VECTORS_FOLDER, StatePlaces
 from regraft.names import vector_file_name
 from regraft.notices import Notice
 from regraft.text import counted, whole
@@ -154,6 +153,8 @@ def _from_backup(tree: Tree, name: str, said: list[Notice]) -> tuple[_Slices, _T
 def _from_chromium(
     tree: Tree, local_storage: str, indexed_db: str | None, said: list[Notice]
 ) -> tuple[_Slices, _Tables]:
+    from regraft.formats.v1_chromium import read_chromium  # noqa: PLC0415 - loading it takes as long as the rest
+
     with tempfile.TemporaryDirectory(prefix="regraft-", ignore_cleanup_errors=True) as work:
         found = read_chromium(tree, local_storage, indexed_db, TABLES, Path(work))
     said.extend(found.notices)
