@@ -162,8 +162,9 @@ def _used(connection: apsw.Connection, vectors: bool) -> Iterator[apsw.Connectio
 @contextmanager
 def transaction(connection: apsw.Connection) -> Iterator[None]:
     """Run statements all or none; the error that stopped them is the one that surfaces."""
-    connection.execute("BEGIN IMMEDIATE")
     try:
+        # Stopped here, it may have begun all the same.
+        connection.execute("BEGIN IMMEDIATE")
         yield
         connection.execute("COMMIT")
     except BaseException:
