@@ -168,6 +168,67 @@ class Declined(RegraftError, RuntimeError):
     """{path}: nothing was written, as you said."""
 
 
+# --- the index store -----------------------------------------------------------------------------------------------
+
+
+class IndexForeign(RegraftError, ValueError):
+    """{path}: this is the index of base {found}, not of {base}; give the index of that base's own folder."""
+
+
+class IndexVersionUnknown(RegraftError, ValueError):
+    """{path}: its layout has version {found} and the store knows {known}; it was left as it is, use a version of
+    regraft that knows it."""
+
+
+class IndexIncomplete(RegraftError, ValueError):
+    """{path}: no whole index ({missing} missing); it was left as it is, take another copy of it."""
+
+
+class IndexHotJournal(RegraftError, BlockingIOError):
+    """{path}: an unfinished transaction lies beside it ({journal}); open it once for writing, which finishes it, or
+    wait for the program that writes to it."""
+
+
+class IndexBusy(RegraftError, BlockingIOError):
+    """{path}: another program writes to it without a pause; wait until that has finished."""
+
+
+class IndexReadOnly(RegraftError, PermissionError):
+    """{path}: opened for reading only; open it for writing to change it."""
+
+
+class StoreClosed(RegraftError, ValueError):
+    """{path}: the store was closed; open it again."""
+
+
+class IndexUnchanged(RegraftError, OSError):
+    """{path}: {doing} failed ({reason}); no row was changed, mend that and do it again."""
+
+
+class MaterialRefused(RegraftError, ValueError):
+    """{material}: this material cannot be stored: {reason}; nothing was changed."""
+
+
+class UnitRefused(RegraftError, ValueError):
+    """{material}: unit {unit}, from {start} to {end}, {reason} (UTF-16 units, the text has {length}); nothing was
+    changed, cut the text again."""
+
+
+class EmbeddingRefused(RegraftError, ValueError):
+    """{material}: the vector of text {hash} has {found} bytes where the base has {expected}, a multiple of 4; nothing
+    was changed, embed the text with the base's own model."""
+
+
+class CoverageGap(RegraftError, LookupError):
+    """{material}: {missing} of its texts have no vector (the first is that of unit {unit}); nothing was changed, give
+    the missing vectors."""
+
+
+class FullTextOutOfStep(RegraftError, ValueError):
+    """{path}: its full-text index does not match its bodies ({when} giving space back); every row is still there,
+    build the full-text index anew."""
+
+
 # --- stopped midway ------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,67 @@
+"""Gives space back after large deletes (``docs/formats/index.md``, "How the store behaves")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import apsw
+
+from regraft.errors import FullTextOutOfStep
+
+#: VACUUM pays from this share of free pages on …
+FREE_SHARE = 0.2
+#: … and from so many bytes in them.
+FREE_BYTES = 8 << 20
+
+Vacuum = Literal["auto", "always", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """What a reclaim came to: sizes of the file in bytes, what was free in it, and whether it was vacuumed."""
+
+    bytes_before: int
+    bytes_after: int
+    free_bytes: int
+    vacuumed: bool
+
+
+def reclaim(db: apsw.Connection, path: Path, vacuum: Vacuum) -> Reclaimed:
+    """Optimize the full-text index, work the log in, and VACUUM where that pays (or always, or never).
+
+    The full-text index is compared with the bodies before and after: it is keyed on ``fts_rowid``, which VACUUM
+    must leave alone.
+
+    Raises:
+        FullTextOutOfStep: it does not match them; before anything was done, or afterwards.
+        apsw.Error: the file is in use, or cannot be written.
+    """
+    _demand_in_step(db, path, "before")
+    before, _ = _sizes(db)
+    db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('optimize')")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    whole, free = _sizes(db)
+    pays = free >= FREE_BYTES and free >= FREE_SHARE * whole
+    vacuumed = vacuum == "always" or (vacuum == "auto" and pays)
+    if vacuumed:
+        db.execute("VACUUM")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        _demand_in_step(db, path, "after")
+    after, _ = _sizes(db)
+    return Reclaimed(before, after, free, vacuumed)
+
+
+def _sizes(db: apsw.Connection) -> tuple[int, int]:
+    """Return the size of the database and of its free pages, in bytes."""
+    page, pages, free = (db.execute(f"PRAGMA {name}").get for name in ("page_size", "page_count", "freelist_count"))
+    return page * pages, page * free
+
+
+def _demand_in_step(db: apsw.Connection, path: Path, when: str) -> None:
+    try:
+        # Rank 1: not only the index in itself, but against the bodies.
+        db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)")
+    except apsw.CorruptError as error:
+        raise FullTextOutOfStep(path=path, when=when) from error

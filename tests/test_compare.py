@@ -1,0 +1,280 @@
+"""``regraft compare``: an upgrade kept search intact, and where it did not, the first difference says so."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from conftest import Outcome, run, snapshot
+from v1 import PLAIN, Library, Row, Source, base, carried, file, floats, migrate, sha, vector_of
+
+from regraft.rankings import first_difference, recall, with_ties
+
+GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
+golden_profile = pytest.mark.skipif(
+    not (GOLDEN / "profile_upgraded" / "cherrystudio.sqlite").is_file(),
+    reason="no profile of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
+)
+TEXTS = [f"text number {at}" for at in range(30)]
+
+
+@pytest.fixture
+def upgraded(tmp_path: Path) -> Library:
+    """Return a library of two bases made from ``v1`` beside it."""
+    rows = [Row("L", text) for text in TEXTS]
+    return carried(
+        tmp_path,
+        base("one", file("a", "L")),
+        base("two", file("b", "M")),
+        stores={"one": rows, "two": [Row("M", f"other {text}") for text in TEXTS[:4]]},
+    )
+
+
+def compared(library: Library, *options: object, v1: Path | None = None) -> Outcome:
+    source = library.path.parent / "v1" if v1 is None else v1
+    before = snapshot(library.path.parent)
+    done = run("compare", source, library.path, *options)
+    assert snapshot(library.path.parent) == before
+    return done
+
+
+def bases(done: Outcome) -> dict[str, dict[str, Any]]:
+    return {told["legacy_id"]: told for told in done.document["bases"]}
+
+
+def edited(library: Library, statement: str, *values: object) -> None:
+    with closing(apsw.Connection(str(library.index_path("one")))) as db:
+        db.execute(statement, values)
+
+
+# --- rankings ------------------------------------------------------------------------------------------------------
+
+
+def test_a_ranking_holds_a_text_once_and_all_that_tie_with_its_last():
+    scores = [("b", 0.9), ("b", 0.9), ("a", 0.9), ("d", 0.5), ("c", 0.5), ("e", 0.4)]
+    assert with_ties(scores, 1) == [("a", 0.9), ("b", 0.9)]
+    assert with_ties(scores, 3) == [("a", 0.9), ("b", 0.9), ("c", 0.5), ("d", 0.5)]
+    assert with_ties(scores, 9) == [("a", 0.9), ("b", 0.9), ("c", 0.5), ("d", 0.5), ("e", 0.4)]
+    assert with_ties([], 3) == []
+
+
+def test_recall_is_the_share_of_the_nearest_that_are_found():
+    old = [("a", 0.9), ("b", 0.8), ("c", 0.7), ("d", 0.7)]
+    assert recall(old, old, 3) == 1
+    assert recall(old, [("a", 0.9), ("b", 0.8), ("d", 0.7)], 3) == 1
+    assert recall(old, [("a", 0.9), ("x", 0.8), ("y", 0.7)], 3) == pytest.approx(1 / 3)
+    assert recall(old[:2], old[:1], 10) == 0.5
+    assert recall([], old, 3) == 1
+
+
+def test_the_first_difference_is_named_with_both_sides():
+    old, new = [("a", 0.9), ("b", 0.8)], [("a", 0.9), ("c", 0.8)]
+    sides = {"v1": {"text_hash": "b", "score": 0.8}, "v2": {"text_hash": "c", "score": 0.8}}
+    assert first_difference(old, new) == {"rank": 2, **sides}
+    assert first_difference(old, old[:1]) == {"rank": 2, "v1": sides["v1"], "v2": None}
+    assert first_difference([], new) == {"rank": 1, "v1": None, "v2": {"text_hash": "a", "score": 0.9}}
+    assert first_difference(old, list(old)) is None
+
+
+# --- an upgrade that kept everything -------------------------------------------------------------------------------
+
+
+def test_an_upgrade_answers_as_v1_did(upgraded):
+    done = compared(upgraded, "--json")
+    assert done.status == 0, done.stdout
+    told = bases(done)
+    assert [told["one"]["outcome"], told["two"]["outcome"]] == ["equal", "equal"]
+    assert told["one"]["id"] == upgraded.base_id("one")
+    assert (told["one"]["texts"], told["one"]["queries"], told["one"]["recall"]) == (30, 20, 1.0)
+    assert (told["two"]["texts"], told["two"]["queries"], told["two"]["lowest_recall"]) == (4, 4, 1.0)
+    assert done.document["k"] == 10
+    assert done.document["summary"]["queries"] == 24
+    assert done.document["summary"]["recall"] == 1.0
+    assert (done.document["source"]["kind"], done.document["target"]["kind"]) == ("v1-export", "library")
+    assert "2 bases: 2 equal." in compared(upgraded).stdout
+
+
+@pytest.mark.parametrize("as_lines", [True, False])
+def test_queries_are_read_as_lines_or_as_one_array(upgraded, tmp_path, as_lines):
+    queries = [{"id": "first", "vector": [1, 0, 0, 0.5], "text": "a word"}, {"vector": [0.1, 0.2, 0.3, 0.4]}]
+    path = tmp_path / "queries.json"
+    path.write_text("\n".join(map(json.dumps, queries)) if as_lines else json.dumps(queries))
+    done = compared(upgraded, "--queries", path, "--json", "-k", "3")
+    assert done.status == 0
+    assert [told["queries"] for told in done.document["bases"]] == [2, 2]
+
+
+def test_one_base_is_compared_where_it_is_named(upgraded):
+    done = compared(upgraded, "--base", "two", "--json", "--sample", "2")
+    assert list(bases(done)) == ["two"]
+    assert bases(done)["two"]["queries"] == 2
+    assert compared(upgraded, "--base", "three").status == 2
+
+
+def test_equal_texts_equal_vectors_and_odd_vectors_are_no_difference(tmp_path):
+    same = vector_of("same")
+    rows = [
+        *(Row("L", text, same) for text in TEXTS[:12]),
+        *(Row(loader, "twice", vector_of(loader)) for loader in ("M", "L", "N")),
+        Row("L", "zero", floats(0, 0, 0, 0)),
+        Row("M", "nan", floats(math.nan, 0, 0, 1)),
+        Row("M", "short", floats(1, 2)),
+        Row("nobody", "of no item", vector_of("of no item")),
+        *(Row("N", text) for text in TEXTS[12:]),
+    ]
+    items = [file(f"i{loader}", loader) for loader in "LMN"]
+    library = carried(tmp_path, base("one", *items), stores={"one": rows}, ddl=PLAIN)
+    for count in (1, 5, 12, 100):
+        done = compared(library, "--json", "--sample", "100", "-k", count)
+        assert done.status == 0, done.stdout
+        # 12 + 18 texts, "twice", "zero" and "nan"; the last two have no direction to ask for.
+        assert (bases(done)["one"]["texts"], bases(done)["one"]["queries"]) == (33, 31)
+
+
+def test_a_single_vector_file_is_compared_with_its_index(upgraded):
+    done = run("compare", upgraded.path.parent / "v1" / "KnowledgeBase" / "one", upgraded.index_path("one"), "--json")
+    assert done.status == 0, done.stdout
+    told = done.document["bases"][0]
+    assert (told["outcome"], told["id"], told["texts"]) == ("equal", upgraded.base_id("one"), 30)
+    paths = (upgraded.path.parent / "v1" / "KnowledgeBase" / "one", upgraded.path)
+    assert run("compare", *paths, "--base", upgraded.base_id("one")).status == 0
+    assert run("compare", *paths, "--base", "two").status == 2
+
+
+# --- differences ---------------------------------------------------------------------------------------------------
+
+
+def _changed_vector(library: Library) -> None:
+    edited(
+        library,
+        "UPDATE embedding SET vector_blob = ? WHERE embedding_text_hash = ?",
+        floats(-9, 1, 1, 1),
+        sha(TEXTS[0]),
+    )
+
+
+def _lost_vector(library: Library) -> None:
+    edited(library, "DELETE FROM embedding WHERE embedding_text_hash = ?", sha(TEXTS[0]))
+
+
+def _lost_text(library: Library) -> None:
+    edited(library, "DELETE FROM search_text WHERE text = ?", TEXTS[0])
+
+
+@pytest.mark.parametrize("damage", [_changed_vector, _lost_vector, _lost_text])
+def test_a_text_that_is_not_found_any_more_is_a_difference(upgraded, tmp_path, damage: Callable[[Library], None]):
+    numbers = list(memoryview(vector_of(TEXTS[0])).cast("f"))
+    path = tmp_path / "queries.jsonl"
+    path.write_text(json.dumps({"id": "mine", "vector": numbers}))
+    damage(upgraded)
+    done = compared(upgraded, "--json", "--queries", path, "--base", "one")
+    assert done.status == 1
+    told = bases(done)["one"]
+    assert (told["outcome"], told["recall"], told["lowest_recall"]) == ("different", 0.9, 0.9)
+    parted = told["differences"][0]
+    assert (parted["query"], parted["rank"], parted["recall"]) == ("mine", 1, 0.9)
+    assert parted["v1"] == {"text_hash": sha(TEXTS[0]), "score": pytest.approx(1, abs=1e-6)}
+    assert parted["v2"]["text_hash"] != sha(TEXTS[0])
+    text = compared(upgraded, "--queries", path, "--base", "one")
+    assert (text.status, "mine, rank 1: v1 has" in text.stdout) == (1, True)
+    assert sha(TEXTS[0])[:12] in text.stdout
+    assert compared(upgraded, "--queries", path, "--fail-on", "never").status == 0
+
+
+def test_a_text_that_v1_did_not_have_is_a_difference(upgraded):
+    edited(upgraded, "DROP TRIGGER search_text_au")
+    edited(upgraded, "UPDATE search_text SET text = 'new' WHERE text = ?", TEXTS[3])
+    told = bases(compared(upgraded, "--json", "-k", "30"))["one"]
+    assert (told["outcome"], told["lowest_recall"]) == ("different", pytest.approx(29 / 30))
+
+
+def test_bases_without_an_index_and_failed_ones_are_told_apart(tmp_path):
+    source = Source([base("one", file("a", "L")), base("lost", file("b", "M"))], stores={"one": [Row("L", "text")]})
+    library = migrate(source.write(tmp_path / "v1"), tmp_path / "library")
+    done = compared(library, "--json")
+    assert done.status == 1
+    assert {name: told["outcome"] for name, told in bases(done).items()} == {"one": "equal", "lost": "failed"}
+    assert bases(done)["lost"]["problem"] == "it would migrate as failed (missing_vector_store)"
+    assert compared(library, "--fail-on", "error").status == 0
+    other = carried(tmp_path / "other", base("three"), base("four"))
+    missing = compared(other, "--json", "--fail-on", "error", v1=tmp_path / "v1")
+    assert missing.status == 1
+    assert {name: told["outcome"] for name, told in bases(missing).items()} == {"one": "missing", "lost": "failed"}
+
+
+def test_queries_of_another_dimension_compare_nothing(upgraded, tmp_path):
+    path = tmp_path / "queries.jsonl"
+    path.write_text('{"vector": [1, 2, 3]}')
+    done = compared(upgraded, "--json", "--queries", path)
+    assert done.status == 1
+    assert {told["problem"] for told in done.document["bases"]} == {"no query of 4 numbers"}
+    assert done.document["summary"]["recall"] is None
+
+
+def test_an_index_of_another_dimension_is_a_difference(upgraded):
+    edited(upgraded, "UPDATE embedding SET vector_blob = x'0000803f'")
+    told = bases(compared(upgraded, "--json"))["one"]
+    assert (told["outcome"], told["problem"]) == ("different", "the index has vectors of another length")
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no query in it"),
+        ("[]", "no query in it"),
+        ("nonsense", "not queries"),
+        ('{"id": "no vector"}', "not queries"),
+        ('{"vector": [1e39]}', "not queries"),
+        ('{"vector": ["1"]}', "not queries"),
+    ],
+)
+def test_what_is_no_list_of_queries_is_refused(upgraded, tmp_path, content, said):
+    path = tmp_path / "queries.jsonl"
+    path.write_text(content)
+    done = compared(upgraded, "--queries", path)
+    assert (done.status, said in done.stderr, done.stdout) == (2, True, "")
+
+
+def test_the_sides_of_a_comparison_are_not_taken_for_one_another(upgraded):
+    source = upgraded.path.parent / "v1"
+    swapped = run("compare", upgraded.path, source)
+    assert (swapped.status, swapped.stdout) == (2, "")
+    assert "this is a v1 export folder" in run("compare", source, source).stderr
+    assert compared(upgraded, "--queries", upgraded.path / "nowhere").status == 2
+
+
+def test_a_damaged_index_is_told_of_its_base_or_in_one_line(upgraded):
+    index = upgraded.index_path("one")
+    whole = index.read_bytes()
+    index.write_bytes(whole[:8192] + b"\xa5" * (len(whole) - 8192))
+    done = compared(upgraded, "--json")
+    assert (done.status, bases(done)["one"]["outcome"], bases(done)["two"]["outcome"]) == (1, "missing", "equal")
+    index.write_bytes(whole)
+    edited(upgraded, "DROP TABLE embedding")
+    done = compared(upgraded)
+    assert (done.status, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+
+
+# --- what the application itself wrote -----------------------------------------------------------------------------
+
+
+@golden_profile
+def test_the_upgrade_of_the_application_answers_as_v1_did():
+    """The application gives bases ids of its own making: the only base of either side is the same one."""
+    profile = GOLDEN / "profile_upgraded"
+    before = snapshot(profile)
+    done = run("compare", profile, profile, "--kind", "v1-export", "--json", "--sample", "100")
+    assert done.status == 0, done.stdout
+    assert done.document["bases"][0]["outcome"] == "equal"
+    assert done.document["bases"][0]["queries"] > 20
+    assert snapshot(profile) == before

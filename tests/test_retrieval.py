@@ -1,0 +1,399 @@
+"""``regraft search``: the base's settings, the service's rules, what is refused, and what is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from click.testing import CliRunner
+from conftest import Outcome, run, snapshot
+from v1 import Library, Row, base, carried, file, note, opened
+
+from regraft import identity
+from regraft.cli import cli
+
+GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
+TEXTS = [f"needle number {at:02d} {'x' * at}" for at in range(16)]
+QUERY = "0.5, 0.25, 0.125, 1"
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    """Return a library of two bases; the first has four items of four texts each."""
+    items = [file(f"i{at}", f"L{at}", name=f"f{at}.pdf") for at in range(4)]
+    rows = [Row(f"L{at % 4}", text) for at, text in enumerate(TEXTS)]
+    small = base("small", note("n", "N", text="only"))
+    return carried(tmp_path, base("big", *items), small, stores={"big": rows, "small": [Row("N", "only text")]})
+
+
+@pytest.fixture
+def vector(tmp_path: Path) -> Path:
+    path = tmp_path / "vector.json"
+    path.write_text(f"[{QUERY}]")
+    return path
+
+
+def changed(library: Library, statement: str, *values: object) -> None:
+    with closing(apsw.Connection(str(library.path / "catalog.sqlite"))) as db:
+        db.execute(statement, values)
+
+
+def configured(library: Library, **settings: object) -> None:
+    for name, value in settings.items():
+        changed(library, f"UPDATE knowledge_base SET {name} = ? WHERE id = ?", value, library.base_id("big"))
+
+
+def found(library: Library, query: str, *options: object) -> dict[str, Any]:
+    before = snapshot(library.path)
+    done = run("search", library.path, query, "--base", library.base_id("big"), "--json", *options)
+    assert done.status == 0, done.stderr
+    assert snapshot(library.path) == before
+    return done.document
+
+
+def texts(document: dict[str, Any]) -> list[str]:
+    return [hit["text"] for hit in document["hits"]]
+
+
+def refused(done: Outcome) -> str:
+    assert done.status == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+# --- settings ------------------------------------------------------------------------------------------------------
+
+
+def test_the_base_says_how_it_is_searched(library, vector):
+    configured(library, search_mode="hybrid", hybrid_alpha=0.75, document_count=3)
+    document = found(library, "needle", "--vector", vector)
+    assert (document["mode"], document["alpha"], document["count"]) == ("hybrid", 0.75, 3)
+    assert (document["score_kind"], document["threshold"], len(document["hits"])) == ("ranking", None, 3)
+    assert document["base"] == library.base_id("big")
+    assert document["source"] == {"kind": "library", "path": str(library.path)}
+
+
+def test_without_settings_ten_hits_are_given_and_lanes_weigh_the_same(library, vector):
+    configured(library, search_mode="hybrid", hybrid_alpha=None, document_count=None)
+    document = found(library, "needle", "--vector", vector)
+    assert (document["alpha"], document["count"], len(document["hits"])) == (0.5, 10, 10)
+
+
+def test_options_go_before_settings(library, vector):
+    configured(library, search_mode="vector", hybrid_alpha=0.75, document_count=3)
+    document = found(library, "needle", "--mode", "hybrid", "--alpha", "0.1", "-k", "5", "--vector", vector)
+    assert (document["mode"], document["alpha"], document["count"], len(document["hits"])) == ("hybrid", 0.1, 5, 5)
+    assert found(library, "needle", "--mode", "bm25", "-k", "16")["count"] == 16
+
+
+def test_hits_tell_all_that_is_known_of_them(library):
+    document = found(library, "needle 03", "--mode", "bm25")
+    hit = document["hits"][0]
+    assert list(hit) == ["rank", "score", "unit_id", "material_id", "relative_path", "unit_index", "text"]
+    assert (hit["rank"], hit["text"], hit["material_id"]) == (1, TEXTS[3], library.item_id("i3"))
+    # "03" is too short for the full-text index.
+    assert hit["score"] == -len(TEXTS[3])
+
+
+def test_a_threshold_holds_for_relevance_only(library, vector):
+    everything = found(library, "needle", "--vector", vector, "--raw", "--mode", "vector", "-k", "16")["hits"]
+    threshold = everything[7]["score"]
+    configured(library, threshold=threshold, search_mode="vector")
+    document = found(library, "needle", "--vector", vector, "-k", "16")
+    assert document["hits"] == [hit for hit in everything if hit["score"] >= threshold]
+    assert (len(document["hits"]), len(everything)) == (8, 16)
+    assert (document["threshold"], document["score_kind"]) == (threshold, "relevance")
+    for mode in ("bm25", "hybrid"):
+        ranked = found(library, "needle", "--vector", vector, "--mode", mode, "-k", "16")
+        assert (ranked["threshold"], len(ranked["hits"])) == (None, 16)
+
+
+def test_a_rerank_model_is_said_not_to_be_asked(library):
+    changed(library, "INSERT INTO user_model SELECT 'r::r', provider_id, 'r', 'r', '', '[]', 'z', 0, 0 FROM user_model")
+    configured(library, rerank_model_id="r::r")
+    assert any("rerank" in said for said in found(library, "needle", "--mode", "bm25")["notes"])
+
+
+# --- the catalog's word on hits ------------------------------------------------------------------------------------
+
+
+def test_hits_of_deleting_missing_and_foreign_items_are_dropped_before_the_cut(library, vector):
+    usual = found(library, "needle", "--mode", "bm25", "-k", "16")["hits"]
+    changed(library, "UPDATE knowledge_item SET status = 'deleting' WHERE id = ?", library.item_id("i0"))
+    changed(library, "DELETE FROM knowledge_item WHERE id = ?", library.item_id("i1"))
+    changed(
+        library,
+        "UPDATE knowledge_item SET base_id = ? WHERE id = ?",
+        library.base_id("small"),
+        library.item_id("i2"),
+    )
+    left = [hit["text"] for hit in usual if hit["material_id"] == library.item_id("i3")]
+    assert len(left) == 4
+    for mode in ("bm25", "vector", "hybrid"):
+        document = found(library, "needle", "--mode", mode, "-k", "4", "--vector", vector)
+        assert sorted(texts(document)) == sorted(left)
+        assert [hit["rank"] for hit in document["hits"]] == [1, 2, 3, 4]
+        raw = found(library, "needle", "--mode", mode, "-k", "16", "--vector", vector, "--raw")
+        assert len(raw["hits"]) == 16
+        assert raw["dropped"] == 0
+    ranked = found(library, "needle", "--mode", "bm25", "-k", "2")
+    assert texts(ranked) == left[:2]
+    last = [hit["text"] for hit in usual].index(left[1])
+    assert ranked["dropped"] == last - 1
+
+
+@pytest.mark.parametrize("status", ["idle", "processing", "failed", "completed"])
+def test_only_items_being_deleted_are_left_out(library, status):
+    error = "broken" if status == "failed" else None
+    sql = "UPDATE knowledge_item SET status = ?, error = ? WHERE id = ?"
+    changed(library, sql, status, error, library.item_id("i0"))
+    assert len(found(library, "needle", "--mode", "bm25", "-k", "16")["hits"]) == 16
+
+
+def test_many_dropped_hits_do_not_make_a_search_poorer(tmp_path):
+    rows = [*(Row("gone", f"needle {at}") for at in range(300)), *(Row("kept", f"needle text {at}") for at in range(3))]
+    made = carried(tmp_path, base("big", file("g", "gone"), file("k", "kept")), stores={"big": rows})
+    changed(made, "UPDATE knowledge_item SET status = 'deleting' WHERE id = ?", made.item_id("g"))
+    document = found(made, "needle", "--mode", "bm25", "-k", "3")
+    assert sorted(texts(document)) == ["needle text 0", "needle text 1", "needle text 2"]
+    assert document["dropped"] == 300
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+def test_a_failed_base_is_refused(library):
+    changed(
+        library,
+        "UPDATE knowledge_base SET status = 'failed', error = 'missing_vector_store' WHERE id = ?",
+        library.base_id("big"),
+    )
+    said = refused(run("search", library.path, "needle", "--base", library.base_id("big")))
+    assert "missing_vector_store" in said
+    assert len(found(library, "needle", "--raw", "--mode", "bm25")["hits"]) == 10
+
+
+@pytest.mark.parametrize("mode", ["bm25", "vector", "hybrid"])
+def test_a_query_without_a_word_is_refused_in_every_mode(library, vector, mode):
+    options = ("--base", library.base_id("big"), "--mode", mode, "--vector", vector)
+    assert "letter" in refused(run("search", library.path, " …?! ", *options))
+    raw = found(library, " …?! ", "--raw", "--mode", mode, "--vector", vector)
+    assert bool(raw["hits"]) is (mode != "bm25")
+
+
+@pytest.mark.parametrize("mode", ["vector", "hybrid"])
+def test_a_missing_vector_is_said_to_be_missing(library, mode):
+    said = refused(run("search", library.path, "needle", "--base", library.base_id("big"), "--mode", mode))
+    assert mode in said
+    assert "--vector FILE with 4 numbers made by acme::embed-3" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[1, 2, 3]", "has 3 numbers, those of base"),
+        ("{}", "not a vector"),
+        ("[]", "not a vector"),
+        ("[1, 2, 3, null]", "not a vector"),
+        ("[1, 2, 3, NaN]", "not a vector"),
+        ("[1, 2, 3, 1e39]", "not a vector"),
+        ("[1, 2, 3, 1e999]", "not a vector"),
+        ("[1, 2", "not a vector"),
+        ("\ud8ff", "not a vector"),
+    ],
+)
+def test_what_is_no_vector_of_the_base_is_refused(library, tmp_path, content, said):
+    path = tmp_path / "odd.json"
+    path.write_bytes(content.encode("utf-8", "surrogatepass"))
+    options = ("--base", library.base_id("big"), "--mode", "vector", "--vector", path)
+    assert said in refused(run("search", library.path, "needle", *options))
+
+
+def test_a_vector_file_that_is_not_there_is_refused(library, tmp_path):
+    options = ("--base", library.base_id("big"), "--vector", tmp_path / "nowhere")
+    assert "nowhere" in refused(run("search", library.path, "needle", *options))
+
+
+def test_one_of_several_bases_has_to_be_named(library):
+    said = refused(run("search", library.path, "needle"))
+    assert library.base_id("big") in said
+    assert library.base_id("small") in said
+    assert "no base of the source" in refused(run("search", library.path, "needle", "--base", "other"))
+
+
+def test_a_v1_source_cannot_be_searched(tmp_path, library):
+    assert library.status in (0, 1)
+    assert "migrate it first" in refused(run("search", tmp_path / "v1", "needle"))
+
+
+def test_an_index_of_another_base_is_refused_as_the_application_does(library):
+    index = library.index_path("big")
+    with closing(apsw.Connection(str(index))) as db:
+        db.execute("UPDATE meta SET base_id = 'other'")
+    said = refused(run("search", library.path, "needle", "--base", library.base_id("big"), "--mode", "bm25"))
+    assert "of base other" in said
+    assert len(found(library, "needle", "--raw", "--mode", "bm25")["hits"]) == 10
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_an_unknown_version_is_refused(library, version):
+    with closing(apsw.Connection(str(library.index_path("big")))) as db:
+        db.execute("UPDATE meta SET schema_version = ?", (version,))
+    assert f"version {version}" in refused(run("search", library.index_path("big"), "needle", "--raw"))
+
+
+def test_a_base_that_the_catalog_does_not_know_is_refused(library):
+    changed(library, "DELETE FROM knowledge_item")
+    changed(library, "DELETE FROM knowledge_base WHERE id = ?", library.base_id("big"))
+    assert "--raw" in refused(run("search", library.path, "needle", "--base", library.base_id("big")))
+    assert len(found(library, "needle", "--raw")["hits"]) == 10
+
+
+def test_a_damaged_index_is_one_line(library):
+    index = library.index_path("big")
+    raw = bytearray(index.read_bytes())
+    raw[4096:] = b"\xa5" * (len(raw) - 4096)
+    index.write_bytes(raw)
+    refused(run("search", library.path, "needle", "--base", library.base_id("big"), "--mode", "bm25"))
+
+
+def test_a_query_that_is_too_long_is_refused(library):
+    query = " ".join(map(str, range(600)))
+    options = ("--base", library.base_id("big"), "--mode", "bm25")
+    assert "too long" in refused(run("search", library.path, query, *options))
+
+
+# --- kinds of paths and bases --------------------------------------------------------------------------------------
+
+
+def _where_library(library: Library) -> Path:
+    return library.path
+
+
+def _where_folder(library: Library) -> Path:
+    return library.folder("big")
+
+
+def _where_index(library: Library) -> Path:
+    return library.index_path("big")
+
+
+@pytest.mark.parametrize("where", [_where_library, _where_folder, _where_index])
+def test_a_base_is_searched_by_the_catalog_above_it(library, where: Callable[[Library], Path]):
+    configured(library, document_count=2)
+    done = run("search", where(library), "needle", "--base", library.base_id("big"), "--mode", "bm25", "--json")
+    assert done.status == 0, done.stderr
+    assert (done.document["count"], done.document["base"]) == (2, library.base_id("big"))
+
+
+def test_a_base_is_known_by_its_v1_id_too(library):
+    assert identity.base_id("big") == library.base_id("big")
+    assert run("search", library.path, "needle", "--base", "big", "--mode", "bm25").status == 0
+
+
+def test_an_index_file_that_lies_anywhere_is_asked_alone(library, tmp_path, vector):
+    place = tmp_path / "elsewhere" / "copy.db"
+    place.parent.mkdir()
+    place.write_bytes(library.index_path("big").read_bytes())
+    words = run("search", place, "needle", "--json").document
+    assert (words["mode"], words["base"], len(words["hits"])) == ("bm25", library.base_id("big"), 10)
+    both = run("search", place, "needle", "--vector", vector, "--json").document
+    assert (both["mode"], both["alpha"]) == ("hybrid", 0.5)
+
+
+def test_a_v2_backup_is_searched_in_its_archive(library, tmp_path):
+    packed = tmp_path / "backup.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("metadata.json", '{"version": 7}')
+        archive.write(library.path / "catalog.sqlite", "cherrystudio.sqlite")
+        for path in sorted((library.path / "KnowledgeBase").rglob("*")):
+            archive.write(path, f"Data/KnowledgeBase/{path.relative_to(library.path / 'KnowledgeBase')}")
+    options = ("--base", library.base_id("big"), "--mode", "bm25", "--json")
+    done = run("search", packed, "needle", *options)
+    assert done.status == 0, done.stderr
+    assert done.document["source"]["kind"] == "v2-backup"
+    assert done.document["hits"] == found(library, "needle", "--mode", "bm25")["hits"]
+
+
+def test_a_base_without_vectors_is_searched_by_words_and_says_so(library, vector):
+    changed(
+        library,
+        "UPDATE knowledge_base SET embedding_model_id = NULL, dimensions = NULL, search_mode = 'bm25' WHERE id = ?",
+        library.base_id("big"),
+    )
+    document = found(library, "needle", "--mode", "hybrid", "--vector", vector)
+    assert document["mode"] == "bm25"
+    assert document["notes"] == [
+        "it has no vectors: searched by bm25",
+        "the vector is not used: bm25 looks for words only",
+    ]
+    assert len(document["hits"]) == 10
+
+
+def test_a_vector_of_zeros_is_near_to_nothing(library, tmp_path):
+    zeros = tmp_path / "zeros.json"
+    zeros.write_text("[0, 0, 0, 0]")
+    document = found(library, "needle", "--mode", "vector", "--vector", zeros)
+    assert document["hits"] == []
+    assert any("zeros" in said for said in document["notes"])
+
+
+def test_a_vector_is_read_from_stdin(library, vector):
+    options = ("--mode", "vector", "--raw")
+    usual = found(library, "needle", *options, "--vector", vector)
+    arguments = ["search", str(library.path), "needle", "--base", "big", "--json", *options, "--vector", "-"]
+    done = CliRunner().invoke(cli, arguments, input=f"[{QUERY}]")
+    assert json.loads(done.stdout)["hits"] == usual["hits"]
+
+
+# --- what a person reads -------------------------------------------------------------------------------------------
+
+
+def test_a_person_reads_rank_score_place_and_the_start_of_the_text(tmp_path):
+    body = "needle \x1b[31mred\n" + "long " * 60
+    made = carried(tmp_path, base("big", file("i", "L", name="f.pdf")), stores={"big": [Row("L", body)]})
+    done = run("search", made.path, "needle", "--mode", "bm25")
+    assert done.status == 0
+    assert "1 hit by bm25." in done.stdout
+    assert "f.pdf, unit 0" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "…" in done.stdout
+    assert "…" not in run("search", made.path, "needle", "--mode", "bm25", "-v").stdout
+
+
+def test_notes_go_to_stderr_and_quiet_leaves_them_out(library, vector):
+    options = ("--base", library.base_id("big"), "--mode", "bm25", "--vector", vector)
+    assert run("search", library.path, "needle", *options).stderr.startswith("note: the vector is not used")
+    assert run("search", library.path, "needle", *options, "--quiet").stderr == ""
+
+
+# --- what the application itself wrote -----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    not (GOLDEN / "profile_upgraded" / "cherrystudio.sqlite").is_file(),
+    reason="no profile of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
+)
+def test_a_profile_of_the_application_is_searched_without_a_trace(tmp_path):
+    profile = GOLDEN / "profile_upgraded"
+    before = snapshot(profile)
+    index = next(profile.glob("Data/KnowledgeBase/*/.cherry/index.sqlite"))
+    with opened(index) as db:
+        text, blob = db.execute(
+            "SELECT t.text, e.vector_blob FROM search_text t JOIN embedding e USING (embedding_text_hash) LIMIT 1"
+        ).get
+    file_of_vector = tmp_path / "vector.json"
+    file_of_vector.write_text(json.dumps(list(memoryview(blob).cast("f"))))
+    done = run("search", profile, "greenhouse", "--mode", "vector", "--vector", file_of_vector, "--json")
+    assert done.status == 0, done.stderr
+    assert done.document["hits"][0]["text"] == text
+    assert done.document["hits"][0]["score"] == pytest.approx(1, abs=1e-6)
+    assert snapshot(profile) == before

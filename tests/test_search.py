@@ -1,0 +1,393 @@
+"""The lanes of a search over one index, held against a slow model that shares no code with them."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import apsw
+import pytest
+from conftest import snapshot
+from hypothesis import given
+from hypothesis import strategies as st
+from v1 import floats, sha
+
+from regraft import identity, sqlite
+from regraft.formats.index import schema
+from regraft.formats.index.search import (
+    Hit,
+    QueryTooLong,
+    bm25_hits,
+    dimensions_of,
+    fused,
+    hybrid_hits,
+    tokens,
+    vector_blob,
+    vector_hits,
+)
+
+BASE = "11111111-1111-4111-8111-111111111111"
+
+
+@dataclass(frozen=True)
+class Body:
+    """A unit of the model: its text, its vector (any bytes, None for no embedding), its material."""
+
+    text: str
+    vector: object = b""
+    material: str = "m"
+
+
+def write_index(path: Path, bodies: Sequence[Body], *, version: int = 2) -> Path:
+    """Write an index row by row, through the triggers, as the application does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("BEGIN")
+        for statement in (*schema.TABLES, *schema.INDEXES, schema.FULL_TEXT, *schema.TRIGGERS):
+            db.execute(statement)
+        db.execute("INSERT INTO meta VALUES (1, ?, ?, 0, 0)", (version, BASE))
+        for number, body in enumerate(bodies):
+            add_body(db, number, body)
+        db.execute("COMMIT")
+    return path
+
+
+def add_body(db: apsw.Connection, number: int, body: Body) -> None:
+    content, text_hash = sha(f"content of {body.material}"), sha(body.text)
+    unit = identity.unit_id(body.material, content, number, 0, 0)
+    db.execute("INSERT INTO content VALUES (?, ?, 0) ON CONFLICT DO NOTHING", (content, body.material))
+    path = f"{body.material}.md"
+    db.execute("INSERT INTO material VALUES (?, ?, ?, 0, 0) ON CONFLICT DO NOTHING", (body.material, path, content))
+    values = (unit, body.material, content, number)
+    db.execute("INSERT INTO search_unit VALUES (?, ?, ?, 'chunk', ?, NULL, 0, 0, NULL, 0)", values)
+    if body.vector != b"":
+        db.execute("INSERT INTO embedding VALUES (?, ?, 0) ON CONFLICT DO NOTHING", (text_hash, body.vector))
+    values = (identity.body_id(unit), unit, body.text, text_hash)
+    db.execute("INSERT INTO search_text VALUES (?, 'search_unit', ?, 'body', ?, ?, NULL, 0)", values)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[apsw.Connection]:
+    with sqlite.reading(path, vectors=True) as db:
+        yield db
+
+
+@contextmanager
+def index_of(tmp_path: Path, *bodies: Body | str) -> Iterator[apsw.Connection]:
+    made = [body if isinstance(body, Body) else Body(body) for body in bodies]
+    with opened(write_index(tmp_path / "index.sqlite", made)) as db:
+        yield db
+
+
+def numbers(hits: Sequence[Hit]) -> list[int]:
+    return [hit.unit_index for hit in hits]
+
+
+# --- the slow model ------------------------------------------------------------------------------------------------
+
+
+def exact_cosine(first: bytes, second: bytes) -> float | None:
+    """Return 1 - the distance, with exact sums; None where there is none."""
+    one, two = (struct.unpack(f"<{len(blob) // 4}f", blob) for blob in (first, second))
+    if not all(map(math.isfinite, (*one, *two))):
+        return None
+    dot = sum(Fraction(a) * Fraction(b) for a, b in zip(one, two, strict=True))
+    norms = [sum(Fraction(a) ** 2 for a in vector) for vector in (one, two)]
+    if not all(norms):
+        return None
+    return float(dot) / (math.sqrt(norms[0]) * math.sqrt(norms[1]))
+
+
+def folded(text: str) -> str:
+    """Return a text as LIKE sees it: without regard to the case of ASCII letters only."""
+    return "".join(point.lower() if point.isascii() else point for point in text)
+
+
+def model_bm25(texts: Sequence[str], words: Sequence[str]) -> list[tuple[int, float]]:
+    """Return (number, score) of the texts with all words, best first, by the formula that FTS5 documents."""
+    k1, b = 1.2, 0.75
+    lengths = [max(len(text) - 2, 0) for text in texts]
+    average = sum(lengths) / len(texts)
+
+    def count(text: str, word: str) -> int:
+        return sum(text.lower().startswith(word.lower(), at) for at in range(len(text)))
+
+    scored = []
+    for number, text in enumerate(texts):
+        found = [count(text, word) for word in words]
+        if not all(found):
+            continue
+        score = 0.0
+        for word, times in zip(words, found, strict=True):
+            having = sum(count(other, word) > 0 for other in texts)
+            weight = math.log((len(texts) - having + 0.5) / (having + 0.5))
+            weight = weight if weight > 0 else 1e-6
+            score += weight * times * (k1 + 1) / (times + k1 * (1 - b + b * lengths[number] / average))
+        scored.append((number, score))
+    return sorted(scored, key=lambda entry: (-round(entry[1], 12), entry[0]))
+
+
+# --- words ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("boat-workshop 2024", ["boat", "workshop", "2024"]),
+        ("snake_case, 'quoted' \"twice\"", ["snake_case", "quoted", "twice"]),
+        ("知识库 搜索", ["知识库", "搜索"]),
+        ("café naïve", ["café", "naïve"]),
+        ("cafe\u0301s", ["cafe", "s"]),
+        ("½ Ⅻ ٣", ["½", "Ⅻ", "٣"]),
+        ("a😀b\ud83dc", ["a", "b", "c"]),
+        ("100% \\ * ( ) \0", ["100"]),
+        ("!? … 😀", []),
+        ("", []),
+    ],
+)
+def test_tokens_are_runs_of_letters_digits_and_underscores(query, found):
+    assert tokens(query) == found
+
+
+def test_all_words_have_to_occur_and_scores_are_those_of_bm25(tmp_path):
+    texts = [
+        "the boat is in the workshop",
+        "a workshop for boats, and a boat",
+        "no vessel here, and filler",
+        "workshop workshop workshop boat",
+        "one more text without them",
+        "boat alone",
+        "a last text of filler",
+    ]
+    with index_of(tmp_path, *texts) as db:
+        hits = bm25_hits(db, "BOAT workshop!", 10)
+        cut = bm25_hits(db, "BOAT workshop!", 2)
+    model = model_bm25(texts, ["boat", "workshop"])
+    assert numbers(hits) == [number for number, _ in model]
+    assert [hit.score for hit in hits] == pytest.approx([score for _, score in model], rel=1e-9)
+    assert cut == hits[:2]
+    assert {hit.relative_path for hit in hits} == {"m.md"}
+    assert all(hit.text == texts[hit.unit_index] and hit.score > 0 for hit in hits)
+
+
+def test_words_of_the_query_language_are_words(tmp_path):
+    with index_of(tmp_path, "this AND that OR something NEAR it", "this that something") as db:
+        assert numbers(bm25_hits(db, 'AND "something" NEAR(', 10)) == [0]
+
+
+def test_a_tie_goes_to_the_body_written_first(tmp_path):
+    with index_of(tmp_path, *["same text here"] * 5) as db:
+        assert numbers(bm25_hits(db, "text", 4)) == [0, 1, 2, 3]
+        assert numbers(bm25_hits(db, "te", 4)) == [0, 1, 2, 3]
+
+
+def test_a_short_word_looks_for_every_word_with_like_shortest_body_first(tmp_path):
+    texts = ["知识库的搜索很快 and more of it", "搜索知识库", "知识", "搜索", "知识 😀 搜索"]
+    with index_of(tmp_path, *texts) as db:
+        hits = bm25_hits(db, "知识库 搜索", 10)
+        both = bm25_hits(db, "知识,搜索", 10)
+    assert [(hit.unit_index, hit.score) for hit in hits] == [(1, -5.0), (0, -float(len(texts[0])))]
+    assert [(hit.unit_index, hit.score) for hit in both] == [(1, -5.0), (4, -7.0), (0, -float(len(texts[0])))]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [("a_", [1]), ("_", [1, 4]), ("5%", [5, 3, 2]), ("\\", []), ("AB", [0, 6]), ("É", [7])],
+)
+def test_wildcards_of_like_stand_for_themselves(tmp_path, query, found):
+    texts = ["abc", "a_c", "50% off", "c:\\5%", "x_y_z", "5", "xAB", "É", "é"]
+    with index_of(tmp_path, *texts) as db:
+        found_now = bm25_hits(db, query, 10)
+    expected = [number for number in range(len(texts)) if _has_all(texts[number], query)]
+    expected.sort(key=lambda number: (len(texts[number]), number))
+    assert numbers(found_now) == (expected if tokens(query) else [])
+    assert set(numbers(found_now)) == set(found)
+
+
+def _has_all(text: str, query: str) -> bool:
+    return all(folded(word) in folded(text) for word in tokens(query))
+
+
+@given(
+    texts=st.lists(st.text(alphabet="ab_C%\\知识é😀 1", min_size=0, max_size=12), min_size=1, max_size=8),
+    query=st.text(alphabet="ab_C%\\知识é😀\" 1'", max_size=8),
+)
+def test_like_finds_what_the_model_finds(tmp_path_factory, texts, query):
+    words = tokens(query)
+    if not words or min(map(len, words)) > 2:
+        words, query = ["a"], "a"
+    with index_of(tmp_path_factory.mktemp("index"), *texts) as db:
+        hits = bm25_hits(db, query, 100)
+    expected = [number for number, text in enumerate(texts) if _has_all(text, query)]
+    assert [(hit.unit_index, hit.score) for hit in hits] == [
+        (number, -float(len(texts[number]))) for number in sorted(expected, key=lambda at: (len(texts[at]), at))
+    ]
+
+
+def test_nothing_to_look_for_finds_nothing(tmp_path):
+    with index_of(tmp_path, "text") as db:
+        assert bm25_hits(db, "…", 10) == []
+        assert bm25_hits(db, "text", 0) == []
+        assert bm25_hits(db, "absent", 10) == []
+
+
+def test_a_query_longer_than_sqlite_takes_is_said_to_be(tmp_path):
+    with index_of(tmp_path, "text") as db:
+        with pytest.raises(QueryTooLong, match="500 words"):
+            bm25_hits(db, " ".join(map(str, range(501))), 10)
+        with pytest.raises(QueryTooLong, match="longer"):
+            bm25_hits(db, f"a {'b' * 50_000}", 10)
+        assert bm25_hits(db, " ".join(["te"] * 5000), 10)[0].unit_index == 0
+        assert bm25_hits(db, " ".join(map(str, range(1000, 3000))), 10) == []
+
+
+def test_an_index_of_version_1_is_joined_on_its_implicit_rowid(tmp_path):
+    path = write_index(tmp_path / "index.sqlite", [Body("first text"), Body("second text")])
+    with closing(apsw.Connection(str(path))) as db:
+        for name in ("search_text_ai", "search_text_ad", "search_text_au"):
+            db.execute(f"DROP TRIGGER {name}")
+        db.execute("DROP INDEX search_text_fts_rowid_uniq")
+        db.execute("ALTER TABLE search_text DROP COLUMN fts_rowid")
+    with opened(path) as db:
+        assert numbers(bm25_hits(db, "second", 10)) == [1]
+        assert numbers(bm25_hits(db, "te", 10)) == [0, 1]
+
+
+# --- vectors -------------------------------------------------------------------------------------------------------
+
+
+def test_vectors_are_ranked_by_their_cosine(tmp_path):
+    vectors = [floats(1, 0, 0), floats(0, 2, 0), floats(3, 3, 0), floats(-1, 0, 0), floats(1, 1, 1)]
+    query = floats(2, 1, 0)
+    with index_of(tmp_path, *(Body(f"text {at}", vector) for at, vector in enumerate(vectors))) as db:
+        hits = vector_hits(db, query, 10)
+        assert vector_hits(db, query, 3) == hits[:3]
+        assert vector_hits(db, query, 0) == []
+        assert dimensions_of(db) == 3
+    model = {at: exact_cosine(vector, query) for at, vector in enumerate(vectors)}
+    assert numbers(hits) == sorted(model, key=lambda at: -(model[at] or 0))
+    assert [hit.score for hit in hits] == pytest.approx([model[hit.unit_index] for hit in hits], abs=1e-6)
+
+
+def test_what_has_no_distance_is_no_hit(tmp_path):
+    odd = [floats(0, 0), floats(math.nan, 1), floats(math.inf, 1), floats(1, 2, 3), b"", b"abc", "text", None]
+    bodies = [Body(f"odd {at}", vector) for at, vector in enumerate(odd) if vector not in (None, b"")]
+    with index_of(tmp_path, *bodies, Body("none"), Body("good", floats(1, 1))) as db:
+        assert [hit.text for hit in vector_hits(db, floats(1, 0), 100)] == ["good"]
+        assert vector_hits(db, floats(0, 0), 100) == []
+        assert vector_hits(db, floats(math.nan, 0), 100) == []
+
+
+def test_equal_texts_share_a_vector_and_are_hits_of_their_own(tmp_path):
+    near, far = floats(1, 0), floats(0, 1)
+    bodies = [Body("far", far), Body("same", near), Body("twin", near), Body("same", near, "other"), Body("a", near)]
+    with index_of(tmp_path, *bodies) as db:
+        hits = vector_hits(db, near, 10)
+        assert numbers(hits) == [1, 2, 3, 4, 0]
+        assert [hit.material_id for hit in hits[:3]] == ["m", "m", "other"]
+        assert numbers(vector_hits(db, near, 2)) == [1, 2]
+
+
+def test_an_embedding_without_a_body_is_no_hit(tmp_path):
+    path = write_index(tmp_path / "index.sqlite", [Body("text", floats(1, 0))])
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("INSERT INTO embedding VALUES ('orphan', ?, 0)", (floats(1, 0),))
+    with opened(path) as db:
+        assert numbers(vector_hits(db, floats(1, 0), 10)) == [0]
+
+
+_NUMBER = st.floats(-8, 8, width=32).filter(lambda number: number == 0 or abs(number) > 1e-3)
+
+
+@given(
+    vectors=st.lists(st.tuples(_NUMBER, _NUMBER, _NUMBER), min_size=1, max_size=12),
+    query=st.tuples(_NUMBER, _NUMBER, _NUMBER),
+    count=st.integers(1, 14),
+)
+def test_vectors_are_ranked_as_the_model_ranks_them(tmp_path_factory, vectors, query, count):
+    bodies = [Body(f"text {at}", floats(*vector)) for at, vector in enumerate(vectors)]
+    with index_of(tmp_path_factory.mktemp("index"), *bodies) as db:
+        hits = vector_hits(db, vector_blob(query), count)
+    model = [exact_cosine(floats(*vector), floats(*query)) for vector in vectors]
+    known = sorted((score for score in model if score is not None), reverse=True)
+    assert [hit.score for hit in hits] == pytest.approx(known[:count], abs=1e-5)
+    assert [hit.score for hit in hits] == pytest.approx([model[hit.unit_index] for hit in hits], abs=1e-5)
+    assert len(set(numbers(hits))) == len(hits)
+
+
+# --- both ----------------------------------------------------------------------------------------------------------
+
+
+def _model_fusion(by_vector: list[int], by_words: list[int], alpha: float) -> dict[int, float]:
+    scores: dict[int, float] = {}
+    for weight, lane in ((alpha, by_vector), (1 - alpha, by_words)):
+        for place, number in enumerate(lane):
+            scores[number] = scores.get(number, 0) + weight / (61 + place)
+    return scores
+
+
+@pytest.mark.parametrize("alpha", [0, 0.25, 0.5, 0.9, 1])
+def test_both_lanes_are_fused_by_rank(tmp_path, alpha):
+    bodies = [Body(f"{'needle ' * (at % 4)}text {at:03d}", floats(1, at)) for at in range(40)]
+    with index_of(tmp_path, *bodies) as db:
+        lanes = numbers(vector_hits(db, floats(1, 20), 25)), numbers(bm25_hits(db, "needle", 25))
+        hits = hybrid_hits(db, "needle", floats(1, 20), 5, alpha)
+    model = _model_fusion(*lanes, alpha)
+    best = sorted(model.values(), reverse=True)[:5]
+    assert [hit.score for hit in hits] == pytest.approx(best, abs=1e-15)
+    assert [hit.score for hit in hits] == pytest.approx([model[number] for number in numbers(hits)], abs=1e-15)
+
+
+def test_each_lane_gives_five_times_as_many_candidates_as_hits_are_wanted(tmp_path):
+    bodies = [Body(f"{'needle ' if at in (9, 10) else ''}text {at}", floats(1, at / 100)) for at in range(30)]
+    with index_of(tmp_path, *bodies) as db:
+        hits = hybrid_hits(db, "needle", floats(1, 0), 2)
+    # By vector, 9 is the tenth of ten candidates and 10 is none.
+    assert numbers(hits) == [9, 0]
+    assert hits[0].score == pytest.approx(0.5 / 70 + 0.5 / 61)
+
+
+def test_a_tie_between_the_lanes_goes_to_the_vector():
+    by_vector, by_words = ([Hit(unit, "m", None, 0, unit, 9.0)] for unit in ("v", "w"))
+    assert [(hit.unit_id, hit.score) for hit in fused(by_vector, by_words, 0.5)] == [("v", 0.5 / 61), ("w", 0.5 / 61)]
+
+
+def test_a_vector_beyond_float32_is_refused():
+    assert vector_blob([1, 0.5]) == floats(1, 0.5)
+    with pytest.raises(OverflowError):
+        vector_blob([1e39])
+
+
+# --- damage and traces ---------------------------------------------------------------------------------------------
+
+
+def test_a_unit_without_its_material_and_odd_values_are_still_found(tmp_path):
+    path = write_index(tmp_path / "index.sqlite", [Body("lost text", floats(1, 0)), Body("kept text", floats(0, 1))])
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("DELETE FROM material")
+        db.execute("DROP TRIGGER search_text_au")
+        db.execute("UPDATE search_text SET text = CAST(x'6b657074ff' AS TEXT) WHERE text = 'kept text'")
+    with opened(path) as db:
+        hits = vector_hits(db, floats(1, 0), 10)
+    assert [(hit.text, hit.relative_path) for hit in hits] == [("lost text", None), ("kept\ufffd", None)]
+
+
+def test_a_file_in_wal_mode_is_read_with_its_log_and_without_a_trace(tmp_path):
+    path = write_index(tmp_path / "base" / "index.sqlite", [Body("first text", floats(1, 0))])
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        add_body(db, 1, Body("second text", floats(1, 1)))
+        before = snapshot(path.parent)
+        with opened(path) as reader:
+            assert numbers(vector_hits(reader, floats(1, 1), 10)) == [1, 0]
+            assert numbers(bm25_hits(reader, "second", 10)) == [1]
+        assert snapshot(path.parent) == before
+    left = snapshot(path.parent)
+    with opened(path) as reader:
+        assert numbers(hybrid_hits(reader, "text", floats(1, 1), 10)) == [1, 0]
+    assert snapshot(path.parent) == left

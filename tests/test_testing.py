@@ -1,0 +1,125 @@
+"""The strategies and the machine that other implementers use."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
+
+from regraft.testing import (
+    IndexStoreMachine,
+    MaterialInput,
+    V1Case,
+    javascript_texts,
+    materials,
+    texts,
+    v1_cases,
+    vectors,
+)
+
+machine_settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+#: Enough to see that something is wrong; making it small takes long.
+seen_wrong = settings(machine_settings, max_examples=200, phases=[Phase.generate], database=None)
+
+
+class Machine(IndexStoreMachine):
+    """The machine as it is, over our own store."""
+
+
+TestStore = Machine.TestCase
+TestStore.settings = machine_settings
+
+
+class Forgetful(IndexStoreMachine):
+    """A store that leaves the vectors of what it deletes."""
+
+    def delete(self, material_ids: list[str]) -> None:
+        kept = self.store._db.execute("SELECT * FROM embedding").fetchall()
+        super().delete(material_ids)
+        self.store._db.executemany("INSERT OR IGNORE INTO embedding VALUES (?, ?, ?)", kept)
+
+
+class Clamping(IndexStoreMachine):
+    """A store that cuts a unit at the end of the text instead of refusing it."""
+
+    def rebuild(self, material: MaterialInput) -> None:
+        length = len(material.content.encode("utf-16-le")) // 2
+        units = tuple((start, min(end, length)) for start, end in material.units)
+        super().rebuild(MaterialInput(**{**material.__dict__, "units": units}))
+
+
+class Lossy(IndexStoreMachine):
+    """A store that turns NaN into zero."""
+
+    def rebuild(self, material: MaterialInput) -> None:
+        def mended(vector: bytes) -> bytes:
+            numbers = struct.unpack(f"<{len(vector) // 4}f", vector)
+            return struct.pack(f"<{len(numbers)}f", *(number if number == number else 0.0 for number in numbers))
+
+        found = {key: mended(vector) for key, vector in material.embeddings.items()}
+        super().rebuild(MaterialInput(**{**material.__dict__, "embeddings": found}))
+
+
+class Unindexed(IndexStoreMachine):
+    """A store whose full-text index falls behind."""
+
+    def open_store(self, path: Path, *, create: bool) -> Any:
+        store = super().open_store(path, create=create)
+        store._db.execute("DROP TRIGGER IF EXISTS search_text_ai")
+        store._db.execute(
+            "CREATE TRIGGER search_text_ai AFTER INSERT ON search_text BEGIN UPDATE search_text SET fts_rowid ="
+            " 1 + ifnull((SELECT max(fts_rowid) FROM search_text), 0) WHERE search_text_id = new.search_text_id; END"
+        )
+        return store
+
+
+@pytest.mark.parametrize("broken", [Forgetful, Clamping, Lossy, Unindexed], ids=lambda machine: machine.__name__)
+def test_the_machine_finds_what_is_wrong(broken: type[IndexStoreMachine]) -> None:
+    with pytest.raises(BaseException):  # noqa: B017 - whatever the assertion or the group of them
+        run_state_machine_as_test(broken, settings=seen_wrong)
+
+
+@given(texts())
+def test_texts_can_be_stored(text: str) -> None:
+    assert "\0" not in text
+    text.encode()
+
+
+@given(st.lists(javascript_texts(), min_size=30, max_size=30))
+def test_texts_of_javascript_have_halves_of_characters(found: list[str]) -> None:
+    for text in found:
+        text.encode("utf-16-le", "surrogatepass")
+
+
+@given(vectors(3), vectors(3, degenerate=False))
+def test_vectors_have_their_length(vector: bytes, directed: bytes) -> None:
+    assert len(vector) == len(directed) == 12
+    assert any(struct.unpack("<3f", directed))
+
+
+@given(materials(dimensions=2))
+def test_materials_are_cut_at_their_bodies(material: MaterialInput) -> None:
+    assert len(material.bodies) == len(material.units)
+    assert all(len(vector) == 8 for vector in material.embeddings.values())
+
+
+@settings(max_examples=25)
+@given(v1_cases())
+def test_any_valid_case_is_carried_whole(case: V1Case) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source = case.write(Path(folder) / "v1")
+        done = run("migrate", source, "--to", Path(folder) / "library", "--json")
+    assert done.status in (0, 1), done.stderr
+    document = done.document
+    assert {base["status"] for base in document["bases"]} == {"completed"}
+    left = sum(row.loader_id == "left" for rows in case.rows.values() for row in rows)
+    rows = document["totals"]["rows"]
+    assert rows["read"] == sum(map(len, case.rows.values()))
+    assert rows["skipped"] == ({"unmapped_loader": left} if left else {})
