@@ -11,9 +11,13 @@ import click
 
 from regraft import __version__
 from regraft.cli.check import check
+from regraft.cli.compare import compare
+from regraft.cli.export import export
+from regraft.cli.import_ import import_
 from regraft.cli.inspect import inspect
 from regraft.cli.migrate import migrate
 from regraft.cli.output import fail
+from regraft.cli.search import search
 from regraft.errors import INTERRUPTED, REFUSED, WrongUsage
 
 
@@ -48,7 +52,7 @@ def cli() -> None:
     """
 
 
-for command in (inspect, check, migrate):
+for command in (inspect, check, migrate, search, compare, export, import_):
     cli.add_command(command)
 
 

@@ -1,0 +1,262 @@
+"""Builds the index of one base from the rows of a Parquet file, and reads it back.
+
+Rows come in any order and are written as they come; a material's content, which its units add up to, is written and
+checked when all of them are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from regraft import identity, sqlite
+from regraft.errors import BooksDoNotBalance, VerificationFailed
+from regraft.formats.index import BODY_SEPARATOR, schema
+from regraft.formats.index.bulk import CJK_SHARE, ROWS_CACHE_KIB, CjkSample, rebuild_full_text
+from regraft.formats.parquet.columns import BareMaterial, UnitRow
+from regraft.text import utf16_len
+
+#: Why a row does not come back.
+NOT_WHOLE = "not_whole"
+TEXT_CHANGED = "text_changed"
+DUPLICATE = "duplicate"
+
+_TEMPORARY = (
+    "CREATE TEMP TABLE told (material_id TEXT PRIMARY KEY, path TEXT NOT NULL, content TEXT)",
+    # While rows come, units of a material are found by this one.
+    schema.INDEXES[2],
+)
+
+
+class Rebuilt:
+    """The index of one base while it is built; ``rows`` are the books."""
+
+    def __init__(self, base_id: str, now_ms: int, connection: apsw.Connection) -> None:
+        self._base_id = base_id
+        self._now = now_ms
+        self._db = connection
+        self._cjk = CjkSample()
+        #: Runs over (text hash, vector) of every vector that is stored, in that order.
+        self.digest = hashlib.blake2b(digest_size=32)
+        self.read = 0
+        self.carried = 0
+        self.skipped: Counter[str] = Counter()
+        #: Materials whose content, ids and offsets are made anew from their units' bodies.
+        self.remade = 0
+        self.vectors = 0
+        self.materials = 0
+        #: Units whose vector is not that of an earlier unit with the same text, which stayed.
+        self.differing = 0
+        self._db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
+        # Units come before what they refer to; verification checks the keys.
+        self._db.execute("PRAGMA foreign_keys = OFF")
+        self._db.execute("BEGIN IMMEDIATE")
+        for statement in (*schema.TABLES, *_TEMPORARY):
+            self._db.execute(statement)
+        self._db.execute(
+            "INSERT INTO meta (id, schema_version, base_id, created_at, updated_at) VALUES (1, ?, ?, ?, ?)",
+            (schema.SCHEMA_VERSION, base_id, now_ms, now_ms),
+        )
+
+    def add(self, row: UnitRow) -> None:
+        """Write one row, or count why it is not written."""
+        self.read += 1
+        reason = self._unfit(row)
+        if reason is not None:
+            self.skipped[reason] += 1
+            return
+        self._db.execute(
+            "INSERT INTO told VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET content = coalesce(content, ?3)",
+            (row.item, row.path or row.item, row.content),
+        )
+        number = self.carried + 1
+        self._db.execute(
+            "INSERT INTO search_unit (rowid, unit_id, material_id, content_hash, unit_type, unit_index, title,"
+            " char_start, char_end, locator_json, created_at) VALUES (?, ?, ?, ?, 'chunk', ?, ?, ?, ?, ?, ?)",
+            (
+                number,
+                # Its own id comes when it is proven.
+                f"row {number}",
+                row.item,
+                row.content_hash or "",
+                row.unit_index,
+                row.title,
+                *_offsets(row),
+                row.locator_json,
+                self._now,
+            ),
+        )
+        self._db.execute(
+            "INSERT INTO search_text (rowid, search_text_id, target_type, target_id, kind, text, embedding_text_hash,"
+            " fts_rowid, created_at) VALUES (?1, ?2, 'search_unit', ?2, 'body', ?3, ?4, ?1, ?5)",
+            (number, f"row {number}", row.text, row.body_hash, self._now),
+        )
+        self._add_vector(row)
+        self._cjk.see(row.text)
+        self.carried = number
+
+    def _unfit(self, row: UnitRow) -> str | None:
+        texts = (row.item, row.text, row.body_hash)
+        if not all(isinstance(text, str) for text in texts) or not row.item or (row.unit_index or 0) < 0:
+            return NOT_WHOLE
+        if row.unit_index is None:
+            return NOT_WHOLE
+        if identity.text_hash(row.text) != row.body_hash:
+            return TEXT_CHANGED
+        there = "SELECT 1 FROM search_unit WHERE material_id = ? AND unit_type = 'chunk' AND unit_index = ?"
+        return DUPLICATE if self._db.execute(there, (row.item, row.unit_index)).fetchall() else None
+
+    def _add_vector(self, row: UnitRow) -> None:
+        if row.vector is None:
+            return
+        before = self._db.total_changes()
+        self._db.execute(
+            "INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) VALUES (?, ?, ?)"
+            " ON CONFLICT DO NOTHING",
+            (row.body_hash, row.vector, self._now),
+        )
+        if self._db.total_changes() > before:
+            self.vectors += 1
+            self.digest.update(bytes.fromhex(row.body_hash) + row.vector)
+        else:
+            kept = "SELECT vector_blob FROM embedding WHERE embedding_text_hash = ?"
+            self.differing += self._db.execute(kept, (row.body_hash,)).get != row.vector
+
+    def finish(self, bare: Iterable[BareMaterial]) -> None:
+        """Write contents and materials, then indexes, the full-text index and triggers; commit.
+
+        Raises:
+            BooksDoNotBalance: a fault of regraft.
+            apsw.Error: it cannot be written.
+        """
+        if self.read != self.carried + self.skipped.total():
+            raise BooksDoNotBalance(
+                base=self._base_id, read=self.read, carried=self.carried, skipped=self.skipped.total()
+            )
+        for (number,) in self._db.execute("SELECT rowid FROM told ORDER BY rowid").fetchall():
+            told = "SELECT material_id, path, content FROM told WHERE rowid = ?"
+            one: Any = self._db.execute(told, (number,)).fetchall()[0]
+            self._finish_material(*one)
+        for one in bare:
+            if not self._db.execute("SELECT 1 FROM material WHERE material_id = ?", (one.id,)).fetchall():
+                content_hash = None if one.content is None else self._add_content(one.content)
+                self._add_material(one.id, one.path, content_hash)
+        self._db.execute("DROP TABLE told")
+        self._db.execute(schema.ROWID_INDEX)
+        self._db.execute(schema.FULL_TEXT)
+        rebuild_full_text(self._db, cjk=self._cjk.share >= CJK_SHARE)
+        for statement in (*schema.INDEXES[1:2], *schema.INDEXES[3:], *schema.TRIGGERS):
+            self._db.execute(statement)
+        self._db.execute("COMMIT")
+
+    def _finish_material(self, material: str, path: str, content: str | None) -> None:
+        units: list[Any] = self._db.execute(
+            "SELECT u.rowid, u.content_hash, u.unit_index, u.char_start, u.char_end, t.text FROM search_unit u"
+            " CROSS JOIN search_text t ON t.rowid = u.rowid WHERE u.material_id = ? ORDER BY u.unit_index",
+            (material,),
+        ).fetchall()
+        joined = BODY_SEPARATOR.join(unit[5] for unit in units)
+        text = joined if content is None else content
+        content_hash = identity.text_hash(text)
+        if not _adds_up(text, content_hash, units):
+            self.remade += 1
+            text, content_hash = joined, identity.text_hash(joined)
+            units = list(_placed(units, content_hash))
+        self._add_content(text)
+        self._add_material(material, path, content_hash)
+        for rowid, _, index, start, end, _ in units:
+            unit = identity.unit_id(material, content_hash, index, start, end)
+            self._db.execute(
+                "UPDATE search_unit SET unit_id = ?, content_hash = ?, char_start = ?, char_end = ? WHERE rowid = ?",
+                (unit, content_hash, start, end, rowid),
+            )
+            self._db.execute(
+                "UPDATE search_text SET search_text_id = ?, target_id = ? WHERE rowid = ?",
+                (identity.body_id(unit), unit, rowid),
+            )
+
+    def _add_content(self, text: str) -> str:
+        content_hash = identity.text_hash(text)
+        self._db.execute(
+            "INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            (content_hash, text, self._now),
+        )
+        return content_hash
+
+    def _add_material(self, material: str, path: str, content_hash: str | None) -> None:
+        insert = (
+            "INSERT INTO material (material_id, relative_path, current_content_hash, created_at, updated_at)"
+            " VALUES (?, ?, ?, ?, ?)"
+        )
+        try:
+            self._db.execute(insert, (material, path, content_hash, self._now, self._now))
+        except apsw.ConstraintError:
+            # A path that the layout refuses, or that another material has: its own id is a path, too.
+            self.remade += 1
+            self._db.execute(insert, (material, material, content_hash, self._now, self._now))
+        self.materials += 1
+
+
+def _offsets(row: UnitRow) -> tuple[int, int]:
+    """Return offsets that the table takes; wrong ones prove nothing and are made anew."""
+    start, end = row.char_start, row.char_end
+    return (start, end) if start is not None and end is not None and 0 <= start <= end else (0, 0)
+
+
+def _adds_up(text: str, content_hash: str, units: list[Any]) -> bool:
+    """Tell whether every unit names this content and is its slice."""
+    coded = text.encode("utf-16-le")
+    return all(
+        named == content_hash and 2 * end <= len(coded) and coded[2 * start : 2 * end] == body.encode("utf-16-le")
+        for _, named, _, start, end, body in units
+    )
+
+
+def _placed(units: list[Any], content_hash: str) -> Iterator[Any]:
+    """Place units one after the other, a blank line between them."""
+    start = 0
+    for rowid, _, index, _, _, body in units:
+        end = start + utf16_len(body)
+        yield rowid, content_hash, index, start, end, body
+        start = end + len(BODY_SEPARATOR)
+
+
+def verify(path: Path, base_id: str, built: Rebuilt) -> None:
+    """Read an index back and hold it against its own hashes, ids and offsets, and against what was put into it.
+
+    Raises:
+        VerificationFailed
+    """
+
+    def demand(condition: bool, reason: str) -> None:
+        if not condition:
+            raise VerificationFailed(base=base_id, reason=reason)
+
+    with sqlite.reading(path) as db:
+        demand(not db.execute("PRAGMA foreign_key_check").fetchall(), "a foreign key dangles")
+        counts = {
+            "search_unit": built.carried,
+            "search_text": built.carried,
+            "search_text_fts_docsize": built.carried,
+            "embedding": built.vectors,
+            "material": built.materials,
+        }
+        for table, expected in counts.items():
+            demand(db.execute(f"SELECT count(*) FROM {table}").get == expected, f"rows of {table} are missing")
+        for content_hash, text in db.execute("SELECT content_hash, text FROM content"):
+            demand(identity.text_hash(text) == content_hash, "a content does not match its hash")
+        query = """SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id, t.text,
+                          t.embedding_text_hash, t.rowid = t.fts_rowid
+                     FROM search_text t LEFT JOIN search_unit u ON u.unit_id = t.target_id ORDER BY t.rowid"""
+        for material, content, index, start, end, unit, text, key, in_step in db.execute(query):
+            demand(unit == identity.unit_id(material, content, index, start, end) and in_step, "a unit's id is wrong")
+            demand(identity.text_hash(text) == key, "a body does not match its hash")
+        seen = hashlib.blake2b(digest_size=32)
+        for key, vector in db.execute("SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY rowid"):
+            seen.update(bytes.fromhex(key) + vector)
+        demand(seen.digest() == built.digest.digest(), "vectors differ")

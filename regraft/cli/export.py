@@ -1,0 +1,63 @@
+"""``regraft export``: units and vectors as a Parquet file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from regraft import progress
+from regraft.cli.options import PATH, output_options
+from regraft.cli.output import echo_json, reports_errors, say
+from regraft.envelope import Run
+from regraft.formats.parquet.export import export as write_parquet
+from regraft.locate import Kind, located
+from regraft.text import counted, shown
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.argument("target", type=PATH, metavar="FILE.parquet")
+@click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base; may be repeated.")
+@click.option("--v1", "from_v1", is_flag=True, help="Of v1 data: its old table, in the same columns.")
+@output_options
+@reports_errors
+def export(
+    path: Path,
+    target: Path,
+    bases: tuple[str, ...],
+    from_v1: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: int,
+    kind: str | None,
+) -> None:
+    """Write the units of PATH, with texts and vectors, to FILE.parquet.
+
+    PATH is a library, a v2 profile or backup, one base's folder or an index.sqlite; with --v1 a v1 source or one vector
+    file. It is only read. The file needs pyarrow: pip install "regraft[parquet]".
+    """
+    run = Run("export", target_kind="parquet", target=target)
+    with located(path, Kind(kind) if kind else None) as found:
+        run.source_kind, run.source = found.kind.value, found.path if found.notices else path
+        parts = write_parquet(found, target, bases, progress.for_person(quiet=quiet or as_json), from_v1=from_v1)
+    run.end()
+    exported = [part.document() for part in parts.bases]
+    if as_json:
+        echo_json({**run.document(), "bases": exported})
+    else:
+        say("".join(_line(base, verbose=verbose > 0) for base in exported) + f"Written:\n  {shown(target)}\n")
+    sys.exit(1 if any(base["problem"] or base["rows"]["skipped"] for base in exported) else 0)
+
+
+def _line(base: dict[str, Any], *, verbose: bool) -> str:
+    said = f"{counted(base['rows']['carried'], 'unit')}, {counted(base['vectors'], 'vector')}"
+    if base["dimensions"]:
+        said += f" of {base['dimensions']} dimensions"
+    said += "".join(f", left out: {count:,} {reason}" for reason, count in base["rows"]["skipped"].items())
+    if verbose:
+        said += "".join(f", not in a file of units: {count:,} {reason}" for reason, count in base["left_out"].items())
+    problem = f" ({base['problem']})" if base["problem"] else ""
+    return f"{base['name']}: {said}{problem}\n"

@@ -1,0 +1,295 @@
+"""The columns of a Parquet file of units, written and read in row groups (``docs/formats/parquet.md``).
+
+pyarrow is an optional part of regraft: it is imported when a file is written or read, never before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from regraft import durable
+from regraft.errors import SourceUnreadable, SourceUnrecognised, TargetNotWritable, WrongUsage
+
+#: The key of the file's metadata that holds :class:`About` as JSON.
+KEY = b"regraft"
+SCHEMA = 1
+#: A row group is written when its vectors and texts take so many bytes, or it has so many rows.
+GROUP_BYTES = 16 << 20
+GROUP_ROWS = 8192
+_FOOTER_BYTES = (1 << 31) - 1
+#: Columns besides the vector, with the name of their Arrow type.
+COLUMNS = {
+    "base": "string",
+    "item": "string",
+    "path": "string",
+    "source": "string",
+    "unit_index": "int64",
+    "char_start": "int64",
+    "char_end": "int64",
+    "text": "string",
+    "content_hash": "string",
+    "body_hash": "string",
+    "unit_id": "string",
+    "title": "string",
+    "locator_json": "string",
+    "content": "string",
+}
+VECTOR = "vector"
+#: Columns of few distinct values. Never the vector: a dictionary would make one of all NaNs.
+_REPEATED = ["base", "item", "path", "source", "content_hash"]
+
+
+@dataclass(frozen=True)
+class UnitRow:
+    """One row; offsets are UTF-16 units, ``vector`` is little-endian float32 or None."""
+
+    base: Any
+    item: Any
+    path: Any
+    source: Any
+    unit_index: Any
+    char_start: Any
+    char_end: Any
+    text: Any
+    content_hash: Any
+    body_hash: Any
+    unit_id: Any
+    title: Any
+    locator_json: Any
+    content: Any
+    vector: bytes | None
+
+
+class BareMaterial(msgspec.Struct):
+    """A material without units: it has no row."""
+
+    id: str
+    path: str
+    content: str | None
+
+
+class AboutBase(msgspec.Struct):
+    """What a file says of one base; rows are those of the catalog, by column."""
+
+    id: str
+    name: str
+    model: str | None
+    dimensions: int | None
+    #: Whether it has an index, be it an empty one.
+    index: bool
+    settings: dict[str, Any] | None = None
+    items: list[dict[str, Any]] | None = None
+    bare_materials: list[BareMaterial] = []
+
+
+class About(msgspec.Struct):
+    """The metadata of a file. ``layout`` is ``v2``, or ``v1`` for a legacy table."""
+
+    schema: int
+    layout: str
+    dimensions: int | None
+    bases: list[AboutBase]
+    models: list[dict[str, Any]] = []
+    providers: list[dict[str, Any]] = []
+
+
+def arrow() -> tuple[Any, Any]:
+    """Return ``pyarrow`` and ``pyarrow.parquet``.
+
+    Raises:
+        WrongUsage: pyarrow is not installed.
+    """
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        hint = 'install it: pip install "regraft[parquet]"'
+        raise WrongUsage(problem="Parquet files need pyarrow, which is not installed", hint=hint) from error
+
+
+def _schema(pa: Any, about: About) -> Any:
+    size = about.dimensions
+    vector = pa.list_(pa.float32()) if size is None else pa.list_(pa.float32(), size)
+    fields = [pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()]
+    return pa.schema([*fields, pa.field(VECTOR, vector)], metadata={KEY: msgspec.json.encode(about)})
+
+
+class UnitsWriter:
+    """Writes rows to an open file, a row group at a time."""
+
+    def __init__(self, pa: Any, writer: Any, schema: Any, dimensions: int | None) -> None:
+        self._pa = pa
+        self._writer = writer
+        self._schema = schema
+        self._dimensions = dimensions
+        self._rows: list[UnitRow] = []
+        self._bytes = 0
+
+    def add(self, row: UnitRow) -> None:
+        """Write one row; its vector is None or of the file's dimensions."""
+        self._rows.append(row)
+        self._bytes += len(row.text or "") + len(row.content or "") + 4 * (self._dimensions or 0)
+        if self._bytes >= GROUP_BYTES or len(self._rows) >= GROUP_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that wait as one row group."""
+        if not self._rows:
+            return
+        pa, rows = self._pa, self._rows
+        columns = list(zip(*(tuple(getattr(row, name) for name in COLUMNS) for row in rows), strict=True))
+        arrays = [pa.array(column, getattr(pa, kind)()) for column, kind in zip(columns, COLUMNS.values(), strict=True)]
+        batch = pa.RecordBatch.from_arrays([*arrays, self._vectors(rows)], schema=self._schema)
+        self._writer.write_table(pa.Table.from_batches([batch]))
+        self._rows, self._bytes = [], 0
+
+    def _vectors(self, rows: list[UnitRow]) -> Any:
+        pa, size = self._pa, self._dimensions
+        if size is None:
+            return pa.nulls(len(rows), pa.list_(pa.float32()))
+        # The bytes go in as they are: numbers of Python would make one NaN of all.
+        empty = bytes(4 * size)
+        numbers = pa.py_buffer(b"".join(row.vector or empty for row in rows))
+        values = pa.Array.from_buffers(pa.float32(), len(rows) * size, [None, numbers])
+        there = pa.array([row.vector is not None for row in rows], pa.bool_()).buffers()[1]
+        return pa.Array.from_buffers(pa.list_(pa.float32(), size), len(rows), [there], children=[values])
+
+
+def check_target(path: Path) -> None:
+    """Refuse to write over anything but a file of units that regraft wrote.
+
+    Raises:
+        TargetNotWritable
+    """
+    reason = ""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        reason = "it is a folder" if path.is_dir() else "its folder does not exist"
+    elif path.exists():
+        try:
+            read_about(path)
+        except (SourceUnreadable, SourceUnrecognised):
+            reason = "it is there already and regraft did not write it"
+    if reason:
+        raise TargetNotWritable(path=path, reason=reason)
+
+
+@contextmanager
+def writing(path: Path, about: About) -> Iterator[UnitsWriter]:
+    """Write a file of units to ``path``: all of it or nothing.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    pa, pq = arrow()
+    part = path.with_name(f".{path.name}.part")
+    schema = _schema(pa, about)
+    settings = {"compression": "zstd", "use_dictionary": _REPEATED, "write_page_checksum": True}
+    try:
+        with pq.ParquetWriter(part, schema, write_statistics=["base", "item", "unit_index"], **settings) as file:
+            writer = UnitsWriter(pa, file, schema, about.dimensions)
+            yield writer
+            writer.flush()
+        durable.sync_file(part)
+        durable.replace(part, path)
+    except BaseException:
+        durable.remove_tree(part)
+        raise
+
+
+@contextmanager
+def _blamed(path: Path) -> Iterator[None]:
+    """Report what pyarrow finds wrong with a file."""
+    pa, _ = arrow()
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, SourceUnreadable | SourceUnrecognised):
+            raise
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise SourceUnreadable(path=path, reason=reason) from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    _, pq = arrow()
+    with _blamed(path):
+        file = pq.ParquetFile(
+            path,
+            page_checksum_verification=True,
+            pre_buffer=False,
+            thrift_string_size_limit=_FOOTER_BYTES,
+            thrift_container_size_limit=_FOOTER_BYTES,
+        )
+    with file:
+        yield file
+
+
+def read_about(path: Path) -> About:
+    """Return the metadata of a file of units.
+
+    Raises:
+        SourceUnreadable: it is no Parquet file, or damaged.
+        SourceUnrecognised: it is one that regraft did not write, or of a later regraft.
+    """
+    with _opened(path) as file, _blamed(path):
+        stated = (file.schema_arrow.metadata or {}).get(KEY)
+        if stated is None:
+            raise SourceUnrecognised(path=path, found="a Parquet file that regraft did not write")
+        try:
+            about = msgspec.json.decode(stated, type=About)
+        except msgspec.MsgspecError as error:
+            raise SourceUnrecognised(
+                path=path, found=f"a Parquet file whose `regraft` key is broken: {error}"
+            ) from error
+        missing = {*COLUMNS, VECTOR} - set(file.schema_arrow.names)
+        if about.schema != SCHEMA or missing:
+            said = f"without the column {min(missing)}" if missing else f"of schema {about.schema}"
+            raise SourceUnrecognised(path=path, found=f"a Parquet file of units {said}")
+    return about
+
+
+def read_rows(path: Path) -> Iterator[UnitRow]:
+    """Stream the rows of a file of units in their order.
+
+    Raises:
+        SourceUnreadable: it is damaged.
+    """
+    with _opened(path) as file:
+        batches = file.iter_batches(batch_size=1024, columns=[*COLUMNS, VECTOR], use_threads=False)
+        missing = file.metadata.num_rows
+        while True:
+            with _blamed(path):
+                batch = next(batches, None)
+                if batch is None and missing:
+                    # The head of a page has no checksum: pyarrow takes a damaged one for the end of the pages.
+                    raise SourceUnreadable(path=path, reason=f"{missing:,} of its rows are not there")
+                if batch is None:
+                    return
+                missing -= len(batch)
+                columns = [batch.column(name).to_pylist() for name in COLUMNS]
+                rows = list(zip(*columns, _blobs(path, batch.column(VECTOR)), strict=True))
+            for row in rows:
+                yield UnitRow(*row)
+
+
+def _blobs(path: Path, vectors: Any) -> list[bytes | None]:
+    """Return the bytes of every vector, as they are in the file."""
+    if vectors.null_count == len(vectors):
+        return [None] * len(vectors)
+    size = getattr(vectors.type, "list_size", None)
+    values = vectors.values
+    if size is None or str(values.type) != "float" or values.null_count > vectors.null_count * size:
+        raise SourceUnreadable(path=path, reason="its vectors are no lists of one length of float32")
+    numbers = memoryview(values.buffers()[1]).cast("B")
+    start = vectors.offset * size + values.offset
+    places = (4 * (start + number * size) for number in range(len(vectors)))
+    there = vectors.is_valid().to_pylist()
+    return [
+        bytes(numbers[at : at + 4 * size]) if is_there else None for at, is_there in zip(places, there, strict=True)
+    ]

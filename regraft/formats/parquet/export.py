@@ -1,0 +1,276 @@
+"""From a library, profile, base or index, or from v1's vector files, to a Parquet file of units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from regraft.errors import BaseUnknown, SourceNotMigratable, SourceUnreadable, TargetNotWritable, WrongUsage
+from regraft.formats import embedjs
+from regraft.formats.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
+from regraft.formats.parquet import columns, legacy, stored
+from regraft.formats.parquet.columns import About, AboutBase, UnitRow
+from regraft.formats.parquet.stored import BaseLook
+from regraft.formats.v1_state import read_state
+from regraft.formats.v2_places import Store
+from regraft.formats.vector_table import StoreProblem
+from regraft.locate import NAMES, V1_SOURCES, Kind, Located
+from regraft.names import vector_file_name
+from regraft.progress import Progress, stage
+from regraft.text import shown
+from regraft.tree import join
+
+#: Kinds whose bases have an index of the current layout.
+V2_KINDS = (Kind.LIBRARY, Kind.V2_PROFILE, Kind.V2_BACKUP, Kind.BASE, Kind.INDEX)
+V1_KINDS = (*V1_SOURCES, Kind.V1_VECTORS)
+_DAMAGE = (apsw.Error, StoreProblem, SourceUnreadable, OSError, UnicodeDecodeError)
+
+
+@dataclass
+class Part:
+    """One base on its way into a file, and what became of it."""
+
+    about: AboutBase
+    #: Its index or vector file on disk; None where it has none.
+    file: Path | None = None
+    look: BaseLook | None = None
+    rows: int = 0
+    vectors: int = 0
+    problem: str | None = None
+
+    @property
+    def vector_bytes(self) -> int | None:
+        """Return the length of its vectors, None where it has none."""
+        return None if self.look is None else self.look.vector_bytes
+
+    def document(self) -> dict[str, Any]:
+        """Return the base's part of the command's document."""
+        look = self.look or BaseLook()
+        return {
+            "id": self.about.id,
+            "name": self.about.name,
+            "model": self.about.model,
+            "dimensions": self.about.dimensions,
+            "rows": {"read": look.bodies, "carried": self.rows, "skipped": self._skipped(look)},
+            "vectors": self.vectors,
+            "without_vector": self.rows - self.vectors,
+            "left_out": {name: count for name, count in look.left_out.items() if name != "body.orphan"},
+            "problem": self.problem,
+        }
+
+    def _skipped(self, look: BaseLook) -> dict[str, int]:
+        skipped = {name: count for name, count in look.left_out.items() if name == "body.orphan"}
+        unread = look.bodies - self.rows - sum(skipped.values())
+        return {**skipped, "unreadable": unread} if unread else skipped
+
+
+@dataclass
+class Parts:
+    """All bases of a source that go into one file."""
+
+    layout: str
+    bases: list[Part]
+    catalog: StoredCatalog = field(default_factory=lambda: StoredCatalog([], None, None, None))
+
+    def about(self) -> About:
+        """Return the file's metadata.
+
+        Raises:
+            WrongUsage: its bases have vectors of different lengths.
+        """
+        lengths = {part.vector_bytes for part in self.bases if part.vector_bytes}
+        if len(lengths) > 1:
+            listed = ", ".join(
+                f"{part.about.id} has {part.vector_bytes // 4}" for part in self.bases if part.vector_bytes
+            )
+            problem = f"one file holds vectors of one length, but the bases differ in dimensions: {listed}"
+            raise WrongUsage(problem=problem, hint="choose bases of one length with --base, and write a file for each")
+        named = {part.about.model for part in self.bases}
+        named |= {(part.about.settings or {}).get("rerank_model_id") for part in self.bases}
+        models = [row for row in self.catalog.models or () if row.get("id") in named]
+        keys = {row.get("provider_id") for row in models}
+        return About(
+            schema=columns.SCHEMA,
+            layout=self.layout,
+            dimensions=max(lengths) // 4 if lengths else None,
+            bases=[part.about for part in self.bases],
+            models=models,
+            providers=[row for row in self.catalog.providers or () if row.get("provider_id") in keys],
+        )
+
+
+def export(
+    source: Located, target: Path, bases: tuple[str, ...], progress: Progress, *, from_v1: bool = False
+) -> Parts:
+    """Write the units of a source to ``target``, all of the file or nothing; the source is only read.
+
+    Args:
+        source: a recognised path.
+        target: a file; only an earlier one of regraft's is written over.
+        bases: ids of the only bases to write; empty for all.
+        progress: told of rows.
+        from_v1: write v1's own table instead of an index.
+
+    Raises:
+        SourceNotMigratable: the kind of source has no such table.
+        BaseUnknown: a base of ``bases`` is not there.
+        WrongUsage: pyarrow is missing, or bases differ in dimensions.
+        TargetNotWritable: something else is there.
+        OSError: the file cannot be written.
+    """
+    columns.arrow()
+    _check_kind(source, from_v1=from_v1)
+    columns.check_target(target)
+    if source.path.is_dir() and target.resolve().is_relative_to(source.path.resolve()):
+        raise TargetNotWritable(path=target, reason="it lies in the source")
+    with ExitStack() as keep:
+        parts = _v1_parts(source, bases, keep) if from_v1 else _v2_parts(source, bases, keep)
+        about = parts.about()
+        total = sum(part.look.bodies for part in parts.bases if part.look)
+        with stage(progress, "Writing", total), columns.writing(target, about) as file:
+            for part in parts.bases:
+                progress.at(part.about.name)
+                for row in _rows(part, from_v1=from_v1):
+                    file.add(row)
+                    part.rows += 1
+                    part.vectors += row.vector is not None
+                    progress.step(1, len(row.text or "") + len(row.vector or b""))
+    return parts
+
+
+def _check_kind(source: Located, *, from_v1: bool) -> None:
+    if source.kind in (V1_KINDS if from_v1 else V2_KINDS):
+        return
+    advice = "export takes a library, profile, base or index, or v1 data with --v1"
+    if source.kind in V1_KINDS:
+        advice = "give --v1 to export its old table, or migrate it first"
+    elif source.kind in V2_KINDS:
+        advice = "leave out --v1, or name v1's part of it with --kind v1-profile"
+    raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=advice)
+
+
+def _rows(part: Part, *, from_v1: bool) -> Iterator[UnitRow]:
+    """Stream a base's rows; damage ends it, with what was read until then."""
+    if part.file is None or part.look is None:
+        return
+    try:
+        if from_v1:
+            yield from legacy.rows(part.file, part.about.id, part.vector_bytes)
+        else:
+            sources = stored.sources_of(part.about.items)
+            yield from stored.rows(part.file, part.about.id, part.look, sources)
+    except (apsw.Error, UnicodeDecodeError) as error:
+        part.problem = f"cannot be read to its end: {error}"
+
+
+def _chosen(parts: list[Part], bases: tuple[str, ...]) -> list[Part]:
+    known = [part.about.id for part in parts]
+    for name in bases:
+        if name not in known:
+            raise BaseUnknown(base=name, known=", ".join(known) or "none")
+    return [part for part in parts if not bases or part.about.id in bases]
+
+
+# --- v2 ------------------------------------------------------------------------------------------------------------
+
+
+def _v2_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> Parts:
+    stores = source.stores
+    catalog = StoredCatalog([], None, None, None)
+    if stores.catalog is not None:
+        try:
+            catalog = read_catalog(keep.enter_context(source.tree.local(stores.catalog, None)))
+        except CatalogProblem as problem:
+            raise SourceUnreadable(path=f"{shown(source.path)}: {stores.catalog}", reason=problem) from problem
+    files = {_id_of(source, store): store.name for store in (*stores.current, *stores.preview)}
+    settings = {str(row.get("id")): row for row in catalog.bases}
+    ids = [*settings, *(one for one in files if one not in settings)] if stores.is_whole else list(files)
+    parts = []
+    for base_id in ids:
+        row = settings.get(base_id)
+        items = None if catalog.items is None or row is None else catalog.items.get(base_id, [])
+        name = str((row or {}).get("name") or base_id)
+        model = (row or {}).get("embedding_model_id")
+        model = model if isinstance(model, str) else None
+        parts.append(Part(AboutBase(base_id, name, model, None, index=False, settings=row, items=items)))
+    chosen = _chosen(parts, bases)
+    for part in chosen:
+        if part.about.id in files:
+            _look_into(part, source, files[part.about.id], keep)
+    return Parts("v2", chosen, catalog)
+
+
+def _id_of(source: Located, store: Store) -> str:
+    """Return a base's id by its place; that of an index file anywhere else stands in itself."""
+    if store.base_id is not None:
+        return store.base_id
+    try:
+        with source.tree.local(store.name, None) as file:
+            return stored.own_id(file) or source.path.stem
+    except _DAMAGE:
+        return source.path.stem
+
+
+def _look_into(part: Part, source: Located, name: str, keep: ExitStack) -> None:
+    try:
+        part.file = keep.enter_context(source.tree.local(name, None))
+        part.look = stored.look(part.file)
+    except _DAMAGE as error:
+        part.problem = f"its index cannot be read: {error}"
+        return
+    if part.look.damage is not None:
+        part.problem = f"its index is damaged: {part.look.damage}"
+    part.about.index = True
+    part.about.bare_materials = part.look.bare
+    part.about.dimensions = part.look.vector_bytes // 4 if part.look.vector_bytes else None
+
+
+# --- v1 ------------------------------------------------------------------------------------------------------------
+
+
+def _v1_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> Parts:
+    if source.kind is Kind.V1_VECTORS:
+        only = Part(AboutBase(source.path.name, source.path.name, None, None, index=True))
+        named = [(only, source.path.name)]
+    else:
+        named = [(_legacy_base(raw), vector_file_name(raw["id"])) for raw in _legacy_bases(source)]
+        named = [(part, join(source.places.vectors or "", name)) for part, name in named]
+    chosen = _chosen([part for part, _ in named], bases)
+    for part, name in named:
+        if part in chosen:
+            _survey(part, source, name, keep)
+    return Parts("v1", chosen)
+
+
+def _legacy_bases(source: Located) -> list[dict[str, Any]]:
+    bases = read_state(source.tree, source.places).bases
+    return [raw for raw in bases if isinstance(raw, dict) and isinstance(raw.get("id"), str)]
+
+
+def _legacy_base(raw: dict[str, Any]) -> Part:
+    model = raw.get("model")
+    named = [model.get(key) for key in ("provider", "id")] if isinstance(model, dict) else []
+    known = "::".join(map(str, named)) if named and all(named) else None
+    return Part(AboutBase(raw["id"], str(raw.get("name") or raw["id"]), known, None, index=True))
+
+
+def _survey(part: Part, source: Located, name: str, keep: ExitStack) -> None:
+    if source.tree.kind(name) != "file":
+        part.problem = "its vector file does not exist"
+        return
+    try:
+        part.file = keep.enter_context(source.tree.local(name, None))
+        survey = embedjs.VECTORS.survey(part.file)
+    except StoreProblem as problem:
+        part.problem = f"its vector file {problem}"
+        return
+    except _DAMAGE as error:
+        part.problem = f"its vector file cannot be read: {error}"
+        return
+    part.look = BaseLook(vector_bytes=survey.vector_bytes, bodies=survey.rows)
+    part.about.dimensions = (survey.vector_bytes or 0) // 4 or None

@@ -1,0 +1,56 @@
+"""The rows of a v1 vector file for a Parquet file (``docs/formats/parquet.md``, "The legacy table")."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from regraft import sqlite
+from regraft.formats.parquet.columns import UnitRow
+from regraft.text import decode_utf8
+
+_QUERY = """SELECT {texts}, vector FROM vectors NOT INDEXED ORDER BY rowid"""
+_CODECS = {"UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
+
+
+def rows(path: Path, base_id: str, vector_bytes: int | None) -> Iterator[UnitRow]:
+    """Stream the rows of a v1 vector file in their order; a vector of another length than ``vector_bytes`` is None.
+
+    Raises:
+        apsw.Error: it is damaged.
+    """
+    numbers: Counter[str | None] = Counter()
+    with sqlite.reading(path) as db:
+        codec = _CODECS.get(str(db.execute("PRAGMA encoding").get))
+
+        def text_of(raw: bytes | None) -> str | None:
+            if raw is None:
+                return None
+            return raw.decode(codec, "replace") if codec else decode_utf8(raw)
+
+        there = {str(row[1]) for row in db.execute("PRAGMA table_info('vectors')")}
+        columns = (name if name in there else "NULL" for name in ("id", "uniqueLoaderId", "source", "pageContent"))
+        texts = ", ".join(f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) END" for name in columns)
+        for *raws, vector in db.execute(_QUERY.format(texts=texts)):
+            row_id, loader, source, text = map(text_of, raws)
+            usable = isinstance(vector, bytes) and len(vector) == vector_bytes
+            yield UnitRow(
+                base=base_id,
+                item=loader,
+                path=None,
+                source=source,
+                unit_index=numbers[loader],
+                char_start=None,
+                char_end=None,
+                text=text,
+                content_hash=None,
+                body_hash=None if text is None else hashlib.sha256(text.encode()).hexdigest(),
+                unit_id=row_id,
+                title=None,
+                locator_json=None,
+                content=None,
+                vector=vector if usable else None,
+            )
+            numbers[loader] += 1

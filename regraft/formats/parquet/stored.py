@@ -1,0 +1,177 @@
+"""The rows of a v2 index for a Parquet file (``docs/formats/parquet.md``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from regraft import identity, sqlite
+from regraft.formats.index.bulk import BODY_SEPARATOR, ROWS_CACHE_KIB
+from regraft.formats.parquet.columns import BareMaterial, UnitRow
+from regraft.text import decode_utf8
+
+_TEXT = "CASE typeof({0}) WHEN 'text' THEN CAST({0} AS BLOB) END"
+_INTEGER = "CASE typeof({0}) WHEN 'integer' THEN {0} END"
+
+
+@dataclass
+class BaseLook:
+    """What a first pass over a base's file tells: what is in no row, and what is needed while rows are streamed."""
+
+    #: Of most vectors; None where it has none.
+    vector_bytes: int | None = None
+    bodies: int = 0
+    #: What no row can hold, by the name that ``check`` has for it.
+    left_out: dict[str, int] = field(default_factory=dict)
+    bare: list[BareMaterial] = field(default_factory=list)
+    #: Materials whose content is not their bodies joined by a blank line.
+    own_content: set[str] = field(default_factory=set)
+    #: What stopped the pass, None where it went to its end.
+    damage: str | None = None
+
+
+def own_id(path: Path) -> str | None:
+    """Return the id of the base that an index says it is of, None where it says none.
+
+    Raises:
+        apsw.Error, OSError: it is no index, or damaged.
+    """
+    with sqlite.reading(path) as db:
+        rows: list[Any] = db.execute("SELECT base_id FROM meta").fetchall()
+    return rows[0][0] if rows and isinstance(rows[0][0], str) else None
+
+
+def look(path: Path) -> BaseLook:
+    """Read a base's index once, all but its vectors.
+
+    Raises:
+        apsw.Error, OSError: it is no index, or so damaged that no row can be counted.
+    """
+    found = BaseLook()
+    with sqlite.reading(path) as db:
+        lengths: list[Any] = db.execute(
+            "SELECT octet_length(vector_blob) AS size FROM embedding WHERE typeof(vector_blob) = 'blob'"
+            " AND size > 0 AND size % 4 = 0 GROUP BY size ORDER BY count(*) DESC, min(rowid) LIMIT 1"
+        ).fetchall()
+        found.vector_bytes = lengths[0][0] if lengths else None
+        found.bodies = db.execute("SELECT count(*) FROM search_text").get
+        counts = {
+            "body.orphan": "search_text WHERE target_id NOT IN (SELECT unit_id FROM search_unit)",
+            "unit.no-body": "search_unit WHERE unit_id NOT IN (SELECT target_id FROM search_text)",
+            "embedding.orphan": "embedding WHERE embedding_text_hash NOT IN"
+            " (SELECT embedding_text_hash FROM search_text)",
+            "content.orphan": "content WHERE content_hash NOT IN (SELECT content_hash FROM search_unit)"
+            " AND content_hash NOT IN (SELECT ifnull(current_content_hash, '') FROM material)",
+        }
+        try:
+            for name, what in counts.items():
+                if count := db.execute(f"SELECT count(*) FROM {what}").get:
+                    found.left_out[name] = count
+            _look_at_contents(db, found)
+        except apsw.Error as error:
+            # The rows may be whole all the same, or some of them.
+            found.damage = str(error)
+    return found
+
+
+def _look_at_contents(db: apsw.Connection, found: BaseLook) -> None:
+    materials = db.execute(
+        f"SELECT {_text('material_id')}, {_text('relative_path')}, current_content_hash FROM material ORDER BY rowid"
+    )
+    for raw_id, raw_path, content_hash in materials:
+        material = decode_utf8(raw_id or b"")
+        bodies: list[Any] = db.execute(
+            # CROSS: units first, or every body of the index would be gone through for every material.
+            f"SELECT {_text('t.text')}, u.content_hash FROM search_unit u CROSS JOIN search_text t"
+            " ON t.target_type = 'search_unit' AND t.target_id = u.unit_id"
+            " WHERE u.material_id = ? ORDER BY u.unit_index",
+            (material,),
+        ).fetchall()
+        if not bodies:
+            content = _content(db, content_hash)
+            found.bare.append(BareMaterial(material, decode_utf8(raw_path or b""), content))
+            continue
+        joined = identity.text_hash(BODY_SEPARATOR.join(decode_utf8(body or b"") for body, _ in bodies))
+        if joined != bodies[0][1]:
+            found.own_content.add(material)
+
+
+def _text(column: str) -> str:
+    return _TEXT.format(column)
+
+
+def _content(db: apsw.Connection, content_hash: Any) -> str | None:
+    rows: list[Any] = db.execute(
+        f"SELECT {_text('text')} FROM content WHERE content_hash = ?", (content_hash,)
+    ).fetchall()
+    return None if not rows or rows[0][0] is None else decode_utf8(rows[0][0])
+
+
+def sources_of(items: list[dict[str, Any]] | None) -> dict[str, str]:
+    """Return what items of the catalog say of where they are from, by their ids."""
+    found = {}
+    for item in items or ():
+        try:
+            source = json.loads(item["data"])["source"]
+        except (ValueError, TypeError, KeyError):
+            continue
+        if isinstance(source, str) and isinstance(item.get("id"), str):
+            found[item["id"]] = source.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return found
+
+
+def rows(path: Path, base_id: str, found: BaseLook, sources: dict[str, str]) -> Iterator[UnitRow]:
+    """Stream the units of an index in the order of ``fts_rowid`` (in the layout's version 1: of their rows).
+
+    A vector of another length than most, or that is no blob, is None.
+
+    Raises:
+        apsw.Error: damage, found while reading.
+    """
+    own = set(found.own_content)
+    texts = ("u.material_id", "m.relative_path", "t.text", "u.content_hash", "t.embedding_text_hash", "u.unit_id")
+    columns = ", ".join(_text(name) for name in (*texts, "u.title", "u.locator_json"))
+    numbers = ", ".join(_INTEGER.format(f"u.{name}") for name in ("unit_index", "char_start", "char_end"))
+    with sqlite.reading(path) as db:
+        # Units and vectors are looked up by hash, in no order.
+        db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
+        known = {str(row[1]) for row in db.execute("PRAGMA table_info('search_text')")}
+        order = "t.fts_rowid, t.rowid" if "fts_rowid" in known else "t.rowid"
+        query = f"""SELECT {columns}, {numbers}, e.vector_blob
+                      FROM search_text t
+                CROSS JOIN search_unit u ON u.unit_id = t.target_id
+                      LEFT JOIN material m ON m.material_id = u.material_id
+                      LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
+                     ORDER BY {order}"""
+        for row in db.execute(query):
+            item, place, text, content_hash, body_hash, unit, title, locator = (
+                None if raw is None else decode_utf8(raw) for raw in row[:8]
+            )
+            index, start, end, vector = row[8:]
+            content = None
+            if item in own:
+                own.discard(item)
+                content = _content(db, content_hash)
+            usable = isinstance(vector, bytes) and len(vector) == found.vector_bytes
+            yield UnitRow(
+                base=base_id,
+                item=item,
+                path=place,
+                source=sources.get(item or ""),
+                unit_index=index,
+                char_start=start,
+                char_end=end,
+                text=text,
+                content_hash=content_hash,
+                body_hash=body_hash,
+                unit_id=unit,
+                title=title,
+                locator_json=locator,
+                content=content,
+                vector=vector if usable else None,
+            )

@@ -1,0 +1,575 @@
+"""Units as a Parquet file and back: nothing is lost on the way, other tools read it, and damage is one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import NOW, NOW_MS, REPO, Outcome, run, snapshot
+from hypothesis import given
+from hypothesis import strategies as st
+from v1 import RawText, Row, base, dicts, file, floats, note, opened, sha, vector_of
+from v1 import carried as migrated
+
+from regraft import durable, sqlite
+from regraft.formats import index
+from regraft.formats.parquet import columns
+from regraft.formats.parquet.columns import About, UnitRow
+
+pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
+GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN", REPO.parent / "shared" / "golden"))
+BASE = "11111111-2222-4333-8444-555555555555"
+
+#: What an index holds, but for times.
+TABLES = {
+    "meta": "id, schema_version, base_id",
+    "content": "content_hash, text",
+    "material": "material_id, relative_path, current_content_hash",
+    "search_unit": "unit_id, material_id, content_hash, unit_type, unit_index, title, char_start, char_end,"
+    " locator_json",
+    "search_text": "search_text_id, target_type, target_id, kind, text, embedding_text_hash, fts_rowid",
+    "embedding": "embedding_text_hash, vector_blob",
+}
+CATALOG = ("knowledge_base", "knowledge_item", "user_model", "user_provider")
+
+
+def tables_of(path: Path) -> dict[str, Any]:
+    with sqlite.reading(path) as db:
+        return {name: db.execute(f"SELECT {what} FROM {name} ORDER BY 1").fetchall() for name, what in TABLES.items()}
+
+
+def indexes_of(library: Path) -> dict[str, dict[str, Any]]:
+    return {path.parent.parent.name: tables_of(path) for path in library.rglob("KnowledgeBase/*/.cherry/index.sqlite")}
+
+
+def catalog_of(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return bases and items as they are, models and providers without the time of the run."""
+    with opened(path) as db:
+        rows = {table: dicts(db, f"SELECT * FROM {table} ORDER BY rowid") for table in CATALOG}
+    for table in CATALOG[2:]:
+        for row in rows[table]:
+            del row["created_at"], row["updated_at"]
+    return rows
+
+
+def there_and_back(tmp_path: Path, source: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """Export and import a source and return the library, and what both commands said."""
+    before = snapshot(source) if source.is_dir() else source.read_bytes()
+    out = run("export", source, tmp_path / "units.parquet", "--json")
+    assert (snapshot(source) if source.is_dir() else source.read_bytes()) == before
+    back = run("import", tmp_path / "units.parquet", "--to", tmp_path / "back", "--json", "--now", NOW)
+    return tmp_path / "back", out.document, back.document
+
+
+def built(path: Path, materials: dict[str, list[str]], base_id: str = BASE, dimensions: int = 4) -> Path:
+    """Build an index in a base's own folder and return it."""
+    place = path / "KnowledgeBase" / base_id / ".cherry" / "index.sqlite"
+    place.parent.mkdir(parents=True)
+    rows = {name: [(text, vector_of(text, dimensions)) for text in texts] for name, texts in materials.items()}
+    parts = [index.Material(name, lambda _, name=name: f"{name}.md", bodies) for name, bodies in rows.items()]
+    index.build_index(place, base_id, NOW_MS, parts, lambda *_: None)
+    return place
+
+
+def refused(outcome: Outcome, *words: str, status: int = 2) -> None:
+    assert outcome.status == status, outcome.stdout
+    assert len(outcome.stderr.splitlines()) == 1, outcome.stderr
+    for word in words:
+        assert word in outcome.stderr, outcome.stderr
+
+
+# --- round trips -----------------------------------------------------------------------------------------------------
+
+
+def test_a_migrated_library_comes_back_equal(tmp_path):
+    library = tmp_path / "library"
+    run("migrate", SAMPLE, "--to", library, "--now", NOW)
+    back, exported, imported = there_and_back(tmp_path, library)
+    assert indexes_of(back) == indexes_of(library)
+    assert catalog_of(back / "catalog.sqlite") == catalog_of(library / "catalog.sqlite")
+    carried = [one["rows"]["carried"] for one in exported["bases"]]
+    assert sum(carried) == 76
+    assert [one["rows"] for one in imported["bases"]] == [
+        {"read": count, "carried": count, "skipped": {}} for count in carried
+    ]
+    assert run("inspect", back, "--json").document["health"]["coverage"] == 1
+
+
+@pytest.mark.parametrize("case", ["basic", "directory", "unicode"])
+def test_a_golden_migration_comes_back_equal(tmp_path, golden, case):
+    library = tmp_path / "library"
+    run("migrate", golden(case) / "v1", "--to", library, "--now", NOW)
+    back, _, _ = there_and_back(tmp_path, library)
+    assert indexes_of(library)
+    assert indexes_of(back) == indexes_of(library)
+    assert catalog_of(back / "catalog.sqlite") == catalog_of(library / "catalog.sqlite")
+
+
+@pytest.mark.parametrize("case", ["profile_upgraded", "profile_stranded"])
+def test_what_the_application_wrote_comes_back_equal(tmp_path, case):
+    if not (GOLDEN / case).is_dir():
+        pytest.skip(f"the golden case {case} is not here")
+    back, _, _ = there_and_back(tmp_path, GOLDEN / case)
+    assert indexes_of(GOLDEN / case)
+    assert indexes_of(back) == indexes_of(GOLDEN / case)
+    with opened(GOLDEN / case / "cherrystudio.sqlite") as theirs, opened(back / "catalog.sqlite") as ours:
+        for table in ("knowledge_base", "knowledge_item"):
+            names = [row[1] for row in ours.execute(f"PRAGMA table_info('{table}')")]
+            query = f"SELECT {', '.join(names)} FROM {table} ORDER BY id"
+            assert dicts(ours, query) == dicts(theirs, query)
+
+
+def test_an_index_of_version_1_comes_back_in_version_2(tmp_path):
+    source = GOLDEN / "index_v1" / "restored.sqlite"
+    if not source.is_file():
+        pytest.skip("the golden index of version 1 is not here")
+    back, exported, _ = there_and_back(tmp_path, source)
+    with sqlite.reading(source) as db:
+        bodies = db.execute("SELECT text FROM search_text ORDER BY rowid").fetchall()
+        base_id = db.execute("SELECT base_id FROM meta").get
+    after = indexes_of(back)[base_id]
+    assert [(row[4],) for row in sorted(after["search_text"], key=lambda row: row[6])] == bodies
+    assert after["meta"] == [(1, 2, base_id)]
+    assert exported["bases"][0]["vectors"] == len(bodies)
+
+
+#: Any text that UTF-8 can hold, with much of what goes wrong: NUL, astral characters, the separator itself.
+TEXTS = st.text(
+    st.one_of(st.sampled_from("\0\n🎉\ufeff\uffff "), st.characters(exclude_categories=["Cs"])), max_size=12
+)
+
+
+@given(st.dictionaries(st.sampled_from(["one", "two", "three"]), st.lists(TEXTS, min_size=1, max_size=5), min_size=1))
+def test_any_texts_come_back(tmp_path_factory, materials):
+    folder = tmp_path_factory.mktemp("texts")
+    source = built(folder, materials)
+    back, _, imported = there_and_back(folder, source)
+    assert indexes_of(back) == {BASE: tables_of(source)}
+    assert imported["bases"][0]["remade"] == 0
+
+
+VECTORS = st.one_of(st.none(), st.binary(min_size=12, max_size=12))
+WHOLE = st.integers(0, 2**62)
+
+
+@given(
+    st.lists(
+        st.builds(
+            UnitRow,
+            **{name: st.none() | (TEXTS if kind == "string" else WHOLE) for name, kind in columns.COLUMNS.items()},
+            vector=VECTORS,
+        )
+    ),
+    st.integers(1, 4),
+)
+def test_any_rows_and_any_float_come_back_bit_for_bit(tmp_path_factory, rows, group):
+    """Four random bytes are any float: numbers, denormals, infinities, NaNs with a payload."""
+    path = tmp_path_factory.mktemp("rows") / "rows.parquet"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "GROUP_ROWS", group)
+        with columns.writing(path, About(1, "v2", 3, [])) as target:
+            for row in rows:
+                target.add(row)
+    assert list(columns.read_rows(path)) == rows
+
+
+def test_nans_keep_their_payload(tmp_path):
+    odd = [struct.pack("<3I", 0x7FC00000 + number, 0x7F800001, 0xFFC0BEEF) for number in range(300)]
+    with columns.writing(tmp_path / "nan.parquet", About(1, "v2", 3, [])) as target:
+        for vector in odd:
+            target.add(UnitRow(*[None] * len(columns.COLUMNS), vector))
+    assert [row.vector for row in columns.read_rows(tmp_path / "nan.parquet")] == odd
+
+
+def own_cut(source: Path, text: str, cuts: list[tuple[int, int]]) -> None:
+    """Give the only material of an index a content of its own, cut at these offsets (UTF-16 units)."""
+    coded = text.encode("utf-16-le")
+    bodies = [coded[2 * start : 2 * end].decode("utf-16-le") for start, end in cuts]
+    with sqlite.writing(source) as db:
+        db.execute("DELETE FROM search_text; DELETE FROM search_unit; DELETE FROM embedding;")
+        db.execute("INSERT INTO content VALUES (?, ?, 1)", (sha(text), text))
+        db.execute("UPDATE material SET current_content_hash = ?", (sha(text),))
+        db.execute("DELETE FROM content WHERE content_hash <> ?", (sha(text),))
+        for number, (body, (start, end)) in enumerate(zip(bodies, cuts, strict=True)):
+            unit = sha(f"one {sha(text)} chunk {number} {start} {end}")
+            db.execute(
+                "INSERT INTO search_unit VALUES (?, 'one', ?, 'chunk', ?, 'A title', ?, ?, '{\"page\":1}', 1)",
+                (unit, sha(text), number, start, end),
+            )
+            db.execute(
+                "INSERT INTO search_text VALUES (?, 'search_unit', ?, 'body', ?, ?, NULL, 1)",
+                (sha(f"search_unit {unit} body"), unit, body, sha(body)),
+            )
+            db.execute("INSERT OR IGNORE INTO embedding VALUES (?, ?, 1)", (sha(body), vector_of(body)))
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [[(0, 3), (3, 9)], [(0, 6), (4, 10), (8, 17)], [(2, 4), (12, 17)], [(4, 4)]],
+    ids=["adjoining", "overlapping", "with gaps", "empty"],
+)
+def test_a_content_that_is_more_than_its_units_comes_back(tmp_path, cuts):
+    source = built(tmp_path, {"one": ["x"]})
+    own_cut(source, "🎉ab cd 第三 efgh xyz", cuts)
+    before = tables_of(source)
+    back, _, imported = there_and_back(tmp_path, source)
+    assert indexes_of(back) == {BASE: before}
+    assert imported["bases"][0]["remade"] == 0
+
+
+def test_materials_without_units_and_bases_without_vectors_come_back(tmp_path):
+    source = built(tmp_path, {"one": ["only words"], "none": []})
+    with sqlite.writing(source) as db:
+        db.execute("DELETE FROM embedding")
+        db.execute("INSERT INTO material VALUES ('bare', 'bare.md', NULL, 1, 1)")
+    before = tables_of(source)
+    back, exported, _ = there_and_back(tmp_path, source)
+    assert indexes_of(back) == {BASE: before}
+    assert exported["bases"][0]["dimensions"] is None
+    [row] = catalog_of(back / "catalog.sqlite")["knowledge_base"]
+    assert (row["status"], row["search_mode"]) == ("completed", "bm25")
+
+
+def test_without_a_catalog_a_base_says_that_its_model_is_unknown(tmp_path):
+    back, _, _ = there_and_back(tmp_path, built(tmp_path, {"one": ["a", "b"]}))
+    catalog = catalog_of(back / "catalog.sqlite")
+    [row] = catalog["knowledge_base"]
+    assert (row["status"], row["error"], row["dimensions"]) == ("failed", "missing_embedding_model", 4)
+    [item] = catalog["knowledge_item"]
+    assert (item["id"], json.loads(item["data"])["relativePath"]) == ("one", "one.md")
+
+
+# --- salvage ---------------------------------------------------------------------------------------------------------
+
+
+def test_bodies_without_a_usable_vector_come_back_without_one(tmp_path):
+    source = built(tmp_path, {"one": ["kept", "lost", "short", "kept too"]})
+    with sqlite.writing(source) as db:
+        db.execute("DELETE FROM embedding WHERE embedding_text_hash = ?", (sha("lost"),))
+        db.execute("UPDATE embedding SET vector_blob = x'0000' WHERE embedding_text_hash = ?", (sha("short"),))
+    back, exported, imported = there_and_back(tmp_path, source)
+    assert exported["bases"][0]["without_vector"] == 2
+    assert imported["bases"][0]["rows"] == {"read": 4, "carried": 4, "skipped": {}}
+    kept = {sha(text): vector_of(text) for text in ("kept", "kept too")}
+    assert dict(indexes_of(back)[BASE]["embedding"]) == kept
+
+
+@pytest.mark.parametrize(("page_of", "problem"), [("content", False), ("sqlite_autoindex_content_1", True)])
+def test_what_still_reads_of_a_damaged_index_comes_back(tmp_path, page_of, problem):
+    """A page of contents is scrambled; they follow from bodies and their offsets."""
+    source = built(tmp_path, {"one": ["first text", "second text"], "two": ["third text"]})
+    right = tables_of(source)
+    with sqlite.reading(source) as db:
+        size = db.execute("PRAGMA page_size").get
+        page = db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (page_of,)).get
+    raw = bytearray(source.read_bytes())
+    raw[(page - 1) * size : page * size] = b"\xa5" * size
+    source.write_bytes(raw)
+    back, exported, imported = there_and_back(tmp_path, source)
+    assert ("is damaged" in (exported["bases"][0]["problem"] or "")) is problem
+    assert imported["bases"][0]["rows"] == {"read": 3, "carried": 3, "skipped": {}}
+    assert indexes_of(back) == {BASE: right}
+
+
+def test_damaged_rows_are_counted_and_the_rest_is_made_whole(tmp_path):
+    source = built(tmp_path, {"one": ["aa", "bb", "cc"], "two": ["dd"]})
+    with sqlite.writing(source) as db:
+        db.execute("UPDATE search_text SET text = 'changed' WHERE text = 'bb'")
+        db.execute("UPDATE search_text SET target_id = 'nobody' WHERE text = 'dd'")
+    back, exported, imported = there_and_back(tmp_path, source)
+    [out], [came] = exported["bases"], imported["bases"]
+    assert out["rows"] == {"read": 4, "carried": 3, "skipped": {"body.orphan": 1}}
+    assert out["left_out"]["unit.no-body"] == 1
+    assert came["rows"] == {"read": 3, "carried": 2, "skipped": {"text_changed": 1}}
+    rows = indexes_of(back)[BASE]
+    assert sorted(row[4] for row in rows["search_text"]) == ["aa", "cc"]
+    for _, material, content, _, number, _, start, end, _ in rows["search_unit"]:
+        text = dict(rows["content"])[content]
+        assert text[start:end] == {0: "aa", 2: "cc"}[number]
+        assert material == "one"
+
+
+def test_wrong_offsets_are_made_anew(tmp_path):
+    source = built(tmp_path, {"one": ["aa", "bb"], "two": ["dd"]})
+    with sqlite.writing(source) as db:
+        db.execute("UPDATE search_unit SET char_end = char_end + 40 WHERE unit_index = 1")
+    right = tables_of(built(tmp_path / "again", {"one": ["aa", "bb"], "two": ["dd"]}))
+    back, _, imported = there_and_back(tmp_path, source)
+    assert imported["bases"][0]["remade"] == 1
+    assert indexes_of(back) == {BASE: right}
+
+
+def test_rows_that_another_program_has_doubled_or_emptied_are_counted(tmp_path):
+    built(tmp_path, {"one": ["aa", "bb"]})
+    run("export", tmp_path / "KnowledgeBase" / BASE, tmp_path / "units.parquet")
+    table = pq.read_table(tmp_path / "units.parquet")
+    rows = table.to_pylist()
+    odd = [{**rows[0], "text": None}, {**rows[0], "base": "nobody"}, {**rows[0], "unit_index": -1}]
+    pq.write_table(pa.Table.from_pylist([rows[1], *rows, *odd], schema=table.schema), tmp_path / "odd.parquet")
+    came = run("import", tmp_path / "odd.parquet", "--to", tmp_path / "back", "--json")
+    assert came.status == 1
+    assert came.document["bases"][0]["rows"] == {"read": 5, "carried": 2, "skipped": {"duplicate": 1, "not_whole": 2}}
+    assert came.document["skipped"] == {"no_base": 1}
+
+
+# --- v1 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["basic"])
+def test_v1_and_what_became_of_it_agree_in_texts_and_vectors(tmp_path, golden, case):
+    source, library = golden(case) / "v1", tmp_path / "library"
+    run("migrate", source, "--to", library)
+    assert run("export", library, tmp_path / "v2.parquet").status == 0
+    assert run("export", source, tmp_path / "v1.parquet", "--v1").status in (0, 1)
+    # What a migration carries is in both, with the same vector; the old table may hold more.
+    pairs = [
+        {(row.text, row.vector) for row in columns.read_rows(tmp_path / name)} for name in ("v1.parquet", "v2.parquet")
+    ]
+    assert len(pairs[1]) > 10
+    assert pairs[1] <= pairs[0]
+    assert pq.read_schema(tmp_path / "v1.parquet").equals(pq.read_schema(tmp_path / "v2.parquet"))
+
+
+def test_the_legacy_table_keeps_rows_that_no_migration_takes(tmp_path):
+    rows = [Row("F", "one"), Row("F", "two", vector=None), Row("G", "three", vector=floats(1, 2)), Row("F", "four")]
+    library = migrated(tmp_path, base("kb", file("f", "F"), note("n")), stores={"kb": rows})
+    vectors = tmp_path / "v1" / "KnowledgeBase" / "kb"
+    for source in (tmp_path / "v1", vectors):
+        done = run("export", source, tmp_path / "v1.parquet", "--v1", "--json")
+        assert done.document["bases"][0]["rows"] == {"read": 4, "carried": 4, "skipped": {}}
+        found = list(columns.read_rows(tmp_path / "v1.parquet"))
+        assert [(row.item, row.unit_index, row.text, row.unit_id) for row in found] == [
+            ("F", 0, "one", "F_0"),
+            ("F", 1, "two", "F_1"),
+            ("G", 0, "three", "G_0"),
+            ("F", 2, "four", "F_2"),
+        ]
+        assert [row.vector for row in found] == [vector_of("one"), None, None, vector_of("four")]
+    assert library.bodies("kb") == ["one", "four"]
+    refused(run("import", tmp_path / "v1.parquet", "--to", tmp_path / "back"), "old table", "migrate")
+    refused(run("export", tmp_path / "v1", tmp_path / "other.parquet"), "--v1")
+    refused(run("export", library.path, tmp_path / "other.parquet", "--v1"), "leave out --v1")
+
+
+# --- other tools -----------------------------------------------------------------------------------------------------
+
+
+def test_duckdb_reads_it_as_it_is(tmp_path):
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed")
+    built(tmp_path, {"one": ["first", "second"], "two": ["third 🎉"]})
+    run("export", tmp_path / "KnowledgeBase", tmp_path / "units.parquet")
+    name = str(tmp_path / "units.parquet")
+    with duckdb.connect() as db:
+        count = "SELECT count(*), count(DISTINCT item), min(len(vector)), max(len(vector)) FROM read_parquet(?)"
+        assert db.execute(count, [name]).fetchall() == [(3, 2, 4, 4)]
+        near = db.execute(
+            "SELECT a.text, b.text, list_cosine_similarity(a.vector, b.vector) AS near"
+            " FROM read_parquet($1) a, read_parquet($1) b WHERE a.text = 'first' ORDER BY near DESC",
+            [name],
+        ).fetchall()
+        told = db.execute("SELECT decode(value) FROM parquet_kv_metadata(?) WHERE decode(key) = 'regraft'", [name])
+        [(stated,)] = told.fetchall()
+    one, other = (struct.unpack("<4f", vector_of(text)) for text in ("first", near[1][1]))
+    cosine = sum(a * b for a, b in zip(one, other, strict=True)) / (math.hypot(*one) * math.hypot(*other))
+    assert near[0][:2] == ("first", "first")
+    assert near[1][2] == pytest.approx(cosine, rel=1e-5)
+    assert json.loads(stated)["bases"][0]["dimensions"] == 4
+
+
+def test_the_columns_are_those_of_the_page(tmp_path):
+    built(tmp_path, {"one": ["first"]})
+    run("export", tmp_path / "KnowledgeBase", tmp_path / "units.parquet")
+    schema = pq.read_schema(tmp_path / "units.parquet")
+    page = (REPO / "docs" / "formats" / "parquet.md").read_text("utf-8")
+    for field in schema:
+        kind = "list of float32" if field.name == "vector" else str(field.type)
+        assert f"| `{field.name}` | {kind} |" in page
+    assert schema.field("vector").type == pa.list_(pa.float32(), 4)
+    assert pq.ParquetFile(tmp_path / "units.parquet").metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_bases_of_several_dimensions_need_a_file_each(tmp_path):
+    other = "22222222-2222-4333-8444-555555555555"
+    built(tmp_path, {"one": ["a"]})
+    built(tmp_path, {"two": ["b"]}, other, dimensions=6)
+    source = tmp_path / "KnowledgeBase"
+    refused(run("export", source, tmp_path / "all.parquet"), "differ in dimensions", "--base")
+    assert not (tmp_path / "all.parquet").exists()
+    files = [tmp_path / "4.parquet", tmp_path / "6.parquet"]
+    for path, base_id in zip(files, (BASE, other), strict=True):
+        assert run("export", source, path, "--base", base_id).status == 0
+    assert run("import", *files, "--to", tmp_path / "back").status == 0
+    assert indexes_of(tmp_path / "back") == indexes_of(tmp_path)
+    refused(run("import", files[0], files[0], "--to", tmp_path / "twice"), BASE, "once")
+    refused(run("export", source, files[0], "--base", "nobody"), "nobody", BASE)
+
+
+def test_only_an_earlier_file_of_units_is_written_over(tmp_path):
+    source = built(tmp_path, {"one": ["a"]})
+    target = tmp_path / "units.parquet"
+    for content in (b"", b"my own file", b"PAR1 and no more"):
+        target.write_bytes(content)
+        refused(run("export", source, target), "did not write it")
+        assert target.read_bytes() == content
+    pq.write_table(pa.table({"mine": [1]}), target)
+    refused(run("export", source, target), "did not write it")
+    target.unlink()
+    assert run("export", source, target).status == run("export", source, target).status == 0
+    refused(run("export", source, tmp_path / "no" / "folder.parquet"), "its folder does not exist")
+    library = tmp_path / "KnowledgeBase"
+    refused(run("export", library, library / "units.parquet"), "it lies in the source")
+
+
+def test_a_stop_leaves_no_part_of_a_file_or_library(tmp_path, monkeypatch):
+    source = built(tmp_path / "source", {"one": ["a"]})
+    run("export", source, tmp_path / "units.parquet")
+    before = snapshot(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(durable, "replace", full)
+    refused(run("export", source, tmp_path / "units.parquet"), "No space left", status=3)
+    refused(run("import", tmp_path / "units.parquet", "--to", tmp_path / "back"), "No space left", status=3)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_library_is_imported_into_a_folder_of_its_own(tmp_path):
+    run("export", built(tmp_path, {"one": ["a"]}), tmp_path / "units.parquet")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("mine")
+    refused(run("import", tmp_path / "units.parquet", "--to", tmp_path / "mine"), "not empty")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["file"]
+    (tmp_path / "empty").mkdir()
+    assert run("import", tmp_path / "units.parquet", "--to", tmp_path / "empty").status == 0
+
+
+def test_foreign_and_damaged_files_are_one_line(tmp_path):
+    run("export", built(tmp_path, {"one": ["some text", "more text"] * 20}), tmp_path / "units.parquet")
+    whole = (tmp_path / "units.parquet").read_bytes()
+    path = tmp_path / "odd.parquet"
+    refused(run("import", tmp_path / "nothing", "--to", tmp_path / "back"), "no such file")
+    for content in (b"", b"PAR1", b"x" * 300, whole[:-20], whole[: len(whole) // 2], b"\0" * len(whole)):
+        path.write_bytes(content)
+        refused(run("import", path, "--to", tmp_path / "back"), "odd.parquet: cannot be read")
+    pq.write_table(pa.table({"mine": [1]}), path)
+    refused(run("import", path, "--to", tmp_path / "back"), "regraft did not write")
+    for stated in (b"no JSON", b'{"schema":7,"layout":"v2","dimensions":4,"bases":[]}'):
+        pq.write_table(pa.table({"mine": [1]}).replace_schema_metadata({b"regraft": stated}), path)
+        refused(run("import", path, "--to", tmp_path / "back"), "odd.parquet")
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_changed_byte_is_seen(tmp_path):
+    """Pages carry checksums: a byte that changed in one is never taken for a text or a vector."""
+    run("export", built(tmp_path, {"one": ["some text", "more text"]}), tmp_path / "units.parquet")
+    whole = (tmp_path / "units.parquet").read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    right = list(columns.read_rows(tmp_path / "units.parquet"))
+    path, seen = tmp_path / "odd.parquet", 0
+    for place in range(4, footer, 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+        try:
+            assert list(columns.read_rows(path)) == right, place
+        except columns.SourceUnreadable:
+            seen += 1
+    assert seen > 20
+
+
+def test_a_base_id_that_leads_elsewhere_is_refused(tmp_path):
+    for name in ("../elsewhere", "a/b", "..", "", "a\0b"):
+        about = About(1, "v2", None, [columns.AboutBase(name, "x", None, None, index=True)])
+        with columns.writing(tmp_path / "units.parquet", about):
+            pass
+        refused(run("import", tmp_path / "units.parquet", "--to", tmp_path / "back"), "name of a folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["units.parquet"]
+
+
+def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
+    source = built(tmp_path, {"one": ["a"]})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "file").write_bytes(b"")
+    refused(run("export", source, tmp_path / "units.parquet"), "pyarrow", "pip install")
+    refused(run("import", tmp_path / "file", "--to", tmp_path / "back"), "pyarrow", "pip install")
+
+
+def test_texts_that_are_no_utf8_agree_with_what_a_migration_makes_of_them(tmp_path):
+    odd = [b"cut \xed\xa0\xbd pair", b"two \xed\xa0\xbd\xed\xb8\x80 halves", b"\xff\xfe bytes", b"nul \x00 inside"]
+    rows = [Row("F", RawText(body), vector=vector_of(body)) for body in odd]
+    library = migrated(tmp_path, base("kb", file("f", "F")), stores={"kb": rows})
+    run("export", tmp_path / "v1", tmp_path / "v1.parquet", "--v1")
+    run("export", library.path, tmp_path / "v2.parquet")
+    old, new = (list(columns.read_rows(tmp_path / name)) for name in ("v1.parquet", "v2.parquet"))
+    assert len(old) == len(odd)
+    assert [(row.text, row.body_hash, row.vector) for row in old] == [
+        (row.text, row.body_hash, row.vector) for row in new
+    ]
+
+
+def described(path: Path, settings: dict[str, Any], items: list[dict[str, Any]]) -> Path:
+    """Write a file of one base without an index."""
+    usual = {
+        "id": BASE,
+        "name": "Base",
+        "dimensions": 4,
+        "embedding_model_id": "acme::embed",
+        "status": "completed",
+        "chunk_size": 500,
+        "chunk_overlap": 50,
+        "threshold": None,
+        "document_count": 6,
+        "created_at": 7,
+        "updated_at": 8,
+    }
+    about = columns.AboutBase(BASE, "Base", None, 4, index=False, settings={**usual, **settings}, items=items)
+    with columns.writing(path, About(1, "v2", None, [about])):
+        pass
+    return path
+
+
+def item(item_id: str, **fields: Any) -> dict[str, Any]:
+    usual = {"base_id": BASE, "group_id": None, "type": "note", "data": '{"source":"n","content":"c"}'}
+    return {"id": item_id, **usual, "status": "completed", "error": None, "created_at": 1, "updated_at": 2, **fields}
+
+
+def test_items_that_have_no_place_in_a_catalog_are_counted(tmp_path):
+    items = [
+        item("child", group_id="folder"),
+        item("folder", type="directory"),
+        item("gone", deleted_at=5),
+        item("odd", data="no JSON"),
+        item("lost", group_id="nowhere"),
+        {"id": "bare"},
+    ]
+    path = described(tmp_path / "units.parquet", {}, items)
+    came = run("import", path, "--to", tmp_path / "back", "--json")
+    assert came.status == 1
+    assert came.document["bases"][0]["skipped_items"] == {"deleted": 1, "invalid": 3}
+    catalog = catalog_of(tmp_path / "back" / "catalog.sqlite")
+    assert [row["id"] for row in catalog["knowledge_item"]] == ["folder", "child"]
+    assert [row["id"] for row in catalog["user_model"]] == ["acme::embed"]
+    assert catalog["knowledge_base"][0]["chunk_size"] == 500
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"chunk_size": 0}, {"status": "failed"}, {"embedding_model_id": 5}, {"name": None}, {"chunk_size": 2**70}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_settings_that_no_catalog_takes_are_one_line(tmp_path, settings):
+    path = described(tmp_path / "units.parquet", settings, [])
+    refused(run("import", path, "--to", tmp_path / "back"), "units.parquet: cannot be read")
+    assert [found.name for found in tmp_path.iterdir()] == ["units.parquet"]
