@@ -9,7 +9,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -25,6 +25,8 @@ LONGEST_MESSAGE = 300
 #: Names of rows, files and the like that a finding gives as examples.
 SAMPLES = 3
 
+#: What a person hears of what was looked at.
+_NOUNS = {"bases": "base", "items": "item", "rows": "row", "units": "unit"}
 #: From the gravest down, as findings are listed.
 _SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 #: What would write elsewhere on a terminal than where it stands.
@@ -93,6 +95,12 @@ class Audit:
     checked: dict[str, int]
     names: dict[str, str]
     closing: str
+    #: Of v2 data: numbers of every base that a page can be drawn from.
+    statistics: dict[str, Any] = field(default_factory=dict)
+    #: Of v2 data: the checks that time did not suffice for.
+    not_checked: tuple[str, ...] = ()
+    #: Of v2 data: how deep it was looked at.
+    level: str = ""
 
     def only(self, names: Collection[str]) -> Audit:
         """Return the part of it that was asked for; without names, all of it."""
@@ -169,7 +177,8 @@ def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
 def _sum(audit: Audit) -> str:
     numbers = Counter(finding.severity for finding in audit.findings)
     said = ", ".join(counted(numbers[severity], severity) for severity in _SEVERITIES if numbers[severity])
-    seen = ", ".join(counted(audit.checked[what], what.removesuffix("s")) for what in ("bases", "items", "rows"))
+    shown = [(what, noun) for what, noun in _NOUNS.items() if what in audit.checked]
+    seen = ", ".join(counted(audit.checked[what], noun) for what, noun in shown)
     return f"{seen}: {said or 'nothing found'}. {audit.closing}"
 
 

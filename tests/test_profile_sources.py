@@ -430,5 +430,5 @@ def test_settings_that_name_no_profile(named: str, tmp_path: Path, monkeypatch: 
 
 def test_an_upgraded_profile_says_how_it_is_checked(tmp_path: Path) -> None:
     done = run("check", upgraded(tmp_path / "profile"))
-    assert done.status == 2
-    assert "--kind v1-profile checks what v1 left" in done.stderr
+    assert done.status == 1
+    assert "--kind v1-profile checks what v1 left" in done.stdout

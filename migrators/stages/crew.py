@@ -153,12 +153,13 @@ def _in_processes(jobs: list[Job], count: int, progress: Progress) -> Generator[
     if os.name != "nt":
         # It would let Ctrl-C through again when it is started later.
         resource_tracker.ensure_running()
-    with _undisturbed():
-        steps: Queue[tuple[str, float, int]] = context.Queue()
-        stop = context.Event()
-        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_prepare, initargs=(steps, stop))
-        waiting: set[Future[Done]] = {pool.submit(_in_process, job) for job in ordered}
+    steps: Queue[tuple[str, float, int]] = context.Queue()
+    stop = context.Event()
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_prepare, initargs=(steps, stop))
     try:
+        # A Ctrl-C that waited meanwhile is raised at the end of it: the processes have begun by then.
+        with _undisturbed():
+            waiting: set[Future[Done]] = {pool.submit(_in_process, job) for job in ordered}
         while waiting:
             finished, waiting = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
             _drain(steps, progress)

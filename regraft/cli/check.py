@@ -3,30 +3,63 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
 import migrators
-from checks import findings, v1_source
+from checks import findings, store, v1_source
+from checks.levels import Level
 from regraft import clock, progress
 from regraft.cli.options import PATH, model_word, output_options, plan_options
 from regraft.cli.output import echo_json, reports_errors, say
-from regraft.errors import NotChecked, SourceNotMigratable
-from regraft.locate import NAMES, Kind, located
+from regraft.envelope import Run
+from regraft.errors import (
+    BaseUnknown,
+    NotChecked,
+    SourceNotMigratable,
+    SourceUnreadable,
+    SourceUnrecognised,
+    WrongUsage,
+)
+from regraft.locate import INDEX_FILE, NAMES, Kind, Located, located
 from regraft.text import shown
+
+
+def _levels(command: Any) -> Any:
+    """Add how deep v2 data are looked at, and how long."""
+    for option in (
+        click.option(
+            "--max-duration",
+            type=click.FloatRange(min=0),
+            metavar="SECONDS",
+            help="v2: end after so long, with what was found so far.",
+        ),
+        click.option("--deep", is_flag=True, help="v2: SQLite's own integrity check and every snapshot, too."),
+        click.option("--quick", is_flag=True, help="v2: structure, counts and coverage only."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command()
 @click.argument("path", type=PATH)
 @click.option("--only", multiple=True, metavar="NAME", help="Only findings of this name; may be repeated.")
+@_levels
 @plan_options
 @output_options
 @reports_errors
 def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     path: Path,
     only: tuple[str, ...],
+    quick: bool,
+    deep: bool,
+    max_duration: float | None,
     bases: tuple[str, ...],
     map_model: tuple[str, ...],
     recreate_model: tuple[str, ...],
@@ -36,38 +69,100 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     verbose: int,
     kind: str | None,
 ) -> None:
-    """Audit PATH before it is migrated: findings, and what mends each. Nothing is written.
+    """Audit PATH: findings, and what mends each. Nothing is written.
 
-    PATH is whatever regraft migrate takes. What is found is what migrate would say, without a target.
+    PATH is v2 data (a library, a profile, a base's folder, an index file), or whatever regraft migrate takes: then what
+    is found is what migrate would say, without a target.
     """
     findings.check_names(only)
-    # A look harms nobody: that the application is running is a finding.
-    options = migrators.Options(
-        now_ms=clock.now_ms(), word=model_word(map_model, recreate_model), bases=bases, while_running=True
-    )
-    with located(path, Kind(kind) if kind else None) as found:
-        try:
-            plan = migrators.plan_only(found, options, progress.for_person(quiet=quiet or as_json))
-        except SourceNotMigratable as error:
-            if error.facts["what"] != NAMES[found.kind]:
-                raise
-            v1_left = found.kind is Kind.V2_PROFILE and "--kind" in str(error.facts["advice"])
-            advice = f"regraft inspect gives a first look{'; --kind v1-profile checks what v1 left' if v1_left else ''}"
-            raise NotChecked(path=path, what=NAMES[found.kind], advice=advice) from error
-    given = {"--base": bases, "--map-model": map_model, "--recreate-model": recreate_model}
-    words = [word for option, values in given.items() for value in values for word in (option, value)]
-    audit = v1_source.audit(plan, _migrate_command(path, kind, words)).only(only)
-    head = {key: plan[key] for key in ("regraft", "source", "target", "run")}
+    if quick and deep:
+        raise WrongUsage(problem="--quick and --deep contradict each other", hint="leave one of them out")
+    level = Level.QUICK if quick else Level.DEEP if deep else Level.DEFAULT
+    wish = store.Wish(level, max_duration, bases)
+    models = {"--map-model": map_model, "--recreate-model": recreate_model}
+    with _recognised(path, kind) as found:
+        if isinstance(found, SourceUnreadable):
+            head, audit = _head(path, Kind.INDEX), store.unreadable(path, str(found.facts["reason"]))
+        elif found.kind in store.KINDS and not found.is_archive:
+            _refuse(models, "of a v1 source or a preview build")
+            head, audit = _v2_audit(path, found, wish, kind)
+        else:
+            _refuse({"--quick": quick, "--deep": deep, "--max-duration": max_duration is not None}, "of v2 data")
+            options = migrators.Options(
+                now_ms=clock.now_ms(), word=model_word(map_model, recreate_model), bases=bases, while_running=True
+            )
+            command = _migrate_command(path, kind, {"--base": bases, **models})
+            head, audit = _v1_audit(path, found, options, command, quiet=quiet or as_json)
+    audit = audit.only(only)
     if as_json:
-        echo_json({**head, **audit.document()})
+        echo_json({**head, **(store.document_of(audit) if audit.level else audit.document())})
     else:
-        title = f"{plan['source']['path']} is {NAMES[Kind(plan['source']['kind'])]}."
+        title = f"{head['source']['path']} is {NAMES[Kind(head['source']['kind'])]}."
         say(findings.as_text(audit, title, verbose=verbose > 0))
     sys.exit(audit.exit_status(fail_on))
 
 
-def _migrate_command(path: Path, kind: str | None, words: list[str]) -> list[str]:
+@contextmanager
+def _recognised(path: Path, kind: str | None) -> Iterator[Located | SourceUnreadable]:
+    """Recognise a path; where an index lies, damage to it is a finding and no refusal."""
+    try:
+        opened = located(path, Kind(kind) if kind else None)
+        found = opened.__enter__()
+    except (SourceUnreadable, SourceUnrecognised) as error:
+        name = Path(INDEX_FILE)
+        if not path.is_file() or (path.name != name.name and kind != Kind.INDEX):
+            raise
+        reason = error.facts.get("reason", error.facts.get("found"))
+        yield SourceUnreadable(path=path, reason=reason)
+        return
+    try:
+        yield found
+    finally:
+        opened.__exit__(None, None, None)
+
+
+def _refuse(options: dict[str, Any], about: str) -> None:
+    for name, given in options.items():
+        if given:
+            raise WrongUsage(problem=f"{name} is for a check {about}", hint="leave it out")
+
+
+def _v2_audit(path: Path, found: Located, wish: store.Wish, kind: str | None) -> tuple[dict[str, Any], findings.Audit]:
+    known = store.base_ids(found)
+    for base in wish.bases:
+        if base not in known:
+            raise BaseUnknown(base=base, known=", ".join(known) or "none")
+    run = Run("check", source_kind=found.kind, source=path)
+    audit = store.audit(found, wish, shlex.join(_migrate_command(path, kind, {})))
+    run.end()
+    return run.document(), audit
+
+
+def _head(path: Path, kind: Kind) -> dict[str, Any]:
+    run = Run("check", source_kind=kind, source=path)
+    run.end()
+    return run.document()
+
+
+def _v1_audit(
+    path: Path, found: Located, options: migrators.Options, command: list[str], *, quiet: bool
+) -> tuple[dict[str, Any], findings.Audit]:
+    # A look harms nobody: that the application is running is a finding.
+    try:
+        plan = migrators.plan_only(found, options, progress.for_person(quiet=quiet))
+    except SourceNotMigratable as error:
+        if error.facts["what"] != NAMES[found.kind]:
+            raise
+        v1_left = found.kind is Kind.V2_PROFILE and "--kind" in str(error.facts["advice"])
+        advice = f"regraft inspect gives a first look{'; --kind v1-profile checks what v1 left' if v1_left else ''}"
+        raise NotChecked(path=path, what=NAMES[found.kind], advice=advice) from error
+    head = {key: plan[key] for key in ("regraft", "source", "target", "run")}
+    return head, v1_source.audit(plan, command)
+
+
+def _migrate_command(path: Path, kind: str | None, options: dict[str, tuple[str, ...]]) -> list[str]:
     """Return the words of the command that migrates a source, with options that were given for it."""
     name = shown(path)
     source = f".{os.sep}{name}" if name.startswith("-") else name
+    words = [word for option, values in options.items() for value in values for word in (option, value)]
     return ["regraft", "migrate", source, "--to", "OUT", *(("--kind", kind) if kind else ()), *words]

@@ -1,0 +1,205 @@
+"""Whether the rows of a catalog make sense by themselves (``docs/formats/catalog.md``)."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+from checks import v2_findings as v2
+from checks.levels import Ledger
+from regraft.formats.catalog_reader import Row, StoredCatalog
+from regraft.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
+from regraft.text import is_blank, utf16_len
+
+MAX_NOTE_UNITS = 1_000_000
+#: Statuses of an item that somebody is working on.
+ACTIVE = {"preparing", "processing", "reading", "embedding"}
+_STATUSES = {"idle", "completed", "failed", "deleting", *ACTIVE}
+_MODES = {"vector", "bm25", "hybrid"}
+#: Texts that the data of each type has, and those that it may have.
+_DATA = {
+    "file": (("source", "relativePath"), ("indexedRelativePath",)),
+    "url": (("source", "url"), ("relativePath",)),
+    "note": (("source", "content"), ("relativePath",)),
+    "directory": (("source",), ("relativePath",)),
+}
+
+
+def check_base(row: Row, models: set[Any] | None, ledger: Ledger) -> None:
+    """Check a row of ``knowledge_base``; ``models`` are the ids of those that exist, None where that is not known."""
+    base = base_key(row)
+    problem = _base_problem(row)
+    if problem is not None:
+        ledger.add(v2.BASE_STATUS, problem, base=base)
+    elif row.get("status") == "failed":
+        known = row.get("error") in (MISSING_MODEL, MISSING_STORE)
+        said = f"failed at the upgrade: {row['error']}" if known else f"failed: {row['error']}"
+        ledger.add(v2.BASE_FAILED, said, base=base)
+    for column in ("embedding_model_id", "rerank_model_id"):
+        model = row.get(column)
+        if model is not None and models is not None and model not in models:
+            ledger.add(v2.BASE_MODEL, f"its model {model} does not exist", base=base, sample=model)
+
+
+def base_key(row: Row) -> str:
+    """Return a base's id as findings give it."""
+    return str(row.get("id"))
+
+
+def _base_problem(row: Row) -> str | None:  # noqa: PLR0911 - one rule each
+    status, error, model, dimensions = (row.get(key) for key in ("status", "error", "embedding_model_id", "dimensions"))
+    if status not in ("completed", "failed"):
+        return f"its status is {status}"
+    mode = row.get("search_mode")
+    if "search_mode" in row and mode not in _MODES:
+        return f"its search mode is {mode}"
+    if dimensions is not None and (not isinstance(dimensions, int) or dimensions <= 0):
+        return f"it has {dimensions} dimensions"
+    if status == "failed":
+        return "it failed without an error" if is_blank(error) else None
+    if error is not None:
+        return f"it is completed and has an error: {error}"
+    if (model is None) != (dimensions is None):
+        return "it has a model without dimensions" if dimensions is None else "it has dimensions without a model"
+    if model is None and mode not in (None, "bm25"):
+        return f"it has no model and its search mode is {mode}"
+    return None
+
+
+def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, ledger: Ledger) -> None:
+    """Check the rows of ``knowledge_item``.
+
+    Args:
+        catalog: all rows.
+        chosen: ids of the bases whose items are looked at; None: of all, and of bases that are not there.
+        is_running: whether an application may be working on items.
+        ledger: what is wrong goes there.
+    """
+    bases = {base_key(row) for row in catalog.bases}
+    for key, items in (catalog.items or {}).items():
+        base = str(key)
+        if chosen is not None and base not in chosen:
+            continue
+        if base not in bases:
+            for item in items:
+                said = "{n} of a base that does not exist"
+                ledger.add(v2.ITEM_NO_BASE, said, base=base, noun="item", sample=item.get("id"))
+            continue
+        for item in items:
+            _check_item(item, base, is_running, ledger)
+        _check_containers(items, base, ledger)
+
+
+def _check_item(item: Row, base: str, is_running: bool, ledger: Ledger) -> None:
+    problem = _status_problem(item, is_running)
+    if problem is not None:
+        ledger.add(v2.ITEM_STATUS, f"{{n}}: {problem}", base=base, noun="item", sample=item.get("id"))
+    problem = data_problem(item)
+    if problem is not None:
+        ledger.add(v2.ITEM_DATA, f"{{n}}: {problem}", base=base, noun="item", sample=item.get("id"))
+    if is_tombstone(item):
+        said = "{n} that the upgrade left behind"
+        ledger.add(v2.ITEM_TOMBSTONE, said, base=base, noun="folder", sample=item.get("id"))
+
+
+def is_tombstone(item: Row) -> bool:
+    """Tell whether an item is a folder that the upgrade left behind."""
+    return item.get("type") == "directory" and item.get("status") == "failed" and item.get("error") == NOT_MIGRATED
+
+
+def _status_problem(item: Row, is_running: bool) -> str | None:  # noqa: PLR0911 - one rule each
+    status, error, kind = (item.get(key) for key in ("status", "error", "type"))
+    if kind not in _DATA:
+        return f"its type is {kind}"
+    if status not in _STATUSES:
+        return f"its status is {status}"
+    if status == "failed" and is_blank(error):
+        return "failed without an error"
+    if status != "failed" and error is not None:
+        return f"{status} with an error"
+    if (status in ("reading", "embedding")) if kind == "directory" else (status == "preparing"):
+        return f"a {kind} cannot be {status}"
+    # A folder is at work because of its children, or while its files are listed.
+    if status in ACTIVE and not is_running and (kind != "directory" or status == "preparing"):
+        return f"{status}, and nobody is working"
+    return None
+
+
+def data_of(item: Row) -> dict[str, Any]:
+    """Return what an item holds; nothing where that is no JSON object."""
+    text = item.get("data")
+    try:
+        found = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def data_problem(item: Row) -> str | None:
+    """Return what keeps the application from reading an item's data; None where nothing does."""
+    kind = item.get("type")
+    if kind not in _DATA or "data" not in item:
+        return None  # the type itself is what is wrong
+    data = data_of(item)
+    if not data:
+        return "its data is no JSON object"
+    needed, more = _DATA[str(kind)]
+    wrong = [name for name in needed if not isinstance(data.get(name), str)]
+    wrong += [name for name in more if name in data and not isinstance(data[name], str)]
+    # Only what a note holds may be empty: a path or an address has to lead somewhere.
+    wrong += [name for name in needed if name not in ("content", *wrong) and is_blank(data[name])]
+    if wrong:
+        return f"its data has no text for {', '.join(wrong)}"
+    if kind == "note" and utf16_len(data["content"].encode("utf-8", "replace").decode()) > MAX_NOTE_UNITS:
+        return f"its content is longer than {MAX_NOTE_UNITS:,} units"
+    return None
+
+
+def path_of(item: Row) -> str | None:
+    """Return the path below ``raw/`` of what is indexed of an item; None where it names none."""
+    data = data_of(item)
+    path = data.get("indexedRelativePath") or data.get("relativePath")
+    return path if isinstance(path, str) and path else None
+
+
+def _check_containers(items: list[Row], base: str, ledger: Ledger) -> None:
+    by_id = {item.get("id"): item for item in items}
+    children: dict[Any, list[Row]] = defaultdict(list)
+    for item in items:
+        group = item.get("group_id")
+        if group is None:
+            continue
+        children[group].append(item)
+        problem = _group_problem(item, by_id)
+        if problem is not None:
+            ledger.add(v2.ITEM_CONTAINER, f"{{n}} {problem}", base=base, noun="item", sample=item.get("id"))
+    for item in items:
+        inside = [
+            child.get("status") for child in children.get(item.get("id"), ()) if child.get("status") != "deleting"
+        ]
+        status = item.get("status")
+        if item.get("type") == "directory" and status in ("processing", "completed") and inside:
+            wanted = "processing" if ACTIVE.intersection(inside) else "completed"
+            if status != wanted:
+                said = f"{{n}} that should be {wanted} by what is inside"
+                ledger.add(v2.ITEM_CONTAINER, said, base=base, noun="folder", sample=item.get("id"))
+        elif item.get("type") == "directory" and status == "processing":
+            said = "{n} at work with nothing inside"
+            ledger.add(v2.ITEM_CONTAINER, said, base=base, noun="folder", sample=item.get("id"))
+
+
+def _group_problem(item: Row, by_id: dict[Any, Row]) -> str | None:
+    container = by_id.get(item.get("group_id"))
+    if container is None:
+        return "whose folder is not there"
+    if container.get("type") != "directory":
+        return "inside what is no folder"
+    seen = {item.get("id")}
+    above: Row | None = container
+    while above is not None:
+        if above.get("id") in seen:
+            return "inside itself"
+        seen.add(above.get("id"))
+        above = by_id.get(above.get("group_id")) if above.get("group_id") is not None else None
+    return None

@@ -1,0 +1,157 @@
+"""How deep an audit looks, how long it may take, and what it has found so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import apsw
+
+from checks.findings import FINDINGS, SAMPLES, Finding
+from checks.v2_findings import CORRUPT
+
+#: SQLite calls back after so many steps of its machine.
+_STEPS = 20_000
+#: A damaged file can lead SQLite in circles: it may take so many steps, and so many for each byte of the file.
+_LEAST_STEPS = 40_000_000
+_STEPS_PER_BYTE = 8
+
+
+class Level(IntEnum):
+    """How deep: structure and counts; also all texts, ids and vectors; also SQLite's own check and every raw file."""
+
+    QUICK = 0
+    DEFAULT = 1
+    DEEP = 2
+
+
+class OutOfTime(Exception):
+    """The time that the audit may take is over."""
+
+
+@dataclass
+class _Tally:
+    said: str
+    noun: str
+    count: int = 0
+    samples: list[str] = field(default_factory=list)
+    repair: str | None = None
+
+
+@dataclass
+class Ledger:
+    """What has been found so far: one finding for each name, base and sentence, with a count and some samples."""
+
+    level: Level = Level.DEFAULT
+    #: When the audit has to end, by ``time.monotonic``; None: never.
+    deadline: float | None = None
+    #: The checks that time did not suffice for, as a person calls them.
+    not_checked: list[str] = field(default_factory=list)
+    _tallies: dict[tuple[str, str | None, str], _Tally] = field(default_factory=dict)
+
+    def add(
+        self,
+        name: str,
+        said: str,
+        *,
+        base: str | None = None,
+        sample: object = None,
+        noun: str = "",
+        count: int = 1,
+        repair: str | None = None,
+    ) -> None:
+        """Count something.
+
+        Args:
+            name: the finding.
+            said: the message; with ``noun``, ``{n}`` in it becomes the number with that noun.
+            base: the base's id.
+            sample: what names the instance.
+            noun: what is counted.
+            count: how many at once.
+            repair: the command line that mends it.
+        """
+        tally = self._tallies.setdefault((name, base, said), _Tally(said, noun, repair=repair))
+        tally.count += count
+        if sample is not None and len(tally.samples) < SAMPLES:
+            tally.samples.append(named(sample))
+
+    def count(self, name: str, base: str | None) -> int:
+        """Return how often something of this name was found in a base."""
+        return sum(tally.count for key, tally in self._tallies.items() if key[:2] == (name, base))
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return all that was found, in the order of the registry."""
+        places = {name: place for place, name in enumerate(FINDINGS)}
+        found = []
+        for (name, base, _), tally in self._tallies.items():
+            message = tally.said.replace("{n}", _counted(tally.count, tally.noun)) if tally.noun else tally.said
+            subject = tally.samples[0] if tally.samples and tally.count == 1 else None
+            severity = FINDINGS[name].severity
+            samples = tuple(tally.samples)
+            found.append(Finding(name, severity, message, base, subject, tally.count, samples, tally.repair))
+        return tuple(sorted(found, key=lambda finding: places[finding.name]))
+
+    def check_time(self) -> None:
+        """Go on only while there is time.
+
+        Raises:
+            OutOfTime: there is none left.
+        """
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise OutOfTime
+
+    def run(self, what: str, steps: Sequence[tuple[str, Callable[[], None]]], base: str | None) -> None:
+        """Run the checks of one file one after the other; damage in one does not end the others.
+
+        Args:
+            what: the file, for a person.
+            steps: each check with its name.
+            base: the base's id.
+        """
+        for name, step in steps:
+            try:
+                self.check_time()
+                step()
+            except OutOfTime:
+                self.not_checked.append(f"{what}: {name}")
+            except (apsw.Error, UnicodeDecodeError, MemoryError, OverflowError) as error:
+                try:
+                    self.check_time()
+                except OutOfTime:
+                    self.not_checked.append(f"{what}: {name}")
+                    continue
+                self.add(
+                    CORRUPT, "it cannot be read as a whole: {n}", base=base, noun="check", sample=f"{name}: {error}"
+                )
+
+    @contextmanager
+    def watched(self, connection: apsw.Connection, size: int) -> Iterator[None]:
+        """Let no statement of ``connection`` run beyond the time, or forever over a damaged file of ``size`` bytes."""
+        left = (_LEAST_STEPS + _STEPS_PER_BYTE * size) // _STEPS
+
+        def is_over() -> bool:
+            nonlocal left
+            left -= 1
+            return left < 0 or (self.deadline is not None and time.monotonic() > self.deadline)
+
+        connection.set_progress_handler(is_over, _STEPS)
+        try:
+            yield
+        finally:
+            connection.set_progress_handler(None)
+
+
+def _counted(number: int, noun: str) -> str:
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def named(value: object) -> str:
+    """Return what names a row, whatever it holds: text of any bytes, numbers, nothing."""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= 200 else f"{text[:200]}…"

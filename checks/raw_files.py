@@ -1,0 +1,147 @@
+"""Whether items, materials and the files in ``raw/`` agree."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from checks import v2_findings as v2
+from checks.catalog_rows import data_of, path_of
+from checks.index_file import Material, path_problem
+from checks.levels import Ledger, Level, OutOfTime
+from regraft import identity
+from regraft.formats import okf
+from regraft.formats.catalog_reader import Row
+from regraft.text import decode_utf8
+
+#: A file that is younger may belong to an item that is being added, in seconds.
+_YOUNG = 3600
+#: Files below ``raw/`` that are looked at: more are some other program's.
+_MOST_FILES = 1_000_000
+#: The longest snapshot is a note of a million units with its block.
+_LARGEST_SNAPSHOT = 64 << 20
+
+
+def check_materials(
+    base: str, items: list[Row], materials: list[Material], ledger: Ledger, *, is_completed: bool
+) -> None:
+    """Hold the items of a base against its materials.
+
+    Args:
+        base: the base's id.
+        items: its rows in the catalog.
+        materials: what its index has.
+        ledger: what is wrong goes there.
+        is_completed: whether the base is; items of a failed one have no material.
+    """
+    by_id = {str(item.get("id")): item for item in items}
+    there = {material.id for material in materials}
+    for material in materials:
+        item = by_id.get(material.id)
+        if item is None or item.get("status") == "deleting":
+            said = "{n} without an item" if item is None else "{n} of an item that is being deleted"
+            ledger.add(v2.MATERIAL_ORPHAN, said, base=base, noun="material", sample=material.id)
+            continue
+        path = path_of(item)
+        if path is not None and path != material.path:
+            said = "{n} with another path than its item"
+            ledger.add(v2.MATERIAL_PATH, said, base=base, noun="material", sample=material.id)
+    if is_completed:
+        _without_material([item for key, item in by_id.items() if key not in there], base, ledger)
+
+
+def _without_material(items: list[Row], base: str, ledger: Ledger) -> None:
+    for item in items:
+        if item.get("status") != "completed":
+            continue
+        kind = item.get("type")
+        if kind == "file" or (kind in ("url", "note") and path_of(item) is not None):
+            said = "{n} completed and without a text in the index"
+            ledger.add(v2.ITEM_NO_MATERIAL, said, base=base, noun="item", sample=item.get("id"))
+        elif kind in ("url", "note"):
+            said = "{n} completed and never indexed"
+            ledger.add(v2.ITEM_NOT_INDEXED, said, base=base, noun="item", sample=item.get("id"))
+
+
+def check(raw: Path, base: str, items: list[Row] | None, materials: list[Material] | None, ledger: Ledger) -> int:
+    """Hold the files in ``raw`` against materials and items, and return how many there are.
+
+    ``items`` is None where no catalog tells them, ``materials`` None where no index is.
+    """
+    try:
+        ledger.check_time()
+        _materials_on_disk(raw, base, items or [], materials or [], ledger)
+        return _files_on_disk(raw, base, items, ledger)
+    except OutOfTime:
+        ledger.not_checked.append(f"{base}: raw files")
+        return 0
+
+
+def _materials_on_disk(raw: Path, base: str, items: list[Row], materials: list[Material], ledger: Ledger) -> None:
+    snapshots = {str(item.get("id")) for item in items if item.get("type") in ("url", "note")}
+    for material in materials:
+        ledger.check_time()
+        # A virtual path is the item's own id and has no file by design.
+        if material.path == material.id or path_problem(material.path.encode("utf-8", "replace")) is not None:
+            continue
+        path = raw / material.path
+        if not _is_file(path):
+            ledger.add(v2.RAW_MISSING, "{n} whose file is gone", base=base, noun="material", sample=material.path)
+        elif material.id in snapshots and ledger.level >= Level.DEEP and _is_changed(path, material):
+            said = "{n} that is not the text that was indexed"
+            ledger.add(v2.RAW_CHANGED, said, base=base, noun="snapshot", sample=material.path)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False  # a name that no disk takes
+
+
+def _is_changed(path: Path, material: Material) -> bool:
+    try:
+        if path.stat().st_size > _LARGEST_SNAPSHOT:
+            return True
+        text = decode_utf8(path.read_bytes())
+    except OSError:
+        return True
+    return material.content_hash not in (identity.text_hash(okf.strip_block(text)), identity.text_hash(text))
+
+
+def _files_on_disk(raw: Path, base: str, items: list[Row] | None, ledger: Ledger) -> int:
+    data = [data_of(item) for item in items or ()]
+    known = {
+        one[key] for one in data for key in ("relativePath", "indexedRelativePath") if isinstance(one.get(key), str)
+    }
+    # A folder item names what its files begin with.
+    prefixes = tuple(
+        f"{one['relativePath'].rstrip('/')}/"
+        for item, one in zip(items or (), data, strict=True)
+        if item.get("type") == "directory" and isinstance(one.get("relativePath"), str)
+    )
+    latest = time.time() - _YOUNG
+    count = 0
+    for name, changed_at in _files(raw):
+        ledger.check_time()
+        count += 1
+        if items is not None and name not in known and not name.startswith(prefixes) and changed_at < latest:
+            ledger.add(v2.RAW_ORPHAN, "{n} that no item names", base=base, noun="file", sample=name)
+    return count
+
+
+def _files(raw: Path) -> Iterator[tuple[str, float]]:
+    """Return the files below a folder by their relative paths, with their times of change; links are not followed."""
+    left = _MOST_FILES
+    for folder, _, names in os.walk(raw):
+        for name in names:
+            path = Path(folder) / name
+            left -= 1
+            if left < 0:
+                return
+            try:
+                yield path.relative_to(raw).as_posix(), path.lstat().st_mtime
+            except OSError:
+                continue

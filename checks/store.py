@@ -1,0 +1,232 @@
+"""The audit of v2 data: an index file, a base's folder, a library, a profile (``docs/findings.md``, "v2 data")."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checks import catalog_rows, raw_files
+from checks import v2_findings as v2
+from checks.findings import Audit
+from checks.index_file import Expected, Index, audit_index, rows_of
+from checks.levels import Ledger, Level, named
+from checks.statistics import statistics_of
+from regraft import profiles, sqlite
+from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.libsql_preview import Layout
+from regraft.formats.v2_places import INDEX_FILE, RAW_FOLDER, Store, is_uuid
+from regraft.locate import Kind, Located
+from regraft.progress import human_bytes
+from regraft.text import counted
+
+#: Kinds that are audited here, where they are files and folders; an archive of one is not.
+KINDS = (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What of a store is to be looked at, how deep, and how long (in seconds; None: as long as it takes)."""
+
+    level: Level = Level.DEFAULT
+    max_duration: float | None = None
+    #: Ids of the bases; empty: all.
+    bases: tuple[str, ...] = ()
+
+
+@dataclass
+class _Seen:
+    """What an audit has seen of a whole store."""
+
+    ledger: Ledger
+    names: dict[str, str] = field(default_factory=dict)
+    indexes: dict[str, Index] = field(default_factory=dict)
+    items: int = 0
+    bytes: int = 0
+    raw_files: int = 0
+
+
+def audit(found: Located, wish: Wish, migrate: str) -> Audit:
+    """Check v2 data without writing anything.
+
+    Args:
+        found: of one of :data:`KINDS`, in a folder.
+        wish: what to look at.
+        migrate: the command line that carries what preview builds left in it.
+
+    Never raises for what is in the data.
+    """
+    deadline = None if wish.max_duration is None else time.monotonic() + wish.max_duration
+    seen = _Seen(Ledger(wish.level, deadline))
+    root = found.tree.path
+    catalog = _catalog(root, found, seen.ledger)
+    bases = root / found.stores.bases
+    chosen = set(wish.bases) or None
+    stores = {str(store.base_id or store.name): store for store in (*found.stores.current, *found.stores.preview)}
+    if found.kind in (Kind.BASE, Kind.INDEX):
+        chosen = set(stores) if chosen is None else chosen
+    rows = {} if catalog is None else {catalog_rows.base_key(row): row for row in catalog.bases}
+    if catalog is not None:
+        _check_rows(catalog, chosen, profiles.sign_of_life(root) is not None, seen)
+    for key in [*rows, *(key for key in stores if key not in rows)]:
+        if chosen is None or key in chosen:
+            items = None if catalog is None or catalog.items is None else catalog.items.get(key, [])
+            _check_base(root, bases / key, key, rows.get(key), items, stores.get(key), seen, migrate)
+    if found.stores.is_whole and chosen is None:
+        _check_folder(bases, rows if catalog is not None else None, stores, seen, found.kind is Kind.V2_PROFILE)
+    return _audit(found, seen, root)
+
+
+def unreadable(path: Path, reason: str) -> Audit:
+    """Return the audit of an index file that nobody can even recognise."""
+    ledger = Ledger()
+    ledger.add(v2.UNREADABLE, f"{named(path.name)} cannot be read: {reason}")
+    return _audit(None, _Seen(ledger), path)
+
+
+def _catalog(root: Path, found: Located, ledger: Ledger) -> StoredCatalog | None:
+    name = found.stores.catalog
+    if name is None:
+        return None
+    try:
+        return read_catalog(root / name)
+    except CatalogProblem as problem:
+        ledger.add(v2.UNREADABLE, f"the catalog {problem}", sample=name)
+        return None
+
+
+def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, seen: _Seen) -> None:
+    models = None if catalog.models is None else {row.get("id") for row in catalog.models}
+    for row in catalog.bases:
+        key = catalog_rows.base_key(row)
+        if chosen is None or key in chosen:
+            seen.names[key] = str(row.get("name", key))
+            catalog_rows.check_base(row, models, seen.ledger)
+    catalog_rows.check_items(catalog, chosen, is_running, seen.ledger)
+
+
+def _check_base(
+    root: Path,
+    folder: Path,
+    key: str,
+    row: Row | None,
+    items: list[Row] | None,
+    store: Store | None,
+    seen: _Seen,
+    migrate: str,
+) -> None:
+    """Check what belongs to one base: its index, its raw files, and its items against both."""
+    ledger = seen.ledger
+    seen.names.setdefault(key, key)
+    seen.items += len(items or ())
+    if store is None:
+        if row is not None and row.get("status") == "completed":
+            ledger.add(v2.BASE_NO_INDEX, "completed, and its index file is missing", base=key)
+        elif row is not None and items is not None and _is_name(key):
+            seen.raw_files += raw_files.check(folder / RAW_FOLDER, key, items, None, ledger)
+        return
+    path = root / store.name
+    if store.look.layout is Layout.PREVIEW or store.look.leaves_rows:
+        said = "its rows are in the table of a preview build, which the application does not read"
+        ledger.add(v2.SCHEMA_PREVIEW, said, base=key, sample=store.name, repair=migrate)
+    if store.look.layout is Layout.PREVIEW:
+        return
+    index = audit_index(path, _expected(key, store, row), ledger)
+    seen.indexes[key] = index
+    seen.bytes += path.stat().st_size if path.is_file() else 0
+    if items is not None and index.materials is not None:
+        raw_files.check_materials(key, items, index.materials, ledger, is_completed=_is_completed(row))
+    materials = index.materials if index.materials is not None else []
+    raw = root / store.raw
+    # Of an index file by itself nobody knows where the base's files are.
+    if path.parent.parent == raw.parent or raw.is_dir():
+        seen.raw_files += raw_files.check(raw, key, items, materials, ledger)
+
+
+def _is_name(key: str) -> bool:
+    """Tell whether a base's id can be a folder's name: one with a path in it leads out of the store."""
+    return "\0" not in key and key not in (".", "..", "") and Path(key).name == key
+
+
+def _is_completed(row: Row | None) -> bool:
+    return row is not None and row.get("status") == "completed"
+
+
+def _expected(key: str, store: Store, row: Row | None) -> Expected:
+    folder = key if store.name.endswith(INDEX_FILE) and store.base_id is not None else None
+    if row is None or not _is_completed(row):
+        return Expected(key, folder)
+    dimensions = row.get("dimensions")
+    has_model = row.get("embedding_model_id") is not None
+    return Expected(key, folder, has_model, dimensions if isinstance(dimensions, int) else None)
+
+
+def _check_folder(
+    bases: Path, rows: dict[str, Row] | None, stores: dict[str, Store], seen: _Seen, is_profile: bool
+) -> None:
+    """Look for folders of bases that the catalog does not name, and for what v1 left."""
+    leftovers: list[tuple[str, int]] = []
+    try:
+        inside = sorted(bases.iterdir())
+    except OSError:
+        return
+    for path in inside:
+        if path.name in (rows or {}):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            is_base = path.name in stores or (is_uuid(path.name) and any(path.iterdir()))
+            if rows is not None and is_base:
+                said = "{n} that no row of the catalog names"
+                seen.ledger.add(v2.INDEX_ORPHAN, said, noun="folder", sample=path.name)
+        elif path.name not in stores and sqlite.is_database(path):
+            leftovers.append((path.name, path.stat().st_size))
+    if leftovers:
+        hint = "; --kind v1-profile checks what v1 left" if is_profile else ""
+        size = human_bytes(sum(size for _, size in leftovers))
+        said = f"{counted(len(leftovers), 'vector file')} of v1 still there, {size}{hint}"
+        for name, _ in leftovers:
+            seen.ledger.add(v2.LEFTOVER, said, sample=name)
+
+
+def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:
+    rows = [dict(rows_of(index)) for index in seen.indexes.values()]
+    checked = {name: sum(one[name] for one in rows) for name in ("materials", "units", "bodies", "embeddings")}
+    ledger = seen.ledger
+    missing = tuple(dict.fromkeys(ledger.not_checked))
+    closing = "That is all of it."
+    if missing:
+        closing = f"Time was over: {counted(len(missing), 'check')} missing ({', '.join(missing[:3])}…)."
+    elif ledger.level is Level.QUICK:
+        closing = "Looked at structure and counts; without --quick, texts and vectors are read too."
+    return Audit(
+        findings=ledger.findings(),
+        checked={
+            "bases": len(seen.names),
+            "items": seen.items,
+            **checked,
+            "raw_files": seen.raw_files,
+            "bytes": seen.bytes,
+        },
+        names=seen.names,
+        closing=closing,
+        statistics=statistics_of(seen.indexes, seen.names, None if found is None else root / "report.json"),
+        not_checked=missing,
+        level=ledger.level.name.lower(),
+    )
+
+
+def base_ids(found: Located) -> Sequence[str]:
+    """Return the ids of the bases that a store has, by its catalog and its folders."""
+    ledger = Ledger()
+    catalog = _catalog(found.tree.path, found, ledger)
+    named_there = [] if catalog is None else [catalog_rows.base_key(row) for row in catalog.bases]
+    lying_there = [str(store.base_id or store.name) for store in (*found.stores.current, *found.stores.preview)]
+    return list(dict.fromkeys([*named_there, *lying_there]))
+
+
+def document_of(audit: Audit) -> dict[str, Any]:
+    """Return an audit's document with the parts that only v2 data have."""
+    about = {"level": audit.level, "not_checked": list(audit.not_checked), "statistics": audit.statistics}
+    return {**audit.document(), **about}

@@ -1,0 +1,107 @@
+"""Whether texts, bodies and ids are what their hashes say, and bodies where their units say.
+
+Rules: ``docs/formats/index.md``, "Offsets" and "Identities".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import apsw
+
+from checks import v2_findings as v2
+from checks.levels import Ledger
+from checks.schema_shape import Shape
+
+_BODIES = """SELECT CAST(search_text_id AS BLOB),
+       search_text_id IS NOT sha256_hex(CAST(target_type || ' ' || target_id || ' ' || kind AS BLOB)),
+       typeof(text) <> 'text' OR embedding_text_hash IS NOT sha256_hex(CAST(text AS BLOB))
+  FROM search_text"""
+_UNIT_KEY = " || ' ' || ".join(("material_id", "content_hash", "unit_type", "unit_index", "char_start", "char_end"))
+_UNITS = f"""SELECT CAST(unit_id AS BLOB) FROM search_unit
+     WHERE unit_id IS NOT sha256_hex(CAST({_UNIT_KEY} AS BLOB))"""
+_CONTENTS = "SELECT rowid, CAST(content_hash AS BLOB), typeof(text), CAST(text AS BLOB) FROM content"
+#: CROSS JOIN keeps the order: by the index on kinds, every body would be read for every content.
+_SLICES = """SELECT CAST(u.unit_id AS BLOB), u.char_start, u.char_end, CAST(t.text AS BLOB),
+       CAST(t.embedding_text_hash AS BLOB)
+  FROM search_unit u
+  CROSS JOIN search_text t ON t.target_type = 'search_unit' AND t.target_id = u.unit_id AND t.kind = 'body'
+ WHERE u.content_hash = (SELECT content_hash FROM content WHERE rowid = ?)"""
+
+
+def check(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -> None:
+    """Hash every text and every id, and hold every body against its place.
+
+    Raises:
+        apsw.Error: the file is damaged.
+        OutOfTime: time is over.
+    """
+    db.create_scalar_function("sha256_hex", _sha256_of_row, 1, deterministic=True)
+    if shape.has("search_text"):
+        for key, wrong_id, wrong_hash in db.execute(_BODIES):
+            if wrong_id:
+                ledger.add(v2.BODY_ID, "{n} whose id does not follow", base=base, noun="body", sample=key)
+            if wrong_hash:
+                ledger.add(v2.BODY_HASH, "{n} whose hash is not the text's", base=base, noun="body", sample=key)
+    if shape.has("search_unit"):
+        for (key,) in db.execute(_UNITS):
+            ledger.add(v2.UNIT_ID, "{n} whose id does not follow", base=base, noun="unit", sample=key)
+    if shape.has("content"):
+        _contents(db, shape, ledger, base)
+
+
+def _contents(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -> None:
+    has_units = shape.has("search_unit", "search_text")
+    for rowid, key, kind, text in db.execute(_CONTENTS):
+        ledger.check_time()
+        if kind != "text" or key is None or _sha256(text) != key.decode("utf-8", "replace") or not _is_utf8(text):
+            ledger.add(v2.CONTENT_HASH, "{n} whose hash is another one", base=base, noun="text", sample=key)
+            continue
+        for unit in _misplaced(db, rowid, text) if has_units else ():
+            said = "{n} whose body is not at its place in the text"
+            ledger.add(v2.UNIT_OFFSETS, said, base=base, noun="unit", sample=unit)
+
+
+def _sha256_of_row(*values: Any) -> str | None:
+    return _sha256(values[0])
+
+
+def _sha256(raw: Any) -> str | None:
+    return hashlib.sha256(raw).hexdigest() if isinstance(raw, bytes) else None
+
+
+def _is_utf8(text: bytes) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _misplaced(db: apsw.Connection, content: int, text: bytes) -> Iterator[bytes]:
+    """Return the units of a content whose slice of it, in UTF-16 units, is not their body."""
+    ascii_only = text.isascii()
+    whole = text if ascii_only else text.decode().encode("utf-16-le")
+    width = 1 if ascii_only else 2
+    for unit, start, end, body, body_hash in db.execute(_SLICES, (content,)):
+        if not _is_span(start, end, len(whole) // width):
+            yield unit
+            continue
+        found = whole[start * width : end * width]
+        said = body if ascii_only else (body or b"").decode("utf-8", "replace").encode("utf-16-le")
+        # A body that is not what was embedded, in a place that still holds that, is wrong itself and not its place.
+        if found != said and _sha256_of(found, ascii_only) != body_hash:
+            yield unit
+
+
+def _is_span(start: object, end: object, length: int) -> bool:
+    return isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= length
+
+
+def _sha256_of(found: bytes, ascii_only: bool) -> bytes:
+    raw = found if ascii_only else found.decode("utf-16-le", "replace").encode()
+    return hashlib.sha256(raw).hexdigest().encode()

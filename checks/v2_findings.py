@@ -1,0 +1,211 @@
+"""What an audit of v2 data can say: the registry of its findings (``docs/findings.md``, "v2 data")."""
+
+from __future__ import annotations
+
+from checks.findings import register
+
+_REINDEX = "Indexing the item again in the application."
+_CLEAN = "Nothing has to be mended now: it costs space, and no search goes wrong."
+_BACKUP = "A backup of the file; or indexing the base again in the application."
+_PERSON = "A person has to decide; the message says about what."
+_DERIVED = "It can be derived anew from the rest of the file, so keep the file; until then, a backup of it."
+_LATER = "The rows are whole: keep the file as it is, and do not index anew for this alone."
+
+UNREADABLE = register(
+    "error",
+    "file.unreadable",
+    "A catalog or an index is no SQLite file, is cut off, holds none of the known tables, or may not be read.",
+    "A permission, or a backup of the file.",
+)
+CORRUPT = register(
+    "error",
+    "file.corrupt",
+    "SQLite itself finds the file damaged, or stops while reading it. What could not be read was not checked.",
+    _BACKUP,
+)
+HOT_JOURNAL = register(
+    "warning",
+    "file.hot-journal",
+    "The journal of an unfinished transaction lies beside the file. It was checked as if that were taken back.",
+    "Starting the application once: it takes the transaction back.",
+)
+SCHEMA_MISSING = register(
+    "error",
+    "schema.missing",
+    "A table, column, key, check, index or trigger of the layout is missing, or does something else.",
+    _LATER,
+)
+SCHEMA_VERSION = register(
+    "error",
+    "schema.version",
+    "The version in the file is not the layout's. The application would empty this file when it opens the base.",
+    "Do not open the base with the application; keep a copy of the file.",
+)
+SCHEMA_PREVIEW = register(
+    "error",
+    "schema.preview",
+    "The single table of a preview build is here; the application does not see its vectors.",
+    "`regraft migrate`, which carries such a store: the command that the finding gives.",
+)
+META_MISSING = register(
+    "error", "meta.missing", "The identity row is missing: the application would start an empty index.", _LATER
+)
+META_BASE = register(
+    "error", "meta.base-id", "The identity row names another base: the application refuses to open it.", _PERSON
+)
+CONTENT_HASH = register("error", "content.hash", "A text does not match its hash, or is no text.", _REINDEX)
+CONTENT_ORPHAN = register("warning", "content.orphan", "A text that neither a material nor a unit names.", _CLEAN)
+NO_CONTENT = register(
+    "error", "material.no-content", "A material with units names no text, or one that is not there.", _REINDEX
+)
+PATH_UNSAFE = register(
+    "error",
+    "material.path-unsafe",
+    "A path below `raw/` that is none: absolute, with `..`, a backslash or NUL, inside `.cherry`, not normalised, or "
+    "not UTF-8.",
+    _REINDEX,
+)
+PATH_CLASH = register(
+    "warning",
+    "material.path-clash",
+    "Two paths that are one where letter case or Unicode normalisation is ignored.",
+    "Renaming one of the files in the application, before the base moves to such a disk.",
+)
+NO_UNITS = register("warning", "material.no-units", "A material has a text and no unit: nothing finds it.", _REINDEX)
+UNIT_OFFSETS = register(
+    "error",
+    "unit.offsets",
+    "The place that a unit names in its text (in UTF-16 units) does not hold the unit's body, or lies beyond the text.",
+    _DERIVED,
+)
+UNIT_ID = register("error", "unit.id", "A unit's id does not follow from its fields.", _DERIVED)
+UNIT_GAP = register("warning", "unit.gap", "The units of a material are not numbered 0, 1, 2, ….", _DERIVED)
+UNIT_CONTENT = register(
+    "error", "unit.content", "A unit is of another text than its material, or of a material that is gone.", _REINDEX
+)
+NO_BODY = register("error", "unit.no-body", "A unit has no body: no search finds it.", _DERIVED)
+BODY_ID = register("error", "body.id", "A body's id does not follow from its fields.", _DERIVED)
+BODY_HASH = register(
+    "error", "body.hash", "A body does not match its hash: its vector belongs to another text.", _DERIVED
+)
+BODY_ORPHAN = register("warning", "body.orphan", "A body whose unit is gone; searches still find it.", _REINDEX)
+BODY_ROWID = register(
+    "error",
+    "body.rowid",
+    "The number of a body in the full-text index is missing, double, or out of step with that index.",
+    _DERIVED,
+)
+FTS_DESYNC = register(
+    "error", "fts.desync", "The full-text index does not hold what the bodies say: word searches go wrong.", _DERIVED
+)
+VECTOR_MISSING = register(
+    "error",
+    "embedding.missing",
+    "A body without a vector, in a base with a model: no vector search finds it.",
+    _REINDEX,
+)
+VECTOR_ORPHAN = register("warning", "embedding.orphan", "A vector that no body names.", _CLEAN)
+VECTOR_UNEXPECTED = register(
+    "warning", "embedding.unexpected", "Vectors in a base without a model, which is searched by words alone.", _PERSON
+)
+VECTOR_LENGTH = register(
+    "error",
+    "embedding.length",
+    "A vector is no vector, or has another length than most of the file's.",
+    _REINDEX,
+)
+VECTOR_NON_FINITE = register(
+    "error", "embedding.non-finite", "A vector with NaN or infinity: vector search never gives it.", _REINDEX
+)
+VECTOR_ZERO = register("warning", "embedding.zero", "A vector of no length: vector search never gives it.", _REINDEX)
+VECTOR_DUPLICATE = register(
+    "note",
+    "embedding.duplicate",
+    "Three or more texts share one vector bit for bit: the embedder may have failed without saying so.",
+    "A look at the texts; if they differ in meaning, indexing their items again.",
+)
+ITEM_NO_MATERIAL = register(
+    "error",
+    "item.no-material",
+    "In a completed base, a completed file, url or note that has a path has no material: nothing finds it.",
+    _REINDEX,
+)
+ITEM_NOT_INDEXED = register(
+    "note",
+    "item.not-indexed",
+    "A completed url or note that was never indexed, or whose rows were not carried.",
+    _REINDEX,
+)
+ITEM_NO_BASE = register("error", "item.no-base", "An item of a base that does not exist: nobody sees it.", _PERSON)
+ITEM_STATUS = register(
+    "error",
+    "item.status",
+    "Status, error and type of an item do not go together, or it is being worked on and nobody is working.",
+    _REINDEX,
+)
+ITEM_DATA = register(
+    "error",
+    "item.data",
+    "An item's data is not what its type needs: the application refuses the base's whole list.",
+    "A backup of the catalog.",
+)
+ITEM_CONTAINER = register(
+    "warning",
+    "item.container",
+    "A folder's status does not follow from its children, or an item's folder is missing, no folder, or inside itself.",
+    "Deleting the folder in the application and adding it again.",
+)
+ITEM_TOMBSTONE = register(
+    "note",
+    "item.tombstone",
+    "A folder that the upgrade left behind.",
+    "Deleting the folder in the application and adding it again, while it is still on disk.",
+)
+BASE_STATUS = register(
+    "error", "base.status", "Status, error, model, dimensions and search mode of a base do not go together.", _PERSON
+)
+BASE_MODEL = register(
+    "error",
+    "base.model",
+    "A base names a model that does not exist.",
+    "Adding the model in the application under the same id.",
+)
+BASE_DIMENSIONS = register(
+    "error", "base.dimensions", "The catalog gives another length of vectors than all vectors have.", _PERSON
+)
+BASE_FAILED = register(
+    "note",
+    "base.failed",
+    "A base that failed at the upgrade.",
+    "Restoring it in the application, which embeds everything anew.",
+)
+BASE_NO_INDEX = register(
+    "error",
+    "base.no-index",
+    "A completed base has no index file.",
+    "A backup of the file, or restoring the base in the application.",
+)
+INDEX_ORPHAN = register("warning", "index.orphan", "A base's folder that no row of the catalog names.", _CLEAN)
+MATERIAL_ORPHAN = register(
+    "warning", "material.orphan", "A material without an item, or of an item that is being deleted.", _CLEAN
+)
+MATERIAL_PATH = register("error", "material.path", "Index and item do not give the same path.", _REINDEX)
+RAW_MISSING = register(
+    "warning",
+    "raw.missing",
+    "A material's file is gone. Its text is found; it cannot be indexed again. Virtual paths do not count.",
+    "A full backup, or adding the file again.",
+)
+RAW_CHANGED = register(
+    "warning",
+    "raw.changed",
+    "The snapshot of a url or note is not the text that was indexed.",
+    "Indexing the item again, which takes the snapshot as it is now.",
+)
+RAW_ORPHAN = register("warning", "raw.orphan", "A file in `raw/`, older than an hour, that no item names.", _CLEAN)
+LEFTOVER = register(
+    "note",
+    "v1.leftover",
+    "Vector files of v1 are still on disk.",
+    "Deleting them once every base is known to be whole; until then they can be migrated again.",
+)

@@ -1,0 +1,91 @@
+"""Damage of every kind: a check ends with findings, never with a traceback, a hang or a write."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from conftest import REPO, run
+from planted_v2 import KB, index, library, run_sql
+
+SEEDS = 300
+PARTS = 10
+
+
+def loaded(name: str) -> ModuleType:
+    """Load a benchmark from its file: it is no installed package."""
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", REPO / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+audit = loaded("audit")
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library(tmp_path_factory.mktemp("healthy"))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_damage_ends_in_findings(part: int, healthy: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "library"
+    complaints = []
+    for seed in range(part, SEEDS, PARTS):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(healthy, copy)
+        complaints.append(audit.complaint(copy, seed))
+    assert [said for said in complaints if said is not None] == []
+
+
+def test_the_damage_is_real(healthy: Path, tmp_path: Path) -> None:
+    """Most of it is found; the rest hit what no reader looks at, such as free space in a page."""
+    found = 0
+    for seed in range(30):
+        copy = tmp_path / str(seed)
+        shutil.copytree(healthy, copy)
+        before = audit.state(copy)
+        audit.damage(copy, seed)
+        if audit.state(copy) != before:
+            found += run("check", copy, "--deep").status
+    assert found >= 20
+
+
+def test_a_view_without_end_in_place_of_a_table(healthy: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(healthy, tmp_path / "library")
+    endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS content_hash, i AS text,"
+    run_sql(index(copy), "DROP TABLE content", f"CREATE VIEW content AS {endless} i AS created_at FROM n")
+    answer = run("check", copy, "--json").document["findings"]
+    assert "schema.missing" in {finding["name"] for finding in answer if finding["base"] == KB}
+
+
+def test_a_trigger_without_end(healthy: Path, tmp_path: Path) -> None:
+    """The effects of triggers are tried out; one that never ends is one that does something else."""
+    copy = shutil.copytree(healthy, tmp_path / "library")
+    endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    run_sql(
+        index(copy),
+        "DROP TRIGGER search_text_ad",
+        f"CREATE TRIGGER search_text_ad AFTER DELETE ON search_text BEGIN {endless}; END",
+    )
+    answer = run("check", copy, "--json").document["findings"]
+    assert [finding["name"] for finding in answer] == ["schema.missing"]
+    assert answer[0]["samples"] == ["search_text_ad"]
+
+
+def test_a_base_whose_id_leads_elsewhere(healthy: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(healthy, tmp_path / "library")
+    for key in ("../../..", "a/b", ".", "a' || char(0) || 'b"):
+        run_sql(
+            copy / "catalog.sqlite",
+            f"UPDATE knowledge_base SET id = '{key}', status = 'failed', error = 'x' WHERE rowid = 1",
+        )
+        assert run("check", copy, "--deep", "--json").status == 1

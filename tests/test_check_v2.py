@@ -1,0 +1,303 @@
+"""``regraft check`` of v2 data: every finding by damage that makes it, levels, the document; nothing is written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from conftest import run
+from faults import said, untouched
+from planted_v2 import KB, NEW_BASE, OTHER, PLANTED, index, library, run_sql
+from test_docs import keys, section, spans, text_of
+
+from checks.findings import FINDINGS
+
+GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
+golden = pytest.mark.skipif(
+    not (GOLDEN / "profile_upgraded").is_dir(),
+    reason="no profiles of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
+)
+LEVELS = ("quick", "default", "deep")
+FINDING = {"name", "severity", "base", "subject", "message", "count", "samples", "repair"}
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library(tmp_path_factory.mktemp("healthy"))
+
+
+@pytest.fixture
+def store(healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Copy the library, and see that the temporary folder of the run stays empty."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    yield shutil.copytree(healthy, tmp_path / "library")
+    assert list(temporary.iterdir()) == []
+
+
+def check(path: Path, *options: object) -> dict[str, Any]:
+    done = run("check", path, "--json", *options)
+    assert done.status in (0, 1), done.stderr
+    assert done.stderr == ""
+    return done.document
+
+
+def found(path: Path, *options: object) -> list[dict[str, Any]]:
+    return list(check(path, *options)["findings"])
+
+
+def names(path: Path, *options: object) -> set[str]:
+    return {finding["name"] for finding in found(path, *options)}
+
+
+def option(level: str) -> list[str]:
+    return [] if level == "default" else [f"--{level}"]
+
+
+# --- findings ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_whole_library_has_nothing_to_complain_about(level: str, store: Path) -> None:
+    with untouched(store):
+        document = check(store, *option(level))
+    assert document["findings"] == []
+    assert document["level"] == level
+    checked = document["checked"]
+    assert (checked["bases"], checked["units"], checked["bodies"], checked["embeddings"]) == (2, 16, 16, 16)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_damage_is_found_and_nothing_written(name: str, store: Path) -> None:
+    case = PLANTED[name]
+    case.damage(store)
+    with untouched(store):
+        answers = {level: found(store, *option(level)) for level in LEVELS}
+    for level in LEVELS[LEVELS.index(case.level) :]:
+        about = [one for one in answers[level] if (one["name"], one["base"]) == (case.finding, case.base)]
+        assert about, [(one["name"], one["base"], one["message"]) for one in answers[level]]
+        assert all(set(one) == FINDING for one in about)
+        assert about[0]["severity"] == FINDINGS[case.finding].severity
+        assert about[0]["count"] >= 1
+    for level in LEVELS[: LEVELS.index(case.level)]:
+        assert case.finding not in {one["name"] for one in answers[level]}
+
+
+def test_every_finding_is_planted() -> None:
+    v2 = {name for name in FINDINGS if not name.startswith("v1.")} | {"v1.leftover"}
+    assert {case.finding for case in PLANTED.values()} == v2
+
+
+def test_every_finding_is_on_its_page() -> None:
+    text = text_of("docs/findings.md")
+    for case in PLANTED.values():
+        definition = FINDINGS[case.finding]
+        assert f"| `{definition.name}` | {definition.severity} |" in text
+        assert definition.meaning.endswith(".")
+        assert definition.mended_by.endswith(".")
+
+
+def test_only_a_command_that_there_is_is_a_repair(store: Path) -> None:
+    PLANTED["a preview store"].damage(store)
+    PLANTED["no vector"].damage(store)
+    repairs = {finding["name"]: finding["repair"] for finding in found(store)}
+    assert repairs["schema.preview"] == f"regraft migrate {store} --to OUT"
+    assert repairs["embedding.missing"] is None
+
+
+def test_counts_and_samples(store: Path) -> None:
+    run_sql(index(store), "DELETE FROM embedding WHERE rowid <= 4")
+    [finding] = found(store)
+    assert (finding["name"], finding["count"], len(finding["samples"])) == ("embedding.missing", 4, 3)
+    assert finding["message"] == "4 bodies without a vector"
+    assert finding["subject"] is None
+
+
+def test_an_offset_counts_utf_16_units(store: Path) -> None:
+    """The other base's name has an emoji; its text gets one here, in front of its unit."""
+    with closing(apsw.Connection(str(index(store, OTHER)))) as db:
+        [(body,)] = db.execute("SELECT text FROM search_text")
+        db.execute("DELETE FROM search_text")
+        db.execute("DELETE FROM search_unit")
+        db.execute("DELETE FROM embedding")
+    assert body == "text of O"
+    assert names(store) == {"material.no-units"}
+
+
+# --- what is looked at ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "inside", ["", "KnowledgeBase", f"KnowledgeBase/{KB}", f"KnowledgeBase/{KB}/.cherry/index.sqlite"]
+)
+def test_all_of_it_or_one_base(inside: str, store: Path) -> None:
+    PLANTED["no vector"].damage(store)
+    document = check(store / inside)
+    assert [(one["name"], one["base"]) for one in document["findings"]] == [("embedding.missing", KB)]
+    assert document["checked"]["bases"] == (1 if KB in inside else 2)
+
+
+def test_one_base_by_its_id(store: Path) -> None:
+    PLANTED["no vector"].damage(store)
+    assert found(store, "--base", OTHER) == []
+    assert names(store, "--base", KB) == {"embedding.missing"}
+    assert "the source has" in said(run("check", store, "--base", "x", "--json"), "BaseUnknown", 2)
+
+
+def test_only_some_findings_and_the_exit_status(store: Path) -> None:
+    PLANTED["no vector"].damage(store)
+    PLANTED["a stray file"].damage(store)
+    assert names(store, "--only", "raw.orphan") == {"raw.orphan"}
+    status = {
+        line: run("check", store, "--only", "raw.orphan", "--fail-on", line).status for line in ("warning", "error")
+    }
+    assert status == {"warning": 1, "error": 0}
+
+
+def test_time_that_is_over_is_said(store: Path) -> None:
+    document = check(store, "--max-duration", "0")
+    assert document["findings"] == []
+    assert f"{KB}: structure" in document["not_checked"]
+    assert "Time was over" in run("check", store, "--max-duration", "0").stdout
+    assert check(store, "--max-duration", "600")["not_checked"] == []
+
+
+def test_options_that_do_not_go_together(store: Path, tmp_path: Path) -> None:
+    source = tmp_path.parent / store.parent.name / "v1"
+    assert not source.exists()
+    assert "contradict" in said(run("check", store, "--quick", "--deep", "--json"), "WrongUsage", 2)
+    assert "--map-model" in said(run("check", store, "--map-model", "a::b=c::d", "--json"), "WrongUsage", 2)
+
+
+def test_levels_are_for_v2_data(healthy: Path) -> None:
+    said_of = {
+        name: run("check", healthy.parent / "v1", *name.split(), "--json") for name in ("--deep", "--max-duration 1")
+    }
+    for name, done in said_of.items():
+        assert f"{name.split()[0]} is for a check of v2 data" in said(done, "WrongUsage", 2)
+
+
+def test_an_index_that_nobody_recognises_is_a_finding(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    for content in (b"", b"noise", bytes(4096), b"SQLite format 3\0" + bytes(500)):
+        path.write_bytes(content)
+        with untouched(tmp_path):
+            assert names(path) == {"file.unreadable"}
+
+
+def test_a_file_that_the_application_left_in_wal_mode(store: Path) -> None:
+    """A log with content is read from a copy, and without one the file is read where it is: no trace either way."""
+    path = index(store)
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+    with untouched(store):
+        assert found(store, "--deep") == []
+    other = store.parent / "other"
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("DELETE FROM embedding WHERE rowid = 1")
+        shutil.copytree(store, other)
+    index(other).with_name("index.sqlite-shm").unlink(missing_ok=True)
+    with untouched(other):
+        assert names(other) == {"embedding.missing"}
+
+
+def test_virtual_paths_have_no_file(store: Path) -> None:
+    with closing(apsw.Connection(str(index(store)))) as db:
+        virtual = db.execute("SELECT count(*) FROM material WHERE relative_path = material_id").get
+    assert virtual == 2
+    assert found(store, "--deep") == []
+
+
+def test_an_index_by_itself_has_no_files_to_miss(store: Path, tmp_path: Path) -> None:
+    path = shutil.copyfile(index(store), tmp_path / "alone.sqlite")
+    assert found(path, "--deep") == []
+
+
+# --- the application's own profiles ----------------------------------------------------------------------------------
+
+
+@golden
+def test_an_upgraded_profile_has_no_error() -> None:
+    assert names(GOLDEN / "profile_upgraded", "--deep") == {"item.not-indexed", "v1.leftover"}
+
+
+@golden
+def test_a_stranded_profile_has_its_failed_bases_and_tombstones() -> None:
+    answer = found(GOLDEN / "profile_stranded", "--deep")
+    counts = {
+        name: sum(one["count"] for one in answer if one["name"] == name) for name in {one["name"] for one in answer}
+    }
+    assert counts == {"base.failed": 3, "item.tombstone": 10, "v1.leftover": 7}
+
+
+@golden
+def test_an_older_index_says_its_version() -> None:
+    assert names(GOLDEN / "index_v1" / "index.sqlite", "--deep") == {"schema.version"}
+    restored = names(GOLDEN / "index_v1" / "restored.sqlite", "--deep")
+    assert restored == {"schema.version", "body.rowid", "fts.desync"}
+
+
+# --- the document and the text -------------------------------------------------------------------------------------
+
+
+def test_the_document(store: Path) -> None:
+    PLANTED["no vector"].damage(store)
+    document = check(store)
+    head = [
+        "regraft",
+        "source",
+        "target",
+        "run",
+        "findings",
+        "summary",
+        "checked",
+        "level",
+        "not_checked",
+        "statistics",
+    ]
+    assert list(document) == head
+    assert document["source"] == {"kind": "library", "path": str(store)}
+    [kb, other] = document["statistics"]["bases"]
+    assert (kb["id"], kb["units"], kb["covered"], kb["embeddings"], kb["lengths"]) == (KB, 15, 14, 14, {"4": 14})
+    assert sum(kb["norms"].values()) == 14
+    assert kb["rows"]["read"] == kb["rows"]["carried"] == 15
+    assert other["name"] == "Andere Küche 🎉"
+
+
+def test_every_key_is_in_the_reference(store: Path) -> None:
+    PLANTED["no vector"].damage(store)
+    document = check(store)
+    document["summary"].pop("by_name")
+    for base in document["statistics"]["bases"]:
+        base.pop("norms")
+        base.pop("lengths")
+    reference = section(text_of("docs/commands.md"), "JSON")
+    words = set(re.findall(r"\w+", " ".join(spans(reference.partition("\n### ")[0] + section(reference, "check")))))
+    assert {*keys(document), "norms", "lengths"} - words == set()
+
+
+def test_the_text(store: Path) -> None:
+    PLANTED["a preview store"].damage(store)
+    lines = run("check", store).stdout.splitlines()
+    assert lines[0] == f"{store} is a v2 library."
+    assert f"  {NEW_BASE}  ({NEW_BASE})" in lines
+    assert f"      mend it: regraft migrate {store} --to OUT" in lines
+    assert lines[-1].startswith("3 bases, 7 items, 16 units: 1 error, 1 warning.")
+
+
+def test_a_vector_file_alone_is_not_checked(tmp_path):
+    path = tmp_path / "base"
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("CREATE TABLE vectors (id, pageContent, uniqueLoaderId, source, vector)")
+    done = run("check", path, "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "NotChecked")
+    assert "regraft inspect gives a first look" in done.stderr
