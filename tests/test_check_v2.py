@@ -13,12 +13,14 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import run
+from conftest import NOW_MS, run
 from faults import said, untouched
 from planted_v2 import KB, NEW_BASE, OTHER, PLANTED, index, library, run_sql
 from test_docs import keys, section, spans, text_of
 
 from checks.findings import FINDINGS
+from regraft import identity
+from regraft.formats.index import IndexStore
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 golden = pytest.mark.skipif(
@@ -122,15 +124,37 @@ def test_counts_and_samples(store: Path) -> None:
     assert finding["subject"] is None
 
 
-def test_an_offset_counts_utf_16_units(store: Path) -> None:
-    """The other base's name has an emoji; its text gets one here, in front of its unit."""
+def test_a_material_with_text_and_no_unit(store: Path) -> None:
     with closing(apsw.Connection(str(index(store, OTHER)))) as db:
-        [(body,)] = db.execute("SELECT text FROM search_text")
-        db.execute("DELETE FROM search_text")
-        db.execute("DELETE FROM search_unit")
-        db.execute("DELETE FROM embedding")
-    assert body == "text of O"
+        for table in ("search_text", "search_unit", "embedding"):
+            db.execute(f"DELETE FROM {table}")
     assert names(store) == {"material.no-units"}
+
+
+def test_offsets_count_utf_16_units(store: Path) -> None:
+    """Offsets that count characters are right in plain text and wrong behind the first emoji."""
+    first, second = "🎉 a fête 🎉", "第二段 text"
+    content = f"{first}\n\n{second}"
+    starts = [0, len(f"{first}\n\n".encode("utf-16-le")) // 2]
+    ends = [len(text.encode("utf-16-le")) // 2 + start for text, start in zip((first, second), starts, strict=True)]
+    with IndexStore(index(store, OTHER), OTHER) as opened:
+        [(material, path, length)] = opened._db.execute(
+            "SELECT material_id, relative_path, length(vector_blob) FROM material, embedding LIMIT 1"
+        )
+        vectors = {identity.text_hash(text): b"\0\0\x80\x3f" * (length // 4) for text in (first, second)}
+        opened.rebuild_material(material, path, content, zip(starts, ends, strict=True), vectors, NOW_MS)
+    # The file in raw/ is the old one; only what the index says of itself is looked at here.
+    assert names(store / "KnowledgeBase" / OTHER / ".cherry" / "index.sqlite") == set()
+    with closing(apsw.Connection(str(index(store, OTHER)))) as db:
+        db.execute("PRAGMA foreign_keys = OFF")
+        content_hash = identity.text_hash(content)
+        # As a program counts that takes an emoji for one: two before the first unit's end, so two less from there on.
+        unit = identity.unit_id(material, content_hash, 1, starts[1] - 2, ends[1] - 2)
+        db.execute("UPDATE search_text SET target_id = ?, search_text_id = ? WHERE text = ?",
+                   (unit, identity.body_id(unit), second))  # fmt: skip
+        db.execute("UPDATE search_unit SET unit_id = ?, char_start = char_start - 2, char_end = char_end - 2"
+                   " WHERE unit_index = 1", (unit,))  # fmt: skip
+    assert names(store / "KnowledgeBase" / OTHER / ".cherry" / "index.sqlite") == {"unit.offsets"}
 
 
 # --- what is looked at ---------------------------------------------------------------------------------------------
