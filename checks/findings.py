@@ -6,7 +6,6 @@ Names are part of the output contract and never change. ``docs/findings.md`` is 
 from __future__ import annotations
 
 import difflib
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import Any
 from regraft import notices
 from regraft.errors import WrongUsage
 from regraft.notices import Severity
-from regraft.text import counted
+from regraft.text import counted, one_line
 
 #: Findings of one name shown in text before the rest is counted.
 SHOWN_PER_NAME = 3
@@ -29,8 +28,6 @@ SAMPLES = 3
 _NOUNS = {"bases": "base", "items": "item", "rows": "row", "units": "unit"}
 #: From the gravest down, as findings are listed.
 _SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-#: What would write elsewhere on a terminal than where it stands.
-_MOVES_CURSOR = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ def as_text(audit: Audit, title: str, *, verbose: bool = False) -> str:
 def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:
     shown: Counter[str] = Counter()
     for base, of_base in groupby(found, key=lambda finding: finding.base):
-        heading = [] if base is None else [f"  {_one_line(names.get(base, base))}  ({_one_line(base)})"]
+        heading = [] if base is None else [f"  {one_line(names.get(base, base))}  ({one_line(base)})"]
         for finding in of_base:
             shown[finding.name] += 1
             if verbose or shown[finding.name] <= SHOWN_PER_NAME:
@@ -166,12 +163,12 @@ def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterat
 
 def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
     indent = "  " if finding.base is None else "    "
-    message = _one_line(finding.message)
+    message = one_line(finding.message)
     if len(message) > LONGEST_MESSAGE and not verbose:
         message = f"{message[:LONGEST_MESSAGE]}…"
     yield f"{indent}{message} [{finding.name}]"
     if finding.repair is not None:
-        yield f"{indent}  mend it: {_one_line(finding.repair)}"
+        yield f"{indent}  mend it: {one_line(finding.repair)}"
 
 
 def _sum(audit: Audit) -> str:
@@ -180,8 +177,3 @@ def _sum(audit: Audit) -> str:
     shown = [(what, noun) for what, noun in _NOUNS.items() if what in audit.checked]
     seen = ", ".join(counted(audit.checked[what], noun) for what, noun in shown)
     return f"{seen}: {said or 'nothing found'}. {audit.closing}"
-
-
-def _one_line(text: str) -> str:
-    """Return text of the store so that it cannot write on the terminal: on one line, control characters escaped."""
-    return _MOVES_CURSOR.sub(lambda found: found[0].encode("unicode_escape").decode(), " ".join(text.split()))

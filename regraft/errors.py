@@ -8,13 +8,10 @@ so that the table of errors in ``docs/errors.md`` is generated from the classes 
 from __future__ import annotations
 
 import inspect
-import re
 from pathlib import PurePath
 from typing import ClassVar
 
-from regraft.text import shown
-
-_MOVES_CURSOR = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+from regraft.text import escaped, shown
 
 REFUSED = 2
 STOPPED = 3
@@ -29,7 +26,8 @@ class RegraftError(Exception):
     def __init__(self, **facts: object) -> None:
         self.facts = facts
         text = self.template().format(**{name: _written(value) for name, value in facts.items()})
-        super().__init__(_on_one_line(text))
+        # Names from a disk must not move the cursor.
+        super().__init__(escaped(text))
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.facts)
@@ -49,11 +47,6 @@ class RegraftError(Exception):
 def _written(value: object) -> object:
     """Return a path as text that can be printed; anything else as it is."""
     return shown(value) if isinstance(value, PurePath) else value
-
-
-def _on_one_line(text: str) -> str:
-    """Return ``text`` with control characters escaped: names from a disk must not move the cursor."""
-    return _MOVES_CURSOR.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
 def _rebuild(error: type[RegraftError], facts: dict[str, object]) -> RegraftError:

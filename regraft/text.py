@@ -17,6 +17,8 @@ JS_WHITESPACE = (
 #: Surrogates coded each by itself, one or more in a row; no byte of them can be part of another character.
 _RAW_SURROGATES = re.compile(rb"(?:\xed[\xa0-\xbf][\x80-\xbf])+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+#: What would write elsewhere on a terminal than where it stands: control characters, line ends, changes of direction.
+_MOVES_CURSOR = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def trim(text: str) -> str:
@@ -105,3 +107,13 @@ def shown(path: object) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural where it is not one."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def escaped(text: str) -> str:
+    """Return ``text`` with what could move the cursor of a terminal, and unpaired surrogates, as escapes."""
+    return _MOVES_CURSOR.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """Return text of a store so that it cannot write on the terminal: on one line, control characters escaped."""
+    return escaped(" ".join(text.split()))

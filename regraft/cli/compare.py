@@ -23,7 +23,6 @@ from migrators.stages.work import Looker, chosen
 from regraft import clock, identity, progress, retrieval, sqlite
 from regraft.cli.options import PATH, model_word, output_options, plan_options
 from regraft.cli.output import echo_json, reports_errors, say
-from regraft.cli.search import one_line
 from regraft.envelope import Run
 from regraft.errors import BaseUnknown, SourceUnreadable, WrongUsage
 from regraft.formats.embedjs import VECTORS
@@ -32,7 +31,7 @@ from regraft.formats.v2_places import Store
 from regraft.formats.vector_table import StoreProblem, VectorTable
 from regraft.locate import NAMES, Kind, Located, located
 from regraft.rankings import Ranking, first_difference, nearest_texts, recall, with_ties
-from regraft.text import counted, shown
+from regraft.text import counted, one_line, shown
 
 #: What a comparison of a base comes to.
 OUTCOMES = ("equal", "different", "missing", "failed", "not-compared")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.index.search import vector_blob
 from regraft.locate import NAMES, Kind, located
 from regraft.retrieval import Answer, Mode, Request
-from regraft.text import counted, shown
+from regraft.text import counted, one_line, shown
 
-_MOVES_CURSOR = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 #: How much of a body is shown, in code points; ``-v`` shows all of it.
 _EXCERPT = 160
 
@@ -156,8 +154,3 @@ def _as_text(answer: Answer, title: str, *, whole: bool) -> str:
         place = one_line(hit.relative_path or hit.material_id)
         lines += ["", f"{rank:>3}  {hit.score:.6g}  {place}, unit {hit.unit_index}", f"     {excerpt}"]
     return "\n".join(lines) + "\n"
-
-
-def one_line(text: str) -> str:
-    """Return text of a store so that it cannot write on the terminal: on one line, control characters escaped."""
-    return _MOVES_CURSOR.sub(lambda found: found[0].encode("unicode_escape").decode(), " ".join(text.split()))
