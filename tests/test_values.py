@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from migrators.cherry_v1.draft import draft_library
-from migrators.cherry_v1.values import read_number, read_settings, read_time, whole_number
 from migrators.stages.drafts import BaseDraft, LibraryDraft, Settings, SkippedBase
 from migrators.stages.models import ModelWord
+from migrators.stages.values import read_number, read_settings, read_time, whole_number
 from regraft import notices
 from regraft.formats.catalog import BaseRow
 from regraft.formats.v1_state import V1State

@@ -7,10 +7,7 @@ stages do the rest.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from migrators.cherry_preview.draft import draft_library
-from migrators.stages import preflight
 from migrators.stages.drafts import BaseDraft, LibraryDraft
 from migrators.stages.journey import Hints, Journey
 from migrators.stages.options import Options
@@ -20,9 +17,7 @@ from regraft.locate import Located
 
 
 def _read(source: Located, options: Options) -> LibraryDraft:
-    said = preflight.check_running(source.profile, options)
-    library = draft_library(source, options.word)
-    return replace(library, notices=(*said, *library.notices))
+    return draft_library(source, options.word)
 
 
 def _hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) -> Hints:  # noqa: ARG001 - a Journey's

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from migrators.cherry_v1.values import read_number, read_settings
 from migrators.stages.drafts import DEFAULT_CHUNK_SEPARATOR, DEFAULT_CHUNK_STRATEGY, Settings
+from migrators.stages.values import read_number, read_settings
 from regraft.formats.catalog_reader import Row
 
 #: Columns by what the rules of v1's settings call them.

@@ -14,9 +14,9 @@ from migrators.cherry_preview.base_settings import read_base_settings
 from migrators.cherry_preview.item_data import DraftedItems, Place, RawFiles, RawPaths
 from migrators.cherry_preview.listed import draft_items
 from migrators.cherry_preview.told import Told, draft_told_items
-from migrators.cherry_v1.values import read_time, whole_number
 from migrators.stages.drafts import BaseDraft, LibraryDraft, SkippedBase
 from migrators.stages.models import ModelChoice, ModelWord
+from migrators.stages.values import read_time, whole_number
 from regraft import identity, notices
 from regraft.errors import SourceUnreadable
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog

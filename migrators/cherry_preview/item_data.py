@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from migrators.cherry_v1.items import MAX_NOTE_UNITS
-from migrators.stages.drafts import ItemDraft, SkippedItem, Upload
+from migrators.stages.drafts import MAX_NOTE_UNITS, ItemDraft, SkippedItem, Upload
 from regraft import notices
 from regraft.names import RESERVED_NAME, FreeNames, material_name
 from regraft.notices import Notice

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from migrators.cherry_preview.item_data import DraftedItems, Place, read_data
-from migrators.cherry_v1.items import FAILED_TEXT, INTERRUPTED_TEXT
-from migrators.cherry_v1.values import read_time
-from migrators.stages.drafts import ItemDraft, SkippedItem
+from migrators.stages.drafts import FAILED_TEXT, INTERRUPTED_TEXT, ItemDraft, SkippedItem
+from migrators.stages.values import read_time
 from regraft import notices
 from regraft.formats.catalog_reader import Row
 from regraft.notices import Notice

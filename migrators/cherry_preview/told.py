@@ -9,8 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from migrators.cherry_preview.item_data import DraftedItems, Place, base_name, cut_note
-from migrators.cherry_v1.items import MAX_NOTE_UNITS
-from migrators.stages.drafts import ItemDraft, SkippedItem, Upload
+from migrators.stages.drafts import MAX_NOTE_UNITS, ItemDraft, SkippedItem, Upload
 from regraft import notices
 from regraft.errors import SourceUnreadable
 from regraft.formats import libsql_preview

@@ -1,16 +1,13 @@
 """Cherry Studio v1 → v2: one flat vector table per base plus a Redux state become seven tables plus a catalog.
 
-Rules: ``docs/rules.md``. :mod:`.draft`, :mod:`.items` and :mod:`.values` make drafts of v1's state, :mod:`.on_disk`
+Rules: ``docs/rules.md``. :mod:`.draft` and :mod:`.items` make drafts of v1's state, :mod:`.on_disk`
 finds what files beside it tell; the shared stages do the rest.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from migrators.cherry_v1.draft import draft_library
 from migrators.cherry_v1.on_disk import hints
-from migrators.stages import preflight
 from migrators.stages.drafts import LibraryDraft
 from migrators.stages.journey import Journey
 from migrators.stages.options import Options
@@ -20,9 +17,7 @@ from regraft.locate import Located
 
 
 def _read(source: Located, options: Options) -> LibraryDraft:
-    said = preflight.check_running(source.profile, options)
-    library = draft_library(read_state(source.tree, source.places), options.word)
-    return replace(library, notices=(*said, *library.notices))
+    return draft_library(read_state(source.tree, source.places), options.word)
 
 
 JOURNEY = Journey(table=embedjs.VECTORS, read=_read, hints=hints)

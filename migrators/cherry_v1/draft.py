@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from migrators.cherry_v1 import items as item_rules
-from migrators.cherry_v1.values import read_settings, read_time, whole_number
 from migrators.stages.drafts import BaseDraft, LibraryDraft, SkippedBase
 from migrators.stages.models import Models, ModelWord
+from migrators.stages.values import read_settings, read_time, whole_number
 from regraft import identity, notices
 from regraft.formats.v1_state import V1State
 from regraft.names import FreeNames, vector_file_name

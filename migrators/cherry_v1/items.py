@@ -6,20 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from migrators.cherry_v1.values import read_time
-from migrators.stages.drafts import ItemDraft, SkippedItem, Upload
+from migrators.stages.drafts import (
+    ERROR_CODES,
+    FAILED_TEXT,
+    INTERRUPTED_TEXT,
+    MAX_NOTE_UNITS,
+    ItemDraft,
+    SkippedItem,
+    Upload,
+)
+from migrators.stages.values import read_time
 from regraft import identity, notices
 from regraft.names import FreeNames, material_name
 from regraft.notices import Notice
 from regraft.text import is_blank, trim, utf16_cut, utf16_len, without_nul
-
-#: The longest text of a note, in UTF-16 units.
-MAX_NOTE_UNITS = 1_000_000
-#: Error codes of the catalog: v1's free text must never be taken for one.
-ERROR_CODES = frozenset({"directory_not_migrated", "indexing_interrupted"})
-#: The errors of items that v1 left unfinished without saying why. The catalog's readers know these texts.
-FAILED_TEXT = "Legacy knowledge item indexing failed."
-INTERRUPTED_TEXT = "Legacy knowledge item indexing was interrupted and needs to be retried."
 
 _FILE_TEXTS = ("id", "name", "origin_name", "path", "ext", "type", "created_at")
 _FILE_NUMBERS = ("size", "count")

@@ -12,6 +12,13 @@ from regraft.notices import Notice
 
 DEFAULT_CHUNK_SIZE = 1024
 DEFAULT_CHUNK_OVERLAP = 200
+#: The longest text of a note, in UTF-16 units.
+MAX_NOTE_UNITS = 1_000_000
+#: Error codes of the catalog: v1's free text must never be taken for one.
+ERROR_CODES = frozenset({"directory_not_migrated", "indexing_interrupted"})
+#: The errors of items that v1 left unfinished without saying why. The catalog's readers know these texts.
+FAILED_TEXT = "Legacy knowledge item indexing failed."
+INTERRUPTED_TEXT = "Legacy knowledge item indexing was interrupted and needs to be retried."
 DEFAULT_CHUNK_STRATEGY = "structured"
 #: Four characters: backslash, n, backslash, n.
 DEFAULT_CHUNK_SEPARATOR = "\\n\\n"

@@ -116,9 +116,14 @@ def migrate(
 
 
 def read_library(journey: Journey, source: Located, options: Options) -> LibraryDraft:
-    """Read a source's state as drafts, with what is worth saying of how the source was found."""
+    """Read a source's state as drafts, with what is worth saying of how the source was found.
+
+    Raises:
+        ApplicationRunning: it is a profile in use, and the options do not allow that.
+    """
+    running = preflight.check_running(source.profile, options)
     library = journey.read(source, options)
-    return replace(library, notices=(*source.notices, *library.notices))
+    return replace(library, notices=(*source.notices, *running, *library.notices))
 
 
 def _dry_run(

@@ -1,4 +1,4 @@
-"""Single values of v1's state, read by the rules: numbers, times, a base's settings (``docs/rules.md``, "Bases")."""
+"""Single values of a source's state, by the rules: numbers, times, a base's settings (``docs/rules.md``, "Bases")."""
 
 from __future__ import annotations
 
