@@ -12,7 +12,6 @@ from migrators.stages.journey import Journey
 from migrators.stages.options import Options
 from migrators.stages.run import Migration
 from regraft.errors import SourceNotMigratable
-from regraft.formats.v1_places import LOCAL_STORAGE
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress
 
@@ -39,7 +38,7 @@ def journey_of(source: Located) -> Journey:
     if source.kind is Kind.PREVIEW or source.stores.has_preview:
         return cherry_preview.JOURNEY
     advice = _ADVICE[source.kind]
-    if source.kind is Kind.V2_PROFILE and source.tree.kind(LOCAL_STORAGE) == "folder":
+    if source.v1_left:
         advice += "; --kind v1-profile reads what v1 left in it"
     raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=advice)
 

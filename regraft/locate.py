@@ -116,6 +116,11 @@ class Located:
         return None if self.places.profile is None else self.tree.path / self.places.profile
 
     @property
+    def v1_left(self) -> bool:
+        """Tell whether a v2 profile still has what v1 kept its state in: ``--kind v1-profile`` reads that."""
+        return self.kind is Kind.V2_PROFILE and self.tree.kind(LOCAL_STORAGE) == "folder"
+
+    @property
     def is_archive(self) -> bool:
         """Tell whether members have to be extracted before a program can open them."""
         return isinstance(self.tree, ZipTree)

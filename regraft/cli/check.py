@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
             head, audit = _v2_audit(path, found, wish, kind)
         else:
             _refuse({"--quick": quick, "--deep": deep, "--max-duration": max_duration is not None}, "of v2 data")
+            # A look harms nobody: that the application is running is a finding.
             options = migrators.Options(
                 now_ms=clock.now_ms(), word=model_word(map_model, recreate_model), bases=bases, while_running=True
             )
@@ -105,20 +106,15 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
 @contextmanager
 def _recognised(path: Path, kind: str | None) -> Iterator[Located | SourceUnreadable]:
     """Recognise a path; where an index lies, damage to it is a finding and no refusal."""
-    try:
-        opened = located(path, Kind(kind) if kind else None)
-        found = opened.__enter__()
-    except (SourceUnreadable, SourceUnrecognised) as error:
-        name = Path(INDEX_FILE)
-        if not path.is_file() or (path.name != name.name and kind != Kind.INDEX):
-            raise
-        reason = error.facts.get("reason", error.facts.get("found"))
-        yield SourceUnreadable(path=path, reason=reason)
-        return
-    try:
+    with ExitStack() as keep:
+        found: Located | SourceUnreadable
+        try:
+            found = keep.enter_context(located(path, Kind(kind) if kind else None))
+        except (SourceUnreadable, SourceUnrecognised) as error:
+            if not path.is_file() or (path.name != Path(INDEX_FILE).name and kind != Kind.INDEX):
+                raise
+            found = SourceUnreadable(path=path, reason=error.facts.get("reason", error.facts.get("found")))
         yield found
-    finally:
-        opened.__exit__(None, None, None)
 
 
 def _refuse(options: dict[str, Any], about: str) -> None:
@@ -147,15 +143,14 @@ def _head(path: Path, kind: Kind) -> dict[str, Any]:
 def _v1_audit(
     path: Path, found: Located, options: migrators.Options, command: list[str], *, quiet: bool
 ) -> tuple[dict[str, Any], findings.Audit]:
-    # A look harms nobody: that the application is running is a finding.
     try:
-        plan = migrators.plan_only(found, options, progress.for_person(quiet=quiet))
+        migrators.journey_of(found)
     except SourceNotMigratable as error:
-        if error.facts["what"] != NAMES[found.kind]:
-            raise
-        v1_left = found.kind is Kind.V2_PROFILE and "--kind" in str(error.facts["advice"])
-        advice = f"regraft inspect gives a first look{'; --kind v1-profile checks what v1 left' if v1_left else ''}"
+        advice = (
+            f"regraft inspect gives a first look{'; --kind v1-profile checks what v1 left' if found.v1_left else ''}"
+        )
         raise NotChecked(path=path, what=NAMES[found.kind], advice=advice) from error
+    plan = migrators.plan_only(found, options, progress.for_person(quiet=quiet))
     head = {key: plan[key] for key in ("regraft", "source", "target", "run")}
     return head, v1_source.audit(plan, command)
 
