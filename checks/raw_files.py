@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from checks import v2_findings as v2
@@ -112,24 +112,36 @@ def _is_changed(path: Path, material: Material) -> bool:
 
 
 def _files_on_disk(raw: Path, base: str, items: list[Row] | None, ledger: Ledger) -> int:
-    data = [data_of(item) for item in items or ()]
+    count = 0
+    is_orphan = orphans_among(items) if items is not None else None
+    for name, changed_at in _files(raw):
+        ledger.check_time()
+        count += 1
+        if is_orphan is not None and is_orphan(name, changed_at):
+            ledger.add(v2.RAW_ORPHAN, "{n} that no item names", base=base, noun="file", sample=name)
+    return count
+
+
+def orphans(raw: Path, items: list[Row]) -> Iterator[str]:
+    """Return the files below a base's ``raw/`` that no item names and that are older than an hour."""
+    is_orphan = orphans_among(items)
+    return (name for name, changed_at in _files(raw) if is_orphan(name, changed_at))
+
+
+def orphans_among(items: list[Row]) -> Callable[[str, float], bool]:
+    """Return what tells of a path below ``raw/``, and its time of change, whether it is named by no item and old."""
+    data = [data_of(item) for item in items]
     known = {
         one[key] for one in data for key in ("relativePath", "indexedRelativePath") if isinstance(one.get(key), str)
     }
     # A folder item names what its files begin with.
     prefixes = tuple(
         f"{one['relativePath'].rstrip('/')}/"
-        for item, one in zip(items or (), data, strict=True)
+        for item, one in zip(items, data, strict=True)
         if item.get("type") == "directory" and isinstance(one.get("relativePath"), str)
     )
     latest = time.time() - _YOUNG
-    count = 0
-    for name, changed_at in _files(raw):
-        ledger.check_time()
-        count += 1
-        if items is not None and name not in known and not name.startswith(prefixes) and changed_at < latest:
-            ledger.add(v2.RAW_ORPHAN, "{n} that no item names", base=base, noun="file", sample=name)
-    return count
+    return lambda name, changed_at: name not in known and not name.startswith(prefixes) and changed_at < latest
 
 
 def _files(raw: Path) -> Iterator[tuple[str, float]]:

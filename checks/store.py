@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,8 +176,7 @@ def _check_folder(
         if path.name in (rows or {}):
             continue
         if path.is_dir() and not path.is_symlink():
-            is_base = path.name in stores or (is_uuid(path.name) and any(path.iterdir()))
-            if rows is not None and is_base:
+            if rows is not None and is_base_folder(path, stores):
                 said = "{n} that no row of the catalog names"
                 seen.ledger.add(v2.INDEX_ORPHAN, said, noun="folder", sample=path.name)
         elif path.name not in stores and sqlite.is_database(path):
@@ -188,6 +187,11 @@ def _check_folder(
         said = f"{counted(len(leftovers), 'vector file')} of v1 still there, {size}{hint}"
         for name, _ in leftovers:
             seen.ledger.add(v2.LEFTOVER, said, sample=name)
+
+
+def is_base_folder(path: Path, stores: Collection[str]) -> bool:
+    """Tell whether a folder beside those of bases is one of a base: it has an index, or is called like one."""
+    return path.name in stores or (is_uuid(path.name) and any(path.iterdir()))
 
 
 def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:

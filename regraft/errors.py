@@ -161,6 +161,47 @@ class Declined(RegraftError, RuntimeError):
     """{path}: nothing was written, as you said."""
 
 
+# --- changing a store ------------------------------------------------------------------------------------------------
+
+
+class NotChanged(RegraftError, ValueError):
+    """{path}: this is {what}, which regraft {command} does not change; {advice}."""
+
+
+class ApplicationOpen(RegraftError, BlockingIOError):
+    """{path}: the application is running ({sign}); quit it first, its data are not changed under it."""
+
+
+class StoreBusy(RegraftError, BlockingIOError):
+    """{path}: another program has it open for writing; quit that, then run the same command again."""
+
+
+class StoreNotWritable(RegraftError, PermissionError):
+    """{path}: cannot be written ({reason}); nothing was changed, make it writable first."""
+
+
+class StoreOnTwoDisks(RegraftError, OSError):
+    """{path}: on another disk than {root}, so that nothing can be moved between them in one step; put both on one."""
+
+
+class PlanOutdated(RegraftError, ValueError):
+    """{path}: {reason}; nothing of it was changed, run the same command again."""
+
+
+class NotMended(RegraftError, ValueError):
+    """{path}: {findings} would still be found afterwards; all was taken back (run {run}), please report this."""
+
+    exit_status = STOPPED
+
+
+class RunUnknown(RegraftError, LookupError):
+    """{path}: no run {run} that could be taken back; regraft history shows the runs."""
+
+
+class UndoRefused(RegraftError, ValueError):
+    """{path}: {what} changed since run {run}; nothing was taken back, so that no later change is lost."""
+
+
 # --- the index store -----------------------------------------------------------------------------------------------
 
 

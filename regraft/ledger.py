@@ -16,13 +16,15 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import sqlite
+from regraft import changes, sqlite
+from regraft.changes import ChangeLog, RunRecord
 from regraft.clock import now_ms
 from regraft.errors import LedgerUnreadable, TargetLocked
 
 FOLDER = ".regraft"
 FILE = "ledger.sqlite"
-VERSION = 1
+#: Version 1 had no record of changes to data that were there before.
+VERSION = 2
 
 _TABLES = (
     "CREATE TABLE ledger (version INTEGER NOT NULL)",
@@ -79,6 +81,7 @@ class Ledger:
         self._db = connection
         self._target = target
         self._run: str | None = None
+        self.changes = ChangeLog(connection)
 
     # --- runs ------------------------------------------------------------------------------------------------------
 
@@ -203,10 +206,13 @@ def opened(target: Path) -> Iterator[Ledger]:
 
 def _prepare(db: apsw.Connection, target: Path) -> None:
     if _is_fresh(db, target):
-        for statement in _TABLES:
+        for statement in (*_TABLES, *changes.TABLES):
             db.execute(statement)
         db.execute("INSERT INTO ledger (version) VALUES (?)", (VERSION,))
-    _check_version(db, target)
+    if _checked_version(db, target) < VERSION:
+        for statement in changes.TABLES:
+            db.execute(statement)
+        db.execute("UPDATE ledger SET version = ?", (VERSION,))
 
 
 def _is_fresh(db: apsw.Connection, target: Path) -> bool:
@@ -217,10 +223,11 @@ def _is_fresh(db: apsw.Connection, target: Path) -> bool:
     return not tables
 
 
-def _check_version(db: apsw.Connection, target: Path) -> None:
-    version = db.execute("SELECT version FROM ledger").get
-    if version != VERSION:
+def _checked_version(db: apsw.Connection, target: Path) -> int:
+    version: Any = db.execute("SELECT version FROM ledger").get
+    if version not in range(1, VERSION + 1):
         raise LedgerUnreadable(path=path_of(target), reason=f"it is of version {version}")
+    return int(version)
 
 
 def read_entries(target: Path) -> dict[str, Entry]:
@@ -235,5 +242,20 @@ def read_entries(target: Path) -> dict[str, Entry]:
     with readable(target), sqlite.reading(path) as db:
         if _is_fresh(db, target):
             return {}
-        _check_version(db, target)
+        _checked_version(db, target)
         return Ledger(db, target).entries()
+
+
+def read_runs(target: Path) -> list[RunRecord]:
+    """Return the runs that the ledger of ``target`` knows, oldest first, without a trace.
+
+    Raises:
+        LedgerUnreadable: it is damaged.
+    """
+    path = path_of(target)
+    if not path.exists():
+        return []
+    with readable(target), sqlite.reading(path) as db:
+        if _is_fresh(db, target):
+            return []
+        return ChangeLog(db, has_tables=_checked_version(db, target) == VERSION).runs()

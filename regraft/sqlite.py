@@ -23,6 +23,8 @@ BUSY_TIMEOUT_MS = 5_000
 
 #: Files that SQLite keeps beside a database and that hold part of its content.
 _COMPANIONS = ("-wal", "-journal")
+#: Files that SQLite makes beside a database.
+TRACES = ("-wal", "-shm", "-journal")
 #: What every database begins with.
 MAGIC = b"SQLite format 3\0"
 _WAL_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")

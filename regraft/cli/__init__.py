@@ -13,6 +13,8 @@ from regraft import __version__
 from regraft.cli.check import check
 from regraft.cli.compare import compare
 from regraft.cli.export import export
+from regraft.cli.gc import gc
+from regraft.cli.history import history, undo
 from regraft.cli.import_ import import_
 from regraft.cli.inspect import inspect
 from regraft.cli.migrate import migrate
@@ -52,7 +54,7 @@ def cli() -> None:
     """
 
 
-for command in (inspect, check, migrate, search, compare, export, import_):
+for command in (inspect, check, migrate, search, compare, export, import_, gc, history, undo):
     cli.add_command(command)
 
 

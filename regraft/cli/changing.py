@@ -1,0 +1,151 @@
+"""What every command that changes a store takes, says and ends with (``docs/commands.md``)."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from regraft import notices, progress
+from regraft.cli.options import PATH, output_options
+from regraft.cli.output import echo_json, say
+from regraft.ledger import FOLDER
+from regraft.locate import Kind
+from regraft.progress import human_bytes
+from regraft.text import one_line
+from repair.run import Planner, run_command
+
+F = TypeVar("F", bound=Callable[..., Any])
+#: Actions and reasons of one name shown before the rest is counted.
+_SHOWN = 5
+
+
+def change_options(command: F) -> F:
+    """Add what every command that changes a store takes, PATH first."""
+    for option in (
+        output_options,
+        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+        click.option(
+            "--fail-on",
+            type=click.Choice(["error", "warning", "never"]),
+            default="warning",
+            show_default=True,
+            help="From which severity of what is left on the exit status is 1.",
+        ),
+        click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base; may be repeated."),
+        click.option("--dry-run", is_flag=True, help="Show the plan and touch nothing."),
+        click.argument("path", type=PATH),
+    ):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options of :func:`change_options` say."""
+
+    dry_run: bool
+    bases: tuple[str, ...]
+    fail_on: str
+    yes: bool
+    as_json: bool
+    quiet: bool
+    verbose: int
+    kind: str | None
+
+
+def change(command: str, path: Path, planner: Planner, asked: Asked) -> None:
+    """Run a planner's plan, say what was done, and end the process with its exit status."""
+    silent = asked.as_json or asked.quiet
+    document = run_command(
+        command,
+        path,
+        planner,
+        kind=Kind(asked.kind) if asked.kind else None,
+        bases=asked.bases,
+        dry_run=asked.dry_run,
+        progress=progress.for_person(quiet=silent),
+        show_plan=lambda planned: agreed(planned, yes=asked.yes, silent=silent),
+    )
+    if asked.as_json:
+        echo_json(document)
+    else:
+        say(as_text(document, verbose=asked.verbose > 0))
+    sys.exit(exit_status(document, asked.fail_on))
+
+
+def agreed(planned: dict[str, Any], *, yes: bool, silent: bool) -> bool:
+    """Show a plan, and ask whether to go on where a person is there to answer."""
+    if silent or yes or not sys.stdin.isatty():
+        return True
+    say("".join(f"{line}\n" for line in ["Plan:", *_actions(planned, verbose=False)]))
+    try:
+        return click.confirm("Go on?", default=True)
+    except click.Abort as error:
+        raise KeyboardInterrupt from error
+
+
+def as_text(document: dict[str, Any], *, verbose: bool) -> str:
+    """Return what a run did, or would do, as text for a person."""
+    lines = [*_actions(document, verbose=verbose), *_left(document, verbose=verbose)]
+    if not document["actions"]:
+        lines.append("Nothing has to be done: nothing was written.")
+    elif document["run"]["dry_run"]:
+        lines += ["", "Dry run: nothing was written."]
+    elif document["undo"] is not None:
+        path = document["source"]["path"]
+        lines += ["", f"Done; {path} and its {FOLDER} were written.", f"Take it back: regraft undo {path}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _actions(document: dict[str, Any], *, verbose: bool) -> list[str]:
+    def line(action: dict[str, Any]) -> str:
+        size = f" ({human_bytes(action['bytes'])})" if action["bytes"] else ""
+        return f"{one_line(action['message'])}{size} [{action['action']}]"
+
+    return list(_by_base(document, document["actions"], "action", line, verbose))
+
+
+def _left(document: dict[str, Any], *, verbose: bool) -> list[str]:
+    def line(left: dict[str, Any]) -> str:
+        hint = f"\n    try: {one_line(left['repair'])}" if left["repair"] else ""
+        return f"{one_line(left['reason'])} [{left['finding']}]{hint}"
+
+    left = [one for one in document["left"] if verbose or notices.at_least(one["severity"], "warning")]
+    return ["", "Left as it is:", *_by_base(document, left, "finding", line, verbose)] if left else []
+
+
+def _by_base(
+    document: dict[str, Any],
+    entries: list[dict[str, Any]],
+    key: str,
+    line: Callable[[dict[str, Any]], str],
+    verbose: bool,
+) -> Iterator[str]:
+    """Return entries as lines below the name of their base; of one kind only some, unless all are wanted."""
+    names = {base["id"]: base["name"] for base in document["bases"]}
+    seen: Counter[str] = Counter()
+    heading = None
+    for entry in sorted(entries, key=lambda entry: str(entry["base"] or "")):
+        seen[entry[key]] += 1
+        if verbose or seen[entry[key]] <= _SHOWN:
+            if entry["base"] is not None and entry["base"] != heading:
+                heading = entry["base"]
+                yield f"{one_line(names.get(heading, heading))}  ({one_line(heading)})"
+            yield f"{'' if entry['base'] is None else '  '}{line(entry)}"
+    if not verbose:
+        more = {name: count - _SHOWN for name, count in seen.items() if count > _SHOWN}
+        yield from (f"… and {count:,} more of {name} (-v shows all)" for name, count in more.items())
+
+
+def exit_status(document: dict[str, Any], fail_on: str) -> int:
+    """Return 1 where something is left that is worth reading, else 0."""
+    if fail_on == "never":
+        return 0
+    line: Any = "error" if fail_on == "error" else "warning"
+    return int(any(notices.at_least(one["severity"], line) for one in document["left"]))

@@ -1,0 +1,36 @@
+"""``regraft gc``: removing what nothing reaches."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from regraft import clock
+from regraft.cli.changing import Asked, change, change_options
+from regraft.cli.output import reports_errors
+from repair import gc as collecting
+
+
+@click.command()
+@change_options
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=collecting.GRACE_DAYS,
+    show_default=True,
+    metavar="DAYS",
+    help="How long trash, and what takes a run back, are kept.",
+)
+@click.option("--vacuum", is_flag=True, help="Give free space in index files back, where that pays.")
+@click.option("--only", multiple=True, metavar="NAME", help="Only findings of this name; may be repeated.")
+@reports_errors
+def gc(path: Path, grace: float, vacuum: bool, only: tuple[str, ...], **options: Any) -> None:
+    """Remove what nothing reaches from the store at PATH: vectors, texts and files.
+
+    Files go to a dated trash below .regraft, where they are kept for some days; regraft undo brings them back.
+    """
+    wish = collecting.Wish(clock.now_ms(), grace, vacuum, frozenset(collecting.checked_names(only)))
+    change("gc", path, partial(collecting.plan, wish=wish), Asked(**options))

@@ -1,0 +1,90 @@
+"""``regraft history`` and ``regraft undo``: what was done to a store, and taking it back."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from regraft import progress
+from regraft.cli.changing import agreed, as_text
+from regraft.cli.options import PATH, output_options
+from regraft.cli.output import echo_json, reports_errors, say
+from regraft.envelope import Run
+from regraft.locate import Kind
+from regraft.progress import human_bytes
+from regraft.text import counted, one_line, shown
+from repair import undo as undoing
+from repair.run import undo_run
+from repair.store import recognised
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@output_options
+@reports_errors
+def history(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | None) -> None:  # noqa: ARG001
+    """List what regraft did to the store at PATH, and what can be taken back. Nothing is written."""
+    with recognised(path, Kind(kind) if kind else None, "history") as store:
+        run = Run("history", source_kind=store.found.kind.value, source=path)
+        runs = undoing.history(store.root)
+    run.end()
+    if as_json:
+        echo_json({**run.document(), "runs": runs})
+        return
+    say("".join(f"{line}\n" for one in runs for line in _lines(one, verbose=verbose > 0)) or "No runs.\n")
+
+
+def _lines(run: dict[str, Any], *, verbose: bool) -> list[str]:
+    undo = run["undo"]
+    back = {
+        "possible": f"regraft undo takes it back ({human_bytes(undo['bytes'])} are kept for that)",
+        "undone": "taken back",
+        "expired": "can no longer be taken back",
+        "none": "changed nothing that was there before",
+    }[undo["state"]]
+    lines = [f"{run['started_at']}  {run['command']}  {run['status']}  {run['id']}", f"  {back}"]
+    shown_actions = run["actions"] if verbose else run["actions"][:5]
+    lines += [f"  - {one_line(action['message'])}" for action in shown_actions]
+    if len(run["actions"]) > len(shown_actions):
+        lines.append(f"  … and {counted(len(run['actions']) - len(shown_actions), 'more action')} (-v shows all)")
+    return lines
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.argument("run_id", metavar="[RUN]", required=False)
+@click.option("--dry-run", is_flag=True, help="Say what would be taken back and touch nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@output_options
+@reports_errors
+def undo(
+    path: Path,
+    run_id: str | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: int,
+    kind: str | None,
+) -> None:
+    """Take back what a run did to the store at PATH: RUN, or the latest that can be.
+
+    It is refused where anything that the run changed was changed since.
+    """
+    document = undo_run(
+        path,
+        run_id,
+        kind=Kind(kind) if kind else None,
+        dry_run=dry_run,
+        progress=progress.for_person(quiet=quiet or as_json),
+        show_plan=lambda planned: agreed(planned, yes=yes, silent=as_json or quiet),
+    )
+    if as_json:
+        echo_json(document)
+    else:
+        tail = "" if dry_run else f"Taken back: run {document['undone']}; {shown(path)} was written.\n"
+        say(as_text(document, verbose=verbose > 0) + tail)
+    sys.exit(0)

@@ -1,0 +1,172 @@
+"""Putting files and folders in place of others in one step, and back.
+
+What was there is kept below ``.regraft`` under another name: nothing is copied, and a kill leaves the one or the other
+(``docs/formats/library.md``, "Changes").
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+
+from regraft import durable, sqlite
+from regraft.errors import StoreBusy, StoreNotWritable, StoreOnTwoDisks
+
+_CHUNK = 1 << 20
+#: FTS5 keeps what it has in these tables, besides those that it says are virtual.
+_SHADOWS = ("data", "idx", "docsize", "config", "content")
+#: Where a file system has no hard links.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS}
+
+
+def mark_of(path: Path) -> str | None:
+    """Return what tells whether a file or folder was changed: a hash of what is in it; None where nothing is.
+
+    Of a SQLite file it is what its rows say, in any order: that it was opened, or changed and changed back, does not
+    count, nor do the numbers of a full-text index.
+    """
+    if path.is_dir() and not path.is_symlink():
+        parts = (f"{name} {_file_mark(path / name)}\n" for name in sorted(_names(path)))
+        return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+    return _file_mark(path) if os.path.lexists(path) else None
+
+
+def _names(folder: Path) -> Iterator[str]:
+    for place, folders, files in os.walk(folder):
+        inside = Path(place).relative_to(folder)
+        yield from (str(inside / name) for name in files if not name.endswith(sqlite.TRACES))
+        yield from (str(inside / name) for name in folders if (Path(place) / name).is_symlink())
+
+
+def _file_mark(path: Path) -> str:
+    if path.is_symlink():
+        return f"link {path.readlink()}"
+    if sqlite.is_database(path):
+        try:
+            return f"rows {_rows_mark(path)}"
+        except (apsw.Error, UnicodeDecodeError):
+            pass  # damaged: its bytes tell
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _rows_mark(path: Path) -> str:
+    total = 0
+    with sqlite.reading(path) as db:
+        for table in _ordinary_tables(db):
+            columns = [
+                row[1] for row in db.execute(f"PRAGMA table_info({_quoted(table)})") if str(row[1]) != "fts_rowid"
+            ]
+            wanted = ", ".join(f"typeof({_quoted(name)}), CAST({_quoted(name)} AS BLOB)" for name in columns)
+            for row in db.execute(f"SELECT {wanted} FROM {_quoted(table)}"):
+                # A sum: no order of rows is any order of theirs.
+                total += int.from_bytes(hashlib.blake2b(repr((table, row)).encode(), digest_size=16).digest())
+    return f"{total % (1 << 128):032x}"
+
+
+def _ordinary_tables(db: apsw.Connection) -> list[str]:
+    found = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
+    virtual = [str(name) for name, sql in found if str(sql).upper().startswith("CREATE VIRTUAL")]
+    derived = {*virtual, *(f"{name}_{shadow}" for name in virtual for shadow in _SHADOWS), "sqlite_sequence"}
+    return sorted(str(name) for name, _ in found if name not in derived and not str(name).startswith("sqlite_stat"))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+# --- moves -----------------------------------------------------------------------------------------------------------
+
+
+def settle_log(path: Path) -> None:
+    """Work the log or journal beside a SQLite file into it, as its next writer would, and make sure of being alone.
+
+    What is no SQLite file, or too damaged to be opened, is left as it is.
+
+    Raises:
+        StoreBusy: another program has it open.
+        StoreNotWritable: it may not be written to.
+    """
+    if not sqlite.is_database(path):
+        return
+    try:
+        with sqlite.writing(path) as db:
+            db.set_busy_timeout(0)
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            db.execute("BEGIN EXCLUSIVE")
+            db.execute("COMMIT")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except apsw.BusyError as error:
+        raise StoreBusy(path=path) from error
+    except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError) as error:
+        raise StoreNotWritable(path=path, reason=error) from error
+    except apsw.Error:
+        return
+
+
+def swap(final: Path, new: Path | None, kept: Path) -> None:
+    """Put ``new`` where ``final`` is and what was there to ``kept``; each of both may be nothing.
+
+    Raises:
+        StoreOnTwoDisks, OSError
+    """
+    try:
+        if os.path.lexists(final):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            if new is not None and _linked(final, kept):
+                durable.sync_folder(kept.parent)
+            else:
+                durable.replace(final, kept)
+        if new is not None:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            durable.replace(new, final)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise StoreOnTwoDisks(path=final, root=kept.parent) from error
+        raise
+
+
+def swap_back(final: Path, kept: Path | None, aside: Path) -> None:
+    """Put ``kept`` back where ``final`` is; what stood there goes to ``aside``, which the caller removes."""
+    if os.path.lexists(final):
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        if not (kept is not None and kept.is_file() and _linked(final, aside)):
+            durable.replace(final, aside)
+    if kept is not None:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        durable.replace(kept, final)
+
+
+def _linked(path: Path, kept: Path) -> bool:
+    """Give a file a second name, so that its place is never empty; False where that cannot be."""
+    if path.is_dir() or path.is_symlink():
+        return False
+    try:
+        os.link(path, kept)
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            return False
+        raise
+    return True
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder; links are not followed."""
+    if path.is_dir() and not path.is_symlink():
+        return sum((path / name).lstat().st_size for name in _names(path))
+    return path.lstat().st_size if os.path.lexists(path) else 0
+
+
+def prune(folder: Path, stop: Path) -> None:
+    """Remove empty folders from ``folder`` upwards, below ``stop``."""
+    while folder != stop and stop in folder.parents:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent

@@ -1,0 +1,247 @@
+"""Running a plan: what takes each change back is recorded first, each file changes in one step, then it is checked.
+
+Rules: ``docs/formats/library.md``, "Changes".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from regraft import durable, ledger
+from regraft.changes import RunRecord
+from regraft.envelope import Run
+from regraft.errors import (
+    Declined,
+    Interrupted,
+    NotEnoughSpace,
+    NotMended,
+    RegraftError,
+    StoppedMidway,
+    StoreNotWritable,
+    TargetLocked,
+)
+from regraft.ledger import Ledger
+from regraft.locate import Kind
+from regraft.progress import Progress, human_bytes, stage
+from regraft.text import shown
+from repair import changing, undo
+from repair.changing import Changer
+from repair.plan import Plan
+from repair.store import Store, demand_quiet, recognised
+
+Planner = Callable[[Store], Plan]
+Document = dict[str, Any]
+#: Room that every run takes for its records, in bytes.
+_RECORDS = 1 << 20
+
+
+def run_command(
+    command: str,
+    path: Path,
+    planner: Planner,
+    *,
+    kind: Kind | None = None,
+    bases: tuple[str, ...] = (),
+    dry_run: bool = False,
+    progress: Progress,
+    show_plan: Callable[[Document], bool] = lambda _: True,
+) -> Document:
+    """Plan what a command does to a store, do it, and return what was done.
+
+    Args:
+        command: its name.
+        path: the store, or a part of it.
+        planner: looks at the store, writes nothing, and returns the plan.
+        kind: what the path is, where the user says so.
+        bases: ids of the bases that are meant; empty: all.
+        dry_run: return the plan and touch nothing.
+        progress: told of the changes.
+        show_plan: called with the planned document before anything is changed; False stops here.
+
+    Raises:
+        RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
+    """
+    with recognised(path, kind, command, bases) as store:
+        run = Run(command, dry_run, store.found.kind.value, path)
+        if dry_run:
+            plan = planner(store)
+            run.end()
+            return document(store, run, plan, None)
+        demand_quiet(store)
+        with opened(store) as book, _clean_stop(store, book, run):
+            if changing.recover(store.root, book):
+                with recognised(path, kind, command, bases) as settled:
+                    return _carry_out(settled, book, run, planner(settled), progress, show_plan)
+            return _carry_out(store, book, run, planner(store), progress, show_plan)
+
+
+def document(store: Store, run: Run, plan: Plan, undone_by: str | None) -> Document:
+    """Return a run's document (``docs/commands.md``, "Commands that change a store")."""
+    return {
+        **run.document(),
+        "bases": [{"id": base, "name": store.names.get(base, base)} for base in sorted(plan.bases)],
+        "actions": [action.document() for action in plan.actions],
+        "left": [left.document() for left in plan.left],
+        "undo": undone_by,
+    }
+
+
+def undo_run(
+    path: Path,
+    run_id: str | None,
+    *,
+    kind: Kind | None = None,
+    dry_run: bool = False,
+    progress: Progress,
+    show_plan: Callable[[Document], bool] = lambda _: True,
+) -> Document:
+    """Take back what a run did to a store: ``run_id``, or the latest that can be; returns what was done.
+
+    Raises:
+        RunUnknown: there is no such run, or it was taken back already.
+        UndoRefused: what it changed was changed since; nothing is taken back.
+        RegraftError: as for :func:`run_command`.
+    """
+    with recognised(path, kind, "undo") as store:
+        run = Run("undo", dry_run, store.found.kind.value, path)
+        chosen = undo.chosen_run(store.root, ledger.read_runs(store.root), run_id)
+        planned = _undo_document(run, chosen)
+        if dry_run:
+            undo.demand_unchanged(store.root, chosen)
+            run.end()
+            return {**planned, **run.document()}
+        demand_quiet(store)
+        with opened(store) as book, _clean_stop(store, book, run):
+            changing.recover(store.root, book)
+            chosen = undo.chosen_run(store.root, book.changes.runs(), run_id)
+            undo.demand_unchanged(store.root, chosen)
+            planned = _undo_document(run, chosen)
+            if not show_plan(planned):
+                raise Declined(path=path)
+            book.begin_run("undo", shown(path), run.id)
+            book.changes.record_actions(run.id, planned["actions"])
+            with stage(progress, "Taking back", len(chosen.changes)):
+                undo.take_back(store.root, book, chosen.run_id)
+            book.end_run("finished")
+        run.end()
+        return {**planned, **run.document()}
+
+
+def _undo_document(run: Run, chosen: RunRecord) -> Document:
+    actions = [{**action, "message": f"take back: {action['message']}"} for action in chosen.actions]
+    bases = [{"id": base, "name": base} for base in sorted({str(one["base"]) for one in actions if one["base"]})]
+    head = {**run.document(), "bases": bases}
+    return {**head, "actions": actions, "left": [], "undo": None, "undone": chosen.run_id}
+
+
+def _carry_out(
+    store: Store,
+    book: Ledger,
+    run: Run,
+    plan: Plan,
+    progress: Progress,
+    show_plan: Callable[[Document], bool],
+) -> Document:
+    planned = document(store, run, plan, None)
+    if not plan.changes and not plan.expired:
+        run.end()
+        return {**planned, **run.document()}
+    _check_space(store, plan)
+    if not show_plan(planned):
+        raise Declined(path=store.path)
+    book.begin_run(run.command, shown(store.path), run.id)
+    book.changes.record_actions(run.id, planned["actions"])
+    changer = Changer(store.root, book, run.id)
+    with stage(progress, "Changing", len(plan.changes)):
+        for change in plan.changes:
+            changer.make(change)
+            progress.step(1, change.bytes)
+    _check_mended(store, book, run, plan)
+    changing.expire(store.root, book, plan.expired)
+    changing.clean(store.root)
+    book.end_run("finished")
+    run.end()
+    return document(store, run, plan, run.id if plan.changes else None)
+
+
+def _check_mended(store: Store, book: Ledger, run: Run, plan: Plan) -> None:
+    """Check what was touched again; where something is not mended, all of the run is taken back."""
+    if not plan.mends:
+        return
+    with recognised(store.path, store.found.kind, run.command, tuple(sorted(store.chosen))) as after:
+        touched = frozenset(base for _, base in plan.mends if base is not None and base in after.stores) or None
+        found = {(one.name, one.base) for one in after.audit(bases=touched).findings}
+    still = sorted({name for name, base in plan.mends if (name, base) in found})
+    if still:
+        undo.take_back(store.root, book, run.id)
+        raise NotMended(path=store.path, findings=", ".join(still), run=run.id)
+
+
+def _check_space(store: Store, plan: Plan) -> None:
+    needed = _RECORDS + sum(change.bytes for change in plan.changes)
+    free = shutil.disk_usage(store.root).free
+    if needed > free:
+        raise NotEnoughSpace(path=store.root, needed=human_bytes(needed), free=human_bytes(free))
+
+
+@contextmanager
+def opened(store: Store) -> Iterator[Ledger]:
+    """Open the store's ledger, which keeps every other run out; what was made for it goes again if nothing is in it.
+
+    Raises:
+        TargetLocked: another run has it.
+        StoreNotWritable
+    """
+    is_new = not store.own.exists()
+    try:
+        with contextlib.ExitStack() as stack:
+            try:
+                store.own.mkdir(exist_ok=True)
+                book = stack.enter_context(ledger.opened(store.root))
+            except RegraftError:
+                raise
+            except (OSError, apsw.Error) as error:
+                reason = getattr(error, "strerror", None) or error
+                raise StoreNotWritable(path=store.root, reason=reason) from error
+            yield book
+            is_new = is_new and not book.changes.runs()
+    except TargetLocked:
+        is_new = False
+        raise
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):
+                durable.remove_tree(store.own)
+
+
+@contextmanager
+def _clean_stop(store: Store, book: Ledger, run: Run) -> Iterator[None]:
+    """Leave every file whole, whatever stops the run."""
+
+    def leave(status: str) -> int:
+        with contextlib.suppress(OSError, apsw.Error, RegraftError):
+            changing.recover(store.root, book)
+        with contextlib.suppress(OSError, apsw.Error):
+            book.end_run(status)
+            return len({one.path for one in book.changes.changes_of(run.id) if one.state == "done"})
+        return 0
+
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(finished=leave("interrupted")) from error
+    except RegraftError:
+        leave("stopped")
+        raise
+    except (OSError, apsw.Error) as error:
+        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        raise StoppedMidway(
+            path=store.root, doing="changing the store", reason=reason, finished=leave("stopped")
+        ) from error

@@ -1,0 +1,114 @@
+"""The store that a command is about to change: where it lies, what it holds, and that it may be changed now."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from checks import store as checked
+from checks.catalog_rows import base_key
+from checks.findings import Audit, Finding
+from checks.levels import Level
+from regraft import ledger, profiles
+from regraft.errors import ApplicationOpen, BaseUnknown, NotChanged
+from regraft.formats import v2_places
+from regraft.formats.catalog_reader import CatalogProblem, read_catalog
+from regraft.locate import NAMES, Kind, Located, located
+
+#: Kinds that are changed in place.
+KINDS = checked.KINDS
+
+
+@dataclass(frozen=True)
+class Store:
+    """A library, a profile, a base's folder or an index file, as it is on disk now."""
+
+    #: What the user named.
+    path: Path
+    #: The folder that all paths of a plan are below: the library or profile, else the base's own folder.
+    root: Path
+    found: Located
+    #: Ids of the bases that the user chose; empty: all.
+    chosen: frozenset[str] = frozenset()
+
+    @property
+    def own(self) -> Path:
+        """Return the folder of regraft's own beside the data."""
+        return self.root / ledger.FOLDER
+
+    @property
+    def is_profile(self) -> bool:
+        """Tell whether it is (part of) the application's own data folder."""
+        return self.catalog is not None and Path(self.catalog).name == v2_places.PROFILE_DATABASE
+
+    @property
+    def catalog(self) -> str | None:
+        """Return the name of the catalog below the root, None where there is none."""
+        return self.found.stores.catalog
+
+    @property
+    def bases(self) -> str:
+        """Return the name of the folder of all bases below the root."""
+        return self.found.stores.bases
+
+    @property
+    def stores(self) -> dict[str, v2_places.Store]:
+        """Return the index files by the base's id."""
+        every = (*self.found.stores.current, *self.found.stores.preview)
+        return {str(store.base_id or store.name): store for store in every}
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Return what a person calls each base, by its id; empty where no catalog can be read."""
+        with contextlib.suppress(CatalogProblem):
+            rows = [] if self.catalog is None else read_catalog(self.root / self.catalog, data=False).bases
+            return {base_key(row): str(row.get("name")) for row in rows}
+        return {}
+
+    def wants(self, base: str | None) -> bool:
+        """Tell whether a base is among those that the user chose."""
+        return not self.chosen or base in self.chosen
+
+    def audit(self, level: Level = Level.DEFAULT, bases: frozenset[str] | None = None) -> Audit:
+        """Check it without writing: all that was chosen, or just ``bases``."""
+        wanted = self.chosen if bases is None else bases
+        return checked.audit(self.found, checked.Wish(level, bases=tuple(sorted(wanted))), "")
+
+    def findings(self, level: Level = Level.DEFAULT) -> list[Finding]:
+        """Return what ``check`` finds in what was chosen."""
+        return [one for one in self.audit(level).findings if self.wants(one.base)]
+
+
+@contextmanager
+def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ...] = ()) -> Iterator[Store]:
+    """Recognise what is to be changed.
+
+    Raises:
+        NotChanged: it is nothing that is changed in place.
+        BaseUnknown: it has no such base.
+        RegraftError: it cannot be recognised.
+    """
+    with located(path, kind) as found:
+        if found.kind not in KINDS or found.is_archive:
+            advice = "unpack it first" if found.is_archive else "regraft migrate makes a library of it"
+            raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=advice)
+        known = checked.base_ids(found)
+        for base in bases:
+            if base not in known:
+                raise BaseUnknown(base=base, known=", ".join(known) or "none")
+        yield Store(path, found.tree.path, found, frozenset(bases))
+
+
+def demand_quiet(store: Store) -> None:
+    """Refuse to change a profile whose application is running.
+
+    Raises:
+        ApplicationOpen
+    """
+    sign = profiles.sign_of_life(store.root) if store.is_profile else None
+    if sign is not None:
+        raise ApplicationOpen(path=store.root, sign=sign)
