@@ -119,4 +119,5 @@ class Plan:
     @property
     def bases(self) -> set[str]:
         """Return the ids of the bases that it touches, or leaves something of."""
-        return {one.base for one in (*self.actions, *self.left) if one.base is not None}
+        found = {action.base for action in self.actions} | {left.base for left in self.left}
+        return {base for base in found if base is not None}

@@ -112,7 +112,7 @@ def undo_run(
     with recognised(path, kind, "undo") as store:
         run = Run("undo", dry_run, store.found.kind.value, path)
         chosen = undo.chosen_run(store.root, ledger.read_runs(store.root), run_id)
-        planned = _undo_document(run, chosen)
+        planned = _undo_document(store, run, chosen)
         if dry_run:
             undo.demand_unchanged(store.root, chosen)
             run.end()
@@ -122,7 +122,7 @@ def undo_run(
             changing.recover(store.root, book)
             chosen = undo.chosen_run(store.root, book.changes.runs(), run_id)
             undo.demand_unchanged(store.root, chosen)
-            planned = _undo_document(run, chosen)
+            planned = _undo_document(store, run, chosen)
             if not show_plan(planned):
                 raise Declined(path=path)
             book.begin_run("undo", shown(path), run.id)
@@ -134,9 +134,10 @@ def undo_run(
         return {**planned, **run.document()}
 
 
-def _undo_document(run: Run, chosen: RunRecord) -> Document:
+def _undo_document(store: Store, run: Run, chosen: RunRecord) -> Document:
     actions = [{**action, "message": f"take back: {action['message']}"} for action in chosen.actions]
-    bases = [{"id": base, "name": base} for base in sorted({str(one["base"]) for one in actions if one["base"]})]
+    touched = sorted({str(action["base"]) for action in actions if action["base"] is not None})
+    bases = [{"id": base, "name": store.names.get(base, base)} for base in touched]
     head = {**run.document(), "bases": bases}
     return {**head, "actions": actions, "left": [], "undo": None, "undone": chosen.run_id}
 
