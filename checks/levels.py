@@ -118,7 +118,7 @@ class Ledger:
                 step()
             except OutOfTime:
                 self.not_checked.append(f"{what}: {name}")
-            except (apsw.Error, UnicodeDecodeError, MemoryError, OverflowError) as error:
+            except (apsw.Error, ValueError, MemoryError, OverflowError) as error:
                 try:
                     self.check_time()
                 except OutOfTime:

@@ -201,7 +201,7 @@ def _wrong_effects(schema: dict[tuple[str, str], str], shape: Shape, ledger: Led
             if key in schema:
                 try:
                     db.execute(schema[key])
-                except (apsw.Error, UnicodeEncodeError):
+                except (apsw.Error, ValueError):  # ValueError: a NUL or a surrogate in it
                     yield key[1]
                     return
         yield from (what for what, tries in _REFUSED.items() if not all(_is_refused(db, sql) for sql in tries))

@@ -89,3 +89,15 @@ def test_a_base_whose_id_leads_elsewhere(healthy: Path, tmp_path: Path) -> None:
             f"UPDATE knowledge_base SET id = '{key}', status = 'failed', error = 'x' WHERE rowid = 1",
         )
         assert run("check", copy, "--deep", "--json").status == 1
+
+
+def test_a_statement_with_a_nul_in_it(healthy: Path, tmp_path: Path) -> None:
+    """SQLite reads a statement of the schema up to a NUL; what was written by hand goes on after it."""
+    copy = shutil.copytree(healthy, tmp_path / "library")
+    path = index(copy)
+    raw = path.read_bytes()
+    spot = raw.index(b"CREATE TRIGGER search_text_ad") + len(b"CREATE TRIGGER search_text_ad")
+    path.write_bytes(raw[:spot] + b"\0" + raw[spot + 1 :])
+    answer = run("check", copy, "--json")
+    assert answer.status == 1
+    assert {"schema.missing", "file.corrupt", "file.unreadable"} & {one["name"] for one in answer.document["findings"]}
