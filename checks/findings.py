@@ -38,14 +38,25 @@ class Definition:
     severity: Severity
     meaning: str
     mended_by: str
+    #: The words of the command that mends it, the path apart; empty where none does, or only some instances' do.
+    command: tuple[str, ...] = ()
 
 
+#: Commands that take ``--only`` with the name of a finding.
+_BY_NAME = (("repair",), ("gc",))
 FINDINGS: dict[str, Definition] = {}
 
 
-def register(severity: Severity, name: str, meaning: str, mended_by: str) -> str:
-    """Register a finding and return its name."""
-    FINDINGS[name] = Definition(name, severity, meaning, mended_by)
+def register(severity: Severity, name: str, meaning: str, mended_by: str, command: str = "") -> str:
+    """Register a finding and return its name.
+
+    ``command`` is that of regraft which mends it, with its options: "repair", "gc --v1-leftovers". Commands that mend
+    several findings are told the one that is meant.
+    """
+    words = tuple(command.split())
+    if words in _BY_NAME:
+        words = (*words, "--only", name)
+    FINDINGS[name] = Definition(name, severity, meaning, mended_by, words)
     return name
 
 
@@ -78,6 +89,8 @@ class Finding:
     count: int = 1
     samples: tuple[str, ...] = ()
     repair: str | None = None
+    #: Whether no command mends this very instance, although one mends others of the name.
+    is_beyond_repair: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,7 +135,7 @@ class Audit:
         ordered = self.in_order()
         severities = Counter(finding.severity for finding in ordered)
         return {
-            "findings": [{**asdict(finding), "samples": list(finding.samples)} for finding in ordered],
+            "findings": [_document(finding) for finding in ordered],
             "summary": {
                 "by_severity": {severity: severities[severity] for severity in _SEVERITIES},
                 "by_name": dict(sorted(Counter(finding.name for finding in ordered).items())),
@@ -136,6 +149,11 @@ class Audit:
             return 0
         line: Severity = "error" if fail_on == "error" else "warning"
         return int(any(notices.at_least(finding.severity, line) for finding in self.findings))
+
+
+def _document(finding: Finding) -> dict[str, Any]:
+    fields = {**asdict(finding), "samples": list(finding.samples)}
+    return {name: value for name, value in fields.items() if name != "is_beyond_repair"}
 
 
 def as_text(audit: Audit, title: str, *, verbose: bool = False) -> str:

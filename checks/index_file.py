@@ -153,7 +153,8 @@ class _Audit:
         version, base = rows[0][0], named(rows[0][1])
         if version != SCHEMA_VERSION or not isinstance(version, int):
             said = f"the index says that it is of version {named(version)}, not {SCHEMA_VERSION}: the application would"
-            self._add(v2.SCHEMA_VERSION, f"{said} empty it")
+            is_newer = isinstance(version, int) and version > SCHEMA_VERSION
+            self._add(v2.SCHEMA_VERSION, f"{said} empty it", is_beyond_repair=is_newer)
         if self._expected.folder is not None and base != self._expected.folder:
             self._add(v2.META_BASE, f"the index says that it is of base {base}", sample=base)
 

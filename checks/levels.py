@@ -38,7 +38,7 @@ class _Tally:
     noun: str
     count: int = 0
     samples: list[str] = field(default_factory=list)
-    repair: str | None = None
+    is_beyond_repair: bool = False
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Ledger:
         sample: object = None,
         noun: str = "",
         count: int = 1,
-        repair: str | None = None,
+        is_beyond_repair: bool = False,
     ) -> None:
         """Count something.
 
@@ -72,9 +72,9 @@ class Ledger:
             sample: what names the instance.
             noun: what is counted.
             count: how many at once.
-            repair: the command line that mends it.
+            is_beyond_repair: whether no command mends what this sentence says.
         """
-        tally = self._tallies.setdefault((name, base, said), _Tally(said, noun, repair=repair))
+        tally = self._tallies.setdefault((name, base, said), _Tally(said, noun, is_beyond_repair=is_beyond_repair))
         tally.count += count
         if sample is not None and len(tally.samples) < SAMPLES:
             tally.samples.append(named(sample))
@@ -92,7 +92,9 @@ class Ledger:
             subject = tally.samples[0] if tally.samples and tally.count == 1 else None
             severity = FINDINGS[name].severity
             samples = tuple(tally.samples)
-            found.append(Finding(name, severity, message, base, subject, tally.count, samples, tally.repair))
+            found.append(
+                Finding(name, severity, message, base, subject, tally.count, samples, None, tally.is_beyond_repair)
+            )
         return tuple(sorted(found, key=lambda finding: places[finding.name]))
 
     def check_time(self) -> None:

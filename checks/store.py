@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from checks import catalog_rows, raw_files
 from checks import v2_findings as v2
-from checks.findings import Audit
+from checks.findings import FINDINGS, Audit, Finding
 from checks.index_file import Expected, Index, audit_index, rows_of
 from checks.levels import Ledger, Level, named
 from checks.statistics import statistics_of
@@ -48,13 +48,17 @@ class _Seen:
     raw_files: int = 0
 
 
-def audit(found: Located, wish: Wish, migrate: str) -> Audit:
+#: Returns the command line for a path: it is given the words of the command, and those that come after the path.
+CommandLine = Callable[[Sequence[str], Sequence[str]], str]
+
+
+def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -> Audit:
     """Check v2 data without writing anything.
 
     Args:
         found: of one of :data:`KINDS`, in a folder.
         wish: what to look at.
-        migrate: the command line that carries what preview builds left in it.
+        command_line: gives the command lines that mend what is found; without it, none is given.
 
     Never raises for what is in the data.
     """
@@ -73,10 +77,29 @@ def audit(found: Located, wish: Wish, migrate: str) -> Audit:
     for key in [*rows, *(key for key in stores if key not in rows)]:
         if chosen is None or key in chosen:
             items = None if catalog is None or catalog.items is None else catalog.items.get(key, [])
-            _check_base(root, bases / key, key, rows.get(key), items, stores.get(key), seen, migrate)
+            _check_base(root, bases / key, key, rows.get(key), items, stores.get(key), seen)
     if found.stores.is_whole and chosen is None:
         _check_folder(bases, rows if catalog is not None else None, stores, seen, found.kind is Kind.V2_PROFILE)
-    return _audit(found, seen, root)
+    audited = _audit(found, seen, root)
+    if command_line is None:
+        return audited
+    rescues = found.kind is Kind.V2_PROFILE and seen.ledger.count(v2.LEFTOVER, None) > 0
+    whole = found.stores.is_whole
+    return replace(
+        audited,
+        findings=tuple(_with_command(one, command_line, whole=whole, rescues=rescues) for one in audited.findings),
+    )
+
+
+def _with_command(finding: Finding, command_line: CommandLine, *, whole: bool, rescues: bool) -> Finding:
+    """Return a finding with the command line that mends it, if one does."""
+    words: Sequence[str] = FINDINGS[finding.name].command
+    if finding.name in v2.RESCUED and rescues:
+        words = ("rescue",)
+    if finding.repair is not None or finding.is_beyond_repair or not words:
+        return finding
+    base = () if finding.base is None or not whole else ("--base", finding.base)
+    return replace(finding, repair=command_line(words[:1], (*words[1:], *base)))
 
 
 def unreadable(path: Path, reason: str) -> Audit:
@@ -115,7 +138,6 @@ def _check_base(
     items: list[Row] | None,
     store: Store | None,
     seen: _Seen,
-    migrate: str,
 ) -> None:
     """Check what belongs to one base: its index, its raw files, and its items against both."""
     ledger = seen.ledger
@@ -130,7 +152,7 @@ def _check_base(
     path = root / store.name
     if store.look.layout is Layout.PREVIEW or store.look.leaves_rows:
         said = "its rows are in the table of a preview build, which the application does not read"
-        ledger.add(v2.SCHEMA_PREVIEW, said, base=key, sample=store.name, repair=migrate)
+        ledger.add(v2.SCHEMA_PREVIEW, said, base=key, sample=store.name)
     if store.look.layout is Layout.PREVIEW:
         return
     index = audit_index(path, _expected(key, store, row), ledger)

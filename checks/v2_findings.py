@@ -5,11 +5,8 @@ from __future__ import annotations
 from checks.findings import register
 
 _REINDEX = "Indexing the item again in the application."
-_CLEAN = "Nothing has to be mended now: it costs space, and no search goes wrong."
 _BACKUP = "A backup of the file; or indexing the base again in the application."
 _PERSON = "A person has to decide; the message says about what."
-_DERIVED = "It can be derived anew from the rest of the file, so keep the file; until then, a backup of it."
-_LATER = "The rows are whole: keep the file as it is, and do not index anew for this alone."
 
 UNREADABLE = register(
     "error",
@@ -27,43 +24,69 @@ HOT_JOURNAL = register(
     "warning",
     "file.hot-journal",
     "The journal of an unfinished transaction lies beside the file. It was checked as if that were taken back.",
-    "Starting the application once: it takes the transaction back.",
+    "`regraft repair`, or starting the application once: both take the transaction back.",
+    "repair",
 )
 SCHEMA_MISSING = register(
     "error",
     "schema.missing",
     "A table, column, key, check, index or trigger of the layout is missing, or does something else.",
-    _LATER,
+    "`regraft upgrade`, which builds the layout anew around the rows.",
+    "upgrade",
 )
 SCHEMA_VERSION = register(
     "error",
     "schema.version",
     "The version in the file is not the layout's. The application would empty this file when it opens the base.",
-    "Do not open the base with the application; keep a copy of the file.",
+    "`regraft upgrade`, unless the version is newer than regraft knows. Until then, do not open the base with "
+    "the application.",
+    "upgrade",
 )
 SCHEMA_PREVIEW = register(
     "error",
     "schema.preview",
     "The single table of a preview build is here; the application does not see its vectors.",
-    "`regraft migrate`, which carries such a store: the command that the finding gives.",
+    "`regraft upgrade`, which makes the layout of the rows, with every vector.",
+    "upgrade",
 )
 META_MISSING = register(
-    "error", "meta.missing", "The identity row is missing: the application would start an empty index.", _LATER
+    "error",
+    "meta.missing",
+    "The identity row is missing: the application would start an empty index.",
+    "`regraft repair`: the id is the name of the folder.",
+    "repair",
 )
 META_BASE = register(
     "error", "meta.base-id", "The identity row names another base: the application refuses to open it.", _PERSON
 )
-CONTENT_HASH = register("error", "content.hash", "A text does not match its hash, or is no text.", _REINDEX)
-CONTENT_ORPHAN = register("warning", "content.orphan", "A text that neither a material nor a unit names.", _CLEAN)
+CONTENT_HASH = register(
+    "error",
+    "content.hash",
+    "A text does not match its hash, or is no text.",
+    "`regraft repair`: the text is put together from its bodies where that gives the hash; else it gets its own hash.",
+    "repair",
+)
+CONTENT_ORPHAN = register(
+    "warning",
+    "content.orphan",
+    "A text that neither a material nor a unit names.",
+    "`regraft gc`. It costs space, and no search goes wrong.",
+    "gc",
+)
 NO_CONTENT = register(
-    "error", "material.no-content", "A material with units names no text, or one that is not there.", _REINDEX
+    "error",
+    "material.no-content",
+    "A material with units names no text, or one that is not there.",
+    "`regraft repair`, where all units name one text that is there.",
+    "repair",
 )
 PATH_UNSAFE = register(
     "error",
     "material.path-unsafe",
-    "A path below `raw/` that is none: absolute, with `..`, a backslash or NUL, inside `.cherry`, not normalised, or "
-    "not UTF-8.",
-    _REINDEX,
+    "A path below `raw/` that is none: absolute, with `..`, a backslash or NUL, inside `.cherry`, not "
+    "normalised, or not UTF-8.",
+    "`regraft repair`, which gives the material and its item a new name.",
+    "repair",
 )
 PATH_CLASH = register(
     "warning",
@@ -76,27 +99,68 @@ UNIT_OFFSETS = register(
     "error",
     "unit.offsets",
     "The place that a unit names in its text (in UTF-16 units) does not hold the unit's body, or lies beyond the text.",
-    _DERIVED,
+    "`regraft repair`, where the body is found once in the text.",
+    "repair",
 )
-UNIT_ID = register("error", "unit.id", "A unit's id does not follow from its fields.", _DERIVED)
-UNIT_GAP = register("warning", "unit.gap", "The units of a material are not numbered 0, 1, 2, ….", _DERIVED)
+UNIT_ID = register(
+    "error",
+    "unit.id",
+    "A unit's id does not follow from its fields.",
+    "`regraft repair`.",
+    "repair",
+)
+UNIT_GAP = register(
+    "warning",
+    "unit.gap",
+    "The units of a material are not numbered 0, 1, 2, ….",
+    "`regraft repair`, which numbers them anew.",
+    "repair",
+)
 UNIT_CONTENT = register(
     "error", "unit.content", "A unit is of another text than its material, or of a material that is gone.", _REINDEX
 )
-NO_BODY = register("error", "unit.no-body", "A unit has no body: no search finds it.", _DERIVED)
-BODY_ID = register("error", "body.id", "A body's id does not follow from its fields.", _DERIVED)
-BODY_HASH = register(
-    "error", "body.hash", "A body does not match its hash: its vector belongs to another text.", _DERIVED
+NO_BODY = register(
+    "error",
+    "unit.no-body",
+    "A unit has no body: no search finds it.",
+    "`regraft repair`: the body is cut from the text.",
+    "repair",
 )
-BODY_ORPHAN = register("warning", "body.orphan", "A body whose unit is gone; searches still find it.", _REINDEX)
+BODY_ID = register(
+    "error",
+    "body.id",
+    "A body's id does not follow from its fields.",
+    "`regraft repair`.",
+    "repair",
+)
+BODY_HASH = register(
+    "error",
+    "body.hash",
+    "A body does not match its hash: its vector belongs to another text.",
+    "`regraft repair`: where the place in the text has that hash, the body is cut from it and its vector is "
+    "right; else the body gets its own hash, and its vector has to be made.",
+    "repair",
+)
+BODY_ORPHAN = register(
+    "warning",
+    "body.orphan",
+    "A body whose unit is gone; searches still find it.",
+    "`regraft gc`.",
+    "gc",
+)
 BODY_ROWID = register(
     "error",
     "body.rowid",
     "The number of a body in the full-text index is missing, double, or out of step with that index.",
-    _DERIVED,
+    "`regraft repair`.",
+    "repair",
 )
 FTS_DESYNC = register(
-    "error", "fts.desync", "The full-text index does not hold what the bodies say: word searches go wrong.", _DERIVED
+    "error",
+    "fts.desync",
+    "The full-text index does not hold what the bodies say: word searches go wrong.",
+    "`regraft repair`, which builds the full-text index anew.",
+    "repair",
 )
 VECTOR_MISSING = register(
     "error",
@@ -104,20 +168,41 @@ VECTOR_MISSING = register(
     "A body without a vector, in a base with a model: no vector search finds it.",
     _REINDEX,
 )
-VECTOR_ORPHAN = register("warning", "embedding.orphan", "A vector that no body names.", _CLEAN)
+VECTOR_ORPHAN = register(
+    "warning",
+    "embedding.orphan",
+    "A vector that no body names.",
+    "`regraft gc`. It costs space, and no search goes wrong.",
+    "gc",
+)
 VECTOR_UNEXPECTED = register(
-    "warning", "embedding.unexpected", "Vectors in a base without a model, which is searched by words alone.", _PERSON
+    "warning",
+    "embedding.unexpected",
+    "Vectors in a base without a model, which is searched by words alone.",
+    "A person has to decide: `regraft gc --only embedding.unexpected` removes them.",
+    "gc",
 )
 VECTOR_LENGTH = register(
     "error",
     "embedding.length",
     "A vector is no vector, or has another length than most of the file's.",
-    _REINDEX,
+    "`regraft repair`, which drops it, so that its text can be embedded again.",
+    "repair",
 )
 VECTOR_NON_FINITE = register(
-    "error", "embedding.non-finite", "A vector with NaN or infinity: vector search never gives it.", _REINDEX
+    "error",
+    "embedding.non-finite",
+    "A vector with NaN or infinity: vector search never gives it.",
+    "`regraft repair`, which drops it, so that its text can be embedded again.",
+    "repair",
 )
-VECTOR_ZERO = register("warning", "embedding.zero", "A vector of no length: vector search never gives it.", _REINDEX)
+VECTOR_ZERO = register(
+    "warning",
+    "embedding.zero",
+    "A vector of no length: vector search never gives it.",
+    "`regraft repair`, which drops it, so that its text can be embedded again.",
+    "repair",
+)
 VECTOR_DUPLICATE = register(
     "note",
     "embedding.duplicate",
@@ -128,7 +213,7 @@ ITEM_NO_MATERIAL = register(
     "error",
     "item.no-material",
     "In a completed base, a completed file, url or note that has a path has no material: nothing finds it.",
-    _REINDEX,
+    "`regraft rescue`, where the vector file of v1 is still there; else indexing the item again in the application.",
 )
 ITEM_NOT_INDEXED = register(
     "note",
@@ -141,28 +226,36 @@ ITEM_STATUS = register(
     "error",
     "item.status",
     "Status, error and type of an item do not go together, or it is being worked on and nobody is working.",
-    _REINDEX,
+    "`regraft repair`.",
+    "repair",
 )
 ITEM_DATA = register(
     "error",
     "item.data",
     "An item's data is not what its type needs: the application refuses the base's whole list.",
-    "A backup of the catalog.",
+    "`regraft repair`, where what is missing can be derived; else a backup of the catalog.",
+    "repair",
 )
 ITEM_CONTAINER = register(
     "warning",
     "item.container",
     "A folder's status does not follow from its children, or an item's folder is missing, no folder, or inside itself.",
-    "Deleting the folder in the application and adding it again.",
+    "`regraft repair`.",
+    "repair",
 )
 ITEM_TOMBSTONE = register(
     "note",
     "item.tombstone",
     "A folder that the upgrade left behind.",
-    "Deleting the folder in the application and adding it again, while it is still on disk.",
+    "`regraft rescue`, where the vector file of v1 is still there; else deleting the folder in the application"
+    " and adding it again.",
 )
 BASE_STATUS = register(
-    "error", "base.status", "Status, error, model, dimensions and search mode of a base do not go together.", _PERSON
+    "error",
+    "base.status",
+    "Status, error, model, dimensions and search mode of a base do not go together.",
+    "`regraft repair`, where the vectors tell what is right; else a person has to decide.",
+    "repair",
 )
 BASE_MODEL = register(
     "error",
@@ -171,25 +264,46 @@ BASE_MODEL = register(
     "Adding the model in the application under the same id.",
 )
 BASE_DIMENSIONS = register(
-    "error", "base.dimensions", "The catalog gives another length of vectors than all vectors have.", _PERSON
+    "error",
+    "base.dimensions",
+    "The catalog gives another length of vectors than all vectors have.",
+    "`regraft repair`, where all vectors are of one length.",
+    "repair",
 )
 BASE_FAILED = register(
     "note",
     "base.failed",
     "A base that failed at the upgrade.",
-    "Restoring it in the application, which embeds everything anew.",
+    "`regraft rescue`, where the vector file of v1 is still there; else restoring it in the application, which"
+    " embeds everything anew.",
 )
 BASE_NO_INDEX = register(
     "error",
     "base.no-index",
     "A completed base has no index file.",
-    "A backup of the file, or restoring the base in the application.",
+    "`regraft rescue`, where the vector file of v1 is still there; else a backup of the file.",
 )
-INDEX_ORPHAN = register("warning", "index.orphan", "A base's folder that no row of the catalog names.", _CLEAN)
+INDEX_ORPHAN = register(
+    "warning",
+    "index.orphan",
+    "A base's folder that no row of the catalog names.",
+    "`regraft gc`. It costs space, and no search goes wrong.",
+    "gc",
+)
 MATERIAL_ORPHAN = register(
-    "warning", "material.orphan", "A material without an item, or of an item that is being deleted.", _CLEAN
+    "warning",
+    "material.orphan",
+    "A material without an item, or of an item that is being deleted.",
+    "`regraft reconcile`.",
+    "reconcile",
 )
-MATERIAL_PATH = register("error", "material.path", "Index and item do not give the same path.", _REINDEX)
+MATERIAL_PATH = register(
+    "error",
+    "material.path",
+    "Index and item do not give the same path.",
+    "`regraft reconcile`: the index follows the catalog.",
+    "reconcile",
+)
 RAW_MISSING = register(
     "warning",
     "raw.missing",
@@ -202,10 +316,21 @@ RAW_CHANGED = register(
     "The snapshot of a url or note is not the text that was indexed.",
     "Indexing the item again, which takes the snapshot as it is now.",
 )
-RAW_ORPHAN = register("warning", "raw.orphan", "A file in `raw/`, older than an hour, that no item names.", _CLEAN)
+RAW_ORPHAN = register(
+    "warning",
+    "raw.orphan",
+    "A file in `raw/`, older than an hour, that no item names.",
+    "`regraft gc`. It costs space, and nothing else.",
+    "gc",
+)
 LEFTOVER = register(
     "note",
     "v1.leftover",
     "Vector files of v1 are still on disk.",
-    "Deleting them once every base is known to be whole; until then they can be migrated again.",
+    "`regraft gc --v1-leftovers`, which removes those whose every vector is in v2; until then they can be "
+    "migrated again.",
+    "gc --v1-leftovers",
 )
+
+#: What the vector files of v1 can bring back, where they are still there.
+RESCUED = frozenset({ITEM_NO_MATERIAL, ITEM_TOMBSTONE, BASE_FAILED, BASE_NO_INDEX})

@@ -76,7 +76,7 @@ class Store:
     def audit(self, level: Level = Level.DEFAULT, bases: frozenset[str] | None = None) -> Audit:
         """Check it without writing: all that was chosen, or just ``bases``."""
         wanted = self.chosen if bases is None else bases
-        return checked.audit(self.found, checked.Wish(level, bases=tuple(sorted(wanted))), "")
+        return checked.audit(self.found, checked.Wish(level, bases=tuple(sorted(wanted))))
 
     def findings(self, level: Level = Level.DEFAULT) -> list[Finding]:
         """Return what ``check`` finds in what was chosen."""

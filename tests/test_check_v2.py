@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from test_docs import keys, section, spans, text_of
 
 from checks.findings import FINDINGS
 from regraft import identity
+from regraft.cli import cli
 from regraft.formats.index import IndexStore
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
@@ -112,8 +114,20 @@ def test_only_a_command_that_there_is_is_a_repair(store: Path) -> None:
     PLANTED["a preview store"].damage(store)
     PLANTED["no vector"].damage(store)
     repairs = {finding["name"]: finding["repair"] for finding in found(store)}
-    assert repairs["schema.preview"] == f"regraft migrate {store} --to OUT"
+    assert repairs["schema.preview"] == f"regraft upgrade {store} --base {NEW_BASE}"
     assert repairs["embedding.missing"] is None
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_repair_is_a_command_line_that_is_understood(name: str, store: Path) -> None:
+    PLANTED[name].damage(store)
+    for finding in found(store):
+        if finding["repair"] is not None:
+            program, command, *words = shlex.split(finding["repair"])
+            assert (program, words[0]) == ("regraft", str(store))
+            context = cli.commands[command].make_context(command, words)
+            if finding["name"] in context.params.get("only", ()):
+                assert context.params["bases"] == ((finding["base"],) if finding["base"] else ())
 
 
 def test_counts_and_samples(store: Path) -> None:
@@ -314,7 +328,7 @@ def test_the_text(store: Path) -> None:
     lines = run("check", store).stdout.splitlines()
     assert lines[0] == f"{store} is a v2 library."
     assert f"  {NEW_BASE}  ({NEW_BASE})" in lines
-    assert f"      mend it: regraft migrate {store} --to OUT" in lines
+    assert f"      mend it: regraft upgrade {store} --base {NEW_BASE}" in lines
     assert lines[-1].startswith("3 bases, 7 items, 16 units: 1 error, 1 warning.")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def _v2_audit(path: Path, found: Located, wish: store.Wish, kind: str | None) ->
         if base not in known:
             raise BaseUnknown(base=base, known=", ".join(known) or "none")
     run = Run("check", source_kind=found.kind, source=path)
-    audit = store.audit(found, wish, shlex.join(_migrate_command(path, kind, {})))
+    audit = store.audit(found, wish, partial(_command_line, path, kind))
     run.end()
     return run.document(), audit
 
@@ -155,9 +156,19 @@ def _v1_audit(
     return head, v1_source.audit(plan, command)
 
 
+def _command_line(path: Path, kind: str | None, command: Sequence[str], options: Sequence[str]) -> str:
+    """Return the command line for the path that was given."""
+    kind_option = ("--kind", kind) if kind else ()
+    return shlex.join(["regraft", *command, _named(path), *options, *kind_option])
+
+
+def _named(path: Path) -> str:
+    """Return a path as a command line takes it."""
+    name = shown(path)
+    return f".{os.sep}{name}" if name.startswith("-") else name
+
+
 def _migrate_command(path: Path, kind: str | None, options: dict[str, tuple[str, ...]]) -> list[str]:
     """Return the words of the command that migrates a source, with options that were given for it."""
-    name = shown(path)
-    source = f".{os.sep}{name}" if name.startswith("-") else name
     words = [word for option, values in options.items() for value in values for word in (option, value)]
-    return ["regraft", "migrate", source, "--to", "OUT", *(("--kind", kind) if kind else ()), *words]
+    return ["regraft", "migrate", _named(path), "--to", "OUT", *(("--kind", kind) if kind else ()), *words]
