@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from v1 import floats, sha
 
 from regraft import identity, sqlite
+from regraft.errors import QueryTooLong
 from regraft.formats.index import schema
 from regraft.formats.index.search import (
     Hit,
-    QueryTooLong,
     bm25_hits,
     dimensions_of,
     fused,
