@@ -152,18 +152,24 @@ class VectorTable:
     def rows(
         self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int
     ) -> Iterator[tuple[str, bytes]]:
-        """Stream (body, vector) of the rows in ``runs`` whose vector is a BLOB of that length, in rowid order.
+        """Stream (body, vector) of the rows in ``runs``, as :meth:`numbered_rows` gives them."""
+        return ((body, vector) for _, body, vector in self.numbered_rows(db, runs, vector_bytes))
+
+    def numbered_rows(
+        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int
+    ) -> Iterator[tuple[int, str, bytes]]:
+        """Stream (rowid, body, vector) of the rows in ``runs`` whose vector is a BLOB of that length, in rowid order.
 
         A NULL body is the empty text; unpaired surrogates and other invalid bytes become U+FFFD.
         """
-        query = f"""SELECT CAST({self.body} AS BLOB), {self.vector} FROM {self.name} NOT INDEXED
+        query = f"""SELECT rowid, CAST({self.body} AS BLOB), {self.vector} FROM {self.name} NOT INDEXED
                      WHERE rowid BETWEEN ? AND ? AND typeof({self.vector}) = 'blob' AND octet_length({self.vector}) = ?
                      ORDER BY rowid"""
         recoded = _recoder(db)
         for first, last in runs:
-            for raw, vector in db.execute(query, (first, last, vector_bytes)):
+            for rowid, raw, vector in db.execute(query, (first, last, vector_bytes)):
                 body = recoded(raw)
-                yield ("" if body is None else decode_utf8(body)), vector
+                yield rowid, ("" if body is None else decode_utf8(body)), vector
 
     def texts(self, db: apsw.Connection, wanted: Sequence[Expressions]) -> Iterator[tuple[str | None, ...]]:
         """Stream some texts of every row, in rowid order: for each of ``wanted`` the first expression that is text.
