@@ -320,13 +320,18 @@ CHILD_SHARED = _register(
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing that a run says: ``base`` and ``item`` are v1 ids, ``count`` counts items or rows."""
+    """One thing that a run says: ``base`` and ``item`` are v1 ids, ``count`` counts items or rows.
+
+    ``samples`` names a few of the rows. ``model`` is one that is gone, where the user's word for it would do.
+    """
 
     code: str
     message: str
     base: str | None = None
     item: str | None = None
     count: int = 1
+    samples: tuple[str, ...] = ()
+    model: str | None = None
 
     @property
     def severity(self) -> Severity:

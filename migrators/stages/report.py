@@ -143,6 +143,8 @@ def _warning(notice: Notice) -> dict[str, object]:
         "item": notice.item,
         "message": notice.message,
         "count": notice.count,
+        "samples": list(notice.samples),
+        "model": notice.model,
     }
 
 
