@@ -224,7 +224,7 @@ def test_samples_name_rows(place: Path) -> None:
 def test_the_document(place: Path) -> None:
     source = both(kb(model=GONE, description="about"), gone("Files/up-f.pdf"))(whole(place / "v1"))
     document = check(source)
-    assert list(document) == ["regraft", "source", "target", "run", "findings", "summary", "checked"]
+    assert list(document) == ["regraft", "source", "target", "run", "findings", "summary", "checked", "statistics"]
     assert document["regraft"]["command"] == "check"
     assert document["source"] == {"kind": "v1-export", "path": str(source)}
     assert document["target"] is None
