@@ -270,7 +270,14 @@ def audit(plan: Document, command: Sequence[str]) -> Audit:
         },
         names={base["legacy_id"]: base["name"] for base in plan["bases"]},
         closing=_closing(found, plan, command),
+        statistics={"bases": [_statistics(base, looked_at[base["legacy_id"]]) for base in plan["bases"]]},
     )
+
+
+def _statistics(base: Document, store: Document) -> Document:
+    """Return where the rows of a base would go; None where nobody could read them."""
+    rows = base["rows"] if store["is_read"] or base["status"] == "completed" else None
+    return {"id": base["legacy_id"], "name": base["name"], "rows": rows}
 
 
 def _finding(warning: Document, store: Document | None, command: Sequence[str]) -> Finding:

@@ -130,6 +130,10 @@ class TargetNotWritable(RegraftError, PermissionError):
     """{path}: cannot be written ({reason}); choose a folder that you may write to."""
 
 
+class ReportNotWritable(RegraftError, PermissionError):
+    """{path}: no report page can be written here ({reason}); name another file."""
+
+
 class TargetBaseChanged(RegraftError, FileExistsError):
     """{path}: base "{base}" would be carried anew (its source or your options differ), but its migrated copy was
     changed since regraft wrote it; migrate to another folder, or remove this copy first."""

@@ -230,7 +230,7 @@ def test_what_a_row_is_called_or_a_user_wrote_makes_no_samples(place: Path) -> N
 def test_the_document(place: Path) -> None:
     source = both(kb(model=GONE, description="about"), gone("Files/up-f.pdf"))(whole(place / "v1"))
     document = check(source)
-    assert list(document) == ["regraft", "source", "target", "run", "findings", "summary", "checked"]
+    assert list(document) == ["regraft", "source", "target", "run", "findings", "summary", "checked", "statistics"]
     assert document["regraft"]["command"] == "check"
     assert document["source"] == {"kind": "v1-export", "path": str(source)}
     assert document["target"] is None

@@ -288,9 +288,9 @@ def test_the_document(store: Path) -> None:
         "findings",
         "summary",
         "checked",
+        "statistics",
         "level",
         "not_checked",
-        "statistics",
     ]
     assert list(document) == head
     assert document["source"] == {"kind": "library", "path": str(store)}

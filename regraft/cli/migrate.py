@@ -9,12 +9,10 @@ from typing import Any
 import click
 
 import migrators
-from regraft import clock, durable, ledger, progress, render
+from regraft import clock, ledger, pages, progress, render
 from regraft.cli.options import PATH, model_word, output_options, plan_options, time_of
-from regraft.cli.output import echo_json, reports_errors, say
-from regraft.errors import TargetNotWritable
+from regraft.cli.output import echo_json, reports_errors, say, written_list
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, Kind, Located, located
-from regraft.text import shown
 
 
 @click.command()
@@ -62,7 +60,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     leaves alone what is done.
     """
     if page is not None:
-        _check_page(page, source, target)
+        pages.check_place("migrate", page, source, target)
     options = migrators.Options(
         now_ms=clock.now_ms() if now is None else now,
         word=model_word(map_model, recreate_model),
@@ -89,7 +87,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         migration = migrators.migrate(found, target, options, bar, show_plan)
     document = migration.document
     if page is not None:
-        durable.write_text(page, render.as_page(document), page.with_name(f".{page.name}.part"))
+        pages.write(page, render.as_page(document))
     if as_json:
         echo_json(document)
     else:
@@ -109,23 +107,10 @@ def _written(target: Path, page: Path | None, *, wrote: bool) -> list[Path]:
     return [*(target / name for name in names if (target / name).exists()), *([page] if page else [])]
 
 
-def _check_page(page: Path, source: Path, target: Path) -> None:
-    """Refuse to write a report page over anything but an earlier one, or into the source or the library."""
-    reason = ""
-    if page.is_dir() or not page.absolute().parent.is_dir():
-        reason = "it is a folder" if page.is_dir() else "its folder does not exist"
-    elif any(page.resolve().is_relative_to(place.resolve()) for place in (source, target)):
-        reason = "it lies in the source or in the library"
-    elif page.exists() and not render.is_page(page.read_text("utf-8", "replace")):
-        reason = "it is there already and no report page"
-    if reason:
-        raise TargetNotWritable(path=page, reason=reason)
-
-
 def _summary(document: dict[str, Any], written: list[Path], verbose: int) -> str:
     text = render.as_text(document, verbose=verbose > 0) + "\n"
     if written:
-        return text + "Written:\n" + "".join(f"  {shown(path)}\n" for path in written)
+        return text + written_list(written)
     if document["run"]["dry_run"]:
         return text + "Dry run: nothing was written.\n"
     return text + "Nothing has changed since the last run: nothing was written.\n"
