@@ -36,7 +36,7 @@ def as_line(planned: Document) -> str:
 
 
 def as_text(document: Document, *, verbose: bool = False) -> str:
-    """Return a migration's document as text for a person."""
+    """Return the document of a migration or an import as text for a person."""
     planned = document["run"]["dry_run"] or document["run"]["finished_at"] is None
     lines = [*_bases(document, planned=planned)]
     if document["bases"] or document["skipped"]:
@@ -66,7 +66,7 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
     totals = document["totals"]
     rows = totals["rows"]
     verb = "will be carried" if planned else "carried"
-    yield f"{_carried(rows)} {verb} with their vectors, none embedded again."
+    yield f"{_carried(rows)} {verb} with their vectors{_of_those(document)}, none embedded again."
     unread = _unread(document)
     if unread:
         yield f"Not counted: the rows of {counted(unread, 'base')} whose vector file cannot be read."
@@ -82,14 +82,14 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
 def _reasons(document: Document) -> Iterator[str]:
     rows = document["totals"]["rows"]
     for reason, count in rows["skipped"].items():
-        yield f"  not carried: {count:,} {reason} - {notices.CODES[reason].meaning}"
+        yield f"  not carried: {count:,} {reason} - {notices.EVERY_CODE[reason].meaning}"
     if rows["v1_deduplicated"]:
         left_out = counted(rows["v1_deduplicated"], "chunk")
         yield f"  v1 itself had left out {left_out} of a text it had already: nothing is lost."
     if rows["restored_duplicate"]:
         yield f"  {_restored(rows)}"
     for reason, count in document["skipped"].items():
-        yield f"  skipped: {count:,} {reason} - {notices.CODES[reason].meaning}"
+        yield f"  skipped: {count:,} {reason} - {notices.EVERY_CODE[reason].meaning}"
 
 
 def _restored(rows: Document) -> str:
@@ -97,9 +97,21 @@ def _restored(rows: Document) -> str:
     return f"{given} more for files of which v1 had kept nothing, since another one has the same bytes."
 
 
+def _of_those(document: Document) -> str:
+    """Return how many vectors the rows have, where not every row must have one."""
+    counts = [base["vectors"] for base in document["bases"] if "vectors" in base]
+    return f" ({sum(counts):,})" if counts else ""
+
+
 def _unread(document: Document) -> int:
-    """Return how many bases there are whose rows nobody could count."""
+    """Return how many bases there are whose rows nobody could count; those of a Parquet file are always counted."""
+    if _is_import(document):
+        return 0
     return sum(base["status"] == "failed" and not base["rows"]["read"] for base in document["bases"])
+
+
+def _is_import(document: Document) -> bool:
+    return bool(document["regraft"]["command"] == "import")
 
 
 def _carried(rows: Document) -> str:
@@ -107,12 +119,12 @@ def _carried(rows: Document) -> str:
 
 
 def _warnings(document: Document, verbose: bool) -> Iterator[str]:
-    names = {base["legacy_id"]: base["name"] for base in document["bases"]}
+    names = {base.get("legacy_id", base["id"]): base["name"] for base in document["bases"]}
     more: dict[str, int] = {}
     lines = []
     for warning in document["warnings"]:
         code = warning["code"]
-        severity = notices.CODES[code].severity
+        severity = notices.EVERY_CODE[code].severity
         if not verbose and severity == "note":
             continue
         more[code] = more.get(code, 0) + 1
@@ -145,7 +157,7 @@ def _pad(text: str, width: int) -> str:
 
 # --- page ----------------------------------------------------------------------------------------------------------
 
-_PAGE_TITLE = "regraft: report of a migration"
+_PAGE_TITLES = ("regraft: report of a migration", "regraft: report of an import")
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1d2733; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
@@ -160,17 +172,18 @@ code { font-size: .9em; } footer { margin-top: 2rem; color: #51606f; font-size: 
 
 
 def as_page(document: Document) -> str:
-    """Return a migration's document as one offline HTML page: statistics and reasons, never texts or vectors."""
+    """Return a run's document as one offline HTML page: statistics and reasons, never texts or vectors."""
     totals, run = document["totals"], document["run"]
     rows = totals["rows"]
-    carried = f"{_carried(rows)} carried with their vectors, none embedded again."
+    carried = f"{_carried(rows)} carried with their vectors{_of_those(document)}, none embedded again."
+    title = _PAGE_TITLES[_is_import(document)]
     size = human_bytes(totals["bytes"] or 0)
     if rows["restored_duplicate"]:
         carried += f" {_restored(rows)}"
     counts = f"{counted(totals['bases']['all'], 'base')}, {counted(totals['items']['all'], 'item')}"
     version = document["regraft"]["version"]
     body = [
-        "<h1>regraft: report of a migration</h1>",
+        f"<h1>{title}</h1>",
         f"<p>{carried} {counts}, {size}.</p>",
         _page_bar(rows),
         "<h2>Bases</h2>",
@@ -184,15 +197,13 @@ def as_page(document: Document) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_PAGE_TITLE}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body>\n</html>\n"
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
     )
 
 
 def is_page(text: str) -> bool:
     """Tell whether ``text`` is a page made by :func:`as_page`."""
-    return text.startswith("<!doctype html>") and f"<title>{_PAGE_TITLE}</title>" in text[:400]
+    return text.startswith("<!doctype html>") and any(f"<title>{title}</title>" in text[:400] for title in _PAGE_TITLES)
 
 
 def _text(value: object) -> str:
@@ -247,7 +258,7 @@ def _page_reasons(reasons: dict[str, int], unread: int) -> str:
         return f"<p>{lost if unread else 'Everything was carried.'}</p>"
     lines = [
         f"<tr><td><code>{_text(reason)}</code></td><td class=n>{count:,}</td>"
-        f"<td>{_text(notices.CODES[reason].meaning)}</td></tr>"
+        f"<td>{_text(notices.EVERY_CODE[reason].meaning)}</td></tr>"
         for reason, count in reasons.items()
     ]
     return f'<div class="wide"><table>{"".join(lines)}</table></div>'
@@ -261,9 +272,9 @@ def _page_codes(warnings: list[Document]) -> str:
     for warning in warnings:
         counts[warning["code"]] = counts.get(warning["code"], 0) + 1
     lines = [
-        f'<tr><td class="{notices.CODES[code].severity}">{notices.CODES[code].severity}</td>'
+        f'<tr><td class="{notices.EVERY_CODE[code].severity}">{notices.EVERY_CODE[code].severity}</td>'
         f"<td><code>{_text(code)}</code></td><td class=n>{count:,}</td>"
-        f"<td>{_text(notices.CODES[code].meaning)}</td></tr>"
+        f"<td>{_text(notices.EVERY_CODE[code].meaning)}</td></tr>"
         for code, count in counts.items()
     ]
     return f'<div class="wide"><table>{"".join(lines)}</table></div>'

@@ -205,12 +205,14 @@ def upload_bytes(source: Located, uploads: Iterable[Upload]) -> int:
 
 def planned_bytes(plan: BasePlan) -> int:
     """Estimate the bytes of one base's index and snapshots."""
-    return 0 if plan.error is not None else index_bytes(plan.units, plan.vector_bytes, plan.body_bytes)
+    if plan.error is not None:
+        return 0
+    return index_bytes(plan.units, plan.units * plan.vector_bytes, plan.body_bytes)
 
 
 def index_bytes(units: int, vector_bytes: int, body_bytes: int) -> int:
-    """Estimate the bytes of an index of so many units: the length of one vector, and all bodies' bytes."""
-    return EMPTY_INDEX_BYTES + int(units * (vector_bytes * 1.05 + ROW_BYTES) + body_bytes * TEXT_FACTOR)
+    """Estimate the bytes of an index of so many units, from the bytes of all vectors and of all bodies."""
+    return EMPTY_INDEX_BYTES + int(units * ROW_BYTES + vector_bytes * 1.05 + body_bytes * TEXT_FACTOR)
 
 
 def check_space(target: Path, needed: int) -> int:
