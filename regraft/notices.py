@@ -28,7 +28,7 @@ class Code:
 
 #: What a migration can say.
 CODES: dict[str, Code] = {}
-#: What only an import can say (``docs/formats/parquet.md``, "The way back").
+#: What only an import can say (``docs/codes.md``, "An import").
 IMPORT_CODES: dict[str, Code] = {}
 EVERY_CODE = ChainMap(CODES, IMPORT_CODES)
 
@@ -333,7 +333,7 @@ TEXT_CHANGED = _imported(
     "row",
     "warning",
     "text_changed",
-    "The text in the file does not match its hash: the vector belongs to another text.",
+    "The row's text does not match its hash: the vector belongs to another text.",
 )
 DUPLICATE_ROW = _imported("row", "warning", "duplicate", "An earlier row of the file has the same item and index.")
 NO_BASE = _imported("row", "warning", "no_base", "The row is of a base that the file does not describe.")
