@@ -187,7 +187,7 @@ class _Page:
             if any(count for _, _, count in parts):
                 said = f"{rows['read']:,} read"
                 lines.append(_row(label, pages.bar(parts, about=f"{label}. "), said, pages.legend(parts)))
-                reasons.update({name: count for _, name, count in parts if count and name in notices.CODES})
+                reasons.update({name: count for _, name, count in parts if count and name in notices.EVERY_CODE})
             else:
                 lines.append(_row(label, _NO_CHART, "none counted" if rows else "not known"))
         yield f'<div class="rows">{"".join(lines)}</div>'

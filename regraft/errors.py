@@ -139,6 +139,11 @@ class TargetBaseChanged(RegraftError, FileExistsError):
     changed since regraft wrote it; migrate to another folder, or remove this copy first."""
 
 
+class TargetBaseForeign(RegraftError, FileExistsError):
+    """{path}: base "{base}" came here by regraft {writer}, and regraft {command} does not write over that; give
+    another folder."""
+
+
 class TargetCatalogChanged(RegraftError, FileExistsError):
     """{path}: changed since regraft wrote it, and this run would write it anew; migrate to another folder."""
 

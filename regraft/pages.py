@@ -196,7 +196,9 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def reasons(counts: dict[str, int]) -> str:
     """Return a table of reasons by their codes, with what each means."""
-    rows = [(f"<code>{text(code)}</code>", f"{counts[code]:,}", prose(notices.CODES[code].meaning)) for code in counts]
+    rows = [
+        (f"<code>{text(code)}</code>", f"{counts[code]:,}", prose(notices.EVERY_CODE[code].meaning)) for code in counts
+    ]
     return table(("reason", "count#", "means*"), rows)
 
 

@@ -36,7 +36,7 @@ def as_line(planned: Document) -> str:
 
 
 def as_text(document: Document, *, verbose: bool = False) -> str:
-    """Return a migration's document as text for a person."""
+    """Return the document of a migration or an import as text for a person."""
     planned = document["run"]["dry_run"] or document["run"]["finished_at"] is None
     lines = [*_bases(document, planned=planned)]
     if document["bases"] or document["skipped"]:
@@ -66,7 +66,7 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
     totals = document["totals"]
     rows = totals["rows"]
     verb = "will be carried" if planned else "carried"
-    yield f"{_carried(rows)} {verb} with their vectors, none embedded again."
+    yield f"{_carried(rows)} {verb} with their vectors{_of_those(document)}, none embedded again."
     unread = _unread(document)
     if unread:
         yield f"Not counted: the rows of {counted(unread, 'base')} whose vector file cannot be read."
@@ -82,14 +82,14 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
 def _reasons(document: Document) -> Iterator[str]:
     rows = document["totals"]["rows"]
     for reason, count in rows["skipped"].items():
-        yield f"  not carried: {count:,} {reason} - {notices.CODES[reason].meaning}"
+        yield f"  not carried: {count:,} {reason} - {notices.EVERY_CODE[reason].meaning}"
     if rows["v1_deduplicated"]:
         left_out = counted(rows["v1_deduplicated"], "chunk")
         yield f"  v1 itself had left out {left_out} of a text it had already: nothing is lost."
     if rows["restored_duplicate"]:
         yield f"  {_restored(rows)}"
     for reason, count in document["skipped"].items():
-        yield f"  skipped: {count:,} {reason} - {notices.CODES[reason].meaning}"
+        yield f"  skipped: {count:,} {reason} - {notices.EVERY_CODE[reason].meaning}"
 
 
 def _restored(rows: Document) -> str:
@@ -97,9 +97,21 @@ def _restored(rows: Document) -> str:
     return f"{given} more for files of which v1 had kept nothing, since another one has the same bytes."
 
 
+def _of_those(document: Document) -> str:
+    """Return how many vectors the rows have, where not every row must have one."""
+    counts = [base["vectors"] for base in document["bases"] if "vectors" in base]
+    return f" ({sum(counts):,})" if counts else ""
+
+
 def _unread(document: Document) -> int:
-    """Return how many bases there are whose rows nobody could count."""
+    """Return how many bases there are whose rows nobody could count; those of a Parquet file are always counted."""
+    if _is_import(document):
+        return 0
     return sum(base["status"] == "failed" and not base["rows"]["read"] for base in document["bases"])
+
+
+def _is_import(document: Document) -> bool:
+    return bool(document["regraft"]["command"] == "import")
 
 
 def _carried(rows: Document) -> str:
@@ -107,12 +119,12 @@ def _carried(rows: Document) -> str:
 
 
 def _warnings(document: Document, verbose: bool) -> Iterator[str]:
-    names = {base["legacy_id"]: base["name"] for base in document["bases"]}
+    names = {base.get("legacy_id", base["id"]): base["name"] for base in document["bases"]}
     more: dict[str, int] = {}
     lines = []
     for warning in document["warnings"]:
         code = warning["code"]
-        severity = notices.CODES[code].severity
+        severity = notices.EVERY_CODE[code].severity
         if not verbose and severity == "note":
             continue
         more[code] = more.get(code, 0) + 1
@@ -147,7 +159,7 @@ def _pad(text: str, width: int) -> str:
 
 
 def as_page(document: Document) -> str:
-    """Return a migration's document as one offline HTML page: statistics and reasons, never texts or vectors."""
+    """Return a run's document as one offline HTML page: statistics and reasons, never texts or vectors."""
     totals, run = document["totals"], document["run"]
     rows = totals["rows"]
     parts = parts_of(rows)
@@ -165,9 +177,10 @@ def as_page(document: Document) -> str:
         pages.section("Not carried", _page_reasons({**rows["skipped"], **document["skipped"]}, _unread(document))),
         pages.section("Said on the way", _page_codes(document["warnings"])),
     ]
-    lead = f"{_carried(rows)} carried with their vectors, none embedded again."
+    lead = f"{_carried(rows)} carried with their vectors{_of_those(document)}, none embedded again."
     foot = f"Run {pages.text(run['id'])}, {pages.text(run['started_at'])},"
-    return pages.document("migrate", "Report of a migration", lead, body, foot)
+    title = "Report of an import" if _is_import(document) else "Report of a migration"
+    return pages.document(document["regraft"]["command"], title, lead, body, foot)
 
 
 def parts_of(rows: Document) -> list[pages.Part]:
@@ -178,7 +191,7 @@ def parts_of(rows: Document) -> list[pages.Part]:
     """
     reasons: dict[str, int] = {}
     for reason, count in rows["skipped"].items():
-        name = reason if reason in notices.CODES else "another reason"
+        name = reason if reason in notices.EVERY_CODE else "another reason"
         reasons[name] = reasons.get(name, 0) + count
     shades = ("skipped", "other")
     return [
@@ -222,7 +235,7 @@ def _page_codes(warnings: list[Document]) -> str:
         return "<p>Nothing.</p>"
     lines = []
     for name, count in Counter(warning["code"] for warning in warnings).items():
-        code = notices.CODES[name]
+        code = notices.EVERY_CODE[name]
         named = f"<code>{pages.text(name)}</code>"
         lines.append((pages.badge(code.severity), named, f"{count:,}", pages.prose(code.meaning)))
     return pages.table(("severity", "code", "count#", "means*"), lines)
