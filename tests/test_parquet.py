@@ -437,7 +437,7 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
     assert size < plan["preflight"]["bytes_needed"] < 3 * size
     assert plan["run"]["dry_run"] is True
     assert json.loads((tmp_path / "back" / "report.json").read_text("utf-8")) == done
-    assert "<title>regraft: report of an import</title>" in (tmp_path / "back" / "report.html").read_text("utf-8")
+    assert "Report of an import</title>" in (tmp_path / "back" / "report.html").read_text("utf-8")
 
 
 def test_the_same_file_again_changes_nothing(tmp_path):
