@@ -105,7 +105,7 @@ class Audit:
     checked: dict[str, int]
     names: dict[str, str]
     closing: str
-    #: Of v2 data: numbers of every base that a page can be drawn from.
+    #: Numbers of every base that a page can be drawn from.
     statistics: dict[str, Any] = field(default_factory=dict)
     #: Of v2 data: the checks that time did not suffice for.
     not_checked: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ class Audit:
         return sorted(self.findings, key=place)
 
     def document(self) -> dict[str, Any]:
-        """Return ``findings``, ``summary`` and ``checked`` as ``docs/commands.md``, "check" has them."""
+        """Return what every audit tells, as ``docs/commands.md``, "check" has it."""
         ordered = self.in_order()
         severities = Counter(finding.severity for finding in ordered)
         return {
@@ -141,6 +141,7 @@ class Audit:
                 "by_name": dict(sorted(Counter(finding.name for finding in ordered).items())),
             },
             "checked": self.checked,
+            "statistics": self.statistics,
         }
 
     def exit_status(self, fail_on: str) -> int:

@@ -13,7 +13,7 @@ from regraft import sqlite
 from regraft.formats import libsql_preview
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.formats.index import SCHEMA_VERSION
-from regraft.locate import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, Kind, Located
+from regraft.locate import INDEX_FILE, Kind, Located
 from regraft.text import counted
 
 Look = tuple[list[dict[str, Any]], dict[str, Any]]
@@ -39,9 +39,9 @@ _COUNTS = {
 def look(source: Located) -> Look:
     """Look at a library, a profile, one base folder or one index file."""
     if source.kind is Kind.INDEX:
-        bases = [_one_base(source.path)]
+        bases = [_one_base(source, source.path)]
     elif source.kind is Kind.BASE:
-        bases = [_one_base(source.path / INDEX_FILE)]
+        bases = [_one_base(source, source.path / INDEX_FILE)]
     else:
         bases = _library(source)
     stores = [base["store"] for base in bases if base["store"] and "bodies" in base["store"]]
@@ -56,12 +56,10 @@ def look(source: Located) -> Look:
     return bases, health
 
 
-def _one_base(index: Path) -> dict[str, Any]:
+def _one_base(source: Located, index: Path) -> dict[str, Any]:
     """Look at one base by its index file: closer than at a whole library, with every material."""
-    folder = index.parent.parent
-    catalogs = (folder.parent.parent / CATALOG_FILE, folder.parent.parent.parent / PROFILE_DATABASE)
-    catalog = next((path for path in catalogs if path.is_file()), None)
-    known = _catalog(catalog, folder.parent, folder.name) if catalog and index == folder / INDEX_FILE else []
+    folder, catalog = index.parent.parent, _catalog_path(source)
+    known = _catalog(catalog, {folder.name: index}, folder.name) if catalog and index == folder / INDEX_FILE else []
     base = known[0] if known else {**_index(index, None)}
     stated = base["store"]["base_id"] if base["store"] else folder.name
     base = {"id": stated, "name": stated, **base}
@@ -103,37 +101,30 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
+def _catalog_path(source: Located) -> Path | None:
+    return None if source.stores.catalog is None else source.tree.path / source.stores.catalog
+
+
 def _library(source: Located) -> list[dict[str, Any]]:
-    root = source.path
-    above = (root.parent, root.parent.parent) if root.name == KNOWLEDGE_FOLDER else ()
-    places = (root, root / "Data", *above)
-    catalogs = [place / name for place in places for name in (CATALOG_FILE, PROFILE_DATABASE)]
-    folders = (root / "Data" / KNOWLEDGE_FOLDER, root / KNOWLEDGE_FOLDER)
-    folder = next((path for path in folders if path.is_dir()), root)
-    catalog = next((path for path in catalogs if path.is_file()), None)
-    flat = {str(store.base_id): source.tree.path / store.name for store in source.stores.preview}
-    known = _catalog(catalog, folder, flat=flat) if catalog else []
+    catalog = _catalog_path(source)
+    stores = (*source.stores.current, *source.stores.preview)
+    indexes = {str(store.base_id): source.tree.path / store.name for store in stores}
+    known = _catalog(catalog, indexes) if catalog else []
     named = {base["id"] for base in known}
-    indexes = {path.name: path / INDEX_FILE for path in (folder.iterdir() if folder.is_dir() else ())}
-    for base_id, path in sorted({**indexes, **flat}.items()):
-        if base_id not in named and path.is_file():
+    for base_id, path in sorted(indexes.items()):
+        if base_id not in named:
             problem = "no catalog names this base" if catalog else None
             base = {"id": base_id, "name": base_id, **_index(path, None)}
             known.append({**base, "problem": base["problem"] or problem})
     return known
 
 
-def _catalog(
-    catalog: Path, folder: Path, only: str | None = None, flat: dict[str, Path] | None = None
-) -> list[dict[str, Any]]:
-    """Return what a catalog says of its bases (or of one of them), with a look into each index.
-
-    ``flat`` are the stores of preview builds by their base's id, wherever they lie.
-    """
+def _catalog(catalog: Path, indexes: dict[str, Path], only: str | None = None) -> list[dict[str, Any]]:
+    """Return what a catalog says of its bases (or of one of them), with a look into each index, by its base's id."""
     try:
         found = read_catalog(catalog, data=False)
-    except CatalogProblem as problem:
-        return [{"id": catalog.name, "name": catalog.name, "store": None, "problem": f"the catalog {problem}"}]
+    except CatalogProblem as error:
+        return [{"id": catalog.name, "name": catalog.name, "store": None, "problem": f"the catalog {error}"}]
     bases: list[dict[str, Any]] = []
     for row in found.bases:
         base_id, status, model = row.get("id"), row.get("status"), row.get("embedding_model_id")
@@ -143,9 +134,11 @@ def _catalog(
         items = Counter(str(item.get("status")) for item in own or ())
         about = {"name": row.get("name", base_id), "status": status, "error": row.get("error"), "model": model}
         base = {"id": base_id, **about, "items": dict(sorted(items.items()))}
-        path = (flat or {}).get(str(base_id), folder / str(base_id) / INDEX_FILE)
-        if status == "failed" and not path.exists():
-            bases.append({**base, "store": None, "problem": f"failed at the upgrade: {row.get('error')}"})
+        path = indexes.get(str(base_id))
+        if path is None:
+            failed = f"failed at the upgrade: {row.get('error')}"
+            problem = failed if status == "failed" else "its index file is missing"
+            bases.append({**base, "store": None, "problem": problem})
         else:
             ids = None if own is None else {str(item.get("id")) for item in own}
             bases.append({**base, **_index(path, ids, has_model=model is not None)})
@@ -158,8 +151,6 @@ def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None)
     ``items`` are the ids of its base's items and ``has_model`` whether it has a model, where a catalog tells them: a
     base without one has no vectors, and misses none.
     """
-    if not path.is_file():
-        return {"store": None, "problem": "its index file is missing"}
     seen = libsql_preview.look(path)
     if seen.layout is libsql_preview.Layout.PREVIEW:
         found = glance_preview.look_at_file(path, seen)

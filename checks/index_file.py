@@ -58,8 +58,8 @@ class Index:
     materials: list[Material] | None = None
     #: How many vectors there are of each length in bytes.
     lengths: Counter[int] = field(default_factory=Counter)
-    #: How many vectors there are of each norm, in steps; empty where that was not looked at.
-    norms: dict[str, int] = field(default_factory=dict)
+    #: How many vectors there are of each norm, in steps; None where that was not looked at.
+    norms: dict[str, int] | None = None
     is_readable: bool = True
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -12,13 +12,15 @@ from checks.index_file import Index
 #: A report that is larger is none of ours.
 _LARGEST_REPORT = 256 << 20
 
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
 
 class _Rows(msgspec.Struct):
-    read: int = 0
-    carried: int = 0
-    v1_deduplicated: int = 0
-    restored_duplicate: int = 0
-    skipped: dict[str, int] = msgspec.field(default_factory=dict)
+    read: _Number = 0
+    carried: _Number = 0
+    v1_deduplicated: _Number = 0
+    restored_duplicate: _Number = 0
+    skipped: dict[str, _Number] = msgspec.field(default_factory=dict)
 
 
 class _Base(msgspec.Struct):

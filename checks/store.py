@@ -254,5 +254,4 @@ def base_ids(found: Located) -> Sequence[str]:
 
 def document_of(audit: Audit) -> dict[str, Any]:
     """Return an audit's document with the parts that only v2 data have."""
-    about = {"level": audit.level, "not_checked": list(audit.not_checked), "statistics": audit.statistics}
-    return {**audit.document(), **about}
+    return {**audit.document(), "level": audit.level, "not_checked": list(audit.not_checked)}

@@ -6,12 +6,11 @@ say, the room on the disk and the vector file of a base without a model, is adde
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from checks.findings import SAMPLES, Audit, Finding, register
+from checks.findings import Audit, Finding, register
 from regraft import notices
 from regraft.notices import CODES
 from regraft.progress import human_bytes
@@ -243,12 +242,6 @@ _ABOUT_THE_FILE = {notices.MISSING_STORE, notices.DEGENERATE, notices.DIFFERING_
 
 # --- the audit -----------------------------------------------------------------------------------------------------
 
-#: How a plan's messages end that give examples, and how they give the option that carries a base after all.
-_EXAMPLES = re.compile(r" \(for example (.*)\)$", re.DOTALL)
-_OPTION = re.compile(r"(--recreate-model) '(.+?)'(?:;|$)", re.DOTALL)
-#: What stands there for a model that only the user knows: there is no exact command then.
-_ANY_MODEL = "PROVIDER::MODEL"
-
 
 def audit(plan: Document, command: Sequence[str]) -> Audit:
     """Turn a plan into findings.
@@ -277,7 +270,14 @@ def audit(plan: Document, command: Sequence[str]) -> Audit:
         },
         names={base["legacy_id"]: base["name"] for base in plan["bases"]},
         closing=_closing(found, plan, command),
+        statistics={"bases": [_statistics(base, looked_at[base["legacy_id"]]) for base in plan["bases"]]},
     )
+
+
+def _statistics(base: Document, store: Document) -> Document:
+    """Return where the rows of a base would go; None where nobody could read them."""
+    rows = base["rows"] if store["is_read"] or base["status"] == "completed" else None
+    return {"id": base["legacy_id"], "name": base["name"], "rows": rows}
 
 
 def _finding(warning: Document, store: Document | None, command: Sequence[str]) -> Finding:
@@ -290,7 +290,6 @@ def _finding(warning: Document, store: Document | None, command: Sequence[str]) 
             name = _store_problem(store)
         if subject is None and (code.subject == "row" or code.name in _ABOUT_THE_FILE):
             subject = store["vector_file"]
-    examples = _EXAMPLES.search(warning["message"])
     return Finding(
         name=name,
         severity=code.severity,
@@ -298,7 +297,7 @@ def _finding(warning: Document, store: Document | None, command: Sequence[str]) 
         base=warning["base"],
         subject=subject,
         count=warning["count"],
-        samples=tuple(examples[1].split(", ")[:SAMPLES]) if examples else (),
+        samples=tuple(warning["samples"]),
         repair=_repair(warning, store, command),
     )
 
@@ -311,10 +310,9 @@ def _store_problem(store: Document) -> str:
 
 def _repair(warning: Document, store: Document | None, command: Sequence[str]) -> str | None:
     """Return the command that carries a base whose model is gone, where it has vectors to carry."""
-    if warning["code"] != notices.MISSING_MODEL or store is None or not store["is_read"]:
+    if warning["model"] is None or store is None or not store["is_read"]:
         return None
-    option = _OPTION.search(warning["message"])
-    return None if option is None or option[2] == _ANY_MODEL else shlex.join([*command, option[1], option[2]])
+    return shlex.join([*command, "--recreate-model", warning["model"]])
 
 
 def _unseen_stores(plan: Document) -> Iterator[Finding]:

@@ -3,6 +3,17 @@
 from migrators.journeys import journey_of, migrate, plan_only
 from migrators.stages.models import ModelWord, is_model_id, tidy_model_id
 from migrators.stages.options import Options
+from migrators.stages.passage import Migration
 from migrators.stages.report import exit_status
 
-__all__ = ["ModelWord", "Options", "exit_status", "is_model_id", "journey_of", "migrate", "plan_only", "tidy_model_id"]
+__all__ = [
+    "Migration",
+    "ModelWord",
+    "Options",
+    "exit_status",
+    "is_model_id",
+    "journey_of",
+    "migrate",
+    "plan_only",
+    "tidy_model_id",
+]

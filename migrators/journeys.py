@@ -10,7 +10,7 @@ from migrators import cherry_preview, cherry_v1
 from migrators.stages import run
 from migrators.stages.journey import Journey
 from migrators.stages.options import Options
-from migrators.stages.run import Migration
+from migrators.stages.passage import Migration
 from regraft.errors import SourceNotMigratable
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress

@@ -130,9 +130,18 @@ class TargetNotWritable(RegraftError, PermissionError):
     """{path}: cannot be written ({reason}); choose a folder that you may write to."""
 
 
+class ReportNotWritable(RegraftError, PermissionError):
+    """{path}: no report page can be written here ({reason}); name another file."""
+
+
 class TargetBaseChanged(RegraftError, FileExistsError):
     """{path}: base "{base}" would be carried anew (its source or your options differ), but its migrated copy was
     changed since regraft wrote it; migrate to another folder, or remove this copy first."""
+
+
+class TargetBaseForeign(RegraftError, FileExistsError):
+    """{path}: base "{base}" came here by regraft {writer}, and regraft {command} does not write over that; give
+    another folder."""
 
 
 class TargetCatalogChanged(RegraftError, FileExistsError):
@@ -202,15 +211,53 @@ class UndoRefused(RegraftError, ValueError):
     """{path}: {what} changed since run {run}; nothing was taken back, so that no later change is lost."""
 
 
+# --- a search ------------------------------------------------------------------------------------------------------
+
+
+class NotSearchable(RegraftError, ValueError):
+    """{path}: this is {what}, which cannot be searched; {advice}."""
+
+
+class BaseFailed(RegraftError, ValueError):
+    """{path}: base {base} failed ({reason}), and the application does not search it; --raw asks its index alone, if
+    it has one."""
+
+
+class BaseNotListed(RegraftError, LookupError):
+    """{path}: the catalog has no base {base}; --raw asks its index alone."""
+
+
+class BaseWithoutIndex(RegraftError, LookupError):
+    """{path}: base {base} has no index that can be read; see regraft inspect."""
+
+
+class QueryWithoutWord(RegraftError, ValueError):
+    """The query has no letter, digit or _ to search for; write a word."""
+
+
+class QueryTooLong(RegraftError, ValueError):
+    """The query is too long: {reason}; shorten it."""
+
+
+class QueryVectorMissing(RegraftError, ValueError):
+    """{path}: base {base} is searched by {mode}, which needs the query's vector; give --vector FILE with {dimensions}
+    numbers made by {model}, or --mode bm25."""
+
+
+class QueryVectorUnfit(RegraftError, ValueError):
+    """{path}: the vector has {found} numbers, those of base {base} have {expected}; make it with the base's own
+    model."""
+
+
 # --- the index store -----------------------------------------------------------------------------------------------
 
 
 class IndexForeign(RegraftError, ValueError):
-    """{path}: this is the index of base {found}, not of {base}; give the index of that base's own folder."""
+    """{path}: this is the index of base {found}, not of {base}; {advice}."""
 
 
 class IndexVersionUnknown(RegraftError, ValueError):
-    """{path}: its layout has version {found} and the store knows {known}; it was left as it is, use a version of
+    """{path}: its layout has version {found} and this regraft knows {known}; it was left as it is, use a version of
     regraft that knows it."""
 
 

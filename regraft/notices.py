@@ -5,6 +5,7 @@ Codes are part of the output contract and never change. ``docs/codes.md`` is gen
 
 from __future__ import annotations
 
+from collections import ChainMap
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,11 +26,20 @@ class Code:
     meaning: str
 
 
+#: What a migration can say.
 CODES: dict[str, Code] = {}
+#: What only an import can say (``docs/codes.md``, "An import").
+IMPORT_CODES: dict[str, Code] = {}
+EVERY_CODE = ChainMap(CODES, IMPORT_CODES)
 
 
 def _register(subject: Subject, severity: Severity, name: str, meaning: str) -> str:
     CODES[name] = Code(name, subject, severity, meaning)
+    return name
+
+
+def _imported(subject: Subject, severity: Severity, name: str, meaning: str) -> str:
+    IMPORT_CODES[name] = Code(name, subject, severity, meaning)
     return name
 
 
@@ -317,21 +327,53 @@ CHILD_SHARED = _register(
     "A later file of a folder has the same loader: its rows went there.",
 )
 
+# Rows and items of a Parquet file that are not imported, and what is imported otherwise than it was.
+NOT_WHOLE = _imported("row", "warning", "not_whole", "The row of the file has no item, text, hash or index.")
+TEXT_CHANGED = _imported(
+    "row",
+    "warning",
+    "text_changed",
+    "The row's text does not match its hash: the vector belongs to another text.",
+)
+DUPLICATE_ROW = _imported("row", "warning", "duplicate", "An earlier row of the file has the same item and index.")
+NO_BASE = _imported("row", "warning", "no_base", "The row is of a base that the file does not describe.")
+ITEM_DELETED = _imported("item", "note", "deleted", "The item was deleted in the application.")
+NOT_AN_ITEM = _imported(
+    "item", "warning", "invalid", "The item in the file is none that a catalog takes, or its folder is missing."
+)
+REMADE = _imported(
+    "base",
+    "warning",
+    "material_made_anew",
+    "Units of a material were not slices of its content: offsets and ids are made anew, each text keeps its vector.",
+)
+MODEL_NOT_NAMED = _imported(
+    "base",
+    "warning",
+    "model_not_named",
+    "The file does not say of which model the base's vectors are: the base is complete and stands as failed.",
+)
+
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing that a run says: ``base`` and ``item`` are v1 ids, ``count`` counts items or rows."""
+    """One thing that a run says: ``base`` and ``item`` are v1 ids, ``count`` counts items or rows.
+
+    ``samples`` names a few of the rows. ``model`` is one that is gone, where the user's word for it would do.
+    """
 
     code: str
     message: str
     base: str | None = None
     item: str | None = None
     count: int = 1
+    samples: tuple[str, ...] = ()
+    model: str | None = None
 
     @property
     def severity(self) -> Severity:
         """Return how grave the code is."""
-        return CODES[self.code].severity
+        return EVERY_CODE[self.code].severity
 
 
 def at_least(severity: Severity, line: Severity) -> bool:

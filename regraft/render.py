@@ -5,14 +5,14 @@ All three show the same document, so they cannot disagree.
 
 from __future__ import annotations
 
-import html
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from wcwidth import wcswidth
 
-from regraft import notices
+from regraft import notices, pages
 from regraft.progress import human_bytes
 from regraft.text import counted
 
@@ -36,7 +36,7 @@ def as_line(planned: Document) -> str:
 
 
 def as_text(document: Document, *, verbose: bool = False) -> str:
-    """Return a migration's document as text for a person."""
+    """Return the document of a migration or an import as text for a person."""
     planned = document["run"]["dry_run"] or document["run"]["finished_at"] is None
     lines = [*_bases(document, planned=planned)]
     if document["bases"] or document["skipped"]:
@@ -66,7 +66,7 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
     totals = document["totals"]
     rows = totals["rows"]
     verb = "will be carried" if planned else "carried"
-    yield f"{_carried(rows)} {verb} with their vectors, none embedded again."
+    yield f"{_carried(rows)} {verb} with their vectors{_of_those(document)}, none embedded again."
     unread = _unread(document)
     if unread:
         yield f"Not counted: the rows of {counted(unread, 'base')} whose vector file cannot be read."
@@ -82,14 +82,14 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
 def _reasons(document: Document) -> Iterator[str]:
     rows = document["totals"]["rows"]
     for reason, count in rows["skipped"].items():
-        yield f"  not carried: {count:,} {reason} - {notices.CODES[reason].meaning}"
+        yield f"  not carried: {count:,} {reason} - {notices.EVERY_CODE[reason].meaning}"
     if rows["v1_deduplicated"]:
         left_out = counted(rows["v1_deduplicated"], "chunk")
         yield f"  v1 itself had left out {left_out} of a text it had already: nothing is lost."
     if rows["restored_duplicate"]:
         yield f"  {_restored(rows)}"
     for reason, count in document["skipped"].items():
-        yield f"  skipped: {count:,} {reason} - {notices.CODES[reason].meaning}"
+        yield f"  skipped: {count:,} {reason} - {notices.EVERY_CODE[reason].meaning}"
 
 
 def _restored(rows: Document) -> str:
@@ -97,9 +97,21 @@ def _restored(rows: Document) -> str:
     return f"{given} more for files of which v1 had kept nothing, since another one has the same bytes."
 
 
+def _of_those(document: Document) -> str:
+    """Return how many vectors the rows have, where not every row must have one."""
+    counts = [base["vectors"] for base in document["bases"] if "vectors" in base]
+    return f" ({sum(counts):,})" if counts else ""
+
+
 def _unread(document: Document) -> int:
-    """Return how many bases there are whose rows nobody could count."""
+    """Return how many bases there are whose rows nobody could count; those of a Parquet file are always counted."""
+    if _is_import(document):
+        return 0
     return sum(base["status"] == "failed" and not base["rows"]["read"] for base in document["bases"])
+
+
+def _is_import(document: Document) -> bool:
+    return bool(document["regraft"]["command"] == "import")
 
 
 def _carried(rows: Document) -> str:
@@ -107,12 +119,12 @@ def _carried(rows: Document) -> str:
 
 
 def _warnings(document: Document, verbose: bool) -> Iterator[str]:
-    names = {base["legacy_id"]: base["name"] for base in document["bases"]}
+    names = {base.get("legacy_id", base["id"]): base["name"] for base in document["bases"]}
     more: dict[str, int] = {}
     lines = []
     for warning in document["warnings"]:
         code = warning["code"]
-        severity = notices.CODES[code].severity
+        severity = notices.EVERY_CODE[code].severity
         if not verbose and severity == "note":
             continue
         more[code] = more.get(code, 0) + 1
@@ -145,125 +157,85 @@ def _pad(text: str, width: int) -> str:
 
 # --- page ----------------------------------------------------------------------------------------------------------
 
-_PAGE_TITLE = "regraft: report of a migration"
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1d2733; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem; border-bottom: 1px solid #d5dce4; text-align: left; vertical-align: top; }
-td.n, th.n { text-align: right; } .bar { display: flex; height: 1.2rem; border-radius: .3rem; overflow: hidden; }
-.bar span { min-width: 2px; } .carried { background: #2f7d4f; } .skipped { background: #c77d1e; }
-.failed, .error { color: #a4262c; } .warning { color: #8a5200; } .note { color: #51606f; }
-code { font-size: .9em; } footer { margin-top: 2rem; color: #51606f; font-size: .85rem; }
-@media print { body { margin: 0; max-width: none; } }
-"""
-
 
 def as_page(document: Document) -> str:
-    """Return a migration's document as one offline HTML page: statistics and reasons, never texts or vectors."""
+    """Return a run's document as one offline HTML page: statistics and reasons, never texts or vectors."""
     totals, run = document["totals"], document["run"]
     rows = totals["rows"]
-    carried = f"{_carried(rows)} carried with their vectors, none embedded again."
-    size = human_bytes(totals["bytes"] or 0)
-    if rows["restored_duplicate"]:
-        carried += f" {_restored(rows)}"
-    counts = f"{counted(totals['bases']['all'], 'base')}, {counted(totals['items']['all'], 'item')}"
-    version = document["regraft"]["version"]
+    parts = parts_of(rows)
+    numbers = {
+        "bases": f"{totals['bases']['all']:,}",
+        "items": f"{totals['items']['all']:,}",
+        "rows": f"{rows['read']:,}",
+        "carried": f"{rows['carried']:,}",
+        "indexes": human_bytes(totals["bytes"] or 0),
+    }
     body = [
-        "<h1>regraft: report of a migration</h1>",
-        f"<p>{carried} {counts}, {size}.</p>",
-        _page_bar(rows),
-        "<h2>Bases</h2>",
-        _page_bases(document["bases"]),
-        "<h2>Not carried</h2>",
-        _page_reasons({**rows["skipped"], **document["skipped"]}, _unread(document)),
-        "<h2>Said on the way</h2>",
-        _page_codes(document["warnings"]),
-        f"<footer>run {_text(run['id'])}, {_text(run['started_at'])}, regraft {_text(version)}</footer>",
+        pages.tiles(numbers),
+        pages.section("Rows", pages.bar(parts), pages.legend(parts), _page_restored(rows)),
+        pages.section("Bases", _page_bases(document["bases"])),
+        pages.section("Not carried", _page_reasons({**rows["skipped"], **document["skipped"]}, _unread(document))),
+        pages.section("Said on the way", _page_codes(document["warnings"])),
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_PAGE_TITLE}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body>\n</html>\n"
-    )
+    lead = f"{_carried(rows)} carried with their vectors{_of_those(document)}, none embedded again."
+    foot = f"Run {pages.text(run['id'])}, {pages.text(run['started_at'])},"
+    title = "Report of an import" if _is_import(document) else "Report of a migration"
+    return pages.document(document["regraft"]["command"], title, lead, body, foot)
 
 
-def is_page(text: str) -> bool:
-    """Tell whether ``text`` is a page made by :func:`as_page`."""
-    return text.startswith("<!doctype html>") and f"<title>{_PAGE_TITLE}</title>" in text[:400]
+def parts_of(rows: Document) -> list[pages.Part]:
+    """Return where v1's rows went as parts of a bar: carried first, then every reason why not.
 
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
-
-
-def _page_bar(rows: Document) -> str:
-    parts = {"carried": rows["carried"], **rows["skipped"]}
-    spans = [
-        f'<span class="{"carried" if name == "carried" else "skipped"}" style="flex: {count}" '
-        f'title="{_text(name)}: {count:,}"></span>'
-        for name, count in parts.items()
-        if count
+    What was given to duplicates, and what v1 had left out, come on top of the rows that were read. A reason that
+    nobody has registered is counted, and not named: a file on disk may say anything.
+    """
+    reasons: dict[str, int] = {}
+    for reason, count in rows["skipped"].items():
+        name = reason if reason in notices.EVERY_CODE else "another reason"
+        reasons[name] = reasons.get(name, 0) + count
+    shades = ("skipped", "other")
+    return [
+        ("carried", "carried", rows["carried"]),
+        ("restored", "restored_duplicate", rows["restored_duplicate"]),
+        ("left", "v1_deduplicated", rows["v1_deduplicated"]),
+        *((shades[place % 2], name, count) for place, (name, count) in enumerate(reasons.items())),
     ]
-    label = ", ".join(f"{name} {count}" for name, count in parts.items())
-    return f'<div class="bar" role="img" aria-label="{_text(label)}">{"".join(spans)}</div>'
+
+
+def _page_restored(rows: Document) -> str:
+    return f'<p class="soft">{pages.text(_restored(rows))}</p>' if rows["restored_duplicate"] else ""
 
 
 def _page_bases(bases: list[Document]) -> str:
-    head = "".join(
-        f"<th{' class=n' if numeric else ''}>{name}</th>"
-        for name, numeric in (
-            ("base", False),
-            ("outcome", False),
-            ("dimensions", True),
-            ("items", True),
-            ("rows", True),
-            ("carried", True),
-            ("bytes", True),
-        )
-    )
     lines = []
     for base in bases:
-        outcome = f"{base['outcome']}{': ' + base['error'] if base['error'] else ''}"
-        size = human_bytes((base["index"] or {}).get("bytes") or 0)
+        outcome = pages.text(f"{base['outcome']}{': ' + base['error'] if base['error'] else ''}")
         numbers = (
-            base["dimensions"] or "-",
+            f"{base['dimensions'] or '-'}",
             f"{sum(base['items'].values()):,}",
             f"{base['rows']['read']:,}",
             f"{base['rows']['carried']:,}",
-            size,
+            human_bytes((base["index"] or {}).get("bytes") or 0),
         )
-        cells = "".join(f"<td class=n>{_text(number)}</td>" for number in numbers)
-        grave = ' class="failed"' if base["error"] else ""
-        lines.append(f"<tr><td>{_text(base['name'])}</td><td{grave}>{_text(outcome)}</td>{cells}</tr>")
-    return f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
+        said = f'<span class="error">{outcome}</span>' if base["error"] else outcome
+        lines.append((pages.text(base["name"]), said, *map(pages.text, numbers)))
+    return pages.table(("base*", "outcome", "dimensions#", "items#", "rows#", "carried#", "size#"), lines)
 
 
 def _page_reasons(reasons: dict[str, int], unread: int) -> str:
     if not reasons:
         lost = f"The rows of {counted(unread, 'base')} whose vector file cannot be read."
         return f"<p>{lost if unread else 'Everything was carried.'}</p>"
-    lines = [
-        f"<tr><td><code>{_text(reason)}</code></td><td class=n>{count:,}</td>"
-        f"<td>{_text(notices.CODES[reason].meaning)}</td></tr>"
-        for reason, count in reasons.items()
-    ]
-    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
+    return pages.reasons(reasons)
 
 
 def _page_codes(warnings: list[Document]) -> str:
     """Return how often each code was said; messages may quote the user's texts, so they stay in ``report.json``."""
     if not warnings:
         return "<p>Nothing.</p>"
-    counts: dict[str, int] = {}
-    for warning in warnings:
-        counts[warning["code"]] = counts.get(warning["code"], 0) + 1
-    lines = [
-        f'<tr><td class="{notices.CODES[code].severity}">{notices.CODES[code].severity}</td>'
-        f"<td><code>{_text(code)}</code></td><td class=n>{count:,}</td>"
-        f"<td>{_text(notices.CODES[code].meaning)}</td></tr>"
-        for code, count in counts.items()
-    ]
-    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
+    lines = []
+    for name, count in Counter(warning["code"] for warning in warnings).items():
+        code = notices.EVERY_CODE[name]
+        named = f"<code>{pages.text(name)}</code>"
+        lines.append((pages.badge(code.severity), named, f"{count:,}", pages.prose(code.meaning)))
+    return pages.table(("severity", "code", "count#", "means*"), lines)

@@ -15,13 +15,25 @@ from pathlib import Path
 import apsw
 
 from regraft import identity, sqlite
-from regraft.errors import BaseUnknown, SourceUnreadable, WrongUsage
+from regraft.errors import (
+    BaseFailed,
+    BaseNotListed,
+    BaseUnknown,
+    BaseWithoutIndex,
+    IndexForeign,
+    IndexVersionUnknown,
+    NotSearchable,
+    QueryVectorMissing,
+    QueryVectorUnfit,
+    QueryWithoutWord,
+    SourceUnreadable,
+    WrongUsage,
+)
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.index import SCHEMA_VERSION
 from regraft.formats.index.search import (
     DEFAULT_ALPHA,
     Hit,
-    QueryTooLong,
     bm25_hits,
     dimensions_of,
     hybrid_hits,
@@ -97,12 +109,13 @@ def known_bases(source: Located, catalog: StoredCatalog | None) -> dict[str, Sto
     return {**{str(row.get("id")): None for row in catalog.bases}, **stores}
 
 
-def chosen_base(bases: dict[str, Store | None], wanted: str | None, path: Path) -> str:
+def chosen_base(source: Located, bases: dict[str, Store | None], wanted: str | None) -> str:
     """Return the id of the one base that is meant; ``wanted`` is its id in v2, or the one that it had in v1.
 
     Raises:
         BaseUnknown: there is none of this id.
-        WrongUsage: there are several, or none at all.
+        NotSearchable: there are none at all.
+        WrongUsage: there are several, and none is named.
     """
     if wanted is not None:
         found = next((key for key in (wanted, identity.base_id(wanted)) if key in bases), None)
@@ -112,8 +125,10 @@ def chosen_base(bases: dict[str, Store | None], wanted: str | None, path: Path) 
     if len(bases) == 1:
         return next(iter(bases))
     if not bases:
-        raise WrongUsage(problem=f"{shown(path)} has no base to search", hint="see regraft inspect")
-    raise WrongUsage(problem=f"{shown(path)} has {len(bases)} bases", hint=f"give --base, one of {', '.join(bases)}")
+        what = f"{NAMES[source.kind]} without a base"
+        raise NotSearchable(path=source.path, what=what, advice="see regraft inspect")
+    problem = f"{shown(source.path)} has {len(bases)} bases"
+    raise WrongUsage(problem=problem, hint=f"give --base, one of {', '.join(bases)}")
 
 
 def catalog_of(source: Located) -> StoredCatalog | None:
@@ -139,13 +154,17 @@ def opened_index(source: Located, store: Store) -> Iterator[apsw.Connection]:
     Raises:
         SourceUnreadable: it cannot be read, or turns out to be damaged while it is.
     """
-    where = source.path if source.is_archive else source.tree.path / store.name
     with source.tree.local(store.name, None) as path:
         try:
             with sqlite.reading(path, vectors=True) as db:
                 yield db
         except (apsw.Error, UnicodeDecodeError) as error:
-            raise SourceUnreadable(path=where, reason=error) from error
+            raise SourceUnreadable(path=_place(source, store), reason=error) from error
+
+
+def _place(source: Located, store: Store) -> Path:
+    """Return what a person calls the file of a base: its path, or that of the archive that holds it."""
+    return source.path if source.is_archive else source.tree.path / store.name
 
 
 # --- the search ----------------------------------------------------------------------------------------------------
@@ -160,39 +179,42 @@ def search(source: Located, wanted: str | None, request: Request) -> Answer:
         request: what is asked.
 
     Raises:
-        WrongUsage: the source or the base cannot be searched (a failed one), the query has no searchable word, or a
-            vector is missing or does not fit.
-        BaseUnknown: there is no such base.
+        NotSearchable: there is nothing to search in the source.
+        BaseUnknown, WrongUsage: there is no such base, or none is named where there are several.
+        BaseFailed, BaseNotListed, BaseWithoutIndex: the base cannot be searched.
+        IndexForeign, IndexVersionUnknown: its index is that of another base, or of another layout.
+        QueryWithoutWord, QueryTooLong: the query has no word, or too many or too long ones.
+        QueryVectorMissing, QueryVectorUnfit: the mode needs a vector, or one of another length.
         SourceUnreadable: the index or the catalog is damaged.
     """
     if source.kind not in SEARCHED:
-        problem = f"{shown(source.path)}: this is {NAMES[source.kind]}, which cannot be searched"
-        raise WrongUsage(problem=problem, hint="migrate it first, and search the library")
+        advice = "migrate it first, and search the library"
+        raise NotSearchable(path=source.path, what=NAMES[source.kind], advice=advice)
     catalog = None if request.raw else catalog_of(source)
     bases = known_bases(source, catalog)
-    base_id = chosen_base(bases, wanted, source.path)
-    row = None if catalog is None else _row(catalog, base_id)
+    base_id = chosen_base(source, bases, wanted)
+    row = None if catalog is None else _row(source, catalog, base_id)
     if not request.raw and not tokens(request.query):
-        raise WrongUsage(problem="the query has no letter, digit or _ to search for", hint="write a word")
+        raise QueryWithoutWord
     store = bases[base_id]
     if store is None:
-        raise WrongUsage(problem=f"base {base_id} has no index that can be read", hint="see regraft inspect")
+        raise BaseWithoutIndex(path=source.path, base=base_id)
     items = None if catalog is None else _living(catalog, base_id)
     with opened_index(source, store) as db:
-        stated, notes = _checked_identity(db, base_id, raw=request.raw or catalog is None)
+        raw = request.raw or catalog is None
+        stated, notes = _checked_identity(db, _place(source, store), base_id, raw=raw)
         # A file that lies anywhere is of the base that it names itself.
         named = base_id if store.base_id is not None else stated
-        return _Search(db, named, row or {}, request, items, notes).answer()
+        return _Search(db, source.path, named, row or {}, request, items, notes).answer()
 
 
-def _row(catalog: StoredCatalog, base_id: str) -> Row:
+def _row(source: Located, catalog: StoredCatalog, base_id: str) -> Row:
     """Return a base's row; refuse what the application would not search."""
     row = next((row for row in catalog.bases if row.get("id") == base_id), None)
     if row is None:
-        raise WrongUsage(problem=f"the catalog has no base {base_id}", hint="--raw asks its index alone")
+        raise BaseNotListed(path=source.path, base=base_id)
     if row.get("status") == "failed":
-        problem = f"base {base_id} failed ({row.get('error')}), and the application does not search it"
-        raise WrongUsage(problem=problem, hint="--raw asks its index alone, if it has one")
+        raise BaseFailed(path=source.path, base=base_id, reason=row.get("error"))
     return row
 
 
@@ -203,15 +225,14 @@ def _living(catalog: StoredCatalog, base_id: str) -> set[str] | None:
     return {str(item.get("id")) for item in catalog.items.get(base_id, ()) if item.get("status") != "deleting"}
 
 
-def _checked_identity(db: apsw.Connection, base_id: str, *, raw: bool) -> tuple[str, list[str]]:
+def _checked_identity(db: apsw.Connection, path: Path, base_id: str, *, raw: bool) -> tuple[str, list[str]]:
     """Hold an index against the base that it should be of; return the id that it states, and what is worth saying."""
     version, stated = db.execute("SELECT schema_version, base_id FROM meta").get or (None, None)
     if version not in (1, SCHEMA_VERSION):
-        problem = f"the index of base {base_id} is of version {version}, which this regraft does not know"
-        raise WrongUsage(problem=problem, hint="see regraft inspect")
+        raise IndexVersionUnknown(path=path, found=version, known=f"1 and {SCHEMA_VERSION}")
     if stated != base_id and not raw:
-        problem = f"the index of base {base_id} says that it is of base {stated}; the application would refuse it"
-        raise WrongUsage(problem=problem, hint="--raw asks the index alone")
+        advice = "the application would refuse it, --raw asks it alone"
+        raise IndexForeign(path=path, found=stated, base=base_id, advice=advice)
     if version != SCHEMA_VERSION:
         said = f"the index is of version {version}; the application would empty it instead of searching it"
         return str(stated), [said]
@@ -223,6 +244,7 @@ class _Search:
     """One search, step by step; used once."""
 
     db: apsw.Connection
+    path: Path
     base_id: str
     row: Row
     request: Request
@@ -236,10 +258,7 @@ class _Search:
         blob = b"" if mode is Mode.BM25 else self._blob(mode, dimensions)
         alpha = self._alpha() if mode is Mode.HYBRID else None
         threshold = _number(self.row.get("threshold")) if mode is Mode.VECTOR else None
-        try:
-            hits, dropped = self._counted(self._lane(mode, blob, alpha), count)
-        except QueryTooLong as error:
-            raise WrongUsage(problem=f"the query is too long: {error}", hint="shorten it") from error
+        hits, dropped = self._counted(self._lane(mode, blob, alpha), count)
         if threshold is not None:
             hits = [hit for hit in hits if hit.score >= threshold]
         if self.row.get("rerank_model_id"):
@@ -263,14 +282,10 @@ class _Search:
         """Return the query's vector as the index compares it."""
         vector = self.request.vector
         if vector is None:
-            model = self.row.get("embedding_model_id")
-            source = f"made by {model}" if model else "made by the base's model"
-            problem = f"base {self.base_id} is searched by {mode}, which needs the query's vector"
-            hint = f"give --vector FILE with {dimensions} numbers {source}, or --mode bm25"
-            raise WrongUsage(problem=problem, hint=hint)
+            model = self.row.get("embedding_model_id") or "the base's model"
+            raise QueryVectorMissing(path=self.path, base=self.base_id, mode=mode, dimensions=dimensions, model=model)
         if len(vector) != dimensions:
-            problem = f"the vector has {len(vector)} numbers, those of base {self.base_id} have {dimensions}"
-            raise WrongUsage(problem=problem, hint="make it with the base's own model")
+            raise QueryVectorUnfit(path=self.path, base=self.base_id, found=len(vector), expected=dimensions)
         blob = vector_blob(vector)
         if not any(blob):
             self.notes.append("the vector is all zeros: it is near to nothing")

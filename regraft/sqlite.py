@@ -191,3 +191,14 @@ def writing(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
         yield connection
     finally:
         connection.close(force=True)
+
+
+@contextmanager
+def in_memory() -> Iterator[apsw.Connection]:
+    """Give a database that is nowhere on a disk, with foreign keys enforced, and forget it at the end."""
+    connection = apsw.Connection(":memory:")
+    try:
+        connection.execute("PRAGMA foreign_keys = ON")
+        yield connection
+    finally:
+        connection.close(force=True)

@@ -76,24 +76,6 @@ def _mended(match: re.Match[bytes]) -> bytes:
     return whole(match.group().decode("utf-8", "surrogatepass")).encode()
 
 
-def slice_utf16(text: str, start: int, end: int) -> str | None:
-    """Return ``text.slice(start, end)`` in UTF-16 code units, or None where that range lies beyond the text.
-
-    A range that begins or ends inside a surrogate pair gives None too: no stored body can equal it.
-    """
-    if start < 0 or end < start:
-        return None
-    if text.isascii():
-        return text[start:end] if end <= len(text) else None
-    units = text.encode("utf-16-le")
-    if 2 * end > len(units):
-        return None
-    try:
-        return units[2 * start : 2 * end].decode("utf-16-le")
-    except UnicodeDecodeError:
-        return None
-
-
 def without_nul(text: str) -> str:
     """Return ``text`` without NUL, where SQLite's own functions take a text for ended."""
     return text.replace("\0", "")

@@ -23,6 +23,8 @@ import apsw
 import pytest
 from conftest import NOW, Outcome, run
 
+from migrators.parquet import library as imported
+from migrators.parquet.rebuild import Rebuilt
 from migrators.stages import crew, publish
 from regraft import durable
 from regraft.errors import BooksDoNotBalance, VerificationFailed
@@ -354,6 +356,7 @@ class Tripwire:
         """Watch whatever changes the target: the ledger, what is built, moved and flushed, and what is removed."""
         self.watch(Ledger, "begin_run", "intend", "done", "drop", "end_run")
         self.watch(IndexBuilder, "finish").watch(index, "verify").watch(publish, "write_catalog")
+        self.watch(Rebuilt, "finish").watch(imported, "verify")
         return self.watch(durable, "sync_tree").watch(os, "unlink", "rmdir").watch_files()
 
 

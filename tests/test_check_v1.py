@@ -218,13 +218,19 @@ def test_samples_name_rows(place: Path) -> None:
     assert (finding["count"], finding["samples"]) == (5, ["G_0", "G_1", "G_2"])
 
 
+def test_what_a_row_is_called_or_a_user_wrote_makes_no_samples(place: Path) -> None:
+    odd = both(vectors(insert("a, b", "G", "left")), kb(description="mine (for example this, that)"))
+    samples = {finding["name"]: finding["samples"] for finding in found(odd(whole(place / "v1")))}
+    assert samples == {"v1.unmapped": ["a, b"], "v1.dropped-field": []}
+
+
 # --- the document --------------------------------------------------------------------------------------------------
 
 
 def test_the_document(place: Path) -> None:
     source = both(kb(model=GONE, description="about"), gone("Files/up-f.pdf"))(whole(place / "v1"))
     document = check(source)
-    assert list(document) == ["regraft", "source", "target", "run", "findings", "summary", "checked"]
+    assert list(document) == ["regraft", "source", "target", "run", "findings", "summary", "checked", "statistics"]
     assert document["regraft"]["command"] == "check"
     assert document["source"] == {"kind": "v1-export", "path": str(source)}
     assert document["target"] is None

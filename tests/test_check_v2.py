@@ -16,13 +16,15 @@ import apsw
 import pytest
 from conftest import NOW_MS, run
 from faults import said, untouched
-from planted_v2 import KB, NEW_BASE, OTHER, PLANTED, index, library, run_sql
+from planted_v2 import KB, OTHER, index, library, plant, run_sql
 from test_docs import keys, section, spans, text_of
 
 from checks.findings import FINDINGS
 from regraft import identity
 from regraft.cli import cli
 from regraft.formats.index import IndexStore
+from regraft.testing import DAMAGES
+from regraft.testing.planting import STRAY_BASE
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 golden = pytest.mark.skipif(
@@ -80,47 +82,49 @@ def test_a_whole_library_has_nothing_to_complain_about(level: str, store: Path) 
     assert (checked["bases"], checked["units"], checked["bodies"], checked["embeddings"]) == (2, 16, 16, 16)
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_found_and_nothing_written(name: str, store: Path) -> None:
-    case = PLANTED[name]
-    case.damage(store)
+    level = DAMAGES[name].level
+    planted = plant(name, store)
     with untouched(store):
         answers = {level: found(store, *option(level)) for level in LEVELS}
-    for level in LEVELS[LEVELS.index(case.level) :]:
-        about = [one for one in answers[level] if (one["name"], one["base"]) == (case.finding, case.base)]
-        assert about, [(one["name"], one["base"], one["message"]) for one in answers[level]]
+    for answer in (answers[one] for one in LEVELS[LEVELS.index(level) :]):
+        about = [one for one in answer if (one["name"], one["base"]) == (planted.finding, planted.base)]
+        assert about, [(one["name"], one["base"], one["message"]) for one in answer]
         assert all(set(one) == FINDING for one in about)
-        assert about[0]["severity"] == FINDINGS[case.finding].severity
+        assert about[0]["severity"] == FINDINGS[planted.finding].severity
         assert about[0]["count"] >= 1
-    for level in LEVELS[: LEVELS.index(case.level)]:
-        assert case.finding not in {one["name"] for one in answers[level]}
+        if planted.subject is not None:
+            assert planted.subject in {one["subject"] for one in about}
+    for answer in (answers[one] for one in LEVELS[: LEVELS.index(level)]):
+        assert planted.finding not in {one["name"] for one in answer}
 
 
 def test_every_finding_is_planted() -> None:
     v2 = {name for name in FINDINGS if not name.startswith("v1.")} | {"v1.leftover"}
-    assert {case.finding for case in PLANTED.values()} == v2
+    assert {damage.finding for damage in DAMAGES.values()} == v2
 
 
 def test_every_finding_is_on_its_page() -> None:
     text = text_of("docs/findings.md")
-    for case in PLANTED.values():
-        definition = FINDINGS[case.finding]
+    for damage in DAMAGES.values():
+        definition = FINDINGS[damage.finding]
         assert f"| `{definition.name}` | {definition.severity} |" in text
         assert definition.meaning.endswith(".")
         assert definition.mended_by.endswith(".")
 
 
 def test_only_a_command_that_there_is_is_a_repair(store: Path) -> None:
-    PLANTED["a preview store"].damage(store)
-    PLANTED["no vector"].damage(store)
+    plant("a preview store", store)
+    plant("no vector", store)
     repairs = {finding["name"]: finding["repair"] for finding in found(store)}
-    assert repairs["schema.preview"] == f"regraft upgrade {store} --base {NEW_BASE}"
+    assert repairs["schema.preview"] == f"regraft upgrade {store} --base {STRAY_BASE}"
     assert repairs["embedding.missing"] is None
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", DAMAGES)
 def test_a_repair_is_a_command_line_that_is_understood(name: str, store: Path) -> None:
-    PLANTED[name].damage(store)
+    plant(name, store)
     for finding in found(store):
         if finding["repair"] is not None:
             program, command, *words = shlex.split(finding["repair"])
@@ -178,22 +182,22 @@ def test_offsets_count_utf_16_units(store: Path) -> None:
     "inside", ["", "KnowledgeBase", f"KnowledgeBase/{KB}", f"KnowledgeBase/{KB}/.cherry/index.sqlite"]
 )
 def test_all_of_it_or_one_base(inside: str, store: Path) -> None:
-    PLANTED["no vector"].damage(store)
+    plant("no vector", store)
     document = check(store / inside)
     assert [(one["name"], one["base"]) for one in document["findings"]] == [("embedding.missing", KB)]
     assert document["checked"]["bases"] == (1 if KB in inside else 2)
 
 
 def test_one_base_by_its_id(store: Path) -> None:
-    PLANTED["no vector"].damage(store)
+    plant("no vector", store)
     assert found(store, "--base", OTHER) == []
     assert names(store, "--base", KB) == {"embedding.missing"}
     assert "the source has" in said(run("check", store, "--base", "x", "--json"), "BaseUnknown", 2)
 
 
 def test_only_some_findings_and_the_exit_status(store: Path) -> None:
-    PLANTED["no vector"].damage(store)
-    PLANTED["a stray file"].damage(store)
+    plant("no vector", store)
+    plant("a stray file", store)
     assert names(store, "--only", "raw.orphan") == {"raw.orphan"}
     status = {
         line: run("check", store, "--only", "raw.orphan", "--fail-on", line).status for line in ("warning", "error")
@@ -288,7 +292,7 @@ def test_an_older_index_says_its_version() -> None:
 
 
 def test_the_document(store: Path) -> None:
-    PLANTED["no vector"].damage(store)
+    plant("no vector", store)
     document = check(store)
     head = [
         "regraft",
@@ -298,9 +302,9 @@ def test_the_document(store: Path) -> None:
         "findings",
         "summary",
         "checked",
+        "statistics",
         "level",
         "not_checked",
-        "statistics",
     ]
     assert list(document) == head
     assert document["source"] == {"kind": "library", "path": str(store)}
@@ -312,7 +316,7 @@ def test_the_document(store: Path) -> None:
 
 
 def test_every_key_is_in_the_reference(store: Path) -> None:
-    PLANTED["no vector"].damage(store)
+    plant("no vector", store)
     document = check(store)
     document["summary"].pop("by_name")
     for base in document["statistics"]["bases"]:
@@ -324,11 +328,11 @@ def test_every_key_is_in_the_reference(store: Path) -> None:
 
 
 def test_the_text(store: Path) -> None:
-    PLANTED["a preview store"].damage(store)
+    plant("a preview store", store)
     lines = run("check", store).stdout.splitlines()
     assert lines[0] == f"{store} is a v2 library."
-    assert f"  {NEW_BASE}  ({NEW_BASE})" in lines
-    assert f"      mend it: regraft upgrade {store} --base {NEW_BASE}" in lines
+    assert f"  {STRAY_BASE}  ({STRAY_BASE})" in lines
+    assert f"      mend it: regraft migrate {store} --to OUT" in lines
     assert lines[-1].startswith("3 bases, 7 items, 16 units: 1 error, 1 warning.")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import faults
 import pytest
 from conftest import Outcome, run, snapshot
 from v1 import PLAIN, Library, Row, Source, base, carried, file, floats, migrate, sha, vector_of
@@ -247,9 +248,11 @@ def test_what_is_no_list_of_queries_is_refused(upgraded, tmp_path, content, said
 
 def test_the_sides_of_a_comparison_are_not_taken_for_one_another(upgraded):
     source = upgraded.path.parent / "v1"
-    swapped = run("compare", upgraded.path, source)
-    assert (swapped.status, swapped.stdout) == (2, "")
-    assert "this is a v1 export folder" in run("compare", source, source).stderr
+    for old in (upgraded.path, source):
+        message = faults.said(run("compare", old, source, "--json"), "NotSearchable", faults.REFUSED)
+        assert message.startswith(f"{source}: this is a v1 export folder, which cannot be searched; V2 has to be a v2")
+    done = run("compare", upgraded.path, upgraded.path, "--json")
+    faults.said(done, "SourceNotMigratable", faults.REFUSED)
     assert compared(upgraded, "--queries", upgraded.path / "nowhere").status == 2
 
 

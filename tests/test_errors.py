@@ -675,7 +675,7 @@ OPTIONS = {
     ),
     "a report nowhere": (
         ("--report", "/nowhere/at/all.html"),
-        "TargetNotWritable",
+        "ReportNotWritable",
         "all.html",
         "its folder does not exist",
     ),
@@ -693,7 +693,7 @@ def test_an_option_that_makes_no_sense(name: str, source: Source, tmp_path: Path
 def test_a_report_page_that_cannot_be_written(source: Source, tmp_path: Path) -> None:
     page = made(tmp_path / "folder.html")
     arguments = ("migrate", source.folder, "--to", tmp_path / "library", "--report", page)
-    refused("TargetNotWritable", *arguments, names=page, advice="choose")
+    refused("ReportNotWritable", *arguments, names=page, advice="it is a folder); name another file")
     assert not (tmp_path / "library").exists()
 
 
@@ -778,6 +778,7 @@ def test_every_error_is_one_line_and_survives_a_process(kind: type[RegraftError]
         (errors.TargetNotOurs, FileExistsError),
         (errors.TargetLocked, BlockingIOError),
         (errors.TargetNotWritable, PermissionError),
+        (errors.ReportNotWritable, PermissionError),
         (errors.BrokenJson, ValueError),
         (errors.BaseUnknown, LookupError),
         (errors.StoppedMidway, OSError),

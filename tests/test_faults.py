@@ -4,6 +4,7 @@ run comes to the very library that an undisturbed run makes."""
 from __future__ import annotations
 
 import errno
+import importlib.util
 import io
 import os
 import shutil
@@ -20,7 +21,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import Outcome, run
+from conftest import NOW, Outcome, run
 from faults import (
     INTERRUPTED,
     KILLED,
@@ -69,6 +70,12 @@ class Journey:
     old: dict[str, dict[str, bytes]]
     new: dict[str, dict[str, bytes]]
     whole: dict[str, bytes]
+    #: Gives the outcome of a run from a source into a target.
+    command: Callable[..., Outcome] = migrate
+
+    def run(self, target: Path, *more: object) -> Outcome:
+        """Run it."""
+        return self.command(self.source, target, *more)
 
     def target(self, path: Path) -> Path:
         """Make the target as it is before the run."""
@@ -85,7 +92,7 @@ class Journey:
         """Assert that the next run completes the library, and leaves alone what is finished."""
         found = base_files(target)
         finished = {base: mark for base, mark in marks(target).items() if found[base] == self.new[base]}
-        done = migrate(self.source, target)
+        done = self.run(target)
         assert (done.status, done.stderr) == (1, ""), (where, done)
         assert library(target) == self.whole, where
         assert left_over(target) == [], where
@@ -114,20 +121,45 @@ def journeys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Jou
     # One base with an index is carried anew, and one without.
     changed_source(changed)
     (changed.folder / "Files" / "f4.txt").write_bytes(b"another four")
-    found = {}
-    for name, folder, old in (("first", source.folder, None), ("again", changed.folder, place / "first")):
-        assert migrate(folder, place / name).status == 1
-        before = base_files(old) if old else {}
-        found[name] = Journey(folder, old, before, base_files(place / name), library(place / name))
+    found = {
+        "first": journey_of(source.folder, place / "first"),
+        "again": journey_of(changed.folder, place / "again", place / "first"),
+    }
     assert found["again"].old != found["again"].new
+    if HAS_PARQUET:
+        for name in ("first", "again"):
+            run("export", place / name, place / f"{name}.parquet")
+        # At another time, so that every base of a file becomes another one.
+        assert run("import", place / "first.parquet", "--to", place / "imported").status == 1
+        found["import"] = journey_of(place / "again.parquet", place / "import", place / "imported", import_)
     sources = {journey.source: state_of(journey.source) for journey in found.values()}
     yield found
     assert {path: state_of(path) for path in sources} == sources
 
 
-@pytest.fixture(params=["first", "again"])
+def journey_of(
+    source: Path, target: Path, before: Path | None = None, command: Callable[..., Outcome] = migrate
+) -> Journey:
+    """Run undisturbed into ``target``, over a copy of ``before``, and return what it takes to do so again."""
+    if before is not None:
+        shutil.copytree(before, target)
+    assert command(source, target).status == 1
+    old = base_files(before) if before else {}
+    return Journey(source, before, old, base_files(target), library(target), command)
+
+
+def import_(source: Path, target: Path, *more: object) -> Outcome:
+    """Import a file with a fixed time."""
+    return run("import", source, "--to", target, "--now", NOW, *more)
+
+
+HAS_PARQUET = importlib.util.find_spec("pyarrow") is not None
+an_import = pytest.param("import", marks=pytest.mark.skipif(not HAS_PARQUET, reason="Parquet files need pyarrow"))
+
+
+@pytest.fixture(params=["first", "again", an_import])
 def journey(request: pytest.FixtureRequest, journeys: dict[str, Journey]) -> Journey:
-    """The first run into a new target, and one that carries a changed base anew."""
+    """The first run into a new target, one that carries a changed base anew, and one that imports bases anew."""
     return journeys[request.param]
 
 
@@ -159,10 +191,10 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def finished_of(target: Path, journey: Journey) -> int:
-    """Return how many bases of this journey the ledger has as done."""
+def finished_of(target: Path) -> int:
+    """Return how many bases the ledger has as done, also of those without a folder."""
     known = ledger.read_entries(target) if target.exists() else {}
-    return sum(base in known for base in journey.new)
+    return len(publish.base_entries(known))
 
 
 # --- killed --------------------------------------------------------------------------------------------------------
@@ -174,7 +206,7 @@ def killed(journey: Journey, target: Path, prepare: Callable[[pytest.MonkeyPatch
     def work() -> None:
         with pytest.MonkeyPatch.context() as patch:
             held = prepare(patch)
-            assert migrate(journey.source, target).status == 1
+            assert journey.run(target).status == 1
             del held
 
     status = forked(work)
@@ -296,7 +328,7 @@ def test_control_c(moment: str, larger: Journey, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate()
     assert (process.returncode, stdout) == (INTERRUPTED, "")
-    assert stderr == f"regraft: {Interrupted(finished=finished_of(target, larger))}\n"
+    assert stderr == f"regraft: {Interrupted(finished=finished_of(target))}\n"
     larger.stopped_cleanly(target, moment)
     larger.ends_well(target, moment)
 
@@ -305,12 +337,12 @@ def test_interrupted_at_any_step(journey: Journey, place: Path) -> None:
     for number, target in targets(journey, place):
         with pytest.MonkeyPatch.context() as patch:
             wire = Tripwire(patch, interrupt, number).watch_all()
-            done = migrate(journey.source, target, "--json")
+            done = journey.run(target, "--json")
         if not wire.sprung:
             break
         message = said(done, "Interrupted", INTERRUPTED)
         # It never promises more than there is.
-        finished = range(finished_of(target, journey) + 1)
+        finished = range(finished_of(target) + 1)
         assert message in [str(Interrupted(finished=count)) for count in finished], wire.where
         if target.exists():
             journey.stopped_cleanly(target, wire.where)
@@ -353,7 +385,7 @@ def stopped(
     message = said(done, "StoppedMidway", STOPPED)
     facts = {"path": target, "doing": "writing the library", "reason": reason}
     # It never promises more than there is.
-    finished = range(finished_of(target, journey) + 1)
+    finished = range(finished_of(target) + 1)
     assert message in [str(StoppedMidway(finished=count, **facts)) for count in finished], where
     if target.exists():
         journey.stopped_cleanly(target, where, may_wait=may_wait)
@@ -363,7 +395,7 @@ def test_no_room_at_any_step(journey: Journey, place: Path) -> None:
     for number, target in targets(journey, place):
         with pytest.MonkeyPatch.context() as patch:
             wire = Tripwire(patch, no_space, number).watch_files()
-            done = migrate(journey.source, target, "--json")
+            done = journey.run(target, "--json")
         if not wire.sprung:
             break
         # A folder that is there already need not be made.
@@ -381,7 +413,7 @@ def test_a_move_that_stays_refused(later: bool, journey: Journey, place: Path, m
         moves: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "replace", refusing(moves, number, later))
-            done = migrate(journey.source, target, "--json")
+            done = journey.run(target, "--json")
         if len(moves) < number:
             break
         where = f"at move {number}"
@@ -418,7 +450,7 @@ def test_a_disk_that_fills_up(journey: Journey, place: Path) -> None:
     for number, target in targets(journey, place):
         room = (number - 1) * 5
         with on_disk(FullDisk(room)) as disk:
-            done = migrate(journey.source, target, "--json")
+            done = journey.run(target, "--json")
         if disk.writes <= room:
             break
         stopped(done, target, "database or disk is full", journey, f"after {room} writes", may_wait=True)
@@ -428,12 +460,12 @@ def test_a_disk_that_fills_up(journey: Journey, place: Path) -> None:
 
 def test_a_flush_that_fails(journey: Journey, place: Path) -> None:
     with on_disk(Disk()) as disk:
-        migrate(journey.source, journey.target(place / "counted"))
+        journey.run(journey.target(place / "counted"))
     # The last one belongs to closing the ledger, whose errors SQLite itself passes over.
     for at in range(1, disk.syncs, 3):
         target = journey.target(place / f"{at}")
         with on_disk(FailingFlush(at)):
-            done = migrate(journey.source, target, "--json")
+            done = journey.run(target, "--json")
         stopped(done, target, "disk I/O error", journey, f"at flush {at}", may_wait=True)
         journey.ends_well(target, f"at flush {at}")
         shutil.rmtree(target)
@@ -478,7 +510,7 @@ def test_no_room_for_the_second_report_page(
         return real(self, *arguments, **named)
 
     monkeypatch.setattr(Path, "write_text", write)
-    done = migrate(journey.source, target, "--report", page, "--json")
+    done = journey.run(target, "--report", page, "--json")
     assert library(target) == journey.whole
     assert (done.status, done.document["error"]["exit_status"]) == (STOPPED, STOPPED)
     assert os.strerror(errno.ENOSPC) in done.document["error"]["message"]
@@ -624,7 +656,7 @@ def test_an_index_that_is_not_what_was_read(
 
     with monkeypatch.context() as patch:
         patch.setattr(index, "build_index", turning)
-        done = migrate(journey.source, target, "--json")
+        done = journey.run(target, "--json")
     assert "texts or vectors differ" in ends_unpublished(done, "VerificationFailed", journey, target)
     journey.ends_well(target, "after a failed verification")
 
@@ -642,7 +674,7 @@ def test_books_that_do_not_balance(
 
     with monkeypatch.context() as patch:
         patch.setattr(VectorTable, "rows", losing)
-        done = migrate(journey.source, target, "--json")
+        done = journey.run(target, "--json")
     message = ends_unpublished(done, "BooksDoNotBalance", journey, target)
     assert message.startswith("beta: 7 rows were read, but 6 carried and 0 skipped")
     journey.ends_well(target, "after books that did not balance")
@@ -660,7 +692,7 @@ def test_a_catalog_that_cannot_be_written_leaves_the_old_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(publish, "write_catalog", full)
-        done = migrate(journey.source, target, "--json")
+        done = journey.run(target, "--json")
     stopped(done, target, "database or disk is full", journey, "at the catalog")
     assert (target / "catalog.sqlite").read_bytes() == before
     journey.ends_well(target, "after a catalog that could not be written")

@@ -174,7 +174,7 @@ def test_an_unknown_version_is_refused_and_nothing_emptied(path: Path, version: 
     with direct(path) as db:
         db.execute("UPDATE meta SET schema_version = ?", (version,))
     before = snapshot(path.parent)
-    with pytest.raises(errors.IndexVersionUnknown, match=f"version {version} and the store knows 2"):
+    with pytest.raises(errors.IndexVersionUnknown, match=f"version {version} and this regraft knows 2"):
         IndexStore(path, BASE, read_only=read_only)
     with pytest.raises(errors.IndexVersionUnknown) as caught:
         IndexStore(path, BASE, create=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import struct
 import sys
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any
 
 import pytest
 from conftest import NOW, NOW_MS, REPO, Outcome, run, snapshot
+from faults import files_of, said, untouched
 from hypothesis import given
 from hypothesis import strategies as st
 from v1 import RawText, Row, base, dicts, file, floats, note, opened, sha, vector_of
 from v1 import carried as migrated
 
-from regraft import durable, sqlite
+from regraft import durable, ledger, sqlite
 from regraft.formats import index
 from regraft.formats.parquet import columns
 from regraft.formats.parquet.columns import About, UnitRow
@@ -398,7 +400,199 @@ def test_the_columns_are_those_of_the_page(tmp_path):
     assert pq.ParquetFile(tmp_path / "units.parquet").metadata.row_group(0).column(0).compression == "ZSTD"
 
 
+# --- a run and the next ----------------------------------------------------------------------------------------------
+
+
+def exported(tmp_path: Path, texts: list[str], name: str = "units.parquet", base_id: str = BASE) -> Path:
+    """Export a base of one material, and return the file."""
+    assert run("export", built(tmp_path / f"of {name}", {base_id: texts}, base_id), tmp_path / name).status == 0
+    return tmp_path / name
+
+
+def imported(tmp_path: Path, *more: object, name: str = "units.parquet", quiet: str = "--json") -> Outcome:
+    return run("import", tmp_path / name, "--to", tmp_path / "back", "--now", NOW, quiet, *more)
+
+
+def outcomes_of(done: Outcome) -> list[str]:
+    return [base["outcome"] for base in done.document["bases"]]
+
+
+def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
+    library = tmp_path / "library"
+    run("migrate", SAMPLE, "--to", library, "--now", NOW)
+    run("export", library, tmp_path / "units.parquet")
+    with untouched(tmp_path):
+        plan = imported(tmp_path, "--dry-run").document
+        text = imported(tmp_path, "--dry-run", quiet="-q").stdout
+    assert "76 of 76 rows will be carried with their vectors (76), none embedded again." in text
+    assert text.endswith("Dry run: nothing was written.\n")
+    done = imported(tmp_path).document
+    for key in ("id", "name", "status", "items", "rows", "vectors"):
+        assert [base[key] for base in plan["bases"]] == [base[key] for base in done["bases"]]
+    for key in ("units", "materials", "path"):
+        assert [(one["index"] or {}).get(key) for one in plan["bases"]] == [
+            (one["index"] or {}).get(key) for one in done["bases"]
+        ]
+    size = sum(path.stat().st_size for path in (tmp_path / "back").rglob("*.sqlite") if path.name != "ledger.sqlite")
+    assert size < plan["preflight"]["bytes_needed"] < 3 * size
+    assert plan["run"]["dry_run"] is True
+    assert json.loads((tmp_path / "back" / "report.json").read_text("utf-8")) == done
+    assert "Report of an import</title>" in (tmp_path / "back" / "report.html").read_text("utf-8")
+
+
+def test_the_same_file_again_changes_nothing(tmp_path):
+    run("migrate", SAMPLE, "--to", tmp_path / "library", "--now", NOW)
+    run("export", tmp_path / "library", tmp_path / "units.parquet")
+    first = imported(tmp_path)
+    with untouched(tmp_path / "back"):
+        again = imported(tmp_path)
+    assert outcomes_of(again) == ["unchanged", "unchanged", "unchanged", "failed"]
+    assert (again.status, again.document["totals"]["rows"]) == (first.status, first.document["totals"]["rows"])
+    # A base that is gone comes back; the others stay.
+    shutil.rmtree(next((tmp_path / "back" / "KnowledgeBase").iterdir()))
+    assert sorted(outcomes_of(imported(tmp_path))) == ["failed", "unchanged", "unchanged", "written"]
+    assert indexes_of(tmp_path / "back") == indexes_of(tmp_path / "library")
+
+
+def test_what_is_said_of_a_file_is_said_again(tmp_path):
+    path = exported(tmp_path, ["aa", "bb"])
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    pq.write_table(pa.Table.from_pylist([*rows, {**rows[0], "base": "nobody"}, rows[0]], schema=table.schema), path)
+    first, again = imported(tmp_path), imported(tmp_path)
+    assert again.document["skipped"] == first.document["skipped"] == {"no_base": 1}
+    assert again.document["warnings"] == first.document["warnings"]
+    assert {one["code"] for one in again.document["warnings"]} == {"no_base", "duplicate", "model_not_named"}
+    assert imported(tmp_path, "--fail-on", "never").status == 0
+
+
+def test_another_file_of_a_base_takes_its_place_but_for_a_base_that_was_changed(tmp_path):
+    exported(tmp_path, ["old"])
+    exported(tmp_path, ["new", "newer"], "new.parquet")
+    imported(tmp_path)
+    assert outcomes_of(imported(tmp_path, name="new.parquet")) == ["failed"]
+    assert sorted(row[4] for row in indexes_of(tmp_path / "back")[BASE]["search_text"]) == ["new", "newer"]
+    with sqlite.writing(tmp_path / "back" / "KnowledgeBase" / BASE / ".cherry" / "index.sqlite") as db:
+        db.execute("UPDATE meta SET updated_at = updated_at + 1")
+    with untouched(tmp_path / "back"):
+        said(imported(tmp_path), "TargetBaseChanged", 2)
+
+
+def test_a_completed_base_is_kept_where_the_file_gives_a_failed_one(tmp_path):
+    run("migrate", SAMPLE, "--to", tmp_path / "library", "--now", NOW)
+    run("export", tmp_path / "library", tmp_path / "units.parquet")
+    imported(tmp_path)
+    index = next((tmp_path / "library" / "KnowledgeBase").rglob("index.sqlite"))
+    shutil.copy(index, tmp_path / "alone.sqlite")
+    assert run("export", tmp_path / "alone.sqlite", tmp_path / "bare.parquet").status == 0
+    kept = imported(tmp_path, name="bare.parquet").document
+    assert [one["code"] for one in kept["warnings"]] == ["completed_base_kept"]
+    assert indexes_of(tmp_path / "back") == indexes_of(tmp_path / "library")
+
+
+def test_bases_of_several_files_stand_side_by_side(tmp_path):
+    other = "22222222-2222-4333-8444-555555555555"
+    exported(tmp_path, ["one"])
+    exported(tmp_path, ["two"], "two.parquet", other)
+    imported(tmp_path)
+    assert outcomes_of(imported(tmp_path, name="two.parquet")) == ["failed"]
+    assert indexes_of(tmp_path / "back").keys() == {BASE, other}
+    assert {row["id"] for row in catalog_of(tmp_path / "back" / "catalog.sqlite")["knowledge_base"]} == {BASE, other}
+
+
+def test_only_the_chosen_base_is_imported(tmp_path):
+    run("migrate", SAMPLE, "--to", tmp_path / "library", "--now", NOW)
+    run("export", tmp_path / "library", tmp_path / "units.parquet")
+    wanted = min(indexes_of(tmp_path / "library"))
+    done = imported(tmp_path, "--base", wanted)
+    assert [base["id"] for base in done.document["bases"]] == [wanted]
+    assert indexes_of(tmp_path / "back") == {wanted: indexes_of(tmp_path / "library")[wanted]}
+    with untouched(tmp_path / "back"):
+        assert wanted in said(imported(tmp_path, "--base", "nobody"), "BaseUnknown", 2)
+    assert imported(tmp_path).document["totals"]["bases"]["all"] == 4
+    assert indexes_of(tmp_path / "back") == indexes_of(tmp_path / "library")
+
+
+@pytest.mark.parametrize("first", ["migrate", "import"])
+def test_a_base_of_one_command_is_not_written_over_by_the_other(tmp_path, first):
+    library = tmp_path / "library"
+    run("migrate", SAMPLE, "--to", library, "--now", NOW)
+    run("export", library, tmp_path / "units.parquet")
+    target = library if first == "migrate" else tmp_path / "back"
+    if first == "import":
+        imported(tmp_path)
+    command = ("import", tmp_path / "units.parquet") if first == "migrate" else ("migrate", SAMPLE)
+    with untouched(target):
+        message = said(run(*command, "--to", target, "--json"), "TargetBaseForeign", 2)
+    assert f"came here by regraft {first}" in message
+    assert run("import", exported(tmp_path, ["other"], "other.parquet"), "--to", target).status == 1
+    assert BASE in indexes_of(target)
+
+
+def test_rows_in_any_order_come_to_the_same_library(tmp_path):
+    other = "22222222-2222-4333-8444-555555555555"
+    built(tmp_path, {"one": ["a", "b", "c"]})
+    built(tmp_path, {"two": ["d", "e", "f"]}, other)
+    run("export", tmp_path / "KnowledgeBase", tmp_path / "units.parquet")
+    table = pq.read_table(tmp_path / "units.parquet")
+    mixed = table.take([0, 3, 1, 4, 2, 5])
+    mixed = mixed.set_column(0, "base", mixed.column("base").dictionary_encode())
+    pq.write_table(mixed, tmp_path / "units.parquet", row_group_size=2)
+    imported(tmp_path)
+    assert indexes_of(tmp_path / "back") == indexes_of(tmp_path)
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_import_waits_for_the_first(tmp_path):
+    exported(tmp_path, ["a"])
+    (tmp_path / "back" / ".regraft").mkdir(parents=True)
+    with ledger.opened(tmp_path / "back"):
+        said(imported(tmp_path), "TargetLocked", 2)
+    assert not (tmp_path / "back" / "catalog.sqlite").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_disk_without_room_is_refused(tmp_path, monkeypatch, more):
+    exported(tmp_path, ["a"])
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
+    assert "100.0 kB are free" in said(imported(tmp_path, *more), "NotEnoughSpace", 2)
+    assert not (tmp_path / "back").exists()
+
+
+def test_an_answer_of_no_writes_nothing_of_an_import(tmp_path, monkeypatch):
+    exported(tmp_path, ["a"])
+    monkeypatch.setattr(sys.modules["regraft.cli.import_"], "asking", lambda **_: lambda _: False)
+    said(imported(tmp_path), "Declined", 2)
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_base_that_is_called_like_a_record_of_the_ledger_is_refused(tmp_path):
+    for name in ("catalog", "report", "x" * 300):
+        with columns.writing(
+            tmp_path / "units.parquet", About(1, "v2", None, [columns.AboutBase(name, "x", None, None, index=True)])
+        ):
+            pass
+        said(imported(tmp_path), "SourceUnreadable", 2)
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_file_that_changes_meanwhile_stops_the_run(tmp_path, monkeypatch):
+    path = exported(tmp_path, ["a"])
+    real = columns.survey
+
+    def and_touched(*arguments: Any) -> Any:
+        found = real(*arguments)
+        os.utime(path, ns=(1, 1))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(columns, "survey", and_touched)
+        assert "it changed meanwhile" in said(imported(tmp_path), "StoppedMidway", 3)
+    assert list(files_of(tmp_path / "back")) == [".regraft/ledger.sqlite"]
+    assert outcomes_of(imported(tmp_path)) == ["failed"]
 
 
 def test_bases_of_several_dimensions_need_a_file_each(tmp_path):
@@ -411,7 +605,7 @@ def test_bases_of_several_dimensions_need_a_file_each(tmp_path):
     files = [tmp_path / "4.parquet", tmp_path / "6.parquet"]
     for path, base_id in zip(files, (BASE, other), strict=True):
         assert run("export", source, path, "--base", base_id).status == 0
-    assert run("import", *files, "--to", tmp_path / "back").status == 0
+    assert run("import", *files, "--to", tmp_path / "back", "--fail-on", "never").status == 0
     assert indexes_of(tmp_path / "back") == indexes_of(tmp_path)
     refused(run("import", files[0], files[0], "--to", tmp_path / "twice"), BASE, "once")
     refused(run("export", source, files[0], "--base", "nobody"), "nobody", BASE)
@@ -443,8 +637,9 @@ def test_a_stop_leaves_no_part_of_a_file_or_library(tmp_path, monkeypatch):
 
     monkeypatch.setattr(durable, "replace", full)
     refused(run("export", source, tmp_path / "units.parquet"), "No space left", status=3)
-    refused(run("import", tmp_path / "units.parquet", "--to", tmp_path / "back"), "No space left", status=3)
     assert snapshot(tmp_path) == before
+    refused(imported(tmp_path, quiet="-q"), "No space left", status=3)
+    assert list(files_of(tmp_path / "back")) == [".regraft/ledger.sqlite"]
 
 
 def test_a_library_is_imported_into_a_folder_of_its_own(tmp_path):
@@ -454,7 +649,8 @@ def test_a_library_is_imported_into_a_folder_of_its_own(tmp_path):
     refused(run("import", tmp_path / "units.parquet", "--to", tmp_path / "mine"), "not empty")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["file"]
     (tmp_path / "empty").mkdir()
-    assert run("import", tmp_path / "units.parquet", "--to", tmp_path / "empty").status == 0
+    assert run("import", tmp_path / "units.parquet", "--to", tmp_path / "empty", "--fail-on", "never").status == 0
+    refused(run("import", tmp_path / "units.parquet", "--to", tmp_path), "inside one another")
 
 
 def test_foreign_and_damaged_files_are_one_line(tmp_path):

@@ -95,7 +95,7 @@ def check_shape(report: dict[str, Any], *, dry_run: bool = False) -> None:
         assert entry["index"] is None or set(entry["index"]) == {"path", "materials", "units", "embeddings", "bytes"}
         assert (entry["index"] is None) == (entry["status"] == "failed")
     for warning in report["warnings"]:
-        assert set(warning) == {"code", "base", "item", "message", "count"}
+        assert set(warning) == {"code", "base", "item", "message", "count", "samples", "model"}
         assert re.fullmatch("[a-z0-9_]+", warning["code"])
         assert isinstance(warning["count"], int)
         assert warning["count"] > 0

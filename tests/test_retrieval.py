@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import faults
 import pytest
 from click.testing import CliRunner
-from conftest import Outcome, run, snapshot
+from conftest import run, snapshot
 from v1 import Library, Row, base, carried, file, note, opened
 
 from regraft import identity
@@ -62,11 +63,11 @@ def texts(document: dict[str, Any]) -> list[str]:
     return [hit["text"] for hit in document["hits"]]
 
 
-def refused(done: Outcome) -> str:
-    assert done.status == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    return done.stderr
+def refused(code: str, *arguments: object) -> str:
+    """Run a search that must be refused, for a person and for a program, and return the one line that both get."""
+    text = faults.line(run("search", *arguments), faults.REFUSED)
+    assert faults.said(run("search", *arguments, "--json"), code, faults.REFUSED) == text
+    return text
 
 
 # --- settings ------------------------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ def test_a_failed_base_is_refused(library):
         "UPDATE knowledge_base SET status = 'failed', error = 'missing_vector_store' WHERE id = ?",
         library.base_id("big"),
     )
-    said = refused(run("search", library.path, "needle", "--base", library.base_id("big")))
+    said = refused("BaseFailed", library.path, "needle", "--base", library.base_id("big"))
     assert "missing_vector_store" in said
     assert len(found(library, "needle", "--raw", "--mode", "bm25")["hits"]) == 10
 
@@ -184,62 +185,62 @@ def test_a_failed_base_is_refused(library):
 @pytest.mark.parametrize("mode", ["bm25", "vector", "hybrid"])
 def test_a_query_without_a_word_is_refused_in_every_mode(library, vector, mode):
     options = ("--base", library.base_id("big"), "--mode", mode, "--vector", vector)
-    assert "letter" in refused(run("search", library.path, " …?! ", *options))
+    assert "letter" in refused("QueryWithoutWord", library.path, " …?! ", *options)
     raw = found(library, " …?! ", "--raw", "--mode", mode, "--vector", vector)
     assert bool(raw["hits"]) is (mode != "bm25")
 
 
 @pytest.mark.parametrize("mode", ["vector", "hybrid"])
 def test_a_missing_vector_is_said_to_be_missing(library, mode):
-    said = refused(run("search", library.path, "needle", "--base", library.base_id("big"), "--mode", mode))
-    assert mode in said
+    said = refused("QueryVectorMissing", library.path, "needle", "--base", library.base_id("big"), "--mode", mode)
+    assert f"searched by {mode}," in said
     assert "--vector FILE with 4 numbers made by acme::embed-3" in said
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("[1, 2, 3]", "has 3 numbers, those of base"),
-        ("{}", "not a vector"),
-        ("[]", "not a vector"),
-        ("[1, 2, 3, null]", "not a vector"),
-        ("[1, 2, 3, NaN]", "not a vector"),
-        ("[1, 2, 3, 1e39]", "not a vector"),
-        ("[1, 2, 3, 1e999]", "not a vector"),
-        ("[1, 2", "not a vector"),
-        ("\ud8ff", "not a vector"),
-    ],
+    "content",
+    ["{}", "[]", "[1, 2, 3, null]", "[1, 2, 3, NaN]", "[1, 2, 3, 1e39]", "[1, 2, 3, 1e999]", "[1, 2", "\ud8ff"],
 )
-def test_what_is_no_vector_of_the_base_is_refused(library, tmp_path, content, said):
+def test_what_is_no_vector_is_refused(library, tmp_path, content):
     path = tmp_path / "odd.json"
     path.write_bytes(content.encode("utf-8", "surrogatepass"))
     options = ("--base", library.base_id("big"), "--mode", "vector", "--vector", path)
-    assert said in refused(run("search", library.path, "needle", *options))
+    assert "not a vector" in refused("WrongUsage", library.path, "needle", *options)
+
+
+@pytest.mark.parametrize("mode", ["vector", "hybrid"])
+def test_a_vector_of_another_length_than_those_of_the_base_is_refused(library, tmp_path, mode):
+    path = tmp_path / "short.json"
+    path.write_text("[1, 2, 3]")
+    options = ("--base", library.base_id("big"), "--mode", mode, "--vector", path)
+    said = refused("QueryVectorUnfit", library.path, "needle", *options)
+    assert f"has 3 numbers, those of base {library.base_id('big')} have 4" in said
 
 
 def test_a_vector_file_that_is_not_there_is_refused(library, tmp_path):
     options = ("--base", library.base_id("big"), "--vector", tmp_path / "nowhere")
-    assert "nowhere" in refused(run("search", library.path, "needle", *options))
+    assert "nowhere" in refused("SourceUnreadable", library.path, "needle", *options)
 
 
 def test_one_of_several_bases_has_to_be_named(library):
-    said = refused(run("search", library.path, "needle"))
+    said = refused("WrongUsage", library.path, "needle")
     assert library.base_id("big") in said
     assert library.base_id("small") in said
-    assert "no base of the source" in refused(run("search", library.path, "needle", "--base", "other"))
+    assert "no base of the source" in refused("BaseUnknown", library.path, "needle", "--base", "other")
 
 
 def test_a_v1_source_cannot_be_searched(tmp_path, library):
     assert library.status in (0, 1)
-    assert "migrate it first" in refused(run("search", tmp_path / "v1", "needle"))
+    assert "migrate it first" in refused("NotSearchable", tmp_path / "v1", "needle")
 
 
 def test_an_index_of_another_base_is_refused_as_the_application_does(library):
     index = library.index_path("big")
     with closing(apsw.Connection(str(index))) as db:
         db.execute("UPDATE meta SET base_id = 'other'")
-    said = refused(run("search", library.path, "needle", "--base", library.base_id("big"), "--mode", "bm25"))
-    assert "of base other" in said
+    said = refused("IndexForeign", library.path, "needle", "--base", library.base_id("big"), "--mode", "bm25")
+    assert f"{index}: this is the index of base other, not of {library.base_id('big')}" in said
+    assert "--raw" in said
     assert len(found(library, "needle", "--raw", "--mode", "bm25")["hits"]) == 10
 
 
@@ -247,28 +248,43 @@ def test_an_index_of_another_base_is_refused_as_the_application_does(library):
 def test_an_unknown_version_is_refused(library, version):
     with closing(apsw.Connection(str(library.index_path("big")))) as db:
         db.execute("UPDATE meta SET schema_version = ?", (version,))
-    assert f"version {version}" in refused(run("search", library.index_path("big"), "needle", "--raw"))
+    assert f"version {version}" in refused("IndexVersionUnknown", library.index_path("big"), "needle", "--raw")
 
 
 def test_a_base_that_the_catalog_does_not_know_is_refused(library):
     changed(library, "DELETE FROM knowledge_item")
     changed(library, "DELETE FROM knowledge_base WHERE id = ?", library.base_id("big"))
-    assert "--raw" in refused(run("search", library.path, "needle", "--base", library.base_id("big")))
+    assert "--raw" in refused("BaseNotListed", library.path, "needle", "--base", library.base_id("big"))
     assert len(found(library, "needle", "--raw")["hits"]) == 10
+
+
+def test_a_base_without_an_index_is_refused(library):
+    library.index_path("big").unlink()
+    said = refused("BaseWithoutIndex", library.path, "needle", "--base", library.base_id("big"))
+    assert said.startswith(f"{library.path}: base {library.base_id('big')} has no index")
+
+
+def test_a_library_without_a_base_is_refused(tmp_path):
+    empty = carried(tmp_path)
+    assert "a v2 library without a base" in refused("NotSearchable", empty.path, "needle")
 
 
 def test_a_damaged_index_is_one_line(library):
     index = library.index_path("big")
+    options = ("--base", library.base_id("big"), "--mode", "bm25")
+    with closing(apsw.Connection(str(index))) as db:
+        db.execute("DROP TABLE search_text_fts")
+    assert str(index) in refused("SourceUnreadable", library.path, "needle", *options)
     raw = bytearray(index.read_bytes())
     raw[4096:] = b"\xa5" * (len(raw) - 4096)
     index.write_bytes(raw)
-    refused(run("search", library.path, "needle", "--base", library.base_id("big"), "--mode", "bm25"))
+    refused("BaseWithoutIndex", library.path, "needle", *options)
 
 
 def test_a_query_that_is_too_long_is_refused(library):
     query = " ".join(map(str, range(600)))
     options = ("--base", library.base_id("big"), "--mode", "bm25")
-    assert "too long" in refused(run("search", library.path, query, *options))
+    assert "too long" in refused("QueryTooLong", library.path, query, *options)
 
 
 # --- kinds of paths and bases --------------------------------------------------------------------------------------

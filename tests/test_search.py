@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 import struct
 from collections.abc import Iterator, Sequence
@@ -12,16 +13,16 @@ from pathlib import Path
 
 import apsw
 import pytest
-from conftest import snapshot
+from conftest import REPO, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from v1 import floats, sha
 
 from regraft import identity, sqlite
+from regraft.errors import QueryTooLong
 from regraft.formats.index import schema
 from regraft.formats.index.search import (
     Hit,
-    QueryTooLong,
     bm25_hits,
     dimensions_of,
     fused,
@@ -361,6 +362,11 @@ def test_a_vector_beyond_float32_is_refused():
     assert vector_blob([1, 0.5]) == floats(1, 0.5)
     with pytest.raises(OverflowError):
         vector_blob([1e39])
+
+
+def test_the_examples_of_the_page_run():
+    failed, tried = doctest.testfile(str(REPO / "docs" / "search.md"), module_relative=False, encoding="utf-8")
+    assert (failed, tried > 10) == (0, True)
 
 
 # --- damage and traces ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from conftest import REPO, run, snapshot
 from faults import line, said, untouched
 
-from regraft import render
+from regraft import pages
 from regraft.errors import REFUSED, STOPPED
 
 BACKUP = REPO / "sample_v1" / "backup"
@@ -95,7 +95,7 @@ def test_a_report_page_is_never_written_into_the_source(tmp_path: Path, name: st
     source = shutil.copytree(BACKUP, tmp_path / "backup")
     before = snapshot(source)
     done = run("migrate", source, "--to", tmp_path / "library", "--report", source / name, "--json", *more)
-    assert "it lies in the source or in the library" in said(done, "TargetNotWritable", REFUSED)
+    assert f"it lies in {source}, which" in said(done, "ReportNotWritable", REFUSED)
     assert snapshot(source) == before
     assert not (tmp_path / "library").exists()
 
@@ -103,19 +103,18 @@ def test_a_report_page_is_never_written_into_the_source(tmp_path: Path, name: st
 def test_a_report_page_is_never_written_over_a_file_of_another_kind(library: Path, tmp_path: Path) -> None:
     theirs = tmp_path / "thesis.html"
     theirs.write_text("<!doctype html><title>My thesis</title>")
-    message = said(again(library, "--report", theirs), "TargetNotWritable", REFUSED)
+    message = said(again(library, "--report", theirs), "ReportNotWritable", REFUSED)
     assert "no report page" in message
     assert theirs.read_text() == "<!doctype html><title>My thesis</title>"
-    assert "in the library" in said(
-        again(library, "--report", library / "catalog.sqlite"), "TargetNotWritable", REFUSED
-    )
+    message = said(again(library, "--report", library / "catalog.sqlite"), "ReportNotWritable", REFUSED)
+    assert f"it lies in {library}, which" in message
 
 
 def test_a_report_page_may_replace_an_earlier_one(library: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     for _ in range(2):
         assert again(library, "--report", page).status == 1
-        assert render.is_page(page.read_text())
+        assert pages.is_page("migrate", page.read_text())
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 

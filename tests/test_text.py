@@ -13,7 +13,6 @@ from regraft.text import (
     JS_WHITESPACE,
     decode_utf8,
     is_blank,
-    slice_utf16,
     trim,
     utf8_cut,
     utf16_cut,
@@ -117,45 +116,6 @@ def test_cut_is_the_slice_without_half_a_pair(text: str, limit: int) -> None:
 def test_byte_cut_is_the_longest_start_that_fits(text: str, size: int) -> None:
     fitting = [text[:n] for n in range(len(text) + 1) if len(text[:n].encode()) <= max(size, 0)]
     assert utf8_cut(text, size) == fitting[-1]
-
-
-@QUICK
-@given(WHOLE_TEXTS, st.integers(-2, 90), st.integers(-2, 90))
-def test_slice_is_javascripts_or_none(text: str, start: int, end: int) -> None:
-    units = units_of(text)
-    expected = None
-    if 0 <= start <= end <= len(units):
-        part = units[start:end]
-        torn = bool(part) and (is_low(part[0]) or is_high(part[-1]))
-        expected = None if torn else text_of(part)
-    assert slice_utf16(text, start, end) == expected
-
-
-@QUICK
-@given(WHOLE_TEXTS, WHOLE_TEXTS, WHOLE_TEXTS)
-def test_slice_finds_a_part_by_the_lengths_before_it(before: str, part: str, after: str) -> None:
-    start = utf16_len(before)
-    assert slice_utf16(before + part + after, start, start + utf16_len(part)) == part
-
-
-@pytest.mark.parametrize(
-    ("text", "start", "end", "part"),
-    [
-        ("abc", 1, 2, "b"),
-        ("abc", 3, 3, ""),
-        ("abc", 1, 4, None),
-        ("abc", 4, 4, None),
-        ("abc", -1, 2, None),
-        ("abc", 2, 1, None),
-        (EMOJI + "bc", 2, 4, "bc"),
-        (EMOJI + "bc", 2, 5, None),
-        (EMOJI + "bc", 1, 3, None),
-        (EMOJI + "bc", 0, 1, None),
-        ("b" + EMOJI, 0, 2, None),
-    ],
-)
-def test_slices_beyond_the_text_or_inside_a_pair_are_none(text: str, start: int, end: int, part: str | None) -> None:
-    assert slice_utf16(text, start, end) == part
 
 
 # --- white space ---------------------------------------------------------------------------------------------------

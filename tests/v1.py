@@ -417,7 +417,7 @@ def check_library(library: Library) -> None:
         _check_items(items[entry["id"]], entry)
         _check_files(folders / entry["id"], items[entry["id"]], entry)
     for warning in report["warnings"]:
-        assert set(warning) == {"code", "base", "item", "message", "count"}
+        assert set(warning) == {"code", "base", "item", "message", "count", "samples", "model"}
     said = [json.dumps(warning, sort_keys=True) for warning in report["warnings"]]
     assert len(set(said)) == len(said), "a warning is said twice"
 

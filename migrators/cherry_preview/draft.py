@@ -11,10 +11,10 @@ from typing import Any
 
 from migrators.cherry_preview.base_models import BaseModels
 from migrators.cherry_preview.base_settings import read_base_settings
-from migrators.cherry_preview.item_data import DraftedItems, Place, RawFiles, RawPaths
+from migrators.cherry_preview.item_data import Place, RawFiles, RawPaths
 from migrators.cherry_preview.listed import draft_items
 from migrators.cherry_preview.told import Told, draft_told_items
-from migrators.stages.drafts import BaseDraft, LibraryDraft, SkippedBase
+from migrators.stages.drafts import BaseDraft, DraftedItems, LibraryDraft, SkippedBase
 from migrators.stages.models import ModelChoice, ModelWord
 from migrators.stages.values import read_time, whole_number
 from regraft import identity, notices

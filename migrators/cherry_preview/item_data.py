@@ -6,14 +6,14 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from migrators.stages.drafts import MAX_NOTE_UNITS, ItemDraft, SkippedItem, Upload
+from migrators.stages.drafts import Content, Upload, cut_note
 from regraft import notices
 from regraft.names import RESERVED_NAME, FreeNames, material_name
 from regraft.notices import Notice
-from regraft.text import is_blank, utf16_cut, utf16_len
+from regraft.text import is_blank
 from regraft.tree import Tree, join
 
 #: Where builds have kept the parts of an item's data, the usual key first.
@@ -24,16 +24,6 @@ _TEXTS = ("content", "text", "source")
 _FOLDERS = ("source", "path", "directoryPath", "name")
 #: Keys of v2 that a library never holds: their file is not carried.
 _INDEXED_PATH = "indexedRelativePath"
-
-
-@dataclass
-class DraftedItems:
-    """The items of one base."""
-
-    items: list[ItemDraft] = field(default_factory=list)
-    skipped: list[SkippedItem] = field(default_factory=list)
-    notices: list[Notice] = field(default_factory=list)
-    renamed: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,27 +85,9 @@ class Place:
     rows: Rows
 
 
-@dataclass
-class Content:
-    """What becomes of an item's data."""
-
-    data: dict[str, str]
-    upload: Upload | None = None
-    notices: list[Notice] = field(default_factory=list)
-    renamed: bool = False
-
-
 def base_name(source: str) -> str:
     """Return the last part of a path of any system, or of an address."""
     return re.split(r"[/\\]", source.rstrip("/\\"))[-1]
-
-
-def cut_note(text: str, base_id: str, item_id: str) -> tuple[str, list[Notice]]:
-    """Return a note's text, cut where it is longer than v2 holds, with a notice then."""
-    if utf16_len(text) <= MAX_NOTE_UNITS:
-        return text, []
-    said = f"it is cut to {MAX_NOTE_UNITS:,} units"
-    return utf16_cut(text, MAX_NOTE_UNITS), [Notice(notices.NOTE_CUT, said, base_id, item_id)]
 
 
 def read_data(item_type: str, stored: Any, item_id: str, place: Place) -> Content:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from migrators.cherry_preview.item_data import DraftedItems, Place, read_data
-from migrators.stages.drafts import FAILED_TEXT, INTERRUPTED_TEXT, ItemDraft, SkippedItem
+from migrators.cherry_preview.item_data import Place, read_data
+from migrators.stages.drafts import FAILED_TEXT, INTERRUPTED_TEXT, DraftedItems, ItemDraft, SkippedItem
 from migrators.stages.values import read_time
 from regraft import notices
 from regraft.formats.catalog_reader import Row

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from migrators.cherry_preview.item_data import DraftedItems, Place, base_name, cut_note
-from migrators.stages.drafts import MAX_NOTE_UNITS, ItemDraft, SkippedItem, Upload
+from migrators.cherry_preview.item_data import Place, base_name
+from migrators.stages.drafts import MAX_NOTE_UNITS, DraftedItems, ItemDraft, SkippedItem, Upload, cut_note
 from regraft import notices
 from regraft.errors import SourceUnreadable
 from regraft.formats import libsql_preview

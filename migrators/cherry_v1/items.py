@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from migrators.stages.drafts import (
     ERROR_CODES,
     FAILED_TEXT,
     INTERRUPTED_TEXT,
-    MAX_NOTE_UNITS,
+    Content,
+    DraftedItems,
     ItemDraft,
     SkippedItem,
     Upload,
+    cut_note,
 )
 from migrators.stages.values import read_time
 from regraft import identity, notices
 from regraft.names import FreeNames, material_name
 from regraft.notices import Notice
-from regraft.text import is_blank, trim, utf16_cut, utf16_len, without_nul
+from regraft.text import is_blank, trim, without_nul
 
 _FILE_TEXTS = ("id", "name", "origin_name", "path", "ext", "type", "created_at")
 _FILE_NUMBERS = ("size", "count")
@@ -34,44 +36,21 @@ class Context:
     migrated: set[str]
 
 
-@dataclass
-class DraftedItems:
-    """The items of one base."""
-
-    items: tuple[ItemDraft, ...] = ()
-    skipped: tuple[SkippedItem, ...] = ()
-    notices: list[Notice] = field(default_factory=list)
-    renamed: int = 0
-
-
 class _Unusable(Exception):
     """An item that is not migrated; the text is the reason's code."""
-
-
-@dataclass
-class _Content:
-    """What an item's type makes of its content."""
-
-    data: dict[str, str]
-    upload: Upload | None = None
-    notices: list[Notice] = field(default_factory=list)
-    renamed: bool = False
 
 
 def draft_items(raws: list[Any], legacy_base: str, context: Context, names: FreeNames) -> DraftedItems:
     """Draft the items of one base in v1's order; files take their names in that order."""
     drafted = DraftedItems()
-    items: list[ItemDraft] = []
-    skipped: list[SkippedItem] = []
     for raw in raws:
         try:
-            items.append(_draft_item(raw, legacy_base, context, names, drafted))
+            drafted.items.append(_draft_item(raw, legacy_base, context, names, drafted))
         except _Unusable as unusable:
             reason = str(unusable)
             legacy_id = raw.get("id") if isinstance(raw, dict) and isinstance(raw.get("id"), str) else None
-            skipped.append(SkippedItem(legacy_id, reason))
+            drafted.skipped.append(SkippedItem(legacy_id, reason))
             drafted.notices.append(Notice(reason, notices.CODES[reason].meaning, legacy_base, legacy_id))
-    drafted.items, drafted.skipped = tuple(items), tuple(skipped)
     return drafted
 
 
@@ -88,8 +67,7 @@ def _draft_item(raw: Any, legacy_base: str, context: Context, names: FreeNames, 
     content = reader(raw, context, names)
     context.migrated.add(legacy_id)
     drafted.renamed += content.renamed
-    for said in content.notices:
-        drafted.notices.append(Notice(said.code, said.message, legacy_base, legacy_id, said.count))
+    drafted.notices += [replace(said, base=legacy_base, item=legacy_id) for said in content.notices]
     if not is_blank(raw.get("remark")):
         drafted.notices.append(Notice(notices.DROPPED_FIELD, f"remark: {raw['remark']}", legacy_base, legacy_id))
     created_at = read_time(raw.get("created_at"))
@@ -136,7 +114,7 @@ def _status(raw: dict[str, Any]) -> tuple[str, str | None]:
 # --- types ---------------------------------------------------------------------------------------------------------
 
 
-def _file(raw: dict[str, Any], context: Context, names: FreeNames) -> _Content:
+def _file(raw: dict[str, Any], context: Context, names: FreeNames) -> Content:
     content = raw.get("content")
     inline = content if isinstance(content, dict) else {"id": content}
     file_id = inline.get("id")
@@ -150,50 +128,47 @@ def _file(raw: dict[str, Any], context: Context, names: FreeNames) -> _Content:
     # Only the empty string falls back: what sanitising empties is called "untitled".
     wanted = material_name(known["origin_name"]) or material_name(known["name"]) or material_name(raw["id"])
     name = names.take(wanted)
-    return _Content(
+    return Content(
         {"source": source, "relativePath": name},
         Upload(f"{known['id']}{known['ext']}"),
         renamed=name != wanted,
     )
 
 
-def _url(raw: dict[str, Any], _context: Context, _names: FreeNames) -> _Content:
+def _url(raw: dict[str, Any], _context: Context, _names: FreeNames) -> Content:
     if is_blank(raw.get("content")):
         raise _Unusable(notices.INVALID_URL)
-    return _Content({"source": raw["content"], "url": raw["content"]})
+    return Content({"source": raw["content"], "url": raw["content"]})
 
 
-def _sitemap(raw: dict[str, Any], _context: Context, _names: FreeNames) -> _Content:
+def _sitemap(raw: dict[str, Any], _context: Context, _names: FreeNames) -> Content:
     if is_blank(raw.get("content")):
         raise _Unusable(notices.INVALID_SITEMAP)
     address = trim(raw["content"])
-    return _Content({"source": address, "url": address})
+    return Content({"source": address, "url": address})
 
 
-def _note(raw: dict[str, Any], context: Context, _names: FreeNames) -> _Content:
+def _note(raw: dict[str, Any], context: Context, _names: FreeNames) -> Content:
     stored = context.notes.get(raw["id"], {})
     text = _first_text(stored.get("content"), raw.get("content")) or ""
     address = _first_text(stored.get("sourceUrl"), raw.get("sourceUrl"))
     if address is None and not text:
         raise _Unusable(notices.INVALID_NOTE)
-    said = []
-    if utf16_len(text) > MAX_NOTE_UNITS:
-        said.append(Notice(notices.NOTE_CUT, f"{utf16_len(text):,} units are cut to {MAX_NOTE_UNITS:,}"))
-        text = utf16_cut(text, MAX_NOTE_UNITS)
-    return _Content({"source": text if address is None else address, "content": text}, notices=said)
+    text, said = cut_note(text)
+    return Content({"source": text if address is None else address, "content": text}, notices=said)
 
 
 def _first_text(*values: Any) -> str | None:
     return next((str(value) for value in values if not is_blank(value)), None)
 
 
-def _directory(raw: dict[str, Any], _context: Context, _names: FreeNames) -> _Content:
+def _directory(raw: dict[str, Any], _context: Context, _names: FreeNames) -> Content:
     if is_blank(raw.get("content")):
         raise _Unusable(notices.INVALID_DIRECTORY)
-    return _Content({"source": raw["content"]})
+    return Content({"source": raw["content"]})
 
 
-_Reader = Callable[[dict[str, Any], Context, FreeNames], _Content]
+_Reader = Callable[[dict[str, Any], Context, FreeNames], Content]
 _TYPES: dict[str, tuple[str, _Reader]] = {
     "file": ("file", _file),
     "url": ("url", _url),

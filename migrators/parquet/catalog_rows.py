@@ -9,17 +9,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from migrators.stages.drafts import Settings
-from regraft import sqlite
+from regraft import notices, sqlite
 from regraft.errors import SourceUnreadable
 from regraft.formats.catalog import BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow
 from regraft.formats.parquet.columns import About, AboutBase
+from regraft.text import whole
 
 #: The error of a base whose vectors are of a model that the file does not name.
 MODEL_UNKNOWN = "missing_embedding_model"
-#: Why an item does not come back.
-DELETED = "deleted"
-NOT_AN_ITEM = "invalid"
 
 
 def record_of(file: Path, about: About, base: AboutBase, now_ms: int) -> BaseRecord:
@@ -29,14 +29,14 @@ def record_of(file: Path, about: About, base: AboutBase, now_ms: int) -> BaseRec
         SourceUnreadable: they are no rows of a catalog.
     """
     try:
-        row = _base_row(base, now_ms)
+        row = msgspec.convert(_base_row(base, now_ms), BaseRow)
         named = [one for one in (row.embedding_model_id, row.rerank_model_id) if one is not None]
-        listed = {one["id"]: ModelRow(**one) for one in about.models}
+        listed = {one["id"]: msgspec.convert(one, ModelRow) for one in about.models}
         models = [listed.get(one) or _unlisted(one) for one in dict.fromkeys(named)]
-        known = {one["provider_id"]: ProviderRow(**one) for one in about.providers}
+        known = {one["provider_id"]: msgspec.convert(one, ProviderRow, strict=False) for one in about.providers}
         keys = dict.fromkeys(model.provider_id for model in models)
         providers = [known.get(key) or ProviderRow(key, key, is_enabled=False) for key in keys]
-    except (TypeError, KeyError, AttributeError) as error:
+    except (msgspec.MsgspecError, KeyError) as error:
         raise SourceUnreadable(path=file, reason=f"what it says of base {base.id} is no row: {error}") from error
     return BaseRecord(row, tuple(models), tuple(providers), now_ms)
 
@@ -46,14 +46,14 @@ def _unlisted(model_id: str) -> ModelRow:
     return ModelRow(model_id, provider, name or provider, name or provider, None)
 
 
-def _base_row(base: AboutBase, now_ms: int) -> BaseRow:
+def _base_row(base: AboutBase, now_ms: int) -> dict[str, Any]:
     usual: dict[str, Any] = {one.name: getattr(Settings(), one.name) for one in fields(Settings)}
     if base.settings is not None:
         names = [one.name for one in fields(BaseRow)]
         known = {name: base.settings[name] for name in names if name in base.settings}
         nullable = {"rerank_model_id", "file_processor_id", "error", "created_at", "updated_at"}
         missing: dict[str, Any] = {name: now_ms if name.endswith("_at") else None for name in nullable - set(known)}
-        return BaseRow(**{**usual, **missing, **known})
+        return {**usual, **missing, **known}
     values: dict[str, Any] = {"dimensions": base.dimensions, "embedding_model_id": base.model}
     values |= {"status": "completed", "error": None}
     if base.dimensions is None:
@@ -62,15 +62,11 @@ def _base_row(base: AboutBase, now_ms: int) -> BaseRow:
     elif base.model is None:
         values |= {"status": "failed", "error": MODEL_UNKNOWN}
     values |= {"created_at": now_ms, "updated_at": now_ms, "rerank_model_id": None, "file_processor_id": None}
-    return BaseRow(id=base.id, name=base.name.strip() or base.id, **values, **usual)
+    return {"id": base.id, "name": base.name.strip() or base.id, **values, **usual}
 
 
-def items_of(base: AboutBase, index: Path | None, skipped: Counter[str], now_ms: int) -> Iterator[ItemRow]:
-    """Yield a base's items, a container before what it holds; count those that have no place in a catalog."""
-    if base.items is None:
-        if index is not None:
-            yield from _of_materials(base.id, index, now_ms)
-        return
+def items_of(base: AboutBase, skipped: Counter[str]) -> Iterator[ItemRow]:
+    """Yield the items that the file has, a container before what it holds; count those that no catalog has room for."""
     waiting = list(_rows(base, skipped))
     placed: set[str | None] = {None}
     while waiting:
@@ -83,27 +79,38 @@ def items_of(base: AboutBase, index: Path | None, skipped: Counter[str], now_ms:
                 later.append(row)
         if len(later) == len(waiting):
             # Their container is not there: the catalog would refuse them.
-            skipped[NOT_AN_ITEM] += len(later)
+            skipped[notices.NOT_AN_ITEM] += len(later)
             return
         waiting = later
 
 
 def _rows(base: AboutBase, skipped: Counter[str]) -> Iterator[ItemRow]:
-    names = {one.name for one in fields(ItemRow)}
     for row in base.items or ():
-        if row.get("deleted_at") is not None:
-            skipped[DELETED] += 1
-            continue
-        try:
-            data = json.loads(row["data"])
-            yield ItemRow(**{**{name: row[name] for name in names}, "data": data})
-        except (ValueError, TypeError, KeyError):
-            skipped[NOT_AN_ITEM] += 1
+        item = None if row.get("deleted_at") is not None else _item(row)
+        if item is not None and item.base_id == base.id:
+            yield item
+        else:
+            skipped[notices.NOT_AN_ITEM if row.get("deleted_at") is None else notices.ITEM_DELETED] += 1
 
 
-def _of_materials(base_id: str, index: Path, now_ms: int) -> Iterator[ItemRow]:
-    """Yield a file for every material: nothing else says what it was."""
+def _item(row: dict[str, Any]) -> ItemRow | None:
+    """Return a row of ``knowledge_item``, None where it is none or would not stay the same in the ledger, as JSON."""
+    try:
+        data = {key: whole(one) if isinstance(one, str) else one for key, one in json.loads(row["data"]).items()}
+        item = msgspec.convert({**row, "data": data}, ItemRow)
+        return item if msgspec.json.decode(msgspec.json.encode(item), type=ItemRow) == item else None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, msgspec.MsgspecError):
+        return None
+
+
+def items_of_materials(base_id: str, index: Path, now_ms: int) -> Iterator[ItemRow]:
+    """Yield a file for every material of an index: nothing else says what it was."""
     with sqlite.reading(index) as db:
         for material, path in db.execute("SELECT material_id, relative_path FROM material ORDER BY rowid"):
-            data = {"source": path, "relativePath": path}
-            yield ItemRow(material, base_id, None, "file", data, "completed", None, now_ms, now_ms)
+            yield item_of_material(base_id, material, path, now_ms)
+
+
+def item_of_material(base_id: str, material: str, path: str, now_ms: int) -> ItemRow:
+    """Return the item that stands for a material."""
+    data = {"source": path, "relativePath": path}
+    return ItemRow(material, base_id, None, "file", data, "completed", None, now_ms, now_ms)

@@ -1,187 +1,249 @@
-"""Writes the library that Parquet files of units hold: all of it, or nothing."""
+"""Imports Parquet files of units into a library, in the frame of every run that writes one."""
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
-from migrators.parquet.catalog_rows import items_of, record_of
+from migrators.parquet import files
+from migrators.parquet.catalog_rows import items_of, items_of_materials, record_of
+from migrators.parquet.files import UnitsFile
+from migrators.parquet.planned import Plan
 from migrators.parquet.rebuild import Rebuilt, verify
+from migrators.parquet.told import carried_outcome, planned_outcome, skipped_of
+from migrators.stages import passage, preflight, report
+from migrators.stages.carry import CARRY_SHARE, REPORT_ROWS, indexing
+from migrators.stages.options import Options
+from migrators.stages.passage import Migration, Passage
+from migrators.stages.publish import Target
+from migrators.stages.work import BaseEntry, kept_completed, read_entry, still_there
 from regraft import durable, sqlite
-from regraft.errors import (
-    Interrupted,
-    SourceNotMigratable,
-    SourceUnreadable,
-    StoppedMidway,
-    TargetNotOurs,
-    TargetNotWritable,
-    WrongUsage,
-)
-from regraft.formats.catalog import write_catalog
-from regraft.formats.parquet import columns
-from regraft.formats.parquet.columns import About, AboutBase
-from regraft.locate import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER
-from regraft.progress import Progress
+from regraft.envelope import Run
+from regraft.errors import SourceUnreadable
+from regraft.formats import catalog
+from regraft.formats.parquet.columns import AboutBase
+from regraft.ledger import Entry, Ledger
+from regraft.locate import INDEX_FILE
+from regraft.progress import Progress, stage
 from regraft.text import shown
 
-#: A row of a base that the file does not describe.
-NO_BASE = "no_base"
+COMMAND = "import"
+#: Changes when the same file makes another library: an earlier run's bases are then imported anew.
+WRITER = 1
 
 
-@dataclass
-class _Base:
-    """One base on its way into the library."""
+@dataclass(frozen=True)
+class ImportWork:
+    """One base of the run: unchanged, with what the ledger has of it, or planned."""
 
-    about: AboutBase
-    file: Path
-    source: About
-    index: Rebuilt | None = None
-    #: Items of the catalog that have no place in a library, by reason.
-    skipped_items: Counter[str] = field(default_factory=Counter)
-
-    def document(self) -> dict[str, Any]:
-        """Return the base's part of the command's document."""
-        index = self.index
-        rows = {"read": 0, "carried": 0, "skipped": {}}
-        if index is not None:
-            rows = {"read": index.read, "carried": index.carried, "skipped": dict(index.skipped)}
-        return {
-            "id": self.about.id,
-            "name": self.about.name,
-            "rows": rows,
-            "vectors": index.vectors if index else 0,
-            "differing_vectors": index.differing if index else 0,
-            "materials": index.materials if index else 0,
-            "remade": index.remade if index else 0,
-            "skipped_items": dict(self.skipped_items),
-        }
+    position: int
+    base_id: str
+    fingerprint: str
+    unchanged: BaseEntry | None = None
+    plan: Plan | None = None
 
 
-def import_files(files: tuple[Path, ...], target: Path, now_ms: int, progress: Progress) -> dict[str, Any]:
-    """Write a library of what ``files`` hold and return what became of it: ``bases`` and the ``skipped`` rows of none.
+def import_files(
+    paths: tuple[Path, ...],
+    target: Path,
+    options: Options,
+    progress: Progress,
+    show_plan: Callable[[dict[str, Any]], bool] = lambda _: True,
+) -> Migration:
+    """Import files that ``regraft export`` wrote, of different bases, into ``target`` and return the report.
 
     Args:
-        files: Parquet files that ``regraft export`` wrote, of different bases.
-        target: the library's folder: new or empty.
-        now_ms: the time that rows of an index get, in ms.
-        progress: told of rows.
+        paths: the files.
+        target: the library's folder: new, empty, or written by an earlier run.
+        options: what the user asks for: time, bases, a dry run.
+        progress: told of rows and bytes.
+        show_plan: called with the planned document before anything of a base is written; False stops here.
 
     Raises:
-        SourceUnreadable, SourceUnrecognised, SourceNotMigratable: a file is damaged, foreign, or v1's table.
-        TargetNotOurs, TargetNotWritable: the folder is not empty, or cannot be made.
-        WrongUsage: two files hold the same base, or pyarrow is missing.
-        StoppedMidway: it cannot be written; nothing is left.
+        RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
-    bases = _bases(files)
-    _check_target(target)
-    skipped = 0
-    with _staged(target) as staging:
-        with ExitStack() as keep:
-            for base in bases.values():
-                if base.about.index:
-                    base.index = _begun(staging, base.about.id, now_ms, keep)
-            for file in files:
-                progress.at(file.name)
-                for row in columns.read_rows(file):
-                    found = bases.get(row.base)
-                    if found is None or found.index is None or found.file != file:
-                        skipped += 1
-                    else:
-                        found.index.add(row)
-                    progress.step(1, 0)
-            for base in bases.values():
-                if base.index is not None:
-                    base.index.finish(base.about.bare_materials)
-        for base in bases.values():
-            if base.index is not None:
-                verify(_index_path(staging, base.about.id), base.about.id, base.index)
-        _write_catalog(staging, bases, now_ms)
-    return {
-        "bases": [base.document() for base in bases.values()],
-        "skipped": {NO_BASE: skipped} if skipped else {},
-    }
+    preflight.check_target(target, paths, paths[0])
+    run = Run(COMMAND, options.dry_run, "parquet", paths[0], "library", target)
+    bases = files.chosen(files.read_files(paths), options.bases)
+    origin = ", ".join(map(shown, paths))
+    importing = _Importing(run=run, origin=origin, bases=bases, options=options, progress=progress)
+    if not options.dry_run:
+        return passage.write(target, importing, show_plan)
+    with tempfile.TemporaryDirectory(prefix="regraft-") as work:
+        return passage.dry_run(target, importing, Path(work))
 
 
-def _bases(files: tuple[Path, ...]) -> dict[str, _Base]:
-    found: dict[str, _Base] = {}
-    for file in files:
-        if not file.is_file():
-            raise SourceUnreadable(path=file, reason="there is no such file")
-        about = columns.read_about(file)
-        if about.layout != "v2":
-            advice = "regraft migrate carries the source that it was exported from"
-            raise SourceNotMigratable(path=file, what="the old table of a v1 base", advice=advice)
-        for base in about.bases:
-            if base.id in found:
-                problem = f"base {base.id} is in {found[base.id].file} and in {file}"
-                raise WrongUsage(problem=problem, hint="give each base once")
-            if not base.id or base.id != Path(base.id).name or base.id in (".", "..") or "\0" in base.id:
-                raise SourceUnreadable(path=file, reason=f"its base {base.id!r} cannot be the name of a folder")
-            found[base.id] = _Base(base, file, about)
-    return found
+@dataclass(kw_only=True)
+class _Importing(Passage[ImportWork]):
+    """One run of an import."""
+
+    bases: list[tuple[int, UnitsFile, AboutBase]]
+    options: Options
+    progress: Progress
+
+    def look(self, target: Path, entries: dict[str, Entry], keep: ExitStack, work: Path) -> None:  # noqa: ARG002
+        """See :class:`Passage`."""
+        marks = self._fingerprints(entries)
+        stands = {base.id: _unchanged(target, base.id, entries, marks[base.id]) for _, _, base in self.bases}
+        self._survey([file for _, file, base in self.bases if stands[base.id] is None])
+        for position, file, base in self.bases:
+            one = ImportWork(position, base.id, marks[base.id], unchanged=stands[base.id])
+            if one.unchanged is None:
+                plan = self._plan(file, base)
+                one = _not_poorer(target, entries, ImportWork(position, base.id, one.fingerprint, plan=plan))
+            self.works.append(one)
+            if one.unchanged is not None:
+                self.outcomes[base.id] = report.unchanged(one.unchanged)
+        plans = self._plans()
+        changed = {plan.about.id for plan in plans}
+        preflight.check_conflicts(target, COMMAND, (base.id for _, _, base in self.bases), entries, changed)
+        items = {plan.about.id: (plan.about.name, [item.id for item in plan.expected_items()]) for plan in plans}
+        preflight.check_items(target, items, entries)
+        _prove(plans)
+
+    def _fingerprints(self, entries: dict[str, Entry]) -> dict[str, str]:
+        """Return a hash for every base of all that it is made from: its file counts by size and CRC-32."""
+        # A dry run records nothing: without an earlier run to compare with, the files need not be read for it.
+        needed = entries or not self.options.dry_run
+        found = {}
+        marks: dict[Path, list[int]] = {}
+        for _, file, base in self.bases:
+            if needed and file.path not in marks:
+                marks[file.path] = file.content_mark()
+            found[base.id] = fingerprint(base.id, marks.get(file.path))
+        return found
+
+    def _survey(self, wanted: list[UnitsFile]) -> None:
+        unread = {file.path: file for file in wanted}.values()
+        with stage(self.progress, "Reading", sum(file.looked_at[0] for file in unread)):
+            for file in unread:
+                size = file.looked_at[0]
+                self.progress.at(file.path.name)
+                file.survey(lambda share, size=size: self.progress.step(share * size, int(share * size)))  # type: ignore[misc]
+
+    def _plan(self, file: UnitsFile, base: AboutBase) -> Plan:
+        skipped: Counter[str] = Counter()
+        return Plan(
+            about=base,
+            file=file,
+            held=file.of_base(base),
+            record=record_of(file.path, file.about, base, self.options.now_ms),
+            items=None if base.items is None else tuple(items_of(base, skipped)),
+            skipped_items=skipped,
+            strays=file.strays() if base is file.about.bases[0] else 0,
+        )
+
+    def _plans(self) -> list[Plan]:
+        return [work.plan for work in self.works if work.plan is not None]
+
+    def needed(self) -> int:
+        """See :class:`Passage`."""
+        return sum(plan.bytes for plan in self._plans())
+
+    def carry(self, place: Target, book: Ledger) -> None:
+        """See :class:`Passage`."""
+        with stage(self.progress, "Carrying", sum(plan.held.rows for plan in self._plans())):
+            for work in self.works:
+                if work.plan is None:
+                    continue
+                self.progress.at(work.plan.about.name)
+                try:
+                    self._carry(place, book, work, work.plan)
+                except SourceUnreadable as error:
+                    # It could be read a moment ago: what is finished stays.
+                    raise OSError(f"{error.facts['path']}: {error.facts['reason']}") from error
+
+    def _carry(self, place: Target, book: Ledger, work: ImportWork, plan: Plan) -> None:
+        base, staged = plan.about, place.staging / work.base_id
+        built, size = None, 0
+        if base.index:
+            built = self._build(staged / INDEX_FILE, plan)
+            size = (staged / INDEX_FILE).stat().st_size
+            durable.sync_tree(staged)
+        found = items_of_materials(base.id, staged / INDEX_FILE, plan.record.now_ms) if built else ()
+        items = tuple(found) if plan.items is None else plan.items
+        outcome = carried_outcome(plan, items, built, size)
+        entry = BaseEntry(
+            position=work.position,
+            record=plan.record,
+            report=outcome.base,
+            items={item.id: item.id for item in items},
+            children={},
+            notices=list(outcome.notices),
+            has_files=base.index,
+            index_mark=preflight.index_mark(staged),
+            raw_mark="",
+            command=COMMAND,
+        )
+        place.publish_base(book, entry, work.fingerprint, items)
+        self.outcomes[work.base_id] = outcome
+
+    def _build(self, path: Path, plan: Plan) -> Rebuilt:
+        path.parent.mkdir(parents=True)
+        base_id, rows = plan.about.id, plan.held.rows
+        with sqlite.writing(path, create=True) as db:
+            built = Rebuilt(base_id, plan.record.now_ms, db)
+            size = (plan.held.vector_bytes + plan.held.text_bytes) // max(rows, 1)
+            for row in plan.file.rows(plan.about):
+                built.add(row)
+                if built.read % REPORT_ROWS == 0:
+                    self.progress.step(REPORT_ROWS * CARRY_SHARE, REPORT_ROWS * size)
+            indexing(rows, self.progress.step)(db)
+            built.finish(plan.about.bare_materials)
+        verify(path, base_id, built)
+        return built
+
+    def document(self, *, planned: bool = False) -> dict[str, Any]:
+        """See :class:`Passage`."""
+        expected = {plan.about.id: planned_outcome(plan) for plan in self._plans()} if planned else {}
+        outcomes = {**expected, **self.outcomes}
+        ordered = [outcomes[work.base_id] for work in self.works if work.base_id in outcomes]
+        return {**report.books(self.run, ordered, skipped_of(ordered), ()), "totals": report.totals(ordered)}
 
 
-def _check_target(target: Path) -> None:
+def fingerprint(base_id: str, content_mark: list[int] | None) -> str:
+    """Return a hash of all that a base is made from; "" where its file was not read for that."""
+    if content_mark is None:
+        return ""
+    return hashlib.blake2b(msgspec.json.encode([WRITER, base_id, content_mark]), digest_size=20).hexdigest()
+
+
+def _unchanged(target: Path, base_id: str, entries: dict[str, Entry], mark: str) -> BaseEntry | None:
+    entry = entries.get(base_id)
+    if entry is None or entry.fingerprint != mark:
+        return None
+    known = read_entry(entry)
+    return known if still_there(target, base_id, known) else None
+
+
+def _not_poorer(target: Path, entries: dict[str, Entry], work: ImportWork) -> ImportWork:
+    """Keep a completed base that stands in the target where the file would only give a failed one."""
+    if work.plan is None or work.plan.record.base.error is None or work.base_id not in entries:
+        return work
+    stands = read_entry(entries[work.base_id])
+    if stands.record.base.error is not None or not still_there(target, work.base_id, stands):
+        return work
+    kept = kept_completed(stands, work.plan.record.base.error, work.base_id)
+    return ImportWork(work.position, work.base_id, work.fingerprint, unchanged=kept)
+
+
+def _prove(plans: list[Plan]) -> None:
+    """Refuse bases and items that no catalog takes, before anything of them is written.
+
+    Raises:
+        SourceUnreadable
+    """
     try:
-        if target.is_dir() and not any(target.iterdir()):
-            return
-        if target.exists() or target.is_symlink():
-            raise TargetNotOurs(path=target, found="a library is imported into a folder of its own")
-    except PermissionError as error:
-        raise TargetNotWritable(path=target, reason=error.strerror) from error
-
-
-@contextmanager
-def _staged(target: Path) -> Iterator[Path]:
-    """Give a folder beside ``target`` to write to; it becomes ``target`` in one step, or goes."""
-    target = target.absolute()
-    staging = target.with_name(f".{target.name}.regraft-part")
-    try:
-        durable.remove_tree(staging)
-        staging.mkdir(parents=True)
-    except OSError as error:
-        raise TargetNotWritable(path=target, reason=error.strerror or error) from error
-    try:
-        yield staging
-        durable.sync_tree(staging)
-        if target.exists():
-            target.rmdir()
-        durable.replace(staging, target)
-    except KeyboardInterrupt as error:
-        raise Interrupted(finished=0) from error
-    except apsw.Error as error:
-        raise StoppedMidway(path=target, doing="writing the library", reason=error, finished=0) from error
-    finally:
-        durable.remove_tree(staging)
-
-
-def _index_path(library: Path, base_id: str) -> Path:
-    return library / KNOWLEDGE_FOLDER / base_id / INDEX_FILE
-
-
-def _begun(staging: Path, base_id: str, now_ms: int, keep: ExitStack) -> Rebuilt:
-    path = _index_path(staging, base_id)
-    path.parent.mkdir(parents=True)
-    return Rebuilt(base_id, now_ms, keep.enter_context(sqlite.writing(path, create=True)))
-
-
-# --- the catalog ---------------------------------------------------------------------------------------------------
-
-
-def _write_catalog(staging: Path, bases: dict[str, _Base], now_ms: int) -> None:
-    records = []
-    for base in bases.values():
-        index = _index_path(staging, base.about.id) if base.about.index else None
-        record = record_of(base.file, base.source, base.about, now_ms)
-        records.append((record, items_of(base.about, index, base.skipped_items, now_ms)))
-    try:
-        write_catalog(staging / CATALOG_FILE, records)
+        catalog.prove((plan.record, plan.expected_items()) for plan in plans)
     except (apsw.ConstraintError, TypeError, OverflowError) as error:
-        files = ", ".join(shown(name) for name in dict.fromkeys(base.file for base in bases.values()))
-        raise SourceUnreadable(path=files, reason=f"its bases and items cannot stand in a catalog: {error}") from error
+        names = ", ".join(shown(name) for name in dict.fromkeys(plan.file.path for plan in plans))
+        raise SourceUnreadable(path=names, reason=f"its bases and items cannot stand in a catalog: {error}") from error

@@ -14,17 +14,12 @@ from typing import Any
 
 import apsw
 
-from regraft import identity, sqlite
+from regraft import identity, notices, sqlite
 from regraft.errors import BooksDoNotBalance, VerificationFailed
 from regraft.formats.index import BODY_SEPARATOR, schema
 from regraft.formats.index.bulk import CJK_SHARE, ROWS_CACHE_KIB, CjkSample, rebuild_full_text
 from regraft.formats.parquet.columns import BareMaterial, UnitRow
 from regraft.text import utf16_len
-
-#: Why a row does not come back.
-NOT_WHOLE = "not_whole"
-TEXT_CHANGED = "text_changed"
-DUPLICATE = "duplicate"
 
 _TEMPORARY = (
     "CREATE TEMP TABLE told (material_id TEXT PRIMARY KEY, path TEXT NOT NULL, content TEXT)",
@@ -103,13 +98,13 @@ class Rebuilt:
     def _unfit(self, row: UnitRow) -> str | None:
         texts = (row.item, row.text, row.body_hash)
         if not all(isinstance(text, str) for text in texts) or not row.item or (row.unit_index or 0) < 0:
-            return NOT_WHOLE
+            return notices.NOT_WHOLE
         if row.unit_index is None:
-            return NOT_WHOLE
+            return notices.NOT_WHOLE
         if identity.text_hash(row.text) != row.body_hash:
-            return TEXT_CHANGED
+            return notices.TEXT_CHANGED
         there = "SELECT 1 FROM search_unit WHERE material_id = ? AND unit_type = 'chunk' AND unit_index = ?"
-        return DUPLICATE if self._db.execute(there, (row.item, row.unit_index)).fetchall() else None
+        return notices.DUPLICATE_ROW if self._db.execute(there, (row.item, row.unit_index)).fetchall() else None
 
     def _add_vector(self, row: UnitRow) -> None:
         if row.vector is None:

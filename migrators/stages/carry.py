@@ -63,7 +63,7 @@ class Carried:
 
 
 #: Carrying is the smaller part of the work on a row, the full-text index the larger one.
-_CARRY_SHARE = 0.3
+CARRY_SHARE = 0.3
 #: Roughly how many of SQLite's instructions a rebuild of the full-text index takes for one row.
 _STEPS_PER_ROW = 80
 _STEPS_PER_REPORT = 20_000
@@ -146,7 +146,7 @@ class _Carrier:
                 self._now,
                 (self._material(db, number) for number in range(len(self._plan.materials))),
                 self._write_snapshot,
-                self._indexed(),
+                indexing(self._plan.units, self._watch),
             )
         after = vectors.stat()
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
@@ -183,22 +183,9 @@ class _Carrier:
             pending += 1
             size += len(row[0]) + len(row[1])
             if pending == REPORT_ROWS:
-                self._watch(pending * _CARRY_SHARE, size)
+                self._watch(pending * CARRY_SHARE, size)
                 pending = size = 0
-        self._watch(pending * _CARRY_SHARE, size)
-
-    def _indexed(self) -> Callable[[apsw.Connection], None]:
-        """Return what makes a connection report while it builds indexes."""
-        left = self._plan.units * (1 - _CARRY_SHARE)
-        step = _STEPS_PER_REPORT / _STEPS_PER_ROW * (1 - _CARRY_SHARE)
-
-        def report() -> bool:
-            nonlocal left
-            self._watch(min(step, left), 0)
-            left -= min(step, left)
-            return False
-
-        return lambda db: db.set_progress_handler(report, _STEPS_PER_REPORT)
+        self._watch(pending * CARRY_SHARE, size)
 
     # --- snapshots -------------------------------------------------------------------------------------------------
 
@@ -286,6 +273,20 @@ class _Carrier:
 
     def _time(self, value: int | None) -> int:
         return self._now if value is None else value
+
+
+def indexing(units: int, watch: Watcher) -> Callable[[apsw.Connection], None]:
+    """Return what makes a connection report while it builds the indexes of so many units."""
+    left = units * (1 - CARRY_SHARE)
+    step = _STEPS_PER_REPORT / _STEPS_PER_ROW * (1 - CARRY_SHARE)
+
+    def report() -> bool:
+        nonlocal left
+        watch(min(step, left), 0)
+        left -= min(step, left)
+        return False
+
+    return lambda db: db.set_progress_handler(report, _STEPS_PER_REPORT)
 
 
 class _source:  # noqa: N801 - reads as what it gives

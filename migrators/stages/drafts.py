@@ -5,10 +5,12 @@ Every journey makes these of its own state. Times are milliseconds; None stands 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from migrators.stages.models import ModelChoice
+from regraft import notices
 from regraft.notices import Notice
+from regraft.text import utf16_cut, utf16_len
 
 DEFAULT_CHUNK_SIZE = 1024
 DEFAULT_CHUNK_OVERLAP = 200
@@ -73,12 +75,41 @@ class ItemDraft:
         return self.type == "directory" and self.status == "completed" and not self.is_listed
 
 
+@dataclass
+class Content:
+    """What becomes of the content of an item: its ``data``, and what is worth saying of it."""
+
+    data: dict[str, str]
+    upload: Upload | None = None
+    notices: list[Notice] = field(default_factory=list)
+    renamed: bool = False
+
+
+def cut_note(text: str, base: str | None = None, item: str | None = None) -> tuple[str, list[Notice]]:
+    """Return a note's text, cut where it is longer than v2 holds, with a notice then."""
+    length = utf16_len(text)
+    if length <= MAX_NOTE_UNITS:
+        return text, []
+    said = f"{length:,} units are cut to {MAX_NOTE_UNITS:,}"
+    return utf16_cut(text, MAX_NOTE_UNITS), [Notice(notices.NOTE_CUT, said, base, item)]
+
+
 @dataclass(frozen=True)
 class SkippedItem:
     """An item that is not migrated, and why."""
 
     legacy_id: str | None
     reason: str
+
+
+@dataclass
+class DraftedItems:
+    """The items of one base, while they are drafted."""
+
+    items: list[ItemDraft] = field(default_factory=list)
+    skipped: list[SkippedItem] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    renamed: int = 0
 
 
 @dataclass(frozen=True)

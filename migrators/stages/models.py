@@ -34,6 +34,8 @@ class ModelChoice:
     provider: ProviderRow | None = None
     #: Why there is none, for a person.
     problem: str = ""
+    #: The model that no longer exists, where the user's word for it would do (``--recreate-model``).
+    gone: str | None = None
     notices: tuple[Notice, ...] = ()
 
 
@@ -121,7 +123,8 @@ class Models:
             return self._exists(unique, named, said)
         return ModelChoice(
             problem=f"its embedding model {unique} is gone, and so is the provider; its vectors are carried with "
-            f"--recreate-model '{unique}'"
+            f"--recreate-model '{unique}'",
+            gone=unique,
         )
 
     def rerank(self, raw: Any, legacy_base: str) -> ModelChoice:

@@ -325,7 +325,7 @@ class _Planner:
                 self._say_tombstone(item)
         for reason, count in rows.skipped.items():
             if reason not in (self._error, notices.CONTENT_TOO_LARGE):
-                self._note(reason, f"{counted(count, 'row')} not carried{self._example_text(reason)}", count=count)
+                self._say_not_carried(reason, count)
         if self._degenerate.count:
             count = self._degenerate.count
             said = f"{counted(count, 'vector')} zero, NaN or infinite; carried as they are"
@@ -335,12 +335,17 @@ class _Planner:
     def _say_failed(self) -> None:
         if self._error is None:
             return
-        why = self._draft.embedding.problem
+        why, gone = self._draft.embedding.problem, self._draft.embedding.gone
         if self._error == notices.MISSING_STORE:
-            why = f"its vector file {self._draft.vector_file} {self._problem}"
-        count = self._skipped[self._error]
-        lost = f"; {counted(count, 'row')} not carried{self._example_text(self._error)}" if count else ""
-        self._note(self._error, f"{why}{lost}", count=max(count, 1))
+            why, gone = f"its vector file {self._draft.vector_file} {self._problem}", None
+        self._say_not_carried(self._error, self._skipped[self._error], why, gone)
+
+    def _say_not_carried(self, reason: str, count: int, why: str = "", gone: str | None = None) -> None:
+        samples = tuple(self._examples.get(reason, ()))
+        examples = f" (for example {', '.join(samples)})" if samples else ""
+        lost = f"{counted(count, 'row')} not carried{examples}" if count else ""
+        message = "; ".join(filter(None, (why, lost)))
+        self._said.append(Notice(reason, message, self._draft.legacy_id, None, max(count, 1), samples, gone))
 
     def _say_tombstone(self, item: ItemDraft) -> None:
         later = ""
@@ -350,10 +355,6 @@ class _Planner:
         why = "its base failed" if self._error else none
         said = f"the folder {item.data['source']} stays one failed item: {why}{later}"
         self._note(notices.NOT_MIGRATED, said, item.legacy_id)
-
-    def _example_text(self, reason: str) -> str:
-        examples = self._examples.get(reason)
-        return f" (for example {', '.join(examples)})" if examples else ""
 
 
 def _runs(rows: LoaderRows) -> Iterator[tuple[int, int]]:

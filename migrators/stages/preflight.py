@@ -20,6 +20,7 @@ from regraft.errors import (
     ApplicationRunning,
     NotEnoughSpace,
     TargetBaseChanged,
+    TargetBaseForeign,
     TargetCatalogChanged,
     TargetHasItem,
     TargetNotOurs,
@@ -46,16 +47,18 @@ TEXT_FACTOR = 7.0
 UNSEEN_FACTOR = 4.0
 
 
-def check_target(source: Located, target: Path) -> None:
+def check_target(target: Path, roots: Iterable[Path], source: Path) -> None:
     """Refuse a target that is not empty and not ours, not a folder, not writable, or tangled with the source.
+
+    ``roots`` are the files and folders that the source is made of, ``source`` is what a person calls it.
 
     Raises:
         TargetOverlapsSource, TargetNotOurs, TargetNotWritable
     """
     real_target = _resolved(target)
-    for root in _roots(source):
+    for root in roots:
         if real_target.is_relative_to(root.resolve()) or root.resolve().is_relative_to(real_target):
-            raise TargetOverlapsSource(path=target, source=source.path)
+            raise TargetOverlapsSource(path=target, source=source)
     if target.is_symlink() and not target.exists():
         raise TargetNotWritable(path=target, reason="it is a link to nothing")
     if target.exists() and not target.is_dir():
@@ -101,7 +104,7 @@ def _resolved(target: Path) -> Path:
     return real
 
 
-def _roots(source: Located) -> list[Path]:
+def roots(source: Located) -> list[Path]:
     """Return the files and folders that a source is made of: a JSON file is read with the folders beside it."""
     if not isinstance(source.tree, FolderTree) or source.path.is_dir():
         return [source.path]
@@ -119,40 +122,46 @@ def existing_parent(path: Path) -> Path:
     return path
 
 
-def check_conflicts(target: Path, base_ids: Iterable[str], entries: dict[str, Entry], changed: set[str]) -> None:
-    """Refuse to overwrite what regraft did not write, or what was changed since it did.
+def check_conflicts(
+    target: Path, command: str, base_ids: Iterable[str], entries: dict[str, Entry], changed: set[str]
+) -> None:
+    """Refuse to overwrite what this command did not write, or what was changed since it did.
 
     ``changed`` holds the ids of bases that are to be carried anew.
 
     Raises:
-        TargetNotOurs, TargetBaseChanged
+        TargetNotOurs, TargetBaseForeign, TargetBaseChanged
     """
     for base_id in base_ids:
         folder = base_folder(target, base_id)
+        known = read_entry(entries[base_id]) if base_id in entries else None
+        if known is not None and known.command != command:
+            raise TargetBaseForeign(path=folder, base=known.record.base.name, writer=known.command, command=command)
         if not folder.exists():
             continue
-        if base_id not in entries:
+        if known is None:
             raise TargetNotOurs(path=folder, found="no record of it")
-        if base_id in changed:
-            known = read_entry(entries[base_id])
-            if index_mark(folder) not in (None, known.index_mark) or raw_mark(folder) not in ("", known.raw_mark):
-                raise TargetBaseChanged(path=folder, base=known.record.base.name)
+        if base_id in changed and (
+            index_mark(folder) not in (None, known.index_mark) or raw_mark(folder) not in ("", known.raw_mark)
+        ):
+            raise TargetBaseChanged(path=folder, base=known.record.base.name)
 
 
-def check_items(target: Path, plans: Iterable[BasePlan], entries: dict[str, Entry]) -> None:
+def check_items(target: Path, planned: dict[str, tuple[str, list[str]]], entries: dict[str, Entry]) -> None:
     """Refuse an item that another base in the target has: ids of v2 are kept, and a catalog holds each once.
+
+    ``planned`` has the name and the ids of the items of every base that is to be carried, by its id.
 
     Raises:
         TargetHasItem
     """
-    planned = {plan.draft.id: plan for plan in plans}
     others = {base_id: entry for base_id, entry in base_entries(entries).items() if base_id not in planned}
     owners = {item: entry for entry in others.values() for item in entry.items.values()}
-    for plan in planned.values():
-        for item in plan.items:
-            if item.id in owners:
-                base = owners[item.id].record.base.name
-                raise TargetHasItem(path=target, base=base, item=item.id, other=plan.draft.name)
+    for name, items in planned.values():
+        for item in items:
+            if item in owners:
+                base = owners[item].record.base.name
+                raise TargetHasItem(path=target, base=base, item=item, other=name)
 
 
 def check_catalog(place: Target, entries: dict[str, Entry]) -> None:
@@ -198,8 +207,12 @@ def planned_bytes(plan: BasePlan) -> int:
     """Estimate the bytes of one base's index and snapshots."""
     if plan.error is not None:
         return 0
-    rows = plan.units
-    return EMPTY_INDEX_BYTES + int(rows * (plan.vector_bytes * 1.05 + ROW_BYTES) + plan.body_bytes * TEXT_FACTOR)
+    return index_bytes(plan.units, plan.units * plan.vector_bytes, plan.body_bytes)
+
+
+def index_bytes(units: int, vector_bytes: int, body_bytes: int) -> int:
+    """Estimate the bytes of an index of so many units, from the bytes of all vectors and of all bodies."""
+    return EMPTY_INDEX_BYTES + int(units * ROW_BYTES + vector_bytes * 1.05 + body_bytes * TEXT_FACTOR)
 
 
 def check_space(target: Path, needed: int) -> int:

@@ -88,17 +88,16 @@ class Target:
             durable.replace(old, final)
         ledger.drop(step)
 
-    def publish_base(
-        self, ledger: Ledger, base_id: str, entry: Entry, items: Iterable[ItemRow], *, has_files: bool
-    ) -> None:
+    def publish_base(self, ledger: Ledger, base: BaseEntry, fingerprint: str, items: Iterable[ItemRow]) -> None:
         """Move a staged base into place and record it; an earlier one of the same id makes room first."""
+        base_id = base.record.base.id
         final, old = base_folder(self.path, base_id), self.replaced / base_id
         action = REPLACE if final.exists() else PUBLISH
-        step = ledger.intend(base_id, action, entry, (msgspec.json.encode(item) for item in items))
+        step = ledger.intend(base_id, action, pack(base, fingerprint), (msgspec.json.encode(item) for item in items))
         if step.action == REPLACE:
             self.replaced.mkdir(exist_ok=True)
             durable.replace(final, old)
-        if has_files:
+        if base.has_files:
             final.parent.mkdir(exist_ok=True)
             durable.replace(self.staging / base_id, final)
             durable.sync_folder(self.path)

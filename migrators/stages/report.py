@@ -53,9 +53,10 @@ def carried(done: Done) -> Outcome:
 def unchanged(entry: BaseEntry) -> Outcome:
     """Return the report of a base that an earlier run has written: it stands as it is, or fails again."""
     outcome = "failed" if entry.report["status"] == "failed" else "unchanged"
-    # An earlier version did not restore anything, and did not say so.
-    rows = {**entry.report["rows"]}
-    rows.setdefault("restored_duplicate", 0)
+    rows = entry.report["rows"]
+    if "v1_deduplicated" in rows:
+        # An earlier version did not restore anything, and did not say so.
+        rows = {"restored_duplicate": 0, **rows}
     return Outcome(
         {**entry.report, "outcome": outcome, "rows": rows}, entry.items, entry.children, tuple(entry.notices)
     )
@@ -101,22 +102,29 @@ def _outcome(plan: BasePlan, said: tuple[Notice, ...], tallies: Tallies | None, 
 def document(run: Run, library: LibraryDraft, outcomes: dict[str, Outcome]) -> dict[str, Any]:
     """Return the whole report, bases in v1's order."""
     ordered = [outcomes[base.legacy_id] for base in library.bases if base.legacy_id in outcomes]
-    target = (run.target or Path()).absolute()
     drafts = [base for base in library.bases if base.legacy_id in outcomes]
     skipped = Counter(base.reason for base in library.skipped)
     skipped.update(item.reason for base in drafts for item in base.skipped_items)
-    said = [*library.notices, *(notice for outcome in ordered for notice in outcome.notices)]
     return {
-        **run.document(),
-        "bases": [_placed(outcome.base, target) for outcome in ordered],
-        "skipped": dict(sorted(skipped.items())),
-        "warnings": [_warning(notice) for notice in _once(said)],
+        **books(run, ordered, skipped, library.notices),
         "ids": {
             "bases": {str(outcome.base["legacy_id"]): outcome.base["id"] for outcome in ordered},
             "items": {key: value for outcome in ordered for key, value in outcome.items.items()},
             "children": {str(outcome.base["id"]): outcome.children for outcome in ordered if outcome.children},
         },
-        "totals": _totals(ordered),
+        "totals": totals(ordered),
+    }
+
+
+def books(run: Run, ordered: list[Outcome], skipped: Counter[str], said: Iterable[Notice]) -> dict[str, Any]:
+    """Return what a report of any command begins with: every base, what has none, and all that is said."""
+    target = (run.target or Path()).absolute()
+    every = [*said, *(notice for outcome in ordered for notice in outcome.notices)]
+    return {
+        **run.document(),
+        "bases": [_placed(outcome.base, target) for outcome in ordered],
+        "skipped": dict(sorted(skipped.items())),
+        "warnings": [_warning(notice) for notice in _once(every)],
     }
 
 
@@ -143,10 +151,13 @@ def _warning(notice: Notice) -> dict[str, object]:
         "item": notice.item,
         "message": notice.message,
         "count": notice.count,
+        "samples": list(notice.samples),
+        "model": notice.model,
     }
 
 
-def _totals(outcomes: list[Outcome]) -> dict[str, object]:
+def totals(outcomes: list[Outcome]) -> dict[str, Any]:
+    """Return the sums over all bases; what a plan cannot know is None."""
     bases = Counter(str(outcome.base["outcome"]) for outcome in outcomes)
     items: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
@@ -158,7 +169,7 @@ def _totals(outcomes: list[Outcome]) -> dict[str, object]:
         rows, index = outcome.base["rows"], outcome.base["index"]
         skipped.update(rows["skipped"])
         for key in ("read", "carried", "v1_deduplicated", "restored_duplicate"):
-            numbers[key] += rows[key]
+            numbers[key] += rows.get(key, 0)
         for key in ("materials", "units", "embeddings", "bytes"):
             if index is not None and index[key] is None:
                 unknown.add(key)
@@ -186,6 +197,6 @@ def exit_status(document: dict[str, Any], fail_on: str) -> int:
         return 0
     line: notices.Severity = "error" if fail_on == "error" else "warning"
     warnings = document["warnings"]
-    said = any(notices.at_least(notices.CODES[one["code"]].severity, line) for one in warnings)
+    said = any(notices.at_least(notices.EVERY_CODE[one["code"]].severity, line) for one in warnings)
     failed = any(base["status"] == "failed" for base in document["bases"])
     return 1 if said or failed else 0

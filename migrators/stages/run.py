@@ -1,4 +1,4 @@
-"""The whole journey: read → plan → carry → verify → publish, safe to stop and to repeat at any moment."""
+"""The whole journey: read → plan → carry → verify → publish, in the frame of :mod:`.passage`."""
 
 from __future__ import annotations
 
@@ -7,64 +7,77 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import apsw
-
-from migrators.stages import preflight, report
+from migrators.stages import passage, preflight, report
 from migrators.stages.crew import Done, carry_all, jobs_for, processes
 from migrators.stages.drafts import BaseDraft, LibraryDraft
 from migrators.stages.journey import Journey
 from migrators.stages.options import Options
-from migrators.stages.publish import Target, base_entries, pack
+from migrators.stages.passage import Migration, Passage
+from migrators.stages.publish import Target
 from migrators.stages.report import Outcome
-from migrators.stages.work import (
-    BaseEntry,
-    BaseWork,
-    Looker,
-    chosen,
-    kept_completed,
-    vector_name,
-)
-from regraft import durable, ledger, render
+from migrators.stages.work import BaseEntry, BaseWork, Looker, chosen, kept_completed, vector_name
+from regraft import durable
 from regraft.envelope import Run
-from regraft.errors import (
-    Declined,
-    Interrupted,
-    RegraftError,
-    StoppedMidway,
-    TargetLocked,
-    TargetNotWritable,
-)
 from regraft.ledger import Entry, Ledger
 from regraft.locate import Located
 from regraft.progress import Progress, stage
 from regraft.text import shown
 
+COMMAND = "migrate"
 
-@dataclass
-class _State:
-    """What a run has got so far, for the report and for a clean stop."""
+
+@dataclass(kw_only=True)
+class _Journeying(Passage[BaseWork]):
+    """One run of a journey."""
 
     journey: Journey
+    source: Located
     options: Options
     library: LibraryDraft
-    run: Run
-    works: list[BaseWork] = field(default_factory=list)
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    #: Whether anything of a base has been written.
-    began: bool = False
+    bases: list[tuple[int, BaseDraft]]
+    progress: Progress
 
+    def look(self, target: Path, entries: dict[str, Entry], keep: ExitStack, work: Path) -> None:
+        """See :class:`Passage`."""
+        looker = Looker(self.journey, self.source, target, self.options, keep, work)
+        for one in looker.works(self.bases, entries, self.progress):
+            self.works.append(one)
+            if one.unchanged is not None:
+                self.outcomes[one.draft.legacy_id] = report.unchanged(one.unchanged)
+        changed = {one.draft.id for one in self.works if one.plan is not None}
+        preflight.check_conflicts(target, self.run.command, (draft.id for _, draft in self.bases), entries, changed)
+        plans = [one.plan for one in self.works if one.plan is not None]
+        items = {plan.draft.id: (plan.draft.name, [item.id for item in plan.items]) for plan in plans}
+        preflight.check_items(target, items, entries)
 
-@dataclass(frozen=True)
-class Migration:
-    """What a run comes to: the report's document, and whether anything was written."""
+    def needed(self) -> int:
+        """See :class:`Passage`."""
+        plans = [work.plan for work in self.works if work.plan is not None]
+        uploads = [item.upload for plan in plans for item in plan.items if item.upload is not None]
+        return sum(map(preflight.planned_bytes, plans)) + preflight.upload_bytes(self.source, uploads)
 
-    document: dict[str, Any]
-    wrote: bool
+    def carry(self, place: Target, book: Ledger) -> None:
+        """See :class:`Passage`."""
+        table, now_ms = self.journey.table, self.options.now_ms
+        jobs = jobs_for(self.source, table, self.works, place.path, place.staging, now_ms)
+        count = processes(jobs, self.options.jobs)
+        rows = sum(job.plan.units for job in jobs)
+        # Closed at once when publishing fails, so that no process goes on writing meanwhile.
+        with (
+            stage(self.progress, "Carrying", rows),
+            contextlib.closing(carry_all(jobs, self.source.tree, count, self.progress)) as finished,
+        ):
+            for done in finished:
+                self.outcomes[done.work.draft.legacy_id] = _publish(place, book, done)
+
+    def document(self, *, planned: bool = False) -> dict[str, Any]:
+        """See :class:`Passage`."""
+        outcomes = {**report.planned(self.works), **self.outcomes} if planned else self.outcomes
+        return report.document(self.run, self.library, outcomes)
 
 
 def migrate(
@@ -88,31 +101,28 @@ def migrate(
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
-    preflight.check_target(source, target)
-    library = read_library(journey, source, options)
-    bases = chosen(library, options)
-    run = Run("migrate", options.dry_run, source.kind.value, source.path, "library", target)
-    state = _State(journey, options, library, run)
+    preflight.check_target(target, preflight.roots(source), source.path)
+    run = Run(COMMAND, options.dry_run, source.kind.value, source.path, "library", target)
+    journeying = _journeying(journey, source, options, progress, run)
     if options.dry_run:
-        return Migration(_dry_run(source, target, bases, state, progress), wrote=False)
-    _check_unseen_space(source, target, bases)
-    with _opened(target, state) as (place, book), _clean_stop(place, book, state):
-        with ledger.readable(target):
-            base_entries(book.entries())
-            place.recover(book)
-        entries = book.entries()
-        with ExitStack() as keep:
-            _look(source, target, bases, entries, state, keep, place.work, progress)
-            if _nothing_to_do(place, entries, state):
-                state.run.end()
-                return Migration(report.document(state.run, library, state.outcomes), wrote=False)
-            preflight.check_catalog(place, entries)
-            if not show_plan(_planned(source, target, state)):
-                raise Declined(path=target)
-            state.began = True
-            book.begin_run("migrate", shown(source.path), state.run.id)
-            _carry(source, place, book, state, progress)
-        return Migration(_finish(place, book, state), wrote=True)
+        with _work_folder(source, journeying.bases) as work:
+            return passage.dry_run(target, journeying, work)
+    _check_unseen_space(source, target, journeying.bases)
+    return passage.write(target, journeying, show_plan)
+
+
+def _journeying(journey: Journey, source: Located, options: Options, progress: Progress, run: Run) -> _Journeying:
+    library = read_library(journey, source, options)
+    return _Journeying(
+        run=run,
+        origin=shown(source.path),
+        journey=journey,
+        source=source,
+        options=options,
+        library=library,
+        bases=chosen(library, options),
+        progress=progress,
+    )
 
 
 def read_library(journey: Journey, source: Located, options: Options) -> LibraryDraft:
@@ -124,18 +134,6 @@ def read_library(journey: Journey, source: Located, options: Options) -> Library
     running = preflight.check_running(source.profile, options)
     library = journey.read(source, options)
     return replace(library, notices=(*source.notices, *running, *library.notices))
-
-
-def _dry_run(
-    source: Located, target: Path, bases: list[tuple[int, BaseDraft]], state: _State, progress: Progress
-) -> dict[str, Any]:
-    entries = ledger.read_entries(target)
-    with ledger.readable(target):
-        base_entries(entries)
-    with _work_folder(source, bases) as work, ExitStack() as keep:
-        _look(source, target, bases, entries, state, keep, work, progress)
-        state.run.end()
-        return _planned(source, target, state)
 
 
 @contextmanager
@@ -161,17 +159,15 @@ def plan_only(journey: Journey, source: Located, options: Options, progress: Pro
     Raises:
         RegraftError: as for :func:`migrate`, but for what is about a target.
     """
-    library = read_library(journey, source, options)
-    bases = chosen(library, options)
-    state = _State(journey, options, library, Run("check", False, source.kind.value, source.path))
-    with _work_folder(source, bases) as work, ExitStack() as keep:
+    run = Run("check", False, source.kind.value, source.path)
+    journeying = _journeying(journey, source, options, progress, run)
+    with _work_folder(source, journeying.bases) as work, ExitStack() as keep:
         # Nothing of an earlier run can stand in a folder that was made just now.
-        _look(source, work / "library", bases, {}, state, keep, work, progress)
-        needed = _needed(source, state)
-        free = shutil.disk_usage(source.path).free
-        looked_at = {one.draft.legacy_id: _looked_at(source, one) for one in state.works}
-        state.run.end()
-    return {**_report(state, needed, free), "looked_at": looked_at}
+        journeying.look(work / "library", {}, keep, work)
+        figures = {"bytes_needed": journeying.needed(), "bytes_free": shutil.disk_usage(source.path).free}
+        looked_at = {one.draft.legacy_id: _looked_at(source, one) for one in journeying.works}
+        run.end()
+    return {**journeying.document(planned=True), "preflight": figures, "looked_at": looked_at}
 
 
 def _looked_at(source: Located, work: BaseWork) -> dict[str, Any]:
@@ -191,31 +187,6 @@ def _looked_at(source: Located, work: BaseWork) -> dict[str, Any]:
     }
 
 
-def _in_order(works: list[BaseWork]) -> bool:
-    """Tell whether bases that stand unchanged stand in v1's present order."""
-    positions = [work.unchanged.position for work in works if work.unchanged is not None]
-    return all(first < second for first, second in pairwise(positions))
-
-
-def _planned(source: Located, target: Path, state: _State) -> dict[str, Any]:
-    """Return the report as it will be, with the pre-flight's figures; refuse where there is no room."""
-    needed = _needed(source, state)
-    return _report(state, needed, preflight.check_space(target, needed))
-
-
-def _needed(source: Located, state: _State) -> int:
-    """Estimate the bytes that carrying the planned bases takes on the target's disk."""
-    plans = [work.plan for work in state.works if work.plan is not None]
-    uploads = [item.upload for plan in plans for item in plan.items if item.upload is not None]
-    return sum(map(preflight.planned_bytes, plans)) + preflight.upload_bytes(source, uploads)
-
-
-def _report(state: _State, needed: int, free: int) -> dict[str, Any]:
-    outcomes = {**report.planned(state.works), **state.outcomes}
-    document = report.document(state.run, state.library, outcomes)
-    return {**document, "preflight": {"bytes_needed": needed, "bytes_free": free}}
-
-
 def _check_unseen_space(source: Located, target: Path, bases: list[tuple[int, BaseDraft]]) -> None:
     """Check an archive's room before anything is extracted from it; a folder is looked into first."""
     if source.is_archive:
@@ -223,135 +194,14 @@ def _check_unseen_space(source: Located, target: Path, bases: list[tuple[int, Ba
         preflight.check_space(target, preflight.unseen_bytes(source, names))
 
 
-@contextmanager
-def _opened(target: Path, state: _State) -> Iterator[tuple[Target, Ledger]]:
-    """Make the target's folders where they are missing and open its ledger, which is its lock.
-
-    Folders made here go again when the run is refused, or stopped before it has carried anything.
-    """
-    place = Target(target)
-    made = _first_missing(place.own)
-    try:
-        with ExitStack() as stack:
-            try:
-                place.own.mkdir(parents=True, exist_ok=True)
-                book = stack.enter_context(ledger.opened(target))
-            except RegraftError:
-                raise
-            except (OSError, apsw.Error) as error:
-                raise TargetNotWritable(path=target, reason=getattr(error, "strerror", None) or error) from error
-            yield place, book
-    except BaseException as error:
-        # Never while another run holds the lock: what it has made is not ours.
-        if made is not None and not state.began and not isinstance(error, TargetLocked):
-            with contextlib.suppress(OSError):
-                durable.remove_tree(made)
-        raise
-
-
-def _first_missing(path: Path) -> Path | None:
-    """Return the topmost folder of ``path`` that does not exist yet."""
-    missing = None
-    path = path.absolute()
-    while not path.exists() and path != path.parent:
-        missing, path = path, path.parent
-    return missing
-
-
-@contextmanager
-def _clean_stop(place: Target, book: Ledger, state: _State) -> Iterator[None]:
-    """Leave finished bases whole and nothing half, whatever stops the run."""
-
-    def leave(status: str) -> None:
-        with contextlib.suppress(OSError, apsw.Error):
-            place.throw_away()
-        # Where the ledger cannot be written either, the next run settles what was begun.
-        with contextlib.suppress(OSError, apsw.Error):
-            place.recover(book)
-        with contextlib.suppress(OSError, apsw.Error):
-            book.end_run(status)
-
-    def finished() -> int:
-        """Count the bases of this run that stand in the target, by the ledger."""
-        with contextlib.suppress(OSError, apsw.Error):
-            entries = book.entries()
-            return sum(
-                one.unchanged is not None or entries.get(one.draft.id, Entry("", b"")).fingerprint == one.fingerprint
-                for one in state.works
-            )
-        return sum(outcome.done for outcome in state.outcomes.values())
-
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        leave("interrupted")
-        raise Interrupted(finished=finished()) from error
-    except RegraftError:
-        leave("stopped")
-        raise
-    except (OSError, apsw.Error) as error:
-        leave("stopped")
-        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        raise StoppedMidway(path=place.path, doing="writing the library", reason=reason, finished=finished()) from error
-    finally:
-        for folder in (place.staging, place.replaced, place.work):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-
-def _look(
-    source: Located,
-    target: Path,
-    bases: list[tuple[int, BaseDraft]],
-    entries: dict[str, Entry],
-    state: _State,
-    keep: ExitStack,
-    work: Path,
-    progress: Progress,
-) -> None:
-    looker = Looker(state.journey, source, target, state.options, keep, work)
-    for one in looker.works(bases, entries, progress):
-        state.works.append(one)
-        if one.unchanged is not None:
-            state.outcomes[one.draft.legacy_id] = report.unchanged(one.unchanged)
-    changed = {one.draft.id for one in state.works if one.plan is not None}
-    preflight.check_conflicts(target, (draft.id for _, draft in bases), entries, changed)
-    preflight.check_items(target, (one.plan for one in state.works if one.plan is not None), entries)
-
-
-def _nothing_to_do(place: Target, entries: dict[str, Entry], state: _State) -> bool:
-    return (
-        all(work.unchanged is not None for work in state.works)
-        and _in_order(state.works)
-        and place.catalog_is_current(entries)
-        and place.report_is_current(entries)
-    )
-
-
-def _carry(source: Located, place: Target, book: Ledger, state: _State, progress: Progress) -> None:
-    for work in state.works:
-        if work.unchanged is not None and work.unchanged.position != work.position:
-            place.move_in_order(book, work.draft.id, work.position)
-    place.staging.mkdir(exist_ok=True)
-    jobs = jobs_for(source, state.journey.table, state.works, place.path, place.staging, state.options.now_ms)
-    count = processes(jobs, state.options.jobs)
-    rows = sum(job.plan.units for job in jobs)
-    # Closed at once when publishing fails, so that no process goes on writing meanwhile.
-    with (
-        stage(progress, "Carrying", rows),
-        contextlib.closing(carry_all(jobs, source.tree, count, progress)) as finished,
-    ):
-        for done in finished:
-            state.outcomes[done.work.draft.legacy_id] = _publish(place, book, done)
-
-
 def _publish(place: Target, book: Ledger, done: Done) -> Outcome:
     if done.plan.error is not None and done.work.stands is not None and done.work.stands_completed:
         # Damage of the source that only carrying found: what stands is better.
         durable.remove_tree(place.staging / done.work.draft.id)
-        return report.unchanged(kept_completed(done.work.stands, done.plan))
+        return report.unchanged(kept_completed(done.work.stands, done.plan.error, done.plan.draft.legacy_id))
     outcome = report.carried(done)
     base_id = done.work.draft.id
+    staged = place.staging / base_id
     entry = BaseEntry(
         position=done.work.position,
         record=done.carried.record,
@@ -360,21 +210,9 @@ def _publish(place: Target, book: Ledger, done: Done) -> Outcome:
         children=outcome.children,
         notices=list(outcome.notices),
         has_files=done.carried.has_files,
-        index_mark=preflight.index_mark(place.staging / base_id),
-        raw_mark=preflight.raw_mark(place.staging / base_id),
+        index_mark=preflight.index_mark(staged),
+        raw_mark=preflight.raw_mark(staged),
         found=done.plan.found,
     )
-    packed = pack(entry, done.work.fingerprint)
-    place.publish_base(book, base_id, packed, done.carried.items, has_files=done.carried.has_files)
+    place.publish_base(book, entry, done.work.fingerprint, done.carried.items)
     return outcome
-
-
-def _finish(place: Target, book: Ledger, state: _State) -> dict[str, Any]:
-    if not place.catalog_is_current(book.entries()):
-        place.publish_catalog(book)
-    state.run.end()
-    document = report.document(state.run, state.library, state.outcomes)
-    place.publish_report(book, render.as_json(document), render.as_page(document))
-    place.clean()
-    book.end_run("finished")
-    return document

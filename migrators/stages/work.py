@@ -46,6 +46,8 @@ class BaseEntry(msgspec.Struct, frozen=True):
     raw_mark: str
     #: What was found on disk; nothing in entries of versions that did not keep it.
     found: Found = Found()
+    #: The command that wrote it; entries of versions that had one only do not say.
+    command: str = "migrate"
 
 
 def read_entry(entry: Entry) -> BaseEntry:
@@ -68,6 +70,11 @@ class BaseWork:
     vectors: Path | None = None
     #: What an earlier run wrote of the base and what still stands, whether unchanged or not.
     stands: BaseEntry | None = None
+
+    @property
+    def base_id(self) -> str:
+        """Return the base's id in the target."""
+        return self.draft.id
 
     @property
     def stands_completed(self) -> bool:
@@ -204,15 +211,17 @@ def _not_poorer(work: BaseWork, *, same: bool) -> BaseWork:
     if work.stands is None or work.plan is None or work.plan.error is None:
         return work
     if work.stands_completed:
-        return replace(work, plan=None, unchanged=kept_completed(work.stands, work.plan))
+        return replace(work, plan=None, unchanged=kept_completed(work.stands, work.plan.error, work.draft.legacy_id))
     return replace(work, plan=None, unchanged=work.stands) if same else work
 
 
-def kept_completed(stands: BaseEntry, plan: BasePlan) -> BaseEntry:
-    """Return a completed entry with the notice that it is kept although the base fails now."""
-    said = f"it would fail now ({plan.error}); the completed base of an earlier run is kept as it is"
-    kept = Notice(notices.KEPT_COMPLETED, said, plan.draft.legacy_id)
-    return msgspec.structs.replace(stands, notices=[*stands.notices, kept])
+def kept_completed(stands: BaseEntry, error: str, base: str) -> BaseEntry:
+    """Return a completed entry with the notice that it is kept although the base fails now.
+
+    ``base`` is the id that the source has for it.
+    """
+    said = f"it would fail now ({error}); the completed base of an earlier run is kept as it is"
+    return msgspec.structs.replace(stands, notices=[*stands.notices, Notice(notices.KEPT_COMPLETED, said, base)])
 
 
 def still_there(target: Path, base_id: str, known: BaseEntry) -> bool:

@@ -14,11 +14,11 @@ from typing import Any
 import click
 
 import migrators
-from checks import findings, store, v1_source
+from checks import audit_page, findings, store, v1_source
 from checks.levels import Level
-from regraft import clock, progress
+from regraft import clock, pages, progress
 from regraft.cli.options import PATH, model_word, output_options, plan_options
-from regraft.cli.output import echo_json, reports_errors, say
+from regraft.cli.output import echo_json, reports_errors, say, written_list
 from regraft.envelope import Run
 from regraft.errors import (
     BaseUnknown,
@@ -52,6 +52,9 @@ def _levels(command: Any) -> Any:
 @click.argument("path", type=PATH)
 @click.option("--only", multiple=True, metavar="NAME", help="Only findings of this name; may be repeated.")
 @_levels
+@click.option(
+    "--report", "page", type=PATH, metavar="FILE.html", help="Write numbers and charts, and no text or name, here."
+)
 @plan_options
 @output_options
 @reports_errors
@@ -61,6 +64,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     quick: bool,
     deep: bool,
     max_duration: float | None,
+    page: Path | None,
     bases: tuple[str, ...],
     map_model: tuple[str, ...],
     recreate_model: tuple[str, ...],
@@ -70,7 +74,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     verbose: int,
     kind: str | None,
 ) -> None:
-    """Audit PATH: findings, and what mends each. Nothing is written.
+    """Audit PATH: findings, and what mends each. Nothing is written but FILE.html.
 
     PATH is v2 data (a library, a profile, a base's folder, an index file), or whatever regraft migrate takes: then what
     is found is what migrate would say, without a target.
@@ -82,6 +86,8 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     wish = store.Wish(level, max_duration, bases)
     models = {"--map-model": map_model, "--recreate-model": recreate_model}
     with _recognised(path, kind) as found:
+        if page is not None:
+            _check_page(page, path, found)
         if isinstance(found, SourceUnreadable):
             head, audit = _head(path, Kind.INDEX), store.unreadable(path, str(found.facts["reason"]))
         elif found.kind in store.KINDS and not found.is_archive:
@@ -96,12 +102,26 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
             command = _migrate_command(path, kind, {"--base": bases, **models})
             head, audit = _v1_audit(path, found, options, command, quiet=quiet or as_json)
     audit = audit.only(only)
+    document = {**head, **(store.document_of(audit) if audit.level else audit.document())}
+    if page is not None:
+        pages.write(page, audit_page.as_page(document, only))
+    written = "" if page is None else written_list([page])
     if as_json:
-        echo_json({**head, **(store.document_of(audit) if audit.level else audit.document())})
+        echo_json(document)
+        click.echo(written, nl=False, err=True)
     else:
         title = f"{head['source']['path']} is {NAMES[Kind(head['source']['kind'])]}."
-        say(findings.as_text(audit, title, verbose=verbose > 0))
+        say(findings.as_text(audit, title, verbose=verbose > 0) + (f"\n{written}" if written else ""))
     sys.exit(audit.exit_status(fail_on))
+
+
+def _check_page(page: Path, path: Path, found: Located | SourceUnreadable) -> None:
+    """Refuse a page in what is read: PATH, the base that an index belongs to, a data folder that settings name."""
+    read = [path, *([path.absolute().parents[1]] if path.match(INDEX_FILE) else [])]
+    # The tree of a base begins above it, where a page may lie.
+    if isinstance(found, Located) and not path.resolve().is_relative_to(found.tree.path.resolve()):
+        read.append(found.tree.path)
+    pages.check_place("check", page, *read)
 
 
 @contextmanager

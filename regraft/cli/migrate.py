@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 import migrators
-from regraft import clock, durable, ledger, progress, render
+from regraft import clock, pages, progress, render
+from regraft.cli.library import asking, tell
 from regraft.cli.options import PATH, model_word, output_options, plan_options, time_of
-from regraft.cli.output import echo_json, reports_errors, say
-from regraft.errors import TargetNotWritable
-from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, Kind, Located, located
-from regraft.text import shown
+from regraft.cli.output import reports_errors
+from regraft.locate import Kind, Located, located
 
 
 @click.command()
@@ -62,7 +60,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     leaves alone what is done.
     """
     if page is not None:
-        _check_page(page, source, target)
+        pages.check_place("migrate", page, source, target)
     options = migrators.Options(
         now_ms=clock.now_ms() if now is None else now,
         word=model_word(map_model, recreate_model),
@@ -73,27 +71,15 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         restore_duplicates=not no_restore_duplicates,
     )
 
-    def show_plan(planned: dict[str, Any]) -> bool:
-        if as_json or quiet:
-            return True
-        asks = not yes and sys.stdin.isatty() and migrators.exit_status(planned, "error") != 0
-        say(f"Plan:\n{render.as_text(planned)}" if asks else render.as_line(planned) + "\n")
-        try:
-            return not asks or click.confirm("Some of it cannot be carried. Go on?", default=True)
-        except click.Abort as error:
-            raise KeyboardInterrupt from error
-
     with located(source, Kind(kind) if kind else None) as found:
         _say_found(found, quiet=quiet or as_json)
         bar = progress.for_person(quiet=quiet or as_json)
-        migration = migrators.migrate(found, target, options, bar, show_plan)
+        asked = asking(yes=yes, silent=as_json or quiet)
+        migration = migrators.migrate(found, target, options, bar, asked)
     document = migration.document
     if page is not None:
-        durable.write_text(page, render.as_page(document), page.with_name(f".{page.name}.part"))
-    if as_json:
-        echo_json(document)
-    else:
-        say(_summary(document, _written(target, page, wrote=migration.wrote), verbose))
+        pages.write(page, render.as_page(document))
+    tell(migration, target, page, as_json=as_json, verbose=verbose)
     sys.exit(migrators.exit_status(document, fail_on))
 
 
@@ -101,31 +87,3 @@ def _say_found(found: Located, *, quiet: bool) -> None:
     """Say at once where another folder is read than the one that was given."""
     for notice in () if quiet else found.notices:
         click.echo(f"regraft: {notice.message}", err=True)
-
-
-def _written(target: Path, page: Path | None, *, wrote: bool) -> list[Path]:
-    """Return the paths that a run has written, as far as they are there."""
-    names = (CATALOG_FILE, KNOWLEDGE_FOLDER, "report.json", "report.html", ledger.FOLDER) if wrote else ()
-    return [*(target / name for name in names if (target / name).exists()), *([page] if page else [])]
-
-
-def _check_page(page: Path, source: Path, target: Path) -> None:
-    """Refuse to write a report page over anything but an earlier one, or into the source or the library."""
-    reason = ""
-    if page.is_dir() or not page.absolute().parent.is_dir():
-        reason = "it is a folder" if page.is_dir() else "its folder does not exist"
-    elif any(page.resolve().is_relative_to(place.resolve()) for place in (source, target)):
-        reason = "it lies in the source or in the library"
-    elif page.exists() and not render.is_page(page.read_text("utf-8", "replace")):
-        reason = "it is there already and no report page"
-    if reason:
-        raise TargetNotWritable(path=page, reason=reason)
-
-
-def _summary(document: dict[str, Any], written: list[Path], verbose: int) -> str:
-    text = render.as_text(document, verbose=verbose > 0) + "\n"
-    if written:
-        return text + "Written:\n" + "".join(f"  {shown(path)}\n" for path in written)
-    if document["run"]["dry_run"]:
-        return text + "Dry run: nothing was written.\n"
-    return text + "Nothing has changed since the last run: nothing was written.\n"

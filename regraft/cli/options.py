@@ -48,16 +48,19 @@ def output_options(command: F) -> F:
     return command
 
 
+fail_on_option = click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning", "never"]),
+    default="warning",
+    show_default=True,
+    help="From which severity on the exit status is 1.",
+)
+
+
 def plan_options(command: F) -> F:
     """Add what decides how a source is planned, and which of what is said about it counts."""
     for option in (
-        click.option(
-            "--fail-on",
-            type=click.Choice(["error", "warning", "never"]),
-            default="warning",
-            show_default=True,
-            help="From which severity on the exit status is 1.",
-        ),
+        fail_on_option,
         click.option(
             "--recreate-model",
             multiple=True,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -14,6 +15,7 @@ import click
 from regraft import render
 from regraft.envelope import Run
 from regraft.errors import FaultOfRegraft, Interrupted, RegraftError, StoppedBySystem
+from regraft.text import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,3 +68,8 @@ def say(text: str) -> None:
     except BrokenPipeError:
         # What follows, and what Python flushes at its end, goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def written_list(paths: Iterable[Path]) -> str:
+    """Return the list of what a run has written, which stands at its end."""
+    return "Written:\n" + "".join(f"  {shown(path)}\n" for path in paths)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import apsw
 
@@ -131,7 +132,7 @@ class ItemRow:
     base_id: str
     group_id: str | None
     type: str
-    data: dict[str, str]
+    data: dict[str, Any]
     status: str
     error: str | None
     created_at: int
@@ -172,14 +173,28 @@ def write_catalog(path: Path, records: Iterable[tuple[BaseRecord, Iterable[ItemR
         apsw.Error: it cannot be written.
     """
     with sqlite.writing(path, create=True) as db:
-        db.execute("BEGIN IMMEDIATE")
-        for statement in TABLES:
-            db.execute(statement)
-        for record, items in records:
-            _write_models(db, record)
-            _write_base(db, record.base)
-            _write_items(db, items)
-        db.execute("COMMIT")
+        _write(db, records)
+
+
+def prove(records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
+    """Find out whether a catalog takes these bases and items, without a file.
+
+    Raises:
+        apsw.ConstraintError, TypeError, OverflowError: it does not.
+    """
+    with sqlite.in_memory() as db:
+        _write(db, records)
+
+
+def _write(db: apsw.Connection, records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    for statement in TABLES:
+        db.execute(statement)
+    for record, items in records:
+        _write_models(db, record)
+        _write_base(db, record.base)
+        _write_items(db, items)
+    db.execute("COMMIT")
 
 
 def _write_models(db: apsw.Connection, record: BaseRecord) -> None:

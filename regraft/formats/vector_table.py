@@ -152,18 +152,23 @@ class VectorTable:
     def rows(
         self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int
     ) -> Iterator[tuple[str, bytes]]:
-        """Stream (body, vector) of the rows in ``runs`` whose vector is a BLOB of that length, in rowid order.
+        """Stream (body, vector) of the rows in ``runs``, as :meth:`numbered_rows` gives them."""
+        return ((body, vector) for _, body, vector in self.numbered_rows(db, runs, vector_bytes))
+
+    def numbered_rows(
+        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int
+    ) -> Iterator[tuple[int, str, bytes]]:
+        """Stream (rowid, body, vector) of the rows in ``runs`` whose vector is a BLOB of that length, in rowid order.
 
         A NULL body is the empty text; unpaired surrogates and other invalid bytes become U+FFFD.
         """
-        query = f"""SELECT CAST({self.body} AS BLOB), {self.vector} FROM {self.name} NOT INDEXED
+        query = f"""SELECT rowid, CAST({self.body} AS BLOB), {self.vector} FROM {self.name} NOT INDEXED
                      WHERE rowid BETWEEN ? AND ? AND typeof({self.vector}) = 'blob' AND octet_length({self.vector}) = ?
                      ORDER BY rowid"""
-        recoded = _recoder(db)
+        text = decoder(db)
         for first, last in runs:
-            for raw, vector in db.execute(query, (first, last, vector_bytes)):
-                body = recoded(raw)
-                yield ("" if body is None else decode_utf8(body)), vector
+            for rowid, body, vector in db.execute(query, (first, last, vector_bytes)):
+                yield rowid, text(body) or "", vector
 
     def texts(self, db: apsw.Connection, wanted: Sequence[Expressions]) -> Iterator[tuple[str | None, ...]]:
         """Stream some texts of every row, in rowid order: for each of ``wanted`` the first expression that is text.
@@ -176,9 +181,9 @@ class VectorTable:
         """
         columns = self._columns(db)
         texts = ", ".join(_text_of(some, columns) for some in wanted)
-        recoded = _recoder(db)
+        text = decoder(db)
         for row in db.execute(f"SELECT {texts} FROM {self.name} NOT INDEXED ORDER BY rowid"):
-            yield tuple(None if raw is None else decode_utf8(recoded(raw) or b"") for raw in row)
+            yield tuple(map(text, row))
 
     def _columns(self, db: apsw.Connection) -> set[str]:
         if not db.execute(
@@ -275,6 +280,17 @@ class _Seen:
             text = None if key is None else decode_utf8(key)
             self._by_key[key] = self._found.loaders.setdefault(text, LoaderRows())
         return self._by_key[key]
+
+
+def decoder(db: apsw.Connection) -> Callable[[bytes | None], str | None]:
+    """Return what makes text of a text's bytes; invalid ones become U+FFFD, and None stays None."""
+    recoded = _recoder(db)
+
+    def decoded(raw: bytes | None) -> str | None:
+        coded = recoded(raw)
+        return None if coded is None else decode_utf8(coded)
+
+    return decoded
 
 
 def _recoder(db: apsw.Connection) -> Callable[[bytes | None], bytes | None]:

@@ -1,5 +1,7 @@
 """Property-based tests for anybody who implements these layouts (``docs/testing.md``). Needs the extra ``testing``."""
 
+from regraft.testing.damage import DAMAGES, Damage, DamagedCase, Planted, damaged_libraries, damages
+from regraft.testing.library import BaseCase, LibraryCase, libraries
 from regraft.testing.machine import BASE_ID, IndexStoreMachine, StoredState, stored_state
 from regraft.testing.materials import MaterialInput, materials
 from regraft.testing.texts import javascript_texts, texts, vectors
@@ -7,12 +9,21 @@ from regraft.testing.v1 import V1Case, V1Row, v1_cases
 
 __all__ = [
     "BASE_ID",
+    "DAMAGES",
+    "BaseCase",
+    "Damage",
+    "DamagedCase",
     "IndexStoreMachine",
+    "LibraryCase",
     "MaterialInput",
+    "Planted",
     "StoredState",
     "V1Case",
     "V1Row",
+    "damaged_libraries",
+    "damages",
     "javascript_texts",
+    "libraries",
     "materials",
     "stored_state",
     "texts",

@@ -48,8 +48,11 @@ class MaterialInput:
 
 
 @st.composite
-def materials(draw: st.DrawFn, dimensions: int = 4) -> MaterialInput:
-    """Return valid materials with vectors of so many dimensions. Few ids, paths and texts: they meet again."""
+def materials(draw: st.DrawFn, dimensions: int = 4, *, degenerate: bool = True) -> MaterialInput:
+    """Return valid materials with vectors of so many dimensions. Few ids, paths and texts: they meet again.
+
+    ``degenerate``: as :func:`~regraft.testing.texts.vectors` has it.
+    """
     bodies = draw(st.lists(st.one_of(st.sampled_from(_SHARED), texts(max_size=12)), max_size=5))
     separator = draw(st.sampled_from(_SEPARATORS))
     parts: list[str] = []
@@ -67,7 +70,7 @@ def materials(draw: st.DrawFn, dimensions: int = 4) -> MaterialInput:
         relative_path=draw(st.sampled_from(_PATHS)),
         content="".join(parts),
         units=tuple(units),
-        embeddings={identity.text_hash(body): draw(vectors(dimensions)) for body in bodies},
+        embeddings={identity.text_hash(body): draw(vectors(dimensions, degenerate=degenerate)) for body in bodies},
     )
 
 

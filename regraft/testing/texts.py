@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 
 from hypothesis import strategies as st
@@ -12,6 +13,8 @@ _STUMBLES = (
     "\u200b", "\u2028", "\ufeff", "\x85", "\u00a0", "\t", "\n", "\r\n", "\n\n", "a", "ab", "abc", "%", "_", "\\", '"',
     "'", "AND", "NOT", "*", "---\n", "# heading\n",
 )  # fmt: skip
+#: A vector that has a direction has no number beyond this, and no length below its reciprocal.
+_LONGEST = 2.0**40
 
 
 def texts(*, min_size: int = 0, max_size: int = 40) -> st.SearchStrategy[str]:
@@ -30,16 +33,21 @@ def javascript_texts(*, max_size: int = 40) -> st.SearchStrategy[str]:
 def vectors(dimensions: int, *, degenerate: bool = True) -> st.SearchStrategy[bytes]:
     """Return raw little-endian float32 vectors: ``4 × dimensions`` bytes.
 
-    ``degenerate``: also such that have no direction (zero, NaN of any payload, infinite). Any store has to keep them
-    byte for byte (``docs/formats/index.md``, "What always holds").
+    ``degenerate``: also such that have no direction (zero, NaN of any payload, infinite, or so long or short that
+    single precision has no squares for them). Any store has to keep them byte for byte (``docs/formats/index.md``,
+    "What always holds").
     """
-    number = st.floats(width=32, allow_nan=False, allow_infinity=False)
-    usual = st.lists(number, min_size=dimensions, max_size=dimensions).map(
-        lambda numbers: struct.pack(f"<{dimensions}f", *numbers)
+
+    def packed(number: st.SearchStrategy[float]) -> st.SearchStrategy[bytes]:
+        numbers = st.lists(number, min_size=dimensions, max_size=dimensions)
+        return numbers.map(lambda found: struct.pack(f"<{dimensions}f", *found))
+
+    directed = packed(st.floats(-_LONGEST, _LONGEST, width=32)).filter(
+        lambda vector: math.hypot(*struct.unpack(f"<{dimensions}f", vector)) > 1 / _LONGEST
     )
-    directed = usual.filter(lambda vector: any(struct.unpack(f"<{dimensions}f", vector)))
     if not degenerate:
         return directed
+    usual = packed(st.floats(width=32, allow_nan=False, allow_infinity=False))
     anything = st.binary(min_size=4 * dimensions, max_size=4 * dimensions)
     # NaN of two payloads, infinity, the smallest number.
     odd = st.sampled_from([b"\x00\x00\xc0\x7f", b"\x2a\x00\xc0\xff", b"\x00\x00\x80\x7f", b"\x01\x00\x00\x00"])

@@ -99,7 +99,8 @@ def demand_identity(db: apsw.Connection, path: Path, base_id: str) -> None:
     if missing or row is None:
         raise IndexIncomplete(path=path, missing=", ".join(missing) or "the identity row")
     if row[1] != base_id:
-        raise IndexForeign(path=path, found=row[1], base=base_id)
+        advice = "give the index of that base's own folder"
+        raise IndexForeign(path=path, found=row[1], base=base_id, advice=advice)
 
 
 class _Changed(Exception):

@@ -15,6 +15,7 @@ from itertools import groupby, islice, takewhile
 
 import apsw
 
+from regraft.errors import QueryTooLong
 from regraft.text import decode_utf8
 
 #: The constant of reciprocal rank fusion.
@@ -33,10 +34,6 @@ _MAX_LIKES = 500
 #: which grows in the order of writing. Every body is of one kind: the + keeps SQLite from going by the index of kinds.
 _COLUMNS = "u.unit_id, u.material_id, m.relative_path, u.unit_index, CAST(t.text AS BLOB)"
 _UNITS = "JOIN search_unit u ON u.unit_id = t.target_id LEFT JOIN material m ON m.material_id = u.material_id"
-
-
-class QueryTooLong(ValueError):
-    """A query of more or longer words than SQLite takes; the text says which, for a person."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +114,10 @@ def _ranked(db: apsw.Connection, match: str, place: str) -> Iterator[Hit]:
 def _like_hits(db: apsw.Connection, words: list[str], count: int, place: str) -> list[Hit]:
     patterns = [f"%{_escaped(word)}%" for word in dict.fromkeys(words)]
     if len(patterns) > _MAX_LIKES:
-        raise QueryTooLong(f"with a word of fewer than {MIN_TRIGRAM} characters, {_MAX_LIKES} words are the limit")
+        reason = f"with a word of fewer than {MIN_TRIGRAM} characters, {_MAX_LIKES} words are the limit"
+        raise QueryTooLong(reason=reason)
     if max(len(pattern.encode()) for pattern in patterns) > _MAX_PATTERN:
-        raise QueryTooLong("one of its words is longer than SQLite looks for")
+        raise QueryTooLong(reason="one of its words is longer than SQLite looks for")
     likes = " AND ".join("t.text LIKE ? ESCAPE '\\'" for _ in patterns)
     rows = db.execute(
         f"""SELECT {_COLUMNS}, length(t.text)

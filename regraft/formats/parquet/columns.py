@@ -6,9 +6,9 @@ pyarrow is an optional part of regraft: it is imported when a file is written or
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,20 @@ class UnitRow:
     locator_json: Any
     content: Any
     vector: bytes | None
+
+
+@dataclass
+class Held:
+    """What the rows of a file hold of one base."""
+
+    rows: int = 0
+    vectors: int = 0
+    vector_bytes: int = 0
+    #: Of texts and contents.
+    text_bytes: int = 0
+    items: set[str] = field(default_factory=set)
+    #: The row groups in which they are.
+    groups: list[int] = field(default_factory=list)
 
 
 class BareMaterial(msgspec.Struct):
@@ -254,38 +268,105 @@ def read_about(path: Path) -> About:
     return about
 
 
-def read_rows(path: Path) -> Iterator[UnitRow]:
-    """Stream the rows of a file of units in their order.
+def survey(path: Path, watch: Callable[[float], None]) -> dict[Any, Held]:
+    """Read a file of units once and return what it holds of every base, by the id that its rows have for it.
+
+    All of it is read, so that damage shows before anything is written. ``watch`` is told which share of the rows was
+    read since it was told last.
+
+    Raises:
+        SourceUnreadable: it is damaged.
+    """
+    pa, _ = arrow()
+    compute = importlib.import_module("pyarrow.compute")
+    found: dict[Any, Held] = {}
+    with _opened(path) as file:
+        for group in range(file.num_row_groups):
+            for batch in _batches(path, file, [group]):
+                with _blamed(path):
+                    batch.validate(full=True)
+                    _check_vectors(path, batch.column(VECTOR))
+                    for base, rows in _by_base(pa, compute, batch):
+                        _count(pa, compute, found.setdefault(base, Held()), rows, group)
+                watch(len(batch) / file.metadata.num_rows)
+    return found
+
+
+def _by_base(pa: Any, compute: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the rows of every base in a batch with the id that they have for it."""
+    column = _plain(pa, batch.column("base"))
+    bases = column.unique()
+    for base in bases:
+        chosen = column.is_null() if not base.is_valid else compute.equal(column, base)
+        yield base.as_py(), batch if len(bases) == 1 else batch.filter(chosen)
+
+
+def _plain(pa: Any, column: Any) -> Any:
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _count(pa: Any, compute: Any, held: Held, rows: Any, group: int) -> None:
+    vectors = rows.column(VECTOR)
+    held.rows += len(rows)
+    held.vectors += len(vectors) - vectors.null_count
+    held.vector_bytes += 4 * (len(vectors) - vectors.null_count) * getattr(vectors.type, "list_size", 0)
+    for name in ("text", "content"):
+        lengths = compute.binary_length(rows.column(name).cast(pa.large_string()))
+        held.text_bytes += compute.sum(lengths).as_py() or 0
+    held.items.update(
+        item for item in _plain(pa, rows.column("item")).unique().to_pylist() if isinstance(item, str) and item
+    )
+    if held.groups[-1:] != [group]:
+        held.groups.append(group)
+
+
+def read_rows(path: Path, groups: list[int] | None = None) -> Iterator[UnitRow]:
+    """Stream the rows of a file of units in their order: all, or those of some row groups.
 
     Raises:
         SourceUnreadable: it is damaged.
     """
     with _opened(path) as file:
-        batches = file.iter_batches(batch_size=1024, columns=[*COLUMNS, VECTOR], use_threads=False)
-        missing = file.metadata.num_rows
-        while True:
+        for batch in _batches(path, file, list(range(file.num_row_groups)) if groups is None else groups):
             with _blamed(path):
-                batch = next(batches, None)
-                if batch is None and missing:
-                    # The head of a page has no checksum: pyarrow takes a damaged one for the end of the pages.
-                    raise SourceUnreadable(path=path, reason=f"{missing:,} of its rows are not there")
-                if batch is None:
-                    return
-                missing -= len(batch)
                 columns = [batch.column(name).to_pylist() for name in COLUMNS]
                 rows = list(zip(*columns, _blobs(path, batch.column(VECTOR)), strict=True))
             for row in rows:
                 yield UnitRow(*row)
 
 
-def _blobs(path: Path, vectors: Any) -> list[bytes | None]:
-    """Return the bytes of every vector, as they are in the file."""
+def _batches(path: Path, file: Any, groups: list[int]) -> Iterator[Any]:
+    """Stream the rows of some row groups as Arrow has them."""
+    names = [*COLUMNS, VECTOR]
+    with _blamed(path):
+        batches = file.iter_batches(batch_size=1024, row_groups=groups, columns=names, use_threads=False)
+        missing = sum(file.metadata.row_group(group).num_rows for group in groups)
+    while True:
+        with _blamed(path):
+            batch = next(batches, None)
+        if batch is None and missing:
+            # The head of a page has no checksum: pyarrow takes a damaged one for the end of the pages.
+            raise SourceUnreadable(path=path, reason=f"{missing:,} of its rows are not there")
+        if batch is None:
+            return
+        missing -= len(batch)
+        yield batch
+
+
+def _check_vectors(path: Path, vectors: Any) -> None:
     if vectors.null_count == len(vectors):
-        return [None] * len(vectors)
-    size = getattr(vectors.type, "list_size", None)
-    values = vectors.values
+        return
+    size, values = getattr(vectors.type, "list_size", None), vectors.values
     if size is None or str(values.type) != "float" or values.null_count > vectors.null_count * size:
         raise SourceUnreadable(path=path, reason="its vectors are no lists of one length of float32")
+
+
+def _blobs(path: Path, vectors: Any) -> list[bytes | None]:
+    """Return the bytes of every vector, as they are in the file."""
+    _check_vectors(path, vectors)
+    if vectors.null_count == len(vectors):
+        return [None] * len(vectors)
+    size, values = vectors.type.list_size, vectors.values
     numbers = memoryview(values.buffers()[1]).cast("B")
     start = vectors.offset * size + values.offset
     places = (4 * (start + number * size) for number in range(len(vectors)))

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from regraft import sqlite
 from regraft.formats.parquet.columns import UnitRow
-from regraft.text import decode_utf8
+from regraft.formats.vector_table import decoder
 
 _QUERY = """SELECT {texts}, vector FROM vectors NOT INDEXED ORDER BY rowid"""
-_CODECS = {"UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
 
 
 def rows(path: Path, base_id: str, vector_bytes: int | None) -> Iterator[UnitRow]:
@@ -23,13 +22,7 @@ def rows(path: Path, base_id: str, vector_bytes: int | None) -> Iterator[UnitRow
     """
     numbers: Counter[str | None] = Counter()
     with sqlite.reading(path) as db:
-        codec = _CODECS.get(str(db.execute("PRAGMA encoding").get))
-
-        def text_of(raw: bytes | None) -> str | None:
-            if raw is None:
-                return None
-            return raw.decode(codec, "replace") if codec else decode_utf8(raw)
-
+        text_of = decoder(db)
         there = {str(row[1]) for row in db.execute("PRAGMA table_info('vectors')")}
         columns = (name if name in there else "NULL" for name in ("id", "uniqueLoaderId", "source", "pageContent"))
         texts = ", ".join(f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) END" for name in columns)

@@ -13,7 +13,7 @@ import apsw
 from regraft import identity, sqlite
 from regraft.formats.index.bulk import BODY_SEPARATOR, ROWS_CACHE_KIB
 from regraft.formats.parquet.columns import BareMaterial, UnitRow
-from regraft.text import decode_utf8
+from regraft.text import decode_utf8, whole
 
 _TEXT = "CASE typeof({0}) WHEN 'text' THEN CAST({0} AS BLOB) END"
 _INTEGER = "CASE typeof({0}) WHEN 'integer' THEN {0} END"
@@ -121,7 +121,7 @@ def sources_of(items: list[dict[str, Any]] | None) -> dict[str, str]:
         except (ValueError, TypeError, KeyError):
             continue
         if isinstance(source, str) and isinstance(item.get("id"), str):
-            found[item["id"]] = source.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            found[item["id"]] = whole(source)
     return found
 
 

@@ -1,0 +1,121 @@
+"""The Parquet files of an import: what each says of its bases, and what its rows hold of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from migrators.stages.publish import CATALOG, REPORT
+from regraft.errors import BaseUnknown, SourceNotMigratable, SourceUnreadable, WrongUsage
+from regraft.formats.parquet import columns
+from regraft.formats.parquet.columns import About, AboutBase, Held, UnitRow
+from regraft.names import MAX_NAME_BYTES
+from regraft.tree import crc32_of
+
+
+@dataclass
+class UnitsFile:
+    """One file of units; :meth:`survey` reads it."""
+
+    path: Path
+    about: About
+    #: Size and time of change (ns) when it was looked at first.
+    looked_at: tuple[int, int]
+    #: By the id that its rows have for a base; None before it was read.
+    held: dict[Any, Held] | None = None
+
+    def content_mark(self) -> list[int]:
+        """Return what tells whether another file is the same: its size and CRC-32.
+
+        Raises:
+            SourceUnreadable
+        """
+        try:
+            with self.path.open("rb") as file:
+                return [self.looked_at[0], crc32_of(file)]
+        except OSError as error:
+            raise SourceUnreadable(path=self.path, reason=error.strerror or error) from error
+
+    def survey(self, watch: Callable[[float], None]) -> None:
+        """Read it once; ``watch`` is told which share of it was read since it was told last.
+
+        Raises:
+            SourceUnreadable: it is damaged.
+        """
+        self.held = columns.survey(self.path, watch)
+
+    def of_base(self, base: AboutBase) -> Held:
+        """Return what its rows hold of a base; nothing of one that has no index."""
+        return (self.held or {}).get(base.id, Held()) if base.index else Held()
+
+    def strays(self) -> int:
+        """Count its rows that are of no base that it describes."""
+        described = {base.id for base in self.about.bases if base.index}
+        return sum(held.rows for base, held in (self.held or {}).items() if base not in described)
+
+    def rows(self, base: AboutBase) -> Iterator[UnitRow]:
+        """Stream the rows of one base, out of the row groups in which they are.
+
+        Raises:
+            SourceUnreadable: it is damaged, or has changed since it was surveyed.
+        """
+        for row in columns.read_rows(self.path, self.of_base(base).groups):
+            if row.base == base.id:
+                yield row
+        if _mark(self.path) != self.looked_at:
+            raise SourceUnreadable(path=self.path, reason="it changed meanwhile")
+
+
+def read_files(paths: tuple[Path, ...]) -> list[UnitsFile]:
+    """Return what files of different bases say of themselves.
+
+    Raises:
+        SourceUnreadable, SourceUnrecognised, SourceNotMigratable: one is damaged, foreign, or v1's table.
+        WrongUsage: two hold the same base, or pyarrow is missing.
+    """
+    owners: dict[str, Path] = {}
+    files = []
+    for path in paths:
+        if not path.is_file():
+            raise SourceUnreadable(path=path, reason="there is no such file")
+        mark, about = _mark(path), columns.read_about(path)
+        if about.layout != "v2":
+            advice = "regraft migrate carries the source that it was exported from"
+            raise SourceNotMigratable(path=path, what="the old table of a v1 base", advice=advice)
+        for base in about.bases:
+            if base.id in owners:
+                problem = f"base {base.id} is in {owners[base.id]} and in {path}"
+                raise WrongUsage(problem=problem, hint="give each base once")
+            if not _is_folder_name(base.id):
+                raise SourceUnreadable(path=path, reason=f"its base {base.id!r} cannot be the name of a folder")
+            owners[base.id] = path
+        files.append(UnitsFile(path, about, mark))
+    return files
+
+
+def chosen(files: list[UnitsFile], wanted: tuple[str, ...]) -> list[tuple[int, UnitsFile, AboutBase]]:
+    """Return the bases that a run is about, each with its position and its file; empty ``wanted`` means all.
+
+    Raises:
+        BaseUnknown: an id of ``wanted`` is none of them.
+    """
+    every = [(file, base) for file in files for base in file.about.bases]
+    known = [base.id for _, base in every]
+    for one in wanted:
+        if one not in known:
+            raise BaseUnknown(base=one, known=", ".join(known) or "no bases")
+    return [(at, file, base) for at, (file, base) in enumerate(every) if not wanted or base.id in wanted]
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _is_folder_name(base_id: str) -> bool:
+    """Tell whether a folder can be called so, and the ledger has no other use for the name."""
+    is_name = base_id == Path(base_id).name and base_id not in ("", ".", "..", CATALOG, REPORT)
+    return is_name and "\0" not in base_id and len(os.fsencode(base_id)) <= MAX_NAME_BYTES

@@ -1,0 +1,90 @@
+"""What is said of an imported base: its part of the report, as a migration would give it, and the notices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from migrators.parquet.catalog_rows import MODEL_UNKNOWN
+from migrators.parquet.planned import Plan
+from migrators.parquet.rebuild import Rebuilt
+from migrators.stages.report import Outcome
+from regraft import notices
+from regraft.formats.catalog import ItemRow
+from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
+from regraft.notices import Notice
+from regraft.text import counted, shown
+
+
+def planned_outcome(plan: Plan) -> Outcome:
+    """Return what a run would report of a base, were every row fit: what is not shows when it is carried."""
+    held = plan.held
+    rows = {"read": held.rows, "carried": held.rows, "skipped": {}}
+    index = {"materials": len(plan.materials), "units": held.rows, "embeddings": None, "bytes": None}
+    return _outcome(plan, plan.expected_items(), rows, index, None)
+
+
+def carried_outcome(plan: Plan, items: Iterable[ItemRow], built: Rebuilt | None, size: int) -> Outcome:
+    """Return the report of a base that was imported; ``size`` is its index's, in bytes."""
+    if built is None:
+        return _outcome(plan, items, {"read": 0, "carried": 0, "skipped": {}}, {}, None)
+    rows = {"read": built.read, "carried": built.carried, "skipped": dict(sorted(built.skipped.items()))}
+    index = {"materials": built.materials, "units": built.carried, "embeddings": built.vectors, "bytes": size}
+    return _outcome(plan, items, rows, index, built)
+
+
+def _outcome(
+    plan: Plan, items: Iterable[ItemRow], rows: dict[str, Any], index: dict[str, Any], built: Rebuilt | None
+) -> Outcome:
+    base = plan.record.base
+    path = f"{KNOWLEDGE_FOLDER}/{base.id}/{INDEX_FILE}"
+    told: dict[str, Any] = {
+        "id": base.id,
+        "name": base.name,
+        "status": base.status,
+        "error": base.error,
+        "dimensions": base.dimensions,
+        "outcome": "failed" if base.status == "failed" else "written",
+        "items": dict(sorted(Counter(item.status for item in items).items())),
+        "skipped_items": dict(sorted(plan.skipped_items.items())),
+        "rows": rows,
+        "vectors": plan.held.vectors,
+        "differing_vectors": built.differing if built else 0,
+        "remade": built.remade if built else 0,
+        "index": {"path": path, **index} if plan.about.index else None,
+    }
+    return Outcome(told, {}, {}, tuple(_notices(plan, told)))
+
+
+def _notices(plan: Plan, told: dict[str, Any]) -> Iterator[Notice]:
+    base = plan.record.base
+
+    def notice(code: str, message: str, count: int = 1) -> Notice:
+        return Notice(code, message, base.id, count=count)
+
+    if base.error == MODEL_UNKNOWN and plan.about.settings is None:
+        yield notice(notices.MODEL_NOT_NAMED, "the file does not say of which model its vectors are")
+    for reason, count in told["rows"]["skipped"].items():
+        yield notice(reason, f"{counted(count, 'row')} not carried", count)
+    for reason, count in told["skipped_items"].items():
+        yield notice(reason, f"{counted(count, 'item')} not carried", count)
+    if told["remade"]:
+        count = told["remade"]
+        yield notice(notices.REMADE, f"{counted(count, 'material')} made anew from its units", count)
+    if told["differing_vectors"]:
+        count = told["differing_vectors"]
+        said = f"{counted(count, 'text')} came again with another vector; the first one is kept"
+        yield notice(notices.DIFFERING_VECTOR, said, count)
+    if plan.strays:
+        said = f"{counted(plan.strays, 'row')} of {shown(plan.file.path.name)} not carried"
+        yield Notice(notices.NO_BASE, said, count=plan.strays)
+
+
+def skipped_of(outcomes: list[Outcome]) -> Counter[str]:
+    """Return how many items, and rows of no base, are not imported, by reason."""
+    skipped: Counter[str] = Counter()
+    for outcome in outcomes:
+        skipped.update(outcome.base["skipped_items"])
+        skipped.update({one.code: one.count for one in outcome.notices if one.code == notices.NO_BASE})
+    return skipped

@@ -1,0 +1,54 @@
+"""What commands that write a library show: the plan, a question before it is carried out, and the result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+import migrators
+from regraft import ledger, render
+from regraft.cli.output import echo_json, say, written_list
+from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
+
+
+def asking(*, yes: bool, silent: bool) -> Callable[[dict[str, Any]], bool]:
+    """Return what shows a plan and asks, in a terminal, before something is left behind; it tells whether to go on."""
+
+    def show_plan(planned: dict[str, Any]) -> bool:
+        if silent:
+            return True
+        asks = not yes and sys.stdin.isatty() and migrators.exit_status(planned, "error") != 0
+        say(f"Plan:\n{render.as_text(planned)}" if asks else render.as_line(planned) + "\n")
+        try:
+            return not asks or click.confirm("Some of it cannot be carried. Go on?", default=True)
+        except click.Abort as error:
+            raise KeyboardInterrupt from error
+
+    return show_plan
+
+
+def tell(migration: migrators.Migration, target: Path, page: Path | None, *, as_json: bool, verbose: int) -> None:
+    """Print what a run came to; ``page`` is the second place of its report page."""
+    if as_json:
+        echo_json(migration.document)
+    else:
+        say(_summary(migration.document, _written(target, page, wrote=migration.wrote), verbose))
+
+
+def _written(target: Path, page: Path | None, *, wrote: bool) -> list[Path]:
+    """Return the paths that a run has written, as far as they are there."""
+    names = (CATALOG_FILE, KNOWLEDGE_FOLDER, "report.json", "report.html", ledger.FOLDER) if wrote else ()
+    return [*(target / name for name in names if (target / name).exists()), *([page] if page else [])]
+
+
+def _summary(document: dict[str, Any], written: list[Path], verbose: int) -> str:
+    text = render.as_text(document, verbose=verbose > 0) + "\n"
+    if written:
+        return text + written_list(written)
+    if document["run"]["dry_run"]:
+        return text + "Dry run: nothing was written.\n"
+    return text + "Nothing has changed since the last run: nothing was written.\n"
