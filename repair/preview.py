@@ -28,6 +28,7 @@ from regraft.errors import PlanOutdated, VerificationFailed
 from regraft.formats import index, libsql_preview
 from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.formats.index import older
+from regraft.formats.index.layout import TABLES
 from regraft.formats.libsql_preview import PREVIEW
 from regraft.formats.v2_places import INDEX_FILE, RAW_FOLDER
 from regraft.formats.v2_places import Store as Place
@@ -39,7 +40,6 @@ from repair.store import Store
 
 #: Stands for the model of a base of which nothing but its rows is known.
 _ANY_MODEL = ModelChoice("?")
-_UTF8 = "UTF-8"
 
 
 def plan(store: Store, places: dict[str, Place], word: ModelWord, now_ms: int, made: Plan) -> None:
@@ -104,8 +104,10 @@ def _planned(source: Source, base: str, place: Place, made: Plan) -> Upgrade | N
         planned = plan_base(draft, survey)
         problem = _problem(source, planned, survey, row) or _beside(db)
         kept = planned.rows.read - planned.rows.carried
-        if kept and not problem and db.execute("PRAGMA encoding").get != _UTF8:
-            problem = f"{counted(kept, 'row')} cannot be carried, and its texts are in an encoding other than UTF-8"
+        if kept and not problem and db.execute("PRAGMA encoding").get != older.ENCODING:
+            problem = (
+                f"{counted(kept, 'row')} cannot be carried, and its texts are in another encoding than {older.ENCODING}"
+            )
         if problem:
             made.left.append(Left(v2.SCHEMA_PREVIEW, problem, base, place.name, severity="error"))
             return None
@@ -141,7 +143,7 @@ def _problem(source: Source, planned: BasePlan, survey: Survey, row: Row | None)
 def _beside(db: apsw.Connection) -> str | None:
     """Return what stands in the seven tables beside the preview table, for a person; they are to be empty."""
     tables = {str(name).lower() for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    for table in older.TABLES:
+    for table in TABLES:
         if table in tables and db.execute(f"SELECT 1 FROM {table} NOT INDEXED LIMIT 1").get is not None:
             return f"its table {table} has rows, too: nothing says which are right"
     return None

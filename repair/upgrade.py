@@ -1,7 +1,7 @@
 """Older index layouts, half-applied ones and those of preview builds → version 2, in place, every vector kept.
 
-Rules: ``docs/commands.md``, "upgrade". An index file is never changed row by row: a fresh one is written beside it,
-compared with what was read, and takes its place.
+Rules: ``docs/commands.md``, "regraft upgrade". An index file is never changed row by row: a fresh one is written beside
+it, compared with what was read, and takes its place.
 """
 
 from __future__ import annotations

@@ -20,83 +20,18 @@ from regraft import sqlite
 from regraft.errors import VerificationFailed
 from regraft.formats.index import schema
 from regraft.formats.index.bulk import ROWS_CACHE_KIB, TEXT_CACHE_KIB, is_cjk, rebuild_full_text
+from regraft.formats.index.layout import TABLES, TIME, Table
 from regraft.text import counted
 
 #: The schema that an old file is attached as.
 _OLD = "old"
-#: Stands for the time of the file.
-_TIME = ":time"
 #: Bytes that a row grows by, and how much larger a file is while its full-text index is merged.
 _ROW_BYTES, _MERGING = 64, 1.3
 #: SQLite lets Python look for Ctrl-C after so many steps of its machine.
 _STEPS = 200_000
-_ENCODINGS = ("UTF-8", "UTF-16le", "UTF-16be")
+ENCODING = "UTF-8"
 
 
-@dataclass(frozen=True)
-class _Table:
-    """A table of the layout: its columns, what fills those that an older one lacks, and what its rows must keep."""
-
-    columns: tuple[str, ...]
-    #: SQL for a column that is not there.
-    fill: dict[str, str]
-    #: Columns that may be NULL.
-    nullable: tuple[str, ...]
-    #: Columns that no two rows may share.
-    unique: tuple[tuple[str, ...], ...]
-    #: What every row must keep.
-    checks: tuple[str, ...] = ()
-    #: Tables whose rows mean nothing without this one's.
-    needed_by: tuple[str, ...] = ()
-
-
-#: The tables of the layout but for ``meta`` and the full-text index, in the order of their foreign keys.
-TABLES = {
-    "content": _Table(
-        ("content_hash", "text", "created_at"),
-        {"created_at": _TIME},
-        ("content_hash",),
-        (("content_hash",),),
-        needed_by=("material", "search_unit"),
-    ),
-    "material": _Table(
-        ("material_id", "relative_path", "current_content_hash", "created_at", "updated_at"),
-        {"current_content_hash": "only_hash", "created_at": _TIME, "updated_at": _TIME},
-        ("material_id", "current_content_hash"),
-        (("material_id",), ("relative_path",)),
-        (
-            "relative_path <> '' AND relative_path NOT LIKE '/%'",
-            "relative_path <> '.cherry' AND relative_path NOT LIKE '.cherry/%'",
-        ),
-        ("search_unit",),
-    ),
-    "search_unit": _Table(
-        (
-            *("unit_id", "material_id", "content_hash", "unit_type", "unit_index", "title", "char_start", "char_end"),
-            *("locator_json", "created_at"),
-        ),
-        {"unit_type": "'chunk'", "title": "NULL", "locator_json": "NULL", "created_at": _TIME},
-        ("unit_id", "title", "locator_json"),
-        (("unit_id",), ("material_id", "unit_type", "unit_index")),
-        ("unit_type IN ('chunk')", "unit_index >= 0", "char_start >= 0", "char_end >= char_start"),
-        ("search_text",),
-    ),
-    "search_text": _Table(
-        ("search_text_id", "target_type", "target_id", "kind", "text", "embedding_text_hash", "created_at"),
-        {"target_type": "'search_unit'", "kind": "'body'", "created_at": _TIME},
-        ("search_text_id",),
-        (("search_text_id",), ("target_type", "target_id", "kind")),
-        ("target_type IN ('search_unit')", "kind IN ('body')"),
-        ("search_unit", "embedding"),
-    ),
-    "embedding": _Table(
-        ("embedding_text_hash", "vector_blob", "created_at"),
-        {"created_at": _TIME},
-        ("embedding_text_hash",),
-        (("embedding_text_hash",),),
-        needed_by=("search_text",),
-    ),
-}
 _WHOLE_NUMBERS = {"created_at", "updated_at", "unit_index", "char_start", "char_end"}
 _VECTOR = "vector_blob"
 _NUMBER = "fts_rowid"
@@ -121,7 +56,6 @@ class OldIndex:
     digest: str
     #: The time that stands in for one that is missing, in ms.
     time: int
-    encoding: str
     #: SQL expressions for the columns of each table that has any row.
     selects: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -168,7 +102,8 @@ def examine(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldIndex:
     """
     version, has_identity = version_of(db)
     problems = [] if has_identity or knows_base else ["nothing says whose index it is"]
-    encoding = str(db.execute("PRAGMA encoding").get)
+    if db.execute("PRAGMA encoding").get != ENCODING:
+        problems.append(f"its texts are in another encoding than {ENCODING}")
     tables = {name: _columns(db, "main", name) for name in TABLES}
     counts = {name: _count(db, name) if columns else 0 for name, columns in tables.items()}
     time = _time(db) or now_ms
@@ -182,7 +117,7 @@ def examine(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldIndex:
     for name, select in selects.items():
         problems += _refused(db, name, select, time)
     digest = "" if problems else _digest(db, "main", selects, time)
-    return OldIndex(version, has_identity, counts, tuple(problems), digest, time, encoding, selects)
+    return OldIndex(version, has_identity, counts, tuple(problems), digest, time, selects)
 
 
 def _columns(db: apsw.Connection, place: str, table: str) -> dict[str, str]:
@@ -210,7 +145,7 @@ def _time(db: apsw.Connection) -> int | None:
 
 
 def _select(
-    db: apsw.Connection, name: str, table: _Table, columns: dict[str, str], counts: dict[str, int]
+    db: apsw.Connection, name: str, table: Table, columns: dict[str, str], counts: dict[str, int]
 ) -> tuple[tuple[str, ...], list[str]]:
     """Return what a table's rows are read with, and what is in the way of that."""
     if not columns:
@@ -277,7 +212,7 @@ def _refused(db: apsw.Connection, name: str, select: tuple[str, ...], time: int)
     table = TABLES[name]
     named = ", ".join(f"{what} AS {column}" for what, column in zip(select, table.columns, strict=True))
     rows = f"(SELECT {named} {_from('main', name, select)})"
-    values = {"time": time} if _TIME in named else {}
+    values = {"time": time} if TIME in named else {}
 
     def count(sql: str) -> int:
         found: int = db.execute(sql, values).get
@@ -313,7 +248,7 @@ def _digest(db: apsw.Connection, place: str, selects: dict[str, tuple[str, ...]]
         hasher.update(f"\n{name}\n".encode())
         exact = ", ".join(f"typeof({what}), CAST({what} AS BLOB)" for what in select)
         query = f"SELECT {exact} {_from(place, name, select)} ORDER BY {name}.rowid"
-        for row in db.execute(query, {"time": time} if _TIME in query else {}):
+        for row in db.execute(query, {"time": time} if TIME in query else {}):
             for value in row:
                 part = value.encode() if isinstance(value, str) else value or b""
                 hasher.update(b"%d %b" % (len(part), part))
@@ -337,8 +272,6 @@ def build(path: Path, new: Path, old: OldIndex, base_id: str) -> None:
         apsw.Error, OSError: one cannot be read, or the other not be written.
     """
     with sqlite.writing(new, create=True) as db:
-        encoding = old.encoding if old.encoding in _ENCODINGS else _ENCODINGS[0]
-        db.execute(f"PRAGMA encoding = '{encoding}'")
         # Rows of which a key leads nowhere are damage of their own, and stay.
         db.execute("PRAGMA foreign_keys = OFF")
         db.set_progress_handler(lambda: False, _STEPS)
@@ -369,7 +302,7 @@ def _write_rows(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
             f"INSERT INTO main.{name} ({', '.join(columns)})"
             f" SELECT {', '.join(values)} {_from(_OLD, name, select)} ORDER BY {name}.rowid"
         )
-        db.execute(statement, {"time": old.time} if _TIME in statement else {})
+        db.execute(statement, {"time": old.time} if TIME in statement else {})
 
 
 def _write_identity(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
