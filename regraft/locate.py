@@ -378,9 +378,10 @@ def _database(path: Path, kind: Kind | None) -> Located:
     except (apsw.Error, UnicodeDecodeError) as error:
         if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW):
             return Located(kind, path, FolderTree(path.parent))
-        if libsql_preview.look(path).layout is not libsql_preview.Layout.PREVIEW:
+        layout = libsql_preview.look(path).layout
+        if layout not in (libsql_preview.Layout.PREVIEW, libsql_preview.Layout.CURRENT):
             raise SourceUnreadable(path=path, reason=error) from error
-        tables = {libsql_preview.TABLE}
+        tables = {libsql_preview.TABLE, "search_unit"}
     if libsql_preview.TABLE in tables and libsql_preview.look(path).layout is libsql_preview.Layout.PREVIEW:
         recognised = Kind.PREVIEW
     elif "search_unit" in tables:

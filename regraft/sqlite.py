@@ -115,6 +115,7 @@ def load_vectors(connection: apsw.Connection) -> None:
 
 #: A copy is ours: its log or journal may be worked into it.
 _READ_COPY = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI
+_READ_ONLY = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
 
 
 @contextmanager
@@ -131,13 +132,38 @@ def reading(path: Path, *, vectors: bool = False, work: Path | None = None) -> I
         apsw.Error: it is no database, or damaged.
         OSError: it cannot be read.
     """
+    with _unwritten(path, work) as (uri, flags):
+        yield from _used(apsw.Connection(uri, flags=flags), vectors)
+
+
+@contextmanager
+def attached(connection: apsw.Connection, path: Path, name: str) -> Iterator[None]:
+    """Attach ``path`` to a connection as ``name``, read without a trace as by :func:`reading`.
+
+    No transaction is to be open at the beginning and at the end. Nothing that the file says about itself is trusted.
+
+    Raises:
+        apsw.Error: it is no database, is damaged, or keeps its texts in another encoding than the connection's file.
+        OSError: it cannot be read.
+    """
+    with _unwritten(path, None) as (uri, _):
+        connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        connection.execute(f"ATTACH ? AS {name}", (uri,))
+        try:
+            yield
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            connection.execute(f"DETACH {name}")
+
+
+@contextmanager
+def _unwritten(path: Path, work: Path | None) -> Iterator[tuple[str, int]]:
+    """Give the URI, and the flags to open it with, under which a file can be read without a trace."""
     real = path.resolve()
     beside = companions(real)
     if not beside:
-        connection = apsw.Connection(
-            _uri(real, mode="ro", immutable=1), flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        )
-        yield from _used(connection, vectors)
+        yield _uri(real, mode="ro", immutable=1), _READ_ONLY
         return
     if work is not None:
         work.mkdir(parents=True, exist_ok=True)
@@ -146,7 +172,7 @@ def reading(path: Path, *, vectors: bool = False, work: Path | None = None) -> I
         shutil.copyfile(real, copy)
         for file in beside:
             shutil.copyfile(file, copy.with_name(copy.name + file.name[len(real.name) :]))
-        yield from _used(apsw.Connection(_uri(copy, mode="rw"), flags=_READ_COPY), vectors)
+        yield _uri(copy, mode="rw"), _READ_COPY
 
 
 def _used(connection: apsw.Connection, vectors: bool) -> Iterator[apsw.Connection]:

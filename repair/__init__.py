@@ -1,1 +1,4 @@
-"""Putting right what checks find. A repair may call checks; nothing here runs during a migration."""
+"""Putting right what checks find; nothing here runs during a migration.
+
+A repair may call checks, and migrators where it carries rows of another layout.
+"""

@@ -118,7 +118,8 @@ def swap(final: Path, new: Path | None, kept: Path) -> None:
     try:
         if os.path.lexists(final):
             kept.parent.mkdir(parents=True, exist_ok=True)
-            if new is not None and _linked(final, kept):
+            # A folder never takes the place of a file that is still there.
+            if new is not None and not new.is_dir() and _linked(final, kept):
                 durable.sync_folder(kept.parent)
             else:
                 durable.replace(final, kept)

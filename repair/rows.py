@@ -15,7 +15,7 @@ import apsw
 
 from regraft import sqlite
 from regraft.errors import StoreBusy, StoreNotWritable
-from regraft.formats.index.bulk import CJK_SHARE, CjkSample, rebuild_full_text
+from regraft.formats.index.bulk import is_cjk, rebuild_full_text
 
 BODIES = "search_text"
 #: A changeset is held in memory while it is recorded: what is larger is done on a copy of the file.
@@ -92,16 +92,9 @@ def triggers_aside(db: apsw.Connection) -> Iterator[None]:
     for name, _ in triggers:
         db.execute(f'DROP TRIGGER "{name}"')
     yield
-    rebuild_full_text(db, cjk=_is_cjk(db))
+    rebuild_full_text(db, cjk=is_cjk(db))
     for _, sql in triggers:
         db.execute(str(sql))
-
-
-def _is_cjk(db: apsw.Connection) -> bool:
-    sample = CjkSample()
-    for (text,) in db.execute("SELECT CAST(substr(text, 1, 200) AS BLOB) FROM search_text LIMIT 4000"):
-        sample.see((text or b"").decode("utf-8", "replace"))
-    return sample.share >= CJK_SHARE
 
 
 # --- taking it back --------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from regraft.text import shown
 from repair import changing, undo
 from repair.changing import Changer
 from repair.plan import Plan
-from repair.store import Store, demand_quiet, recognised
+from repair.store import Store, demand_quiet, recognised, recognised_after
 
 Planner = Callable[[Store], Plan]
 Document = dict[str, Any]
@@ -176,7 +176,7 @@ def _check_mended(store: Store, book: Ledger, run: Run, plan: Plan) -> None:
     """Check what was touched again; where something is not mended, all of the run is taken back."""
     if not plan.mends:
         return
-    with recognised(store.path, store.found.kind, run.command, tuple(sorted(store.chosen))) as after:
+    with recognised_after(store, run.command) as after:
         touched = frozenset(base for _, base in plan.mends if base is not None and base in after.stores) or None
         found = {(one.name, one.base) for one in after.audit(bases=touched).findings}
     still = sorted({name for name, base in plan.mends if (name, base) in found})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,12 @@ from regraft import ledger, profiles
 from regraft.errors import ApplicationOpen, BaseUnknown, NotChanged
 from regraft.formats import v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
-from regraft.locate import NAMES, Kind, Located, located
+from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
 
 #: Kinds that are changed in place.
 KINDS = checked.KINDS
+#: Commands that take what preview builds wrote, too.
+_FOR_PREVIEWS = {"upgrade", "history", "undo"}
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ..
         RegraftError: it cannot be recognised.
     """
     with located(path, kind) as found:
-        if found.kind not in KINDS or found.is_archive:
+        kinds = (*KINDS, *PREVIEW_SOURCES) if command in _FOR_PREVIEWS else KINDS
+        if found.kind not in kinds or found.is_archive:
             advice = "unpack it first" if found.is_archive else "regraft migrate makes a library of it"
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=advice)
         known = checked.base_ids(found)
@@ -101,6 +104,13 @@ def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ..
             if base not in known:
                 raise BaseUnknown(base=base, known=", ".join(known) or "none")
         yield Store(path, found.tree.path, found, frozenset(bases))
+
+
+def recognised_after(store: Store, command: str) -> AbstractContextManager[Store]:
+    """Recognise a store that was changed: what a preview build wrote is of another kind now, a file may be a folder."""
+    path = store.path if store.path.exists() else store.root
+    kind = None if store.found.kind in PREVIEW_SOURCES else store.found.kind
+    return recognised(path, kind, command)
 
 
 def demand_quiet(store: Store) -> None:

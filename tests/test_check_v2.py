@@ -332,7 +332,7 @@ def test_the_text(store: Path) -> None:
     lines = run("check", store).stdout.splitlines()
     assert lines[0] == f"{store} is a v2 library."
     assert f"  {STRAY_BASE}  ({STRAY_BASE})" in lines
-    assert f"      mend it: regraft migrate {store} --to OUT" in lines
+    assert f"      mend it: regraft upgrade {store} --base {STRAY_BASE}" in lines
     assert lines[-1].startswith("3 bases, 7 items, 16 units: 1 error, 1 warning.")
 
 

@@ -57,10 +57,9 @@ fail_on_option = click.option(
 )
 
 
-def plan_options(command: F) -> F:
-    """Add what decides how a source is planned, and which of what is said about it counts."""
+def model_options(command: F) -> F:
+    """Add the user's word on models (:func:`model_word`)."""
     for option in (
-        fail_on_option,
         click.option(
             "--recreate-model",
             multiple=True,
@@ -74,6 +73,16 @@ def plan_options(command: F) -> F:
             help="Your word that vectors of model OLD (or of the v1 base OLD) are model NEW's; "
             "ids are provider::model.",
         ),
+    ):
+        command = option(command)
+    return command
+
+
+def plan_options(command: F) -> F:
+    """Add what decides how a source is planned, and which of what is said about it counts."""
+    for option in (
+        fail_on_option,
+        model_options,
         click.option(
             "--base", "bases", multiple=True, metavar="ID", help="Only this base (v1 or v2 id); may be repeated."
         ),

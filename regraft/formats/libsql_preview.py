@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -57,6 +57,9 @@ PREVIEW = VectorTable(
     vector="embeddings",
     needed=("document", "embeddings"),
 )
+
+
+_COLUMNS = ("id", "external_id", "collection", "document", "metadata", "embeddings")
 
 
 class Layout(Enum):
@@ -143,7 +146,7 @@ def _has_rows(db: apsw.Connection, table: str) -> bool:
 
 @contextmanager
 def readable(path: Path, work: Path | None = None) -> Iterator[Path]:
-    """Give ``path``, or where SQLite refuses its schema, a temporary copy that holds only the preview table.
+    """Give ``path``, or where SQLite refuses its schema, a temporary copy without the vector index.
 
     The file itself is never changed. One that no copy helps is given as it is: reading it says what is wrong.
     """
@@ -158,7 +161,8 @@ def readable(path: Path, work: Path | None = None) -> Iterator[Path]:
         shutil.copyfile(real, copy)
         for beside in sqlite.companions(real):
             shutil.copyfile(beside, copy.with_name(copy.name + beside.name[len(real.name) :]))
-        yield copy if _set_aside(copy) and not _is_refused(copy, work) else path
+        helped = any(_set_aside(copy, which) and not _is_refused(copy, work) for which in _ASIDE)
+        yield copy if helped else path
 
 
 def _is_refused(path: Path, work: Path | None) -> bool:
@@ -174,22 +178,74 @@ def _is_refused(path: Path, work: Path | None) -> bool:
     return False
 
 
-def _set_aside(copy: Path) -> bool:
-    """Take everything but the preview table out of the schema of a copy; tell whether that went through."""
+#: What is taken out of a schema that SQLite refuses: its vector index; where that is not enough, all but the table.
+_ASIDE = (
+    f"type = 'index' AND sql LIKE '%{VECTOR_INDEX}%' AND ?1 IS NOT NULL",
+    "name <> ?1 COLLATE NOCASE AND NOT (tbl_name = ?1 COLLATE NOCASE AND sql IS NULL)",
+)
+
+
+def _set_aside(copy: Path, which: str) -> bool:
+    """Take some entries out of the schema of a copy; tell whether that went through."""
     try:
         with sqlite.writing(copy) as db:
             db.execute("PRAGMA writable_schema = ON")
             # With that setting only the first statement fails on a schema that cannot be read.
             with contextlib.suppress(apsw.SQLError):
                 db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
-            db.execute(
-                """DELETE FROM sqlite_schema
-                    WHERE name <> ?1 COLLATE NOCASE AND NOT (tbl_name = ?1 COLLATE NOCASE AND sql IS NULL)""",
-                (TABLE,),
-            )
+            db.execute(f"DELETE FROM sqlite_schema WHERE {which}", (TABLE,))
     except (apsw.Error, UnicodeDecodeError):
         return False
     return True
+
+
+# --- rows that stay where they are -----------------------------------------------------------------------------------
+
+
+def count_rows(db: apsw.Connection) -> int:
+    """Return how many rows the preview table of an open file has; 0 where it has no such table.
+
+    Raises:
+        apsw.Error: it is damaged.
+    """
+    if db.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND lower(name) = ?", (TABLE,)).get is None:
+        return 0
+    count: int = db.execute(f"SELECT count(*) FROM {TABLE} NOT INDEXED").get
+    return count
+
+
+def keep_rows(path: Path, new: Path, runs: Iterable[tuple[int, int]] = (), vector_bytes: int = 0) -> int:
+    """Copy the rows of the preview table to a table of that name in ``new``, and return how many these are.
+
+    Args:
+        path: the file with the table, in a form that SQLite reads.
+        new: another file, without such a table.
+        runs: ranges of rowids whose rows stay behind, where their vectors have the length that follows.
+        vector_bytes: that length.
+
+    Raises:
+        apsw.Error, OSError: one cannot be read, or the other not be written.
+    """
+    with sqlite.writing(new) as db:
+        db.execute("CREATE TEMP TABLE carried (first INTEGER PRIMARY KEY, last INTEGER NOT NULL)")
+        db.executemany("INSERT INTO carried VALUES (?, ?)", runs)
+        with sqlite.attached(db, path, "old"), sqlite.transaction(db):
+            there = {str(row[1]).lower(): str(row[2]) for row in db.execute(f"PRAGMA old.table_info('{TABLE}')")}
+            columns = [name for name in _COLUMNS if name in there]
+            length = _declared(there)
+            # Without a type of their own, values stay what they are.
+            types = {"embeddings": f" F32_BLOB({length})"} if length else {}
+            db.execute(f"CREATE TABLE main.{TABLE} ({', '.join(name + types.get(name, '') for name in columns)})")
+            named = ", ".join(["rowid", *columns])
+            db.execute(
+                f"""INSERT INTO main.{TABLE} ({named}) SELECT {named} FROM old.{TABLE} AS r NOT INDEXED
+                     WHERE NOT (typeof(embeddings) = 'blob' AND octet_length(embeddings) = ? AND r.rowid <= ifnull(
+                       (SELECT last FROM temp.carried WHERE first <= r.rowid ORDER BY first DESC LIMIT 1),
+                       r.rowid - 1))
+                     ORDER BY r.rowid""",
+                (vector_bytes,),
+            )
+            return count_rows(db)
 
 
 # --- what a store says of itself -----------------------------------------------------------------------------------
@@ -241,6 +297,10 @@ def declared_dimensions(path: Path, work: Path | None = None) -> int | None:
             types = {str(row[1]): str(row[2]) for row in db.execute(f"PRAGMA table_info('{TABLE}')")}
     except (apsw.Error, UnicodeDecodeError, OSError):
         return None
+    return _declared(types)
+
+
+def _declared(types: dict[str, str]) -> int | None:
     name, _, rest = types.get("embeddings", "").partition("(")
     digits = rest.partition(")")[0].strip()
     is_vector = name.strip().upper() == "F32_BLOB" and digits.isascii() and digits.isdigit()

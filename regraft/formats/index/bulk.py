@@ -181,6 +181,14 @@ def rebuild_full_text(connection: apsw.Connection, *, cjk: bool) -> None:
     connection.executemany("DELETE FROM search_text_fts_config WHERE k = ?", [(name,) for name in settings])
 
 
+def is_cjk(connection: apsw.Connection) -> bool:
+    """Tell whether the bodies of an index are mostly CJK, by a sample of them."""
+    sample = CjkSample()
+    for (text,) in connection.execute("SELECT CAST(substr(text, 1, 200) AS BLOB) FROM search_text LIMIT 4000"):
+        sample.see((text or b"").decode("utf-8", "replace"))
+    return sample.share >= CJK_SHARE
+
+
 class CjkSample:
     """Watches every so many bodies for CJK characters, to choose the size of the full-text hash."""
 
