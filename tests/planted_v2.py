@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
@@ -39,3 +42,75 @@ def run_sql(path: Path, *statements: str) -> None:
         db.execute("PRAGMA ignore_check_constraints = ON")
         for statement in statements:
             db.execute(statement)
+
+
+@dataclass(frozen=True)
+class Planting:
+    """A damage by its name, to the first base of :func:`library`."""
+
+    finding: str
+    damage: Callable[[Path], object]
+
+
+PLANTED = {
+    name: Planting(damage.finding, lambda target, damage=damage: damage.plant(target, KB))
+    for name, damage in DAMAGES.items()
+}
+
+# --- statements for damage that has no name --------------------------------------------------------------------------
+
+Plant = Callable[[Path], object]
+UNIT = "UPDATE search_unit SET {} WHERE rowid = (SELECT min(rowid) FROM search_unit)"
+MATERIAL = "UPDATE material SET {} WHERE rowid = (SELECT min(rowid) FROM material)"
+ITEM = "UPDATE knowledge_item SET {} WHERE rowid = (SELECT min(rowid) FROM knowledge_item WHERE type = '{}')"
+KB_ROW = f"UPDATE knowledge_base SET {{}} WHERE id = '{KB}'"
+
+
+def sql(*statements: str) -> Plant:
+    return lambda target: run_sql(index(target), *statements)
+
+
+def catalog(*statements: str) -> Plant:
+    return lambda target: run_sql(target / "catalog.sqlite", *statements)
+
+
+def data(**fields: object) -> str:
+    return "data = '" + json.dumps(fields).replace("'", "''") + "'"
+
+
+def several(*plants: Plant) -> Plant:
+    def plant(target: Path) -> None:
+        for one in plants:
+            one(target)
+
+    return plant
+
+
+def rewritten(old: str, new: str) -> Plant:
+    """Return what changes the wording of the schema, and with it what it does."""
+
+    def change(target: Path) -> None:
+        with closing(apsw.Connection(str(index(target)))) as db:
+            db.execute("PRAGMA writable_schema = ON")
+            db.execute("UPDATE sqlite_schema SET sql = replace(sql, ?, ?)", (old, new))
+            assert db.total_changes() > 0
+            db.execute("PRAGMA writable_schema = RESET")
+
+    return change
+
+
+def a_hot_journal(target: Path) -> None:
+    path = index(target)
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("PRAGMA cache_size = 1")
+        db.execute("BEGIN")
+        db.execute("UPDATE meta SET updated_at = updated_at + 1")
+        db.execute("PRAGMA cache_spill = 1")
+        db.execute("CREATE TABLE filler (x)")
+        db.execute("INSERT INTO filler SELECT randomblob(3000) FROM search_text, search_text")
+        db.execute("DELETE FROM filler")
+        journal = path.with_name("index.sqlite-journal").read_bytes()
+        database = path.read_bytes()
+        db.execute("ROLLBACK")
+    path.write_bytes(database)
+    path.with_name("index.sqlite-journal").write_bytes(journal)

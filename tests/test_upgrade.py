@@ -19,7 +19,7 @@ from faults import die, forked, line, said, untouched
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from older import add_column, contents, make_version_1, renumber, words
-from planted_v2 import KB, PLANTED, UNIT, Plant, index, library, rewritten, run_sql, sql
+from planted_v2 import KB, PLANTED, UNIT, Plant, index, library, plant, rewritten, run_sql, sql
 from preview import (
     BASE,
     MODEL,
@@ -224,7 +224,7 @@ def test_what_cannot_be_upgraded_stays_and_is_said(name: str, target: Path) -> N
 def test_one_base_that_stays_stops_no_other(target: Path, healthy: Path) -> None:
     other = next(path for path in (target / "KnowledgeBase").iterdir() if path.name != KB)
     make_version_1(other / ".cherry" / "index.sqlite")
-    PLANTED["version 3"].damage(target)
+    plant("version 3", target)
     done = upgrade(target, status=1)
     assert [one["base"] for one in done["actions"]] == [other.name]
     assert contents(other / ".cherry" / "index.sqlite") == contents(index(healthy, other.name))
@@ -283,7 +283,7 @@ def test_damaged_rows_are_taken_as_they_are(target: Path) -> None:
         "a vector in words",
         "NaN",
     ):
-        PLANTED[name].damage(target)
+        plant(name, target)
     version_1(target)
     before, said_before = contents(index(target)), findings(target) - {"schema.version"}
     assert actions(upgrade(target)) == ["upgrade-index"]
