@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "regraft": {"regraft"},
     "migrators": {"migrators", "regraft"},
     "checks": {"checks", "regraft"},
-    "repair": {"repair", "checks", "regraft"},
+    "repair": {"repair", "migrators", "checks", "regraft"},
 }
 
 

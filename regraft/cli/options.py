@@ -48,16 +48,9 @@ def output_options(command: F) -> F:
     return command
 
 
-def plan_options(command: F) -> F:
-    """Add what decides how a source is planned, and which of what is said about it counts."""
+def model_options(command: F) -> F:
+    """Add the user's word about models; see :func:`model_word`."""
     for option in (
-        click.option(
-            "--fail-on",
-            type=click.Choice(["error", "warning", "never"]),
-            default="warning",
-            show_default=True,
-            help="From which severity on the exit status is 1.",
-        ),
         click.option(
             "--recreate-model",
             multiple=True,
@@ -71,6 +64,22 @@ def plan_options(command: F) -> F:
             help="Your word that vectors of model OLD (or of the v1 base OLD) are model NEW's; "
             "ids are provider::model.",
         ),
+    ):
+        command = option(command)
+    return command
+
+
+def plan_options(command: F) -> F:
+    """Add what decides how a source is planned, and which of what is said about it counts."""
+    for option in (
+        click.option(
+            "--fail-on",
+            type=click.Choice(["error", "warning", "never"]),
+            default="warning",
+            show_default=True,
+            help="From which severity on the exit status is 1.",
+        ),
+        model_options,
         click.option(
             "--base", "bases", multiple=True, metavar="ID", help="Only this base (v1 or v2 id); may be repeated."
         ),
