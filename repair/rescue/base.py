@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,11 +19,11 @@ from migrators.stages.planned import BasePlan, ItemPlan, MaterialPlan
 from migrators.stages.uploads import SourceFailed
 from regraft import notices
 from regraft.formats.catalog_reader import Row, StoredCatalog
-from regraft.formats.vector_table import Survey
+from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.locate import RAW_FOLDER
 from regraft.names import FreeNames
 from regraft.notices import Notice
-from regraft.text import is_blank
+from regraft.text import is_blank, shown
 from repair.plan import Left
 from repair.rescue.carrying import NewSnapshot, V1File, read_through
 from repair.rescue.held import Held
@@ -59,10 +60,10 @@ class Base:
         """Return the paths of the materials that its index has, by their ids."""
         return {} if self.held is None else self.held.materials
 
-    def left(self, why: str) -> Left:
-        """Return that the base stays as it is."""
+    def left(self, why: str, repair: str | None = None) -> Left:
+        """Return that the base stays as it is; ``repair`` is the command line that may help."""
         grave = self.finding in (v2.BASE_FAILED, v2.BASE_NO_INDEX)
-        return Left(self.finding, why, self.key, severity="warning" if grave else "note")
+        return Left(self.finding, why, self.key, severity="warning" if grave else "note", repair=repair)
 
 
 @dataclass
@@ -121,7 +122,11 @@ def _was_left(row: Row | None) -> bool:
 
 
 class _Stays(Exception):
-    """A base that stays as it is; the text says why."""
+    """A base that stays as it is: why, and the command line that may help."""
+
+    def __init__(self, why: str, repair: str | None = None) -> None:
+        super().__init__(why)
+        self.why, self.repair = why, repair
 
 
 class Looker:
@@ -140,14 +145,14 @@ class Looker:
         try:
             return self._look(base, draft)
         except _Stays as stays:
-            self.left.append(base.left(str(stays)))
-            return None
+            self.left.append(base.left(stays.why, stays.repair))
+        except StoreProblem as problem:
+            self.left.append(base.left(str(problem)))
+        return None
 
     def _look(self, base: Base, draft: BaseDraft) -> Rescued:
         self._check_model(base, draft)
         found, vectors, tree = self._v1.survey(draft)
-        if isinstance(found, str) or vectors is None:
-            raise _Stays(found)
         own, rows, name = self._adopted(base, draft, found)
         planned = plan_base(own, found, self._v1.hints(own, found, self._now))
         if planned.error is not None:
@@ -156,12 +161,14 @@ class Looker:
             raise _Stays("its index has vectors of another length than v1's file")
         planned = replace(planned, items=tuple(map(name, planned.items)))
         whole = V1File(tree, vectors, cherry_v1.JOURNEY.table, planned)
-        missing = whole.carrying(tuple(self._missing(base, planned, rows)))
+        missing = tuple(self._missing(base, planned, rows))
+        bare = tuple(_without_snapshot(base, planned))
         try:
-            v1, snapshots = read_through(missing, _names(base, self._is_raw_file), self._raw(base))
+            names = _names(base, self._is_raw_file)
+            v1, snapshots = read_through(whole.carrying((*missing, *bare)), names, self._raw(base), base.materials)
         except SourceFailed as failed:
             raise _Stays(f"its vector file {draft.vector_file} cannot be read: {failed}") from failed
-        return Rescued(base, v1, draft, rows, snapshots, planned.notices)
+        return Rescued(base, v1.carrying(missing), draft, rows, snapshots, planned.notices)
 
     def _raw(self, base: Base) -> Path:
         return self._store.root / self._store.bases / base.key / RAW_FOLDER
@@ -184,9 +191,9 @@ class Looker:
             raise _Stays(f"{gone}: add the provider in the application first, or {mapped}")
         if wanted.id not in self._word.recreated:
             again = f"--recreate-model '{wanted.id}'"
-            raise _Stays(
-                f"its model {wanted.id} is not in the profile: add it in the application, or {again}, or {mapped}"
-            )
+            command = shlex.join(["regraft", "rescue", shown(self._store.path), "--recreate-model", wanted.id])
+            said = f"its model {wanted.id} is not in the profile: add it in the application, or {again}, or {mapped}"
+            raise _Stays(said, command)
 
     # --- its draft with the profile's ids -----------------------------------------------------------------------------
 
@@ -242,6 +249,14 @@ class Looker:
                 self.left.append(Left(v2.ITEM_NO_MATERIAL, said, base.key, item.id))
                 continue
             taken.add(path or item.id)
+            yield material
+
+
+def _without_snapshot(base: Base, planned: BasePlan) -> Iterator[MaterialPlan]:
+    """Yield the materials that a run which was stopped put into the index, before it wrote their snapshots."""
+    for material in planned.materials:
+        item = planned.items[material.item]
+        if base.is_failed and item.id in base.materials and "relativePath" not in item.data:
             yield material
 
 

@@ -5,7 +5,7 @@ Vectors and texts are carried by the same stages as in a migration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,7 +64,7 @@ class NewSnapshot:
     is_there: bool
 
 
-def read_through(v1: V1File, names: FreeNames, raw: Path) -> tuple[V1File, list[NewSnapshot]]:
+def read_through(v1: V1File, names: FreeNames, raw: Path, known: Mapping[str, str]) -> tuple[V1File, list[NewSnapshot]]:
     """Read every text that is to be carried once, and name the snapshots as carrying does.
 
     Returns:
@@ -75,6 +75,7 @@ def read_through(v1: V1File, names: FreeNames, raw: Path) -> tuple[V1File, list[
         v1: what is carried; an item without a path is one that gets a snapshot.
         names: the names in ``raw/`` that are taken.
         raw: the base's folder of raw files.
+        known: the paths of materials that the index has, by their ids.
 
     Raises:
         SourceFailed: a text cannot be read.
@@ -90,7 +91,10 @@ def read_through(v1: V1File, names: FreeNames, raw: Path) -> tuple[V1File, list[
             content = BODY_SEPARATOR.join(v1.texts(db, material))
             is_url = item.type == "url"
             shot = okf.url_snapshot(item.data["url"], content) if is_url else okf.note_snapshot(item.data["source"])
-            path, is_there = _free(names, f"{shot.stem}.md", raw, content)
+            if item.id in known:
+                path, is_there = known[item.id], (raw / known[item.id]).exists()
+            else:
+                path, is_there = _free(names, f"{shot.stem}.md", raw, content)
             found.append(NewSnapshot(material, path, shot, len(content.encode()), is_there))
     items = list(v1.plan.items)
     for one in found:

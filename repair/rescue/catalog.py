@@ -24,15 +24,15 @@ from regraft.text import whole
 
 #: One row that changes: the statement, and its values.
 Statement = tuple[str, tuple[Any, ...]]
-#: The tables whose rows change. Providers are never touched: they hold keys.
-TABLES = ("user_model", "knowledge_base", "knowledge_item")
-
 _TIMES = ("created_at", "updated_at")
-_INSERTED = {
+#: The columns that are read and written: rows of models and items are inserted, those of bases are not.
+_KNOWN = {
     "user_model": ("id", "provider_id", "model_id", "name", "group", "capabilities", "order_key", *_TIMES),
+    "knowledge_base": ("id", "status", "error", "dimensions", "embedding_model_id"),
     "knowledge_item": ("id", "base_id", "group_id", "type", "data", "status", "error", *_TIMES),
 }
-_UPDATED = {"knowledge_base": ("id", "status", "error", "dimensions", "embedding_model_id")}
+#: The tables whose rows change. Providers are never touched: they hold keys.
+TABLES = tuple(_KNOWN)
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Statements:
     def complete_base(self, row: Row, dimensions: int | None, model: str) -> None:
         """Make a base a completed one."""
         change = "UPDATE knowledge_base SET status = 'completed', error = NULL, dimensions = ?, embedding_model_id = ?"
-        self._update(row["id"], change, (dimensions, model), row, *_UPDATED["knowledge_base"])
+        self._update(row["id"], change, (dimensions, model), row, *_KNOWN["knowledge_base"])
 
     def complete_item(self, base: str, row: Row) -> None:
         """Make an item that was not migrated a completed one."""
@@ -101,7 +101,7 @@ class Statements:
         )
 
     def _insert(self, table: str, *values: Any) -> None:
-        columns = ", ".join(f'"{name}"' for name in _INSERTED[table])
+        columns = ", ".join(f'"{name}"' for name in _KNOWN[table])
         self.made.append((f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(values))})", values))
 
     def applied_to(self, path: Path) -> Callable[[apsw.Connection], None]:
@@ -147,8 +147,8 @@ def rehearse(path: Path, statements: Statements) -> None:
 
 
 def _demand_columns(path: Path, db: apsw.Connection, table: str, statements: Statements) -> None:
+    known = _KNOWN[table]
     inserted = any(sql.startswith(f"INSERT INTO {table} ") for sql, _ in statements.made)
-    known = _INSERTED.get(table, ()) if inserted else _UPDATED.get(table, ("id",))
     there: list[Any] = db.execute(f"PRAGMA table_info('{table}')").fetchall()
     missing = [name for name in known if name not in {row[1] for row in there}]
     if missing:

@@ -199,13 +199,25 @@ def fit_children(
         children = expanded.get(item.id, ())
         matched = _matched(listed[item.id], children, [_SAME_ID, _SAME_SOURCE])
         kept = {id(child): row for row, child in matched.pairs}
-        fitted = replace(item, entries=tuple(_entries(item, survey, children, kept, listed[item.id])))
+        twins = _twins(item, survey, listed[item.id])
+        fitted = replace(item, entries=tuple(_entries(item, survey, children, kept, twins)))
         items.append(fitted)
         again = expand(replace(draft, items=(fitted,)), survey).get(item.id, ())
         found = (kept[id(child)] for child in children if id(child) in kept)
         known.update({child.id: row for child, row in zip(again, found, strict=True)})
-        unsure += matched.unsure
+        known.update({row["id"]: row for row in twins.values()})
+        unsure += [row for row in matched.unsure if row["id"] not in known]
     return replace(draft, items=tuple(items)), known, unsure
+
+
+def _twins(item: ItemDraft, survey: Survey, listed: list[Row]) -> dict[str, Row]:
+    """Return the rows of files that were given those of their twin: their ids are regraft's own, whoever listed them.
+
+    By their entries; an entry that comes again is not looked for.
+    """
+    ids = {row["id"]: row for row in listed}
+    made = {entry: identity.child_id(item.id, entry, 0, item.created_at) for entry in item.entries}
+    return {entry: ids[child] for entry, child in made.items() if entry not in survey.loaders and child in ids}
 
 
 _SAME_ID: _Rule[Child] = _Rule(lambda row: row.get("id"), lambda child: child.id)
@@ -215,16 +227,15 @@ _SAME_SOURCE: _Rule[Child] = _Rule(
 
 
 def _entries(
-    item: ItemDraft, survey: Survey, children: Sequence[Child], kept: dict[int, Row], listed: list[Row]
+    item: ItemDraft, survey: Survey, children: Sequence[Child], kept: dict[int, Row], twins: dict[str, Row]
 ) -> Iterable[str]:
     """Return the entries of a folder that stand for files that are listed, in their order."""
-    ids = {row["id"] for row in listed}
-    made = iter(children)
+    made, told = iter(children), set(twins)
     for entry in item.entries:
         rows = survey.loaders.get(entry)
         if rows is not None and rows.source is not None:
             if id(next(made)) in kept:
                 yield entry
-        # A file that had the rows of its twin has an id of regraft's own.
-        elif rows is None and identity.child_id(item.id, entry, 0, item.created_at) in ids:
+        elif entry in told:
+            told.discard(entry)
             yield entry

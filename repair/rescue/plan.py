@@ -59,7 +59,7 @@ def plan(store: Store, wish: Wish) -> Plan:
     stranded = _stranded(store, catalog, made)
     if not stranded:
         return made
-    v1 = _v1(store, wish, catalog, stranded)
+    v1 = _v1(store, wish, stranded)
     if v1 is None:
         return made
     made.left += _unused_words(v1, wish.word)
@@ -82,10 +82,10 @@ def plan(store: Store, wish: Wish) -> Plan:
     return made
 
 
-def _v1(store: Store, wish: Wish, catalog: StoredCatalog, stranded: list[Base]) -> V1Left | None:
+def _v1(store: Store, wish: Wish, stranded: list[Base]) -> V1Left | None:
     """Return what v1 left; None where there is nothing and no upgrade need have been."""
     try:
-        return read_v1(store, wish.v1, catalog, wish.word, wish.keep)
+        return read_v1(store, wish.v1, wish.word, wish.keep)
     except SourceNotMigratable:
         if wish.v1 is None and all(base.finding == v2.ITEM_NO_MATERIAL for base in stranded):
             return None
@@ -149,6 +149,8 @@ def _drafts(catalog: StoredCatalog, v1: V1Left, made: Plan, stranded: list[Base]
 
 
 def _unused_words(v1: V1Left, word: ModelWord) -> list[Left]:
-    new = set(word.mapped.values())
-    said = [notice for notice in v1.library.notices if notice.code == notices.OPTION_UNUSED]
-    return [Left(v2.BASE_MODEL, one.message) for one in said if one.message.rpartition(" ")[2] not in new]
+    """Say which of the user's words met no base; that a model is mapped to and made again is a word for that base."""
+    said = [notice.message for notice in v1.library.notices if notice.code == notices.OPTION_UNUSED]
+    return [
+        Left(v2.BASE_MODEL, one) for one in said if not any(one.endswith(f" {new}") for new in word.mapped.values())
+    ]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from migrators import cherry_v1
 from migrators.cherry_v1.draft import draft_library
@@ -17,13 +16,12 @@ from migrators.stages.models import ModelWord
 from migrators.stages.options import Options
 from migrators.stages.uploads import upload_name
 from regraft.errors import SourceNotMigratable, SourceUnreadable, SourceUnrecognised
-from regraft.formats.catalog_reader import StoredCatalog
 from regraft.formats.v1_places import StatePlaces
 from regraft.formats.v1_state import V1State, read_state
 from regraft.formats.v2_places import DATA_FOLDER
 from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located, located
-from regraft.tree import Tree, join
+from regraft.tree import Tree, ZipTree, join
 from repair.store import Store
 
 
@@ -36,20 +34,28 @@ class V1Left:
     library: LibraryDraft
     keep: ExitStack
 
-    def survey(self, draft: BaseDraft) -> tuple[Survey | str, Path | None, Tree]:
-        """Read a base's vector file: return what it holds or why it cannot be used, the file, and its tree."""
-        problem, tree = "does not exist", self.source.tree
+    def survey(self, draft: BaseDraft) -> tuple[Survey, Path, Tree]:
+        """Read a base's vector file: return what it holds, where it is on disk, and its tree.
+
+        Raises:
+            StoreProblem: it cannot be used; the text says why.
+            WorkFolderTooSmall: it is in an archive, and there is no room for it.
+        """
+        problem = "does not exist"
         for tree, places in self.places:
             if places.vectors is None:
                 continue
+            name = join(places.vectors, draft.vector_file)
             try:
-                path = self.keep.enter_context(tree.local(join(places.vectors, draft.vector_file), None))
+                if isinstance(tree, ZipTree) and tree.kind(name) == "file":
+                    preflight.check_work_space(Path(tempfile.gettempdir()), tree.size(name))
+                path = self.keep.enter_context(tree.local(name, None))
                 return cherry_v1.JOURNEY.table.survey(path), path, tree
             except StoreProblem as found:
                 problem = str(found)
             except SourceUnreadable as found:
                 problem = f"cannot be read: {found.facts['reason']}"
-        return f"its vector file {draft.vector_file} {problem}", None, tree
+        raise StoreProblem(f"its vector file {draft.vector_file} {problem}")
 
     def hints(self, draft: BaseDraft, survey: Survey, now_ms: int) -> Hints:
         """Return what other files tell of a base."""
@@ -64,10 +70,10 @@ class V1Left:
         return None
 
 
-def read_v1(store: Store, given: Path | None, catalog: StoredCatalog, word: ModelWord, keep: ExitStack) -> V1Left:
+def read_v1(store: Store, given: Path | None, word: ModelWord, keep: ExitStack) -> V1Left:
     """Read v1's state, from the profile or from the source that the user gives.
 
-    A model exists where the profile has it, whatever v1 says.
+    Models count as existing: whether they do is for the profile to say, not for v1.
 
     Raises:
         SourceNotMigratable: there is none.
@@ -80,7 +86,7 @@ def read_v1(store: Store, given: Path | None, catalog: StoredCatalog, word: Mode
     tree = store.found.tree
     uploads = next((name for name in (f"{DATA_FOLDER}/Files", "Files") if tree.kind(name) == "folder"), None)
     own = StatePlaces(vectors=store.bases, uploads=uploads)
-    library = draft_library(replace(state, providers=list(_providers(catalog))), word)
+    library = draft_library(replace(state, providers=None), word)
     return V1Left(source, ((source.tree, source.places), (tree, own)), library, keep)
 
 
@@ -98,15 +104,3 @@ def _found(path: Path, keep: ExitStack) -> tuple[Located, V1State]:
             return source, state
     advice = "--v1 SOURCE gives one: a backup, a profile or an export of v1"
     raise SourceNotMigratable(path=path, what=f"{NAMES[found.kind]} without knowledge bases of v1", advice=advice)
-
-
-def _providers(catalog: StoredCatalog) -> Iterator[dict[str, Any]]:
-    """Return the profile's providers and models as v1's state lists them."""
-    for provider in catalog.providers or ():
-        key = provider.get("provider_id")
-        models = [
-            {"id": row.get("id"), "name": row.get("name"), "group": row.get("group")}
-            for row in catalog.models or ()
-            if row.get("provider_id") == key
-        ]
-        yield {"id": key, "name": provider.get("name"), "models": models}
