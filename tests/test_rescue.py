@@ -655,6 +655,19 @@ def test_a_damaged_index_stays_as_it_is(whole):
     assert [finding for finding, _ in left(document)] == ["file.unreadable"]
 
 
+@pytest.mark.parametrize(("path", "texts"), [("../../x", 0), ("report.pdf", 1)])
+def test_a_path_that_an_index_cannot_have_leaves_its_item(whole, path, texts):
+    sql(
+        whole / DATABASE,
+        f"UPDATE knowledge_item SET data = json_set(data, '$.relativePath', '{path}') WHERE data LIKE '%/docs/D1%'",
+    )
+    index_of(whole).unlink()
+    document = rescued(whole)
+    assert [why for _, why in left(document) if why.startswith(f"its path is {path}")]
+    with opened(index_of(whole)) as db:
+        assert db.execute("SELECT count(*) FROM material WHERE relative_path = ?", (path,)).get == texts
+
+
 ODD = {
     "an id of bytes": "UPDATE knowledge_item SET id = CAST(id AS BLOB) WHERE type = 'note'",
     "no id": "UPDATE knowledge_item SET id = NULL WHERE type = 'note'",

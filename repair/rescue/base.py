@@ -244,9 +244,9 @@ class Looker:
             is_wanted = row is None or base.is_failed or base.is_bare or row.get("status") == "completed"
             if item.id in base.materials or not (is_wanted or _was_left(row)):
                 continue
-            if path is not None and path in taken:
-                said = f"another text in its index has the path {path}"
-                self.left.append(Left(v2.ITEM_NO_MATERIAL, said, base.key, item.id))
+            if path is not None and (path in taken or not is_safe(path)):
+                why = "another text in its index has that" if path in taken else "it leads out of the base"
+                self.left.append(Left(v2.ITEM_NO_MATERIAL, f"its path is {path}: {why}", base.key, item.id))
                 continue
             taken.add(path or item.id)
             yield material
