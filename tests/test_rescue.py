@@ -15,7 +15,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW, Outcome, run, snapshot
+from conftest import NOW, REPO, Outcome, run, snapshot
 from faults import KILLED, REFUSED, Tripwire, die, forked, late_damage, said, untouched
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +43,7 @@ from regraft.changes import ChangeLog
 from regraft.ledger import Ledger
 from repair.rescue.matching import match_items
 
-GOLDEN = Path("/work/shared/golden")
+GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or REPO.parent / "shared" / "golden")
 
 
 @contextmanager
