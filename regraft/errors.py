@@ -197,6 +197,11 @@ class PlanOutdated(RegraftError, ValueError):
     """{path}: {reason}; nothing of it was changed, run the same command again."""
 
 
+class ProfileUnknown(RegraftError, ValueError):
+    """{path}: {what}, which this regraft does not know; nothing was changed, use a regraft of the application's own
+    time."""
+
+
 class NotMended(RegraftError, ValueError):
     """{path}: {findings} would still be found afterwards; all was taken back (run {run}), please report this."""
 

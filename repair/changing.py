@@ -115,6 +115,22 @@ class Changer:
         return f"{TRASH}/{time.strftime('%Y-%m-%d', time.gmtime())}-{self._run}/{change.path}"
 
 
+def demand_free(root: Path, changes: Iterable[Change]) -> None:
+    """Refuse before anything is changed where a file is in use, or may not be written to.
+
+    Raises:
+        StoreBusy, StoreNotWritable
+    """
+    for change in changes:
+        path = root / change.path
+        if isinstance(change, FileChange):
+            if path.is_file():
+                files.settle_log(path)
+        else:
+            with rows.locked(path):
+                pass
+
+
 def _apply(db: apsw.Connection, change: RowsChange) -> None:
     with rows.triggers_aside(db) if change.bodies else nullcontext():
         change.apply(db)

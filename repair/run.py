@@ -157,6 +157,7 @@ def _carry_out(
     _check_space(store, plan)
     if not show_plan(planned):
         raise Declined(path=store.path)
+    changing.demand_free(store.root, plan.changes)
     book.begin_run(run.command, shown(store.path), run.id)
     book.changes.record_actions(run.id, planned["actions"])
     changer = Changer(store.root, book, run.id)

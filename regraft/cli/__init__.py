@@ -19,6 +19,7 @@ from regraft.cli.import_ import import_
 from regraft.cli.inspect import inspect
 from regraft.cli.migrate import migrate
 from regraft.cli.output import fail
+from regraft.cli.rescue import rescue
 from regraft.cli.search import search
 from regraft.cli.upgrade import upgrade
 from regraft.errors import INTERRUPTED, REFUSED, WrongUsage
@@ -55,7 +56,7 @@ def cli() -> None:
     """
 
 
-for command in (inspect, check, migrate, search, compare, export, import_, gc, upgrade, history, undo):
+for command in (inspect, check, migrate, search, compare, export, import_, gc, upgrade, history, undo, rescue):
     cli.add_command(command)
 
 

@@ -1,0 +1,41 @@
+"""``regraft rescue``: bringing back what the application's own upgrade left behind."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from regraft import clock
+from regraft.cli.changing import Asked, change, change_options
+from regraft.cli.options import PATH, model_options, model_word, time_of
+from regraft.cli.output import reports_errors
+from repair import rescue as rescuing
+
+
+@click.command()
+@change_options
+@click.option("--v1", type=PATH, metavar="SOURCE", help="Where v1's state is, if not in the profile: any v1 source.")
+@model_options
+@click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")
+@reports_errors
+def rescue(
+    path: Path,
+    v1: Path | None,
+    map_model: tuple[str, ...],
+    recreate_model: tuple[str, ...],
+    now: int | None,
+    **options: Any,
+) -> None:
+    """Bring back what the upgrade left behind in the v2 profile at PATH, from v1's files that are still there.
+
+    Failed bases, folders that were not migrated, and bases whose index is gone or empty get their texts and vectors;
+    bases and items keep their ids.
+    """
+    word = model_word(map_model, recreate_model)
+    with ExitStack() as keep:
+        wish = rescuing.Wish(clock.now_ms() if now is None else now, keep, v1, word)
+        change("rescue", path, partial(rescuing.plan, wish=wish), Asked(**options))

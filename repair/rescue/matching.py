@@ -1,0 +1,241 @@
+"""Which base and which item of v1 a row of the profile is.
+
+The application gave its own ids at the upgrade, but kept names, times, settings and order. What fits more than one is
+nobody's (``docs/rules.md``, "Rescue").
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from checks.catalog_rows import data_of
+from migrators.stages.drafts import BaseDraft, ItemDraft
+from migrators.stages.owners import Child, expand
+from regraft import identity
+from regraft.formats.catalog_reader import Row
+from regraft.formats.vector_table import Survey
+from regraft.text import whole
+
+D = TypeVar("D")
+Items = dict[Any, list[Row]]
+
+
+@dataclass(frozen=True)
+class _Rule(Generic[D]):
+    """What a row and what of v1 are to have in common; a key of None takes no part."""
+
+    of_row: Callable[[Row], Hashable]
+    of_draft: Callable[[D], Hashable]
+    #: Whether several of one key on both sides are one another's in their order.
+    in_order: bool = False
+
+
+@dataclass(frozen=True)
+class Matched(Generic[D]):
+    """Rows with what they are in v1, in v1's order, and rows that may be any of several."""
+
+    pairs: list[tuple[Row, D]]
+    unsure: list[Row]
+
+
+def _matched(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]) -> Matched[D]:
+    of: dict[int, int] = {}
+    unsure: set[int] = set()
+    for rule in rules:
+        taken = set(of.values())
+        left = _grouped((at, rule.of_row(row)) for at, row in enumerate(rows) if at not in taken)
+        right = _grouped((at, rule.of_draft(draft)) for at, draft in enumerate(drafts) if at not in of)
+        for key in left.keys() & right.keys():
+            if len(left[key]) == len(right[key]) and (rule.in_order or len(left[key]) == 1):
+                of.update(zip(right[key], left[key], strict=True))
+            else:
+                unsure.update(left[key])
+    pairs = [(rows[of[at]], draft) for at, draft in enumerate(drafts) if at in of]
+    return Matched(pairs, [rows[at] for at in sorted(unsure - set(of.values()))])
+
+
+def _grouped(keys: Iterable[tuple[int, Hashable]]) -> dict[Hashable, list[int]]:
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for at, key in keys:
+        if key is not None:
+            groups[key].append(at)
+    return groups
+
+
+# --- bases -----------------------------------------------------------------------------------------------------------
+
+
+def match_bases(rows: Sequence[Row], drafts: Sequence[BaseDraft], items: Items) -> Matched[BaseDraft]:
+    """Tell which base of v1 each row is: by its id, by all that it has, by name and time, or, renamed, by its time."""
+
+    def content(row: Row) -> tuple[Hashable, ...]:
+        return tuple(_seen_item(item) for item in items.get(row.get("id"), ()) if item.get("group_id") is None)
+
+    return _matched(
+        rows,
+        drafts,
+        [
+            _Rule(lambda row: row.get("id"), lambda draft: draft.id),
+            _Rule(
+                lambda row: (*_named(row), *_set(row), content(row)),
+                lambda draft: (*_draft_named(draft), *_draft_set(draft), tuple(map(_drafted_item, draft.items))),
+                in_order=True,
+            ),
+            _Rule(lambda row: (*_named(row), *_set(row)), lambda draft: (*_draft_named(draft), *_draft_set(draft))),
+            _Rule(_named, _draft_named),
+            _Rule(
+                lambda row: (row.get("created_at"), content(row)) if content(row) else None,
+                lambda draft: (draft.created_at, tuple(map(_drafted_item, draft.items))) if draft.items else None,
+            ),
+            # Of a base without a time v1 knows only the rest; its row has that of the upgrade.
+            _Rule(
+                lambda row: (row.get("name"), *_set(row), content(row)) if content(row) else None,
+                lambda draft: (
+                    (whole(draft.name), *_draft_set(draft), tuple(map(_drafted_item, draft.items)))
+                    if draft.created_at is None and draft.items
+                    else None
+                ),
+            ),
+        ],
+    )
+
+
+def _named(row: Row) -> tuple[Hashable, ...]:
+    return row.get("name"), row.get("created_at")
+
+
+def _draft_named(draft: BaseDraft) -> tuple[Hashable, ...]:
+    return whole(draft.name), draft.created_at
+
+
+def _set(row: Row) -> tuple[Hashable, ...]:
+    return tuple(row.get(key) for key in ("chunk_size", "chunk_overlap", "threshold", "document_count"))
+
+
+def _draft_set(draft: BaseDraft) -> tuple[Hashable, ...]:
+    settings = draft.settings
+    return settings.chunk_size, settings.chunk_overlap, settings.threshold, settings.document_count
+
+
+# --- items -----------------------------------------------------------------------------------------------------------
+
+#: What tells two items of one source and time apart.
+_DETAIL = {"file": "relativePath", "url": "url", "note": "content"}
+
+
+def match_items(rows: Sequence[Row], drafts: Sequence[ItemDraft]) -> Matched[ItemDraft]:
+    """Tell which item of v1 each row of a base is; files of folders are told by :func:`fit_children`."""
+    return _matched(
+        [row for row in rows if row.get("group_id") is None and _is_usable(row)],
+        drafts,
+        [
+            _Rule(lambda row: row.get("id"), lambda draft: draft.id),
+            _Rule(
+                lambda row: (_seen_item(row), _detail(row, data_of(row))),
+                lambda draft: (_drafted_item(draft), _draft_detail(draft)),
+                in_order=True,
+            ),
+            _Rule(_seen_item, _drafted_item),
+            _Rule(
+                lambda row: (*_seen_item(row)[:2], _detail(row, data_of(row))),
+                lambda draft: (*_drafted_item(draft)[:2], _draft_detail(draft)) if draft.created_at is None else None,
+            ),
+        ],
+    )
+
+
+def _is_usable(row: Row) -> bool:
+    return isinstance(row.get("id"), str) and row.get("status") != "deleting"
+
+
+def _seen_item(row: Row) -> tuple[Hashable, ...]:
+    return row.get("type"), _text(data_of(row).get("source")), row.get("created_at")
+
+
+def _drafted_item(draft: ItemDraft) -> tuple[Hashable, ...]:
+    return draft.type, whole(draft.data["source"]), draft.created_at
+
+
+def _detail(row: Row, data: dict[str, Any]) -> Hashable:
+    return _text(data.get(_DETAIL.get(str(row.get("type")), "")))
+
+
+def _draft_detail(draft: ItemDraft) -> Hashable:
+    return _text(draft.data.get(_DETAIL.get(draft.type, "")))
+
+
+def _text(value: Any) -> str | None:
+    return whole(value) if isinstance(value, str) else None
+
+
+# --- files of folders ------------------------------------------------------------------------------------------------
+
+
+def fit_children(
+    draft: BaseDraft, survey: Survey, rows: Sequence[Row], is_open: Callable[[str], bool]
+) -> tuple[BaseDraft, dict[str, Row], list[Row]]:
+    """Fit the folders of a base to the files that the profile lists of them.
+
+    Of a folder that lists some, or that is not ``is_open`` (by its id), files that are not listed were taken out by
+    somebody: they do not come back.
+
+    Returns:
+        The base without them; the rows of listed files by the ids that planning derives for these; and the rows that
+        may be any of several.
+    """
+    expanded = expand(draft, survey)
+    listed: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.get("group_id") is not None and _is_usable(row):
+            listed[row["group_id"]].append(row)
+    items, known, unsure = [], {}, []
+    for item in draft.items:
+        if not item.is_to_expand or (not listed[item.id] and is_open(item.id)):
+            items.append(item)
+            continue
+        children = expanded.get(item.id, ())
+        matched = _matched(listed[item.id], children, [_SAME_ID, _SAME_SOURCE])
+        kept = {id(child): row for row, child in matched.pairs}
+        twins = _twins(item, survey, listed[item.id])
+        fitted = replace(item, entries=tuple(_entries(item, survey, children, kept, twins)))
+        items.append(fitted)
+        again = expand(replace(draft, items=(fitted,)), survey).get(item.id, ())
+        found = (kept[id(child)] for child in children if id(child) in kept)
+        known.update({child.id: row for child, row in zip(again, found, strict=True)})
+        known.update({row["id"]: row for row in twins.values()})
+        unsure += [row for row in matched.unsure if row["id"] not in known]
+    return replace(draft, items=tuple(items)), known, unsure
+
+
+def _twins(item: ItemDraft, survey: Survey, listed: list[Row]) -> dict[str, Row]:
+    """Return the rows of files that were given those of their twin: their ids are regraft's own, whoever listed them.
+
+    By their entries; an entry that comes again is not looked for.
+    """
+    ids = {row["id"]: row for row in listed}
+    made = {entry: identity.child_id(item.id, entry, 0, item.created_at) for entry in item.entries}
+    return {entry: ids[child] for entry, child in made.items() if entry not in survey.loaders and child in ids}
+
+
+_SAME_ID: _Rule[Child] = _Rule(lambda row: row.get("id"), lambda child: child.id)
+_SAME_SOURCE: _Rule[Child] = _Rule(
+    lambda row: _text(data_of(row).get("source")), lambda child: whole(child.source), in_order=True
+)
+
+
+def _entries(
+    item: ItemDraft, survey: Survey, children: Sequence[Child], kept: dict[int, Row], twins: dict[str, Row]
+) -> Iterable[str]:
+    """Return the entries of a folder that stand for files that are listed, in their order."""
+    made, told = iter(children), set(twins)
+    for entry in item.entries:
+        rows = survey.loaders.get(entry)
+        if rows is not None and rows.source is not None:
+            if id(next(made)) in kept:
+                yield entry
+        elif entry in told:
+            told.discard(entry)
+            yield entry

@@ -1,0 +1,106 @@
+"""What v1 left of a profile: its state, as drafts against the profile's own models, and its files."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from migrators import cherry_v1
+from migrators.cherry_v1.draft import draft_library
+from migrators.stages import preflight
+from migrators.stages.drafts import BaseDraft, LibraryDraft, Upload
+from migrators.stages.journey import Hints
+from migrators.stages.models import ModelWord
+from migrators.stages.options import Options
+from migrators.stages.uploads import upload_name
+from regraft.errors import SourceNotMigratable, SourceUnreadable, SourceUnrecognised
+from regraft.formats.v1_places import StatePlaces
+from regraft.formats.v1_state import V1State, read_state
+from regraft.formats.v2_places import DATA_FOLDER
+from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.locate import NAMES, V1_SOURCES, Kind, Located, located
+from regraft.tree import Tree, ZipTree, join
+from repair.store import Store
+
+
+@dataclass(frozen=True)
+class V1Left:
+    """What v1 left: where its files are, first choice first, and its bases as drafts."""
+
+    source: Located
+    places: tuple[tuple[Tree, StatePlaces], ...]
+    library: LibraryDraft
+    keep: ExitStack
+
+    def survey(self, draft: BaseDraft) -> tuple[Survey, Path, Tree]:
+        """Read a base's vector file: return what it holds, where it is on disk, and its tree.
+
+        Raises:
+            StoreProblem: it cannot be used; the text says why.
+            WorkFolderTooSmall: it is in an archive, and there is no room for it.
+        """
+        problem = "does not exist"
+        for tree, places in self.places:
+            if places.vectors is None:
+                continue
+            name = join(places.vectors, draft.vector_file)
+            try:
+                if isinstance(tree, ZipTree) and tree.kind(name) == "file":
+                    preflight.check_work_space(Path(tempfile.gettempdir()), tree.size(name))
+                path = self.keep.enter_context(tree.local(name, None))
+                return cherry_v1.JOURNEY.table.survey(path), path, tree
+            except StoreProblem as found:
+                problem = str(found)
+            except SourceUnreadable as found:
+                problem = f"cannot be read: {found.facts['reason']}"
+        raise StoreProblem(f"its vector file {draft.vector_file} {problem}")
+
+    def hints(self, draft: BaseDraft, survey: Survey, now_ms: int) -> Hints:
+        """Return what other files tell of a base."""
+        return cherry_v1.JOURNEY.hints(self.source, draft, survey, Options(now_ms=now_ms))
+
+    def upload(self, upload: Upload) -> tuple[Tree, str, int] | None:
+        """Return where an uploaded file is (tree, folder of uploads, size), None where it is nowhere."""
+        for tree, places in self.places:
+            name = upload_name(tree, places.uploads, upload)
+            if name is not None and places.uploads is not None:
+                return tree, places.uploads, tree.size(name)
+        return None
+
+
+def read_v1(store: Store, given: Path | None, word: ModelWord, keep: ExitStack) -> V1Left:
+    """Read v1's state, from the profile or from the source that the user gives.
+
+    Models count as existing: whether they do is for the profile to say, not for v1.
+
+    Raises:
+        SourceNotMigratable: there is none.
+        RegraftError: it cannot be read, or an application is using the given profile.
+    """
+    path = store.root if given is None else given
+    source, state = _found(path, keep)
+    if given is not None and source.profile is not None and source.profile.resolve() != store.root.resolve():
+        preflight.check_running(source.profile, Options(now_ms=0))
+    tree = store.found.tree
+    uploads = next((name for name in (f"{DATA_FOLDER}/Files", "Files") if tree.kind(name) == "folder"), None)
+    own = StatePlaces(vectors=store.bases, uploads=uploads)
+    library = draft_library(replace(state, providers=None), word)
+    return V1Left(source, ((source.tree, source.places), (tree, own)), library, keep)
+
+
+def _found(path: Path, keep: ExitStack) -> tuple[Located, V1State]:
+    """Return the first kind of v1 source that a path is and that has bases."""
+    found = keep.enter_context(located(path))
+    kinds = [found.kind] if found.kind in V1_SOURCES else [Kind.V1_PROFILE, Kind.V1_EXPORT]
+    for kind in kinds:
+        try:
+            source = keep.enter_context(located(path, kind))
+        except SourceUnrecognised:
+            continue
+        state = read_state(source.tree, source.places)
+        if state.bases:
+            return source, state
+    advice = "--v1 SOURCE gives one: a backup, a profile or an export of v1"
+    raise SourceNotMigratable(path=path, what=f"{NAMES[found.kind]} without knowledge bases of v1", advice=advice)

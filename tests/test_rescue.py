@@ -1,0 +1,769 @@
+"""``regraft rescue``: what the application's own upgrade left behind comes back from v1's files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from conftest import NOW, REPO, Outcome, run, snapshot
+from faults import KILLED, REFUSED, Tripwire, die, forked, late_damage, said, untouched
+from hypothesis import given
+from hypothesis import strategies as st
+from planted_v1 import profile as chromium_profile
+from stranded import (
+    DATABASE,
+    base_of,
+    contents,
+    index_of,
+    profile,
+    renamed,
+    rows_of,
+    settled,
+    shape,
+    some_source,
+    sql,
+    tables,
+)
+from test_golden import Shape, normal
+from v1 import LLM, MODEL, Row, Source, base, dicts, file, folder, note, opened, pack, vector_of
+
+from migrators.stages.drafts import ItemDraft
+from regraft import identity, sqlite
+from regraft.changes import ChangeLog
+from regraft.ledger import Ledger
+from repair.rescue.matching import match_items
+
+GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or REPO.parent / "shared" / "golden")
+
+
+@contextmanager
+def unchanged(made: Path) -> Iterator[None]:
+    """Assert that every file and folder in a profile is as it was before; regraft's lock may come and go."""
+    before = snapshot(made)
+    yield
+    assert snapshot(made) == before
+
+
+def rescue(made: Path, *more: object) -> Outcome:
+    return run("rescue", made, "--now", NOW, "--json", *more)
+
+
+def rescued(made: Path, *more: object) -> dict[str, Any]:
+    """Rescue and return the document."""
+    done = rescue(made, *more)
+    assert done.status in (0, 1), done
+    return done.document
+
+
+def found(made: Path) -> set[tuple[str, str | None]]:
+    """Return what a deep check finds, but for v1's files and notes that v1 never indexed."""
+    document = run("check", made, "--deep", "--json").document
+    named = {(finding["name"], finding["base"]) for finding in document["findings"]}
+    return {one for one in named if one[0] not in ("v1.leftover", "item.not-indexed")}
+
+
+def actions(document: dict[str, Any]) -> list[str]:
+    return [action["action"] for action in document["actions"]]
+
+
+def left(document: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(one["finding"], one["reason"]) for one in document["left"]]
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    """Return a profile after an upgrade that could read everything."""
+    return profile(tmp_path / "whole", some_source())
+
+
+@pytest.fixture
+def stranded(tmp_path: Path) -> Path:
+    """Return a profile whose first base could not be read at the upgrade."""
+    return profile(tmp_path / "stranded", some_source(), lost=("kb",))
+
+
+# --- golden ----------------------------------------------------------------------------------------------------------
+
+
+def golden_profile(name: str, tmp_path: Path) -> Path:
+    if not (GOLDEN / name).is_dir():
+        pytest.skip(f"the golden {name} is not here")
+    made = tmp_path / name
+    shutil.copytree(GOLDEN / name, made)
+    for path in (made, *made.rglob("*")):
+        path.chmod(path.stat().st_mode | 0o200)
+    return made
+
+
+def test_the_stranded_profile_comes_out_as_the_application_would_have_made_it(tmp_path):
+    made = golden_profile("profile_stranded", tmp_path)
+    before = tables(made / DATABASE)
+    document = rescued(made)
+    redux = json.loads((made / "redux.json").read_text())
+    with opened(settled(made / DATABASE)) as db:
+        bases = dicts(db, "SELECT id, name FROM knowledge_base ORDER BY rowid")
+        rows = dicts(db, "SELECT * FROM knowledge_item WHERE group_id IS NULL ORDER BY rowid")
+    legacy = redux["knowledge"]["bases"]
+    base_ids = {one["id"]: row["id"] for one, row in zip(legacy, bases, strict=True)}
+    item_ids = {}
+    for one in legacy:
+        items = [item for item in one["items"] if item and item["type"] in ("file", "directory")]
+        mine = [row for row in rows if row["base_id"] == base_ids[one["id"]]]
+        for row in mine:
+            source = json.loads(row["data"])["source"]
+            match = [item for item in items if source in (item["content"], item["content"] and _path(item))]
+            item_ids[match[0]["id"]] = row["id"]
+    (made / "KnowledgeBase").symlink_to(made / "Data" / "KnowledgeBase")
+    (made / "catalog.sqlite").symlink_to(made / DATABASE)
+    ours = {one["legacyId"]: one for one in Shape(made, {"ids": {"bases": base_ids, "items": item_ids}}).bases()}
+    theirs = json.loads((GOLDEN / "directory" / "expected.json").read_text())["bases"]
+    for wanted in map(normal, theirs[:3]):
+        mine = ours[wanted["legacyId"]]
+        for item in wanted["items"]:
+            item["updated_at"] = next(one["updated_at"] for one in mine["items"] if one["key"] == item["key"])
+        assert sorted(mine["items"], key=repr) == sorted(wanted["items"], key=repr)
+        assert {key: value for key, value in mine.items() if key != "items"} == {
+            key: value for key, value in wanted.items() if key != "items"
+        }
+    still = {("item.tombstone", base_ids["dirD"]), ("item.tombstone", base_ids["dirE"])}
+    assert found(made) == still
+    assert {name for name, rows in tables(made / DATABASE).items() if rows != before[name]} == {
+        "knowledge_base",
+        "knowledge_item",
+    }
+    assert document["undo"] is not None
+    children = [item for one in ["dirA", "dirB", "dirC"] for item in ours[one]["items"] if item["group"]]
+    assert len(children) == 8
+
+
+def _path(item: dict[str, Any]) -> str:
+    return item["content"]["path"] if isinstance(item["content"], dict) else ""
+
+
+def test_a_profile_of_a_good_upgrade_is_left_alone(tmp_path):
+    made = golden_profile("profile_upgraded", tmp_path)
+    with unchanged(made):
+        document = rescued(made)
+    assert (document["actions"], document["left"], document["undo"]) == ([], [], None)
+
+
+@pytest.mark.parametrize("name", ["profile_stranded", "profile_upgraded"])
+def test_golden_indexes_that_are_gone_come_back_as_they_were(tmp_path, name):
+    made = golden_profile(name, tmp_path)
+    rescued(made)
+    before = shape(made)
+    for path in (made / "Data" / "KnowledgeBase").glob("*/.cherry/index.sqlite"):
+        path.unlink()
+    rescued(made)
+    assert shape(made) == before
+
+
+# --- what comes back -------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_base_comes_back_as_if_the_upgrade_had_read_it(stranded, whole):
+    assert shape(stranded) != shape(whole)
+    document = rescued(stranded)
+    assert shape(stranded) == shape(whole)
+    assert found(stranded) == set()
+    assert actions(document) == [
+        *("write-index", "write-snapshot", "write-snapshot"),
+        *("complete-base", "complete-folder", "complete-folder", "insert-items"),
+    ]
+    assert {action["base"] for action in document["actions"]} == {base_of("kb")}
+
+
+def test_bases_and_items_keep_their_ids(stranded):
+    with opened(settled(stranded / DATABASE)) as db:
+        before = {row["id"] for row in dicts(db, "SELECT id FROM knowledge_item")}
+    rescued(stranded)
+    with opened(settled(stranded / DATABASE)) as db:
+        rows = dicts(db, "SELECT id, base_id, group_id, created_at, data, priority FROM knowledge_item")
+        assert dicts(
+            db, "SELECT count(*) AS n FROM assistant_knowledge_base JOIN knowledge_base ON id = knowledge_base_id"
+        ) == [{"n": 2}]
+    new = [row for row in rows if row["id"] not in before]
+    assert before < {row["id"] for row in rows}
+    folder_id = renamed(identity.item_id("kb", "d", new[0]["created_at"]))
+    assert identity.child_id(folder_id, "D1", 0, new[0]["created_at"]) in {row["id"] for row in new}
+    assert all(json.loads(row["data"])["relativePath"] == row["id"] for row in new)
+    assert {row["priority"] for row in new} == {7}
+
+
+def test_a_rescued_base_is_searched(stranded):
+    rescued(stranded)
+    hits = run("search", index_of(stranded).parent.parent, "text D1", "--json", "--mode", "bm25").document["hits"]
+    assert {hit["text"] for hit in hits} == {f"text {number} of D1" for number in range(3)}
+
+
+def test_a_second_run_has_nothing_to_do(stranded):
+    rescued(stranded)
+    with unchanged(stranded):
+        document = rescued(stranded)
+    assert document["actions"] == []
+
+
+def test_a_dry_run_says_the_same_and_touches_nothing(stranded):
+    with untouched(stranded):
+        planned = rescued(stranded, "--dry-run")
+    done = rescued(stranded)
+    assert planned["actions"] == done["actions"]
+    assert planned["left"] == done["left"]
+    assert planned["undo"] is None
+
+
+def test_undo_gives_back_every_row_and_file(stranded):
+    before = contents(stranded)
+    rescued(stranded)
+    assert contents(stranded) != before
+    assert run("undo", stranded, "--json").status == 0
+    assert contents(stranded) == before
+    rescued(stranded)
+    assert found(stranded) == set()
+
+
+def test_only_the_base_that_is_named_comes_back(tmp_path):
+    made = profile(tmp_path, some_source(), lost=("kb", "other"))
+    rescued(made, "--base", base_of("other"))
+    assert {name for name, _ in found(made)} == {"base.failed", "item.tombstone"}
+    assert {base for _, base in found(made)} == {base_of("kb")}
+
+
+@pytest.mark.parametrize("damage", ["gone", "no bytes", "no tables", "no rows"])
+def test_a_completed_base_without_an_index_gets_one(whole, damage):
+    before, path = shape(whole), settled(index_of(whole))
+    if damage == "gone":
+        shutil.rmtree(path.parent)
+    elif damage == "no rows":
+        sql(
+            path,
+            *(f"DELETE FROM {table}" for table in ("search_text", "search_unit", "material", "content", "embedding")),
+        )
+    else:
+        path.write_bytes(b"")
+        if damage == "no tables":
+            sql(path, "PRAGMA user_version = 1")
+    document = rescued(whole)
+    assert shape(whole) == before
+    assert found(whole) == set()
+    assert actions(document) == ["write-index"]
+    assert run("undo", whole).status == 0
+
+
+def test_a_snapshot_and_uploads_that_are_gone_are_written_with_the_index(whole):
+    before = shape(whole)
+    shutil.rmtree(index_of(whole).parent.parent)
+    document = rescued(whole)
+    assert shape(whole) == before
+    assert sorted(actions(document)) == sorted(
+        ["write-index", "restore-upload", "restore-upload", "write-snapshot", "write-snapshot"]
+    )
+
+
+FOLDER_D = renamed(identity.item_id("kb", "d", 1741944474000))
+_LISTED = f"(SELECT id FROM db.knowledge_item WHERE group_id = '{FOLDER_D}')"
+
+
+def as_an_early_release(made: Path) -> None:
+    """Take a folder back to what releases did that expanded none: a tombstone beside rows that are there."""
+    sql(
+        settled(index_of(made)),
+        f"ATTACH '{settled(made / DATABASE)}' AS db",
+        f"DELETE FROM search_text WHERE target_id IN (SELECT unit_id FROM search_unit WHERE material_id IN {_LISTED})",
+        f"DELETE FROM search_unit WHERE material_id IN {_LISTED}",
+        f"DELETE FROM material WHERE material_id IN {_LISTED}",
+        "DELETE FROM content WHERE content_hash NOT IN (SELECT current_content_hash FROM material)",
+        "DELETE FROM embedding WHERE embedding_text_hash NOT IN (SELECT embedding_text_hash FROM search_text)",
+    )
+    sql(
+        made / DATABASE,
+        f"DELETE FROM knowledge_item WHERE group_id = '{FOLDER_D}'",
+        f"UPDATE knowledge_item SET status = 'failed', error = 'directory_not_migrated' WHERE id = '{FOLDER_D}'",
+    )
+
+
+def test_a_folder_comes_back_into_an_index_that_is_in_use(whole):
+    before = shape(whole)
+    as_an_early_release(whole)
+    path = index_of(whole)
+    # What the user has added since.
+    sql(
+        path,
+        "INSERT INTO content VALUES ('h', 'mine', 1)",
+        "INSERT INTO material VALUES ('mine', 'mine.md', 'h', 1, 1)",
+        f"INSERT INTO embedding VALUES ('v', x'{vector_of('mine').hex()}', 1)",
+    )
+    mine = [tables(path)[name] for name in ("material", "search_text", "embedding")]
+    assert found(whole) >= {("item.tombstone", base_of("kb"))}
+    document = rescued(whole)
+    assert shape(whole) == before
+    assert actions(document) == ["write-index", "complete-folder", "insert-items"]
+    for name, rows in zip(("material", "embedding"), (mine[0], mine[2]), strict=True):
+        assert set(rows) < set(tables(path)[name])
+    assert not {name for name, _ in found(whole)} & {"item.tombstone", "fts.desync", "body.rowid", "embedding.missing"}
+    assert run("undo", whole).status == 0
+    assert [tables(path)[name] for name in ("material", "search_text", "embedding")] == mine
+
+
+def test_a_completed_item_whose_text_is_gone_gets_it_again(whole):
+    before = shape(whole)
+    lost = renamed(identity.item_id("kb", "g", 1741944474000))
+    sql(
+        index_of(whole),
+        f"DELETE FROM search_text WHERE target_id IN (SELECT unit_id FROM search_unit WHERE material_id = '{lost}')",
+        f"DELETE FROM search_unit WHERE material_id = '{lost}'",
+        f"DELETE FROM material WHERE material_id = '{lost}'",
+    )
+    assert ("item.no-material", base_of("kb")) in found(whole)
+    rescued(whole)
+    assert shape(whole) == before
+    assert found(whole) == set()
+
+
+def test_a_file_that_equals_another_is_given_its_text_each_time(tmp_path):
+    place = tmp_path / "notes"
+    place.mkdir()
+    loaders = []
+    for name in ("one.md", "two.md"):
+        (place / name).write_text("the same", encoding="utf-8")
+        os.utime(place / name, (1, 1))
+        loaders.append(f"LocalPathLoader_{hashlib.md5(str(place / name).encode()).hexdigest()}")
+    rows = [Row(loaders[0], "the same", source=str(place / "one.md"))]
+    source = Source([base("kb", folder("d", *loaders, path=str(place)))], {"kb": rows})
+    whole = profile(tmp_path / "whole", source)
+    made = profile(tmp_path / "stranded", source, lost=("kb",))
+    rescued(made)
+    assert shape(made) == shape(whole)
+    with opened(index_of(made)) as db:
+        assert db.execute("SELECT count(*) FROM material").get == 2
+    index_of(made).unlink()
+    assert actions(rescued(made)) == ["write-index"]
+    assert shape(made) == shape(whole)
+    assert found(made) == set()
+
+
+# --- what somebody took out or changed -------------------------------------------------------------------------------
+
+
+def test_what_was_deleted_since_does_not_come_back(whole):
+    page_id = renamed(identity.item_id("kb", "p", 1741944474000))
+    sql(
+        whole / DATABASE,
+        f"DELETE FROM knowledge_item WHERE id = '{page_id}'",
+        f"DELETE FROM knowledge_item WHERE group_id = '{FOLDER_D}' AND data LIKE '%D1%'",
+    )
+    index_of(whole).unlink()
+    rescued(whole)
+    with opened(index_of(whole)) as db:
+        texts = {text for (text,) in db.execute("SELECT text FROM search_text")}
+    assert not any(text.endswith((" P", " D1")) for text in texts)
+    assert any(text.endswith(" D2") for text in texts)
+    assert found(whole) == {("raw.orphan", base_of("kb"))} or found(whole) == set()
+
+
+def test_a_base_of_another_name_is_told_by_what_is_in_it(stranded, whole):
+    for made in (stranded, whole):
+        sql(
+            made / DATABASE,
+            f"UPDATE knowledge_base SET name = 'Mine', chunk_size = 99, chunk_overlap = 9 WHERE id = '{base_of('kb')}'",
+        )
+    rescued(stranded)
+    assert shape(stranded) == shape(whole)
+
+
+def test_bases_of_one_name_are_told_by_what_is_in_them(tmp_path):
+    bases = [base(one, note(f"n{one}", one, text=one), name="Same") for one in "abc"]
+    made = profile(tmp_path, Source(bases, {one: rows_of(one) for one in "abc"}), lost=("a", "c"))
+    rescued(made)
+    for one in "abc":
+        with opened(index_of(made, one)) as db:
+            assert {text[-1] for (text,) in db.execute("SELECT text FROM search_text")} == {one}
+
+
+def test_a_base_that_may_be_several_stays(tmp_path):
+    bases = [base(one, name="Same") for one in "abc"]
+    made = profile(tmp_path, Source(bases, {one: rows_of(one) for one in "abc"}), lost=("a", "b", "c"))
+    sql(made / DATABASE, f"DELETE FROM knowledge_base WHERE id = '{base_of('b')}'")
+    with unchanged(made):
+        document = rescued(made)
+    assert left(document) == [("base.failed", "several bases of v1 may be this one")] * 2
+
+
+def test_an_item_that_may_be_several_stays(tmp_path):
+    items = [note("n1", "N1", text="Same"), note("n2", "N2", text="Same"), note("n3", "N3", text="Other")]
+    made = profile(tmp_path, Source([base("kb", *items)], {"kb": rows_of("N1", "N2", "N3")}), lost=("kb",))
+    sql(
+        made / DATABASE,
+        f"DELETE FROM knowledge_item WHERE id = '{renamed(identity.item_id('kb', 'n2', 1741944474000))}'",
+    )
+    document = rescued(made)
+    assert ("item.no-material", "several items of v1 may be this one") in left(document)
+    with opened(index_of(made)) as db:
+        assert db.execute("SELECT group_concat(DISTINCT substr(text, -2)) FROM search_text").get == "N3"
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without_model(tmp_path: Path) -> Path:
+    """Return a profile with a base whose model v1 had lost, beside another base of the same provider."""
+    gone = {**MODEL, "id": "gone-1"}
+    bases = [base("kb", note("n", "N"), model=gone), base("other", note("o", "O"))]
+    made = profile(
+        tmp_path,
+        Source(
+            bases,
+            {"kb": rows_of("N"), "other": rows_of("O")},
+            llm={"providers": [{**LLM["providers"][0], "id": "elsewhere"}, LLM["providers"][0]]},
+        ),
+        lost=("kb",),
+    )
+    sql(
+        made / DATABASE,
+        "UPDATE knowledge_base SET error = 'missing_embedding_model', embedding_model_id = NULL,"
+        f" dimensions = NULL WHERE id = '{base_of('kb')}'",
+        "DELETE FROM user_model WHERE id = 'acme::gone-1'",
+    )
+    return made
+
+
+def test_a_base_without_its_model_stays_until_somebody_says_which_it_is(without_model):
+    with unchanged(without_model):
+        document = rescued(without_model)
+    ((finding, reason),) = left(document)
+    assert finding == "base.failed"
+    assert "--recreate-model 'acme::gone-1'" in reason
+    command = shlex.split(document["left"][0]["repair"])
+    assert command == ["regraft", "rescue", str(without_model), "--recreate-model", "acme::gone-1"]
+
+
+def test_a_model_is_added_again_by_the_users_word(without_model):
+    before = tables(without_model / DATABASE)["user_provider"]
+    document = rescued(without_model, "--recreate-model", "acme::gone-1")
+    assert "add-model" in actions(document)
+    assert found(without_model) == set()
+    assert tables(without_model / DATABASE)["user_provider"] == before
+    with opened(settled(without_model / DATABASE)) as db:
+        models = dicts(db, "SELECT * FROM user_model ORDER BY order_key")
+        assert [row["id"] for row in models] == ["acme::embed-3", "acme::gone-1"]
+        assert models[1]["is_enabled"] == 1
+    assert run("undo", without_model).status == 0
+    assert [row for row in tables(without_model / DATABASE)["user_model"] if "gone" in row] == []
+
+
+def test_a_base_is_mapped_to_a_model_that_is_there(without_model):
+    document = rescued(without_model, "--map-model", "acme::gone-1=acme::embed-3")
+    assert "add-model" not in actions(document)
+    assert found(without_model) == set()
+    with opened(settled(without_model / DATABASE)) as db:
+        assert dicts(db, "SELECT DISTINCT embedding_model_id AS m FROM knowledge_base") == [{"m": "acme::embed-3"}]
+
+
+def test_a_provider_is_never_made(without_model):
+    sql(without_model / DATABASE, "DELETE FROM user_provider WHERE provider_id = 'acme'")
+    for word in ((), ("--recreate-model", "acme::gone-1")):
+        with unchanged(without_model):
+            document = rescued(without_model, *word)
+        assert "add the provider in the application first" in left(document)[0][1]
+
+
+def test_a_word_that_no_base_needs_is_said(stranded):
+    document = rescued(stranded, "--map-model", "acme::typo=acme::embed-3")
+    assert ("base.model", "no base uses the model acme::typo") in left(document)
+
+
+def test_vectors_of_another_model_are_not_mixed_in(whole):
+    sql(
+        whole / DATABASE,
+        "INSERT INTO user_model (id, provider_id, model_id, name, capabilities, order_key, created_at, updated_at)"
+        " VALUES ('acme::new', 'acme', 'new', 'new', '[]', 'a1', 0, 0)",
+        f"UPDATE knowledge_base SET embedding_model_id = 'acme::new' WHERE id = '{base_of('kb')}'",
+    )
+    index_of(whole).unlink()
+    document = rescued(whole)
+    assert "--map-model 'acme::embed-3=acme::new'" in left(document)[0][1]
+    assert rescued(whole, "--map-model", "acme::embed-3=acme::new")["actions"]
+    assert found(whole) == set()
+
+
+# --- v1's state and files --------------------------------------------------------------------------------------------
+
+
+def test_vector_files_that_are_gone_or_damaged_leave_their_base(stranded):
+    path = stranded / "Data" / "KnowledgeBase" / "kb"
+    path.write_bytes(path.read_bytes()[:5000])
+    with unchanged(stranded):
+        document = rescued(stranded)
+    assert "its vector file kb is cut off" in left(document)[0][1]
+    path.unlink()
+    with unchanged(stranded):
+        done = rescue(stranded)
+    assert "its vector file kb does not exist" in left(done.document)[0][1]
+    assert done.status == 1
+
+
+def test_damage_that_only_whole_texts_show_is_found_before_anything_is_written(tmp_path):
+    items = [file("f2", "L_item-f2"), note("n", "L_rota")]
+    made = profile(tmp_path, Source([base("beta", *items)], {"beta": rows_of("L_item-f2")}), lost=("beta",))
+    late_damage(made / "Data" / "KnowledgeBase" / "beta")
+    with unchanged(made):
+        document = rescued(made)
+    assert "cannot be read" in left(document)[0][1]
+
+
+def test_state_and_files_come_from_a_backup(stranded, whole, tmp_path):
+    backup = pack(some_source().write(tmp_path / "v1"), tmp_path / "backup.zip")
+    (stranded / "redux.json").unlink()
+    (stranded / "Data" / "KnowledgeBase" / "kb").unlink()
+    shutil.rmtree(stranded / "Data" / "Files")
+    rescued(stranded, "--v1", backup)
+    assert shape(stranded) == shape(whole)
+
+
+def test_files_that_a_backup_lacks_are_those_of_the_profile(stranded, whole, tmp_path):
+    source = replace(some_source(), stores={}, uploads={}).write(tmp_path / "v1")
+    (stranded / "redux.json").unlink()
+    rescued(stranded, "--v1", source)
+    assert shape(stranded) == shape(whole)
+
+
+def test_state_comes_from_chromiums_storage(stranded, whole, tmp_path):
+    live = chromium_profile(some_source().write(tmp_path / "v1"))
+    (stranded / "redux.json").unlink()
+    for name in ("Local Storage", "IndexedDB"):
+        shutil.copytree(live / name, stranded / name)
+    rescued(stranded)
+    assert shape(stranded) == shape(whole)
+
+
+def test_without_a_state_of_v1_it_is_refused(stranded):
+    (stranded / "redux.json").unlink()
+    with unchanged(stranded):
+        assert "--v1 SOURCE" in said(rescue(stranded), "SourceNotMigratable", REFUSED)
+
+
+def test_a_profile_that_never_was_v1_is_left_alone(whole):
+    (whole / "redux.json").unlink()
+    with unchanged(whole):
+        assert rescued(whole)["actions"] == []
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_only_a_profile_is_rescued(tmp_path):
+    library = tmp_path / "library"
+    run("migrate", some_source().write(tmp_path / "v1"), "--to", library, "-q")
+    with unchanged(library):
+        assert "regraft rescue does not change" in said(rescue(library), "NotChanged", REFUSED)
+
+
+def test_a_base_that_is_not_there_is_refused(stranded):
+    with unchanged(stranded):
+        said(rescue(stranded, "--base", "nobody"), "BaseUnknown", REFUSED)
+
+
+def test_under_a_running_application_nothing_is_changed(stranded):
+    (stranded / "SingletonLock").symlink_to(f"{os.uname().nodename}-{os.getpid()}")
+    with untouched(stranded):
+        said(rescue(stranded), "ApplicationOpen", REFUSED)
+    assert rescue(stranded, "--dry-run").status in (0, 1)
+
+
+def test_a_database_in_use_is_refused_before_anything_is_written(stranded, monkeypatch):
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 10)
+    before = dict(snapshot(stranded / "Data"))
+    with closing(apsw.Connection(str(stranded / DATABASE))) as db:
+        db.execute("BEGIN IMMEDIATE")
+        said(rescue(stranded), "StoreBusy", REFUSED)
+    assert snapshot(stranded / "Data") == before
+    assert not (stranded / ".regraft").exists()
+
+
+def test_a_profile_that_cannot_be_written_is_refused(stranded, monkeypatch):
+    real = Path.mkdir
+
+    def refuse(self, *arguments, **named):
+        if self.name == ".regraft":
+            raise PermissionError(13, "Permission denied")
+        real(self, *arguments, **named)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with unchanged(stranded):
+        said(rescue(stranded), "StoreNotWritable", REFUSED)
+
+
+def with_rows(made: Path, change: str) -> None:
+    """Make a table of items anew with another definition."""
+    with closing(apsw.Connection(str(made / DATABASE))) as db:
+        ddl = db.execute("SELECT sql FROM sqlite_schema WHERE name = 'knowledge_item'").get
+        db.execute("PRAGMA writable_schema = ON")
+        old, new = change.split(" → ")
+        assert old in ddl
+        db.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'knowledge_item'", (ddl.replace(old, new),))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            "priority INTEGER NOT NULL DEFAULT 7 → priority INTEGER NOT NULL",
+            "a table knowledge_item that needs priority",
+        ),
+        ("error TEXT → failure TEXT", "a table knowledge_item without error"),
+        ("'failed', 'deleting' → 'failed', 'deleting', 'done') AND (data NOT LIKE '%/docs/%'", "rules of its own"),
+    ],
+    ids=["a column", "no column", "a rule"],
+)
+def test_tables_of_an_unknown_shape_are_refused_by_name(stranded, change, reason):
+    if change.startswith("error"):
+        sql(stranded / DATABASE, "ALTER TABLE knowledge_item RENAME COLUMN error TO failure")
+    else:
+        with_rows(stranded, change)
+    with unchanged(stranded):
+        assert reason in said(rescue(stranded), "ProfileUnknown", REFUSED)
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_indexes_of_another_version_are_refused_by_name(stranded, version):
+    sql(settled(index_of(stranded, "other")), f"UPDATE meta SET schema_version = {version}")
+    settled(index_of(stranded, "other"))
+    with unchanged(stranded):
+        assert f"an index of version {version}" in said(rescue(stranded), "ProfileUnknown", REFUSED)
+
+
+def test_a_damaged_index_stays_as_it_is(whole):
+    path = settled(index_of(whole))
+    path.write_bytes(path.read_bytes()[:9000] + bytes(90_000))
+    as_tombstone = (
+        f"UPDATE knowledge_item SET status = 'failed', error = 'directory_not_migrated' WHERE id = '{FOLDER_D}'"
+    )
+    sql(whole / DATABASE, as_tombstone)
+    with unchanged(whole):
+        document = rescued(whole)
+    assert [finding for finding, _ in left(document)] == ["file.unreadable"]
+
+
+@pytest.mark.parametrize(("path", "texts"), [("../../x", 0), ("report.pdf", 1)])
+def test_a_path_that_an_index_cannot_have_leaves_its_item(whole, path, texts):
+    sql(
+        whole / DATABASE,
+        f"UPDATE knowledge_item SET data = json_set(data, '$.relativePath', '{path}') WHERE data LIKE '%/docs/D1%'",
+    )
+    index_of(whole).unlink()
+    document = rescued(whole)
+    assert [why for _, why in left(document) if why.startswith(f"its path is {path}")]
+    with opened(index_of(whole)) as db:
+        assert db.execute("SELECT count(*) FROM material WHERE relative_path = ?", (path,)).get == texts
+
+
+ODD = {
+    "an id of bytes": "UPDATE knowledge_item SET id = CAST(id AS BLOB) WHERE type = 'note'",
+    "no id": "UPDATE knowledge_item SET id = NULL WHERE type = 'note'",
+    "no JSON": "UPDATE knowledge_item SET data = '{' WHERE type = 'file'",
+    "a path that climbs": "UPDATE knowledge_item SET data = json_set(data, '$.relativePath', '../../x')"
+    " WHERE type = 'file'",
+    "a name of bytes": "UPDATE knowledge_base SET name = x'ff'",
+    "a time in words": "UPDATE knowledge_item SET group_id = 7 WHERE type = 'url'",
+    "text that is no UTF-8": "UPDATE knowledge_item SET data = CAST(x'ff7b' AS TEXT) WHERE type = 'url'",
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_damage_in_the_profile_ends_in_words(stranded, odd):
+    with closing(apsw.Connection(str(stranded / DATABASE))) as db:
+        db.execute("PRAGMA foreign_keys = OFF")
+        db.execute("PRAGMA ignore_check_constraints = ON")
+        ddl = db.execute("SELECT sql FROM sqlite_schema WHERE name = 'knowledge_item'").get
+        db.execute("PRAGMA writable_schema = ON")
+        loose = ddl.replace("id TEXT PRIMARY KEY NOT NULL", "id TEXT PRIMARY KEY")
+        db.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'knowledge_item'", (loose,))
+    sql(stranded / DATABASE, "PRAGMA ignore_check_constraints = ON", ODD[odd])
+    done = rescue(stranded)
+    assert done.status in (0, 1, 2), done
+    if done.status == 2:
+        assert done.document["error"]["code"] == "SourceUnreadable"
+    assert not (stranded / "x").exists() and not (stranded.parent / "x").exists()
+
+
+# --- kills -----------------------------------------------------------------------------------------------------------
+
+
+def small() -> Source:
+    items = [file("f", "F"), note("n", "N", text="Remember"), folder("d", "D1", "D2")]
+    return Source([base("kb", *items)], {"kb": rows_of("F", "N", "D1", "D2", count=1)}, uploads={"up-f.pdf": b"pdf"})
+
+
+def test_a_kill_at_any_moment_leaves_the_old_or_the_new_and_the_next_run_finishes(tmp_path, monkeypatch):
+    whole = shape(profile(tmp_path / "whole", small()))
+    made = profile(tmp_path / "stranded", small(), lost=("kb",), wal=False)
+    first, copy = tables(made / DATABASE), tmp_path / "copy"
+    at, ended = 0, KILLED
+    while ended == KILLED:
+        at += 1
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(made, copy)
+
+        def work(at: int = at) -> None:
+            wire = Tripwire(monkeypatch, die, at)
+            wire.watch(ChangeLog, "intend", "settle").watch(Ledger, "begin_run", "end_run")
+            wire.watch(os, "mkdir", "replace", "link", "unlink")
+            rescue(copy)
+
+        ended = forked(work)
+        rows = tables(copy / DATABASE)
+        assert rows == first or shape(copy) == whole, at
+        if rows != first:
+            assert found(copy) == set()
+        rescued(copy)
+        assert shape(copy) == whole, at
+    assert found(copy) == set()
+    assert at > 20
+
+
+# --- matching --------------------------------------------------------------------------------------------------------
+
+_ITEMS = st.lists(
+    st.tuples(st.sampled_from(["note", "directory"]), st.sampled_from("ab"), st.sampled_from([1, 2, None])), max_size=8
+)
+
+
+@given(_ITEMS, st.lists(st.booleans(), min_size=8, max_size=8))
+def test_nobody_is_taken_for_another(kinds, kept):
+    drafts = [
+        ItemDraft(
+            str(at), f"draft {at}", kind, {"source": source, "content": source}, "completed", None, time, time, ()
+        )
+        for at, (kind, source, time) in enumerate(kinds)
+    ]
+    rows = [
+        {
+            "id": f"row {draft.legacy_id}",
+            "type": draft.type,
+            "data": json.dumps(draft.data),
+            "status": "completed",
+            "group_id": None,
+            "created_at": 99 if draft.created_at is None else draft.created_at,
+        }
+        for draft, stays in zip(drafts, kept, strict=False)
+        if stays
+    ]
+    matched = match_items(rows, drafts)
+    assert len({row["id"] for row, _ in matched.pairs}) == len({id(draft) for _, draft in matched.pairs})
+    for row, draft in matched.pairs:
+        assert (row["type"], json.loads(row["data"])) == (draft.type, draft.data)
+        assert draft.created_at in (None, row["created_at"])
+    if all(kept[: len(kinds)]) and None not in [time for *_, time in kinds]:
+        assert [f"draft {row['id'][4:]}" for row, _ in matched.pairs] == [draft.id for draft in drafts]
+    assert not {row["id"] for row in matched.unsure} & {row["id"] for row, _ in matched.pairs}
