@@ -11,7 +11,7 @@ import apsw
 
 from regraft import durable, sqlite
 from regraft.changes import Recorded
-from regraft.errors import PlanOutdated
+from regraft.errors import CopyDiffers, PlanOutdated
 from regraft.ledger import FOLDER, Ledger
 from repair import files, rows
 from repair.plan import Change, FileChange, RowsChange
@@ -19,6 +19,8 @@ from repair.plan import Change, FileChange, RowsChange
 UNDO, TRASH, WORK = "undo", "trash", "work"
 #: Pages copied at once.
 _PAGES = 4_096
+#: What SQLite's check says of rows that their own table would refuse, and of indexes that are no pages of the file.
+_OWN_AFFAIRS = ("CHECK constraint", "NULL value in", "value in", "FTS", "virtual table")
 
 
 class _NotRecordable(Exception):
@@ -62,12 +64,14 @@ class Changer:
         with rows.locked(self._root / change.path) as db:
             if not rows.can_record(db, change.tables):
                 raise _NotRecordable
+            if change.backup:
+                back_up(self._root / change.path, backup_of(changeset))
             with rows.recording(db, change.tables, changeset):
                 _apply(db, change)
             durable.sync_file(changeset)
             durable.sync_folder(changeset.parent)
             recorded = self._book.changes.intend(self._run, "rows", change.path, kept, {})
-        self._book.changes.settle(recorded, "done", changeset.stat().st_size)
+        self._book.changes.settle(recorded, "done", _kept_size(changeset))
 
     def _on_copy(self, change: RowsChange) -> FileChange:
         """Return the same change as one that is made on a copy, which then takes the file's place."""
@@ -131,6 +135,12 @@ def demand_free(root: Path, changes: Iterable[Change]) -> None:
                 pass
 
 
+def room(root: Path, change: Change) -> int:
+    """Return about how many bytes a change takes on the disk while it is made."""
+    whole = isinstance(change, RowsChange) and change.backup
+    return change.bytes + ((root / change.path).stat().st_size if whole else 0)
+
+
 def _apply(db: apsw.Connection, change: RowsChange) -> None:
     with rows.triggers_aside(db) if change.bodies else nullcontext():
         change.apply(db)
@@ -142,13 +152,60 @@ def copy_database(path: Path, new: Path) -> None:
     Raises:
         apsw.Error: it cannot be read or written.
     """
-    with (
-        sqlite.reading(path) as source,
-        sqlite.writing(new, create=True) as copy,
-        copy.backup("main", source, "main") as backup,
-    ):
+    with sqlite.reading(path) as source:
+        _copy_pages(source, new)
+
+
+def _copy_pages(source: apsw.Connection, new: Path) -> None:
+    with sqlite.writing(new, create=True) as copy, copy.backup("main", source, "main") as backup:
         while not backup.done:
             backup.step(_PAGES)
+
+
+def back_up(path: Path, new: Path) -> None:
+    """Copy a SQLite file that this process has locked, and prove the copy.
+
+    Raises:
+        CopyDiffers: the copy is damaged.
+        apsw.Error, OSError: it cannot be read or written.
+    """
+    new.parent.mkdir(parents=True, exist_ok=True)
+    # Another way than SQLite's of closing the file would let go of the lock.
+    with sqlite.writing(path) as source:
+        pages = source.execute("PRAGMA page_count").get
+        _copy_pages(source, new)
+    with sqlite.reading(new) as copy:
+        damage = damage_of(copy)
+        if copy.execute("PRAGMA page_count").get != pages:
+            damage = "pages are missing"
+    if damage is not None:
+        raise CopyDiffers(path=new, reason=damage)
+    durable.sync_file(new)
+    durable.sync_folder(new.parent)
+
+
+def backup_of(changeset: Path) -> Path:
+    """Return where the file as it was lies beside what takes a change of its rows back."""
+    return changeset.with_name(f"{changeset.name}.backup")
+
+
+def _kept_size(kept: Path) -> int:
+    return files.size_of(kept) + files.size_of(backup_of(kept))
+
+
+def damage_of(db: apsw.Connection) -> str | None:
+    """Return what is wrong with a file by SQLite's own check; None where nothing is.
+
+    What rows and full-text indexes say is the application's own affair.
+
+    Raises:
+        apsw.Error: it is too damaged to be checked.
+    """
+    for (found,) in db.execute("PRAGMA quick_check"):
+        said = str(found)
+        if said != "ok" and not any(word in said for word in _OWN_AFFAIRS):
+            return said
+    return None
 
 
 # --- after a kill ----------------------------------------------------------------------------------------------------
@@ -236,11 +293,17 @@ def _settled(root: Path, book: Ledger, change: Recorded, state: str) -> None:
     """Record what became of a change, and remove what would take back one that was never made."""
     kept = None if change.kept is None else root / FOLDER / change.kept
     if state == "done":
-        book.changes.settle(change.change_id, "done", 0 if kept is None else files.size_of(kept))
+        book.changes.settle(change.change_id, "done", 0 if kept is None else _kept_size(kept))
         return
     book.changes.settle(change.change_id, "undone" if state == "undone" else "dropped", 0)
+    forget(root, kept)
+
+
+def forget(root: Path, kept: Path | None) -> None:
+    """Remove what would take a change back."""
     if kept is not None:
         durable.remove_tree(kept)
+        durable.remove_tree(backup_of(kept))
         files.prune(kept.parent, root / FOLDER)
 
 
@@ -252,7 +315,4 @@ def expire(root: Path, book: Ledger, changes: Iterable[Recorded]) -> None:
     for change in changes:
         # Recorded first: after a kill they only lie there for nothing.
         book.changes.settle(change.change_id, "expired", 0)
-        if change.kept is not None:
-            kept = root / FOLDER / change.kept
-            durable.remove_tree(kept)
-            files.prune(kept.parent, root / FOLDER)
+        forget(root, None if change.kept is None else root / FOLDER / change.kept)

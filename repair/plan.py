@@ -66,6 +66,7 @@ class RowsChange:
         bytes: about how much the old rows hold. What is large is done on a copy that then takes the file's place.
         bodies: whether rows of ``search_text`` change in a file with a full-text index. The triggers are set aside
             meanwhile, and the full-text index is built anew.
+        backup: whether all of the file is kept as it was, too.
     """
 
     path: str
@@ -74,6 +75,7 @@ class RowsChange:
     tables: tuple[str, ...]
     bytes: int = 0
     bodies: bool = False
+    backup: bool = False
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def _check_mended(store: Store, book: Ledger, run: Run, plan: Plan) -> None:
 
 
 def _check_space(store: Store, plan: Plan) -> None:
-    needed = _RECORDS + sum(change.bytes for change in plan.changes)
+    needed = _RECORDS + sum(changing.room(store.root, change) for change in plan.changes)
     free = shutil.disk_usage(store.root).free
     if needed > free:
         raise NotEnoughSpace(path=store.root, needed=human_bytes(needed), free=human_bytes(free))

@@ -104,9 +104,7 @@ def take_back(root: Path, book: Ledger, run_id: str) -> None:
         else:
             _take_back_file(root, change)
         book.changes.settle(change.change_id, "undone", 0)
-        if change.kept is not None:
-            durable.remove_tree(root / FOLDER / change.kept)
-            files.prune((root / FOLDER / change.kept).parent, root / FOLDER)
+        changing.forget(root, None if change.kept is None else root / FOLDER / change.kept)
     changing.clean(root)
 
 

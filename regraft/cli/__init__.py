@@ -17,6 +17,7 @@ from regraft.cli.gc import gc
 from regraft.cli.history import history, undo
 from regraft.cli.import_ import import_
 from regraft.cli.inspect import inspect
+from regraft.cli.install import install
 from regraft.cli.migrate import migrate
 from regraft.cli.output import fail
 from regraft.cli.rescue import rescue
@@ -56,7 +57,7 @@ def cli() -> None:
     """
 
 
-for command in (inspect, check, migrate, search, compare, export, import_, gc, upgrade, history, undo, rescue):
+for command in (inspect, check, migrate, search, compare, export, import_, gc, upgrade, history, undo, rescue, install):
     cli.add_command(command)
 
 

@@ -59,8 +59,8 @@ class Asked:
     kind: str | None
 
 
-def change(command: str, path: Path, planner: Planner, asked: Asked) -> None:
-    """Run a planner's plan, say what was done, and end the process with its exit status."""
+def change(command: str, path: Path, planner: Planner, asked: Asked, *, closing: str = "") -> None:
+    """Run a planner's plan, say what was done (and then ``closing``), and end the process with its exit status."""
     silent = asked.as_json or asked.quiet
     document = run_command(
         command,
@@ -75,7 +75,7 @@ def change(command: str, path: Path, planner: Planner, asked: Asked) -> None:
     if asked.as_json:
         echo_json(document)
     else:
-        say(as_text(document, verbose=asked.verbose > 0))
+        say(as_text(document, verbose=asked.verbose > 0) + (closing if document["undo"] is not None else ""))
     sys.exit(exit_status(document, asked.fail_on))
 
 

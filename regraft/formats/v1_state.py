@@ -31,6 +31,8 @@ PENDING_DELETE_FILE = "knowledge_pending_delete.json"
 _NAMED_FOLDERS = 3
 #: Versions of ``data.json`` that this module reads.
 BACKUP_VERSIONS = range(1, 6)
+#: The slices of the Redux state that tell of knowledge bases.
+SLICES = ("knowledge", "llm")
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,21 @@ def read_state(tree: Tree, places: StatePlaces) -> V1State:
     )
 
 
+def read_slice(tree: Tree, places: StatePlaces, name: str) -> Any:
+    """Read one slice of the Redux state, of any shape; None where there is none.
+
+    Raises:
+        SourceUnreadable, BrokenJson: it is damaged.
+    """
+    if places.backup is not None:
+        slices, _ = _from_backup(tree, places.backup, [], (name,))
+    elif places.local_storage is not None:
+        slices, _ = _from_chromium(tree, places.local_storage, None, [], (name,))
+    else:
+        slices = _from_export(tree, places, (name,))
+    return _slice(tree, name, slices[name]) if name in slices else None
+
+
 def read_text(tree: Tree, name: str) -> bytearray:
     """Read a whole file of the source into one buffer.
 
@@ -126,7 +143,9 @@ _Slices = dict[str, msgspec.Raw | bytearray]
 _Tables = dict[str, Callable[[], bytearray | msgspec.Raw | list[Any]]]
 
 
-def _from_backup(tree: Tree, name: str, said: list[Notice]) -> tuple[_Slices, _Tables]:
+def _from_backup(
+    tree: Tree, name: str, said: list[Notice], wanted: tuple[str, ...] = SLICES
+) -> tuple[_Slices, _Tables]:
     text = read_text(tree, name)
     if json_text.is_list(text):
         raise BrokenJson(path=tree.path, where=name, reason="it is a list, not an object")
@@ -138,7 +157,7 @@ def _from_backup(tree: Tree, name: str, said: list[Notice]) -> tuple[_Slices, _T
         storage = json_text.fields(top["localStorage"], (STATE_KEY,)) if _has(top, "localStorage") else {}
     if _has(storage, STATE_KEY):
         with blame(tree.path, f"{STATE_KEY} in {name}"):
-            slices.update(json_text.fields(json_text.unwrapped(storage[STATE_KEY]), ("knowledge", "llm")))
+            slices.update(json_text.fields(json_text.unwrapped(storage[STATE_KEY]), wanted))
     tables: _Tables = {}
     try:
         found = json_text.fields(top["indexedDB"], TABLES) if _has(top, "indexedDB") else {}
@@ -151,7 +170,7 @@ def _from_backup(tree: Tree, name: str, said: list[Notice]) -> tuple[_Slices, _T
 
 
 def _from_chromium(
-    tree: Tree, local_storage: str, indexed_db: str | None, said: list[Notice]
+    tree: Tree, local_storage: str, indexed_db: str | None, said: list[Notice], wanted: tuple[str, ...] = SLICES
 ) -> tuple[_Slices, _Tables]:
     from regraft.formats.v1_chromium import read_chromium  # noqa: PLC0415 - loading it takes as long as the rest
 
@@ -161,7 +180,7 @@ def _from_chromium(
     slices: _Slices = {}
     if found.redux is not None:
         with blame(tree.path, f"{STATE_KEY} in {local_storage}"):
-            slices.update(json_text.fields(found.redux, ("knowledge", "llm")))
+            slices.update(json_text.fields(found.redux, wanted))
     return slices, {name: (lambda rows=rows: rows) for name, rows in found.tables.items()}  # type: ignore[misc]
 
 
@@ -175,14 +194,14 @@ def _check_version(tree: Tree, raw: msgspec.Raw | None) -> None:
         )
 
 
-def _from_export(tree: Tree, places: StatePlaces) -> _Slices:
+def _from_export(tree: Tree, places: StatePlaces, wanted: tuple[str, ...] = SLICES) -> _Slices:
     if places.knowledge is not None:
-        return {"knowledge": read_text(tree, places.knowledge)}
+        return {"knowledge": read_text(tree, places.knowledge)} if "knowledge" in wanted else {}
     if places.redux is None:
         return {}
     text = read_text(tree, places.redux)
     with blame(tree.path, places.redux):
-        return dict(json_text.fields(text, ("knowledge", "llm")))
+        return dict(json_text.fields(text, wanted))
 
 
 def _loader(tree: Tree, name: str) -> Callable[[], bytearray]:

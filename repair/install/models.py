@@ -1,0 +1,112 @@
+"""Which model of the profile a base has once it is installed: its own, a mapped one, or one that is re-created."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import apsw
+
+from migrators.stages.models import SEPARATOR, ModelWord
+from regraft.formats.catalog_reader import Row
+from repair.install.library import Library
+
+
+class ModelMissing(Exception):
+    """A base whose model the profile has not; the text says why, and what to do."""
+
+
+@dataclass
+class Models:
+    """The models of a profile, and those that come with the bases of a library."""
+
+    library: Library
+    word: ModelWord
+    there: set[Any]
+    #: Providers with their models' own ids: no two models of a provider have the same.
+    pairs: set[tuple[Any, Any]]
+    #: The last order key of each provider that is there, None where it has no model.
+    providers: dict[Any, str | None]
+    #: Rows that are inserted, by their ids.
+    new: dict[str, Row] = field(default_factory=dict)
+    _used: set[str] = field(default_factory=set)
+
+    def embedding(self, base: str, named: Any) -> str | None:
+        """Return the model that a base gets in place of the one that its row names.
+
+        Raises:
+            ModelMissing
+        """
+        if named is None:
+            return None
+        for old in self.word.mapped:
+            if old == named or self.library.base_of(old) == base:
+                self._used.add(old)
+                named = self.word.mapped[old]
+                break
+        if self._is_there(named) or self._created(str(named)):
+            return str(named)
+        provider = str(named).partition(SEPARATOR)[0]
+        mapped = f"--map-model '{named}=PROVIDER::MODEL' gives one that is there"
+        if provider in self.providers:
+            again = f"--recreate-model '{named}'"
+            raise ModelMissing(f"its model {named} is neither in the profile nor in the library: {again}, or {mapped}")
+        gone = f"its model {named} and the provider {provider} are not in the profile"
+        raise ModelMissing(f"{gone}: add the provider in the application first, or {mapped}")
+
+    def rerank(self, named: Any) -> str | None:
+        """Return the rerank model that a base keeps; None where it cannot."""
+        if named is None:
+            return None
+        named = self.word.mapped.get(named, named)
+        return str(named) if self._is_there(named) or self._created(str(named)) else None
+
+    def unused(self) -> list[str]:
+        """Return the user's words that met no base: a typing error, most likely."""
+        made = self.there | self.new.keys()
+        return [
+            *(old for old in self.word.mapped if old not in self._used),
+            *sorted(self.word.recreated - made),
+        ]
+
+    def _is_there(self, named: Any) -> bool:
+        return named in self.there or named in self.new
+
+    def _created(self, named: str) -> bool:
+        """Re-create a model as the library has it, or as the user's word has it, where its provider is there."""
+        provider, _, model = named.partition(SEPARATOR)
+        row = self.library.models.get(named)
+        if provider not in self.providers or (row is None and named not in self.word.recreated):
+            return False
+        known = row if row is not None and row.get("provider_id") == provider else {}
+        model = known.get("model_id") or model
+        if (provider, model) in self.pairs:
+            return False
+        last = self.providers[provider]
+        # A longer key sorts after its beginning, and the application can still put one in between.
+        key = "a0" if last is None else f"{last}V"
+        self.providers[provider] = key
+        self.new[named] = {
+            "id": named,
+            "provider_id": provider,
+            "model_id": model,
+            "name": known.get("name") or model,
+            "group": known.get("group"),
+            "capabilities": "[]",
+            "order_key": key,
+        }
+        return True
+
+
+def read_models(db: apsw.Connection, library: Library, word: ModelWord) -> Models:
+    """Read which models and providers a profile has; keys are never read.
+
+    Raises:
+        apsw.Error: it cannot be read.
+    """
+    pairs = {(row[1], row[2]): row[0] for row in db.execute("SELECT id, provider_id, model_id FROM user_model")}
+    providers: dict[Any, str | None] = {row[0]: None for row in db.execute("SELECT provider_id FROM user_provider")}
+    for provider, key in db.execute("SELECT provider_id, max(order_key) FROM user_model GROUP BY 1"):
+        if provider in providers and isinstance(key, str):
+            providers[provider] = key
+    return Models(library, word, set(pairs.values()), set(pairs), providers)
