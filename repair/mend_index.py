@@ -60,6 +60,12 @@ _ACTIONS = {
 }
 #: Actions after which the full-text index is built anew.
 _CHANGE_TEXTS = {"write-bodies", "restore-bodies", "number-bodies"}
+#: What lets a full-text index be built anew whose own data are damaged.
+_EMPTY_FULL_TEXT = (
+    """INSERT OR REPLACE INTO search_text_fts_config (k, v) SELECT 'version', 4
+        WHERE NOT EXISTS (SELECT 1 FROM search_text_fts_config WHERE k = 'version' AND v IN (4, 5))""",
+    "INSERT INTO search_text_fts (search_text_fts) VALUES ('delete-all')",
+)
 #: Bytes that the columns of a row take besides a text.
 _ROW_BYTES = 400
 
@@ -144,6 +150,9 @@ def _write(db: apsw.Connection, target: Target) -> None:
     rows = ((path, rid) for rid, path in target.renamed)
     db.executemany("UPDATE material SET relative_path = ? WHERE rowid = ?", rows)
     write_back(db)
+    if target.wanted.intersection(target.found, (v2.FTS_DESYNC, v2.BODY_ROWID)):
+        for statement in _EMPTY_FULL_TEXT:
+            db.execute(statement)
 
 
 def _worked_out(db: apsw.Connection, target: Target) -> Outcome | None:
@@ -187,7 +196,7 @@ def _actions(job: Job, target: Target) -> Iterator[Action]:
         count = job.done[name]
         if count:
             mended = finding if job.wants(finding) else None
-            if name == "rebuild-full-text" and mended is None and job.wants(v2.BODY_ROWID):
+            if name == "rebuild-full-text" and job.wants(v2.BODY_ROWID) and not job.done["number-bodies"]:
                 mended = v2.BODY_ROWID
             yield Action(name, said.format(n=counted(count, noun)), target.base, None, count, 0, mended)
 
@@ -245,7 +254,8 @@ _ASIDE = (
         "unit",
         "of another text than the material, or of no material",
         """SELECT count(*) FROM temp.m_unit u LEFT JOIN temp.m_material m ON m.id = u.material WHERE m.rid IS NULL
-              OR (ifnull(m.new_content, m.content) IS NOT NULL AND u.content IS NOT ifnull(m.new_content, m.content))""",
+             OR (ifnull(m.new_content, m.content) IS NOT NULL
+                 AND u.content IS NOT ifnull(m.new_content, m.content))""",
     ),
     (
         v2.CONTENT_ORPHAN,

@@ -29,6 +29,7 @@ def link_bodies(job: Job) -> None:
     db.execute("CREATE INDEX temp.m_stray_target ON m_stray (target)")
     body_id = "sha256_hex(CAST('search_unit ' || {} || ' body' AS BLOB))"
     for proof in (
+        "s.target = l.id",
         "s.target = l.derived",
         f"s.id = {body_id.format('l.id')}",
         f"s.id = {body_id.format('l.derived')}",
@@ -37,7 +38,8 @@ def link_bodies(job: Job) -> None:
              WHERE NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE b.unit = l.rid) GROUP BY l.rid"""
         job.change(
             "link-bodies",
-            f"UPDATE temp.m_body SET unit = p.unit FROM ({pairs}) p WHERE p.body = m_body.rid AND m_body.unit IS NULL",
+            f"""UPDATE temp.m_body SET unit = p.unit, type = 'search_unit', kind = 'body', linked = TRUE
+                  FROM ({pairs}) p WHERE p.body = m_body.rid AND m_body.unit IS NULL""",
         )
 
 

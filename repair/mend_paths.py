@@ -1,7 +1,8 @@
 """Mending paths that lead out of a base's ``raw/``: in the index, in the catalog, and on disk.
 
-The path of the material's item stands where that is one; else the path itself is made safe. Order of the changes: files
-first, then the catalog, then the index, so that after a kill the next run takes the item's path.
+The path of the material's item stands where that is one; else the path itself is made safe. Order of the changes: new
+files, the catalog, old files, the index, so that after a kill the next run takes the item's path and finishes. Where no
+item has the path, the old file goes last.
 Rules: ``docs/formats/index.md``, "What always holds".
 """
 
@@ -50,6 +51,7 @@ class Renamed:
     items: list[ItemPath] = field(default_factory=list)
     made: list[FileChange] = field(default_factory=list)
     removed: list[FileChange] = field(default_factory=list)
+    removed_last: list[FileChange] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
 
 
@@ -94,7 +96,7 @@ def renamed(root: Path, base: str, index: str, raw: str, items: Sequence[Row] | 
                 found.items.append(ItemPath(material.id, key, path, new))
         taken.add(new)
         found.materials.append((material.rowid, new))
-        files.move(material.raw, new, found)
+        files.move(material.raw, new, found, found.removed_last if path is None else found.removed)
     return found
 
 
@@ -125,7 +127,7 @@ class FileRename:
         parts = [part for part in _SEPARATORS.split(old.decode("utf-8", "replace")) if part not in ("", ".", "..")]
         safe = [material_name(part) for part in parts] or ["untitled"]
         folder = "/".join(safe[:-1])
-        prefix = f"{folder}/" if folder else ""
+        prefix = f"{folder}/" if folder and self._is_inside(self._folder / folder) else ""
         beside = {path[len(prefix) :] for path in taken if path.startswith(prefix)}
         source = self._inside(old)
         names = FreeNames()
@@ -137,8 +139,8 @@ class FileRename:
             if not os.path.lexists(there) or (source is not None and _is_copy(source, there)):
                 return path
 
-    def move(self, old: bytes, new: str, found: Renamed) -> None:
-        """Plan that a material's file, if it is there, gets its new name."""
+    def move(self, old: bytes, new: str, found: Renamed, removed: list[FileChange]) -> None:
+        """Plan that a material's file, if it is there, gets its new name; the old one goes by ``removed``."""
         source = self._inside(old)
         target = self._folder / new
         if source is None or source == target or (os.path.lexists(target) and not _is_copy(source, target)):
@@ -150,7 +152,7 @@ class FileRename:
         name = source.relative_to(self._root).as_posix()
         # A name that is no text cannot be recorded: that file stays beside its copy.
         if name.encode("utf-8", "surrogateescape").decode("utf-8", "replace") == name:
-            found.removed.append(FileChange(name, (), None))
+            removed.append(FileChange(name, (), None))
 
     def _inside(self, old: bytes) -> Path | None:
         """Return the file that a path names, if it is one below ``raw/`` and nothing else."""
@@ -159,10 +161,13 @@ class FileRename:
             return None
         place = self._folder / path
         try:
-            is_inside = place.resolve().is_relative_to(self._folder.resolve())
-            return place if is_inside and place.is_file() and not place.is_symlink() else None
+            return place if self._is_inside(place) and place.is_file() and not place.is_symlink() else None
         except OSError:
             return None
+
+    def _is_inside(self, place: Path) -> bool:
+        """Tell whether no link on the way leads out of ``raw/``."""
+        return place.resolve().is_relative_to(self._folder.resolve())
 
 
 def _copy(source: Path, new: Path) -> None:

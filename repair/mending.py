@@ -97,8 +97,9 @@ class _Planner:
                     self._leave_all(base, f"the index cannot be read as a whole: {error}", None)
         made.changes += [change for one in moved.values() for change in one.made]
         made.changes += self._of_catalog(moved)
-        made.changes += indexes
         made.changes += [change for one in moved.values() for change in one.removed]
+        made.changes += indexes
+        made.changes += [change for one in moved.values() for change in one.removed_last]
         self._leave_others(moved)
         return made
 
