@@ -6,8 +6,8 @@ from checks import v2_findings as v2
 from repair.workbench import DERIVED, Job
 
 _BODILESS = "NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE b.unit = m_unit.rid)"
-#: A unit whose material or text is not known: a person has to decide, and its id may still tell.
-_IN_DOUBT = """(NOT EXISTS (SELECT 1 FROM temp.m_material m WHERE m.id = m_unit.material
+#: A unit whose material, text or body is not known: its id may still tell what was there.
+_IN_DOUBT = f"""({_BODILESS} OR NOT EXISTS (SELECT 1 FROM temp.m_material m WHERE m.id = m_unit.material
        AND (m.content IS NULL OR ifnull(m.new_content, m.content) IS m_unit.content))
    OR NOT EXISTS (SELECT 1 FROM temp.m_known k WHERE k.key = m_unit.content))"""
 _BODY_KEY = "CAST({} || ' ' || {} || ' ' || kind AS BLOB)"
@@ -76,6 +76,11 @@ def number_units(job: Job) -> None:
         " min(typeof(idx) = 'integer') AS by_number FROM temp.m_unit GROUP BY material"
         " HAVING min(idx) IS NOT 0 OR max(idx) IS NOT count(*) - 1 OR count(DISTINCT idx) <> count(*)"
     )
+    # The id of a unit whose material is gone may still tell what that was.
+    db.execute(
+        "UPDATE temp.m_gap SET by_place = FALSE, by_number = FALSE"
+        " WHERE NOT EXISTS (SELECT 1 FROM temp.m_material m WHERE m.id = m_gap.material)"
+    )
     ordered = (
         "SELECT u.rid, row_number() OVER (PARTITION BY u.material ORDER BY CASE WHEN g.by_place THEN u.char_start"
         " ELSE u.idx END, u.idx, u.rid) - 1 AS number FROM temp.m_gap g CROSS JOIN temp.m_unit u"
@@ -86,8 +91,8 @@ def number_units(job: Job) -> None:
         f"UPDATE temp.m_unit SET idx = o.number, touched = TRUE FROM ({ordered}) o"
         " WHERE o.rid = m_unit.rid AND o.number IS NOT m_unit.idx",
     )
-    left = job.count("SELECT count(*) FROM temp.m_gap WHERE material IS NULL OR NOT (by_place OR by_number)")
-    job.leave(v2.UNIT_GAP, "neither numbers nor places tell the order of its units", left)
+    left = job.count("SELECT count(*) FROM temp.m_gap WHERE NOT (by_place OR by_number)")
+    job.leave(v2.UNIT_GAP, "neither numbers nor places tell the order of its units, or it is gone", left)
 
 
 def rekey_units(job: Job) -> None:
@@ -96,11 +101,11 @@ def rekey_units(job: Job) -> None:
     job.change(
         "rekey-units",
         f"UPDATE temp.m_unit SET new_id = {DERIVED} WHERE {DERIVED} IS NOT id AND {DERIVED} IS NOT NULL"
-        f" AND (touched OR ({int(wanted)} AND NOT {_IN_DOUBT}))",
+        f" AND ((touched AND NOT {_BODILESS}) OR ({int(wanted)} AND NOT {_IN_DOUBT}))",
     )
-    if wanted:
+    if wanted or job.count("SELECT max(touched) FROM temp.m_unit"):
         left = job.count(f"SELECT count(*) FROM temp.m_unit WHERE new_id IS NULL AND {DERIVED} IS NOT id")
-        job.leave(v2.UNIT_ID, "which material or text it is of is not known, and its id may still tell", left)
+        job.leave(v2.UNIT_ID, "its material, text or body is not known, and its id may still tell", left)
 
 
 def rekey_bodies(job: Job) -> None:

@@ -90,8 +90,9 @@ def _mend_content(job: Job, rid: int) -> None:
             )
             job.done["restore-contents"] += 1
             return
-    text = wide.text() if text_of(raw) is not None else None
-    if text is not None:
+    if text_of(raw) is not None:
+        # Bodies that cut a pair of surrogates in what was moved do not make it a better text.
+        text = wide.text() or bytes(raw or b"")
         job.db.execute(
             "UPDATE temp.m_content SET state = 'rekeyed', new_key = ?, text = ? WHERE rid = ?",
             (digest(text), text.decode(), rid),
@@ -275,7 +276,6 @@ def _rehash(job: Job) -> None:
 _BODILESS = "NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE b.unit = u.rid)"
 #: A unit's place is sure where its id follows from it, with the content and number that it had or the number it has.
 _IS_SURE = f"(follows OR {DERIVED.replace('content', 'was_content', 1)} IS id)"
-_HAS_VECTOR = "SELECT 1 FROM main.embedding WHERE embedding_text_hash = ?"
 
 
 def write_bodies(job: Job) -> None:
@@ -292,16 +292,12 @@ def write_bodies(job: Job) -> None:
     for rid in _numbers(db, "m_lacking", "TRUE"):
         whole = _Whole(_text_of_content(db, rid))
         units = db.execute(
-            f"SELECT rid, char_start, char_end, content IS was_content FROM temp.m_unit u WHERE {_BODILESS}"
-            f" AND {_IS_SURE} AND content = (SELECT key FROM temp.m_known WHERE rid = ?)",
+            f"SELECT rid, char_start, char_end FROM temp.m_unit u WHERE {_BODILESS} AND {_IS_SURE}"
+            " AND content = (SELECT key FROM temp.m_known WHERE rid = ?)",
             (rid,),
         ).fetchall()
-        new = []
-        for unit, start, end, is_same in units:
-            text = whole.cut(start, end)
-            # Of a text that got another hash nobody knows which part is damaged; a vector of the slice is proof.
-            if text is not None and (is_same or db.execute(_HAS_VECTOR, (digest(text.encode()),)).get is not None):
-                new.append((unit, text, digest(text.encode())))
+        bodies = [(unit, whole.cut(start, end)) for unit, start, end in units]
+        new = [(unit, text, digest(text.encode())) for unit, text in bodies if text is not None]
         db.executemany(
             "INSERT INTO temp.m_body (unit, type, kind, is_new, text, new_hash)"
             " VALUES (?, 'search_unit', 'body', TRUE, ?, ?)",
@@ -309,4 +305,4 @@ def write_bodies(job: Job) -> None:
         )
         job.done["write-bodies"] += len(new)
         missing -= len(new)
-    job.leave(v2.NO_BODY, "neither its id nor a vector proves which part of the text it is", missing)
+    job.leave(v2.NO_BODY, "its id does not prove which part of the text it is, or the text is not there", missing)
