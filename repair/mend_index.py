@@ -279,7 +279,7 @@ _ASIDE = (
         "vector",
         "that no body names",
         """SELECT count(*) FROM main.embedding e WHERE NOT EXISTS (SELECT 1 FROM temp.m_vector v WHERE v.rid = e.rowid)
-              AND NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE ifnull(b.new_hash, b.hash) = e.embedding_text_hash)""",
+              AND NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE ifnull(b.new_hash, b.hash) = +e.embedding_text_hash)""",
     ),
 )
 #: Findings of other commands that are said as they are after the mends.
