@@ -22,7 +22,7 @@ _BODIES = """SELECT CAST(search_text_id AS BLOB),
 _UNIT_KEY = " || ' ' || ".join(("material_id", "content_hash", "unit_type", "unit_index", "char_start", "char_end"))
 _UNITS = f"""SELECT CAST(unit_id AS BLOB) FROM search_unit
      WHERE unit_id IS NOT sha256_hex(CAST({_UNIT_KEY} AS BLOB))"""
-_CONTENTS = "SELECT rowid, CAST(content_hash AS BLOB), typeof(text), CAST(text AS BLOB) FROM content"
+CONTENTS = "SELECT rowid, CAST(content_hash AS BLOB), typeof(text), CAST(text AS BLOB) FROM content"
 #: CROSS JOIN keeps the order: by the index on kinds, every body would be read for every content.
 _SLICES = """SELECT CAST(u.unit_id AS BLOB), u.char_start, u.char_end, CAST(t.text AS BLOB),
        CAST(t.embedding_text_hash AS BLOB)
@@ -54,14 +54,19 @@ def check(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -
 
 def _contents(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -> None:
     has_units = shape.has("search_unit", "search_text")
-    for rowid, key, kind, text in db.execute(_CONTENTS):
+    for rowid, key, kind, text in db.execute(CONTENTS):
         ledger.check_time()
-        if kind != "text" or key is None or _sha256(text) != key.decode("utf-8", "replace") or not _is_utf8(text):
+        if not is_right(key, kind, text):
             ledger.add(v2.CONTENT_HASH, "{n} whose hash is another one", base=base, noun="text", sample=key)
             continue
         for unit in _misplaced(db, rowid, text) if has_units else ():
             said = "{n} whose body is not at its place in the text"
             ledger.add(v2.UNIT_OFFSETS, said, base=base, noun="unit", sample=unit)
+
+
+def is_right(key: bytes | None, kind: str, text: Any) -> bool:
+    """Tell whether a content is a text with this hash; ``kind`` is SQLite's type of it, ``text`` its bytes."""
+    return kind == "text" and key is not None and _sha256(text) == key.decode("utf-8", "replace") and _is_utf8(text)
 
 
 def _sha256_of_row(*values: Any) -> str | None:
@@ -88,7 +93,7 @@ def _misplaced(db: apsw.Connection, content: int, text: bytes) -> Iterator[bytes
     whole = text if ascii_only else text.decode().encode("utf-16-le")
     width = 1 if ascii_only else 2
     for unit, start, end, body, body_hash in db.execute(_SLICES, (content,)):
-        if not _is_span(start, end, len(whole) // width):
+        if not is_span(start, end, len(whole) // width):
             yield unit
             continue
         found = whole[start * width : end * width]
@@ -98,7 +103,8 @@ def _misplaced(db: apsw.Connection, content: int, text: bytes) -> Iterator[bytes
             yield unit
 
 
-def _is_span(start: object, end: object, length: int) -> bool:
+def is_span(start: object, end: object, length: int) -> bool:
+    """Tell whether two values are a place in a text of this length."""
     return isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= length
 
 

@@ -6,6 +6,7 @@ import hashlib
 import math
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 
 import apsw
 
@@ -20,6 +21,11 @@ _KEY_BYTES = 32
 _STEP = 0.1
 _HIGHEST = 10.0
 
+_SAID = {
+    v2.VECTOR_LENGTH: "that is no vector of {dimensions} dimensions, as most are",
+    v2.VECTOR_NON_FINITE: "with NaN or infinity",
+    v2.VECTOR_ZERO: "of no length",
+}
 _ROWS = """SELECT rowid, CAST(embedding_text_hash AS BLOB),
        typeof(vector_blob) = 'blob' AND length(vector_blob) = :usual,
        CASE WHEN typeof(vector_blob) = 'blob' AND length(vector_blob) = :usual
@@ -40,26 +46,40 @@ def check(db: apsw.Connection, lengths: Counter[int], ledger: Ledger, base: str 
     Raises:
         apsw.Error: the file is damaged.
     """
-    usual = lengths.most_common(1)[0][0] if lengths else 4
+    usual = usual_length(lengths)
     norms: Counter[float] = Counter()
     seen: Counter[int] = Counter()
-    for rowid, key, is_vector, single, start in db.execute(_ROWS, {"usual": usual, "key": _KEY_BYTES}):
-        if not is_vector:
-            said = f"{{n}} that is no vector of {usual // 4} dimensions, as most are"
-            ledger.add(v2.VECTOR_LENGTH, said, base=base, noun="vector", sample=key)
+    for _, key, norm, start, flaw in judged(db, usual):
+        if flaw is not None:
+            noun = _SAID[flaw].format(dimensions=usual // 4)
+            ledger.add(flaw, f"{{n}} {noun}", base=base, noun="vector", sample=key)
             continue
-        norm = single if single is not None and math.isfinite(single) else _exact_norm(db, rowid)
-        if norm is None:
-            ledger.add(v2.VECTOR_NON_FINITE, "{n} with NaN or infinity", base=base, noun="vector", sample=key)
-        elif norm == 0:
-            ledger.add(v2.VECTOR_ZERO, "{n} of no length", base=base, noun="vector", sample=key)
-        else:
-            norms[min(math.floor(norm / _STEP), round(_HIGHEST / _STEP))] += 1
-            # The hash of a number and some bytes: a tenth of what they themselves would take.
-            seen[hash((norm, start))] += 1
+        norms[min(math.floor(norm / _STEP), round(_HIGHEST / _STEP))] += 1
+        # The hash of a number and some bytes: a tenth of what they themselves would take.
+        seen[hash((norm, start))] += 1
     if any(count >= MANY for count in seen.values()):
         _duplicates(db, seen, usual, ledger, base)
     return {f"{step * _STEP:.1f}": count for step, count in sorted(norms.items())}
+
+
+def usual_length(lengths: Counter[int]) -> int:
+    """Return the length in bytes that most vectors have."""
+    return lengths.most_common(1)[0][0] if lengths else 4
+
+
+def judged(db: apsw.Connection, usual: int) -> Iterator[tuple[int, bytes, float, bytes, str | None]]:
+    """Return every vector: its row, its hash, its norm, its first bytes, and the finding that it is.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    for rowid, key, is_vector, single, start in db.execute(_ROWS, {"usual": usual, "key": _KEY_BYTES}):
+        if not is_vector:
+            yield rowid, key, 0.0, start, v2.VECTOR_LENGTH
+            continue
+        norm = single if single is not None and math.isfinite(single) else _exact_norm(db, rowid)
+        flaw = v2.VECTOR_NON_FINITE if norm is None else v2.VECTOR_ZERO if norm == 0 else None
+        yield rowid, key, norm or 0.0, start, flaw
 
 
 def _exact_norm(db: apsw.Connection, rowid: int) -> float | None:

@@ -47,7 +47,10 @@ def locked(path: Path) -> Iterator[apsw.Connection]:
 
 
 def can_record(db: apsw.Connection, tables: Sequence[str]) -> bool:
-    """Tell whether a changeset can hold every change of these tables: a row without a key escapes it."""
+    """Tell whether a changeset can hold every change of these tables, and take it back.
+
+    A row without a key escapes it, and a reference that leads nowhere cannot come back.
+    """
     for table in tables:
         keys = [row[1] for row in db.execute(f"PRAGMA table_info('{table}')") if row[5]]
         if not keys:
@@ -55,7 +58,7 @@ def can_record(db: apsw.Connection, tables: Sequence[str]) -> bool:
         lacking = " OR ".join(f'"{key}" IS NULL' for key in keys)
         if db.execute(f'SELECT 1 FROM "{table}" WHERE {lacking} LIMIT 1').get is not None:
             return False
-    return True
+    return db.execute("PRAGMA foreign_key_check").get is None
 
 
 @contextmanager
@@ -151,12 +154,16 @@ def _applied(db: apsw.Connection, changeset: Path, flags: int) -> list[str]:
         conflicts.append("foreign keys" if kind == apsw.SQLITE_CHANGESET_FOREIGN_KEY else change.name)
         return apsw.SQLITE_CHANGESET_ABORT
 
+    # Rows that were damaged before may break the layout's own checks.
+    db.execute("PRAGMA ignore_check_constraints = ON")
     try:
         with changeset.open("rb") as file:
             apsw.Changeset.apply(file.read, db, conflict=conflict, flags=flags | apsw.SQLITE_CHANGESETAPPLY_FKNOACTION)
     except apsw.AbortError:
         if not conflicts:
             raise
+    finally:
+        db.execute("PRAGMA ignore_check_constraints = OFF")
     return sorted(set(conflicts))
 
 

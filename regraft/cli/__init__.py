@@ -20,6 +20,7 @@ from regraft.cli.inspect import inspect
 from regraft.cli.install import install
 from regraft.cli.migrate import migrate
 from regraft.cli.output import fail
+from regraft.cli.repair import repair
 from regraft.cli.rescue import rescue
 from regraft.cli.search import search
 from regraft.cli.upgrade import upgrade
@@ -57,7 +58,22 @@ def cli() -> None:
     """
 
 
-for command in (inspect, check, migrate, search, compare, export, import_, gc, upgrade, history, undo, rescue, install):
+for command in (
+    inspect,
+    check,
+    migrate,
+    search,
+    compare,
+    export,
+    import_,
+    gc,
+    upgrade,
+    history,
+    undo,
+    rescue,
+    install,
+    repair,
+):
     cli.add_command(command)
 
 

@@ -1,0 +1,374 @@
+"""What ``regraft repair`` derives in an index file, what it leaves, and that no vector of a right text is lost."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from conftest import NOW_MS, run
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from planted_v2 import run_sql
+
+from regraft import identity
+from regraft.formats.index import IndexStore
+from regraft.testing import MaterialInput, materials
+from repair import files, mending, rows
+
+BASE = "5b0f5be5-6c1b-4b6e-9a51-0c9b8f8a7d10"
+HEAD = "The harbour 🎉"
+BODIES = ("The lamp is lit at dusk.", "Who comes on Monday? 🎉", "Fog bell, fog bell.")
+DIMENSIONS = 4
+
+
+def vector(*numbers: float) -> bytes:
+    return struct.pack(f"<{len(numbers)}f", *numbers)
+
+
+def wide(text: str) -> int:
+    return len(text.encode("utf-16-le")) // 2
+
+
+def place_of(folder: Path) -> Path:
+    path = folder / BASE / ".cherry" / "index.sqlite"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def put(store: IndexStore, material: str, head: str, bodies: Iterable[str]) -> None:
+    """Store a material with a virtual path: a heading that is in no unit, then a paragraph for every unit."""
+    content, units = head, []
+    for body in bodies:
+        start = wide(content) + 2
+        content = f"{content}\n\n{body}"
+        units.append((start, start + wide(body)))
+    vectors = {identity.text_hash(body): vector(len(body), number, 1, 1) for number, body in enumerate(bodies)}
+    store.rebuild_material(material, material, content, units, vectors, NOW_MS)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = place_of(tmp_path)
+    with IndexStore(path, BASE, create=True) as store:
+        put(store, "a", HEAD, BODIES)
+        put(store, "b", "Another", [*BODIES[:1], "Only here."])
+    assert names(path) == set()
+    return path
+
+
+def check(path: Path) -> list[dict[str, Any]]:
+    return list(run("check", path, "--json").document["findings"])
+
+
+def names(path: Path) -> set[str]:
+    return {finding["name"] for finding in check(path)}
+
+
+def repair(path: Path, *options: object) -> dict[str, Any]:
+    done = run("repair", path, "--json", *options)
+    assert done.status in (0, 1), done
+    return done.document
+
+
+def mended(path: Path, *options: object) -> dict[str, int]:
+    """Repair, check that undo takes all of it back, repair again, and return what was done."""
+    before = files.mark_of(path)
+    done = repair(path, *options)
+    if done["undo"] is not None:
+        assert run("undo", path, "-q").status == 0
+        assert files.mark_of(path) == before
+        assert repair(path, *options)["actions"] == done["actions"]
+    return {action["action"]: action["count"] for action in done["actions"]}
+
+
+def left(path: Path) -> dict[str, str]:
+    return {one["finding"]: one["reason"] for one in repair(path, "--dry-run")["left"]}
+
+
+def ask(path: Path, sql: str) -> Any:
+    with closing(apsw.Connection(str(path))) as db:
+        return db.execute(sql).get
+
+
+CONTENT_A = "(SELECT current_content_hash FROM material WHERE material_id = 'a')"
+LAST_OF_A = "material_id = 'a' AND unit_index = 2"
+UNIT = f"(SELECT unit_id FROM search_unit WHERE {LAST_OF_A})"
+
+# --- contents --------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_whose_units_do_not_give_it_back_gets_its_true_hash(path: Path) -> None:
+    run_sql(path, f"UPDATE content SET text = replace(text, 'harbour', 'Harbour') WHERE content_hash = {CONTENT_A}")
+    assert mended(path) == {"rekey-contents": 1, "rekey-units": 3, "rekey-bodies": 3}
+    assert names(path) == set()
+    assert ask(path, "SELECT count(*) FROM embedding") == 4
+
+
+def test_bodies_are_laid_over_a_damaged_text(path: Path) -> None:
+    """A character too many shifts all that follows; the places of the units bring it back."""
+    run_sql(path, f"UPDATE content SET text = replace(text, 'Fog bell', 'Fg bell') WHERE content_hash = {CONTENT_A}")
+    assert mended(path) == {"restore-contents": 1}
+    run_sql(path, f"UPDATE content SET text = '?' || text WHERE content_hash <> {CONTENT_A}")
+    assert mended(path) == {"rekey-contents": 1, "rekey-units": 2, "rekey-bodies": 2}
+    run_sql(path, f"UPDATE content SET text = '?' || text WHERE content_hash = {CONTENT_A}")
+    assert mended(path)["place-units"] > 0
+    assert names(path) == set()
+
+
+def test_a_unit_that_lost_text_body_and_material_is_left(path: Path) -> None:
+    run_sql(
+        path,
+        f"DELETE FROM search_text WHERE target_id = {UNIT}",
+        f"UPDATE content SET text = 'another' WHERE content_hash = {CONTENT_A}",
+        f"UPDATE search_unit SET material_id = 'gone' WHERE {LAST_OF_A}",
+    )
+    repair(path)
+    assert {"unit.id", "unit.no-body"} <= set(left(path))
+    assert repair(path)["actions"] == []
+
+
+def test_a_damaged_hash_is_found_again(path: Path) -> None:
+    run_sql(path, f"UPDATE content SET content_hash = 'lost' WHERE content_hash = {CONTENT_A}")
+    assert mended(path) == {"rekey-contents": 1}
+    assert names(path) == set()
+
+
+def test_two_texts_that_changed_places(path: Path) -> None:
+    run_sql(
+        path,
+        "CREATE TABLE kept AS SELECT rowid AS number, text FROM content",
+        "UPDATE content SET text = (SELECT text FROM kept WHERE number <> content.rowid)",
+        "DROP TABLE kept",
+    )
+    assert mended(path) == {"restore-contents": 2}
+    assert names(path) == set()
+
+
+def test_bytes_that_nothing_gives_back_stay(path: Path) -> None:
+    run_sql(path, f"UPDATE content SET text = x'ff' WHERE content_hash = {CONTENT_A}")
+    assert mended(path) == {}
+    assert "is no text" in left(path)["content.hash"]
+    assert run("repair", path).status == 1
+
+
+def test_units_that_do_not_agree_on_a_text(path: Path) -> None:
+    run_sql(
+        path,
+        "UPDATE material SET current_content_hash = NULL WHERE material_id = 'a'",
+        "UPDATE search_unit SET content_hash = (SELECT current_content_hash FROM material WHERE material_id = 'b')"
+        f" WHERE {LAST_OF_A}",
+    )
+    assert "link-contents" not in mended(path)
+    assert "do not agree" in left(path)["material.no-content"]
+
+
+# --- units ---------------------------------------------------------------------------------------------------------
+
+
+def test_places_that_count_characters(path: Path) -> None:
+    run_sql(path, f"UPDATE search_unit SET char_start = char_start - 2, char_end = char_end - 2 WHERE {LAST_OF_A}")
+    assert mended(path) == {"place-units": 1}
+    assert names(path) == set()
+
+
+def test_a_body_that_is_there_twice_has_no_sure_place(tmp_path: Path) -> None:
+    path = place_of(tmp_path)
+    with IndexStore(path, BASE, create=True) as store:
+        put(store, "a", "x", ["same", "same"])
+    run_sql(path, "UPDATE search_unit SET char_start = 0, char_end = 1 WHERE unit_index = 0")
+    assert "place-units" not in mended(path)
+    assert "more than once" in left(path)["unit.offsets"]
+
+
+def test_units_after_one_that_is_gone_are_numbered_anew(path: Path) -> None:
+    run_sql(
+        path,
+        "DELETE FROM search_text WHERE target_id = (SELECT unit_id FROM search_unit WHERE unit_index = 0 AND"
+        " material_id = 'a')",
+        "DELETE FROM search_unit WHERE unit_index = 0 AND material_id = 'a'",
+    )
+    assert mended(path) == {"number-units": 2, "rekey-units": 2, "rekey-bodies": 2}
+    assert names(path) == set()
+
+
+def test_numbers_that_changed_places_follow_the_text(path: Path) -> None:
+    run_sql(
+        path,
+        f"UPDATE search_unit SET unit_index = 9 WHERE {LAST_OF_A}",
+        "UPDATE search_unit SET unit_index = 12 WHERE material_id = 'a' AND unit_index = 0",
+    )
+    assert mended(path) == {"number-units": 2}
+    assert names(path) == set()
+
+
+def test_the_id_of_a_unit_that_may_still_tell_its_material_stays(path: Path) -> None:
+    run_sql(path, f"UPDATE search_unit SET material_id = 'gone' WHERE {LAST_OF_A}")
+    before = ask(path, "SELECT unit_id FROM search_unit WHERE material_id = 'gone'")
+    assert "may still tell" in left(path)["unit.id"]
+    repair(path)
+    assert ask(path, "SELECT unit_id FROM search_unit WHERE material_id = 'gone'") == before
+
+
+# --- bodies --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        f"UPDATE search_text SET target_id = 'x' WHERE target_id = {UNIT}",
+        f"UPDATE search_text SET kind = 'title' WHERE target_id = {UNIT}",
+        f"UPDATE search_unit SET unit_id = 'x' WHERE {LAST_OF_A}",
+    ],
+)
+def test_a_body_that_lost_its_unit_finds_it(damage: str, path: Path) -> None:
+    run_sql(path, damage)
+    assert "link-bodies" in mended(path)
+    assert names(path) == set()
+
+
+def test_a_lost_body_comes_from_the_text(path: Path) -> None:
+    run_sql(path, f"DELETE FROM search_text WHERE target_id = {UNIT}")
+    assert mended(path) == {"write-bodies": 1, "rebuild-full-text": 1}
+    assert names(path) == set()
+
+
+def test_a_lost_body_of_a_unit_whose_id_does_not_follow_stays_lost(path: Path) -> None:
+    run_sql(
+        path,
+        f"DELETE FROM search_text WHERE target_id = {UNIT}",
+        f"UPDATE search_unit SET char_end = char_end - 1 WHERE {LAST_OF_A}",
+    )
+    assert "write-bodies" not in mended(path)
+    assert "does not prove" in left(path)["unit.no-body"]
+
+
+def test_a_damaged_hash_of_a_body_brings_its_vector_back(path: Path) -> None:
+    run_sql(path, f"UPDATE search_text SET embedding_text_hash = 'x' WHERE target_id = {UNIT}")
+    assert mended(path) == {"rehash-bodies": 1}
+    assert names(path) == set()
+
+
+def test_a_body_of_another_text_waits_for_its_vector(path: Path) -> None:
+    content = f"UPDATE content SET text = replace(text, 'Only', 'Alone') WHERE content_hash <> {CONTENT_A}"
+    run_sql(path, content, "UPDATE search_text SET text = 'Alone here.' WHERE text = 'Only here.'")
+    done = repair(path)
+    assert {action["action"] for action in done["actions"]} >= {"rekey-contents", "rehash-bodies"}
+    about = {one["finding"]: one["count"] for one in done["left"]}
+    assert (about["embedding.missing"], about["embedding.orphan"]) == (1, 1)
+    assert names(path) == {"embedding.missing", "embedding.orphan"}
+
+
+# --- vectors -------------------------------------------------------------------------------------------------------
+
+
+def test_of_two_lengths_neither_is_dropped(path: Path) -> None:
+    run_sql(path, "UPDATE embedding SET vector_blob = substr(vector_blob, 1, 8) WHERE rowid <= 2")
+    assert "embedding.length" not in mended(path)
+    assert "not known" in left(path)["embedding.length"]
+    assert ask(path, "SELECT count(*) FROM embedding WHERE length(vector_blob) = 8") == 2
+
+
+def test_the_identity_of_a_file_in_no_folder_is_not_known(path: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "index.sqlite"
+    alone.write_bytes(path.read_bytes())
+    run_sql(alone, "DELETE FROM meta")
+    assert mended(alone) == {}
+    assert "no base's folder" in left(alone)["meta.missing"]
+
+
+def test_a_large_mend_is_made_on_a_copy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "LARGEST_CHANGESET", 1)
+    run_sql(path, "UPDATE search_text SET text = 'x' WHERE rowid = 1", "UPDATE search_unit SET unit_id = 'y' || rowid")
+    assert "restore-bodies" in mended(path)
+    assert names(path) == set()
+
+
+# --- all together --------------------------------------------------------------------------------------------------
+
+#: Damage to one row, which is chosen by its number.
+DAMAGES: dict[str, str] = {
+    "no identity": "DELETE FROM meta",
+    "text": "UPDATE content SET text = text || '!' WHERE {}",
+    "another text": "UPDATE content SET text = 'another' || rowid WHERE {}",
+    "hash of a text": "UPDATE OR IGNORE content SET content_hash = 'x' || rowid WHERE {}",
+    "bytes": "UPDATE content SET text = x'ff' WHERE {}",
+    "no text": "UPDATE material SET current_content_hash = NULL WHERE {}",
+    "path": "UPDATE OR IGNORE material SET relative_path = '../' || material_id WHERE {}",
+    "place": "UPDATE search_unit SET char_start = char_start + 1 WHERE {}",
+    "end": "UPDATE search_unit SET char_end = 'end' WHERE {}",
+    "number": "UPDATE search_unit SET unit_index = unit_index + 70 WHERE {}",
+    "unit id": "UPDATE search_unit SET unit_id = 'u' || rowid WHERE {}",
+    "unit": "DELETE FROM search_unit WHERE {}",
+    "material": "UPDATE search_unit SET material_id = 'gone' || rowid WHERE {}",
+    "body": "DELETE FROM search_text WHERE {}",
+    "body id": "UPDATE search_text SET search_text_id = 'b' || rowid WHERE {}",
+    "target": "UPDATE search_text SET target_id = 't' || rowid WHERE {}",
+    "body text": "UPDATE search_text SET text = 'another ' || rowid WHERE {}",
+    "body bytes": "UPDATE search_text SET text = x'ff00' WHERE {}",
+    "body hash": "UPDATE search_text SET embedding_text_hash = 'h' || rowid WHERE {}",
+    "entry": "UPDATE search_text SET fts_rowid = NULL WHERE {}",
+    "entries": "DELETE FROM search_text_fts_docsize WHERE {}",
+    "vector": "UPDATE embedding SET vector_blob = zeroblob(16) WHERE {}",
+    "half a vector": "UPDATE embedding SET vector_blob = x'0102' WHERE {}",
+    "no vector": "DELETE FROM embedding WHERE {}",
+}
+_TABLES = ("content", "material", "search_unit", "search_text_fts_docsize", "search_text", "embedding", "meta")
+
+
+def plant(path: Path, name: str, row: int) -> None:
+    sql = DAMAGES[name]
+    table = next(table for table in _TABLES if f" {table} " in f"{sql} ")
+    key = "id" if table.endswith("docsize") else "rowid"
+    chosen = f"{key} = (SELECT {key} FROM {table} ORDER BY {key} LIMIT 1 OFFSET {row} % (SELECT count(*) FROM {table}))"
+    if ask(path, f"SELECT count(*) FROM {table}"):
+        run_sql(path, sql.format(chosen))
+
+
+def right_vectors(path: Path) -> dict[str, bytes]:
+    """Return the vectors of all bodies whose hash is that of their text."""
+    with closing(apsw.Connection(str(path))) as db:
+        found = db.execute(
+            "SELECT CAST(t.text AS BLOB), t.embedding_text_hash, e.vector_blob FROM search_text t"
+            " JOIN embedding e USING (embedding_text_hash) WHERE typeof(t.text) = 'text'"
+        )
+        return {key: blob for text, key, blob in found if identity.text_hash(text.decode()) == key}
+
+
+def could_be_right(blob: bytes) -> bool:
+    return len(blob) == 4 * DIMENSIONS and any(blob)
+
+
+SOUND = materials(DIMENSIONS)
+damages = st.lists(st.tuples(st.sampled_from(sorted(DAMAGES)), st.integers(0, 9)), min_size=1, max_size=6)
+
+
+@given(st.lists(SOUND, min_size=1, max_size=4), damages)
+@settings(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+def test_damage_in_any_combination(given_materials: list[MaterialInput], planted: list[tuple[str, int]]) -> None:
+    """What can be mended is gone afterwards or said; vectors of right texts stay; undo brings everything back."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = place_of(Path(folder))
+        with IndexStore(path, BASE, create=True) as store:
+            for number, one in enumerate(given_materials):
+                vectors = {key: vector(1, len(key), number, 2) for key in one.embeddings}
+                store.rebuild_material(f"m{number}", f"m{number}", one.content, one.units, vectors, NOW_MS)
+        for name, row in planted:
+            plant(path, name, row)
+        before, mark = right_vectors(path), files.mark_of(path)
+        planned = repair(path, "--dry-run")
+        done = repair(path)
+        assert done["actions"] == planned["actions"]
+        said = {one["finding"] for one in done["left"]}
+        assert names(path).intersection(mending.NAMES) <= said
+        after = right_vectors(path)
+        assert {key: blob for key, blob in before.items() if could_be_right(blob)}.items() <= after.items()
+        assert repair(path)["actions"] == []
+        if done["undo"] is not None:
+            assert run("undo", path, "-q").status == 0
+        assert files.mark_of(path) == mark
