@@ -19,6 +19,7 @@ from regraft.cli.import_ import import_
 from regraft.cli.inspect import inspect
 from regraft.cli.migrate import migrate
 from regraft.cli.output import fail
+from regraft.cli.reconcile import reconcile
 from regraft.cli.search import search
 from regraft.errors import INTERRUPTED, REFUSED, WrongUsage
 
@@ -54,7 +55,7 @@ def cli() -> None:
     """
 
 
-for command in (inspect, check, migrate, search, compare, export, import_, gc, history, undo):
+for command in (inspect, check, migrate, search, compare, export, import_, gc, reconcile, history, undo):
     cli.add_command(command)
 
 
