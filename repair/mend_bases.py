@@ -1,6 +1,7 @@
 """Mending rows of ``knowledge_base`` from what there is of the base: its index, its vectors, its model.
 
-Rules: ``docs/formats/catalog.md``, "knowledge_base". A failed base never has an index, and a completed one always.
+Rules: ``docs/formats/catalog.md``, "What follows from what". A failed base never has an index, and a completed one
+always.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class _Mender:
                 said = f"set {{n}} to {row['status']}{error}"
                 self._actions["update-items", said, noun, base, items.statuses[number]] += 1
             if number in items.moves:
-                said = f"move {{n}} {items.moves[number]} to the top"
+                said = f"move {{n}} to the top: {items.moves[number]}"
                 self._actions["move-items", said, noun, base, v2.ITEM_CONTAINER] += 1
 
     def _items(self, db: apsw.Connection, base: Any) -> tuple[list[int], Items]:

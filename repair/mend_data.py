@@ -1,6 +1,6 @@
 """Mending what an item holds: a field that is missing, from those that are there, its material and its snapshot.
 
-Rules: ``docs/formats/catalog.md``, "data". A field that nothing tells is never made up.
+Rules: ``docs/formats/catalog.md``, "What follows from what". A field that nothing tells is never made up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Mending the status of items and the folders that they are in, from what is indexed and from one another.
 
-Rules: ``docs/formats/catalog.md``, "knowledge_item". An item that somebody was working on is ``failed`` with
+Rules: ``docs/formats/catalog.md``, "What follows from what". An item that somebody was working on is ``failed`` with
 ``indexing_interrupted``, as the application has it after a crash.
 """
 
@@ -86,24 +86,28 @@ def mend_folders(items: Items) -> None:
     """Move to the top what is in no folder that there is; of folders inside themselves, the oldest."""
     by_id = {row.get("id"): row for row in items.rows}
     places = {row.get("id"): number for number, row in enumerate(items.rows)}
+    inside_itself: list[Row] = []
     for number, row in enumerate(items.rows):
-        if row.get("group_id") is None:
-            continue
-        problem = group_problem(row, by_id)
+        problem = None if row.get("group_id") is None else group_problem(row, by_id)
         if problem is None:
             continue
         above = by_id.get(row.get("group_id"))
         if above is not None and above.get("type") not in DATA:
             items.leave(v2.ITEM_CONTAINER, f"the item that it is in is of type {above.get('type')}", row)
-            continue
-        if above is not None and above.get("type") == "directory":
+        elif above is not None and above.get("type") == "directory":
+            inside_itself.append(row)
+        else:
+            row["group_id"] = None
+            items.moves[number] = problem
+    for row in inside_itself:
+        circle = _circle(row, by_id)
+        if any(one.get("type") not in DATA for one in circle):
+            items.leave(v2.ITEM_CONTAINER, "one of the items that it is in is of an unknown type", row)
+        elif circle:
             # Ids of items begin with the time at which they were made, and a folder is made before what is inside.
-            oldest = min(_circle(row, by_id), key=lambda one: str(one.get("id")), default=None)
-            if oldest is None:
-                continue  # what it is in leads to a folder that is mended, or left, by itself
-            number, row = places[oldest.get("id")], oldest  # noqa: PLW2901 - the one to move
-        row["group_id"] = None
-        items.moves[number] = problem
+            oldest = min(circle, key=lambda one: str(one.get("id")))
+            oldest["group_id"] = None
+            items.moves[places[oldest.get("id")]] = "inside itself"
 
 
 def _circle(row: Row, by_id: dict[Any, Row]) -> list[Row]:

@@ -1,6 +1,6 @@
 """Making the index of a base follow the catalog, which is the authority.
 
-Rules: ``docs/formats/catalog.md`` and ``docs/formats/index.md``. A material without an item goes with its units and
+Rules: ``docs/formats/index.md``, "Following the catalog". A material without an item goes with its units and
 bodies, and with the vectors and texts that nothing else names, as the application's own clean-up does it. What the
 index lacks cannot be made here: it is listed.
 """

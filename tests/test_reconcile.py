@@ -331,7 +331,6 @@ def test_whatever_is_damaged_it_ends_in_order(name: str, store: Path) -> None:
     """What it can mend is gone afterwards, what it changed is taken back, and other damage stays as it was."""
     PLANTED[name].damage(store)
     before = state(store)
-    found = findings(store)
     done = run("reconcile", store, "--json")
     if done.status == REFUSED:
         assert state(store) == before
@@ -341,7 +340,6 @@ def test_whatever_is_damaged_it_ends_in_order(name: str, store: Path) -> None:
     assert MENDED.intersection(findings(store)) <= is_left
     if done.document["undo"] is None:
         assert state(store) == before
-        assert MENDED.intersection(found) <= is_left
         return
     assert run("undo", store).status == 0
     assert state(store) == before
