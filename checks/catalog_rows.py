@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from checks import v2_findings as v2
@@ -16,9 +17,9 @@ MAX_NOTE_UNITS = 1_000_000
 #: Statuses of an item that somebody is working on.
 ACTIVE = {"preparing", "processing", "reading", "embedding"}
 _STATUSES = {"idle", "completed", "failed", "deleting", *ACTIVE}
-_MODES = {"vector", "bm25", "hybrid"}
+MODES = {"vector", "bm25", "hybrid"}
 #: Texts that the data of each type has, and those that it may have.
-_DATA = {
+DATA = {
     "file": (("source", "relativePath"), ("indexedRelativePath",)),
     "url": (("source", "url"), ("relativePath",)),
     "note": (("source", "content"), ("relativePath",)),
@@ -29,7 +30,7 @@ _DATA = {
 def check_base(row: Row, models: set[Any] | None, ledger: Ledger) -> None:
     """Check a row of ``knowledge_base``; ``models`` are the ids of those that exist, None where that is not known."""
     base = base_key(row)
-    problem = _base_problem(row)
+    problem = base_problem(row)
     if problem is not None:
         ledger.add(v2.BASE_STATUS, problem, base=base)
     elif row.get("status") == "failed":
@@ -47,12 +48,13 @@ def base_key(row: Row) -> str:
     return str(row.get("id"))
 
 
-def _base_problem(row: Row) -> str | None:  # noqa: PLR0911 - one rule each
+def base_problem(row: Row) -> str | None:  # noqa: PLR0911 - one rule each
+    """Return what does not go together in a row of ``knowledge_base``; None where all does."""
     status, error, model, dimensions = (row.get(key) for key in ("status", "error", "embedding_model_id", "dimensions"))
     if status not in ("completed", "failed"):
         return f"its status is {status}"
     mode = row.get("search_mode")
-    if "search_mode" in row and mode not in _MODES:
+    if "search_mode" in row and mode not in MODES:
         return f"its search mode is {mode}"
     if dimensions is not None and (not isinstance(dimensions, int) or dimensions <= 0):
         return f"it has {dimensions} dimensions"
@@ -92,7 +94,7 @@ def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
 
 
 def _check_item(item: Row, base: str, is_running: bool, ledger: Ledger) -> None:
-    problem = _status_problem(item, is_running)
+    problem = status_problem(item, is_running)
     if problem is not None:
         ledger.add(v2.ITEM_STATUS, f"{{n}}: {problem}", base=base, noun="item", sample=item.get("id"))
     problem = data_problem(item)
@@ -108,9 +110,10 @@ def is_tombstone(item: Row) -> bool:
     return item.get("type") == "directory" and item.get("status") == "failed" and item.get("error") == NOT_MIGRATED
 
 
-def _status_problem(item: Row, is_running: bool) -> str | None:  # noqa: PLR0911 - one rule each
+def status_problem(item: Row, is_running: bool) -> str | None:  # noqa: PLR0911 - one rule each
+    """Return what is wrong with an item's status, error and type; None where nothing is."""
     status, error, kind = (item.get(key) for key in ("status", "error", "type"))
-    if kind not in _DATA:
+    if kind not in DATA:
         return f"its type is {kind}"
     if status not in _STATUSES:
         return f"its status is {status}"
@@ -139,12 +142,12 @@ def data_of(item: Row) -> dict[str, Any]:
 def data_problem(item: Row) -> str | None:
     """Return what keeps the application from reading an item's data; None where nothing does."""
     kind = item.get("type")
-    if kind not in _DATA or "data" not in item:
+    if kind not in DATA or "data" not in item:
         return None  # the type itself is what is wrong
     data = data_of(item)
     if not data:
         return "its data is no JSON object"
-    needed, more = _DATA[str(kind)]
+    needed, more = DATA[str(kind)]
     wrong = [name for name in needed if not isinstance(data.get(name), str)]
     wrong += [name for name in more if name in data and not isinstance(data[name], str)]
     # Only what a note holds may be empty: a path or an address has to lead somewhere.
@@ -171,7 +174,7 @@ def _check_containers(items: list[Row], base: str, ledger: Ledger) -> None:
         if group is None:
             continue
         children[group].append(item)
-        problem = _group_problem(item, by_id)
+        problem = group_problem(item, by_id)
         if problem is not None:
             ledger.add(v2.ITEM_CONTAINER, f"{{n}} {problem}", base=base, noun="item", sample=item.get("id"))
     for item in items:
@@ -189,7 +192,8 @@ def _check_containers(items: list[Row], base: str, ledger: Ledger) -> None:
             ledger.add(v2.ITEM_CONTAINER, said, base=base, noun="folder", sample=item.get("id"))
 
 
-def _group_problem(item: Row, by_id: dict[Any, Row]) -> str | None:
+def group_problem(item: Row, by_id: Mapping[Any, Row]) -> str | None:
+    """Return what is wrong with the folder that an item, which has one, is in; None where nothing is."""
     container = by_id.get(item.get("group_id"))
     if container is None:
         return "whose folder is not there"

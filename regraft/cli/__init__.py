@@ -20,6 +20,7 @@ from regraft.cli.inspect import inspect
 from regraft.cli.install import install
 from regraft.cli.migrate import migrate
 from regraft.cli.output import fail
+from regraft.cli.reconcile import reconcile
 from regraft.cli.repair import repair
 from regraft.cli.rescue import rescue
 from regraft.cli.search import search
@@ -73,6 +74,7 @@ for command in (
     rescue,
     install,
     repair,
+    reconcile,
 ):
     cli.add_command(command)
 

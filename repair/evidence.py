@@ -1,0 +1,138 @@
+"""What a base's index and its files tell of its rows in the catalog: what a mended row is derived from.
+
+Whatever cannot be read, or is damaged itself, tells nothing. Rules: ``docs/formats/catalog.md``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+
+from checks import v2_findings as v2
+from checks.findings import Finding
+from checks.index_file import path_problem
+from regraft import identity, sqlite
+from regraft.formats import okf
+from regraft.text import decode_utf8
+from repair.store import Store
+
+Result = TypeVar("Result")
+#: Findings with which an index tells nothing, or tells of another base.
+DAMAGE = {v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION, v2.SCHEMA_PREVIEW, v2.META_BASE}
+#: The longest snapshot is a note of a million units with its block.
+_LARGEST_SNAPSHOT = 64 << 20
+_UNREADABLE = (apsw.Error, OSError, UnicodeDecodeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A file of ``raw/``: its body, and the texts of its block."""
+
+    fields: dict[str, str]
+    body: str
+
+
+class Evidence:
+    """What there is of one base besides its rows; made by :func:`evidence_of`."""
+
+    def __init__(self, db: apsw.Connection | None, raw: Path | None, *, is_missing: bool) -> None:
+        self._db = db
+        self._raw = raw
+        #: Whether the base has no index file at all.
+        self.is_missing = is_missing
+
+    @property
+    def is_readable(self) -> bool:
+        """Tell whether the base has an index that tells something."""
+        return self._db is not None
+
+    def has_material(self, item: str) -> bool | None:
+        """Tell whether an item is indexed; None where nobody knows."""
+        if self.is_missing:
+            return False
+        return self._asked(lambda db: db.execute("SELECT 1 FROM material WHERE material_id = ?", (item,)).get == 1)
+
+    def path_of(self, item: str) -> str | None:
+        """Return the path of an item's material; None where there is none, or none that is one."""
+        raw = self._asked(
+            lambda db: db.execute("SELECT CAST(relative_path AS BLOB) FROM material WHERE material_id = ?", (item,)).get
+        )
+        return raw.decode() if raw is not None and path_problem(raw) is None else None
+
+    def text_of(self, item: str) -> str | None:
+        """Return the text that is indexed of an item; None where there is none, or not the one of its hash."""
+        row = self._asked(
+            lambda db: db.execute(
+                "SELECT c.content_hash, c.text FROM material m JOIN content c ON c.content_hash ="
+                " m.current_content_hash WHERE m.material_id = ?",
+                (item,),
+            ).fetchone()
+        )
+        if row is None or not isinstance(row[1], str) or identity.text_hash(row[1]) != row[0]:
+            return None
+        return row[1]
+
+    def snapshot(self, path: str | None) -> Snapshot | None:
+        """Return a file of ``raw/``; None where there is none."""
+        if self._raw is None or path is None or path_problem(path.encode("utf-8", "replace")) is not None:
+            return None
+        file = self._raw / path
+        try:
+            if not file.is_file() or file.stat().st_size > _LARGEST_SNAPSHOT:
+                return None
+            text = decode_utf8(file.read_bytes())
+        except (OSError, ValueError):
+            return None
+        body = okf.strip_block(text)
+        return Snapshot(dict(_fields(text[: len(text) - len(body)])), body)
+
+    def vectors(self) -> int | None:
+        """Return the length that all vectors have, in numbers, 0 where there is none; None where they differ."""
+        rows = self._asked(
+            lambda db: db.execute("SELECT DISTINCT typeof(vector_blob), length(vector_blob) FROM embedding").fetchall()
+        )
+        if rows is None or len(rows) > 1:
+            return None
+        if not rows:
+            return 0
+        [(kind, length)] = rows
+        return length // 4 if kind == "blob" and isinstance(length, int) and length and length % 4 == 0 else None
+
+    def _asked(self, query: Callable[[apsw.Connection], Result]) -> Result | None:
+        if self._db is None:
+            return None
+        try:
+            return query(self._db)
+        except _UNREADABLE:
+            return None
+
+
+def _fields(block: str) -> Iterator[tuple[str, str]]:
+    for line in block.split("\n"):
+        name, colon, value = line.partition(": ")
+        try:
+            found = json.loads(value) if colon else None
+        except ValueError:
+            continue
+        if isinstance(found, str):
+            yield name, found
+
+
+@contextmanager
+def evidence_of(store: Store, base: str, findings: Iterable[Finding]) -> Iterator[Evidence]:
+    """Open what there is of a base; ``findings`` are what the audit found in it."""
+    one = store.stores.get(base)
+    with ExitStack() as stack:
+        db = None
+        if one is not None and DAMAGE.isdisjoint(finding.name for finding in findings):
+            try:
+                db = stack.enter_context(sqlite.reading(store.root / one.name))
+            except _UNREADABLE:
+                db = None
+        yield Evidence(db, None if one is None else store.root / one.raw, is_missing=one is None)

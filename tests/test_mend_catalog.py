@@ -1,0 +1,572 @@
+"""Mending the catalog: what other rows, the index and the files tell is put right, the rest stays and is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import apsw
+import pytest
+from conftest import NOW_MS
+from faults import KILLED, Tripwire, die, forked, untouched
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted_v2 import ITEM, KB, KB_ROW, OTHER, PLANTED, Plant, catalog, data, index, library, run_sql, several, sql
+from test_check_v2 import GOLDEN, golden
+from test_reconcile import findings, state
+
+from checks.findings import Finding
+from regraft import durable, identity
+from regraft.changes import ChangeLog
+from regraft.errors import PlanOutdated
+from regraft.formats.index import IndexStore
+from regraft.ledger import Ledger
+from regraft.progress import Silent
+from repair import mend_catalog
+from repair.plan import Plan
+from repair.run import run_command, undo_run
+from repair.store import Store
+
+MENDED = set(mend_catalog.NAMES)
+NOTE_TEXT = "The tide turned twice."
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library(tmp_path_factory.mktemp("healthy"))
+
+
+@pytest.fixture
+def store(healthy: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(healthy, tmp_path / "library")
+
+
+def plan(store: Store, only: Iterable[str] = ()) -> Plan:
+    """Mend nothing but the catalog."""
+    found: dict[str | None, list[Finding]] = defaultdict(list)
+    for finding in store.findings():
+        found[finding.base].append(finding)
+    return Plan(*mend_catalog.changes(store, found, frozenset(only)))
+
+
+def mend(store: Path, *only: str, dry_run: bool = False) -> dict[str, Any]:
+    return run_command("repair", store, lambda found: plan(found, only), dry_run=dry_run, progress=Silent())
+
+
+def left(document: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(one["finding"], one["reason"]) for one in document["left"]]
+
+
+def item(store: Path, kind: str, base: str = KB) -> dict[str, Any]:
+    """Return the first item of a type."""
+    with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
+        cursor = db.execute("SELECT * FROM knowledge_item WHERE type = ? AND base_id = ? ORDER BY rowid", (kind, base))
+        names = [column[0] for column in cursor.get_description()]
+        found = dict(zip(names, cursor.fetchone(), strict=True))
+    return {**found, "data": json.loads(found["data"])}
+
+
+def base_row(store: Path) -> dict[str, Any]:
+    with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
+        cursor = db.execute("SELECT * FROM knowledge_base WHERE id = ?", (KB,))
+        return dict(zip([column[0] for column in cursor.get_description()], cursor.fetchone(), strict=True))
+
+
+def set_data(kind: str, **fields: object) -> Plant:
+    return catalog(ITEM.format(data(**fields), kind))
+
+
+def set_status(kind: str, status: str, error: str | None = None) -> Plant:
+    value = "NULL" if error is None else f"'{error}'"
+    return catalog(ITEM.format(f"status = '{status}', error = {value}", kind))
+
+
+WITHOUT_MATERIAL = sql(
+    *(f"DELETE FROM {table}" for table in ("search_text", "search_unit", "material", "content", "embedding"))
+)
+
+
+# --- everything that is planted --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, case in PLANTED.items() if case.finding in MENDED])
+def test_what_is_planted_is_mended_or_said(name: str, store: Path) -> None:
+    PLANTED[name].damage(store)
+    before = state(store)
+    with untouched(store):
+        planned = mend(store, dry_run=True)
+    done = mend(store)
+    assert (done["actions"], done["left"]) == (planned["actions"], planned["left"])
+    is_left = {one["finding"] for one in done["left"]}
+    assert MENDED.intersection(findings(store)) == is_left
+    assert is_left or done["actions"]
+    assert mend(store)["actions"] == []
+    if done["undo"] is not None:
+        undo_run(store, None, progress=Silent())
+    assert state(store) == before
+
+
+def test_what_nothing_tells_stays(store: Path) -> None:
+    """Of all that is planted, only this cannot be derived."""
+    names = ["an unknown type", "a long note", "an unknown mode"]
+    several(*(PLANTED[name].damage for name in names))(store)
+    with untouched(store):
+        planned = mend(store, dry_run=True)
+    assert planned["actions"] == []
+    assert left(planned) == [
+        ("base.status", "its search mode is magic"),
+        ("item.status", "its type is memory, so that nobody knows how it is doing"),
+        ("item.data", "its content is longer than 1,000,000 units, and nothing else tells what they have to be"),
+    ]
+    assert [one["subject"] is None for one in planned["left"]] == [False, False, False]
+
+
+@pytest.mark.parametrize("name", [name for name, case in PLANTED.items() if case.finding not in MENDED])
+def test_other_damage_is_left_alone(name: str, store: Path) -> None:
+    PLANTED[name].damage(store)
+    before = state(store)
+    document = mend(store)
+    assert MENDED.intersection(findings(store)) <= {one["finding"] for one in document["left"]}
+    assert {path for path, mark in state(store).items() if mark != before[path]} <= {"catalog.sqlite"}
+
+
+# --- statuses --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind", "expected"),
+    [
+        (set_status("file", "embedding"), "file", ("failed", "indexing_interrupted")),
+        (set_status("file", "preparing"), "file", ("failed", "indexing_interrupted")),
+        (set_status("directory", "preparing"), "directory", ("failed", "indexing_interrupted")),
+        (set_status("file", "reading", "no answer"), "file", ("failed", "no answer")),
+        (set_status("file", "failed", " "), "file", ("failed", "No reason was recorded for this failure.")),
+        (set_status("file", "completed", ""), "file", ("completed", None)),
+        (set_status("file", "completed", "old"), "file", ("completed", None)),
+        (set_status("file", "deleting", "old"), "file", ("deleting", None)),
+        (set_status("file", "done"), "file", ("completed", None)),
+        (set_status("directory", "embedding"), "directory", ("completed", None)),
+        (set_status("directory", "completed", "old"), "directory", ("completed", None)),
+        (several(set_status("file", "completed", "old"), WITHOUT_MATERIAL), "file", ("failed", "old")),
+        (several(set_status("file", "done"), WITHOUT_MATERIAL), "file", ("failed", "indexing_interrupted")),
+        (several(set_status("note", "idle", ""), WITHOUT_MATERIAL), "note", ("idle", None)),
+    ],
+)
+def test_a_status_follows_from_error_and_index(
+    damage: Plant, kind: str, expected: tuple[str, str | None], store: Path
+) -> None:
+    damage(store)
+    assert "item.status" in findings(store)
+    document = mend(store)
+    found = item(store, kind)
+    assert (found["status"], found["error"]) == expected
+    assert document["left"] == []
+    assert "item.status" not in findings(store)
+
+
+def test_where_the_index_cannot_be_read_nobody_knows_whether_an_item_is_indexed(store: Path) -> None:
+    several(set_status("file", "completed", "old"), PLANTED["random bytes"].damage)(store)
+    with untouched(store):
+        assert left(mend(store, dry_run=True)) == [
+            ("item.status", "its index cannot be read, so that nobody knows how it is doing")
+        ]
+
+
+def test_a_folder_follows_what_became_of_its_files(store: Path) -> None:
+    """Only the statuses of items were asked for, and their folder must not be at work for ever."""
+    run_sql(
+        store / "catalog.sqlite",
+        "UPDATE knowledge_item SET status = 'reading' WHERE group_id IS NOT NULL",
+        ITEM.format("status = 'processing'", "directory"),
+    )
+    document = mend(store, "item.status")
+    assert [action["message"] for action in document["actions"]] == [
+        "set 1 folder to completed",
+        "set 2 items to failed (indexing_interrupted)",
+    ]
+    assert findings(store) == []
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+FOLDER = (
+    "INSERT INTO knowledge_item SELECT '{}', base_id, '{}', 'directory', data, '{}', NULL, 0, 0"
+    " FROM knowledge_item WHERE type = 'directory' LIMIT 1"
+)
+
+
+def groups(store: Path) -> dict[str, str | None]:
+    with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
+        return dict(db.execute("SELECT id, group_id FROM knowledge_item WHERE base_id = ?", (KB,)))
+
+
+def test_of_folders_inside_one_another_the_oldest_moves_to_the_top(store: Path) -> None:
+    added = [("b", "c"), ("c", "a"), ("a", "b"), ("d", "a"), ("e", "e")]
+    run_sql(store / "catalog.sqlite", *(FOLDER.format(key, group, "completed") for key, group in added))
+    before = groups(store)
+    document = mend(store)
+    assert {key: group for key, group in groups(store).items() if group != before[key]} == {"a": None, "e": None}
+    assert [action["message"] for action in document["actions"]] == ["move 2 folders to the top: inside itself"]
+    assert findings(store) == []
+
+
+def test_what_is_inside_a_file_or_nothing_moves_to_the_top(store: Path) -> None:
+    file = item(store, "file")["id"]
+    run_sql(store / "catalog.sqlite", FOLDER.format("a", file, "completed"), FOLDER.format("b", "nowhere", "completed"))
+    before = state(store)
+    mend(store)
+    assert (groups(store)["a"], groups(store)["b"]) == (None, None)
+    assert findings(store) == []
+    undo_run(store, None, progress=Silent())
+    assert state(store) == before
+
+
+def test_what_is_inside_an_item_of_an_unknown_type_stays(store: Path) -> None:
+    PLANTED["an unknown type"].damage(store)
+    key = item(store, "memory")["id"]
+    run_sql(store / "catalog.sqlite", FOLDER.format("a", key, "completed"), FOLDER.format("b", "gone", "completed"))
+    document = mend(store)
+    assert ("item.container", "the item that it is in is of type memory") in left(document)
+    assert (groups(store)["a"], groups(store)["b"]) == (key, None)
+
+
+def test_folders_follow_from_the_inside_out(store: Path) -> None:
+    chain = [("a", "", "processing"), ("b", "a", "processing"), ("c", "b", "processing")]
+    run_sql(store / "catalog.sqlite", *(FOLDER.format(*one).replace("''", "NULL") for one in chain))
+    assert [action["count"] for action in mend(store)["actions"]] == [3]
+    assert findings(store) == []
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["file", "url", "note"])
+@pytest.mark.parametrize("damage", ["{", "[]", "null", '{"source":7}', '{"source":" ","relativePath":[]}'])
+def test_lost_data_come_back_from_the_index_and_the_snapshot(kind: str, damage: str, store: Path) -> None:
+    before = item(store, kind)["data"]
+    catalog(ITEM.format(f"data = '{damage}'", kind))(store)
+    mend(store)
+    after = item(store, kind)["data"]
+    assert list(after) == list(before)
+    assert {**after, "source": None} == {**before, "source": None} | ({"content": after["content"]} if kind == "note" else {})  # fmt: skip # noqa: E501
+    assert after["source"] == {"file": "report.pdf"}.get(kind, before["source"])
+    assert findings(store) == []
+
+
+def test_data_in_bytes_are_read(store: Path) -> None:
+    before = item(store, "file")["data"]
+    catalog(ITEM.format("data = CAST(data AS BLOB)", "file"))(store)
+    mend(store)
+    assert item(store, "file")["data"] == before
+    assert findings(store) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "damaged", "mended"),
+    [
+        ("url", {"source": "https://a"}, {"source": "https://a", "url": "https://a"}),
+        ("url", {"url": "https://a", "more": 1}, {"source": "https://a", "url": "https://a", "more": 1}),
+        ("file", {"relativePath": "report.pdf"}, {"source": "report.pdf", "relativePath": "report.pdf"}),
+        (
+            "file",
+            {"source": "a", "relativePath": "x.pdf", "indexedRelativePath": 7},
+            {"source": "a", "relativePath": "x.pdf", "indexedRelativePath": "report.pdf"},
+        ),
+    ],
+)
+def test_a_missing_field_comes_from_those_that_are_there(
+    kind: str, damaged: dict[str, Any], mended: dict[str, Any], store: Path
+) -> None:
+    set_data(kind, **damaged)(store)
+    mend(store)
+    after = item(store, kind)["data"]
+    assert {key: after[key] for key in mended} == mended
+    assert "item.data" not in findings(store)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        set_data("directory", relativePath="docs"),
+        several(set_data("file", source="a"), WITHOUT_MATERIAL),
+        several(set_data("file", source="a"), sql("UPDATE material SET relative_path = '../x' WHERE rowid = 1")),
+        several(set_data("file", source="a"), PLANTED["another base"].damage),
+        several(set_data("file", source="a"), PLANTED["random bytes"].damage),
+        set_data("file", source="a", indexedRelativePath="report.pdf"),
+    ],
+)
+def test_a_field_that_nothing_tells_is_not_made_up(damage: Plant, store: Path) -> None:
+    damage(store)
+    with untouched(store):
+        document = mend(store, dry_run=True)
+    assert [finding for finding, _ in left(document)] == ["item.data"]
+    assert document["actions"] == []
+
+
+def test_of_a_virtual_path_nobody_knows_the_source(store: Path) -> None:
+    run_sql(
+        store / "catalog.sqlite",
+        "UPDATE knowledge_item SET data = json_object('relativePath', id) WHERE group_id IS NOT NULL",
+    )
+    assert [one["count"] for one in mend(store, dry_run=True)["left"]] == [2]
+
+
+def test_the_text_of_a_note_comes_from_the_index_only_where_it_is_whole(store: Path) -> None:
+    set_data("note", source="a")(store)
+    text = json.dumps(item(store, "note")["data"])
+    run_sql(index(store), "UPDATE content SET text = text || '!'")
+    shutil.rmtree(index(store).parent.parent / "raw")
+    assert [finding for finding, _ in left(mend(store))] == ["item.data"]
+    assert json.dumps(item(store, "note")["data"]) == text
+
+
+def test_a_note_that_is_too_long_is_cut_where_its_index_has_all_of_it(store: Path) -> None:
+    found = item(store, "note")
+    long = "🎉" + "x" * 1_000_000
+    with IndexStore(index(store), KB) as opened:
+        vectors = {identity.text_hash("🎉"): b"\0\0\x80\x3f" * 4}
+        opened.rebuild_material(found["id"], found["data"]["relativePath"], long, [(0, 2)], vectors, NOW_MS)
+    set_data("note", source="a", content=long)(store)
+    mend(store)
+    assert item(store, "note")["data"]["content"] == long[:-2]
+    assert "item.data" not in findings(store)
+
+
+# --- bases -----------------------------------------------------------------------------------------------------------
+
+NO_VECTORS = sql("DELETE FROM embedding")
+NO_INDEX = PLANTED["no index"].damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (catalog(KB_ROW.format("dimensions = -1")), {"dimensions": 4}),
+        (catalog(KB_ROW.format("dimensions = NULL")), {"dimensions": 4}),
+        (catalog(KB_ROW.format("error = 'missing_vector_store'")), {"status": "completed", "error": None}),
+        (catalog(KB_ROW.format("status = 'failed'")), {"status": "completed", "error": None}),
+        (catalog(KB_ROW.format("status = 'ready'")), {"status": "completed", "error": None}),
+        (
+            several(catalog(KB_ROW.format("error = 'missing_vector_store'")), NO_INDEX),
+            {"status": "failed", "error": "missing_vector_store"},
+        ),
+        (
+            several(catalog(KB_ROW.format("status = 'failed'")), NO_INDEX),
+            {"status": "failed", "error": "missing_vector_store"},
+        ),
+        (
+            several(catalog(KB_ROW.format("status = 'failed', embedding_model_id = NULL, dimensions = 'x'")), NO_INDEX),
+            {"status": "failed", "error": "missing_embedding_model", "dimensions": None},
+        ),
+        (
+            several(catalog(KB_ROW.format("embedding_model_id = NULL")), NO_VECTORS),
+            {"dimensions": None, "search_mode": "bm25"},
+        ),
+        (catalog(KB_ROW.format("search_mode = 'x', hybrid_alpha = 0.3")), {"search_mode": "hybrid"}),
+    ],
+)
+def test_a_base_follows_from_its_index(damage: Plant, expected: dict[str, Any], store: Path) -> None:
+    damage(store)
+    assert "base.status" in findings(store)
+    document = mend(store)
+    assert document["left"] == []
+    assert {key: base_row(store)[key] for key in expected} == expected
+    assert MENDED.isdisjoint(findings(store))
+
+
+MIXED = sql("UPDATE embedding SET vector_blob = zeroblob(8) WHERE rowid = 1")
+
+
+@pytest.mark.parametrize(
+    ("damage", "finding", "reason"),
+    [
+        (
+            catalog(KB_ROW.format("embedding_model_id = NULL")),
+            "base.status",
+            "it has no model, and which one made its vectors is not known",
+        ),
+        (
+            several(catalog(KB_ROW.format("dimensions = NULL")), MIXED),
+            "base.status",
+            "its vectors are not all of one length",
+        ),
+        (
+            several(catalog(KB_ROW.format("dimensions = NULL")), NO_VECTORS),
+            "base.status",
+            "it has no vectors to tell by",
+        ),
+        (
+            several(catalog(KB_ROW.format("status = 'ready'")), PLANTED["random bytes"].damage),
+            "base.status",
+            "its index cannot be read, so that nobody knows whether it failed",
+        ),
+        (
+            several(catalog(KB_ROW.format("dimensions = 768")), MIXED),
+            "base.dimensions",
+            "its vectors are not all of one length",
+        ),
+    ],
+)
+def test_a_base_of_which_nobody_knows_stays(damage: Plant, finding: str, reason: str, store: Path) -> None:
+    damage(store)
+    with untouched(store):
+        document = mend(store, dry_run=True)
+    assert left(document) == [(finding, reason)]
+    assert document["actions"] == []
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+
+def test_several_findings_are_mended_in_one_change(store: Path) -> None:
+    names = ["other dimensions", "no JSON", "a folder that is gone", "nobody works", "a folder at work"]
+    several(*(PLANTED[name].damage for name in names))(store)
+    before = state(store)
+    document = mend(store)
+    assert {action["finding"] for action in document["actions"]} == {PLANTED[name].finding for name in names}
+    assert MENDED.isdisjoint(findings(store))
+    undo_run(store, document["undo"], progress=Silent())
+    assert state(store) == before
+
+
+def test_only_what_is_asked_for_is_mended(store: Path) -> None:
+    several(PLANTED["other dimensions"].damage, PLANTED["no JSON"].damage)(store)
+    assert [action["finding"] for action in mend(store, "item.data")["actions"]] == ["item.data"]
+    assert [name for name in findings(store) if name in MENDED] == ["base.dimensions"]
+
+
+def test_what_others_keep_in_the_catalog_stays(store: Path) -> None:
+    """A profile has more columns, tables and triggers than regraft knows."""
+    several(PLANTED["nobody works"].damage, PLANTED["other dimensions"].damage, PLANTED["no JSON"].damage)(store)
+    run_sql(
+        store / "catalog.sqlite",
+        "ALTER TABLE knowledge_item ADD COLUMN pinned TEXT DEFAULT 'yes'",
+        "ALTER TABLE knowledge_base ADD COLUMN icon BLOB DEFAULT x'00ff'",
+        "CREATE TABLE message (id INTEGER PRIMARY KEY, body)",
+        "INSERT INTO message VALUES (1, 'hello')",
+        "CREATE TRIGGER message_au AFTER UPDATE ON message BEGIN DELETE FROM message; END",
+        "PRAGMA journal_mode = WAL",
+    )
+    mend(store)
+    with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
+        assert db.execute("SELECT DISTINCT pinned FROM knowledge_item").fetchall() == [("yes",)]
+        assert db.execute("SELECT DISTINCT icon FROM knowledge_base").fetchall() == [(b"\x00\xff",)]
+        assert db.execute("SELECT * FROM message").fetchall() == [(1, "hello")]
+        assert db.execute("PRAGMA journal_mode").get == "wal"
+    assert MENDED.isdisjoint(findings(store))
+
+
+def test_rows_that_changed_since_they_were_planned_with_are_not_touched(store: Path) -> None:
+    for change in ("status = 'idle'", "data = '[]'"):
+        several(PLANTED["nobody works"].damage, PLANTED["no path"].damage)(store)
+        [planned] = _planned(store).changes
+        catalog(ITEM.format(change, "file"))(store)
+        before = state(store)
+        with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db, pytest.raises(PlanOutdated), db:
+            planned.apply(db)  # type: ignore[union-attr]
+        assert state(store) == before
+
+
+def _planned(store: Path) -> Plan:
+    made: list[Plan] = []
+
+    def planner(found: Store) -> Plan:
+        made.append(plan(found))
+        return made[0]
+
+    run_command("repair", store, planner, dry_run=True, progress=Silent())
+    return made[0]
+
+
+VALUES = st.sampled_from
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "group_id": VALUES([None, "0", "1", "2", "3", "4", "gone"]),
+            "type": VALUES(["directory", "directory", "file", "note", "memory"]),
+            "status": VALUES(["idle", "preparing", "processing", "reading", "completed", "failed", "deleting", "odd"]),
+            "error": VALUES([None, None, "", "broken"]),
+            "data": VALUES(["{", '{"source":"s","relativePath":"p","content":"c"}', '{"content":"c"}']),
+        }
+    ),
+    max_size=7,
+)
+
+
+@settings(max_examples=15)
+@given(rows=ROWS)
+def test_any_items_are_mended_as_far_as_they_can_be(rows: list[dict[str, Any]], healthy: Path) -> None:
+    """Whatever they are like: the findings that stay are those that are said, and a second run has nothing to do."""
+    with TemporaryDirectory() as folder:
+        store = shutil.copytree(healthy, Path(folder) / "library")
+        with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
+            db.execute("PRAGMA ignore_check_constraints = ON")
+            db.executemany(
+                "INSERT INTO knowledge_item VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0)",
+                (
+                    (str(n), OTHER, row["group_id"], row["type"], row["data"], row["status"], row["error"])
+                    for n, row in enumerate(rows)
+                ),
+            )
+        before = state(store)
+        document = mend(store)
+        assert MENDED.intersection(findings(store)) == {one["finding"] for one in document["left"]}
+        assert mend(store)["actions"] == []
+        if document["undo"] is not None:
+            undo_run(store, None, progress=Silent())
+        assert state(store) == before
+
+
+def test_killed_at_any_step_the_next_run_finishes(healthy: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(healthy, tmp_path / "damaged")
+    several(PLANTED["nobody works"].damage, PLANTED["no JSON"].damage)(damaged)
+    old = state(damaged)
+    finished = shutil.copytree(damaged, tmp_path / "finished")
+    mend(finished)
+    new = state(finished)
+    at, is_over = 0, False
+    while not is_over:
+        at += 1
+        store = shutil.copytree(damaged, tmp_path / "killed")
+
+        def work(store: Path = store, at: int = at) -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                trip = Tripwire(patch, die, at)
+                trip.watch(Ledger, "begin_run", "end_run").watch(ChangeLog, "record_actions", "intend", "settle")
+                trip.watch(durable, "sync_file", "sync_folder")
+                mend(store)
+
+        is_over = forked(work) != KILLED
+        assert state(store) in (old, new), at
+        mend(store)
+        assert state(store) == new, at
+        shutil.rmtree(store)
+    assert at > 5
+
+
+@golden
+def test_in_a_real_profile_only_the_rows_of_the_knowledge_base_change(tmp_path: Path) -> None:
+    profile = shutil.copytree(GOLDEN / "profile_upgraded", tmp_path / "profile")
+    database = profile / "cherrystudio.sqlite"
+    run_sql(
+        database,
+        "UPDATE knowledge_item SET status = 'embedding' WHERE rowid = (SELECT min(rowid) FROM knowledge_item)",
+        "UPDATE knowledge_base SET dimensions = 7 WHERE status = 'completed' AND dimensions IS NOT NULL",
+    )
+    before = state(profile)
+    assert {"item.status", "base.dimensions"} <= set(findings(profile))
+    document = mend(profile)
+    assert MENDED.isdisjoint(findings(profile))
+    assert {path for path, mark in state(profile).items() if mark != before[path]} == {"cherrystudio.sqlite"}
+    with closing(apsw.Connection(str(database))) as db:
+        assert db.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert db.execute("PRAGMA integrity_check").get == "ok"
+        assert db.execute("PRAGMA journal_mode").get == "wal"
+    undo_run(profile, document["undo"], progress=Silent())
+    assert state(profile) == before
