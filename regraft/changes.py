@@ -6,13 +6,17 @@ the store's ``.regraft`` (``docs/formats/library.md``, "Changes").
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import apsw
 import msgspec
 
 from regraft import sqlite
+from regraft.errors import LedgerUnreadable
 
 State = Literal["intended", "done", "dropped", "undoing", "undone", "expired"]
 Means = Literal["rows", "file"]
@@ -109,11 +113,16 @@ class ChangeLog:
         """Return the changes of a run, oldest first."""
         return self._changes("run_id = ?", (run_id,))
 
+    def every(self) -> list[Recorded]:
+        """Return the changes of all runs, oldest first."""
+        return self._changes("TRUE", ())
+
     def runs(self) -> list[RunRecord]:
         """Return all runs, oldest first."""
         query = "SELECT run_id, command, source, status, started_at, finished_at FROM run ORDER BY rowid"
-        found: list[Any] = self._db.execute(query).fetchall()
-        return [self._record(*row) for row in found]
+        with self._understood():
+            found: list[Any] = self._db.execute(query).fetchall()
+            return [self._record(*row) for row in found]
 
     def _record(
         self, run_id: str, command: str, source: str, status: str, started_at: int, finished_at: int | None
@@ -127,10 +136,25 @@ class ChangeLog:
         return tuple(msgspec.json.decode(row[0]) for row in rows)
 
     def _changes(self, where: str, values: tuple[object, ...]) -> list[Recorded]:
-        rows: list[Any] = self._db.execute(
-            f"SELECT {_COLUMNS} FROM change WHERE {where} ORDER BY change_id", values
-        ).fetchall()
-        return [
-            Recorded(change, run, means, path, state, kept, size, msgspec.json.decode(detail))
-            for change, run, means, path, state, kept, size, detail in rows
-        ]
+        query = f"SELECT {_COLUMNS} FROM change WHERE {where} ORDER BY change_id"
+        with self._understood():
+            rows: list[Any] = self._db.execute(query, values).fetchall()
+            return [_recorded(*row) for row in rows]
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        try:
+            yield
+        except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
+            raise LedgerUnreadable(path=Path(self._db.filename), reason=error) from error
+
+
+def _recorded(
+    change: int, run: str, means: Means, path: str, state: State, kept: str | None, size: int, detail: bytes
+) -> Recorded:
+    found: dict[str, Any] = msgspec.json.decode(detail, type=dict[str, Any])
+    for name in (path, kept, found.get("staged"), found.get("made")):
+        # A store may come from somebody else, with its ledger: that leads nowhere but into the store.
+        if name is not None and (PurePath(name).anchor or ".." in PurePath(name).parts or "\0" in name):
+            raise TypeError(f"it names {name!r}, outside")
+    return Recorded(change, run, means, path, state, kept, size, found)

@@ -66,6 +66,15 @@ def replace(source: Path, target: Path) -> None:
         sync_folder(source.parent)
 
 
+def make_folders(path: Path) -> None:
+    """Make a folder and those above it that are missing, so that a power cut leaves their entries, too."""
+    if path.is_dir():
+        return
+    make_folders(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_folder(path.parent)
+
+
 def write_text(path: Path, text: str, temporary: Path) -> None:
     """Put ``text`` at ``path`` in one step, by way of ``temporary`` on the same file system."""
     temporary.write_text(text, encoding="utf-8", newline="\n")

@@ -154,7 +154,8 @@ class TargetHasItem(RegraftError, FileExistsError):
 
 
 class LedgerUnreadable(RegraftError, ValueError):
-    """{path}: regraft's own record of this target cannot be read ({reason}); migrate to another folder."""
+    """{path}: regraft's own record of this target cannot be read ({reason}); migrate to another
+    folder, or move the record away (what it recorded can then no longer be taken back)."""
 
 
 class NotEnoughSpace(RegraftError, OSError):
@@ -215,6 +216,13 @@ class ProfileUnknown(RegraftError, ValueError):
 
 class NotMended(RegraftError, ValueError):
     """{path}: {findings} would still be found afterwards; all was taken back (run {run}), please report this."""
+
+    exit_status = STOPPED
+
+
+class ChangesStopped(RegraftError, OSError):
+    """{path}: stopped: {reason}; every file is whole (changes made so far: {finished}), run the same command again to
+    go on."""
 
     exit_status = STOPPED
 

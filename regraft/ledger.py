@@ -99,6 +99,10 @@ class Ledger:
             return
         self._db.execute("UPDATE run SET status = ?, finished_at = ? WHERE run_id = ?", (status, now_ms(), self._run))
 
+    def stop_runs(self) -> None:
+        """Record of every run that never ended that it did not finish: holding the ledger means that none goes on."""
+        self._db.execute("UPDATE run SET status = 'stopped' WHERE status = 'running'")
+
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def intend(self, subject: str, action: str, entry: Entry, parts: Iterable[bytes] = ()) -> Step:

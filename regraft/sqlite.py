@@ -106,6 +106,11 @@ def missing_bytes(path: Path) -> int:
     return max(0, pages * page - size, -size % page)
 
 
+def quoted(name: str) -> str:
+    """Return a name from a file's schema as it can stand in a statement."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def load_vectors(connection: apsw.Connection) -> None:
     """Load sqlite-vec (``vec_distance_cosine`` and the like) into ``connection``."""
     connection.enable_load_extension(True)

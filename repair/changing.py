@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 import apsw
 
 from regraft import durable, sqlite
-from regraft.changes import Recorded
-from regraft.errors import CopyDiffers, PlanOutdated
-from regraft.ledger import FOLDER, Ledger
+from regraft.changes import Recorded, State
+from regraft.errors import CopyDiffers, LedgerUnreadable, PlanOutdated
+from regraft.ledger import FOLDER, Ledger, path_of
 from repair import files, rows
 from repair.plan import Change, FileChange, RowsChange
 
@@ -24,18 +26,22 @@ _OWN_AFFAIRS = ("CHECK constraint", "NULL value in", "value in", "FTS", "virtual
 
 
 class _NotRecordable(Exception):
-    """A row without a key, which no changeset can hold."""
+    """What happened to rows is nothing that a changeset can take back."""
 
 
 class Changer:
-    """Makes the changes of one run."""
+    """Makes the changes of one run, just planned; what was written to since then is not changed."""
 
-    def __init__(self, root: Path, book: Ledger, run_id: str) -> None:
+    def __init__(self, root: Path, book: Ledger, run_id: str, planned: Sequence[Change]) -> None:
+        self._planned = {change.path: _planned_mark(root / change.path) for change in planned}
+        if len(self._planned) != len(planned):
+            raise ValueError("two changes of one path in one run")
         self._root = root
         self._own = root / FOLDER
         self._book = book
         self._run = run_id
-        self._made: set[str] = set()
+        self._made = 0
+        self._told = 0
 
     def make(self, change: Change) -> None:
         """Make one change.
@@ -44,9 +50,10 @@ class Changer:
             StoreBusy, StoreNotWritable, StoreOnTwoDisks, PlanOutdated: it was not made.
             OSError, apsw.Error: the system stopped it; :func:`recover` settles what became of it.
         """
-        if change.path in self._made:
-            raise ValueError(f"two changes of {change.path} in one run")
-        self._made.add(change.path)
+        self._made += 1
+        self._told += len(change.actions)
+        if _planned_mark(self._root / change.path) != self._planned[change.path]:
+            raise PlanOutdated(path=self._root / change.path, reason="it was written to meanwhile")
         if isinstance(change, FileChange):
             self._file(change)
         elif change.bytes > rows.LARGEST_CHANGESET:
@@ -58,20 +65,27 @@ class Changer:
                 self._file(self._on_copy(change))
 
     def _rows(self, change: RowsChange) -> None:
-        number = f"{len(self._made):06}"
-        kept = f"{UNDO}/{self._run}/{number}"
+        kept = f"{UNDO}/{self._run}/{self._made:06}"
         changeset = self._own / kept
         with rows.locked(self._root / change.path) as db:
             if not rows.can_record(db, change.tables):
                 raise _NotRecordable
             if change.backup:
                 back_up(self._root / change.path, backup_of(changeset))
+            schema = rows.schema_of(db)
             with rows.recording(db, change.tables, changeset):
                 _apply(db, change)
-            durable.sync_file(changeset)
-            durable.sync_folder(changeset.parent)
-            recorded = self._book.changes.intend(self._run, "rows", change.path, kept, {})
+            dangling = rows.proven(db, changeset)
+            if dangling is None or rows.schema_of(db) != schema:
+                changeset.unlink()
+                raise _NotRecordable
+            detail = {"dangling": dangling, "actions": self._actions_of(change)}
+            recorded = self._book.changes.intend(self._run, "rows", change.path, kept, detail)
         self._book.changes.settle(recorded, "done", _kept_size(changeset))
+
+    def _actions_of(self, change: Change) -> list[int]:
+        """Return which of the run's actions a change does: from where on, and how many."""
+        return [self._told - len(change.actions), len(change.actions)]
 
     def _on_copy(self, change: RowsChange) -> FileChange:
         """Return the same change as one that is made on a copy, which then takes the file's place."""
@@ -85,7 +99,7 @@ class Changer:
         return FileChange(change.path, change.actions, make, path.stat().st_size)
 
     def _file(self, change: FileChange) -> None:
-        number = f"{len(self._made):06}"
+        number = f"{self._made:06}"
         final = self._root / change.path
         had = final.exists() or final.is_symlink()
         if had and final.is_file():
@@ -94,10 +108,14 @@ class Changer:
         staged = self._own / WORK / self._run / number
         mark = None
         if change.make is not None:
-            staged.parent.mkdir(parents=True, exist_ok=True)
+            durable.make_folders(staged.parent)
             change.make(staged)
+            if final.is_file() and staged.is_file():
+                shutil.copymode(final, staged)
             durable.sync_tree(staged) if staged.is_dir() else durable.sync_file(staged)
             mark = files.mark_of(staged)
+        if had and final.is_file():
+            files.settle_log(final)
         if sqlite.file_mark(final) != before:
             raise PlanOutdated(path=final, reason="it was written to meanwhile")
         kept = self._kept(change, number) if had else None
@@ -107,6 +125,7 @@ class Changer:
             "mark": mark,
             "staged": f"{WORK}/{self._run}/{number}",
             "made": None if made is None else made.relative_to(self._root).as_posix(),
+            "actions": self._actions_of(change),
         }
         recorded = self._book.changes.intend(self._run, "file", change.path, kept, detail)
         old = self._own / kept if kept else self._own / WORK / self._run / f"{number}.none"
@@ -135,10 +154,22 @@ def demand_free(root: Path, changes: Iterable[Change]) -> None:
                 pass
 
 
+def _planned_mark(path: Path) -> object:
+    """Return what tells whether a database, or the log beside it, was written to."""
+    if not sqlite.is_database(path):
+        return os.path.lexists(path)
+    stats = (file.stat() for file in (path, *sqlite.companions(path.resolve())))
+    return [(one.st_size, one.st_mtime_ns) for one in stats]
+
+
 def room(root: Path, change: Change) -> int:
     """Return about how many bytes a change takes on the disk while it is made."""
-    whole = isinstance(change, RowsChange) and change.backup
-    return change.bytes + ((root / change.path).stat().st_size if whole else 0)
+    if isinstance(change, FileChange):
+        return change.bytes
+    # The journal holds what is changed once more, and a full-text index is built anew as a whole.
+    whole = change.bodies or change.bytes > rows.LARGEST_CHANGESET
+    size = (root / change.path).stat().st_size
+    return 2 * (size if whole else change.bytes) + (size if change.backup else 0)
 
 
 def _apply(db: apsw.Connection, change: RowsChange) -> None:
@@ -221,8 +252,51 @@ def recover(root: Path, book: Ledger) -> bool:
     for change in reversed(found):
         settle = _settle_rows if change.means == "rows" else _settle_file
         settle(root, book, change)
+    book.stop_runs()
+    _remove_remains(root, book)
     clean(root)
     return bool(found)
+
+
+def _remove_remains(root: Path, book: Ledger) -> None:
+    """Remove what was kept to take back what was never made, or can be taken back no more."""
+    changes = book.changes.every()
+    needed = {change.kept for change in changes if change.state in ("done", "intended", "undoing")}
+    needed |= {backup_of(Path(kept)).as_posix() for kept in needed if kept is not None}
+    for change in changes:
+        if change.kept is not None and change.kept not in needed:
+            forget(root, kept_of(root, change))
+    for run in book.changes.runs():
+        folder = root / FOLDER / UNDO / run.run_id
+        # Killed before it recorded its intent, a run leaves what nothing names.
+        for kept in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if kept.relative_to(root / FOLDER).as_posix() not in needed:
+                forget(root, kept)
+        files.prune(folder, root / FOLDER)
+    for name in (UNDO, TRASH):
+        files.prune(root / FOLDER / name, root / FOLDER)
+
+
+def forget(root: Path, kept: Path | None) -> None:
+    """Remove what would take a change back."""
+    if kept is not None:
+        durable.remove_tree(kept)
+        durable.remove_tree(backup_of(kept))
+        files.prune(kept.parent, root / FOLDER)
+
+
+def kept_of(root: Path, change: Recorded) -> Path | None:
+    """Return where what takes a change back lies, None where nothing was there before.
+
+    Raises:
+        LedgerUnreadable: links lead out of ``.regraft``.
+    """
+    if change.kept is None:
+        return None
+    kept = root / FOLDER / change.kept
+    if (root / FOLDER).resolve() not in kept.parent.resolve().parents:
+        raise LedgerUnreadable(path=path_of(root), reason=f"what is kept at {change.kept} lies elsewhere")
+    return kept
 
 
 def clean(root: Path) -> None:
@@ -233,25 +307,39 @@ def clean(root: Path) -> None:
 
 
 def _settle_rows(root: Path, book: Ledger, change: Recorded) -> None:
-    changeset = root / FOLDER / str(change.kept)
-    with rows.locked(root / change.path) as db:
-        made = rows.was_made(db, changeset)
+    made = _rows_made(root, change)
     if change.state == "undoing":
         _settled(root, book, change, "done" if made else "undone")
     else:
         _settled(root, book, change, "done" if made else "dropped")
 
 
+def _rows_made(root: Path, change: Recorded) -> bool:
+    """Tell whether a change of rows was committed; where nobody can tell, it was, so that nothing is thrown away."""
+    final, changeset = root / change.path, kept_of(root, change)
+    if changeset is None or not changeset.is_file() or not final.is_file():
+        return True
+    try:
+        with rows.locked(final, keep=False) as db:
+            return rows.was_made(db, changeset)
+    except (apsw.NotADBError, apsw.CorruptError):
+        return True
+
+
 def _settle_file(root: Path, book: Ledger, change: Recorded) -> None:
-    own, final = root / FOLDER, root / change.path
-    kept = None if change.kept is None else own / change.kept
+    final, kept = root / change.path, kept_of(root, change)
     if change.state == "undoing":
         _settle_undo(root, book, change, final, kept)
         return
-    staged = own / change.detail["staged"]
-    made = not staged.exists() if change.detail["new"] else kept is not None and not _there(final)
-    if not made and kept is not None and _there(kept) and not _there(final):
-        durable.replace(kept, final)
+    if change.detail["new"]:
+        made = os.path.lexists(final) and not os.path.lexists(root / FOLDER / change.detail["staged"])
+    else:
+        made = not os.path.lexists(final)
+    if not made and kept is not None and os.path.lexists(kept):
+        if not os.path.lexists(final):
+            durable.replace(kept, final)
+        # Two names of one file are the first half of a swap; another file came there from another program.
+        made = not os.path.samestat(kept.lstat(), final.lstat()) if os.path.lexists(kept) else False
     if not made:
         remove_made(root, change)
     _settled(root, book, change, "done" if made else "dropped")
@@ -259,9 +347,9 @@ def _settle_file(root: Path, book: Ledger, change: Recorded) -> None:
 
 def _settle_undo(root: Path, book: Ledger, change: Recorded, final: Path, kept: Path | None) -> None:
     aside = aside_of(root, change)
-    if kept is not None and _there(kept) and not _there(final):
+    if kept is not None and os.path.lexists(kept) and not os.path.lexists(final):
         durable.replace(kept, final)
-    back = not _there(kept) if kept is not None else not _there(final)
+    back = not os.path.lexists(kept) if kept is not None else not os.path.lexists(final)
     _settled(root, book, change, "undone" if back else "done")
     remove_made(root, change)
     durable.remove_tree(aside)
@@ -275,13 +363,9 @@ def remove_made(root: Path, change: Recorded) -> None:
 
 def _first_missing(folder: Path) -> Path | None:
     missing = None
-    while not folder.exists():
+    while not os.path.lexists(folder):
         missing, folder = folder, folder.parent
     return missing
-
-
-def _there(path: Path) -> bool:
-    return path.exists() or path.is_symlink()
 
 
 def aside_of(root: Path, change: Recorded) -> Path:
@@ -289,22 +373,14 @@ def aside_of(root: Path, change: Recorded) -> Path:
     return root / FOLDER / WORK / f"back-{change.change_id}"
 
 
-def _settled(root: Path, book: Ledger, change: Recorded, state: str) -> None:
+def _settled(root: Path, book: Ledger, change: Recorded, state: State) -> None:
     """Record what became of a change, and remove what would take back one that was never made."""
-    kept = None if change.kept is None else root / FOLDER / change.kept
+    kept = kept_of(root, change)
     if state == "done":
         book.changes.settle(change.change_id, "done", 0 if kept is None else _kept_size(kept))
         return
-    book.changes.settle(change.change_id, "undone" if state == "undone" else "dropped", 0)
+    book.changes.settle(change.change_id, state, 0)
     forget(root, kept)
-
-
-def forget(root: Path, kept: Path | None) -> None:
-    """Remove what would take a change back."""
-    if kept is not None:
-        durable.remove_tree(kept)
-        durable.remove_tree(backup_of(kept))
-        files.prune(kept.parent, root / FOLDER)
 
 
 # --- emptying --------------------------------------------------------------------------------------------------------
@@ -313,6 +389,6 @@ def forget(root: Path, kept: Path | None) -> None:
 def expire(root: Path, book: Ledger, changes: Iterable[Recorded]) -> None:
     """Delete what would take these changes back."""
     for change in changes:
-        # Recorded first: after a kill they only lie there for nothing.
+        # Recorded first: after a kill the next run finds what is needed no more.
         book.changes.settle(change.change_id, "expired", 0)
-        forget(root, None if change.kept is None else root / FOLDER / change.kept)
+        forget(root, kept_of(root, change))

@@ -16,8 +16,8 @@ import apsw
 
 from regraft import durable, sqlite
 from regraft.errors import StoreBusy, StoreNotWritable, StoreOnTwoDisks
+from regraft.sqlite import quoted
 
-_CHUNK = 1 << 20
 #: FTS5 keeps what it has in these tables, besides those that it says are virtual.
 _SHADOWS = ("data", "idx", "docsize", "config", "content")
 #: Where a file system has no hard links.
@@ -60,10 +60,10 @@ def _rows_mark(path: Path) -> str:
     with sqlite.reading(path) as db:
         for table in _ordinary_tables(db):
             columns = [
-                row[1] for row in db.execute(f"PRAGMA table_info({_quoted(table)})") if str(row[1]) != "fts_rowid"
+                row[1] for row in db.execute(f"PRAGMA table_info({quoted(table)})") if str(row[1]) != "fts_rowid"
             ]
-            wanted = ", ".join(f"typeof({_quoted(name)}), CAST({_quoted(name)} AS BLOB)" for name in columns)
-            for row in db.execute(f"SELECT {wanted} FROM {_quoted(table)}"):
+            wanted = ", ".join(f"typeof({quoted(name)}), CAST({quoted(name)} AS BLOB)" for name in columns)
+            for row in db.execute(f"SELECT {wanted} FROM {quoted(table)}"):
                 # A sum: no order of rows is any order of theirs.
                 total += int.from_bytes(hashlib.blake2b(repr((table, row)).encode(), digest_size=16).digest())
     return f"{total % (1 << 128):032x}"
@@ -74,10 +74,6 @@ def _ordinary_tables(db: apsw.Connection) -> list[str]:
     virtual = [str(name) for name, sql in found if str(sql).upper().startswith("CREATE VIRTUAL")]
     derived = {*virtual, *(f"{name}_{shadow}" for name in virtual for shadow in _SHADOWS), "sqlite_sequence"}
     return sorted(str(name) for name, _ in found if name not in derived and not str(name).startswith("sqlite_stat"))
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 # --- moves -----------------------------------------------------------------------------------------------------------
@@ -96,6 +92,8 @@ def settle_log(path: Path) -> None:
         return
     try:
         with sqlite.writing(path) as db:
+            if db.readonly("main"):
+                raise StoreNotWritable(path=path, reason="it is read-only")
             db.set_busy_timeout(0)
             db.execute("PRAGMA locking_mode = EXCLUSIVE")
             db.execute("BEGIN EXCLUSIVE")
@@ -105,8 +103,10 @@ def settle_log(path: Path) -> None:
         raise StoreBusy(path=path) from error
     except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError) as error:
         raise StoreNotWritable(path=path, reason=error) from error
-    except apsw.Error:
-        return
+    except (apsw.NotADBError, apsw.CorruptError) as error:
+        # A log that stays would be taken for that of what comes in the file's place.
+        if sqlite.companions(path.resolve()):
+            raise StoreNotWritable(path=path, reason=f"its log cannot be worked into it: {error}") from error
 
 
 def swap(final: Path, new: Path | None, kept: Path) -> None:
@@ -117,14 +117,14 @@ def swap(final: Path, new: Path | None, kept: Path) -> None:
     """
     try:
         if os.path.lexists(final):
-            kept.parent.mkdir(parents=True, exist_ok=True)
+            durable.make_folders(kept.parent)
             # A folder never takes the place of a file that is still there.
             if new is not None and not new.is_dir() and _linked(final, kept):
                 durable.sync_folder(kept.parent)
             else:
                 durable.replace(final, kept)
         if new is not None:
-            final.parent.mkdir(parents=True, exist_ok=True)
+            durable.make_folders(final.parent)
             durable.replace(new, final)
     except OSError as error:
         if error.errno == errno.EXDEV:
@@ -139,7 +139,7 @@ def swap_back(final: Path, kept: Path | None, aside: Path) -> None:
         if not (kept is not None and kept.is_file() and _linked(final, aside)):
             durable.replace(final, aside)
     if kept is not None:
-        final.parent.mkdir(parents=True, exist_ok=True)
+        durable.make_folders(final.parent)
         durable.replace(kept, final)
 
 
@@ -168,6 +168,8 @@ def prune(folder: Path, stop: Path) -> None:
     while folder != stop and stop in folder.parents:
         try:
             folder.rmdir()
+        except FileNotFoundError:
+            pass
         except OSError:
             return
         folder = folder.parent

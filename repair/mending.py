@@ -23,7 +23,7 @@ from regraft.formats import v2_places
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.libsql_preview import Layout
 from regraft.text import shown
-from repair import mend_index, mend_paths
+from repair import mend_catalog, mend_index, mend_paths
 from repair.mend_index import Target
 from repair.mend_paths import Renamed
 from repair.plan import Left, Plan, RowsChange
@@ -34,9 +34,9 @@ Mends = set[tuple[str, str | None]]
 #: Mends rows of the catalog: at most one change of that file, what is left, and what must be gone afterwards.
 CatalogMender = Callable[[Store, Findings, frozenset[str]], tuple[list[RowsChange], list[Left], Mends]]
 
-CATALOG_MENDERS: tuple[CatalogMender, ...] = ()
+CATALOG_MENDERS: tuple[CatalogMender, ...] = (mend_catalog.changes,)
 #: Findings that are mended.
-NAMES: tuple[str, ...] = mend_index.NAMES
+NAMES: tuple[str, ...] = (*mend_index.NAMES, *mend_catalog.NAMES)
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,15 @@ from the bodies, whichever way the change goes (``docs/formats/library.md``, "Ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import apsw
 
-from regraft import sqlite
+from regraft import durable, sqlite
 from regraft.errors import StoreBusy, StoreNotWritable
 from regraft.formats.index.bulk import is_cjk, rebuild_full_text
 
@@ -21,14 +22,15 @@ BODIES = "search_text"
 #: A changeset is held in memory while it is recorded: what is larger is done on a copy of the file.
 LARGEST_CHANGESET = 32 << 20
 
-_CHUNK = 1 << 20
 #: What SQLite fails with where a file may not be written to.
 _READ_ONLY = (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError, apsw.AuthError)
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[apsw.Connection]:
-    """Open a file for writing in one transaction, which is committed at the end and rolled back on an error.
+def locked(path: Path, *, keep: bool = True) -> Iterator[apsw.Connection]:
+    """Open a file for writing in one transaction.
+
+    It is committed at the end and rolled back on an error; with ``keep=False`` it is rolled back whatever happens.
 
     Raises:
         StoreBusy: another program writes to it.
@@ -36,9 +38,11 @@ def locked(path: Path) -> Iterator[apsw.Connection]:
     """
     try:
         with sqlite.writing(path) as db:
+            if db.readonly("main"):
+                raise StoreNotWritable(path=path, reason="it is read-only")
             # A power cut after the end of this must not lose it.
             db.execute("PRAGMA synchronous = FULL")
-            with sqlite.transaction(db):
+            with sqlite.transaction(db) if keep else _rolled_back(db):
                 yield db
     except apsw.BusyError as error:
         raise StoreBusy(path=path) from error
@@ -46,32 +50,46 @@ def locked(path: Path) -> Iterator[apsw.Connection]:
         raise StoreNotWritable(path=path, reason=error) from error
 
 
-def can_record(db: apsw.Connection, tables: Sequence[str]) -> bool:
-    """Tell whether a changeset can hold every change of these tables, and take it back.
+@contextmanager
+def _rolled_back(db: apsw.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
 
-    A row without a key escapes it, and a reference that leads nowhere cannot come back.
-    """
+
+def can_record(db: apsw.Connection, tables: Sequence[str]) -> bool:
+    """Tell whether a changeset can hold every change of these tables: a row without a key escapes it."""
     for table in tables:
-        keys = [row[1] for row in db.execute(f"PRAGMA table_info('{table}')") if row[5]]
+        keys = [row[1] for row in db.execute(f"PRAGMA table_info({sqlite.quoted(table)})") if row[5]]
         if not keys:
             return False
         lacking = " OR ".join(f'"{key}" IS NULL' for key in keys)
         if db.execute(f'SELECT 1 FROM "{table}" WHERE {lacking} LIMIT 1').get is not None:
             return False
-    return db.execute("PRAGMA foreign_key_check").get is None
+    return True
+
+
+def schema_of(db: apsw.Connection) -> list[Any]:
+    """Return the words of the schema, which no changeset holds."""
+    return sorted(db.execute("SELECT type, name, ifnull(sql, '') FROM sqlite_schema"))
 
 
 @contextmanager
 def recording(db: apsw.Connection, tables: Sequence[str], changeset: Path) -> Iterator[None]:
-    """Record what happens to the rows of ``tables`` into a file, which is there once this ends without an error."""
+    """Record what happens to the rows of ``tables`` into a file, which is on disk once this ends without an error."""
     session = apsw.Session(db, "main")
     try:
         for table in tables:
             session.attach(table)
         yield
-        changeset.parent.mkdir(parents=True, exist_ok=True)
+        durable.make_folders(changeset.parent)
         with changeset.open("wb") as file:
             session.changeset_stream(_writer(file))
+        durable.sync_file(changeset)
+        durable.sync_folder(changeset.parent)
     finally:
         session.close()
 
@@ -84,74 +102,110 @@ def _writer(file: BinaryIO) -> Callable[[memoryview], None]:
 
 
 @contextmanager
-def triggers_aside(db: apsw.Connection) -> Iterator[None]:
-    """Change bodies without the triggers, and build the full-text index anew at the end.
+def triggers_aside(db: apsw.Connection, tables: Collection[str] = (BODIES,)) -> Iterator[None]:
+    """Change rows of tables without their triggers; where bodies are among them, build the full-text index anew.
 
     The triggers come back in their own words. All of it is part of the caller's transaction.
     """
-    triggers = db.execute(
-        "SELECT name, sql FROM sqlite_schema WHERE type = 'trigger' AND tbl_name = ? ORDER BY rowid", (BODIES,)
-    ).fetchall()
-    for name, _ in triggers:
-        db.execute(f'DROP TRIGGER "{name}"')
+    triggers = _without_triggers(db, tables)
     yield
-    rebuild_full_text(db, cjk=is_cjk(db))
-    for _, sql in triggers:
-        db.execute(str(sql))
+    if BODIES in tables and _has_full_text(db):
+        rebuild_full_text(db, cjk=is_cjk(db))
+    for sql in triggers:
+        db.execute(sql)
+
+
+def _without_triggers(db: apsw.Connection, tables: Collection[str]) -> list[str]:
+    """Drop the triggers of tables and return what makes them again."""
+    found = db.execute("SELECT name, tbl_name, sql FROM sqlite_schema WHERE type = 'trigger' ORDER BY rowid").fetchall()
+    named = {table.lower() for table in tables}
+    mine = [(str(name), str(sql)) for name, table, sql in found if str(table).lower() in named]
+    for name, _ in mine:
+        db.execute(f"DROP TRIGGER {sqlite.quoted(name)}")
+    return [sql for _, sql in mine]
+
+
+def _has_full_text(db: apsw.Connection) -> bool:
+    return db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'search_text_fts'").get is not None
 
 
 # --- taking it back --------------------------------------------------------------------------------------------------
 
 
-def take_back(db: apsw.Connection, changeset: Path) -> list[str]:
+@dataclass(frozen=True)
+class Applied:
+    """What came of applying a changeset, or of trying to."""
+
+    #: Tables with rows that are not as it needs them; where there are any, it was not applied.
+    conflicts: tuple[str, ...]
+    #: How many references lead nowhere because of it.
+    dangling: int
+
+
+def take_back(db: apsw.Connection, changeset: Path, dangling: int) -> tuple[str, ...]:
     """Take a recorded change back, in the caller's transaction.
+
+    Args:
+        db: where it was made.
+        changeset: its record.
+        dangling: how many references led nowhere before the change and lead somewhere because of it.
 
     Returns:
         The tables with rows that were changed since: where there are any, nothing was taken back.
     """
-    bodies = _touches(changeset, BODIES) and _has_full_text(db)
-    if not bodies:
-        return _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT)
-    with triggers_aside(db):
-        return _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT)
+    with triggers_aside(db, _touched(changeset)):
+        return _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
+
+
+def could_take_back(db: apsw.Connection, changeset: Path, dangling: int) -> tuple[str, ...]:
+    """Return what :func:`take_back` would. Nothing is changed."""
+    with _tried(db, changeset):
+        return _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
 
 
 def was_made(db: apsw.Connection, changeset: Path) -> bool:
-    """Tell whether a recorded change was committed: it was, unless it could be made now. Nothing is changed.
+    """Tell whether a recorded change was committed: it was, unless it could be made now. Nothing is changed."""
+    with _tried(db, changeset):
+        return bool(_applied(db, changeset, 0, None).conflicts)
 
-    The caller's transaction is to be open.
+
+def proven(db: apsw.Connection, changeset: Path) -> int | None:
+    """Take a change back that was just made, make it again, and undo both: nothing is changed.
+
+    Returns:
+        How many references lead nowhere without the change; None where its record cannot take it back.
     """
-    return bool(_tried(db, changeset, 0))
+    with _tried(db, changeset):
+        back = _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, None)
+        again = _applied(db, changeset, 0, None)
+    return None if back.conflicts or again.conflicts else back.dangling
 
 
-def _tried(db: apsw.Connection, changeset: Path, flags: int) -> list[str]:
+@contextmanager
+def _tried(db: apsw.Connection, changeset: Path) -> Iterator[None]:
     db.execute("SAVEPOINT tried")
     try:
-        with _without_triggers(db):
-            return _applied(db, changeset, flags)
+        _without_triggers(db, _touched(changeset))
+        yield
     finally:
         db.execute("ROLLBACK TO tried")
         db.execute("RELEASE tried")
 
 
-def could_take_back(db: apsw.Connection, changeset: Path) -> list[str]:
-    """Return the tables with rows that were changed since a recorded change. Nothing is changed."""
-    return _tried(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT)
-
-
-@contextmanager
-def _without_triggers(db: apsw.Connection) -> Iterator[None]:
-    for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger' AND tbl_name = ?", (BODIES,)):
-        db.execute(f'DROP TRIGGER "{name}"')
-    yield
-
-
-def _applied(db: apsw.Connection, changeset: Path, flags: int) -> list[str]:
-    """Apply a changeset whole or not at all, and return the tables with rows that are not as it needs them."""
-    conflicts: list[str] = []
+def _applied(db: apsw.Connection, changeset: Path, flags: int, may_dangle: int | None) -> Applied:
+    """Apply a changeset whole or not at all; ``may_dangle`` None: any number of references may lead nowhere then."""
+    conflicts: set[str] = set()
+    dangling = 0
 
     def conflict(kind: int, change: apsw.TableChange) -> int:
-        conflicts.append("foreign keys" if kind == apsw.SQLITE_CHANGESET_FOREIGN_KEY else change.name)
+        nonlocal dangling
+        if kind != apsw.SQLITE_CHANGESET_FOREIGN_KEY:
+            conflicts.add(change.name)
+            return apsw.SQLITE_CHANGESET_ABORT
+        dangling = change.fk_conflicts or 0
+        if may_dangle is None or dangling <= may_dangle:
+            return apsw.SQLITE_CHANGESET_OMIT
+        conflicts.add("foreign keys")
         return apsw.SQLITE_CHANGESET_ABORT
 
     # Rows that were damaged before may break the layout's own checks.
@@ -159,18 +213,14 @@ def _applied(db: apsw.Connection, changeset: Path, flags: int) -> list[str]:
     try:
         with changeset.open("rb") as file:
             apsw.Changeset.apply(file.read, db, conflict=conflict, flags=flags | apsw.SQLITE_CHANGESETAPPLY_FKNOACTION)
-    except apsw.AbortError:
+    except (apsw.AbortError, apsw.ConstraintError):
         if not conflicts:
             raise
     finally:
         db.execute("PRAGMA ignore_check_constraints = OFF")
-    return sorted(set(conflicts))
+    return Applied(tuple(sorted(conflicts)), dangling)
 
 
-def _touches(changeset: Path, table: str) -> bool:
+def _touched(changeset: Path) -> set[str]:
     with changeset.open("rb") as file:
-        return any(change.name == table for change in apsw.Changeset.iter(file.read))
-
-
-def _has_full_text(db: apsw.Connection) -> bool:
-    return db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'search_text_fts'").get is not None
+        return {change.name for change in apsw.Changeset.iter(file.read)}

@@ -18,12 +18,15 @@ from regraft import durable, ledger
 from regraft.changes import RunRecord
 from regraft.envelope import Run
 from regraft.errors import (
+    REFUSED,
+    ChangesStopped,
     Declined,
     Interrupted,
+    LedgerUnreadable,
     NotEnoughSpace,
     NotMended,
     RegraftError,
-    StoppedMidway,
+    SourceUnreadable,
     StoreNotWritable,
     TargetLocked,
 )
@@ -71,15 +74,31 @@ def run_command(
     with recognised(path, kind, command, bases) as store:
         run = Run(command, dry_run, store.found.kind.value, path)
         if dry_run:
-            plan = planner(store)
+            plan = _planned(store, planner)
             run.end()
             return document(store, run, plan, None)
         demand_quiet(store)
-        with opened(store) as book, _clean_stop(store, book, run):
+        with opened(store) as book, _clean_stop(store, book):
             if changing.recover(store.root, book):
                 with recognised(path, kind, command, bases) as settled:
-                    return _carry_out(settled, book, run, planner(settled), progress, show_plan)
-            return _carry_out(store, book, run, planner(store), progress, show_plan)
+                    return _carry_out(settled, book, run, _planned(settled, planner), progress, show_plan)
+            return _carry_out(store, book, run, _planned(store, planner), progress, show_plan)
+
+
+def _planned(store: Store, planner: Planner) -> Plan:
+    with _looking(store):
+        return planner(store)
+
+
+@contextmanager
+def _looking(store: Store) -> Iterator[None]:
+    """Report what cannot be looked at before anything is written."""
+    try:
+        yield
+    except RegraftError:
+        raise
+    except (OSError, apsw.Error, UnicodeDecodeError) as error:
+        raise SourceUnreadable(path=store.path, reason=getattr(error, "strerror", None) or error) from error
 
 
 def document(store: Store, run: Run, plan: Plan, undone_by: str | None) -> Document:
@@ -112,19 +131,19 @@ def undo_run(
     with recognised(path, kind, "undo") as store:
         run = Run("undo", dry_run, store.found.kind.value, path)
         chosen = undo.chosen_run(store.root, ledger.read_runs(store.root), run_id)
-        planned = _undo_document(store, run, chosen)
         if dry_run:
-            undo.demand_unchanged(store.root, chosen)
+            with _looking(store):
+                undo.demand_unchanged(store.root, chosen, dry_run=True)
             run.end()
-            return {**planned, **run.document()}
+            return _undo_document(store, run, chosen)
         demand_quiet(store)
-        with opened(store) as book, _clean_stop(store, book, run):
+        with opened(store) as book, _clean_stop(store, book):
             changing.recover(store.root, book)
             chosen = undo.chosen_run(store.root, book.changes.runs(), run_id)
-            undo.demand_unchanged(store.root, chosen)
             planned = _undo_document(store, run, chosen)
             if not show_plan(planned):
                 raise Declined(path=path)
+            undo.demand_unchanged(store.root, chosen)
             book.begin_run("undo", shown(path), run.id)
             book.changes.record_actions(run.id, planned["actions"])
             with stage(progress, "Taking back", len(chosen.changes)):
@@ -135,7 +154,7 @@ def undo_run(
 
 
 def _undo_document(store: Store, run: Run, chosen: RunRecord) -> Document:
-    actions = [{**action, "message": f"take back: {action['message']}"} for action in chosen.actions]
+    actions = [{**action, "message": f"take back: {action['message']}"} for action in undo.made_actions(chosen)]
     touched = sorted({str(action["base"]) for action in actions if action["base"] is not None})
     bases = [{"id": base, "name": store.names.get(base, base)} for base in touched]
     head = {**run.document(), "bases": bases}
@@ -155,12 +174,12 @@ def _carry_out(
         run.end()
         return {**planned, **run.document()}
     _check_space(store, plan)
+    changer = Changer(store.root, book, run.id, plan.changes)
     if not show_plan(planned):
         raise Declined(path=store.path)
     changing.demand_free(store.root, plan.changes)
     book.begin_run(run.command, shown(store.path), run.id)
     book.changes.record_actions(run.id, planned["actions"])
-    changer = Changer(store.root, book, run.id)
     with stage(progress, "Changing", len(plan.changes)):
         for change in plan.changes:
             changer.make(change)
@@ -212,8 +231,12 @@ def opened(store: Store) -> Iterator[Ledger]:
             except (OSError, apsw.Error) as error:
                 reason = getattr(error, "strerror", None) or error
                 raise StoreNotWritable(path=store.root, reason=reason) from error
-            yield book
-            is_new = is_new and not book.changes.runs()
+            try:
+                yield book
+            finally:
+                with contextlib.suppress(apsw.Error, LedgerUnreadable):
+                    # A run that was stopped before it changed anything leaves nothing, as one that was refused.
+                    is_new = is_new and all(change.state == "dropped" for change in book.changes.every())
     except TargetLocked:
         is_new = False
         raise
@@ -224,26 +247,35 @@ def opened(store: Store) -> Iterator[Ledger]:
 
 
 @contextmanager
-def _clean_stop(store: Store, book: Ledger, run: Run) -> Iterator[None]:
-    """Leave every file whole, whatever stops the run."""
+def _clean_stop(store: Store, book: Ledger) -> Iterator[None]:
+    """Leave every file whole, whatever stops the run; what is refused once something was changed was stopped."""
+    before = {change.change_id: change.state for change in book.changes.every()}
 
     def leave(status: str) -> int:
         with contextlib.suppress(OSError, apsw.Error, RegraftError):
             changing.recover(store.root, book)
-        with contextlib.suppress(OSError, apsw.Error):
+        with contextlib.suppress(OSError, apsw.Error, RegraftError):
             book.end_run(status)
-            return len({one.path for one in book.changes.changes_of(run.id) if one.state == "done"})
+            return sum(_is_finished(before.get(one.change_id), one.state) for one in book.changes.every())
         return 0
 
     try:
         yield
     except KeyboardInterrupt as error:
         raise Interrupted(finished=leave("interrupted")) from error
-    except RegraftError:
-        leave("stopped")
+    except RegraftError as error:
+        finished = leave("stopped")
+        if finished and error.exit_status == REFUSED:
+            raise ChangesStopped(path=store.root, reason=error, finished=finished) from error
         raise
     except (OSError, apsw.Error) as error:
         reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        raise StoppedMidway(
-            path=store.root, doing="changing the store", reason=reason, finished=leave("stopped")
-        ) from error
+        raise ChangesStopped(path=store.root, reason=reason, finished=leave("stopped")) from error
+    except Exception:
+        leave("stopped")
+        raise
+
+
+def _is_finished(before: str | None, now: str) -> bool:
+    """Tell whether a change was made, or taken back, since it was in state ``before``."""
+    return (before is None and now == "done") or (before == "done" and now == "undone")

@@ -1,7 +1,11 @@
-"""What was done to a store, and taking it back (``docs/commands.md``, "history and undo")."""
+"""What was done to a store, and taking it back (``docs/commands.md``)."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ def history(root: Path) -> list[dict[str, Any]]:
 
 
 def _run(record: RunRecord) -> dict[str, Any]:
-    done = _undoable(record)
+    done = undoable(record)
     return {
         "id": record.run_id,
         "command": record.command,
@@ -31,18 +35,35 @@ def _run(record: RunRecord) -> dict[str, Any]:
         "status": record.status,
         "started_at": iso_time(record.started_at),
         "finished_at": None if record.finished_at is None else iso_time(record.finished_at),
-        "actions": list(record.actions),
+        "actions": list(made_actions(record)),
         "undo": {"state": _state(record), "bytes": sum(change.bytes for change in done), "changes": len(done)},
     }
 
 
-def _undoable(record: RunRecord) -> list[Recorded]:
+def undoable(record: RunRecord) -> list[Recorded]:
+    """Return those of a run's changes that were made and can be taken back."""
     return [change for change in record.changes if change.state == "done"]
 
 
+def made_actions(record: RunRecord) -> Iterator[dict[str, Any]]:
+    """Return what a run did: where it was stopped, that is less than what it meant to."""
+    if record.status == "finished":
+        yield from record.actions
+        return
+    for change in record.changes:
+        if change.state != "dropped":
+            start, count = change.detail["actions"]
+            yield from record.actions[start : start + count]
+
+
 def _state(record: RunRecord) -> str:
-    """Return what can be taken back: "possible", "undone", "expired", or "none" where nothing was changed."""
+    """Return whether it can be taken back.
+
+    That is "possible", "undone", "expired", "unsettled" (a kill left it open), or "none" where nothing was changed.
+    """
     states = {change.state for change in record.changes} - {"dropped"}
+    if states & {"intended", "undoing"}:
+        return "unsettled"
     if "expired" in states:
         return "expired"
     if "done" in states:
@@ -56,61 +77,77 @@ def chosen_run(root: Path, runs: list[RunRecord], run_id: str | None) -> RunReco
     Raises:
         RunUnknown: there is none.
     """
-    possible = [run for run in runs if _state(run) == "possible" and run_id in (None, run.run_id)]
+    possible = [run for run in runs if _state(run) in ("possible", "unsettled") and run_id in (None, run.run_id)]
     if not possible:
         raise RunUnknown(path=root, run=run_id or "at all")
     return possible[-1]
 
 
-def demand_unchanged(root: Path, run: RunRecord) -> None:
+def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> None:
     """Refuse to take a run back where anything that it changed was changed since.
+
+    A dry run tries it on copies, and leaves no trace beside the files.
 
     Raises:
         UndoRefused
+        StoreBusy, StoreNotWritable
     """
-    for change in _undoable(run):
-        what = _changed(root, change)
+    for change in undoable(run):
+        what = _changed(root, change, dry_run)
         if what is not None:
             raise UndoRefused(path=root / change.path, what=what, run=run.run_id)
 
 
-def _changed(root: Path, change: Recorded) -> str | None:
-    path = root / change.path
-    kept = None if change.kept is None else root / FOLDER / change.kept
-    if kept is not None and not (kept.exists() or kept.is_symlink()):
+def _changed(root: Path, change: Recorded, dry_run: bool) -> str | None:
+    path, kept = root / change.path, changing.kept_of(root, change)
+    if kept is not None and not os.path.lexists(kept):
         return "what would take it back is gone, it"
     if change.means == "file":
         return None if files.mark_of(path) == change.detail["mark"] else "it"
     if kept is None or not path.is_file():
         return "it"
-    with rows.locked(path) as db:
-        tables = rows.could_take_back(db, kept)
+    with _trial(path, dry_run) as place, rows.locked(place, keep=False) as db:
+        tables = rows.could_take_back(db, kept, _dangling(change))
     return f"its rows ({', '.join(tables)})" if tables else None
 
 
+@contextmanager
+def _trial(path: Path, dry_run: bool) -> Iterator[Path]:
+    """Return where taking rows back is tried: the file itself, or a copy of it."""
+    if not dry_run:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="regraft-") as folder:
+        changing.copy_database(path, Path(folder, "copy.sqlite"))
+        yield Path(folder, "copy.sqlite")
+
+
+def _dangling(change: Recorded) -> int:
+    return int(change.detail["dangling"])
+
+
 def take_back(root: Path, book: Ledger, run_id: str) -> None:
-    """Take every change of a run back, the last one first.
+    """Take every change of a run back, the last one first; see :func:`demand_unchanged`.
 
     Raises:
-        UndoRefused: something was changed since.
+        UndoRefused: rows were changed since.
         StoreBusy, StoreNotWritable, OSError, apsw.Error
     """
     run = next(one for one in book.changes.runs() if one.run_id == run_id)
-    demand_unchanged(root, run)
-    for change in reversed(_undoable(run)):
+    for change in reversed(undoable(run)):
         book.changes.settle(change.change_id, "undoing")
         if change.means == "rows":
             _take_back_rows(root, change)
         else:
             _take_back_file(root, change)
         book.changes.settle(change.change_id, "undone", 0)
-        changing.forget(root, None if change.kept is None else root / FOLDER / change.kept)
+        changing.forget(root, changing.kept_of(root, change))
     changing.clean(root)
 
 
 def _take_back_rows(root: Path, change: Recorded) -> None:
     with rows.locked(root / change.path) as db:
-        tables = rows.take_back(db, root / FOLDER / str(change.kept))
+        tables = rows.take_back(db, root / FOLDER / str(change.kept), _dangling(change))
         if tables:
             what = f"its rows ({', '.join(tables)})"
             raise UndoRefused(path=root / change.path, what=what, run=change.run_id)
@@ -121,6 +158,6 @@ def _take_back_file(root: Path, change: Recorded) -> None:
     if final.is_file():
         files.settle_log(final)
     aside = changing.aside_of(root, change)
-    files.swap_back(final, None if change.kept is None else root / FOLDER / change.kept, aside)
+    files.swap_back(final, changing.kept_of(root, change), aside)
     changing.remove_made(root, change)
     durable.remove_tree(aside)

@@ -27,7 +27,7 @@ from migrators.parquet import library as imported
 from migrators.parquet.rebuild import Rebuilt
 from migrators.stages import crew, publish
 from regraft import durable
-from regraft.errors import BooksDoNotBalance, VerificationFailed
+from regraft.errors import BooksDoNotBalance, RegraftError, VerificationFailed
 from regraft.formats import index
 from regraft.formats.index.bulk import IndexBuilder
 from regraft.ledger import Ledger
@@ -37,6 +37,7 @@ MODEL = {"id": "embed-small", "name": "Embed small", "provider": "acme", "group"
 #: What a killed process leaves as its exit status.
 KILLED = 137
 REFUSED, STOPPED, INTERRUPTED = 2, 3, 130
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no fork and none of these signals")
 
 # --- a small v1 source ---------------------------------------------------------------------------------------------
 
@@ -238,6 +239,15 @@ def said(outcome: Outcome, code: str, status: int) -> str:
     return str(error["message"])
 
 
+@contextmanager
+def fails(code: str, status: int = REFUSED, match: str | None = None) -> Iterator[None]:
+    """Assert that what is done here ends with an error of regraft's own, in one line."""
+    with pytest.raises(RegraftError, match=match) as caught:
+        yield
+    assert (caught.value.code, caught.value.exit_status) == (code, status)
+    assert "\n" not in str(caught.value)
+
+
 def line(outcome: Outcome, status: int) -> str:
     """Assert that a run without ``--json`` failed with one line on stderr and return it."""
     assert outcome.status == status, outcome
@@ -275,7 +285,11 @@ def started(source: Path, target: Path, *more: str, work: str = "") -> subproces
 
     Its processes do ``work`` for a base, a function of this module, instead of carrying it.
     """
-    arguments = ["migrate", str(source), "--to", str(target), "--now", NOW, *more]
+    return started_command("migrate", str(source), "--to", str(target), "--now", NOW, *more, work=work)
+
+
+def started_command(*arguments: str, work: str = "") -> subprocess.Popen[str]:
+    """Start any command as :func:`started` does."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     patched = f"import faults; faults.crew._in_process = faults.{work}; " if work else ""
     return subprocess.Popen(
@@ -340,12 +354,16 @@ class Tripwire:
         real = getattr(owner, name)
 
         def watched(*arguments: Any, **named: Any) -> Any:
-            self.steps.append(name)
-            if len(self.steps) == self._at:
-                self._spring()
+            self.step(name)
             return real(*arguments, **named)
 
         self._patch.setattr(owner, name, watched)
+
+    def step(self, name: str) -> None:
+        """Count one step."""
+        self.steps.append(name)
+        if len(self.steps) == self._at:
+            self._spring()
 
     def watch_files(self) -> Tripwire:
         """Watch what makes, moves, fills and flushes files and folders, and what may fail for want of room."""

@@ -41,6 +41,7 @@ from faults import (
     marks,
     migrate,
     on_disk,
+    posix,
     said,
     small_source,
     started,
@@ -57,8 +58,6 @@ from regraft.errors import Interrupted, StoppedMidway
 from regraft.formats import embedjs, index
 from regraft.formats.vector_table import Survey, VectorTable
 from regraft.ledger import Ledger
-
-posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no fork and none of these signals")
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,9 @@ def _lines(run: dict[str, Any], *, verbose: bool) -> list[str]:
     back = {
         "possible": f"regraft undo takes it back ({human_bytes(undo['bytes'])} are kept for that)",
         "undone": "taken back",
+        "unsettled": "was stopped in the middle; the next command settles what became of it",
         "expired": "can no longer be taken back",
-        "none": "changed nothing that was there before",
+        "none": "nothing to take back",
     }[undo["state"]]
     lines = [f"{run['started_at']}  {run['command']}  {run['status']}  {run['id']}", f"  {back}"]
     shown_actions = run["actions"] if verbose else run["actions"][:5]
