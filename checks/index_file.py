@@ -201,7 +201,8 @@ class _Audit:
         stated, lengths = self._expected.dimensions, self._index.lengths
         if stated is not None and lengths and 4 * stated not in lengths:
             usual = lengths.most_common(1)[0][0] // 4
-            self._add(v2.BASE_DIMENSIONS, f"the catalog says {stated} dimensions, the vectors have {usual}")
+            said = f"the catalog says {stated} dimensions, the vectors have {usual}"
+            self._add(v2.BASE_DIMENSIONS, said, is_beyond_repair=len(lengths) > 1)
 
     # --- materials and their paths -----------------------------------------------------------------------------------
 

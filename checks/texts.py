@@ -59,9 +59,16 @@ def _contents(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | Non
         if not is_right(key, kind, text):
             ledger.add(v2.CONTENT_HASH, "{n} whose hash is another one", base=base, noun="text", sample=key)
             continue
-        for unit in _misplaced(db, rowid, text) if has_units else ():
-            said = "{n} whose body is not at its place in the text"
-            ledger.add(v2.UNIT_OFFSETS, said, base=base, noun="unit", sample=unit)
+        for unit, body in _misplaced(db, rowid, text) if has_units else ():
+            is_once = body is not None and holds_once(text, body)
+            said = f"{{n}} whose body is not at its place in the text{'' if is_once else ', nor once elsewhere in it'}"
+            ledger.add(v2.UNIT_OFFSETS, said, base=base, noun="unit", sample=unit, is_beyond_repair=not is_once)
+
+
+def holds_once(text: bytes, body: bytes) -> bool:
+    """Tell whether a text holds a body exactly once; both are UTF-8."""
+    first = text.find(body)
+    return first >= 0 and text.find(body, first + 1) < 0
 
 
 def is_right(key: bytes | None, kind: str, text: Any) -> bool:
@@ -87,20 +94,20 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-def _misplaced(db: apsw.Connection, content: int, text: bytes) -> Iterator[bytes]:
-    """Return the units of a content whose slice of it, in UTF-16 units, is not their body."""
+def _misplaced(db: apsw.Connection, content: int, text: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """Return the units of a content whose slice of it, in UTF-16 units, is not their body, with that body."""
     ascii_only = text.isascii()
     whole = text if ascii_only else text.decode().encode("utf-16-le")
     width = 1 if ascii_only else 2
     for unit, start, end, body, body_hash in db.execute(_SLICES, (content,)):
         if not is_span(start, end, len(whole) // width):
-            yield unit
+            yield unit, body
             continue
         found = whole[start * width : end * width]
         said = body if ascii_only else (body or b"").decode("utf-8", "replace").encode("utf-16-le")
         # A body that is not what was embedded, in a place that still holds that, is wrong itself and not its place.
         if found != said and _sha256_of(found, ascii_only) != body_hash:
-            yield unit
+            yield unit, body
 
 
 def is_span(start: object, end: object, length: int) -> bool:

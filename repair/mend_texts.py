@@ -202,9 +202,9 @@ class _Whole:
 
     def place(self, body: bytes) -> tuple[int, int] | None:
         """Return where a body is, if it is there exactly once."""
-        first = self._raw.find(body)
-        if first < 0 or self._raw.find(body, first + 1) >= 0:
+        if not texts.holds_once(self._raw, body):
             return None
+        first = self._raw.find(body)
         if self._width == 1:
             return first, first + len(body)
         start = len(self._raw[:first].decode().encode("utf-16-le")) // 2

@@ -15,12 +15,13 @@ import apsw
 import pytest
 from conftest import NOW_MS, run
 from faults import KILLED, REFUSED, Tripwire, die, forked, said, untouched
-from planted_v2 import ITEM, KB, NEW_BASE, OTHER, PLANTED, catalog, data, index, library, run_sql, sql
+from planted_v2 import ITEM, KB, OTHER, PLANTED, catalog, data, index, library, run_sql, sql
 
 from regraft import durable, identity, sqlite
 from regraft.changes import ChangeLog
 from regraft.formats.index import IndexStore
 from regraft.ledger import Ledger
+from regraft.testing.planting import STRAY_BASE
 from repair import files
 
 MENDED = {"material.orphan", "material.path"}
@@ -363,7 +364,7 @@ def test_only_the_chosen_base_changes(store: Path) -> None:
 
 
 def test_without_a_catalog_nothing_can_be_followed(store: Path, tmp_path: Path) -> None:
-    alone = shutil.copytree(store / "KnowledgeBase" / KB, tmp_path / "alone" / NEW_BASE)
+    alone = shutil.copytree(store / "KnowledgeBase" / KB, tmp_path / "alone" / STRAY_BASE)
     before = state(alone)
     message = said(run("reconcile", alone, "--json"), "NotChanged", REFUSED)
     assert "without a catalog, which regraft reconcile does not change" in message

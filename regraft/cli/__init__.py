@@ -4,28 +4,64 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import click
 
 from regraft import __version__
-from regraft.cli.check import check
-from regraft.cli.compare import compare
-from regraft.cli.export import export
-from regraft.cli.gc import gc
-from regraft.cli.history import history, undo
-from regraft.cli.import_ import import_
-from regraft.cli.inspect import inspect
-from regraft.cli.install import install
-from regraft.cli.migrate import migrate
 from regraft.cli.output import fail
-from regraft.cli.reconcile import reconcile
-from regraft.cli.repair import repair
-from regraft.cli.rescue import rescue
-from regraft.cli.search import search
-from regraft.cli.upgrade import upgrade
 from regraft.errors import INTERRUPTED, REFUSED, WrongUsage
+
+#: The commands, each with the module that has it.
+_MODULES = {
+    "inspect": "inspect",
+    "check": "check",
+    "migrate": "migrate",
+    "search": "search",
+    "compare": "compare",
+    "export": "export",
+    "import": "import_",
+    "gc": "gc",
+    "repair": "repair",
+    "reconcile": "reconcile",
+    "upgrade": "upgrade",
+    "rescue": "rescue",
+    "install": "install",
+    "history": "history",
+    "undo": "history",
+}
+
+
+class OnDemand(MutableMapping[str, click.Command]):
+    """The commands by their names; the module of one is imported when it is asked for, and not before."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        """Return a command."""
+        if name not in self._loaded:
+            module = import_module(f"{__name__}.{_MODULES[name]}")
+            self._loaded[name] = getattr(module, "import_" if name == "import" else name)
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        """Add a command."""
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        """Forget a command that was added."""
+        del self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the names."""
+        return iter({**_MODULES, **self._loaded})
+
+    def __len__(self) -> int:
+        """Return how many commands there are."""
+        return len({**_MODULES, **self._loaded})
 
 
 class Commands(click.Group):
@@ -49,7 +85,7 @@ class Commands(click.Group):
         sys.exit(status if isinstance(status, int) else 0)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, commands=OnDemand(), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="regraft")
 def cli() -> None:
     """Carry a local knowledge base to a new layout with its vectors alive.
@@ -57,26 +93,6 @@ def cli() -> None:
     Vectors move byte for byte and nothing is embedded again. Sources are only read; what is written is written whole
     or not at all.
     """
-
-
-for command in (
-    inspect,
-    check,
-    migrate,
-    search,
-    compare,
-    export,
-    import_,
-    gc,
-    upgrade,
-    history,
-    undo,
-    rescue,
-    install,
-    repair,
-    reconcile,
-):
-    cli.add_command(command)
 
 
 def main() -> None:
