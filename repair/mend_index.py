@@ -7,6 +7,7 @@ file as it is, the change does it again over the file that it writes to, and bot
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,9 @@ _ACTIONS = {
     "number-bodies": (v2.BODY_ROWID, "number {n} for the full-text index", "body", ("search_text",)),
     "rebuild-full-text": (v2.FTS_DESYNC, "build {n} anew", "full-text index", ()),
 }
+_ROWS_OF = ("meta", "content", "material", "search_unit", "search_text", "embedding")
+#: What SQLite says of a value that a column does not allow.
+_VALUE = re.compile(r"(NULL|TEXT|NUMERIC|non-\w+) value in ")
 #: Actions after which the full-text index is built anew.
 _CHANGE_TEXTS = {"write-bodies", "restore-bodies", "number-bodies"}
 #: What lets a full-text index be built anew whose own data are damaged.
@@ -121,6 +125,13 @@ def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Left, .
     """
     path = root / target.path
     with sqlite.reading(path, vectors=True) as db:
+        broken = _broken_tree(db)
+        if broken is not None:
+            reason = f"SQLite itself finds the file damaged ({broken}): a backup of it helps"
+            return None, tuple(
+                _left(target, name, reason, target.found[name])
+                for name in sorted(target.wanted.intersection(target.found))
+            )
         db.execute("PRAGMA query_only = 0")
         planned = _worked_out(db, target)
     if planned is None:
@@ -138,6 +149,20 @@ def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Left, .
 
     made = RowsChange(target.path, planned.actions, apply, planned.tables, planned.bytes, bodies=planned.rebuilds)
     return made, planned.left
+
+
+def _broken_tree(db: apsw.Connection) -> str | None:
+    """Return what of the file's own structure is broken, None where nothing is.
+
+    What a row holds does not count, nor does the full-text index, which is built anew.
+    """
+    # Rows that break the layout's checks are no damage of the structure.
+    db.execute("PRAGMA ignore_check_constraints = ON")
+    for table in _ROWS_OF:
+        for (said,) in db.execute(f"PRAGMA integrity_check({table})"):
+            if said != "ok" and not _VALUE.match(str(said)):
+                return str(said)
+    return None
 
 
 def _write(db: apsw.Connection, target: Target) -> None:

@@ -15,6 +15,8 @@ from checks import texts
 from checks import v2_findings as v2
 from repair.workbench import DERIVED, Job, digest, text_of
 
+#: SQLite's longest text, in bytes.
+_LONGEST = 1 << 31
 _PARAGRAPH = b"\n\n"
 _WIDE_PARAGRAPH = "\n\n".encode("utf-16-le")
 
@@ -103,13 +105,16 @@ def _candidates(db: apsw.Connection, rid: int, raw: bytes | None, wide: _Wide) -
     """Return what a content may have been, each as UTF-8."""
     if text_of(raw) is not None:
         yield raw or b""
+    anywhere = _Wide(raw)
     rows = (_Piece(*row) for row in db.execute(_PIECES, (rid,)))
     for _, group in groupby(rows, key=lambda piece: piece.material):
         pieces = list(group)
         if all(text_of(piece.text) is not None for piece in pieces):
             yield _PARAGRAPH.join(piece.text or b"" for piece in pieces)
-        wide.lay(pieces)
-        yield from wide.texts()
+        # What comes of any places is held against the hash; what is kept without one needs places that are proven.
+        anywhere.lay(pieces)
+        yield from anywhere.texts()
+        wide.lay([piece for piece in pieces if piece.is_proven])
     # The texts of two rows may have changed places.
     other = db.execute(
         "SELECT CAST(c.text AS BLOB) FROM temp.m_content m JOIN main.content c ON c.rowid = m.rid"
@@ -121,7 +126,7 @@ def _candidates(db: apsw.Connection, rid: int, raw: bytes | None, wide: _Wide) -
 
 
 class _Wide:
-    """A damaged text in UTF-16, over which the bodies of units that nothing happened to are laid at their places."""
+    """A damaged text in UTF-16, over which the bodies of units are laid at their places."""
 
     def __init__(self, raw: bytes | None) -> None:
         self._wide = bytearray((text_of(raw) or "").encode("utf-16-le"))
@@ -132,8 +137,8 @@ class _Wide:
         for piece in pieces:
             body = text_of(piece.text)
             wide = b"" if body is None else body.encode("utf-16-le")
-            # An id that follows from the place is proof of integers.
-            if body is None or not piece.is_proven or len(wide) != 2 * (piece.end - piece.start):
+            is_place = texts.is_span(piece.start, piece.end, _LONGEST)
+            if body is None or not is_place or len(wide) != 2 * (piece.end - piece.start):
                 continue
             if 2 * piece.start == len(self._wide) + len(_WIDE_PARAGRAPH):
                 self._wide += _WIDE_PARAGRAPH

@@ -315,3 +315,14 @@ def test_a_kill_at_any_step_leaves_old_or_new_and_the_next_run_finishes(
         shutil.rmtree(store)
         at += 1
     assert at > 20
+
+
+@pytest.mark.parametrize("seed", [182, 329, 363])
+def test_pages_that_changed_places_are_not_written_over(seed: int, store: Path) -> None:
+    """Such damage shows as rows that contradict each other: nothing is derived from those."""
+    audit.damage(store, seed)
+    before = state(store)
+    done = repair(store)
+    assert done["actions"] == []
+    assert names(store).intersection(mending.NAMES) <= {left["finding"] for left in done["left"]}
+    assert state(store) == before
