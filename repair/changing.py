@@ -43,6 +43,28 @@ class Changer:
         self._made = 0
         self._told = 0
 
+    def demand_free(self, changes: Iterable[Change]) -> None:
+        """Refuse before anything is changed where a file is in use, may not be written to, or was since the plan.
+
+        What lies in a log beside a file is worked into it.
+
+        Raises:
+            StoreBusy, StoreNotWritable, PlanOutdated
+        """
+        for change in changes:
+            path = self._root / change.path
+            self._demand_as_planned(path, change)
+            if isinstance(change, RowsChange):
+                with rows.locked(path, keep=False):
+                    pass
+            elif path.is_file():
+                files.settle_log(path)
+            self._planned[change.path] = _planned_mark(path)
+
+    def _demand_as_planned(self, path: Path, change: Change) -> None:
+        if _planned_mark(path) != self._planned[change.path]:
+            raise PlanOutdated(path=path, reason="it was written to meanwhile")
+
     def make(self, change: Change) -> None:
         """Make one change.
 
@@ -52,8 +74,7 @@ class Changer:
         """
         self._made += 1
         self._told += len(change.actions)
-        if _planned_mark(self._root / change.path) != self._planned[change.path]:
-            raise PlanOutdated(path=self._root / change.path, reason="it was written to meanwhile")
+        self._demand_as_planned(self._root / change.path, change)
         if isinstance(change, FileChange):
             self._file(change)
         elif change.bytes > rows.LARGEST_CHANGESET:
@@ -136,22 +157,6 @@ class Changer:
         if not change.trash:
             return f"{UNDO}/{self._run}/{number}"
         return f"{TRASH}/{time.strftime('%Y-%m-%d', time.gmtime())}-{self._run}/{change.path}"
-
-
-def demand_free(root: Path, changes: Iterable[Change]) -> None:
-    """Refuse before anything is changed where a file is in use, or may not be written to.
-
-    Raises:
-        StoreBusy, StoreNotWritable
-    """
-    for change in changes:
-        path = root / change.path
-        if isinstance(change, FileChange):
-            if path.is_file():
-                files.settle_log(path)
-        else:
-            with rows.locked(path):
-                pass
 
 
 def _planned_mark(path: Path) -> object:

@@ -177,7 +177,7 @@ def _carry_out(
     changer = Changer(store.root, book, run.id, plan.changes)
     if not show_plan(planned):
         raise Declined(path=store.path)
-    changing.demand_free(store.root, plan.changes)
+    changer.demand_free(plan.changes)
     book.begin_run(run.command, shown(store.path), run.id)
     book.changes.record_actions(run.id, planned["actions"])
     with stage(progress, "Changing", len(plan.changes)):

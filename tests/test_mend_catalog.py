@@ -33,6 +33,8 @@ from repair.plan import Plan
 from repair.run import run_command, undo_run
 from repair.store import Store
 
+NO_JSON = catalog(ITEM.format("data = '{'", "file"))
+NO_PATH = catalog(ITEM.format(data(source="a"), "file"))
 MENDED = set(mend_catalog.NAMES)
 NOTE_TEXT = "The tide turned twice."
 
@@ -436,14 +438,14 @@ def test_several_findings_are_mended_in_one_change(store: Path) -> None:
 
 
 def test_only_what_is_asked_for_is_mended(store: Path) -> None:
-    several(PLANTED["other dimensions"].damage, PLANTED["no JSON"].damage)(store)
+    several(PLANTED["other dimensions"].damage, NO_JSON)(store)
     assert [action["finding"] for action in mend(store, "item.data")["actions"]] == ["item.data"]
     assert [name for name in findings(store) if name in MENDED] == ["base.dimensions"]
 
 
 def test_what_others_keep_in_the_catalog_stays(store: Path) -> None:
     """A profile has more columns, tables and triggers than regraft knows."""
-    several(PLANTED["nobody works"].damage, PLANTED["other dimensions"].damage, PLANTED["no JSON"].damage)(store)
+    several(PLANTED["nobody works"].damage, PLANTED["other dimensions"].damage, NO_JSON)(store)
     run_sql(
         store / "catalog.sqlite",
         "ALTER TABLE knowledge_item ADD COLUMN pinned TEXT DEFAULT 'yes'",
@@ -464,7 +466,7 @@ def test_what_others_keep_in_the_catalog_stays(store: Path) -> None:
 
 def test_rows_that_changed_since_they_were_planned_with_are_not_touched(store: Path) -> None:
     for change in ("status = 'idle'", "data = '[]'"):
-        several(PLANTED["nobody works"].damage, PLANTED["no path"].damage)(store)
+        several(PLANTED["nobody works"].damage, NO_PATH)(store)
         [planned] = _planned(store).changes
         catalog(ITEM.format(change, "file"))(store)
         before = state(store)
