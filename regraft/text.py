@@ -106,7 +106,9 @@ def shown(path: object) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural where it is not one."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    if number == 1:
+        return f"{number:,} {noun}"
+    return f"{number:,} {noun[:-1]}ies" if noun.endswith("dy") else f"{number:,} {noun}s"
 
 
 def escaped(text: str) -> str:
