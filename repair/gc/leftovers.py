@@ -95,7 +95,8 @@ def plan(store: Store, catalog: StoredCatalog | None, wish: Wish, indexes: dict[
         _decided(store, one, owners.get(one.path), proving, is_stranded) if isinstance(one, _File) else one
         for one in looked
     ]
-    made.left += [one for one in decided if isinstance(one, Left)]
+    # Which of the other files are of chosen bases, nobody knows.
+    made.left += [one for one in decided if isinstance(one, Left) and (not store.chosen or one.base in store.chosen)]
     made.changes += [one for one in decided if isinstance(one, FileChange)]
     if decided and not any(isinstance(one, Left) for one in decided):
         made.mends.add((v2.LEFTOVER, None))
