@@ -17,7 +17,7 @@ from regraft.formats.catalog_reader import Row
 from regraft.text import decode_utf8
 
 #: A file that is younger may belong to an item that is being added, in seconds.
-_YOUNG = 3600
+YOUNG = 3600
 #: Files below ``raw/`` that are looked at: more are some other program's.
 _MOST_FILES = 1_000_000
 #: The longest snapshot is a note of a million units with its block.
@@ -140,7 +140,7 @@ def orphans_among(items: list[Row]) -> Callable[[str, float], bool]:
         for item, one in zip(items, data, strict=True)
         if item.get("type") == "directory" and isinstance(one.get("relativePath"), str)
     )
-    latest = time.time() - _YOUNG
+    latest = time.time() - YOUNG
     return lambda name, changed_at: name not in known and not name.startswith(prefixes) and changed_at < latest
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ def _check_base(
     if store is None:
         if row is not None and row.get("status") == "completed":
             ledger.add(v2.BASE_NO_INDEX, "completed, and its index file is missing", base=key)
-        elif row is not None and items is not None and _is_name(key):
+        elif row is not None and items is not None and is_name(key):
             seen.raw_files += raw_files.check(folder / RAW_FOLDER, key, items, None, ledger)
         return
     path = root / store.name
@@ -167,7 +167,7 @@ def _check_base(
         seen.raw_files += raw_files.check(raw, key, items, materials, ledger)
 
 
-def _is_name(key: str) -> bool:
+def is_name(key: str) -> bool:
     """Tell whether a base's id can be a folder's name: one with a path in it leads out of the store."""
     return "\0" not in key and key not in (".", "..", "") and Path(key).name == key
 
@@ -190,25 +190,43 @@ def _check_folder(
 ) -> None:
     """Look for folders of bases that the catalog does not name, and for what v1 left."""
     leftovers: list[tuple[str, int]] = []
-    try:
-        inside = sorted(bases.iterdir())
-    except OSError:
-        return
-    for path in inside:
-        if path.name in (rows or {}):
-            continue
-        if path.is_dir() and not path.is_symlink():
-            if rows is not None and is_base_folder(path, stores):
-                said = "{n} that no row of the catalog names"
-                seen.ledger.add(v2.INDEX_ORPHAN, said, noun="folder", sample=path.name)
-        elif path.name not in stores and sqlite.is_database(path):
+    for finding, path in strays(bases, rows or {}, stores):
+        if finding == v2.LEFTOVER:
             leftovers.append((path.name, path.stat().st_size))
+        elif rows is not None:
+            said = "{n} that no row of the catalog names"
+            seen.ledger.add(v2.INDEX_ORPHAN, said, noun="folder", sample=path.name)
     if leftovers:
         hint = "; --kind v1-profile checks what v1 left" if is_profile else ""
         size = human_bytes(sum(size for _, size in leftovers))
         said = f"{counted(len(leftovers), 'vector file')} of v1 still there, {size}{hint}"
         for name, _ in leftovers:
             seen.ledger.add(v2.LEFTOVER, said, sample=name)
+
+
+def strays(bases: Path, named: Collection[str], stores: Collection[str]) -> Iterator[tuple[str, Path]]:
+    """Return what lies beside the folders of bases and is of none of them, in the order of names.
+
+    Args:
+        bases: the folder of all bases.
+        named: ids of the bases that the catalog names.
+        stores: ids of the bases that have an index.
+
+    Returns:
+        Folders of bases, as ``index.orphan``, and vector files of v1, as ``v1.leftover``.
+    """
+    try:
+        inside = sorted(bases.iterdir())
+    except OSError:
+        return
+    for path in inside:
+        if path.name in named:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            if is_base_folder(path, stores):
+                yield v2.INDEX_ORPHAN, path
+        elif path.name not in stores and sqlite.is_database(path):
+            yield v2.LEFTOVER, path
 
 
 def is_base_folder(path: Path, stores: Collection[str]) -> bool:

@@ -101,22 +101,38 @@ class FileChange:
 Change = RowsChange | FileChange
 
 
+@dataclass(frozen=True)
+class Reclaim:
+    """Gives the free space in an index file back to the disk, once all changes are made; no row changes.
+
+    ``action`` is what it is expected to free, and afterwards what it has freed; ``bytes`` is the file's size.
+    """
+
+    path: str
+    action: Action
+    bytes: int
+
+
 @dataclass
 class Plan:
     """All that a run is going to do, in its order, and what it leaves."""
 
     changes: list[Change] = field(default_factory=list)
+    reclaims: list[Reclaim] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     #: Findings that must be gone afterwards, with the base that they are of.
     mends: set[tuple[str, str | None]] = field(default_factory=set)
     #: Changes of earlier runs that nobody can take back afterwards, with the actions that this is reported as.
     expired: list[Recorded] = field(default_factory=list)
     expiring: list[Action] = field(default_factory=list)
+    #: Whether what takes this run back is kept; else it is deleted at its end.
+    keeps_undo: bool = True
 
     @property
     def actions(self) -> list[Action]:
         """Return what is done, in its order."""
-        return [*(action for change in self.changes for action in change.actions), *self.expiring]
+        changes = (action for change in self.changes for action in change.actions)
+        return [*changes, *(reclaim.action for reclaim in self.reclaims), *self.expiring]
 
     @property
     def bases(self) -> set[str]:

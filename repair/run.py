@@ -14,6 +14,7 @@ from typing import Any
 
 import apsw
 
+from checks.levels import Level
 from regraft import durable, ledger
 from regraft.changes import RunRecord
 from regraft.envelope import Run
@@ -34,7 +35,7 @@ from regraft.ledger import Ledger
 from regraft.locate import Kind
 from regraft.progress import Progress, human_bytes, stage
 from regraft.text import shown
-from repair import changing, undo
+from repair import changing, space, undo
 from repair.changing import Changer
 from repair.plan import Plan
 from repair.store import Store, demand_quiet, recognised, recognised_after
@@ -170,7 +171,7 @@ def _carry_out(
     show_plan: Callable[[Document], bool],
 ) -> Document:
     planned = document(store, run, plan, None)
-    if not plan.changes and not plan.expired:
+    if not (plan.changes or plan.reclaims or plan.expired):
         run.end()
         return {**planned, **run.document()}
     _check_space(store, plan)
@@ -185,20 +186,30 @@ def _carry_out(
             changer.make(change)
             progress.step(1, change.bytes)
     _check_mended(store, book, run, plan)
-    changing.expire(store.root, book, plan.expired)
+    _expire(store, book, run, plan)
+    plan.reclaims = [space.give_back(store.root, reclaim) for reclaim in plan.reclaims]
     changing.clean(store.root)
     book.end_run("finished")
     run.end()
-    return document(store, run, plan, run.id if plan.changes else None)
+    return document(store, run, plan, run.id if plan.changes and plan.keeps_undo else None)
+
+
+def _expire(store: Store, book: Ledger, run: Run, plan: Plan) -> None:
+    own = () if plan.keeps_undo else book.changes.changes_of(run.id)
+    changing.expire(store.root, book, (*plan.expired, *(change for change in own if change.state == "done")))
 
 
 def _check_mended(store: Store, book: Ledger, run: Run, plan: Plan) -> None:
     """Check what was touched again; where something is not mended, all of the run is taken back."""
     if not plan.mends:
         return
+    # What was chosen may be gone: it was the folder of no base.
     with recognised_after(store, run.command) as after:
-        touched = frozenset(base for _, base in plan.mends if base is not None and base in after.stores) or None
-        found = {(one.name, one.base) for one in after.audit(bases=touched).findings}
+        touched = frozenset(base for _, base in plan.mends if base is not None)
+        found = {(one.name, one.base) for one in (after.audit(bases=touched).findings if touched else ())}
+        if any(base is None for _, base in plan.mends):
+            # Of no base is what rows of the catalog and names of files tell.
+            found |= {(one.name, one.base) for one in after.audit(Level.QUICK).findings}
     still = sorted({name for name, base in plan.mends if (name, base) in found})
     if still:
         undo.take_back(store.root, book, run.id)
@@ -207,6 +218,8 @@ def _check_mended(store: Store, book: Ledger, run: Run, plan: Plan) -> None:
 
 def _check_space(store: Store, plan: Plan) -> None:
     needed = _RECORDS + sum(changing.room(store.root, change) for change in plan.changes)
+    # VACUUM writes what stays once more, and so does its journal.
+    needed += 2 * max((one.bytes for one in plan.reclaims), default=0)
     free = shutil.disk_usage(store.root).free
     if needed > free:
         raise NotEnoughSpace(path=store.root, needed=human_bytes(needed), free=human_bytes(free))

@@ -97,9 +97,10 @@ def as_text(document: dict[str, Any], *, verbose: bool) -> str:
         lines.append("Nothing has to be done: nothing was written.")
     elif document["run"]["dry_run"]:
         lines += ["", "Dry run: nothing was written."]
-    elif document["undo"] is not None:
+    elif "undone" not in document:
         path = document["source"]["path"]
-        lines += ["", f"Done; {path} and its {FOLDER} were written.", f"Take it back: regraft undo {path}"]
+        lines += ["", f"Done; {path} and its {FOLDER} were written."]
+        lines += [f"Take it back: regraft undo {path}"] if document["undo"] is not None else []
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -25,12 +25,14 @@ from repair import gc as collecting
     help="How long trash, and what takes a run back, are kept.",
 )
 @click.option("--vacuum", is_flag=True, help="Give free space in index files back, where that pays.")
+@click.option("--v1-leftovers", is_flag=True, help="Also vector files of v1 whose every vector is in v2.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only findings of this name; may be repeated.")
 @reports_errors
-def gc(path: Path, grace: float, vacuum: bool, only: tuple[str, ...], **options: Any) -> None:
+def gc(path: Path, grace: float, vacuum: bool, v1_leftovers: bool, only: tuple[str, ...], **options: Any) -> None:
     """Remove what nothing reaches from the store at PATH: vectors, texts and files.
 
     Files go to a dated trash below .regraft, where they are kept for some days; regraft undo brings them back.
     """
-    wish = collecting.Wish(clock.now_ms(), grace, vacuum, frozenset(collecting.checked_names(only)))
+    names = frozenset(collecting.checked_names(only))
+    wish = collecting.Wish(clock.now_ms(), grace, vacuum, v1_leftovers, names)
     change("gc", path, partial(collecting.plan, wish=wish), Asked(**options))

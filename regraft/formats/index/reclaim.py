@@ -39,21 +39,25 @@ def reclaim(db: apsw.Connection, path: Path, vacuum: Vacuum) -> Reclaimed:
         apsw.Error: the file is in use, or cannot be written.
     """
     _demand_in_step(db, path, "before")
-    before, _ = _sizes(db)
+    before, _ = sizes(db)
     db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('optimize')")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    whole, free = _sizes(db)
-    pays = free >= FREE_BYTES and free >= FREE_SHARE * whole
-    vacuumed = vacuum == "always" or (vacuum == "auto" and pays)
+    whole, free = sizes(db)
+    vacuumed = vacuum == "always" or (vacuum == "auto" and pays(whole, free))
     if vacuumed:
         db.execute("VACUUM")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         _demand_in_step(db, path, "after")
-    after, _ = _sizes(db)
+    after, _ = sizes(db)
     return Reclaimed(before, after, free, vacuumed)
 
 
-def _sizes(db: apsw.Connection) -> tuple[int, int]:
+def pays(size: int, free: int) -> bool:
+    """Tell whether VACUUM pays for a database of so many bytes, so many of them free."""
+    return free >= FREE_BYTES and free >= FREE_SHARE * size
+
+
+def sizes(db: apsw.Connection) -> tuple[int, int]:
     """Return the size of the database and of its free pages, in bytes."""
     page, pages, free = (db.execute(f"PRAGMA {name}").get for name in ("page_size", "page_count", "freelist_count"))
     return page * pages, page * free

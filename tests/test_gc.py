@@ -1,0 +1,914 @@
+"""``regraft gc``: what nothing reaches goes, what could still be of use stays, and undo brings all of it back."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from conftest import Outcome, run
+from faults import KILLED, Tripwire, die, forked, line, said, untouched
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted_v1 import whole
+from planted_v2 import (
+    KB,
+    KB_ROW,
+    NEW_BASE,
+    OLD,
+    OTHER,
+    PLANTED,
+    a_vector_file,
+    an_old_stray_file,
+    catalog,
+    index,
+    library,
+    run_sql,
+    several,
+    sql,
+    vector,
+)
+from v1 import PLAIN, UNTYPED, Row, Source, base, file, vector_of, write_store
+
+from regraft import clock, durable, identity, sqlite
+from regraft.changes import ChangeLog
+from regraft.formats.index import reclaim
+from repair.gc import GRACE_DAYS
+
+DAY_MS = 86_400_000
+KNOWLEDGE = "KnowledgeBase"
+
+# --- helpers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library(tmp_path_factory.mktemp("healthy"))
+
+
+@pytest.fixture
+def store(healthy: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(healthy, tmp_path / "library")
+
+
+def gc(target: Path, *options: object, status: int = 0) -> dict[str, Any]:
+    done = run("gc", target, "--json", *options)
+    assert done.status == status, (done.stdout, done.stderr)
+    return done.document
+
+
+def done_by(document: dict[str, Any]) -> list[str]:
+    return [action["action"] for action in document["actions"]]
+
+
+def left_by(document: dict[str, Any]) -> dict[str, str]:
+    return {left["finding"]: left["reason"] for left in document["left"]}
+
+
+def findings(target: Path) -> set[tuple[str, str | None]]:
+    return {(one["name"], one["base"]) for one in run("check", target, "--json").document["findings"]}
+
+
+def contents(target: Path) -> dict[str, Any]:
+    """Return the rows of every database but the numbers of full-text indexes, and the bytes of every other file."""
+    found: dict[str, Any] = {}
+    for path in sorted(target.rglob("*")):
+        name = path.relative_to(target).as_posix()
+        if path.is_file() and not name.startswith(".regraft/") and not name.endswith(sqlite.TRACES):
+            found[name] = rows_of(path) if sqlite.is_database(path) else path.read_bytes()
+    return found
+
+
+def rows_of(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+        tables = [row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        found = {}
+        for table in tables:
+            if table.startswith("search_text_fts"):
+                continue
+            columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})") if row[1] != "fts_rowid"]
+            # Which bytes a text is of, too: they may be no UTF-8.
+            texts = ", ".join(f'typeof("{name}"), CAST("{name}" AS BLOB)' for name in columns)
+            found[table] = sorted(db.execute(f"SELECT {texts} FROM {table}").fetchall(), key=repr)
+        return found
+
+
+def aged(path: Path) -> Path:
+    """Make a file, or a folder and all in it, old."""
+    for one in (*path.rglob("*"), path):
+        os.utime(one, (OLD, OLD), follow_symlinks=False)
+    return path
+
+
+def orphan_vectors(count: int, size: int = 16) -> Callable[[Path], None]:
+    numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count})"
+    return sql(f"{numbers} INSERT INTO embedding SELECT 'nobody ' || i, zeroblob({size}), 0 FROM n")
+
+
+def a_folder_of_nobody(target: Path) -> None:
+    folder = target / KNOWLEDGE / NEW_BASE
+    shutil.copytree(target / KNOWLEDGE / OTHER, folder)
+    run_sql(index(target, NEW_BASE), f"UPDATE meta SET base_id = '{NEW_BASE}'")
+    aged(folder)
+
+
+def v1_files(target: Path, place: Path) -> None:
+    """Put v1's own vector files beside the bases, as they stay in every profile."""
+    source = whole(place)
+    for name in ("kb", "other"):
+        shutil.copy(source / KNOWLEDGE / name, target / KNOWLEDGE / name)
+        aged(target / KNOWLEDGE / name)
+
+
+CONTENT = f"INSERT INTO content VALUES ('{identity.text_hash('x')}', 'x', 0)"
+UNIT_GONE = "DELETE FROM search_unit WHERE rowid = 1"
+WASTE = {
+    "body.orphan": sql(UNIT_GONE),
+    "embedding.orphan": orphan_vectors(3),
+    "content.orphan": sql(CONTENT),
+    "raw.orphan": an_old_stray_file,
+    "index.orphan": a_folder_of_nobody,
+}
+EVERYTHING = several(*WASTE.values())
+
+# --- what nothing reaches ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("finding", WASTE)
+def test_what_nothing_reaches_goes_and_comes_back(finding: str, store: Path) -> None:
+    WASTE[finding](store)
+    before, found = contents(store), findings(store)
+    assert finding in {name for name, _ in found}
+    with untouched(store):
+        planned = gc(store, "--dry-run")
+    document = gc(store)
+    assert planned["actions"] == document["actions"]
+    assert {action["finding"] for action in document["actions"]} >= {finding}
+    assert document["left"] == []
+    assert findings(store) <= {one for one in found if one[0] != finding}
+    assert gc(store)["actions"] == []
+    assert run("undo", store, "--yes").status == 0
+    assert contents(store) == before
+    assert findings(store) == found
+
+
+def test_everything_at_once(store: Path) -> None:
+    clean = contents(store)
+    EVERYTHING(store)
+    before = contents(store)
+    document = gc(store)
+    assert sorted(done_by(document)) == [
+        *("delete-bodies", "delete-contents", "delete-embeddings", "trash-file", "trash-folder"),
+    ]
+    # The vector of the body whose unit was gone went with it, besides the three.
+    assert {action["count"] for action in document["actions"] if action["action"] == "delete-embeddings"} == {4}
+    after = contents(store)
+    assert set(after) == set(clean)
+    # The unit was gone before, so that what hung on it is all that is not there.
+    lost = {table: len(clean[name][table]) - len(after[name][table]) for name, table in _tables(clean)}
+    assert lost["search_unit"] == lost["search_text"] == lost["embedding"] == 1
+    assert run("undo", store, "--yes").status == 0
+    assert contents(store) == before
+
+
+def _tables(found: dict[str, Any]) -> list[tuple[str, str]]:
+    name = f"{KNOWLEDGE}/{KB}/.cherry/index.sqlite"
+    return [(name, table) for table in found[name]]
+
+
+@pytest.mark.parametrize("damage", [f"DELETE FROM search_unit WHERE rowid = 1; {CONTENT}", "DROP TABLE embedding"])
+def test_what_is_in_a_folder_that_goes_goes_with_it(damage: str, store: Path) -> None:
+    a_folder_of_nobody(store)
+    run_sql(index(store, NEW_BASE), damage)
+    aged(store / KNOWLEDGE / NEW_BASE)
+    before = contents(store)
+    document = gc(store)
+    assert (done_by(document), document["left"]) == (["trash-folder"], [])
+    assert run("undo", store, "--yes").status == 0
+    assert contents(store) == before
+
+
+def test_only_what_is_named_goes(store: Path) -> None:
+    EVERYTHING(store)
+    assert done_by(gc(store, "--only", "content.orphan", "--only", "raw.orphan")) == ["delete-contents", "trash-file"]
+    assert done_by(gc(store, "--only", "embedding.orphan")) == ["delete-embeddings"]
+    assert "body.orphan" in {name for name, _ in findings(store)}
+
+
+def test_only_one_base(store: Path) -> None:
+    EVERYTHING(store)
+    run_sql(index(store, OTHER), CONTENT)
+    assert {action["base"] for action in gc(store, "--base", OTHER)["actions"]} == {OTHER}
+    # A folder of no base goes by its own name; afterwards nobody knows that name any more.
+    assert done_by(gc(store, "--base", NEW_BASE)) == ["trash-folder"]
+    assert {action["base"] for action in gc(store)["actions"]} == {KB}
+
+
+def test_a_base_by_its_own_path(store: Path) -> None:
+    EVERYTHING(store)
+    assert sorted(done_by(gc(index(store)))) == [
+        *("delete-bodies", "delete-contents", "delete-embeddings", "trash-file"),
+    ]
+    assert done_by(gc(store)) == ["trash-folder"]
+
+
+def test_a_base_that_failed_has_raw_files_too(store: Path) -> None:
+    an_old_stray_file(store)
+    shutil.rmtree(index(store).parent)
+    catalog(KB_ROW.format("status = 'failed', error = 'missing_vector_store'"))(store)
+    assert done_by(gc(store)) == ["trash-file"]
+
+
+def test_without_a_catalog_files_and_folders_stay(store: Path, tmp_path: Path) -> None:
+    EVERYTHING(store)
+    alone = tmp_path / "alone" / KB
+    shutil.copytree(store / KNOWLEDGE / KB, alone)
+    (store / "catalog.sqlite").unlink()
+    for place in (alone, store):
+        assert {action["finding"] for action in gc(place)["actions"]} == {
+            *("body.orphan", "embedding.orphan", "content.orphan"),
+        }
+
+
+# --- what is too young, or nobody can tell ---------------------------------------------------------------------------
+
+
+def test_what_is_younger_than_an_hour_stays(store: Path) -> None:
+    an_old_stray_file(store)
+    a_folder_of_nobody(store)
+    os.utime(index(store).parent.parent / "raw" / "stray.bin")
+    os.utime(index(store, NEW_BASE))
+    document = gc(store, status=1)
+    assert document["actions"] == []
+    assert "younger than an hour" in left_by(document)["index.orphan"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a right of their own there")
+def test_links_are_not_followed(store: Path, tmp_path: Path) -> None:
+    aged(shutil.copy(store / "catalog.sqlite", tmp_path / "elsewhere.sqlite"))
+    raw = index(store).parent.parent / "raw"
+    (raw / "link").symlink_to(tmp_path / "elsewhere.sqlite")
+    os.utime(raw / "link", (OLD, OLD), follow_symlinks=False)
+    v1_link = store / KNOWLEDGE / "kb"
+    v1_link.symlink_to(write_store(tmp_path / "kb", [Row("F", "text")]))
+    with untouched(tmp_path):
+        document = gc(store, "--v1-leftovers", status=1)
+    assert document["actions"] == []
+    assert {left["finding"] for left in document["left"]} == {"raw.orphan", "v1.leftover"}
+    assert all("link" in left["reason"] for left in document["left"])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are text there")
+def test_a_name_that_is_no_text_stays(store: Path) -> None:
+    raw = os.fsencode(index(store).parent.parent / "raw")
+    with open(raw + b"/\xff", "wb"):  # noqa: PTH123 - such a name is no text
+        pass
+    os.utime(raw + b"/\xff", (OLD, OLD))
+    assert "no UTF-8" in left_by(gc(store, status=1))["raw.orphan"]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in PLANTED.items() if one.finding.startswith(("file.", "schema."))]
+)
+def test_of_a_damaged_base_nothing_goes(name: str, store: Path) -> None:
+    if name == "no catalog":
+        return
+    an_old_stray_file(store)
+    if name not in ("random bytes", "half a file", "an empty file", "pages of zeros", "a preview store"):
+        several(WASTE["embedding.orphan"], WASTE["content.orphan"])(store)
+    PLANTED[name].damage(store)
+    base = PLANTED[name].base
+    with untouched(index(store, str(base))):
+        document = gc(store, status=1)
+    assert base not in {action["base"] for action in document["actions"]}
+    assert PLANTED[name].finding in left_by(document)
+
+
+def test_a_catalog_that_cannot_be_read_is_refused(store: Path) -> None:
+    EVERYTHING(store)
+    PLANTED["no catalog"].damage(store)
+    with untouched(store):
+        assert "catalog.sqlite" in said(run("gc", store, "--json"), "SourceUnreadable", 2)
+
+
+def test_a_catalog_without_items_names_no_files(store: Path) -> None:
+    EVERYTHING(store)
+    catalog("DROP TABLE knowledge_item")(store)
+    assert {"trash-file", "trash-folder"}.isdisjoint(done_by(gc(store)))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE knowledge_item SET data = '{' WHERE type = 'file'",
+        "UPDATE knowledge_item SET data = NULL WHERE type = 'note'",
+        "UPDATE knowledge_item SET data = json_set(data, '$.relativePath', 7) WHERE type = 'file'",
+    ],
+)
+def test_raw_files_stay_where_an_item_cannot_be_read(damage: str, store: Path) -> None:
+    an_old_stray_file(store)
+    run_sql(
+        store / "catalog.sqlite",
+        "CREATE TABLE loose AS SELECT * FROM knowledge_item",
+        "DROP TABLE knowledge_item",
+        "ALTER TABLE loose RENAME TO knowledge_item",
+        damage,
+    )
+    assert "cannot be read" in left_by(gc(store, status=1))["raw.orphan"]
+
+
+def test_a_file_that_an_item_may_mean_stays(store: Path) -> None:
+    raw = index(store).parent.parent / "raw"
+    aged((raw / "report.pdf").rename(raw / "REPORT.pdf"))
+    assert "letter case" in left_by(gc(store, status=1))["raw.orphan"]
+
+
+def test_a_file_that_the_index_names_for_an_item_stays(store: Path) -> None:
+    aged(index(store).parent.parent / "raw" / "report.pdf")
+    PLANTED["another path"].damage(store)
+    assert "reconcile" in left_by(gc(store, status=1))["raw.orphan"]
+
+
+def test_a_folder_that_items_still_belong_to_stays(store: Path) -> None:
+    a_folder_of_nobody(store)
+    catalog(f"INSERT INTO knowledge_item VALUES ('n', '{NEW_BASE}', NULL, 'note', '{{}}', 'idle', NULL, 0, 0)")(store)
+    assert "1 item of the catalog" in left_by(gc(store, status=1))["index.orphan"]
+
+
+def test_folders_stay_where_the_catalog_names_no_base_unless_they_are_named(store: Path) -> None:
+    aged(store / KNOWLEDGE)
+    catalog("DELETE FROM knowledge_item", "DELETE FROM knowledge_base")(store)
+    before = contents(store)
+    assert gc(store, status=1)["actions"] == []
+    assert done_by(gc(store, "--only", "index.orphan")) == ["trash-folder", "trash-folder"]
+    assert list((store / KNOWLEDGE).iterdir()) == []
+    assert run("undo", store, "--yes").status == 0
+    assert contents(store) == before
+
+
+NEEDED = {
+    "the vector of a unit without a body": ("embedding.orphan", sql("DELETE FROM search_text WHERE rowid = 1")),
+    "the vector of a body under a wrong hash": (
+        "embedding.orphan",
+        sql("UPDATE search_text SET embedding_text_hash = 'h' WHERE rowid = 1"),
+    ),
+    "the body of a unit under a wrong id": (
+        "body.orphan",
+        sql("UPDATE search_unit SET unit_id = 'u' WHERE rowid = 1"),
+    ),
+    "a text under a wrong hash": (
+        "content.orphan",
+        sql("UPDATE content SET content_hash = 'h' WHERE rowid = 1"),
+    ),
+    "a vector whose key is bytes": (
+        "embedding.orphan",
+        sql("UPDATE embedding SET embedding_text_hash = CAST(embedding_text_hash AS BLOB) WHERE rowid = 1"),
+    ),
+    "a body whose unit's id is bytes": (
+        "body.orphan",
+        sql("UPDATE search_unit SET unit_id = CAST(unit_id AS BLOB) WHERE rowid = 1"),
+    ),
+    "a vector without a key": ("embedding.orphan", sql("INSERT INTO embedding VALUES (NULL, x'00000000', 0)")),
+}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_what_may_still_be_right_stays(name: str, store: Path) -> None:
+    finding, damage = NEEDED[name]
+    damage(store)
+    before = contents(store)
+    document = gc(store, status=1)
+    assert finding in left_by(document)
+    assert (
+        contents(store)[f"{KNOWLEDGE}/{KB}/.cherry/index.sqlite"]["embedding"]
+        == (before[f"{KNOWLEDGE}/{KB}/.cherry/index.sqlite"]["embedding"])
+    )
+    if "the" in name.split():
+        assert str(document["left"][0]["repair"]) == f"regraft repair {store} --base {KB}"
+
+
+def test_vectors_of_a_base_without_a_model_go_by_name_alone(store: Path) -> None:
+    PLANTED["vectors without a model"].damage(store)
+    before = contents(store)
+    assert gc(store)["actions"] == []
+    document = gc(store, "--only", "embedding.unexpected", "--only", "embedding.orphan")
+    assert [(action["base"], action["count"]) for action in document["actions"]] == [(KB, 15)]
+    assert run("undo", store, "--yes").status == 0
+    assert contents(store) == before
+
+
+def test_vectors_stay_where_the_catalog_may_have_lost_the_model(store: Path) -> None:
+    catalog(KB_ROW.format("embedding_model_id = NULL"))(store)
+    document = gc(store, "--only", "embedding.unexpected", status=1)
+    assert document["actions"] == []
+    assert "base.status" in left_by(document)["embedding.unexpected"]
+    assert gc(store, "--only", "embedding.unexpected", "--base", OTHER)["actions"] == []
+
+
+# --- what is kept, and for how long ----------------------------------------------------------------------------------
+
+
+def later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
+    now = clock.now_ms()
+    monkeypatch.setattr(clock, "now_ms", lambda: now + round(days * DAY_MS))
+
+
+def kept(target: Path) -> list[Path]:
+    own = target / ".regraft"
+    return [path for name in ("trash", "undo") for path in (own / name).rglob("*") if path.is_file()]
+
+
+def history(target: Path) -> list[str]:
+    return [one["undo"]["state"] for one in run("history", target, "--json").document["runs"]]
+
+
+def test_trash_and_undo_go_when_their_time_is_over(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    EVERYTHING(store)
+    gc(store)
+    assert (store / ".regraft" / "trash").is_dir()
+    assert kept(store)
+    after = contents(store)
+    later(monkeypatch, GRACE_DAYS - 1)
+    assert gc(store)["actions"] == []
+    later(monkeypatch, 2)
+    with untouched(store):
+        planned = gc(store, "--dry-run")
+    assert gc(store, "--base", KB)["actions"] == []
+    document = gc(store)
+    assert document["actions"] == planned["actions"]
+    assert done_by(document) == ["expire"]
+    assert document["actions"][0]["bytes"] > 0
+    assert document["undo"] is None
+    assert kept(store) == []
+    assert not (store / ".regraft" / "trash").exists()
+    assert history(store)[:2] == ["none", "expired"]
+    assert contents(store) == after
+    assert gc(store)["actions"] == []
+    assert said(run("undo", store, "--json", "--yes"), "RunUnknown", 2)
+
+
+def test_without_grace_nothing_is_kept_at_once(store: Path) -> None:
+    clean = contents(store)
+    orphan_vectors(3)(store)
+    an_old_stray_file(store)
+    with untouched(store):
+        planned = gc(store, "--grace", "0", "--dry-run")
+    done = run("gc", store, "--grace", "0", "--yes")
+    assert done.status == 0
+    assert "Take it back" not in done.stdout
+    assert [action["action"] for action in planned["actions"]] == ["delete-embeddings", "trash-file", "expire"]
+    assert kept(store) == []
+    assert history(store)[0] == "expired"
+    assert contents(store) == clean
+
+
+@pytest.mark.parametrize("grace", ["nan", "inf", "1e-12"])
+def test_an_odd_grace_keeps_what_was_just_done(grace: str, store: Path) -> None:
+    an_old_stray_file(store)
+    assert gc(store, "--grace", grace)["undo"] is not None
+    assert kept(store)
+
+
+# --- space -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reclaim, "FREE_BYTES", 100_000)
+
+
+@pytest.mark.usefixtures("small")
+def test_space_is_given_back_where_it_pays(store: Path) -> None:
+    orphan_vectors(60, 4096)(store)
+    WASTE["body.orphan"](store)
+    before = contents(store)
+    size = index(store).stat().st_size
+    with untouched(store):
+        planned = gc(store, "--dry-run", "--vacuum")
+    document = gc(store, "--vacuum")
+    assert done_by(planned) == done_by(document)
+    foreseen, came = planned["actions"][-1], document["actions"][-1]
+    assert came["action"] == foreseen["action"] == "vacuum"
+    assert size - index(store).stat().st_size == came["bytes"]
+    assert 0.8 * came["bytes"] <= foreseen["bytes"] <= 1.2 * came["bytes"]
+    assert re.fullmatch(r"gave free space .*: it had [\d.]+ \w+, it has [\d.]+ \w+", came["message"])
+    numbers = "SELECT count(*) FROM search_text_fts f JOIN search_text t ON t.fts_rowid = f.rowid WHERE f.text = t.text"
+    with closing(apsw.Connection(str(index(store)))) as db:
+        assert db.execute(numbers).get == 14
+    assert gc(store, "--vacuum")["actions"] == []
+    assert run("undo", store, "--yes").status == 0
+    assert contents(store) == before
+
+
+@pytest.mark.usefixtures("small")
+def test_space_that_was_free_before_is_given_back_without_anything_to_take_back(store: Path) -> None:
+    orphan_vectors(60, 4096)(store)
+    assert done_by(gc(store)) == ["delete-embeddings"]
+    after, numbered = contents(store), _numbers(store)
+    document = gc(store, "--vacuum", "--base", KB)
+    assert done_by(document) == ["vacuum"]
+    assert document["undo"] is None
+    assert (contents(store), _numbers(store)) == (after, numbered)
+    # The run before can be taken back all the same.
+    assert run("undo", store, "--yes").status == 0
+
+
+def _numbers(target: Path) -> list[Any]:
+    with closing(apsw.Connection(str(index(target)))) as db:
+        return db.execute("SELECT search_text_id, fts_rowid FROM search_text ORDER BY 1").fetchall()
+
+
+def test_little_space_is_not_given_back(store: Path) -> None:
+    orphan_vectors(60, 4096)(store)
+    assert done_by(gc(store, "--vacuum")) == ["delete-embeddings"]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["words of no body", "other words", "no number"])
+def test_space_stays_in_a_file_whose_full_text_index_is_out_of_step(name: str, store: Path) -> None:
+    orphan_vectors(60, 4096)(store)
+    gc(store)
+    PLANTED[name].damage(store)
+    document = gc(store, "--vacuum", status=1)
+    assert "vacuum" not in done_by(document)
+    assert {"fts.desync", "body.rowid"} & set(left_by(document))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_file_in_use_is_said_once_rows_are_gone(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 0)
+    orphan_vectors(60, 4096)(store)
+    gc(store)
+    with closing(apsw.Connection(str(index(store)))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert said(run("gc", store, "--vacuum", "--json"), "StoreBusy", 2)
+    assert done_by(gc(store, "--vacuum")) == ["vacuum"]
+
+
+# --- what v1 left ----------------------------------------------------------------------------------------------------
+
+
+def test_vector_files_of_v1_go_once_they_are_proven(store: Path, tmp_path: Path) -> None:
+    v1_files(store, tmp_path / "v1")
+    before = contents(store)
+    assert gc(store)["actions"] == []
+    with untouched(store):
+        planned = gc(store, "--v1-leftovers", "--dry-run")
+    document = gc(store, "--v1-leftovers")
+    assert planned["actions"] == document["actions"]
+    assert [(action["subject"], action["base"]) for action in document["actions"]] == [
+        (f"{KNOWLEDGE}/kb", KB),
+        (f"{KNOWLEDGE}/other", OTHER),
+    ]
+    assert sum(action["bytes"] for action in document["actions"]) == sum(
+        path.stat().st_size for path in kept(store) if path.parent.name == KNOWLEDGE
+    )
+    assert "v1.leftover" not in {name for name, _ in findings(store)}
+    assert gc(store, "--v1-leftovers")["actions"] == []
+    assert run("undo", store, "--yes").status == 0
+    assert contents(store) == before
+    assert gc(store, "--only", "v1.leftover", "--grace", "0")["undo"] is None
+    assert kept(store) == []
+    assert not (store / KNOWLEDGE / "kb").exists()
+
+
+def test_the_application_may_have_given_the_base_another_id(store: Path, tmp_path: Path) -> None:
+    v1_files(store, tmp_path / "v1")
+    (store / KNOWLEDGE / "kb").rename(store / KNOWLEDGE / "some-other-name")
+    assert {action["base"] for action in gc(store, "--v1-leftovers")["actions"]} == {KB, OTHER}
+
+
+def renamed(store: Path, **names: str) -> None:
+    """Give bases other ids than follow from v1's, as the application does."""
+    for legacy, new in names.items():
+        old = {"kb": KB, "other": OTHER}[legacy]
+        (store / KNOWLEDGE / old).rename(store / KNOWLEDGE / new)
+        run_sql(index(store, new), f"UPDATE meta SET base_id = '{new}'")
+        run_sql(
+            store / "catalog.sqlite",
+            f"UPDATE knowledge_base SET id = '{new}' WHERE id = '{old}'",
+            f"UPDATE knowledge_item SET base_id = '{new}' WHERE base_id = '{old}'",
+        )
+
+
+def test_vector_files_of_one_base(store: Path, tmp_path: Path) -> None:
+    v1_files(store, tmp_path / "v1")
+    document = gc(store, "--v1-leftovers", "--base", OTHER)
+    assert ([action["base"] for action in document["actions"]], document["left"]) == ([OTHER], [])
+
+
+def test_a_base_proves_one_file(store: Path, tmp_path: Path) -> None:
+    renamed(store, kb=NEW_BASE)
+    v1_files(store, tmp_path / "v1")
+    subset = aged(write_store(store / KNOWLEDGE / "part", kb_rows()[:3]))
+    document = gc(store, "--v1-leftovers", status=1)
+    assert [action["base"] for action in document["actions"]] == [OTHER]
+    assert "made of another file" in left_by(document)["v1.leftover"]
+    subset.unlink()
+    assert [action["base"] for action in gc(store, "--v1-leftovers")["actions"]] == [NEW_BASE]
+
+
+def test_a_file_of_a_base_that_failed_is_not_proven_by_another_that_has_more(store: Path) -> None:
+    renamed(store, kb=NEW_BASE)
+    run_sql(
+        store / "catalog.sqlite",
+        f"UPDATE knowledge_base SET status = 'failed', error = 'missing_vector_store' WHERE id = '{OTHER}'",
+    )
+    path = aged(write_store(store / KNOWLEDGE / "part", kb_rows()[:3]))
+    assert "failed at the upgrade" in left_by(gc(store, "--v1-leftovers", status=1))["v1.leftover"]
+    path.unlink()
+    v1_file(store, kb_rows())
+    assert [action["base"] for action in gc(store, "--v1-leftovers")["actions"]] == [NEW_BASE]
+
+
+GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
+
+
+@pytest.mark.skipif(
+    not (GOLDEN / "profile_stranded").is_dir(),
+    reason="no profiles of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
+)
+@pytest.mark.parametrize(
+    ("name", "goes"), [("profile_upgraded", {"Qm7vXk2LpT9s"}), ("profile_stranded", {"dirD", "dirF"})]
+)
+def test_profiles_of_the_application(name: str, goes: set[str], tmp_path: Path) -> None:
+    profile = shutil.copytree(GOLDEN / name, tmp_path / name)
+    for path in (profile, *profile.rglob("*")):
+        path.chmod(0o755)
+    aged(profile)
+    done = run("gc", profile, "--v1-leftovers", "--json")
+    assert {Path(action["subject"]).name for action in done.document["actions"]} == goes
+    assert run("undo", profile, "--yes").status == 0
+    with untouched(profile):
+        assert (
+            run("gc", profile, "--v1-leftovers", "--dry-run", "--json").document["actions"]
+            == (done.document["actions"])
+        )
+
+
+def kb_rows() -> list[Row]:
+    return [Row(loader, f"text {number} of {loader}") for number in range(3) for loader in ("F", "P", "N", "D1", "D2")]
+
+
+def v1_file(target: Path, rows: list[Row], ddl: str = PLAIN) -> Path:
+    return aged(write_store(target / KNOWLEDGE / "kb", rows, ddl))
+
+
+UNPROVEN = {
+    "another vector": ([*kb_rows()[:14], Row("D2", "text 2 of D2", vector_of("another"))], "14 of its 15 vectors"),
+    "another text": ([*kb_rows(), Row("F", "text 9 of F")], "15 of its 16 vectors"),
+    "other bytes of the same text": ([Row("F", "text 0 of F ")], "is no body there"),
+    "a text twice, once with another vector": (
+        [*kb_rows(), Row("F", "text 0 of F", vector_of("another"))],
+        "has another vector there",
+    ),
+    "a text of another base": ([Row("F", "text 0 of F"), Row("O", "text of O")], "1 of its 2 vectors"),
+    "no usable vector": ([Row("F", "text 0 of F", None)], "none of its 1 row"),
+    "one of another length": ([*kb_rows(), Row("F", "short", b"\0\0\0\0")], "15 of its 16 vectors"),
+}
+
+
+@pytest.mark.parametrize("name", UNPROVEN)
+def test_a_vector_file_that_is_not_proven_stays(name: str, store: Path) -> None:
+    rows, words = UNPROVEN[name]
+    path = v1_file(store, rows)
+    with untouched(path):
+        document = gc(store, "--v1-leftovers", status=1)
+    assert document["actions"] == []
+    assert words in left_by(document)["v1.leftover"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (sql("UPDATE embedding SET vector_blob = " + vector(1, 2, 3, 4) + " WHERE rowid = 15"), "another vector"),
+        (sql("DELETE FROM embedding WHERE rowid = 1"), "is no body there"),
+        (sql(UNIT_GONE), "is no body there"),
+        (sql("UPDATE search_text SET text = 'x' WHERE rowid = 3"), "is no body there"),
+        (catalog(f"DELETE FROM knowledge_base WHERE id = '{KB}'"), "0 of its 15 vectors"),
+        (catalog(KB_ROW.format("status = 'failed', error = 'x'")), "0 of its 15 vectors"),
+        (sql("DROP TRIGGER search_text_ad"), "0 of its 15 vectors"),
+        (several(*(PLANTED["random bytes"].damage,)), "0 of its 15 vectors"),
+    ],
+)
+def test_only_a_sound_index_of_a_completed_base_proves(damage: Callable[[Path], None], words: str, store: Path) -> None:
+    v1_file(store, kb_rows())
+    damage(store)
+    document = gc(store, "--v1-leftovers", "--only", "v1.leftover", status=1)
+    assert document["actions"] == []
+    assert words in left_by(document)["v1.leftover"]
+
+
+def test_vectors_that_go_in_the_same_run_prove_nothing(store: Path) -> None:
+    v1_file(store, kb_rows())
+    PLANTED["vectors without a model"].damage(store)
+    document = gc(store, "--v1-leftovers", "--only", "embedding.unexpected", status=1)
+    assert done_by(document) == ["delete-embeddings"]
+    assert "v1.leftover" in left_by(document)
+
+
+def test_rows_without_a_usable_vector_are_counted(store: Path) -> None:
+    rows = [*kb_rows(), Row("F", "a", None), Row("F", "b", b""), Row("F", "c", b"\0\0\0"), Row("F", "d", "words")]
+    v1_file(store, rows, UNTYPED)
+    (action,) = gc(store, "--v1-leftovers")["actions"]
+    assert "15 vectors are in v2" in action["message"]
+    assert "4 rows without a usable vector" in action["message"]
+
+
+def test_an_empty_vector_file_proves_itself_and_takes_no_base(store: Path, tmp_path: Path) -> None:
+    v1_files(store, tmp_path / "v1")
+    for name in ("a", "b", "z"):
+        aged(write_store(store / KNOWLEDGE / name, []))
+    assert [action["base"] for action in gc(store, "--v1-leftovers")["actions"]] == [None, None, KB, OTHER, None]
+
+
+def test_a_vector_file_that_cannot_be_read_or_is_young_stays(store: Path) -> None:
+    path = v1_file(store, kb_rows())
+    os.utime(path)
+    assert "younger" in left_by(gc(store, "--v1-leftovers", status=1))["v1.leftover"]
+    path.write_bytes(path.read_bytes()[:5000])
+    aged(path)
+    assert "cut off" in left_by(gc(store, "--v1-leftovers", status=1))["v1.leftover"]
+    path.unlink()
+    a_vector_file(store)
+    aged(path)
+    assert "without the column" in left_by(gc(store, "--v1-leftovers", status=1))["v1.leftover"]
+
+
+def test_many_rows_are_proven_in_batches(tmp_path: Path) -> None:
+    rows = [Row("F", f"chunk {number} 🎉") for number in range(450)]
+    source = Source([base("kb", file("f", "F"))], {"kb": rows}, uploads={"up-f.pdf": b"a pdf"}).write(tmp_path / "v1")
+    target = tmp_path / "library"
+    assert run("migrate", source, "--to", target, "-q").status == 0
+    aged(shutil.copy(source / KNOWLEDGE / "kb", target / KNOWLEDGE / "kb"))
+    assert "450 vectors" in gc(target, "--v1-leftovers")["actions"][0]["message"]
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_names_and_bases_are_refused(store: Path) -> None:
+    with untouched(store):
+        assert "no finding has this name" in said(run("gc", store, "--only", "x", "--json"), "WrongUsage", 2)
+        assert "gc takes" in said(run("gc", store, "--only", "unit.gap", "--json"), "WrongUsage", 2)
+        assert said(run("gc", store, "--base", "x", "--json"), "BaseUnknown", 2)
+        assert line(run("gc", store, "--grace", "-1"), 2)
+
+
+def test_a_database_in_use_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 0)
+    EVERYTHING(store)
+    before = contents(store)
+    with closing(apsw.Connection(str(index(store)))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert said(run("gc", store, "--json"), "StoreBusy", 2)
+    assert contents(store) == before
+    assert len(done_by(gc(store))) == 5
+
+
+def test_a_vector_file_in_use_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 0)
+    path = v1_file(store, kb_rows())
+    with closing(apsw.Connection(str(path))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert said(run("gc", store, "--v1-leftovers", "--json"), "StoreBusy", 2)
+    assert path.is_file()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the lock is a link elsewhere")
+def test_a_profile_in_use_is_refused(store: Path, tmp_path: Path) -> None:
+    EVERYTHING(store)
+    profile = tmp_path / "profile"
+    (profile / "Data").mkdir(parents=True)
+    shutil.copytree(store / KNOWLEDGE, profile / "Data" / KNOWLEDGE)
+    shutil.copy(store / "catalog.sqlite", profile / "cherrystudio.sqlite")
+    aged(profile / "Data" / KNOWLEDGE / NEW_BASE)
+    an_old = profile / "Data" / KNOWLEDGE / KB / "raw" / "stray.bin"
+    os.utime(an_old, (OLD, OLD))
+    lock = profile / "SingletonLock"
+    lock.symlink_to(f"{socket.gethostname()}-{os.getpid()}")
+    with untouched(profile):
+        assert said(run("gc", profile, "--json"), "ApplicationOpen", 2)
+    lock.unlink()
+    assert len(done_by(gc(profile))) == 5
+
+
+def test_a_text_for_a_person(store: Path) -> None:
+    EVERYTHING(store)
+    shown: Outcome = run("gc", store, "--yes")
+    assert shown.status == 0
+    assert "delete 1 body whose unit is gone" in shown.stdout
+    assert "[trash-folder]" in shown.stdout
+    assert f"regraft undo {store}" in shown.stdout
+    assert "Nothing has to be done" in run("gc", store).stdout
+
+
+# --- kills -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("grace", [GRACE_DAYS, 0])
+def test_a_kill_at_any_step_leaves_the_old_or_the_new(
+    grace: int, healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    planted = shutil.copytree(healthy, tmp_path / "planted")
+    EVERYTHING(planted)
+    orphan_vectors_more = sql("INSERT INTO embedding SELECT 'more ' || rowid, zeroblob(20000), 0 FROM embedding")
+    orphan_vectors_more(planted)
+    v1_files(planted, tmp_path / "v1")
+    options = ("--v1-leftovers", "--vacuum", "--grace", grace, "--yes", "-q", "--fail-on", "never")
+    old = contents(planted)
+    whole_run = shutil.copytree(planted, tmp_path / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        wire = watched(patch, 1 << 30)
+        assert run("gc", whole_run, *options).status == 0
+    new = contents(whole_run)
+    for at in range(1, len(wire.steps) + 1, 1 if grace else 4):
+        target = tmp_path / "killed"
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(planted, target)
+
+        def work(target: Path = target, at: int = at) -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                watched(patch, at)
+                run("gc", target, *options)
+
+        assert forked(work) == KILLED, wire.steps[at - 1]
+        where = f"at step {at}, {wire.steps[at - 1]}"
+        found = contents(target)
+        for name in old.keys() | new.keys() | found.keys():
+            assert found.get(name) in (old.get(name), new.get(name)), (where, name)
+        assert run("gc", target, *options).status == 0, where
+        assert contents(target) == new, where
+        assert not (target / ".regraft" / "work").exists(), where
+        assert "possible" not in history(target) or grace > 0, where
+
+
+def watched(patch: pytest.MonkeyPatch, at: int) -> Tripwire:
+    """Watch what a run does to the ledger, to files, and to the space in them."""
+    wire = Tripwire(patch, die, at)
+    wire.watch(ChangeLog, "record_actions", "intend", "settle").watch(os, "replace", "link", "rmdir", "unlink")
+    return wire.watch(durable, "replace", "remove_tree", "sync_file").watch(reclaim, "sizes")
+
+
+# --- an invariant ----------------------------------------------------------------------------------------------------
+
+ROWS = st.sets(st.integers(1, 15), max_size=4)
+
+
+@settings(max_examples=15)
+@given(units=ROWS, bodies=ROWS, vectors=ROWS, extra=st.integers(0, 3))
+def test_what_anything_reaches_stays_whatever_is_missing(
+    healthy: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    units: set[int],
+    bodies: set[int],
+    vectors: set[int],
+    extra: int,
+) -> None:
+    store = shutil.copytree(healthy, tmp_path_factory.mktemp("any") / "library")
+    listed = {name: ", ".join(map(str, sorted(rows))) for name, rows in (("u", units), ("b", bodies), ("v", vectors))}
+    run_sql(
+        index(store),
+        f"DELETE FROM search_text WHERE rowid IN ({listed['b']})",
+        f"DELETE FROM search_unit WHERE rowid IN ({listed['u']})",
+        f"DELETE FROM embedding WHERE rowid IN ({listed['v']})",
+    )
+    orphan_vectors(extra)(store) if extra else None
+    before = contents(store)
+    name = f"{KNOWLEDGE}/{KB}/.cherry/index.sqlite"
+    with closing(apsw.Connection(str(index(store)))) as db:
+        reached = set(db.execute(REACHED).fetchall())
+    assert run("gc", store, "-q", "--yes").status in (0, 1)
+    with closing(apsw.Connection(str(index(store)))) as db:
+        assert reached <= set(db.execute("SELECT embedding_text_hash, vector_blob FROM embedding").fetchall())
+    assert contents(store)[name]["search_unit"] == before[name]["search_unit"]
+    assert gc_again(store) == []
+    if run("undo", store, "--yes").status == 0:
+        assert contents(store) == before
+
+
+#: Vectors of bodies with a unit, and those of units whose body is gone.
+REACHED = """
+    SELECT e.embedding_text_hash, e.vector_blob FROM embedding e
+      JOIN search_text t USING (embedding_text_hash) JOIN search_unit u ON u.unit_id = t.target_id
+    UNION SELECT e.embedding_text_hash, e.vector_blob FROM embedding e
+     WHERE e.embedding_text_hash NOT LIKE 'nobody %' AND EXISTS (
+             SELECT 1 FROM search_unit u
+              WHERE NOT EXISTS (SELECT 1 FROM search_text t WHERE t.target_id = u.unit_id))
+"""
+
+
+def gc_again(store: Path) -> list[str]:
+    done = run("gc", store, "--json")
+    assert done.status in (0, 1)
+    return done_by(done.document)
