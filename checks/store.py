@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from checks import catalog_rows, raw_files
 from checks import v2_findings as v2
-from checks.findings import FINDINGS, Audit, Finding
+from checks.findings import Audit
 from checks.index_file import Expected, Index, audit_index, rows_of
 from checks.levels import Ledger, Level, named
+from checks.mended_by import CommandLine, with_commands
 from checks.statistics import statistics_of
 from regraft import profiles, sqlite
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
@@ -48,10 +49,6 @@ class _Seen:
     raw_files: int = 0
 
 
-#: Returns the command line for a path: it is given the words of the command, and those that come after the path.
-CommandLine = Callable[[Sequence[str], Sequence[str]], str]
-
-
 def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -> Audit:
     """Check v2 data without writing anything.
 
@@ -84,22 +81,7 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
     if command_line is None:
         return audited
     rescues = found.kind is Kind.V2_PROFILE and seen.ledger.count(v2.LEFTOVER, None) > 0
-    whole = found.stores.is_whole
-    return replace(
-        audited,
-        findings=tuple(_with_command(one, command_line, whole=whole, rescues=rescues) for one in audited.findings),
-    )
-
-
-def _with_command(finding: Finding, command_line: CommandLine, *, whole: bool, rescues: bool) -> Finding:
-    """Return a finding with the command line that mends it, if one does."""
-    words: Sequence[str] = FINDINGS[finding.name].command
-    if finding.name in v2.RESCUED and rescues:
-        words = ("rescue",)
-    if finding.repair is not None or finding.is_beyond_repair or not words:
-        return finding
-    base = () if finding.base is None or not whole else ("--base", finding.base)
-    return replace(finding, repair=command_line(words[:1], (*words[1:], *base)))
+    return with_commands(audited, command_line, is_whole=found.stores.is_whole, rescues=rescues)
 
 
 def unreadable(path: Path, reason: str) -> Audit:

@@ -331,6 +331,3 @@ LEFTOVER = register(
     "migrated again.",
     "gc --v1-leftovers",
 )
-
-#: What the vector files of v1 can bring back, where they are still there.
-RESCUED = frozenset({ITEM_NO_MATERIAL, ITEM_TOMBSTONE, BASE_FAILED, BASE_NO_INDEX})

@@ -1,0 +1,68 @@
+"""Which command line mends a finding: what comes first where several things are wrong (``docs/findings.md``)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from checks import v2_findings as v2
+from checks.findings import FINDINGS, Audit, Finding
+
+#: Returns the command line for a path: it is given the words of the command, and those that come after the path.
+CommandLine = Callable[[Sequence[str], Sequence[str]], str]
+
+#: What the vector files of v1 can bring back, where they are still there.
+_RESCUED = frozenset({v2.ITEM_NO_MATERIAL, v2.ITEM_TOMBSTONE, v2.BASE_FAILED, v2.BASE_NO_INDEX})
+#: What is said of the rows of an index file: nothing mends these while it cannot be read as a whole.
+_OF_AN_INDEX = ("meta.", "content.", "material.", "unit.", "body.", "fts.", "embedding.")
+_UNREADABLE = frozenset({v2.UNREADABLE, v2.CORRUPT})
+_LAYOUT = frozenset({v2.SCHEMA_MISSING, v2.SCHEMA_VERSION})
+#: What has to be mended before something else is waste: it may need just that.
+_FIRST = {
+    v2.BODY_ORPHAN: (v2.NO_BODY,),
+    v2.VECTOR_ORPHAN: (v2.NO_BODY, v2.BODY_HASH),
+    v2.CONTENT_ORPHAN: (v2.CONTENT_HASH, v2.NO_CONTENT, v2.UNIT_CONTENT),
+    v2.VECTOR_UNEXPECTED: (v2.BASE_STATUS,),
+}
+
+
+def with_commands(audit: Audit, command_line: CommandLine, *, is_whole: bool, rescues: bool) -> Audit:
+    """Return an audit whose findings give the command lines that mend them, where one does.
+
+    Args:
+        audit: of v2 data.
+        command_line: makes a command line.
+        is_whole: whether it is of several bases, one of which a command has to be told.
+        rescues: whether it is of a profile in which the vector files of v1 still are.
+    """
+    together: dict[str | None, dict[str, Finding]] = defaultdict(dict)
+    for finding in audit.findings:
+        together[finding.base].setdefault(finding.name, finding)
+
+    def mended(finding: Finding) -> Finding:
+        words = _words(finding, together[finding.base], rescues=rescues)
+        if finding.repair is not None or not words:
+            return finding
+        base = ("--base", finding.base) if finding.base is not None and is_whole else ()
+        return replace(finding, repair=command_line(words[:1], (*words[1:], *base)))
+
+    return replace(audit, findings=tuple(map(mended, audit.findings)))
+
+
+def _words(finding: Finding, others: Mapping[str, Finding], *, rescues: bool) -> Sequence[str]:
+    """Return the words of the command that is to be run next because of a finding; none where none helps."""
+    if finding.name in _RESCUED:
+        return ("rescue",) if rescues else ()
+    if finding.is_beyond_repair:
+        return ()
+    words = FINDINGS[finding.name].command
+    if not words or not finding.name.startswith(_OF_AN_INDEX):
+        return words
+    if _UNREADABLE & others.keys():
+        return ()
+    layout = next((others[name] for name in sorted(_LAYOUT & others.keys())), None)
+    if layout is not None:
+        return () if layout.is_beyond_repair else FINDINGS[layout.name].command
+    first = next((name for name in _FIRST.get(finding.name, ()) if name in others), None)
+    return words if first is None else _words(others[first], others, rescues=rescues)
