@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,9 +16,13 @@ from planted_v1 import whole
 
 from regraft import identity
 from regraft.testing import DAMAGES, Planted
+from regraft.testing.planting import STRAY_BASE
 
 KB = identity.base_id("kb")
+OLD = 1_600_000_000
 OTHER = identity.base_id("other")
+#: A base that no library of the tests has.
+NEW_BASE = STRAY_BASE
 
 
 def library(place: Path) -> Path:
@@ -50,10 +56,12 @@ class Planting:
 
     finding: str
     damage: Callable[[Path], object]
+    base: str | None = KB
 
 
+_BASES = {"base": KB, "library": None, "stray": STRAY_BASE}
 PLANTED = {
-    name: Planting(damage.finding, lambda target, damage=damage: damage.plant(target, KB))
+    name: Planting(damage.finding, lambda target, damage=damage: damage.plant(target, KB), _BASES[damage.about])
     for name, damage in DAMAGES.items()
 }
 
@@ -114,3 +122,17 @@ def a_hot_journal(target: Path) -> None:
         db.execute("ROLLBACK")
     path.write_bytes(database)
     path.with_name("index.sqlite-journal").write_bytes(journal)
+
+
+def a_vector_file(target: Path) -> None:
+    run_sql(target / "KnowledgeBase" / "kb", "CREATE TABLE vectors (id)")
+
+
+def an_old_stray_file(target: Path) -> None:
+    path = index(target).parent.parent / "raw" / "stray.bin"
+    path.write_bytes(b"stray")
+    os.utime(path, (OLD, OLD))
+
+
+def vector(*numbers: float) -> str:
+    return f"x'{struct.pack(f'<{len(numbers)}f', *numbers).hex()}'"
