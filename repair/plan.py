@@ -118,13 +118,14 @@ class Plan:
     """All that a run is going to do, in its order, and what it leaves."""
 
     changes: list[Change] = field(default_factory=list)
-    reclaims: list[Reclaim] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     #: Findings that must be gone afterwards, with the base that they are of.
     mends: set[tuple[str, str | None]] = field(default_factory=set)
     #: Changes of earlier runs that nobody can take back afterwards, with the actions that this is reported as.
     expired: list[Recorded] = field(default_factory=list)
     expiring: list[Action] = field(default_factory=list)
+    #: Index files whose free space is given back at the end.
+    reclaims: list[Reclaim] = field(default_factory=list)
     #: Whether what takes this run back is kept; else it is deleted at its end.
     keeps_undo: bool = True
 

@@ -54,7 +54,7 @@ from toys import (
     watched,
 )
 
-from regraft import ledger, sqlite
+from regraft import identity, ledger, sqlite
 from regraft.errors import (
     ChangesStopped,
     Interrupted,
@@ -180,7 +180,7 @@ def wasteful(place: Path) -> Case:
     for base in (toys.KB, toys.OTHER):
         with closing(sqlite3.connect(whole / "KnowledgeBase" / base / ".cherry" / "index.sqlite")) as db, db:
             db.execute("INSERT INTO embedding SELECT 'waste' || rowid, vector_blob, 0 FROM embedding")
-            db.execute("INSERT INTO content VALUES ('waste', 'of nobody', 0)")
+            db.execute("INSERT INTO content VALUES (?, 'of nobody', 0)", (identity.text_hash("of nobody"),))
             db.execute("DELETE FROM search_unit WHERE rowid = 1")
     shutil.copytree(whole, changed)
     assert run("gc", changed).status == 0
