@@ -13,16 +13,15 @@ import apsw
 
 from regraft import durable, sqlite
 from regraft.changes import Recorded, State
-from regraft.errors import CopyDiffers, LedgerUnreadable, PlanOutdated
+from regraft.errors import LedgerUnreadable, PlanOutdated
 from regraft.ledger import FOLDER, Ledger, path_of
 from repair import files, rows
+from repair.copies import back_up, copy_database
 from repair.plan import Change, FileChange, RowsChange
 
 UNDO, TRASH, WORK = "undo", "trash", "work"
-#: Pages copied at once.
-_PAGES = 4_096
-#: What SQLite's check says of rows that their own table would refuse, and of indexes that are no pages of the file.
-_OWN_AFFAIRS = ("CHECK constraint", "NULL value in", "value in", "FTS", "virtual table")
+#: What the name of a whole file, as it was, has besides that of what takes a change of its rows back.
+_BACKUP = ".backup"
 
 
 class _NotRecordable(Exception):
@@ -98,11 +97,11 @@ class Changer:
                 _apply(db, change)
             dangling = rows.proven(db, changeset)
             if dangling is None or rows.schema_of(db) != schema:
-                changeset.unlink()
+                forget(self._root, changeset)
                 raise _NotRecordable
             detail = {"dangling": dangling, "actions": self._actions_of(change)}
             recorded = self._book.changes.intend(self._run, "rows", change.path, kept, detail)
-        self._book.changes.settle(recorded, "done", _kept_size(changeset))
+        self._book.changes.settle(recorded, "done", _kept_size(self._root, changeset))
 
     def _actions_of(self, change: Change) -> list[int]:
         """Return which of the run's actions a change does: from where on, and how many."""
@@ -182,66 +181,23 @@ def _apply(db: apsw.Connection, change: RowsChange) -> None:
         change.apply(db)
 
 
-def copy_database(path: Path, new: Path) -> None:
-    """Copy a SQLite file page by page as its readers see it now, with what its log holds.
-
-    Raises:
-        apsw.Error: it cannot be read or written.
-    """
-    with sqlite.reading(path) as source:
-        _copy_pages(source, new)
-
-
-def _copy_pages(source: apsw.Connection, new: Path) -> None:
-    with sqlite.writing(new, create=True) as copy, copy.backup("main", source, "main") as backup:
-        while not backup.done:
-            backup.step(_PAGES)
-
-
-def back_up(path: Path, new: Path) -> None:
-    """Copy a SQLite file that this process has locked, and prove the copy.
-
-    Raises:
-        CopyDiffers: the copy is damaged.
-        apsw.Error, OSError: it cannot be read or written.
-    """
-    new.parent.mkdir(parents=True, exist_ok=True)
-    # Another way than SQLite's of closing the file would let go of the lock.
-    with sqlite.writing(path) as source:
-        pages = source.execute("PRAGMA page_count").get
-        _copy_pages(source, new)
-    with sqlite.reading(new) as copy:
-        damage = damage_of(copy)
-        if copy.execute("PRAGMA page_count").get != pages:
-            damage = "pages are missing"
-    if damage is not None:
-        raise CopyDiffers(path=new, reason=damage)
-    durable.sync_file(new)
-    durable.sync_folder(new.parent)
+# --- what is kept ----------------------------------------------------------------------------------------------------
 
 
 def backup_of(changeset: Path) -> Path:
     """Return where the file as it was lies beside what takes a change of its rows back."""
-    return changeset.with_name(f"{changeset.name}.backup")
+    return changeset.with_name(f"{changeset.name}{_BACKUP}")
 
 
-def _kept_size(kept: Path) -> int:
-    return files.size_of(kept) + files.size_of(backup_of(kept))
+def _kept_places(root: Path, kept: Path) -> list[Path]:
+    """Return what is kept to take a change back, and the backup beside it; in the trash names are the user's own."""
+    backup = backup_of(kept)
+    is_backup = root / FOLDER / UNDO in kept.parents and os.path.lexists(backup)
+    return [kept, backup] if is_backup else [kept]
 
 
-def damage_of(db: apsw.Connection) -> str | None:
-    """Return what is wrong with a file by SQLite's own check; None where nothing is.
-
-    What rows and full-text indexes say is the application's own affair.
-
-    Raises:
-        apsw.Error: it is too damaged to be checked.
-    """
-    for (found,) in db.execute("PRAGMA quick_check"):
-        said = str(found)
-        if said != "ok" and not any(word in said for word in _OWN_AFFAIRS):
-            return said
-    return None
+def _kept_size(root: Path, kept: Path) -> int:
+    return sum(map(files.size_of, _kept_places(root, kept)))
 
 
 # --- after a kill ----------------------------------------------------------------------------------------------------
@@ -267,7 +223,7 @@ def _remove_remains(root: Path, book: Ledger) -> None:
     """Remove what was kept to take back what was never made, or can be taken back no more."""
     changes = book.changes.every()
     needed = {change.kept for change in changes if change.state in ("done", "intended", "undoing")}
-    needed |= {backup_of(Path(kept)).as_posix() for kept in needed if kept is not None}
+    needed |= {f"{kept}{_BACKUP}" for kept in needed if kept is not None and kept.startswith(f"{UNDO}/")}
     for change in changes:
         if change.kept is not None and change.kept not in needed:
             forget(root, kept_of(root, change))
@@ -285,8 +241,8 @@ def _remove_remains(root: Path, book: Ledger) -> None:
 def forget(root: Path, kept: Path | None) -> None:
     """Remove what would take a change back."""
     if kept is not None:
-        durable.remove_tree(kept)
-        durable.remove_tree(backup_of(kept))
+        for place in _kept_places(root, kept):
+            durable.remove_tree(place)
         files.prune(kept.parent, root / FOLDER)
 
 
@@ -382,7 +338,7 @@ def _settled(root: Path, book: Ledger, change: Recorded, state: State) -> None:
     """Record what became of a change, and remove what would take back one that was never made."""
     kept = kept_of(root, change)
     if state == "done":
-        book.changes.settle(change.change_id, "done", 0 if kept is None else _kept_size(kept))
+        book.changes.settle(change.change_id, "done", 0 if kept is None else _kept_size(root, kept))
         return
     book.changes.settle(change.change_id, state, 0)
     forget(root, kept)

@@ -14,7 +14,7 @@ from regraft.changes import Recorded, RunRecord
 from regraft.clock import iso_time
 from regraft.errors import RunUnknown, UndoRefused
 from regraft.ledger import FOLDER, Ledger
-from repair import changing, files, rows
+from repair import changing, copies, files, rows
 
 
 def history(root: Path) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ def _trial(path: Path, dry_run: bool) -> Iterator[Path]:
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="regraft-") as folder:
-        changing.copy_database(path, Path(folder, "copy.sqlite"))
+        copies.copy_database(path, Path(folder, "copy.sqlite"))
         yield Path(folder, "copy.sqlite")
 
 

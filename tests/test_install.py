@@ -197,6 +197,15 @@ def test_the_database_is_backed_up_as_it_was(case):
     assert one["undo"]["bytes"] > backup.stat().st_size
 
 
+def test_a_file_in_the_trash_may_be_called_like_a_backup(tmp_path):
+    trash = tmp_path / ".regraft" / "trash" / "2026-01-01-run" / "raw"
+    trash.mkdir(parents=True)
+    for name in ("a.md", "a.md.backup"):
+        (trash / name).write_text(name)
+    changing.forget(tmp_path, trash / "a.md")
+    assert [path.name for path in trash.iterdir()] == ["a.md.backup"]
+
+
 def test_undo_keeps_what_the_application_wrote_elsewhere_since(case):
     case.install()
     changed(case.profile, "INSERT INTO message VALUES ('n', 'later')")

@@ -20,7 +20,7 @@ from regraft import identity, ledger, sqlite
 from regraft.changes import ChangeLog
 from regraft.ledger import Ledger
 from regraft.progress import Silent
-from repair.changing import copy_database
+from repair.copies import copy_database
 from repair.plan import Action, Change, FileChange, Plan, RowsChange
 from repair.rows import LARGEST_CHANGESET
 from repair.run import Planner, run_command, undo_run

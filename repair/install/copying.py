@@ -13,7 +13,7 @@ from regraft import sqlite
 from regraft.errors import CopyDiffers, PlanOutdated
 from regraft.formats.index.opening import demand_identity
 from repair import files
-from repair.changing import copy_database, damage_of
+from repair.copies import copy_database, damage_of
 
 #: What is copied: files with what they are to be held against, their sizes and times of change.
 Listed = tuple[tuple[Path, tuple[int, int]], ...]

@@ -17,7 +17,7 @@ from regraft.errors import NotChanged, ProfileHolds, SourceUnreadable
 from regraft.formats.v2_places import DATA_FOLDER
 from regraft.locate import KNOWLEDGE_FOLDER, NAMES, Kind
 from regraft.text import counted
-from repair.changing import damage_of
+from repair.copies import damage_of
 from repair.install import assistants
 from repair.install.copying import copied, is_same, listed
 from repair.install.library import Library, open_library

@@ -25,7 +25,7 @@ from regraft.locate import INDEX_FILE
 from regraft.names import FreeNames
 from regraft.text import decode_utf8
 from regraft.tree import Tree
-from repair.changing import copy_database
+from repair.copies import copy_database
 
 Make = Callable[[Path], None]
 

@@ -1,0 +1,68 @@
+"""Copies of SQLite files: page by page, as their readers see them, and proven where somebody may need them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+
+from regraft import durable, sqlite
+from regraft.errors import CopyDiffers
+
+#: Pages copied at once.
+_PAGES = 4_096
+#: What SQLite's check says of rows that their own table would refuse, and of indexes that are no pages of the file.
+_OWN_AFFAIRS = ("CHECK constraint", "NULL value in", "value in", "FTS", "virtual table")
+
+
+def copy_database(path: Path, new: Path) -> None:
+    """Copy a SQLite file page by page as its readers see it now, with what its log holds.
+
+    Raises:
+        apsw.Error: it cannot be read or written.
+    """
+    with sqlite.reading(path) as source:
+        _copy_pages(source, new)
+
+
+def _copy_pages(source: apsw.Connection, new: Path) -> None:
+    with sqlite.writing(new, create=True) as copy, copy.backup("main", source, "main") as backup:
+        while not backup.done:
+            backup.step(_PAGES)
+
+
+def back_up(path: Path, new: Path) -> None:
+    """Copy a SQLite file that this process has locked, and prove the copy.
+
+    Raises:
+        CopyDiffers: the copy is damaged.
+        apsw.Error, OSError: it cannot be read or written.
+    """
+    new.parent.mkdir(parents=True, exist_ok=True)
+    # Another way than SQLite's of closing the file would let go of the lock.
+    with sqlite.writing(path) as source:
+        pages = source.execute("PRAGMA page_count").get
+        _copy_pages(source, new)
+    with sqlite.reading(new) as copy:
+        damage = damage_of(copy)
+        if copy.execute("PRAGMA page_count").get != pages:
+            damage = "pages are missing"
+    if damage is not None:
+        raise CopyDiffers(path=new, reason=damage)
+    durable.sync_file(new)
+    durable.sync_folder(new.parent)
+
+
+def damage_of(db: apsw.Connection) -> str | None:
+    """Return what is wrong with a file by SQLite's own check; None where nothing is.
+
+    What rows and full-text indexes say is the application's own affair.
+
+    Raises:
+        apsw.Error: it is too damaged to be checked.
+    """
+    for (found,) in db.execute("PRAGMA quick_check"):
+        said = str(found)
+        if said != "ok" and not any(word in said for word in _OWN_AFFAIRS):
+            return said
+    return None
