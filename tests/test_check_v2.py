@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import click
 import pytest
 from conftest import NOW_MS, run
 from faults import said, untouched
@@ -129,7 +130,8 @@ def test_a_repair_is_a_command_line_that_is_understood(name: str, store: Path) -
         if finding["repair"] is not None:
             program, command, *words = shlex.split(finding["repair"])
             assert (program, words[0]) == ("regraft", str(store))
-            context = cli.commands[command].make_context(command, words)
+            parent = click.Context(cli, help_option_names=["-h", "--help"])
+            context = cli.commands[command].make_context(command, words, parent=parent)
             if finding["name"] in context.params.get("only", ()):
                 assert context.params["bases"] == ((finding["base"],) if finding["base"] else ())
 

@@ -242,7 +242,9 @@ def problem_with(words: list[str]) -> str | None:
     """Return what the command line itself has to say against these words; nothing is run."""
     try:
         if words[0] in cli.commands:
-            cli.commands[words[0]].make_context(words[0], words[1:])
+            # A command keeps the names of its help option from the first time.
+            parent = click.Context(cli, help_option_names=["-h", "--help"])
+            cli.commands[words[0]].make_context(words[0], words[1:], parent=parent)
         elif words[0].startswith("-"):
             cli.make_context("regraft", words)
         else:
