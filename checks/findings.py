@@ -72,6 +72,20 @@ def check_names(names: Iterable[str]) -> None:
             raise WrongUsage(problem=f"--only {name}: no finding has this name", hint=f"the nearest are {near}")
 
 
+def chosen_names(names: Iterable[str], taken: Collection[str], command: str) -> frozenset[str]:
+    """Return names of findings that a command takes, of those ``taken`` by it.
+
+    Raises:
+        WrongUsage: one is none of them, or no finding's.
+    """
+    chosen = frozenset(names)
+    check_names(sorted(chosen))
+    for name in sorted(chosen.difference(taken)):
+        hint = f"{command} takes {', '.join(taken)}"
+        raise WrongUsage(problem=f"--only {name}: {FINDINGS[name].mended_by}", hint=hint)
+    return chosen
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that an audit found.

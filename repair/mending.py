@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,9 +16,8 @@ import apsw
 
 from checks import v2_findings as v2
 from checks.catalog_rows import base_key
-from checks.findings import FINDINGS, Finding, check_names
+from checks.findings import FINDINGS, Finding
 from regraft import notices
-from regraft.errors import WrongUsage
 from regraft.formats import v2_places
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.libsql_preview import Layout
@@ -51,21 +50,6 @@ class Wish:
     def wanted(self) -> frozenset[str]:
         """Return the names of the findings that are to be mended."""
         return self.only or frozenset(NAMES)
-
-
-def checked_names(names: Iterable[str]) -> Iterator[str]:
-    """Return names of findings that can be mended.
-
-    Raises:
-        WrongUsage: one is none of them.
-    """
-    for name in names:
-        check_names([name])
-        if name not in NAMES:
-            raise WrongUsage(
-                problem=f"--only {name}: {FINDINGS[name].mended_by}", hint=f"repair takes {', '.join(NAMES)}"
-            )
-        yield name
 
 
 def plan(store: Store, wish: Wish) -> Plan:

@@ -17,7 +17,7 @@ import migrators
 from checks import audit_page, findings, store, v1_source
 from checks.levels import Level
 from regraft import clock, pages, progress
-from regraft.cli.options import PATH, model_word, output_options, plan_options
+from regraft.cli.options import PATH, model_word, only_option, output_options, plan_options
 from regraft.cli.output import echo_json, reports_errors, say, written_list
 from regraft.envelope import Run
 from regraft.errors import (
@@ -50,7 +50,7 @@ def _levels(command: Any) -> Any:
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.option("--only", multiple=True, metavar="NAME", help="Only findings of this name; may be repeated.")
+@only_option
 @_levels
 @click.option(
     "--report", "page", type=PATH, metavar="FILE.html", help="Write numbers and charts, and no text or name, here."

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
+from checks.findings import chosen_names
 from regraft import clock
 from regraft.cli.changing import Asked, change, change_options
+from regraft.cli.options import only_option
 from regraft.cli.output import reports_errors
 from repair import gc as collecting
 
@@ -26,13 +28,13 @@ from repair import gc as collecting
 )
 @click.option("--vacuum", is_flag=True, help="Give free space in index files back, where that pays.")
 @click.option("--v1-leftovers", is_flag=True, help="Also vector files of v1 whose every vector is in v2.")
-@click.option("--only", multiple=True, metavar="NAME", help="Only findings of this name; may be repeated.")
+@only_option
 @reports_errors
 def gc(path: Path, grace: float, vacuum: bool, v1_leftovers: bool, only: tuple[str, ...], **options: Any) -> None:
     """Remove what nothing reaches from the store at PATH: vectors, texts and files.
 
     Files go to a dated trash below .regraft, where they are kept for some days; regraft undo brings them back.
     """
-    names = frozenset(collecting.checked_names(only))
+    names = chosen_names(only, collecting.NAMES, "gc")
     wish = collecting.Wish(clock.now_ms(), grace, vacuum, v1_leftovers, names)
     change("gc", path, partial(collecting.plan, wish=wish), Asked(**options))

@@ -31,6 +31,10 @@ def time_of(_context: click.Context, _parameter: click.Parameter, value: str | N
     raise click.BadParameter(f"{value!r} has no time zone; write it with a Z at its end")
 
 
+#: Of the commands that are about findings.
+only_option = click.option("--only", multiple=True, metavar="NAME", help="Only findings of this name; may be repeated.")
+
+
 def output_options(command: F) -> F:
     """Add what every command takes: how much it says, and in which form."""
     for option in (

@@ -8,15 +8,17 @@ from typing import Any
 
 import click
 
+from checks.findings import chosen_names
 from regraft import clock
 from regraft.cli.changing import Asked, change, change_options
+from regraft.cli.options import only_option
 from regraft.cli.output import reports_errors
 from repair import mending
 
 
 @click.command()
 @change_options
-@click.option("--only", multiple=True, metavar="NAME", help="Only findings of this name; may be repeated.")
+@only_option
 @reports_errors
 def repair(path: Path, only: tuple[str, ...], **options: Any) -> None:
     """Mend what regraft check finds in the store at PATH, where other data prove what is right.
@@ -24,5 +26,5 @@ def repair(path: Path, only: tuple[str, ...], **options: Any) -> None:
     Nothing is guessed: what cannot be derived stays as it is and is said. Vectors that could still be right are kept;
     those that never can be are deleted, to be embedded anew. regraft undo takes a run back.
     """
-    wish = mending.Wish(clock.now_ms(), frozenset(mending.checked_names(only)))
+    wish = mending.Wish(clock.now_ms(), chosen_names(only, mending.NAMES, "repair"))
     change("repair", path, partial(mending.plan, wish=wish), Asked(**options))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from checks import v2_findings as v2
-from checks.findings import FINDINGS, Finding, check_names
-from regraft.errors import WrongUsage
+from checks.findings import Finding
 from regraft.text import shown
 from repair.plan import Left
 from repair.store import Store
@@ -40,19 +38,6 @@ class Wish:
         if finding == v2.LEFTOVER and self.v1_leftovers:
             return True
         return finding in self.only if self.only or finding in _BY_NAME else True
-
-
-def checked_names(names: Iterable[str]) -> Iterator[str]:
-    """Return names of findings that can be removed.
-
-    Raises:
-        WrongUsage: one is none of them.
-    """
-    for name in names:
-        check_names([name])
-        if name not in NAMES:
-            raise WrongUsage(problem=f"--only {name}: {FINDINGS[name].mended_by}", hint=f"gc takes {', '.join(NAMES)}")
-        yield name
 
 
 def is_damage(finding: Finding) -> bool:
