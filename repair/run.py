@@ -183,6 +183,7 @@ def _carry_out(
     book.changes.record_actions(run.id, planned["actions"])
     with stage(progress, "Changing", len(plan.changes)):
         for change in plan.changes:
+            progress.at(change.path)
             changer.make(change)
             progress.step(1, change.bytes)
     _check_mended(store, book, run, plan)
