@@ -247,8 +247,16 @@ class _Audit:
         for (said,) in self._db.execute("PRAGMA integrity_check(20)"):
             if said != "ok":
                 self._add(v2.CORRUPT, "SQLite's own check says {n}", noun="time", sample=said)
-        for row in self._db.execute("PRAGMA foreign_key_check"):
-            self._add(v2.CORRUPT, "{n} with a key that leads nowhere", noun="row", sample=f"{row[0]} {row[1]}")
+        for table, row, *_ in self._db.execute("PRAGMA foreign_key_check"):
+            # Units, and materials with units, are found by what is wrong with them, and that may be mended.
+            if not _is_found(self._db, table, row):
+                self._add(v2.CORRUPT, "{n} with a key that leads nowhere", noun="row", sample=f"{table} {row}")
+
+
+def _is_found(db: apsw.Connection, table: str, row: int) -> bool:
+    """Tell whether another finding names a row whose key leads nowhere."""
+    with_units = f"SELECT EXISTS (SELECT 1 FROM material m WHERE m.rowid = ? AND {_HAS_UNITS})"
+    return table == "search_unit" or (table == "material" and bool(db.execute(with_units, (row,)).get))
 
 
 def path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule each

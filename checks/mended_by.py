@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from checks import v2_findings as v2
@@ -18,16 +18,22 @@ _RESCUED = frozenset({v2.ITEM_NO_MATERIAL, v2.ITEM_TOMBSTONE, v2.BASE_FAILED, v2
 _OF_AN_INDEX = ("meta.", "content.", "material.", "unit.", "body.", "fts.", "embedding.")
 _UNREADABLE = frozenset({v2.UNREADABLE, v2.CORRUPT})
 _LAYOUT = frozenset({v2.SCHEMA_MISSING, v2.SCHEMA_VERSION})
+#: What the catalog is asked about: in the folder of a base that it does not name, all of it goes with the folder.
+_BY_CATALOG = frozenset({v2.MATERIAL_ORPHAN, v2.RAW_ORPHAN})
+#: Commands that refuse a catalog that they cannot read.
+_NEED_CATALOG = frozenset({"gc", "reconcile"})
 #: What has to be mended before something else is waste: it may need just that.
 _FIRST = {
-    v2.BODY_ORPHAN: (v2.NO_BODY,),
-    v2.VECTOR_ORPHAN: (v2.NO_BODY, v2.BODY_HASH),
+    v2.BODY_ORPHAN: (v2.NO_BODY, v2.NO_UNITS),
+    v2.VECTOR_ORPHAN: (v2.NO_BODY, v2.BODY_HASH, v2.NO_UNITS),
     v2.CONTENT_ORPHAN: (v2.CONTENT_HASH, v2.NO_CONTENT, v2.UNIT_CONTENT),
     v2.VECTOR_UNEXPECTED: (v2.BASE_STATUS,),
 }
 
 
-def with_commands(audit: Audit, command_line: CommandLine, *, is_whole: bool, rescues: bool) -> Audit:
+def with_commands(
+    audit: Audit, command_line: CommandLine, *, is_whole: bool, rescues: bool, orphans: Collection[str] = ()
+) -> Audit:
     """Return an audit whose findings give the command lines that mend them, where one does.
 
     Args:
@@ -35,15 +41,20 @@ def with_commands(audit: Audit, command_line: CommandLine, *, is_whole: bool, re
         command_line: makes a command line.
         is_whole: whether it is of several bases, one of which a command has to be told.
         rescues: whether it is of a profile in which the vector files of v1 still are.
+        orphans: ids of the bases that have a folder and are not in the catalog.
     """
     together: dict[str | None, dict[str, Finding]] = defaultdict(dict)
     for finding in audit.findings:
         together[finding.base].setdefault(finding.name, finding)
+    has_catalog = v2.UNREADABLE not in together[None]
 
     def mended(finding: Finding) -> Finding:
         words = _words(finding, together[finding.base], rescues=rescues)
-        if finding.repair is not None or not words:
+        if finding.repair is not None or not words or (words[0] in _NEED_CATALOG and not has_catalog):
             return finding
+        if finding.name in _BY_CATALOG and finding.base in orphans:
+            words = FINDINGS[v2.INDEX_ORPHAN].command
+            return replace(finding, repair=command_line(words[:1], words[1:]))
         base = ("--base", finding.base) if finding.base is not None and is_whole else ()
         return replace(finding, repair=command_line(words[:1], (*words[1:], *base)))
 

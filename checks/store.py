@@ -81,7 +81,9 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
     if command_line is None:
         return audited
     rescues = found.kind is Kind.V2_PROFILE and seen.ledger.count(v2.LEFTOVER, None) > 0
-    return with_commands(audited, command_line, is_whole=found.stores.is_whole, rescues=rescues)
+    is_whole = found.stores.is_whole
+    orphans = stores.keys() - rows.keys() if is_whole and catalog is not None else ()
+    return with_commands(audited, command_line, is_whole=is_whole, rescues=rescues, orphans=orphans)
 
 
 def unreadable(path: Path, reason: str) -> Audit:

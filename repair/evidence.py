@@ -41,9 +41,13 @@ class Snapshot:
 class Evidence:
     """What there is of one base besides its rows; made by :func:`evidence_of`."""
 
-    def __init__(self, db: apsw.Connection | None, raw: Path | None, *, is_missing: bool) -> None:
+    def __init__(
+        self, db: apsw.Connection | None, raw: Path | None, *, is_missing: bool, drops_lengths: bool = False
+    ) -> None:
         self._db = db
         self._raw = raw
+        #: Whether vectors of another length than most are dropped by the same run.
+        self._drops_lengths = drops_lengths
         #: Whether the base has no index file at all.
         self.is_missing = is_missing
 
@@ -93,16 +97,20 @@ class Evidence:
         return Snapshot(dict(_fields(text[: len(text) - len(body)])), body)
 
     def vectors(self) -> int | None:
-        """Return the length that all vectors have, in numbers, 0 where there is none; None where they differ."""
-        rows = self._asked(
-            lambda db: db.execute("SELECT DISTINCT typeof(vector_blob), length(vector_blob) FROM embedding").fetchall()
-        )
-        if rows is None or len(rows) > 1:
+        """Return the length that all vectors have, in numbers, 0 where there is none; None where they differ.
+
+        Those that the same run drops do not count.
+        """
+        lengths = self._asked(_lengths)
+        if lengths is None:
             return None
-        if not rows:
-            return 0
-        [(kind, length)] = rows
-        return length // 4 if kind == "blob" and isinstance(length, int) and length and length % 4 == 0 else None
+        if self._drops_lengths:
+            lengths.pop(0, None)
+            usual, count = max(lengths.items(), key=lambda one: one[1], default=(0, 0))
+            lengths = {usual: count} if 2 * count > sum(lengths.values()) else lengths
+        if len(lengths) > 1:
+            return None
+        return next(((length // 4) or None for length in lengths), 0)
 
     def _asked(self, query: Callable[[apsw.Connection], Result]) -> Result | None:
         if self._db is None:
@@ -111,6 +119,16 @@ class Evidence:
             return query(self._db)
         except _UNREADABLE:
             return None
+
+
+def _lengths(db: apsw.Connection) -> dict[int, int]:
+    """Return how many vectors there are of each length in bytes; 0: of one that no vector can have."""
+    return dict(
+        db.execute(
+            "SELECT iif(typeof(vector_blob) = 'blob' AND length(vector_blob) % 4 = 0, length(vector_blob), 0), count(*)"
+            " FROM embedding GROUP BY 1"
+        )
+    )
 
 
 def _fields(block: str) -> Iterator[tuple[str, str]]:
@@ -125,8 +143,17 @@ def _fields(block: str) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def evidence_of(store: Store, base: str, findings: Iterable[Finding]) -> Iterator[Evidence]:
-    """Open what there is of a base; ``findings`` are what the audit found in it."""
+def evidence_of(
+    store: Store, base: str, findings: Iterable[Finding], *, drops_lengths: bool = False
+) -> Iterator[Evidence]:
+    """Open what there is of a base.
+
+    Args:
+        store: where it is.
+        base: its id.
+        findings: what the audit found in it.
+        drops_lengths: whether vectors of another length than most are dropped by the same run.
+    """
     one = store.stores.get(base)
     with ExitStack() as stack:
         db = None
@@ -135,4 +162,6 @@ def evidence_of(store: Store, base: str, findings: Iterable[Finding]) -> Iterato
                 db = stack.enter_context(sqlite.reading(store.root / one.name))
             except _UNREADABLE:
                 db = None
-        yield Evidence(db, None if one is None else store.root / one.raw, is_missing=one is None)
+        yield Evidence(
+            db, None if one is None else store.root / one.raw, is_missing=one is None, drops_lengths=drops_lengths
+        )

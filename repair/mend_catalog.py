@@ -54,7 +54,7 @@ def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[lis
     wanted = {base: names for base, names in wanted.items() if names}
     if store.catalog is None or not wanted:
         return [], [], set()
-    made = _Mender(store, findings, store.root / store.catalog)
+    made = _Mender(store, findings, store.root / store.catalog, drops_lengths=v2.VECTOR_LENGTH in only)
     try:
         made.mend(wanted)
     except (CatalogProblem, apsw.Error, OSError, UnicodeDecodeError) as problem:
@@ -87,8 +87,10 @@ class _Data:
 
 
 class _Mender:
-    def __init__(self, store: Store, findings: Findings, path: Path) -> None:
+    def __init__(self, store: Store, findings: Findings, path: Path, *, drops_lengths: bool) -> None:
         self._store = store
+        #: Whether the same run drops vectors of another length than most.
+        self._drops_lengths = drops_lengths
         self._findings = findings
         self._path = path
         self._edits: list[_Edit] = []
@@ -142,7 +144,7 @@ class _Mender:
                         self._mend_data(db, row, evidence)
 
     def _evidence(self, base: str) -> AbstractContextManager[Evidence]:
-        return evidence_of(self._store, base, self._findings.get(base, ()))
+        return evidence_of(self._store, base, self._findings.get(base, ()), drops_lengths=self._drops_lengths)
 
     def _leave(self, name: str, reason: str, base: str, subject: object) -> None:
         self._left.setdefault((name, reason, base), []).append(str(subject))

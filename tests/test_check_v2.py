@@ -17,7 +17,7 @@ import click
 import pytest
 from conftest import NOW_MS, run
 from faults import said, untouched
-from planted_v2 import KB, OTHER, index, library, plant, run_sql
+from planted_v2 import KB, OLD, OTHER, index, library, plant, run_sql
 from test_docs import keys, section, spans, text_of
 
 from checks.findings import FINDINGS
@@ -134,6 +134,47 @@ def test_a_repair_is_a_command_line_that_is_understood(name: str, store: Path) -
             context = cli.commands[command].make_context(command, words, parent=parent)
             if finding["name"] in context.params.get("only", ()):
                 assert context.params["bases"] == ((finding["base"],) if finding["base"] else ())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_reference_that_leads_nowhere_is_mended_whatever_the_level(level: str, store: Path) -> None:
+    plant("a text that is gone", store)
+    options = [] if level == "default" else [f"--{level}"]
+    repairs = {finding["name"]: finding["repair"] for finding in found(store, *options)}
+    assert repairs["material.no-content"] == f"regraft repair {store} --only material.no-content --base {KB}"
+    assert "file.corrupt" not in repairs
+
+
+def test_a_reference_that_no_other_finding_names(store: Path) -> None:
+    run_sql(index(store), "INSERT INTO material VALUES ('m', 'm', 'gone', 0, 0)")
+    assert "file.corrupt" in {finding["name"] for finding in found(store, "--deep")}
+
+
+def test_what_is_in_a_folder_of_no_base_goes_with_the_folder(store: Path) -> None:
+    plant("a folder of no base", store)
+    for folder in (store, *store.rglob("*")):
+        os.utime(folder, (OLD, OLD))
+    about = {finding["name"]: finding["repair"] for finding in found(store) if finding["base"] == STRAY_BASE}
+    for name in ("material.orphan", "raw.orphan"):
+        assert about[name] == f"regraft gc {store} --only index.orphan"
+    assert run("gc", store, "--only", "index.orphan", "-q").status == 0
+    assert STRAY_BASE not in {finding["base"] for finding in found(store)}
+
+
+def test_waste_stays_while_nobody_can_read_the_catalog(store: Path) -> None:
+    plant("a vector of nobody", store)
+    plant("no catalog", store)
+    repairs = {finding["name"]: finding["repair"] for finding in found(store)}
+    assert repairs["embedding.orphan"] is None
+
+
+def test_bodies_wait_for_the_units_of_their_material(store: Path) -> None:
+    """Indexing its item again takes the vectors that are there."""
+    plant("no units", store)
+    assert {finding["name"]: finding["repair"] for finding in found(store)} == {
+        "material.no-units": None,
+        "body.orphan": None,
+    }
 
 
 def test_counts_and_samples(store: Path) -> None:

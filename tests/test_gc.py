@@ -359,6 +359,10 @@ NEEDED = {
         "embedding.orphan",
         sql("UPDATE search_text SET embedding_text_hash = 'h' WHERE rowid = 1"),
     ),
+    "a body of a material without units": (
+        "body.orphan",
+        sql("DELETE FROM search_unit WHERE material_id = (SELECT min(material_id) FROM search_unit)"),
+    ),
     "the body of a unit under a wrong id": (
         "body.orphan",
         sql("UPDATE search_unit SET unit_id = 'u' WHERE rowid = 1"),

@@ -102,6 +102,27 @@ def test_a_layout_that_is_not_whole_comes_first(store: Path) -> None:
     assert hints["body.rowid"] == f"regraft upgrade {store}"
 
 
+@pytest.mark.parametrize("path", ["an absolute path", "a path in .cherry"])
+@pytest.mark.parametrize("layout", ["version 1", "no trigger", "a lenient check"])
+def test_an_unsafe_path_outlives_the_upgrade_that_it_needs(path: str, layout: str, store: Path) -> None:
+    several(PLANTED[path].damage, PLANTED[layout].damage)(store)
+    before = state(store)
+    assert run("upgrade", store, "-q", "--fail-on", "never").status == 0
+    assert actions(repair(store))["rename-materials"] == 1
+    assert names(store) == set()
+    assert [run("undo", store, "-q").status for _ in range(2)] == [0, 0]
+    assert state(store) == before
+
+
+@pytest.mark.parametrize("catalog", ["other dimensions", "dimensions in words", "a model without dimensions"])
+@pytest.mark.parametrize("vector", ["a long vector", "an odd vector", "a vector in words"])
+def test_dimensions_are_those_of_the_vectors_that_stay(catalog: str, vector: str, store: Path) -> None:
+    several(PLANTED[catalog].damage, PLANTED[vector].damage)(store)
+    assert actions(repair(store)) == {"delete-embeddings": 1, "update-bases": 1}
+    assert repair(store)["actions"] == []
+    assert names(store) == {"embedding.missing"}
+
+
 def test_damage_that_no_command_mends_is_left(store: Path) -> None:
     PLANTED["another base"].damage(store)
     done = repair(store)

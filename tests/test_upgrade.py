@@ -189,7 +189,6 @@ LEFT: dict[str, tuple[Plant, str, str]] = {
     "no texts": (sql("DROP TABLE content"), "schema.missing", "its table content is missing"),
     "no bodies": (sql("DROP TABLE search_text"), "schema.missing", "its table search_text is missing"),
     "a refused number": (sql(V1, UNIT.format("unit_index = -1")), "schema.version", "does not hold: unit_index >= 0"),
-    "a refused path": (sql(V1, "UPDATE material SET relative_path = '/x' WHERE rowid = 1"), "schema.version", "'/%'"),
     "equal keys": (
         sql("DROP INDEX search_unit_material_index_idx", "UPDATE search_unit SET unit_index = 0"),
         "schema.missing",

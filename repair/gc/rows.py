@@ -55,7 +55,7 @@ _WASTE = (
         "NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = search_text.target_id)",
         "text",
         _BODY_KEYS,
-        frozenset({v2.NO_BODY}),
+        frozenset({v2.NO_BODY, v2.NO_UNITS}),
     ),
     _Waste(
         v2.VECTOR_UNEXPECTED,
@@ -78,7 +78,7 @@ _WASTE = (
         "NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = embedding.embedding_text_hash)",
         "vector_blob",
         _VECTOR_KEYS,
-        frozenset({v2.NO_BODY, v2.BODY_HASH}),
+        frozenset({v2.NO_BODY, v2.BODY_HASH, v2.NO_UNITS}),
         then="NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = embedding.embedding_text_hash"
         " AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id))",
     ),
@@ -145,7 +145,7 @@ class IndexFile:
         needing = sorted(waste.needed_by & self.findings.keys())
         is_odd = any(self._is_odd(db, *key) for key in waste.keys)
         if finding is not None and needing:
-            made.left.append(left_for_repair(self.store, finding, ", ".join(needing)))
+            made.left.append(left_for_repair(self.store, finding, needing))
         elif finding is not None and is_odd:
             reason = f"{finding.message}, but not every id is a text: what is reached cannot be told"
             made.left.append(Left(finding.name, reason, self.base, count=finding.count))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checks import v2_findings as v2
@@ -51,8 +52,10 @@ def left_damaged(finding: Finding) -> Left:
     return Left(finding.name, reason, finding.base, severity=finding.severity, repair=finding.repair)
 
 
-def left_for_repair(store: Store, finding: Finding, why: str) -> Left:
-    """Return what is left because it may be what another finding lacks."""
-    command = shlex.join(["regraft", "repair", shown(store.path), "--base", str(finding.base)])
-    reason = f"{finding.message}, and it may be what {why} lacks: mend that first"
+def left_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> Left:
+    """Return what is left because it may be what other findings lack."""
+    command = None
+    if any(FINDINGS[name].command[:1] == ("repair",) for name in lacking):
+        command = shlex.join(["regraft", "repair", shown(store.path), "--base", str(finding.base)])
+    reason = f"{finding.message}, and it may be what {', '.join(lacking)} lacks: mend that first"
     return Left(finding.name, reason, finding.base, count=finding.count, repair=command)
