@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from checks import v2_findings as v2
 from checks.findings import FINDINGS, Finding, check_names
 from regraft.errors import WrongUsage
-from regraft.text import shown
+from regraft.text import argument
 from repair.plan import Left
 from repair.store import Store
 
@@ -68,6 +68,6 @@ def left_damaged(finding: Finding) -> Left:
 
 def left_for_repair(store: Store, finding: Finding, why: str) -> Left:
     """Return what is left because it may be what another finding lacks."""
-    command = shlex.join(["regraft", "repair", shown(store.path), "--base", str(finding.base)])
+    command = shlex.join(["regraft", "repair", argument(store.path), "--base", str(finding.base)])
     reason = f"{finding.message}, and it may be what {why} lacks: mend that first"
     return Left(finding.name, reason, finding.base, count=finding.count, repair=command)
