@@ -6,6 +6,7 @@ The v1 and v2 applications are written in JavaScript; offsets count UTF-16 code 
 
 from __future__ import annotations
 
+import os
 import re
 
 #: What JavaScript's ``\s`` and ``trim`` take for white space: U+FEFF is, U+0085 is not.
@@ -84,6 +85,12 @@ def without_nul(text: str) -> str:
 def shown(path: object) -> str:
     """Return a path as text that can be stored and printed, also where its bytes are no UTF-8."""
     return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def argument(path: object) -> str:
+    """Return a path as a word that a command line takes, not yet quoted: never one that looks like an option."""
+    name = shown(path)
+    return f".{os.sep}{name}" if name.startswith("-") else name
 
 
 def counted(number: int, noun: str) -> str:

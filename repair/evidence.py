@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 import apsw
@@ -19,6 +19,7 @@ from checks.findings import Finding
 from checks.index_file import path_problem
 from regraft import identity, sqlite
 from regraft.formats import okf
+from regraft.names import PROCESSED_EXTENSIONS
 from regraft.text import decode_utf8
 from repair.store import Store
 
@@ -95,6 +96,24 @@ class Evidence:
             return None
         body = okf.strip_block(text)
         return Snapshot(dict(_fields(text[: len(text) - len(body)])), body)
+
+    def may_be_processed(self, path: str) -> bool:
+        """Tell whether a file of ``raw/`` may be what was made of another one that lies beside it.
+
+        The application indexes a Markdown file in place of some types (``docs/formats/catalog.md``).
+        """
+        stem, dot, extension = path.rpartition(".")
+        if self._raw is None or not dot or extension.lower() != "md":
+            return False
+        folder, _, name = stem.rpartition("/")
+        try:
+            beside = [one.name for one in (self._raw / folder).iterdir()]
+        except OSError:
+            return False
+        originals = {f"{name}{suffix}" for suffix in PROCESSED_EXTENSIONS}
+        if PurePosixPath(name).suffix.lower() in PROCESSED_EXTENSIONS:
+            originals.add(name)
+        return any(one.lower() in {original.lower() for original in originals} for one in beside)
 
     def vectors(self) -> int | None:
         """Return the length that all vectors have, in numbers, 0 where there is none; None where they differ.

@@ -46,6 +46,9 @@ def _file(data: Data, item: str, evidence: Evidence) -> None:
     path = evidence.path_of(item)
     if path is not None and path != data.get("indexedRelativePath"):
         if "relativePath" not in data:
+            # The material may be of what was made of the file: then its path is not the file's.
+            if evidence.may_be_processed(path):
+                return
             data["relativePath"] = path
         elif path != data["relativePath"]:
             data.setdefault("indexedRelativePath", path)

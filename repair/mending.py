@@ -21,7 +21,7 @@ from regraft import notices
 from regraft.formats import v2_places
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.libsql_preview import Layout
-from regraft.text import shown
+from regraft.text import argument
 from repair import mend_catalog, mend_index, mend_paths
 from repair.mend_index import Target
 from repair.mend_paths import Renamed
@@ -153,7 +153,7 @@ class _Planner:
         return next((row for row in rows if base_key(row) == base), None)
 
     def _leave_all(self, base: str, reason: str, command: str | None) -> None:
-        repair = None if command is None else f"regraft {command} {shlex.quote(shown(self._store.path))}"
+        repair = None if command is None else f"regraft {command} {shlex.quote(argument(self._store.path))}"
         names = self._wish.wanted.intersection(mend_index.NAMES)
         for finding in self._findings[base]:
             if finding.name in names:

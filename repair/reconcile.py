@@ -25,7 +25,7 @@ from regraft.errors import NotChanged, PlanOutdated, SourceUnreadable
 from regraft.formats import v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES
-from regraft.text import counted, shown
+from regraft.text import argument, counted
 from repair.evidence import DAMAGE
 from repair.following import OutOfOrder, differences
 from repair.plan import Action, Left, Plan, RowsChange
@@ -98,7 +98,7 @@ def _lacking(store: Store, finding: Finding) -> Left:
     if not store.is_profile or finding.name == v2.ITEM_NOT_INDEXED:
         return left
     # The upgrade may have left the v1 file that has it.
-    return Left(**{**left.document(), "repair": f"regraft rescue {shlex.quote(shown(store.root))}"})
+    return Left(**{**left.document(), "repair": f"regraft rescue {shlex.quote(argument(store.root))}"})
 
 
 # --- one base --------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Rules: ``docs/formats/library.md``, "Changes".
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -260,6 +261,12 @@ def opened(store: Store) -> Iterator[Ledger]:
                 durable.remove_tree(store.own)
 
 
+def _reason(error: OSError) -> str:
+    """Return what the system says, and of which file where it tells."""
+    reason = error.strerror or str(error)
+    return reason if error.filename is None else f"{shown(os.fsdecode(error.filename))}: {reason}"
+
+
 @contextmanager
 def _clean_stop(store: Store, book: Ledger) -> Iterator[None]:
     """Leave every file whole, whatever stops the run; what is refused once something was changed was stopped."""
@@ -280,10 +287,10 @@ def _clean_stop(store: Store, book: Ledger) -> Iterator[None]:
     except RegraftError as error:
         finished = leave("stopped")
         if finished and error.exit_status == REFUSED:
-            raise ChangesStopped(path=store.root, reason=error, finished=finished) from error
+            raise ChangesStopped(path=store.root, reason=str(error).rstrip("."), finished=finished) from error
         raise
     except (OSError, apsw.Error) as error:
-        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        reason = _reason(error) if isinstance(error, OSError) else str(error)
         raise ChangesStopped(path=store.root, reason=reason, finished=leave("stopped")) from error
     except Exception:
         leave("stopped")

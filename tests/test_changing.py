@@ -253,6 +253,15 @@ def test_a_full_disk_while_a_changeset_is_written_changes_nothing(store: Path, m
     assert keeps(store) == set()
 
 
+def test_what_the_system_refused_is_said_with_its_path(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/store/raw")
+
+    monkeypatch.setattr(rows, "_writer", refused)
+    with fails("ChangesStopped", STOPPED, match="stopped: /store/raw: Permission denied; every file is whole"):
+        change(store)
+
+
 def test_too_little_space_is_told_before(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(store)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
@@ -303,7 +312,11 @@ def test_a_later_database_in_use_stops_a_run_that_changed_something(
     monkeypatch.setattr(Changer, "demand_free", lambda *_: None)
     with closing(apsw.Connection(str(store / toys.CATALOG))) as other:
         other.execute("BEGIN IMMEDIATE")
-        with fails("ChangesStopped", STOPPED, match=r"another program has it open for writing.*so far: 1"):
+        with fails(
+            "ChangesStopped",
+            STOPPED,
+            match=r"another program has it open for writing.*again; every file is whole.*so far: 1",
+        ):
             change(store)
     change(store)
     assert [run["status"] for run in undoing.history(store)] == ["finished", "stopped"]

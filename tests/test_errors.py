@@ -35,7 +35,7 @@ from faults import (
 )
 from test_golden import as_backup
 
-from regraft import errors, ledger
+from regraft import cli, errors, ledger
 from regraft.errors import RegraftError, error_classes
 
 
@@ -800,3 +800,13 @@ def asserted_codes() -> set[str]:
 
 def test_every_error_is_asserted_somewhere() -> None:
     assert {kind.__name__ for kind in error_classes()} - asserted_codes() == set()
+
+
+def test_ctrl_c_while_a_command_loads_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: object, name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.OnDemand, "__getitem__", interrupted)
+    done = run("history", ".", "--json")
+    assert (done.status, done.document["error"]["code"]) == (errors.INTERRUPTED, "Interrupted")
+    assert done.stderr.split() == f"regraft: {done.document['error']['message']}".split()

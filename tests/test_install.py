@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import socket
 import tempfile
@@ -174,6 +175,20 @@ def test_the_text_says_what_comes_next(case):
     assert "Base alpha  (" in text
     assert text.endswith(f"Take it back: regraft undo {case.profile}\nStart the application: the bases are there.\n")
     assert "Start the application" not in as_text(case.install("--dry-run").document, verbose=True)
+
+
+@pytest.mark.parametrize("name", ["my profile", "-profile", "it's"])
+def test_the_command_that_takes_it_back_can_be_pasted(case, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = tables(case.profile)
+    case.profile.rename(tmp_path / name)
+    text = run("install", case.library, "-y", f"--profile={name}").stdout
+    words = shlex.split(
+        next(line for line in text.splitlines() if line.startswith("Take it back: ")).partition(": ")[2]
+    )
+    assert words[:2] == ["regraft", "undo"]
+    assert run(*words[1:], "-y").status == 0
+    assert tables(tmp_path / name) == before
 
 
 @pytest.mark.parametrize("name", ["beta", BETA])

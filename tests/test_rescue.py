@@ -399,6 +399,19 @@ def test_a_base_that_may_be_several_stays(tmp_path):
     assert left(document) == [("base.failed", "several bases of v1 may be this one")] * 2
 
 
+def test_a_base_that_was_renamed_and_lost_an_item_is_told_by_its_time(tmp_path):
+    bases = [
+        base("kb", note("n1", "N1", text="One"), note("n2", "N2", text="Two")),
+        base("other", note("o", "O"), created_at=1741944400000),
+    ]
+    made = profile(tmp_path, Source(bases, {"kb": rows_of("N1", "N2"), "other": rows_of("O")}), lost=("kb", "other"))
+    gone = renamed(identity.item_id("kb", "n2", 1741944474000))
+    sql(made / DATABASE, "UPDATE knowledge_base SET name = 'Mine'", f"DELETE FROM knowledge_item WHERE id = '{gone}'")
+    assert left(rescued(made)) == []
+    with opened(index_of(made)) as db:
+        assert db.execute("SELECT group_concat(DISTINCT substr(text, -2)) FROM search_text").get == "N1"
+
+
 def test_an_item_that_may_be_several_stays(tmp_path):
     items = [note("n1", "N1", text="Same"), note("n2", "N2", text="Same"), note("n3", "N3", text="Other")]
     made = profile(tmp_path, Source([base("kb", *items)], {"kb": rows_of("N1", "N2", "N3")}), lost=("kb",))

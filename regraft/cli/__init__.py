@@ -12,7 +12,7 @@ import click
 
 from regraft import __version__
 from regraft.cli.output import fail
-from regraft.errors import INTERRUPTED, REFUSED, WrongUsage
+from regraft.errors import INTERRUPTED, REFUSED, Interrupted, WrongUsage
 
 #: The commands, each with the module that has it.
 _MODULES = {
@@ -73,6 +73,9 @@ class Commands(click.Group):
         settings["standalone_mode"] = False
         try:
             status = super().main(arguments, *more, **settings)
+        except click.Abort:
+            # Ctrl-C while the command was loaded; click has made this of it.
+            fail(Interrupted(finished=0), "", as_json="--json" in arguments, verbose=0)
         except click.ClickException as error:
             if not arguments:
                 click.echo(self.get_help(click.Context(self, info_name="regraft")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from regraft.cli.output import echo_json, say
 from regraft.ledger import FOLDER
 from regraft.locate import Kind
 from regraft.progress import human_bytes
-from regraft.text import one_line
+from regraft.text import argument, one_line
 from repair.run import Planner, run_command
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,7 +101,8 @@ def as_text(document: dict[str, Any], *, verbose: bool) -> str:
     elif "undone" not in document:
         path = document["source"]["path"]
         lines += ["", f"Done; {path} and its {FOLDER} were written."]
-        lines += [f"Take it back: regraft undo {path}"] if document["undo"] is not None else []
+        if document["undo"] is not None:
+            lines.append(f"Take it back: {shlex.join(['regraft', 'undo', argument(path)])}")
     return "".join(f"{line}\n" for line in lines)
 
 

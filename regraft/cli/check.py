@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,7 @@ from regraft.errors import (
     WrongUsage,
 )
 from regraft.locate import INDEX_FILE, NAMES, Kind, Located, located
-from regraft.text import shown
+from regraft.text import argument
 
 
 def _levels(command: Any) -> Any:
@@ -179,16 +178,10 @@ def _v1_audit(
 def _command_line(path: Path, kind: str | None, command: Sequence[str], options: Sequence[str]) -> str:
     """Return the command line for the path that was given."""
     kind_option = ("--kind", kind) if kind else ()
-    return shlex.join(["regraft", *command, _named(path), *options, *kind_option])
-
-
-def _named(path: Path) -> str:
-    """Return a path as a command line takes it."""
-    name = shown(path)
-    return f".{os.sep}{name}" if name.startswith("-") else name
+    return shlex.join(["regraft", *command, argument(path), *options, *kind_option])
 
 
 def _migrate_command(path: Path, kind: str | None, options: dict[str, tuple[str, ...]]) -> list[str]:
     """Return the words of the command that migrates a source, with options that were given for it."""
     words = [word for option, values in options.items() for value in values for word in (option, value)]
-    return ["regraft", "migrate", _named(path), "--to", "OUT", *(("--kind", kind) if kind else ()), *words]
+    return ["regraft", "migrate", argument(path), "--to", "OUT", *(("--kind", kind) if kind else ()), *words]

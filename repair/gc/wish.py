@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checks import v2_findings as v2
-from checks.findings import Finding
-from regraft.text import shown
+from checks.findings import FINDINGS, Finding
+from regraft.text import argument
 from repair.plan import Left
 from repair.store import Store
 
@@ -56,6 +56,6 @@ def left_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> L
     """Return what is left because it may be what other findings lack."""
     command = None
     if any(FINDINGS[name].command[:1] == ("repair",) for name in lacking):
-        command = shlex.join(["regraft", "repair", shown(store.path), "--base", str(finding.base)])
+        command = shlex.join(["regraft", "repair", argument(store.path), "--base", str(finding.base)])
     reason = f"{finding.message}, and it may be what {', '.join(lacking)} lacks: mend that first"
     return Left(finding.name, reason, finding.base, count=finding.count, repair=command)

@@ -23,7 +23,7 @@ from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.locate import RAW_FOLDER
 from regraft.names import FreeNames
 from regraft.notices import Notice
-from regraft.text import is_blank, shown
+from regraft.text import argument, is_blank
 from repair.plan import Left
 from repair.rescue.carrying import NewSnapshot, V1File, read_through
 from repair.rescue.held import Held
@@ -191,7 +191,7 @@ class Looker:
             raise _Stays(f"{gone}: add the provider in the application first, or {mapped}")
         if wanted.id not in self._word.recreated:
             again = f"--recreate-model '{wanted.id}'"
-            command = shlex.join(["regraft", "rescue", shown(self._store.path), "--recreate-model", wanted.id])
+            command = shlex.join(["regraft", "rescue", argument(self._store.path), "--recreate-model", wanted.id])
             said = f"its model {wanted.id} is not in the profile: add it in the application, or {again}, or {mapped}"
             raise _Stays(said, command)
 

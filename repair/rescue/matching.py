@@ -90,6 +90,8 @@ def match_bases(rows: Sequence[Row], drafts: Sequence[BaseDraft], items: Items) 
                 lambda row: (row.get("created_at"), content(row)) if content(row) else None,
                 lambda draft: (draft.created_at, tuple(map(_drafted_item, draft.items))) if draft.items else None,
             ),
+            # Renamed, and something of it was deleted.
+            _Rule(lambda row: row.get("created_at"), lambda draft: draft.created_at),
             # Of a base without a time v1 knows only the rest; its row has that of the upgrade.
             _Rule(
                 lambda row: (row.get("name"), *_set(row), content(row)) if content(row) else None,
