@@ -17,6 +17,7 @@ MAX_NOTE_UNITS = 1_000_000
 #: Statuses of an item that somebody is working on.
 ACTIVE = {"preparing", "processing", "reading", "embedding"}
 _STATUSES = {"idle", "completed", "failed", "deleting", *ACTIVE}
+_BASE_STATUSES = {"completed", "failed"}
 MODES = {"vector", "bm25", "hybrid"}
 #: Texts that the data of each type has, and those that it may have.
 DATA = {
@@ -32,7 +33,9 @@ def check_base(row: Row, models: set[Any] | None, ledger: Ledger) -> None:
     base = base_key(row)
     problem = base_problem(row)
     if problem is not None:
-        ledger.add(v2.BASE_STATUS, problem, base=base)
+        # A mode that nobody knows says nothing of the one that was meant.
+        is_unknown = row.get("status") in _BASE_STATUSES and "search_mode" in row and row["search_mode"] not in MODES
+        ledger.add(v2.BASE_STATUS, problem, base=base, is_beyond_repair=is_unknown and row.get("hybrid_alpha") is None)
     elif row.get("status") == "failed":
         known = row.get("error") in (MISSING_MODEL, MISSING_STORE)
         said = f"failed at the upgrade: {row['error']}" if known else f"failed: {row['error']}"
@@ -51,7 +54,7 @@ def base_key(row: Row) -> str:
 def base_problem(row: Row) -> str | None:  # noqa: PLR0911 - one rule each
     """Return what does not go together in a row of ``knowledge_base``; None where all does."""
     status, error, model, dimensions = (row.get(key) for key in ("status", "error", "embedding_model_id", "dimensions"))
-    if status not in ("completed", "failed"):
+    if status not in _BASE_STATUSES:
         return f"its status is {status}"
     mode = row.get("search_mode")
     if "search_mode" in row and mode not in MODES:
@@ -96,7 +99,9 @@ def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
 def _check_item(item: Row, base: str, is_running: bool, ledger: Ledger) -> None:
     problem = status_problem(item, is_running)
     if problem is not None:
-        ledger.add(v2.ITEM_STATUS, f"{{n}}: {problem}", base=base, noun="item", sample=item.get("id"))
+        is_unknown = item.get("type") not in DATA
+        said = f"{{n}}: {problem}"
+        ledger.add(v2.ITEM_STATUS, said, base=base, noun="item", sample=item.get("id"), is_beyond_repair=is_unknown)
     problem = data_problem(item)
     if problem is not None:
         ledger.add(v2.ITEM_DATA, f"{{n}}: {problem}", base=base, noun="item", sample=item.get("id"))

@@ -15,11 +15,12 @@ CommandLine = Callable[[Sequence[str], Sequence[str]], str]
 #: What the vector files of v1 can bring back, where they are still there.
 _RESCUED = frozenset({v2.ITEM_NO_MATERIAL, v2.ITEM_TOMBSTONE, v2.BASE_FAILED, v2.BASE_NO_INDEX})
 #: What is said of the rows of an index file: nothing mends these while it cannot be read as a whole.
-_OF_AN_INDEX = ("meta.", "content.", "material.", "unit.", "body.", "fts.", "embedding.")
+_OF_AN_INDEX = ("schema.", "meta.", "content.", "material.", "unit.", "body.", "fts.", "embedding.")
 _UNREADABLE = frozenset({v2.UNREADABLE, v2.CORRUPT})
 _LAYOUT = frozenset({v2.SCHEMA_MISSING, v2.SCHEMA_VERSION})
 #: What the catalog is asked about: in the folder of a base that it does not name, all of it goes with the folder.
 _BY_CATALOG = frozenset({v2.MATERIAL_ORPHAN, v2.RAW_ORPHAN})
+_RECONCILE = FINDINGS[v2.MATERIAL_ORPHAN].command
 #: Commands that refuse a catalog that they cannot read.
 _NEED_CATALOG = frozenset({"gc", "reconcile"})
 #: What has to be mended before something else is waste: it may need just that.
@@ -49,11 +50,15 @@ def with_commands(
     has_catalog = v2.UNREADABLE not in together[None]
 
     def mended(finding: Finding) -> Finding:
-        words = _words(finding, together[finding.base], rescues=rescues)
+        goes_with_folder = finding.name in _BY_CATALOG and finding.base in orphans
+        words = (
+            FINDINGS[v2.INDEX_ORPHAN].command
+            if goes_with_folder
+            else _words(finding, together[finding.base], rescues=rescues)
+        )
         if finding.repair is not None or not words or (words[0] in _NEED_CATALOG and not has_catalog):
             return finding
-        if finding.name in _BY_CATALOG and finding.base in orphans:
-            words = FINDINGS[v2.INDEX_ORPHAN].command
+        if goes_with_folder:
             return replace(finding, repair=command_line(words[:1], words[1:]))
         base = ("--base", finding.base) if finding.base is not None and is_whole else ()
         return replace(finding, repair=command_line(words[:1], (*words[1:], *base)))
@@ -70,10 +75,12 @@ def _words(finding: Finding, others: Mapping[str, Finding], *, rescues: bool) ->
     words = FINDINGS[finding.name].command
     if not words or not finding.name.startswith(_OF_AN_INDEX):
         return words
-    if _UNREADABLE & others.keys():
+    if _UNREADABLE & others.keys() or (words == _RECONCILE and v2.META_BASE in others):
         return ()
-    layout = next((others[name] for name in sorted(_LAYOUT & others.keys())), None)
-    if layout is not None:
-        return () if layout.is_beyond_repair else FINDINGS[layout.name].command
+    layout = [others[name] for name in sorted(_LAYOUT & others.keys())]
+    if layout:
+        # A version that is newer than ours says nothing of what its tables should be.
+        is_newer = any(one.is_beyond_repair for one in layout)
+        return () if is_newer else FINDINGS[layout[0].name].command
     first = next((name for name in _FIRST.get(finding.name, ()) if name in others), None)
     return words if first is None else _words(others[first], others, rescues=rescues)

@@ -464,6 +464,28 @@ def test_what_others_keep_in_the_catalog_stays(store: Path) -> None:
     assert MENDED.isdisjoint(findings(store))
 
 
+def test_no_path_is_guessed_of_a_file_that_may_have_been_processed(store: Path) -> None:
+    """What was made of a file is indexed in its place: the material's path is then not the file's."""
+    NO_PATH(store)
+    with closing(apsw.Connection(str(index(store)))) as db:
+        item = sqlite_item(store)
+        db.execute("UPDATE material SET relative_path = 'memo.md' WHERE material_id = ?", (item,))
+    raw = index(store).parent.parent / "raw"
+    (raw / "memo.md").write_bytes(b"made of it")
+    (raw / "memo.PDF").write_bytes(b"the file itself")
+    mend(store)
+    assert "item.data" in findings(store)
+    (raw / "memo.PDF").unlink()
+    mend(store)
+    assert "item.data" not in findings(store)
+
+
+def sqlite_item(store: Path) -> str:
+    """Return the item that :data:`NO_PATH` is about."""
+    with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
+        return str(db.execute("SELECT id FROM knowledge_item WHERE type = 'file' ORDER BY rowid LIMIT 1").get)
+
+
 def test_rows_that_changed_since_they_were_planned_with_are_not_touched(store: Path) -> None:
     for change in ("status = 'idle'", "data = '[]'"):
         several(PLANTED["nobody works"].damage, NO_PATH)(store)
