@@ -300,7 +300,10 @@ def _knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
                 return Located(Kind.V1_KNOWLEDGE, path, tree, places)
             if state == "redux":
                 return Located(Kind.V1_EXPORT, path, tree, file_places(tree, folder, redux=join(folder, name)))
-    return Located(Kind.PREVIEW_LIBRARY, path, tree) if v2_places.find_stores(tree, folder).has_preview else None
+    stores = v2_places.find_stores(tree, folder)
+    holds_index = stores.current and not stores.is_whole
+    kind = Kind.BASE if holds_index else Kind.PREVIEW_LIBRARY if stores.has_preview else None
+    return None if kind is None else Located(kind, path, tree)
 
 
 def _may_hold_state(name: str, *, beside_vectors: bool) -> bool:

@@ -85,6 +85,9 @@ class Store:
         return [one for one in self.audit(level).findings if self.wants(one.base)]
 
 
+_ADVICE = {"install": "give a v2 profile with --profile", "rescue": "give a v2 profile, and v1 data with --v1"}
+
+
 @contextmanager
 def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ...] = ()) -> Iterator[Store]:
     """Recognise what is to be changed.
@@ -97,7 +100,9 @@ def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ..
     with located(path, kind) as found:
         kinds = (*KINDS, *PREVIEW_SOURCES) if command in _FOR_PREVIEWS else KINDS
         if found.kind not in kinds or found.is_archive:
-            advice = "unpack it first" if found.is_archive else "regraft migrate makes a library of it"
+            advice = (
+                "unpack it first" if found.is_archive else _ADVICE.get(command, "regraft migrate makes a library of it")
+            )
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=advice)
         known = checked.base_ids(found)
         for base in bases:

@@ -532,6 +532,18 @@ def test_without_a_catalog_the_index_alone(tmp_path: Path) -> None:
     assert findings(path) == set()
 
 
+def test_a_folder_that_holds_the_index_itself(tmp_path: Path) -> None:
+    """It is recognised afterwards, too, so that it can be checked and taken back by the same name."""
+    path = store(tmp_path / "kept" / "index.sqlite")
+    old = path.read_bytes()
+    assert actions(upgrade(tmp_path / "kept")) == ["upgrade-preview"]
+    assert carried(path) == expected(ROWS)
+    assert findings(tmp_path / "kept") == set()
+    assert upgrade(tmp_path / "kept")["actions"] == []
+    assert run("undo", tmp_path / "kept", "-y").status == 0
+    assert path.read_bytes() == old
+
+
 @pytest.mark.parametrize("suffix", ["", ".sqlite", ".db"])
 @pytest.mark.parametrize("named", ["the file", "the folder"])
 def test_a_flat_file_becomes_the_bases_folder(suffix: str, named: str, tmp_path: Path) -> None:
