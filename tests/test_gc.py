@@ -836,7 +836,7 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new(
         wire = watched(patch, 1 << 30)
         assert run("gc", whole_run, *options).status == 0
     new = contents(whole_run)
-    for at in range(1, len(wire.steps) + 1, 1 if grace else 4):
+    for at in range(1, len(wire.steps) + 1, 2 if grace else 5):
         target = tmp_path / "killed"
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(planted, target)

@@ -523,7 +523,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(rows=ROWS)
 def test_any_items_are_mended_as_far_as_they_can_be(rows: list[dict[str, Any]], healthy: Path) -> None:
     """Whatever they are like: the findings that stay are those that are said, and a second run has nothing to do."""

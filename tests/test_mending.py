@@ -349,7 +349,7 @@ damages = st.lists(st.tuples(st.sampled_from(sorted(DAMAGES)), st.integers(0, 9)
 
 
 @given(st.lists(SOUND, min_size=1, max_size=4), damages)
-@settings(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_damage_in_any_combination(given_materials: list[MaterialInput], planted: list[tuple[str, int]]) -> None:
     """What can be mended is gone afterwards or said; vectors of right texts stay; undo brings everything back."""
     with tempfile.TemporaryDirectory() as folder:
