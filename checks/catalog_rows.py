@@ -9,11 +9,11 @@ from typing import Any
 
 from checks import v2_findings as v2
 from checks.levels import Ledger
+from regraft.formats.catalog import MAX_NOTE_UNITS
 from regraft.formats.catalog_reader import Row, StoredCatalog
 from regraft.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
 from regraft.text import is_blank, utf16_len
 
-MAX_NOTE_UNITS = 1_000_000
 #: Statuses of an item that somebody is working on.
 ACTIVE = {"preparing", "processing", "reading", "embedding"}
 _STATUSES = {"idle", "completed", "failed", "deleting", *ACTIVE}

@@ -9,10 +9,11 @@ from types import TracebackType
 from typing import Self
 
 from migrators.cherry_preview.item_data import Place, base_name
-from migrators.stages.drafts import MAX_NOTE_UNITS, DraftedItems, ItemDraft, SkippedItem, Upload, cut_note
+from migrators.stages.drafts import DraftedItems, ItemDraft, SkippedItem, Upload, cut_note
 from regraft import notices
 from regraft.errors import SourceUnreadable
 from regraft.formats import libsql_preview
+from regraft.formats.catalog import MAX_NOTE_UNITS
 from regraft.formats.index import BODY_SEPARATOR
 from regraft.formats.libsql_preview import PREVIEW, Contents, StoredItem
 from regraft.formats.vector_table import StoreProblem, Survey

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 
 from migrators.stages.models import ModelChoice
 from regraft import notices
+from regraft.formats.catalog import MAX_NOTE_UNITS
 from regraft.notices import Notice
 from regraft.text import utf16_cut, utf16_len
 
 DEFAULT_CHUNK_SIZE = 1024
 DEFAULT_CHUNK_OVERLAP = 200
-#: The longest text of a note, in UTF-16 units.
-MAX_NOTE_UNITS = 1_000_000
 #: Error codes of the catalog: v1's free text must never be taken for one.
 ERROR_CODES = frozenset({"directory_not_migrated", "indexing_interrupted"})
 #: The errors of items that v1 left unfinished without saying why. The catalog's readers know these texts.

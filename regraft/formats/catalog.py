@@ -76,6 +76,9 @@ TABLES = (
     "CREATE INDEX knowledge_item_base_group_created_idx ON knowledge_item (base_id, group_id, created_at)",
 )
 
+#: How long a note may be in the application, in UTF-16 units.
+MAX_NOTE_UNITS = 1_000_000
+
 _ORDER_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 

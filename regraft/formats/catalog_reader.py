@@ -17,12 +17,14 @@ from regraft import sqlite
 #: A row by the names of those columns that are there; values are of any type.
 Row = dict[str, Any]
 
+#: The columns of ``knowledge_base``.
+BASE_COLUMNS = (
+    *("id", "name", "group_id", "dimensions", "embedding_model_id", "status", "error", "rerank_model_id"),
+    *("file_processor_id", "chunk_size", "chunk_overlap", "chunk_strategy", "chunk_separator", "threshold"),
+    *("document_count", "search_mode", "hybrid_alpha", "created_at", "updated_at"),
+)
 _COLUMNS = {
-    "knowledge_base": (
-        *("id", "name", "group_id", "dimensions", "embedding_model_id", "status", "error", "rerank_model_id"),
-        *("file_processor_id", "chunk_size", "chunk_overlap", "chunk_strategy", "chunk_separator", "threshold"),
-        *("document_count", "search_mode", "hybrid_alpha", "created_at", "updated_at"),
-    ),
+    "knowledge_base": BASE_COLUMNS,
     "knowledge_item": (
         *("id", "base_id", "group_id", "type", "data", "status", "error", "created_at", "updated_at", "deleted_at"),
     ),

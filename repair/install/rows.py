@@ -16,17 +16,13 @@ import apsw
 
 from regraft import sqlite
 from regraft.errors import PlanOutdated, ProfileUnknown
-from regraft.formats.catalog_reader import Row
+from regraft.formats.catalog_reader import BASE_COLUMNS, Row
 
 _TIMES = ("created_at", "updated_at")
 #: The tables that rows are inserted into, with the columns that are known, parents first.
 COLUMNS = {
     "user_model": ("id", "provider_id", "model_id", "name", "group", "capabilities", "order_key", *_TIMES),
-    "knowledge_base": (
-        *("id", "name", "group_id", "dimensions", "embedding_model_id", "status", "error", "rerank_model_id"),
-        *("file_processor_id", "chunk_size", "chunk_overlap", "chunk_strategy", "chunk_separator", "threshold"),
-        *("document_count", "search_mode", "hybrid_alpha", *_TIMES),
-    ),
+    "knowledge_base": BASE_COLUMNS,
     "knowledge_item": ("id", "base_id", "group_id", "type", "data", "status", "error", *_TIMES),
     "assistant_knowledge_base": ("assistant_id", "knowledge_base_id", *_TIMES),
 }

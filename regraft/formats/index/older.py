@@ -190,7 +190,7 @@ def _has_others(db: apsw.Connection, table: str, column: str) -> bool:
 
 
 def _has_any(db: apsw.Connection, table: str, column: str) -> bool:
-    quoted = '"' + column.replace('"', '""') + '"'
+    quoted = sqlite.quoted(column)
     return db.execute(f"SELECT 1 FROM main.{table} NOT INDEXED WHERE {quoted} IS NOT NULL LIMIT 1").get is not None
 
 
@@ -203,7 +203,7 @@ def _strangers(db: apsw.Connection) -> Iterator[str]:
         derived = str(sql).upper().startswith("CREATE VIRTUAL") or any(lower.startswith(f"{one}_") for one in virtual)
         if lower in (*TABLES, "meta") or derived or lower.startswith(("sqlite_", "search_text_fts_", "libsql_")):
             continue
-        quoted = '"' + str(name).replace('"', '""') + '"'
+        quoted = sqlite.quoted(str(name))
         if db.execute(f"SELECT 1 FROM {quoted} LIMIT 1").get is not None:
             yield f"its table {name} is none of the layout's, and has rows"
 
