@@ -42,6 +42,12 @@ class Silent:
         """See :class:`Progress`."""
 
 
+class _Unwatched(tqdm):  # type: ignore[type-arg]
+    """A bar without tqdm's thread: what waits for Ctrl-C to be let through is the main thread alone."""
+
+    monitor_interval = 0
+
+
 class Bar:
     """A bar with rows, bytes, rate and time left."""
 
@@ -53,8 +59,9 @@ class Bar:
     def start(self, what: str, rows: int) -> None:
         """See :class:`Progress`."""
         self._bytes = 0
-        self._bar = tqdm(
+        self._bar = _Unwatched(
             total=rows,
+            miniters=1,
             desc=what,
             file=sys.stderr,
             leave=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import struct
 import subprocess
@@ -15,6 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -288,10 +290,11 @@ def started(source: Path, target: Path, *more: str, work: str = "") -> subproces
     return started_command("migrate", str(source), "--to", str(target), "--now", NOW, *more, work=work)
 
 
-def started_command(*arguments: str, work: str = "") -> subprocess.Popen[str]:
-    """Start any command as :func:`started` does."""
+def started_command(*arguments: str, work: str = "", before: str = "") -> subprocess.Popen[str]:
+    """Start any command as :func:`started` does; ``before`` is a function of this module that is called first."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     patched = f"import faults; faults.crew._in_process = faults.{work}; " if work else ""
+    patched += f"import faults; faults.{before}(); " if before else ""
     return subprocess.Popen(
         [sys.executable, "-c", f"{patched}import regraft.cli; regraft.cli.main()", *arguments],
         stdout=subprocess.PIPE,
@@ -483,6 +486,17 @@ def talk_and_fail(job: crew.Job) -> object:
     for _ in range(50_000):
         crew._steps.put((job.work.draft.name, 0.0, 0))
     raise VerificationFailed(base="alpha", reason="texts or vectors differ")
+
+
+def interrupt_what_is_half_made() -> None:
+    """Let Ctrl-C come when a semaphore exists and nobody is yet there to give it back."""
+    register = resource_tracker.register
+
+    def registered(name: Any, kind: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        register(name, kind)
+
+    resource_tracker.register = registered
 
 
 real_work = crew._in_process

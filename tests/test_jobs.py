@@ -233,6 +233,17 @@ def test_control_c_in_parallel(moment: str, source: Source, alone: Path, tmp_pat
     ends_well(source, target, alone)
 
 
+@posix
+def test_control_c_while_the_processes_are_set_up(source: Source, alone: Path, tmp_path: Path) -> None:
+    target = tmp_path / "library"
+    asked = ("migrate", str(source.folder), "--to", str(target), "--jobs", "2", "--quiet")
+    with faults.started_command(*asked, before="interrupt_what_is_half_made") as process:
+        stdout, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stdout, stderr) == (INTERRUPTED, "", f"regraft: {Interrupted(finished=0)}\n")
+    holds(target, alone)
+    ends_well(source, target, alone)
+
+
 # --- two runs at once ----------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.queues import Queue
@@ -153,12 +153,14 @@ def _in_processes(jobs: list[Job], count: int, progress: Progress) -> Generator[
     if os.name != "nt":
         # It would let Ctrl-C through again when it is started later.
         resource_tracker.ensure_running()
-    steps: Queue[tuple[str, float, int]] = context.Queue()
-    stop = context.Event()
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_prepare, initargs=(steps, stop))
-    try:
-        # A Ctrl-C that waited meanwhile is raised at the end of it: the processes have begun by then.
+    with ExitStack() as ending:
+        # Half-made, a semaphore would never be given back, and a process would say something of its own: a Ctrl-C that
+        # comes meanwhile is raised at the end of it, when the processes have begun.
         with _undisturbed():
+            steps: Queue[tuple[str, float, int]] = context.Queue()
+            stop = context.Event()
+            pool = ProcessPoolExecutor(count, mp_context=context, initializer=_prepare, initargs=(steps, stop))
+            ending.callback(_end, steps, stop, pool)
             waiting: set[Future[Done]] = {pool.submit(_in_process, job) for job in ordered}
         while waiting:
             finished, waiting = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
@@ -168,11 +170,13 @@ def _in_processes(jobs: list[Job], count: int, progress: Progress) -> Generator[
                     yield future.result()
                 except BrokenProcessPool as error:
                     raise OSError("a worker process was killed (out of memory?)") from error
-    finally:
-        stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
-        steps.close()
-        steps.cancel_join_thread()
+
+
+def _end(steps: Queue[tuple[str, float, int]], stop: Event, pool: ProcessPoolExecutor) -> None:
+    stop.set()
+    pool.shutdown(wait=True, cancel_futures=True)
+    steps.close()
+    steps.cancel_join_thread()
 
 
 @contextmanager
