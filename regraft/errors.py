@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from regraft.text import escaped, shown
 
+WORTH_READING = 1
 REFUSED = 2
 STOPPED = 3
 INTERRUPTED = 130
@@ -271,6 +272,53 @@ class QueryVectorMissing(RegraftError, ValueError):
 class QueryVectorUnfit(RegraftError, ValueError):
     """{path}: the vector has {found} numbers, those of base {base} have {expected}; make it with the base's own
     model."""
+
+
+# --- embedders -----------------------------------------------------------------------------------------------------
+
+
+class ConfigInvalid(RegraftError, ValueError):
+    """{path}:{line}: {problem}; {advice}."""
+
+
+class EmbedderUnknown(RegraftError, LookupError):
+    """{path}: no embedder {name} ({known}); give one that is there, or write it there as docs/embedders.md shows."""
+
+
+class EmbedderKeyMissing(RegraftError, LookupError):
+    """Embedder {embedder}: its key is expected in the environment variable {variable}, which {reason}; set it and run
+    the same command again."""
+
+
+class EmbedderRefused(RegraftError, PermissionError):
+    """Embedder {embedder}: {server} refuses to work ({reason}); {advice}."""
+
+
+class ModelUnreadable(RegraftError, OSError):
+    """{path}: no model that {library} can load ({reason}); give the folder of one on this disk, nothing is
+    downloaded."""
+
+
+class AnswerUnfit(RegraftError, ValueError):
+    """Embedder {embedder}: its answer was refused, {reason}; nothing of it was written, check that this is the model
+    that you mean.
+
+    ``fault`` is ``wrong_count``, ``wrong_order``, ``wrong_dimensions``, ``not_numbers``, ``non_finite`` or
+    ``zero_vector``; ``position`` is the place of the bad vector, from 0, where it is one alone, else None.
+    """
+
+    exit_status = WORTH_READING
+
+    @property
+    def fault(self) -> str:
+        """Return what is wrong."""
+        return str(self.facts["fault"])
+
+    @property
+    def position(self) -> int | None:
+        """Return the place of the one bad vector."""
+        place = self.facts["position"]
+        return place if isinstance(place, int) else None
 
 
 # --- the index store -----------------------------------------------------------------------------------------------
