@@ -1,6 +1,6 @@
 """The configuration file, ``regraft.yaml``: which embedders there are (``docs/embedders.md``).
 
-Nothing that stands in the file but names of fields and embedders is ever shown: a value may be a key in the wrong place.
+Nothing of the file but names of fields and embedders is ever shown: a value may be a key in the wrong place.
 """
 
 from __future__ import annotations
@@ -64,6 +64,10 @@ def load(path: Path | None) -> Config:
     return _Reader(place, raw).config()
 
 
+def _mistake(said: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+
+
 class _Loader(yaml.SafeLoader):
     """YAML's own types, every key once, and a place for every mistake."""
 
@@ -73,14 +77,16 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep=deep)
         except ValueError as error:
             # A number or a date that is none.
-            raise yaml.constructor.ConstructorError(None, None, "a value that means nothing", node.start_mark) from error
+            raise yaml.constructor.ConstructorError(
+                None, None, "a value that means nothing", node.start_mark
+            ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Return a mapping's data."""
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` is there twice", key.start_mark)
+                raise _mistake(f"`{key.value}` is there twice", key)
             seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
@@ -94,9 +100,10 @@ class _Reader:
 
     def config(self) -> Config:
         """Return what the file says."""
-        root, data = self._parsed()
-        if data is None:
+        parsed = self._parsed()
+        if parsed is None:
             return Config(self._path, there=True)
+        root, data = parsed
         self._mapping(root, data, "the file")
         self._known(root, data, ["embedders"], "the file")
         node, written = _value(root, "embedders"), data.get("embedders", {})
@@ -109,15 +116,15 @@ class _Reader:
             found[name] = self._embedder(name, _value(node, name), values)
         return Config(self._path, there=True, embedders=found)
 
-    def _parsed(self) -> tuple[yaml.Node, Any]:
-        """Return the file's only document as a node and as data; None for the data of an empty file."""
+    def _parsed(self) -> tuple[yaml.Node, Any] | None:
+        """Return the file's only document as a node and as data; None for an empty file."""
         try:
             for event in yaml.parse(self._raw, yaml.SafeLoader):
                 if isinstance(event, yaml.ScalarEvent) and looks_like_key(event.value):
                     self._refuse(event, "this looks like a key, and keys have no place in this file", _NO_KEYS)
             loader = _Loader(self._raw)
             root = loader.get_single_node()
-            return root, None if root is None else loader.construct_document(root)
+            return None if root is None else (root, loader.construct_document(root))
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = mark.line + 1 if mark else 1
@@ -179,10 +186,13 @@ class _Reader:
     def _mapping(self, node: yaml.Node, data: Any, where: str) -> None:
         """Refuse what has no fields."""
         if not isinstance(data, dict):
-            self._refuse(node, f"{where} has to be a mapping", "write `name: value` below it, on lines that are indented")
+            self._refuse(
+                node, f"{where} has to be a mapping", "write `name: value` below it, on lines that are indented"
+            )
 
     def _refuse(self, at: yaml.Node | yaml.Event, problem: str, advice: str) -> NoReturn:
-        raise ConfigInvalid(path=self._path, line=at.start_mark.line + 1, problem=problem, advice=advice)
+        line = at.start_mark.line + 1 if at.start_mark else 1
+        raise ConfigInvalid(path=self._path, line=line, problem=problem, advice=advice)
 
 
 def _pair(node: yaml.Node, key: object) -> tuple[yaml.Node, yaml.Node]:

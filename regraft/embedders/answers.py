@@ -62,8 +62,8 @@ def vectors_of(body: bytes, count: int, dimensions: int | None, *, embedder: str
     order = [item.index for item in answer.data]
     if order != list(range(count)):
         place = next(place for place, index in enumerate(order) if index != place)
-        marked = "has no number" if order[place] is None else f"is marked {order[place]}"
-        raise unfit("wrong_order", f"vector {place} {marked}, counted from 0", embedder=embedder)
+        marked = f"is marked {order[place]}" if type(order[place]) is int else "has no number"
+        raise unfit("wrong_order", f"vector {place}, counted from 0, {marked}", embedder=embedder)
     vectors = [_vector(item.embedding) for item in answer.data]
     check_each("not_numbers", [place for place, vector in enumerate(vectors) if vector is None], embedder)
     found = [vector for vector in vectors if vector is not None]
@@ -72,12 +72,15 @@ def vectors_of(body: bytes, count: int, dimensions: int | None, *, embedder: str
 
 
 def _loose(body: bytes) -> _LooseAnswer:
-    """Return an answer that is not as it should be, as far as it is one: with NaN, infinities and things of any type."""
+    """Return an answer that is not as it should be: with NaN, infinities and things of any type."""
     try:
-        return msgspec.convert(json.loads(body), _LooseAnswer)
+        found = json.loads(body)
     except (ValueError, RecursionError):
-        pass
-    raise BrokenAnswer("the answer is cut off" if body.lstrip()[:1] == b"{" else "the answer is no JSON")
+        raise BrokenAnswer("the answer is cut off, or no JSON") from None
+    try:
+        return msgspec.convert(found, _LooseAnswer)
+    except msgspec.ValidationError:
+        raise BrokenAnswer(f"the answer has no vectors: {body[:1000].decode('utf-8', 'replace')}") from None
 
 
 def _vector(found: Any) -> bytes | None:

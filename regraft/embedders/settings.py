@@ -30,7 +30,7 @@ class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_ids: Annotated[
         tuple[Annotated[str, Meta(pattern=r".::.")], ...],
         Meta(
-            description="models of bases, as `provider::model`, for which this is the same model, besides any `…::model`",
+            description="models of bases (`provider::model`) that are this one too, besides any `…::model`",
             examples=[["silicon::BAAI/bge-m3"]],
         ),
     ] = ()
@@ -73,7 +73,7 @@ class ServerSettings(EmbedderSettings, frozen=True, kw_only=True):
     api_key_env: Annotated[
         Annotated[str, Meta(pattern=r"^[A-Z_][A-Z0-9_]*$")] | None,
         Meta(
-            description="the name of the environment variable that holds the key, in capitals; without it no key is sent",
+            description="the environment variable that holds the key, in capitals; without it no key is sent",
             examples=["OPENAI_API_KEY"],
         ),
     ] = None
@@ -99,9 +99,7 @@ class ServerSettings(EmbedderSettings, frozen=True, kw_only=True):
 class LocalSettings(EmbedderSettings, frozen=True, kw_only=True):
     """An embedder in this process, from a model on disk."""
 
-    path: Annotated[
-        Path, Meta(description="the model's folder; nothing is downloaded", examples=["models/bge-small"])
-    ]
+    path: Annotated[Path, Meta(description="the model's folder; nothing is downloaded", examples=["models/bge-small"])]
     library: Annotated[
         Literal["model2vec", "sentence-transformers"] | None,
         Meta(description="what loads it; without this its files tell", examples=["model2vec"]),
@@ -117,6 +115,13 @@ class LocalSettings(EmbedderSettings, frozen=True, kw_only=True):
 
 
 PROVIDERS: dict[str, type[EmbedderSettings]] = {"openai": ServerSettings, "local": LocalSettings}
+
+
+_FORMS: dict[type[msgspec.inspect.Type], str] = {
+    msgspec.inspect.VarTupleType: "a list of texts",
+    msgspec.inspect.StructType: "a mapping",
+    msgspec.inspect.CustomType: "a path",
+}
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -160,11 +165,5 @@ def _form(kind: msgspec.inspect.Type) -> str:
             return f"a number from {kind.ge}" if kind.ge is not None else f"a number above {kind.gt}"
         case msgspec.inspect.LiteralType():
             return " or ".join(f"`{value}`" for value in kind.values)
-        case msgspec.inspect.VarTupleType():
-            return "a list of texts"
-        case msgspec.inspect.StructType():
-            return "a mapping"
-        case msgspec.inspect.CustomType():
-            return "a path"
         case _:
-            return "text"
+            return _FORMS.get(type(kind), "text")
