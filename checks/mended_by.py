@@ -15,16 +15,28 @@ CommandLine = Callable[[Sequence[str], Sequence[str]], str]
 #: What the vector files of v1 can bring back, where they are still there.
 _RESCUED = frozenset({v2.ITEM_NO_MATERIAL, v2.ITEM_TOMBSTONE, v2.BASE_FAILED, v2.BASE_NO_INDEX})
 #: What is said of the rows of an index file: nothing mends these while it cannot be read as a whole.
-_OF_AN_INDEX = ("schema.", "meta.", "content.", "material.", "unit.", "body.", "fts.", "embedding.")
+_OF_AN_INDEX = (
+    *("schema.", "meta.", "content.", "material.", "unit.", "body.", "fts.", "embedding."),
+    *(v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED),
+)
 _UNREADABLE = frozenset({v2.UNREADABLE, v2.CORRUPT})
 _LAYOUT = frozenset({v2.SCHEMA_MISSING, v2.SCHEMA_VERSION})
 #: What the catalog is asked about: in the folder of a base that it does not name, all of it goes with the folder.
 _BY_CATALOG = frozenset({v2.MATERIAL_ORPHAN, v2.RAW_ORPHAN})
-_RECONCILE = FINDINGS[v2.MATERIAL_ORPHAN].command
+#: Commands that go by what the catalog says of the base of an index.
+_OF_ONE_BASE = {FINDINGS[v2.MATERIAL_ORPHAN].command, FINDINGS[v2.VECTOR_MISSING].command}
 #: Commands that refuse a catalog that they cannot read.
 _NEED_CATALOG = frozenset({"gc", "reconcile"})
 #: What has to be mended before something else is waste: it may need just that.
-_FIRST = {
+_FIRST: dict[str, tuple[str, ...]] = {
+    # Vectors that nobody needs are not made anew.
+    **dict.fromkeys(
+        (v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO), (v2.VECTOR_UNEXPECTED, v2.VECTOR_ORPHAN, v2.BODY_HASH)
+    ),
+    v2.NO_UNITS: (v2.CONTENT_HASH, v2.FTS_DESYNC, v2.BODY_ROWID),
+    v2.ITEM_NO_MATERIAL: (v2.FTS_DESYNC, v2.BODY_ROWID),
+    v2.ITEM_NOT_INDEXED: (v2.FTS_DESYNC, v2.BODY_ROWID),
+    v2.VECTOR_MISSING: (v2.BODY_HASH,),
     v2.BODY_ORPHAN: (v2.NO_BODY, v2.NO_UNITS),
     v2.VECTOR_ORPHAN: (v2.NO_BODY, v2.BODY_HASH, v2.NO_UNITS),
     v2.CONTENT_ORPHAN: (v2.CONTENT_HASH, v2.NO_CONTENT, v2.UNIT_CONTENT),
@@ -68,14 +80,14 @@ def with_commands(
 
 def _words(finding: Finding, others: Mapping[str, Finding], *, rescues: bool) -> Sequence[str]:
     """Return the words of the command that is to be run next because of a finding; none where none helps."""
-    if finding.name in _RESCUED:
+    if finding.name in _RESCUED and (rescues or not FINDINGS[finding.name].command):
         return ("rescue",) if rescues else ()
     if finding.is_beyond_repair:
         return ()
     words = FINDINGS[finding.name].command
     if not words or not finding.name.startswith(_OF_AN_INDEX):
         return words
-    if _UNREADABLE & others.keys() or (words == _RECONCILE and v2.META_BASE in others):
+    if _UNREADABLE & others.keys() or (words in _OF_ONE_BASE and v2.META_BASE in others):
         return ()
     layout = [others[name] for name in sorted(_LAYOUT & others.keys())]
     if layout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from checks import v2_findings as v2
 from checks.catalog_rows import data_of, path_of
@@ -14,7 +14,8 @@ from checks.levels import Ledger, Level, OutOfTime
 from regraft import identity
 from regraft.formats import okf
 from regraft.formats.catalog_reader import Row
-from regraft.text import decode_utf8
+from regraft.names import NO_TEXT_EXTENSIONS
+from regraft.text import decode_utf8, is_blank
 
 #: A file that is younger may belong to an item that is being added, in seconds.
 YOUNG = 3600
@@ -25,7 +26,7 @@ _LARGEST_SNAPSHOT = 64 << 20
 
 
 def check_materials(
-    base: str, items: list[Row], materials: list[Material], ledger: Ledger, *, is_completed: bool
+    base: str, items: list[Row], materials: list[Material], raw: Path, ledger: Ledger, *, is_completed: bool
 ) -> None:
     """Hold the items of a base against its materials.
 
@@ -33,6 +34,7 @@ def check_materials(
         base: the base's id.
         items: its rows in the catalog.
         materials: what its index has.
+        raw: its folder of raw files.
         ledger: what is wrong goes there.
         is_completed: whether the base is; items of a failed one have no material.
     """
@@ -49,20 +51,37 @@ def check_materials(
             said = "{n} with another path than its item"
             ledger.add(v2.MATERIAL_PATH, said, base=base, noun="material", sample=material.id)
     if is_completed:
-        _without_material([item for key, item in by_id.items() if key not in there], base, ledger)
+        _without_material([item for key, item in by_id.items() if key not in there], base, raw, ledger)
 
 
-def _without_material(items: list[Row], base: str, ledger: Ledger) -> None:
+def _without_material(items: list[Row], base: str, raw: Path, ledger: Ledger) -> None:
     for item in items:
-        if item.get("status") != "completed":
+        kind, path = item.get("type"), path_of(item)
+        if item.get("status") != "completed" or kind not in ("file", "url", "note"):
             continue
-        kind = item.get("type")
-        if kind == "file" or (kind in ("url", "note") and path_of(item) is not None):
-            said = "{n} completed and without a text in the index"
-            ledger.add(v2.ITEM_NO_MATERIAL, said, base=base, noun="item", sample=item.get("id"))
-        elif kind in ("url", "note"):
-            said = "{n} completed and never indexed"
-            ledger.add(v2.ITEM_NOT_INDEXED, said, base=base, noun="item", sample=item.get("id"))
+        is_indexed = kind == "file" or path is not None
+        name = v2.ITEM_NO_MATERIAL if is_indexed else v2.ITEM_NOT_INDEXED
+        said = "{n} completed and without a text in the index" if is_indexed else "{n} completed and never indexed"
+        lacks = _lack(item, raw)
+        said = said if lacks is None else f"{said}, and {lacks}"
+        ledger.add(name, said, base=base, noun="item", sample=item.get("id"), is_beyond_repair=lacks is not None)
+
+
+def _lack(item: Row, raw: Path) -> str | None:
+    """Return what keeps an item from being indexed without the application; None where nothing is known to."""
+    data = data_of(item)
+    if item.get("type") == "note" and not is_blank(data.get("content")):
+        return None
+    paths = [data[key] for key in ("indexedRelativePath", "relativePath") if isinstance(data.get(key), str)]
+    file = next((path for path in paths if _leads_to_file(raw, path)), None)
+    if file is not None:
+        is_plain = PurePosixPath(file).suffix.lower() not in NO_TEXT_EXTENSIONS
+        return None if is_plain else "with a file that is no plain text"
+    return "with no text of its own" if item.get("type") == "note" else "with no file to read it from"
+
+
+def _leads_to_file(raw: Path, path: str) -> bool:
+    return path_problem(path.encode("utf-8", "replace")) is None and _is_file(raw / path)
 
 
 def check(raw: Path, base: str, items: list[Row] | None, materials: list[Material] | None, ledger: Ledger) -> int:

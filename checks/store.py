@@ -142,10 +142,10 @@ def _check_base(
     index = audit_index(path, _expected(key, store, row), ledger)
     seen.indexes[key] = index
     seen.bytes += path.stat().st_size if path.is_file() else 0
-    if items is not None and index.materials is not None:
-        raw_files.check_materials(key, items, index.materials, ledger, is_completed=_is_completed(row))
-    materials = index.materials if index.materials is not None else []
     raw = root / store.raw
+    if items is not None and index.materials is not None:
+        raw_files.check_materials(key, items, index.materials, raw, ledger, is_completed=_is_completed(row))
+    materials = index.materials if index.materials is not None else []
     # Of an index file by itself nobody knows where the base's files are.
     if path.parent.parent == raw.parent or raw.is_dir():
         seen.raw_files += raw_files.check(raw, key, items, materials, ledger)

@@ -94,7 +94,14 @@ PATH_CLASH = register(
     "Two paths that are one where letter case or Unicode normalisation is ignored.",
     "Renaming one of the files in the application, before the base moves to such a disk.",
 )
-NO_UNITS = register("warning", "material.no-units", "A material has a text and no unit: nothing finds it.", _REINDEX)
+NO_UNITS = register(
+    "warning",
+    "material.no-units",
+    "A material has a text and no unit: nothing finds it.",
+    "`regraft backfill`, which gives the text its former units back where bodies of all of them are left, and cuts it"
+    " anew where not.",
+    "backfill",
+)
 UNIT_OFFSETS = register(
     "error",
     "unit.offsets",
@@ -166,7 +173,8 @@ VECTOR_MISSING = register(
     "error",
     "embedding.missing",
     "A body without a vector, in a base with a model: no vector search finds it.",
-    _REINDEX,
+    "`regraft backfill`, which embeds it.",
+    "backfill",
 )
 VECTOR_ORPHAN = register(
     "warning",
@@ -186,22 +194,22 @@ VECTOR_LENGTH = register(
     "error",
     "embedding.length",
     "A vector is no vector, or has another length than most of the file's.",
-    "`regraft repair`, which drops it, so that its text can be embedded again.",
-    "repair",
+    "`regraft backfill`, which embeds its text again; `regraft repair` only drops the vector.",
+    "backfill",
 )
 VECTOR_NON_FINITE = register(
     "error",
     "embedding.non-finite",
     "A vector with NaN or infinity: vector search never gives it.",
-    "`regraft repair`, which drops it, so that its text can be embedded again.",
-    "repair",
+    "`regraft backfill`, which embeds its text again; `regraft repair` only drops the vector.",
+    "backfill",
 )
 VECTOR_ZERO = register(
     "warning",
     "embedding.zero",
     "A vector of no length: vector search never gives it.",
-    "`regraft repair`, which drops it, so that its text can be embedded again.",
-    "repair",
+    "`regraft backfill`, which embeds its text again; `regraft repair` only drops the vector.",
+    "backfill",
 )
 VECTOR_DUPLICATE = register(
     "note",
@@ -213,13 +221,16 @@ ITEM_NO_MATERIAL = register(
     "error",
     "item.no-material",
     "In a completed base, a completed file, url or note that has a path has no material: nothing finds it.",
-    "`regraft rescue`, where the vector file of v1 is still there; else indexing the item again in the application.",
+    "`regraft rescue`, where the vector file of v1 is still there; else `regraft backfill`, where its text can be read"
+    " from `raw/`; else indexing the item again in the application.",
+    "backfill",
 )
 ITEM_NOT_INDEXED = register(
     "note",
     "item.not-indexed",
     "A completed url or note that was never indexed, or whose rows were not carried.",
-    _REINDEX,
+    "`regraft backfill` for a note. A url has to be indexed again in the application: nothing is fetched here.",
+    "backfill",
 )
 ITEM_NO_BASE = register("error", "item.no-base", "An item of a base that does not exist: nobody sees it.", _PERSON)
 ITEM_STATUS = register(
@@ -274,8 +285,8 @@ BASE_FAILED = register(
     "note",
     "base.failed",
     "A base that failed at the upgrade.",
-    "`regraft rescue`, where the vector file of v1 is still there; else restoring it in the application, which"
-    " embeds everything anew.",
+    "`regraft rescue`, where the vector file of v1 is still there; else `regraft restore`, or restoring it in the"
+    " application: both make a new base and embed everything anew.",
 )
 BASE_NO_INDEX = register(
     "error",

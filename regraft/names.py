@@ -18,6 +18,15 @@ MAX_EXTENSION_BYTES = 100
 MAX_BASE_ID_UNITS = 255
 #: Uploads of these kinds reserve ``<stem>.md`` for what a file processor makes of them.
 PROCESSED_EXTENSIONS = frozenset({".pdf", ".doc", ".docx", ".pptx", ".xlsx", ".xls"})
+#: Extensions of files that hold no plain text: the application has a loader of their own for them, or none.
+NO_TEXT_EXTENSIONS = frozenset(
+    (
+        *(".pdf", ".doc", ".docx", ".ppt", ".pptx", ".xls", ".xlsx", ".odt", ".ods", ".odp", ".epub"),
+        *(".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".avif", ".heic", ".ico", ".tif", ".tiff", ".psd"),
+        *(".mp3", ".wav", ".flac", ".aac", ".ogg", ".m4a", ".mp4", ".mov", ".avi", ".mkv", ".webm", ".wmv"),
+        *(".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".tar", ".iso", ".dmg", ".exe", ".dll", ".so"),
+    )
+)
 #: The folder of a base that never holds material bytes.
 RESERVED_NAME = ".cherry"
 

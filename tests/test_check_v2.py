@@ -115,12 +115,20 @@ def test_every_finding_is_on_its_page() -> None:
         assert definition.mended_by.endswith(".")
 
 
-def test_only_a_command_that_there_is_is_a_repair(store: Path) -> None:
+def test_the_repair_is_the_command_that_mends_it(store: Path) -> None:
     plant("a preview store", store)
     plant("no vector", store)
     repairs = {finding["name"]: finding["repair"] for finding in found(store)}
     assert repairs["schema.preview"] == f"regraft upgrade {store} --base {STRAY_BASE}"
-    assert repairs["embedding.missing"] is None
+    assert repairs["embedding.missing"] == f"regraft backfill {store} --base {KB}"
+
+
+def test_vectors_that_nobody_needs_are_not_made_anew(store: Path) -> None:
+    plant("a vector of nobody", store)
+    assert {finding["name"]: finding["repair"] for finding in found(store)} == {
+        "embedding.orphan": f"regraft gc {store} --only embedding.orphan --base {KB}",
+        "embedding.zero": f"regraft gc {store} --only embedding.orphan --base {KB}",
+    }
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -169,11 +177,12 @@ def test_waste_stays_while_nobody_can_read_the_catalog(store: Path) -> None:
 
 
 def test_bodies_wait_for_the_units_of_their_material(store: Path) -> None:
-    """Indexing its item again takes the vectors that are there."""
+    """Its units come back from them, with the vectors that are there."""
     plant("no units", store)
+    backfill = f"regraft backfill {store} --base {KB}"
     assert {finding["name"]: finding["repair"] for finding in found(store)} == {
-        "material.no-units": None,
-        "body.orphan": None,
+        "material.no-units": backfill,
+        "body.orphan": backfill,
     }
 
 

@@ -16,6 +16,7 @@ from decimal import Decimal
 from functools import cache, cached_property
 from typing import Any
 
+from regraft.names import NO_TEXT_EXTENSIONS
 from regraft.text import JS_WHITESPACE, trim, utf16_len, whole
 
 TEXT, WEB, JSON = "TextLoader_", "WebLoader_", "JsonLoader_"
@@ -50,15 +51,6 @@ _BOM = "\ufeff"
 _JSON_WEIGHT = 20
 #: What trying one JSON file in many encodings may come to; 1 is hashing a byte.
 MAX_JSON_WORK = 512 << 20
-#: Extensions of files that v1 never read as text: it had other loaders for them, or none.
-_NO_TEXT = frozenset(
-    (
-        *(".pdf", ".doc", ".docx", ".ppt", ".pptx", ".xls", ".xlsx", ".odt", ".ods", ".odp", ".epub"),
-        *(".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".avif", ".heic", ".ico", ".tif", ".tiff", ".psd"),
-        *(".mp3", ".wav", ".flac", ".aac", ".ogg", ".m4a", ".mp4", ".mov", ".avi", ".mkv", ".webm", ".wmv"),
-        *(".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".tar", ".iso", ".dmg", ".exe", ".dll", ".so"),
-    )
-)
 
 
 class Wanted:
@@ -80,7 +72,7 @@ class Wanted:
     def can_be(self, suffix: str) -> bool:
         """Tell whether a file with this extension (lower case, with the dot) can be one that is looked for."""
         return bool(
-            (self._left[TEXT] and suffix not in _NO_TEXT)
+            (self._left[TEXT] and suffix not in NO_TEXT_EXTENSIONS)
             or (self._left[WEB] and suffix in (".html", ".htm"))
             or (self._left[JSON] and suffix == ".json")
         )

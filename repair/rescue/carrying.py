@@ -94,7 +94,7 @@ def read_through(v1: V1File, names: FreeNames, raw: Path, known: Mapping[str, st
             if item.id in known:
                 path, is_there = known[item.id], (raw / known[item.id]).exists()
             else:
-                path, is_there = _free(names, f"{shot.stem}.md", raw, content)
+                path, is_there = free_name(names, f"{shot.stem}.md", raw, content)
             found.append(NewSnapshot(material, path, shot, len(content.encode()), is_there))
     items = list(v1.plan.items)
     for one in found:
@@ -103,7 +103,7 @@ def read_through(v1: V1File, names: FreeNames, raw: Path, known: Mapping[str, st
     return replace(v1, plan=replace(v1.plan, items=tuple(items))), found
 
 
-def _free(names: FreeNames, wanted: str, raw: Path, content: str) -> tuple[str, bool]:
+def free_name(names: FreeNames, wanted: str, raw: Path, content: str) -> tuple[str, bool]:
     """Return a name that no item has and no file but the very snapshot, and whether that lies there."""
     while True:
         path = names.take(wanted)

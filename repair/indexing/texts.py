@@ -1,0 +1,127 @@
+"""The text of an item, from what is there of it: its file below ``raw/``, or the catalog.
+
+Rules: ``docs/indexing.md``, "Where texts come from". Nothing is fetched; what needs a program of its own is not read.
+"""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from checks.catalog_rows import data_of
+from checks.index_file import path_problem
+from regraft.formats import okf
+from regraft.formats.catalog_reader import Row
+from regraft.names import NO_TEXT_EXTENSIONS
+from regraft.text import decode_utf8, is_blank, whole
+from repair.indexing.extra import imported
+
+#: The longest file that is read, in bytes.
+LARGEST_FILE = 256 << 20
+_WEB = frozenset({".html", ".htm", ".xhtml"})
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+BLANK = "its text is blank"
+_ELSEWHERE = "index it in the application"
+
+
+class NoText(Exception):
+    """An item whose text cannot be had here; the exception's own text says why, for a person."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text, and the encoding that it was taken to be in where nothing says which it is."""
+
+    text: str
+    guessed: str | None = None
+
+
+def text_of(item: Row, raw: Path) -> Text:
+    """Return the text of an item, as it can be stored; never a blank one.
+
+    Args:
+        item: its row in the catalog.
+        raw: the base's folder of raw files.
+
+    Raises:
+        NoText: there is none, or it cannot be read.
+        WrongUsage: the extra that reads it is not installed.
+    """
+    kind, data = item.get("type"), data_of(item)
+    if kind == "file":
+        found = _of_file(data.get("indexedRelativePath"), data.get("relativePath"), raw)
+    elif kind in ("url", "note"):
+        found = Text(_of_snapshot(data.get("relativePath"), raw))
+        if is_blank(found.text) and kind == "note" and isinstance(data.get("content"), str):
+            found = Text(data["content"])
+    else:
+        raise NoText("it holds no text itself")
+    if is_blank(found.text):
+        raise NoText(f"no snapshot of it is there: {_ELSEWHERE}" if kind == "url" else BLANK)
+    return Text(whole(found.text), found.guessed)
+
+
+def file_of(path: object, raw: Path) -> Path | None:
+    """Return the file that a path below ``raw/`` leads to; None where it leads to none, or out of it."""
+    if not isinstance(path, str) or path_problem(path.encode("utf-8", "replace")) is not None:
+        return None
+    try:
+        return raw / path if (raw / path).is_file() else None
+    except OSError:
+        return None  # a name that no disk takes
+
+
+def _of_snapshot(path: object, raw: Path) -> str:
+    file = file_of(path, raw)
+    return "" if file is None else okf.strip_block(decode_utf8(_bytes(file)))
+
+
+def _of_file(processed: object, uploaded: object, raw: Path) -> Text:
+    """Return what a file processor made of a file, else the file's own text."""
+    file = file_of(processed, raw) or file_of(uploaded, raw)
+    if file is None:
+        raise NoText(f"its file is not in raw/: {_ELSEWHERE}")
+    suffix = PurePosixPath(file.name).suffix.lower()
+    if suffix in NO_TEXT_EXTENSIONS:
+        raise NoText(f"{file.name} is no plain text: {_ELSEWHERE}")
+    found = _decoded(_bytes(file))
+    if found is None:
+        raise NoText(f"{file.name} is no text in an encoding that is known here: {_ELSEWHERE}")
+    return Text(_readable(found.text), found.guessed) if suffix in _WEB else found
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        if file.stat().st_size > LARGEST_FILE:
+            raise NoText(f"{file.name} is larger than {LARGEST_FILE >> 20} MiB: {_ELSEWHERE}")
+        return file.read_bytes()
+    except OSError as error:
+        raise NoText(f"{file.name} cannot be read ({error.strerror})") from error
+
+
+def _decoded(raw: bytes) -> Text | None:
+    """Return what a file reads as: UTF-8, what its byte order mark says, else what is most likely; None for no text."""
+    mark, encoding = next((one for one in _MARKS if raw.startswith(one[0])), (b"", "utf-8"))
+    try:
+        found = Text(raw.removeprefix(mark).decode(encoding))
+    except UnicodeDecodeError:
+        guessed = imported("chardet").detect(raw)["encoding"]
+        if guessed is None:
+            return None
+        found = Text(raw.decode(guessed, "replace"), guessed)
+    return None if "\0" in found.text else found
+
+
+def _readable(page: str) -> str:
+    """Return what a person reads of a web page, as Markdown."""
+    try:
+        return str(imported("markdownify").markdownify(page, heading_style="ATX"))
+    except RecursionError as error:
+        raise NoText(f"its page is nested too deeply: {_ELSEWHERE}") from error

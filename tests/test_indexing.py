@@ -1,0 +1,491 @@
+"""Texts that have no unit: how they are cut, where they come from, and what becomes of them in the index."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from conftest import NOW_MS, run
+from faults import fails, untouched
+from hypothesis import given
+from hypothesis import strategies as st
+from planted_v2 import KB, OTHER, index, library, plant, run_sql
+from test_reconcile import state
+
+from migrators.stages.drafts import Settings
+from regraft import identity, progress
+from regraft.formats.index.units import cut as sliced
+from regraft.testing.texts import texts
+from regraft.text import is_blank, utf16_len
+from repair import indexing
+from repair.indexing.cutting import cut
+from repair.indexing.texts import LARGEST_FILE, NoText, text_of
+from repair.run import run_command
+
+RUSSIAN = "Сегодня хорошая погода, а завтра дождь"
+DELIMITER = Settings(chunk_size=20, chunk_overlap=3, chunk_strategy="delimiter", chunk_separator="---")
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library(tmp_path_factory.mktemp("healthy"))
+
+
+@pytest.fixture
+def store(healthy: Path, tmp_path: Path) -> Iterator[Path]:
+    return shutil.copytree(healthy, tmp_path / "library")
+
+
+def filled(store: Path, *, dry_run: bool = False) -> dict[str, Any]:
+    """Index what has no unit, and return the run's document."""
+    planner = partial(indexing.plan, now_ms=NOW_MS)
+    return run_command("backfill", store, planner, dry_run=dry_run, progress=progress.Silent())
+
+
+def actions(document: dict[str, Any]) -> dict[str, int]:
+    return {action["action"]: action["count"] for action in document["actions"]}
+
+
+def left(document: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(one["finding"], one["reason"]) for one in document["left"]]
+
+
+def findings(store: Path) -> set[str]:
+    return {one["name"] for one in run("check", store, "--deep", "--json").document["findings"]}
+
+
+def rows(path: Path, sql: str, *values: Any) -> list[Any]:
+    with closing(apsw.Connection(str(path))) as db:
+        return db.execute(sql, values).fetchall()
+
+
+def bodies(store: Path, material: str, base: str = KB) -> list[str]:
+    query = (
+        "SELECT t.text FROM search_unit u JOIN search_text t ON t.target_id = u.unit_id"
+        " WHERE u.material_id = ? ORDER BY u.unit_index"
+    )
+    return [body for (body,) in rows(index(store, base), query, material)]
+
+
+def item_of(store: Path, kind: str) -> tuple[str, dict[str, Any]]:
+    """Return the first base's item of a type, and its data."""
+    query = "SELECT id, data FROM knowledge_item WHERE base_id = ? AND type = ? AND group_id IS NULL LIMIT 1"
+    [(key, data)] = rows(store / "catalog.sqlite", query, KB, kind)
+    return key, json.loads(data)
+
+
+def raw(store: Path, base: str = KB) -> Path:
+    return store / "KnowledgeBase" / base / "raw"
+
+
+def put_item(store: Path, key: str, kind: str, **data: Any) -> None:
+    """Add a completed item to the first base."""
+    with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
+        db.execute(
+            "INSERT INTO knowledge_item VALUES (?, ?, NULL, ?, ?, 'completed', NULL, 0, 0)",
+            (key, KB, kind, json.dumps(data)),
+        )
+
+
+def put_file(store: Path, key: str, name: str, content: bytes, **more: Any) -> None:
+    """Add a completed file that was never indexed."""
+    (raw(store) / name).write_bytes(content)
+    put_item(store, key, "file", source=f"/home/user/{name}", relativePath=name, **more)
+
+
+# --- cutting ---------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(texts(), max_size=6).map("\n\n".join),
+    st.integers(1, 60),
+    st.integers(0, 80),
+    st.sampled_from(["structured", "delimiter"]),
+    st.sampled_from(["\\n\\n", "\\n", " ", "---", "\\\\n"]),
+)
+def test_units_are_slices_of_the_text_and_nothing_but_separators_is_lost(text, size, overlap, strategy, separator):
+    settings = Settings(size, min(overlap, size - 1), chunk_strategy=strategy, chunk_separator=separator)
+    spans = cut(text, settings)
+    units = sliced("m", text, spans)
+    assert all(not is_blank(unit.text) and len(unit.text) <= size for unit in units)
+    assert [span[0] for span in spans] == sorted(span[0] for span in spans)
+    wide = text.encode("utf-16-le")
+    end, rest = 0, ""
+    for start, stop in spans:
+        rest += wide[2 * end : max(2 * start, 2 * end)].decode("utf-16-le")
+        end = max(end, stop)
+    rest += wide[2 * end :].decode("utf-16-le")
+    written = {"\\n\\n": "\n\n", "\\n": "\n", "\\\\n": "\\n"}.get(separator, separator)
+    # The splitter takes U+0085 for white space, which JavaScript does not.
+    assert is_blank((rest.replace(written, "") if strategy == "delimiter" else rest).strip())
+
+
+def test_a_separator_ends_every_unit_and_what_is_too_long_is_cut_further():
+    text = "🎉 one---two🎉--- ---" + "x" * 30
+    assert [unit.text for unit in sliced("m", text, cut(text, DELIMITER))] == ["🎉 one", "two🎉", "x" * 20, "x" * 13]
+
+
+def test_a_blank_text_has_no_units():
+    assert cut(" \n\u3000\ufeff\n", Settings()) == []
+
+
+def test_headings_are_kept_with_what_follows():
+    text = "\n\n".join(f"## Part {number}\n\n{'Some words. ' * 12}" for number in range(4))
+    units = [unit.text for unit in sliced("m", text, cut(text, Settings(chunk_size=200, chunk_overlap=0)))]
+    assert [unit[:9] for unit in units] == [f"## Part {number}" for number in range(4)]
+
+
+def test_a_long_text_without_any_break_is_cut_in_windows():
+    text = "知识" * 30_000
+    units = sliced("m", text, cut(text, Settings(chunk_size=500, chunk_overlap=0)))
+    assert "".join(unit.text for unit in units) == text
+    assert utf16_len(text) == units[-1].char_end
+
+
+def test_a_missing_splitter_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "semantic_text_splitter", None)
+    with fails("WrongUsage", match=r"regraft\[backfill\]"):
+        cut("text", Settings())
+
+
+# --- where texts come from -------------------------------------------------------------------------------------------
+
+
+def item(kind: str, **data: Any) -> dict[str, Any]:
+    return {"id": "i", "type": kind, "data": json.dumps(data)}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text", "guessed"),
+    [
+        ("a.txt", "plain 🎉".encode(), "plain 🎉", None),
+        ("a.txt", b"\xef\xbb\xbfmarked", "marked", None),
+        ("a.csv", "größer".encode("utf-16"), "größer", None),
+        ("a.md", "x".encode("utf-32"), "x", None),
+        ("a.txt", RUSSIAN.encode("cp1251"), RUSSIAN, "Windows-1251"),
+        ("a.txt", "今天天气很好，我们去公园散步。".encode("gb18030"), "今天天气很好，我们去公园散步。", "GB18030"),
+        ("a.HTML", b"<h1>Fog</h1><script>x()</script><p>A <b>bell</b></p>", "\n\n# Fog\n\nA **bell**\n\n", None),
+        ("a.json", b'{"a": 1}', '{"a": 1}', None),
+    ],
+)  # fmt: skip
+def test_a_file_is_read_as_text(name, content, text, guessed, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    found = text_of(item("file", relativePath=name), tmp_path)
+    assert (found.text.strip(), found.guessed) == (text.strip(), guessed)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.pdf", b"text", "a.pdf is no plain text"),
+        ("a.bin", bytes(range(256)) * 9, "no text in an encoding"),
+        ("a.txt", b"NUL \0 in it", "no text in an encoding"),
+        ("a.txt", b" \n ", "its text is blank"),
+        ("a.html", b"<div>" * 3000, "nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_text_says_so(name, content, reason, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(NoText, match=reason):
+        text_of(item("file", relativePath=name), tmp_path)
+
+
+@pytest.mark.parametrize("path", ["gone.txt", "../outside.txt", "folder", None, "x" * 300])
+def test_a_path_that_leads_to_no_file_is_followed_nowhere(path, tmp_path):
+    inside = tmp_path / "raw"
+    (inside / "folder").mkdir(parents=True)
+    (tmp_path / "outside.txt").write_text("secret")
+    with pytest.raises(NoText, match="its file is not in raw/"):
+        text_of(item("file", relativePath=path), inside)
+
+
+def test_a_file_that_is_too_large_or_may_not_be_read(tmp_path, monkeypatch):
+    file = tmp_path / "a.txt"
+    with file.open("wb") as opened:
+        opened.truncate(LARGEST_FILE + 1)
+    with pytest.raises(NoText, match="is larger than 256 MiB"):
+        text_of(item("file", relativePath="a.txt"), tmp_path)
+    file.write_text("x")
+
+    def refuse(_path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(NoText, match=r"cannot be read \(Permission denied\)"):
+        text_of(item("file", relativePath="a.txt"), tmp_path)
+
+
+def test_what_a_file_processor_made_goes_before_the_upload(tmp_path):
+    (tmp_path / "a.txt").write_text("upload")
+    processed = item("file", relativePath="a.txt", indexedRelativePath="a.md")
+    assert text_of(processed, tmp_path).text == "upload"
+    (tmp_path / "a.md").write_text("processed")
+    assert text_of(processed, tmp_path).text == "processed"
+
+
+def test_snapshots_go_before_what_a_note_holds(tmp_path):
+    note = item("note", source="s", content="content", relativePath="n.md")
+    assert text_of(note, tmp_path).text == "content"
+    (tmp_path / "n.md").write_text('---\ntype: "Note"\n---\nsnapshot')
+    assert text_of(note, tmp_path).text == "snapshot"
+    assert text_of(item("url", url="u", relativePath="n.md"), tmp_path).text == "snapshot"
+    assert text_of(item("note", content="half \ud83d a pair"), tmp_path).text == "half \ufffd a pair"
+    for lacking, reason in ((item("url", url="u"), "no snapshot"), (item("directory"), "no text itself")):
+        with pytest.raises(NoText, match=reason):
+            text_of(lacking, tmp_path)
+
+
+# --- texts without units ---------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_done_where_every_text_has_units(store):
+    with untouched(store):
+        assert filled(store)["actions"] == []
+
+
+def test_former_units_come_back_with_their_vectors(store):
+    """Bodies that are left prove where their units were: nothing has to be embedded again."""
+    before = state(store)
+    run_sql(index(store), "DELETE FROM search_unit")
+    assert findings(store) == {"material.no-units", "body.orphan"}
+    document = filled(store)
+    assert (actions(document), document["left"]) == ({"cut-texts": 15}, [])
+    assert findings(store) == set()
+    assert state(store) == before
+    assert run("undo", store, "-y").status == 0
+    assert findings(store) == {"material.no-units", "body.orphan"}
+
+
+def test_a_text_whose_bodies_are_gone_is_cut_anew(store):
+    material, _ = item_of(store, "note")
+    run_sql(
+        index(store),
+        "CREATE TEMP TABLE gone AS SELECT target_id, embedding_text_hash FROM search_text JOIN search_unit"
+        f" ON unit_id = target_id WHERE material_id = '{material}'",
+        "DELETE FROM search_text WHERE target_id IN (SELECT target_id FROM gone)",
+        f"DELETE FROM search_unit WHERE material_id = '{material}'",
+        "DELETE FROM embedding WHERE embedding_text_hash IN (SELECT embedding_text_hash FROM gone)",
+    )
+    dry = filled(store, dry_run=True)
+    assert actions(dry) == actions(filled(store)) == {"cut-texts": 1}
+    assert bodies(store, material) == ["\n\n".join(f"text {number} of N" for number in range(3))]
+    assert findings(store) == {"embedding.missing"}
+
+
+def test_units_are_not_taken_for_all_of_them_where_a_body_is_gone(store):
+    """Else the rest of the text would be lost in silence."""
+    material, _ = item_of(store, "note")
+    [(last,)] = rows(
+        index(store), f"SELECT unit_id FROM search_unit WHERE material_id = '{material}' AND unit_index = 2"
+    )
+    run_sql(
+        index(store),
+        f"DELETE FROM search_text WHERE target_id = '{last}'",
+        f"DELETE FROM search_unit WHERE material_id = '{material}'",
+    )
+    filled(store)
+    assert "text 2 of N" in "".join(bodies(store, material))
+
+
+def test_units_are_cut_by_the_settings_of_the_base(store):
+    material, _ = item_of(store, "note")
+    run_sql(store / "catalog.sqlite", "UPDATE knowledge_base SET chunk_size = 12, chunk_overlap = 0")
+    run_sql(index(store), "DELETE FROM search_text", f"DELETE FROM search_unit WHERE material_id = '{material}'")
+    run_sql(index(store), "INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
+    filled(store)
+    assert bodies(store, material) == [f"text {number} of N" for number in range(3)]
+
+
+def test_an_index_by_itself_is_cut_as_the_application_does_it(store):
+    path = index(store, OTHER)
+    run_sql(path, "DELETE FROM search_unit", "DELETE FROM search_text", "DELETE FROM embedding")
+    alone = shutil.copyfile(path, store.parent / "alone.sqlite")
+    assert actions(filled(alone)) == {"cut-texts": 1}
+    assert rows(alone, "SELECT text FROM search_text") == [("text of O",)]
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("UPDATE content SET text = text || '!'", "its text is not what its hash says: regraft repair first"),
+        ("UPDATE content SET text = x'00ff'", "its text is not what its hash says: regraft repair first"),
+        ("UPDATE meta SET base_id = 'x'", "nothing of the index is changed: the index says that it is of base x"),
+    ],
+)
+def test_what_is_damaged_stays(statement, reason, store):
+    run_sql(index(store, OTHER), "DELETE FROM search_unit", statement)
+    document = filled(store)
+    assert (left(document), document["actions"]) == ([("material.no-units", reason)], [])
+
+
+@pytest.mark.parametrize("blank", ["\u3000\u3000", "\ufeff", "\x85"])
+def test_a_text_of_nothing_but_odd_blanks_stays(blank, store):
+    run_sql(
+        index(store, OTHER),
+        "DELETE FROM search_unit",
+        f"INSERT INTO content VALUES ('{identity.text_hash(blank)}', '{blank}', 0)",
+        f"UPDATE material SET current_content_hash = '{identity.text_hash(blank)}'",
+    )
+    assert left(filled(store)) == [("material.no-units", "its text is blank")]
+
+
+# --- items without a material ----------------------------------------------------------------------------------------
+
+
+def lose_material(store: Path, key: str) -> None:
+    run_sql(
+        index(store),
+        "DELETE FROM embedding WHERE embedding_text_hash IN (SELECT embedding_text_hash FROM search_text"
+        f" JOIN search_unit ON unit_id = target_id WHERE material_id = '{key}')",
+        f"DELETE FROM search_text WHERE target_id IN (SELECT unit_id FROM search_unit WHERE material_id = '{key}')",
+        f"DELETE FROM search_unit WHERE material_id = '{key}'",
+        f"DELETE FROM material WHERE material_id = '{key}'",
+        "DELETE FROM content WHERE content_hash NOT IN (SELECT current_content_hash FROM material)",
+    )
+
+
+@pytest.mark.parametrize("kind", ["url", "note"])
+def test_a_snapshot_is_indexed_again_under_the_same_ids(kind, store):
+    key, data = item_of(store, kind)
+    before = rows(index(store), "SELECT content_hash FROM content ORDER BY 1")
+    lose_material(store, key)
+    assert findings(store) == {"item.no-material"}
+    document = filled(store)
+    assert (actions(document), document["left"]) == ({"index-items": 1}, [])
+    assert rows(index(store), "SELECT content_hash FROM content ORDER BY 1") == before
+    query = "SELECT relative_path, created_at FROM material WHERE material_id = ?"
+    assert rows(index(store), query, key) == [(data["relativePath"], NOW_MS)]
+    assert findings(store) == {"embedding.missing"}
+
+
+def test_a_note_whose_snapshot_is_gone_too_gets_it_again(store):
+    key, data = item_of(store, "note")
+    lose_material(store, key)
+    (raw(store) / data["relativePath"]).unlink()
+    document = filled(store)
+    assert actions(document) == {"write-snapshot": 1, "index-items": 1}
+    assert "".join(bodies(store, key)) == data["content"]
+    assert (raw(store) / data["relativePath"]).read_text().endswith(f"---\n{data['content']}")
+    assert findings(store) == {"embedding.missing"}
+
+
+def test_files_of_every_kind(store):
+    put_file(store, "i1", "plain.txt", b"plain text")
+    put_file(store, "i2", "menu.txt", RUSSIAN.encode("cp1251"))
+    put_file(store, "i3", "scan.pdf", b"%PDF")
+    put_item(store, "i4", "file", source="s", relativePath="gone.txt")
+    put_item(store, "i5", "url", source="u", url="u", relativePath="u.md")
+    document = filled(store)
+    assert actions(document) == {"index-items": 2, "guess-encoding": 1}
+    [guess] = [one for one in document["actions"] if one["action"] == "guess-encoding"]
+    assert guess["message"] == "read menu.txt as Windows-1251, by its letters"
+    assert sorted(left(document)) == [
+        ("item.no-material", "its file is not in raw/: index it in the application"),
+        ("item.no-material", "no snapshot of it is there: index it in the application"),
+        ("item.no-material", "scan.pdf is no plain text: index it in the application"),
+    ]
+    assert bodies(store, "i2") == [RUSSIAN]
+    assert findings(store) == {"embedding.missing", "item.no-material"}
+
+
+def test_a_repair_is_only_named_where_there_is_a_text(store):
+    put_file(store, "i3", "scan.pdf", b"%PDF")
+    put_item(store, "i4", "file", source="s", relativePath="gone.txt")
+    put_item(store, "i5", "url", source="u", url="u")
+    put_item(store, "i6", "note", source="s", content=" ")
+    found = run("check", store, "--json").document["findings"]
+    assert {one["message"]: one["repair"] for one in found} == {
+        "1 item completed and without a text in the index, and with a file that is no plain text": None,
+        "1 item completed and without a text in the index, and with no file to read it from": None,
+        "1 item completed and never indexed, and with no file to read it from": None,
+        "1 item completed and never indexed, and with no text of its own": None,
+    }
+    put_file(store, "i1", "plain.txt", b"plain text")
+    put_item(store, "i7", "note", source="s", content="text")
+    found = run("check", store, "--json").document["findings"]
+    repairs = [one["repair"] for one in found if one["repair"] is not None]
+    assert repairs == [f"regraft backfill {store} --base {KB}"] * 2
+
+
+@pytest.mark.parametrize("path", ["../x.txt", "taken"])
+def test_a_path_that_cannot_be_the_texts_stays(path, store):
+    _, data = item_of(store, "note")
+    wanted = data["relativePath"] if path == "taken" else path
+    put_item(store, "i", "note", source="s", content="new", relativePath=wanted)
+    [(finding, reason)] = left(filled(store))
+    assert (finding, reason.startswith(f'its path, "{wanted}", is')) == ("item.no-material", True)
+
+
+# --- notes that were never indexed -----------------------------------------------------------------------------------
+
+
+def test_a_note_gets_a_snapshot_a_path_and_units(store):
+    put_item(store, "i1", "note", source="Soup", content="Boil it. 🎉")
+    put_item(store, "i2", "note", source="Soup", content="Salt it.")
+    put_item(store, "i3", "note", source="Nothing", content="")
+    before = state(store)
+    document = filled(store)
+    assert actions(document) == {"write-snapshot": 1, "update-items": 2, "index-items": 2}
+    assert left(document) == [("item.not-indexed", "its text is blank")]
+    assert (
+        (raw(store) / "Soup.md")
+        .read_text()
+        .endswith('title: "Soup"\ntimestamp: "2026-11-21T12:00:00.000Z"\n---\nBoil it. 🎉')
+    )
+    assert (raw(store) / "Soup_1.md").read_text().endswith("---\nSalt it.")
+    query = "SELECT data ->> 'relativePath' FROM knowledge_item WHERE id IN ('i1', 'i2') ORDER BY id"
+    assert rows(store / "catalog.sqlite", query) == [("Soup.md",), ("Soup_1.md",)]
+    assert bodies(store, "i1") == ["Boil it. 🎉"]
+    assert findings(store) == {"embedding.missing", "item.not-indexed"}
+    assert run("undo", store, "-y").status == 0
+    assert state(store) == before
+
+
+def test_what_is_not_completed_is_left_alone(store):
+    put_item(store, "i1", "note", source="Soup", content="Boil it.")
+    run_sql(store / "catalog.sqlite", "UPDATE knowledge_item SET status = 'idle' WHERE id = 'i1'")
+    run_sql(index(store, OTHER), "DELETE FROM search_unit")
+    run_sql(
+        store / "catalog.sqlite",
+        f"UPDATE knowledge_base SET status = 'failed', error = 'x' WHERE id = '{OTHER}'",
+    )
+    assert filled(store)["actions"] == []
+
+
+def test_another_base_is_left_alone(store):
+    for base in (KB, OTHER):
+        run_sql(index(store, base), "DELETE FROM search_unit")
+    planner = partial(indexing.plan, now_ms=NOW_MS)
+    document = run_command("backfill", store, planner, bases=(OTHER,), progress=progress.Silent())
+    assert {action["base"] for action in document["actions"]} == {OTHER}
+
+
+def test_a_text_that_changes_meanwhile_stops_the_run(store):
+    put_file(store, "i1", "plain.txt", b"plain text")
+    before = state(store)
+
+    def planner(found: Any) -> Any:
+        made = indexing.plan(found, NOW_MS)
+        (raw(store) / "plain.txt").write_text("other")
+        return made
+
+    with fails("PlanOutdated", match="the text of i1 is another one now"):
+        run_command("backfill", store, planner, progress=progress.Silent())
+    (raw(store) / "plain.txt").write_text("plain text")
+    assert state(store) == before
+
+
+def test_a_damaged_index_is_said(store, monkeypatch):
+    plant("no units", store)
+    monkeypatch.setattr("repair.indexing.planning._NO_UNITS", "SELECT nothing FROM nowhere")
+    [(finding, reason)] = left(filled(store))
+    assert finding == "material.no-units"
+    assert reason.startswith("the index cannot be read as a whole")
