@@ -26,6 +26,7 @@ _MODULES = {
     "gc": "gc",
     "repair": "repair",
     "reconcile": "reconcile",
+    "backfill": "backfill",
     "upgrade": "upgrade",
     "rescue": "rescue",
     "install": "install",
