@@ -36,9 +36,7 @@ from repair.backfill.targets import NewModel
     metavar="N",
     help="Spend N at most, by the configured price.",
 )
-@click.option(
-    "--no-probe", is_flag=True, help="Do not ask first whether it is the model of the vectors there are."
-)
+@click.option("--no-probe", is_flag=True, help="Do not ask first whether it is the model of the vectors there are.")
 @click.option("--model", metavar="ID", help="For bases without a model: give them this one, provider::model.")
 @click.option("--dimensions", type=click.IntRange(1, 65536), metavar="N", help="Of its vectors.")
 @reports_errors

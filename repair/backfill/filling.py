@@ -152,7 +152,18 @@ class Filling:
             if isinstance(problem, LimitReached):
                 self.filled.stopped = str(problem)
             elif not isinstance(problem, Halted):
-                self._problem = problem
+                self._stop(problem)
+
+    def _stop(self, problem: BaseException) -> None:
+        """Send nothing more; what was sent is waited for."""
+        self._problem = self._problem or problem
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        for task in self.crew.withdraw():
+            self._under_way -= 1
+            self.queue.release(task.claim, task.keys)
+        self.embedder.halt()
 
     def _write(self, task: Task, vectors: Sequence[bytes]) -> None:
         written = self.scope.write(dict(zip(task.keys, vectors, strict=True)), self.now_ms())
@@ -175,7 +186,7 @@ class Filling:
             self._fail(task.claim, task.keys[0], bool(task.stale), fault, str(unfit.facts["reason"]))
             return
         self.queue.doubt(task.claim, task.keys, fault)
-        self._problem = unfit
+        self._stop(unfit)
 
     def _fail(self, claim: Claim, key: str, is_stale: bool, code: str, reason: str = "") -> None:
         self.queue.fail(claim, key, code, reason or _REASONS[code])
@@ -198,10 +209,7 @@ class Filling:
     def _leave(self) -> None:
         """Write what still comes within a while, and give the rest back."""
         self.filled.stopped = "interrupted"
-        for task in self.crew.withdraw():
-            self._under_way -= 1
-            self.queue.release(task.claim, task.keys)
-        self.embedder.halt()
+        self._withdraw()
         end = time.monotonic() + _LAST_WAIT
         while self._under_way and time.monotonic() < end:
             self._take(self.crew.answer(_POLL))

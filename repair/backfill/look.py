@@ -100,8 +100,10 @@ def making_units(store: Store, bases: set[str]) -> Plan:
 
 def _seen(scope: IndexScope, target: Target, settings: EmbedderSettings, wish: Wish, sent: Estimate) -> Seen:
     if scope.is_at_odds:
-        reason = f"the catalog says {target.dimensions} dimensions, the vectors have {scope.dimensions}"
-        raise _Unfit(v2.BASE_DIMENSIONS, f"{reason}: regraft repair first")
+        who = "--dimensions says" if target.is_new else "the catalog says"
+        advice = "" if target.is_new else ": regraft repair first"
+        reason = f"{who} {target.dimensions} dimensions, the vectors have {scope.dimensions}{advice}"
+        raise _Unfit(v2.BASE_DIMENSIONS, reason)
     survey = scope.survey()
     if scope.dimensions is None and survey.lacking:
         raise DimensionsMissing(base=target.label)

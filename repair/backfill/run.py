@@ -113,7 +113,9 @@ class _Work:
         meter = Meter(embedder, self.wish.limits)
         with self._stops_whole():
             self._probe(meter)
-            self._other(lambda store: making_units(store, {one.target.base_id for one in self.look.seen}), waits=False)
+            if self.look.indexing.changes:
+                bases = {one.target.base_id for one in self.look.seen}
+                self._other(partial(making_units, bases=bases), waits=False)
             with shared(self.store) as together:
                 self._fill(embedder, meter, together)
             self._adopt()

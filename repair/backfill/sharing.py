@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import apsw
 
-from regraft import ledger
+from regraft import ledger, sqlite
 from regraft.errors import RegraftError, StoreNotWritable, TargetLocked
 from regraft.ledger import Ledger
 from repair import changing
@@ -78,13 +79,23 @@ def _settled(store: Store) -> bool:
     try:
         with opened(store) as book:
             changing.recover(store.root, book)
-            if (store.own / queue.FILE).exists():
-                with queue.opened(store.own / queue.FILE) as waiting:
-                    waiting.take_back()
-                    waiting.retry_failed()
+            _take_back(store.own / queue.FILE)
     except TargetLocked:
         return False
     return True
+
+
+def _take_back(path: Path) -> None:
+    """Let all that is in a queue wait again; one that cannot be read is made anew."""
+    if not path.exists():
+        return
+    try:
+        with queue.opened(path) as waiting:
+            waiting.take_back()
+            waiting.retry_failed()
+    except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError):
+        for file in (path, *sqlite.companions(path)):
+            file.unlink()
 
 
 def _tidy(store: Store) -> None:
