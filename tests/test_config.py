@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -306,8 +307,17 @@ def test_a_text_without_a_key_stays_as_it_is():
     assert keys.redacted(text) == text
 
 
+# --- the page --------------------------------------------------------------------------------------------------------
+
+PAGE = (REPO / "docs" / "embedders.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("example", re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+def test_examples_of_the_page_are_right(example, written):
+    assert len(written(example).embedders) >= 2
+
+
 def test_the_page_shows_every_field():
-    page = (REPO / "docs" / "embedders.md").read_text("utf-8")
     for kind in (*PROVIDERS.values(), Batch):
         for name in fields(kind):
-            assert f"| `{name}` |" in page or f"| `batch.{name}` |" in page
+            assert name == "batch" or f"| `{name}` |" in PAGE or f"| `batch.{name}` |" in PAGE
