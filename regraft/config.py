@@ -179,7 +179,7 @@ class _Reader:
                 continue
             if str(key).lower() in _KEY_FIELDS:
                 self._refuse(_key(node, key), f"`{key}` of {where}: keys have no place in this file", _NO_KEYS)
-            near = get_close_matches(str(key), known, 1)
+            near = get_close_matches(str(key), known, 1, 0.7)
             advice = f"write `{near[0]}`" if near else f"it can have {', '.join(known)}"
             self._refuse(_key(node, key), f"`{key}` of {where} is no field that there is", advice)
 

@@ -94,4 +94,6 @@ def library_of(folder: Path) -> str:
 def _loaded(module: Any, library: str, path: Path) -> Any:
     if library == "model2vec":
         return module.StaticModel.from_pretrained(path)
+    # Its bars would show where no terminal is, too.
+    needed("transformers.utils.logging", "Models of this kind", library).disable_progress_bar()
     return module.SentenceTransformer(str(path), local_files_only=True)

@@ -30,10 +30,10 @@ LONGEST_WAIT_S = 60.0
 PATIENCE_S = 300.0
 #: A server that does not even answer the door within so many seconds is not there.
 _CONNECT_S = 10.0
-#: Nothing else is sent, whatever the client adds.
+#: Nothing else is sent, whatever the client adds. By the last one it tells afterwards that the answer is wanted raw.
 _HEADERS = {
     "host", "accept", "accept-encoding", "connection", "content-type", "content-length", "transfer-encoding",
-    "user-agent",
+    "user-agent", "x-stainless-raw-response",
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What every embedder has. ``name`` is what ``--embedder`` says."""
 
     name: str
-    model: Annotated[str, Meta(min_length=1, description="what the server calls the model", examples=["bge-m3"])] = ""
+    model: str
     model_ids: Annotated[
         tuple[Annotated[str, Meta(pattern=r".::.")], ...],
         Meta(
@@ -100,6 +100,10 @@ class LocalSettings(EmbedderSettings, frozen=True, kw_only=True):
     """An embedder in this process, from a model on disk."""
 
     path: Annotated[Path, Meta(description="the model's folder; nothing is downloaded", examples=["models/bge-small"])]
+    model: Annotated[
+        str,
+        Meta(description="what the model is called; without this its folder's name", examples=["bge-small"]),
+    ] = ""
     library: Annotated[
         Literal["model2vec", "sentence-transformers"] | None,
         Meta(description="what loads it; without this its files tell", examples=["model2vec"]),
