@@ -119,6 +119,10 @@ def _plan_lines(document: dict[str, Any]) -> list[str]:
     return [*lines, *(line for scope in document["scopes"] for line in _planned_lines(scope))]
 
 
+def _money(cost: float) -> str:
+    return f"{cost:.2f}" if cost >= 0.1 else f"{cost:.2g}"
+
+
 def _heading(scope: dict[str, Any]) -> str:
     model = f", {scope['model_id']}" if scope["model_id"] else ""
     return one_line(f"{scope['name']}  ({scope['scope']}{model})")
@@ -128,7 +132,7 @@ def _planned_lines(scope: dict[str, Any]) -> list[str]:
     planned = scope["planned"]
     lines = [_heading(scope), f"  {scope['skipped_ready']:,} of {counted(scope['eligible'], 'text')} have a vector"]
     if planned["texts"]:
-        cost = "" if planned["cost"] is None else f", about {planned['cost']:.4f} {planned['currency']}"
+        cost = "" if planned["cost"] is None else f", about {_money(planned['cost'])} {planned['currency']}"
         lines.append(
             f"  embed {counted(planned['texts'], 'text')}: about {counted(planned['tokens'], 'token')} in"
             f" {counted(planned['requests'], 'request')}{cost}"
@@ -144,7 +148,7 @@ def _done_lines(scope: dict[str, Any], verbose: bool) -> list[str]:
     )
     lines = [_heading(scope), now]
     if scope["requests"]:
-        cost = "" if scope["cost"] is None else f", {scope['cost']:.4f} {planned['currency']}"
+        cost = "" if scope["cost"] is None else f", {_money(scope['cost'])} {planned['currency']}"
         lines.append(f"  {counted(scope['requests'], 'request')}, {counted(scope['tokens'], 'token')}{cost}")
     for failure in scope["failures"]:
         lines.append(

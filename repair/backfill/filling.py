@@ -106,7 +106,7 @@ class Filling:
         left = self.meter.texts_left()
         if left == 0:
             if self.queue.waiting(self.scope.name):
-                self.filled.stopped = f"{self.meter.texts:,} texts were taken on"
+                self.filled.stopped = f"--limit {self.meter.texts:,} is reached"
             return None
         most = self.embedder.settings.batch.texts
         return self.queue.claim(self.scope.name, most if left is None else min(most, left), self.now_ms())

@@ -48,17 +48,17 @@ class Meter:
         """Return how many texts may still be taken on, None where nothing limits them."""
         return None if self._limits.texts is None else max(0, self._limits.texts - self.texts)
 
-    def embedded(self, texts: Sequence[str], *, limited: bool = True) -> Sequence[bytes]:
+    def embedded(self, texts: Sequence[str]) -> Sequence[bytes]:
         """Return the vectors of texts, in their order; what is sent for them is counted.
 
         Raises:
-            LimitReached: with ``limited``, a request must not leave.
+            LimitReached: a request must not leave.
             TextsRejected, ServerFailing, EmbedderRefused, Halted: see :class:`~regraft.embedders.Embedder`.
         """
         estimated: list[int] = []
         tokens = 0
         try:
-            found = self._embedder.embed(texts, sending=lambda sent: estimated.append(self._sending(sent, limited)))
+            found = self._embedder.embed(texts, sending=lambda sent: estimated.append(self._sending(sent)))
             tokens = estimated[-1] if found.tokens is None else found.tokens
             return found.vectors
         finally:
@@ -66,15 +66,15 @@ class Meter:
                 self._under_way -= sum(estimated)
                 self.tokens += tokens
 
-    def _sending(self, texts: Sequence[str], limited: bool) -> int:
+    def _sending(self, texts: Sequence[str]) -> int:
         """Take note of a request that is about to leave, and return its tokens by estimate."""
         tokens = sum(map(self._embedder.tokens, texts))
         with self._lock:
-            if limited and self._limits.requests is not None and self.requests >= self._limits.requests:
-                raise LimitReached(f"{self._limits.requests:,} requests were sent")
+            if self._limits.requests is not None and self.requests >= self._limits.requests:
+                raise LimitReached(f"--max-requests {self._limits.requests:,} is reached")
             cost = (self.tokens + self._under_way + tokens) * self._price
-            if limited and self._limits.cost is not None and cost > self._limits.cost:
-                raise LimitReached(f"another request may cost more than {self._limits.cost:g} in all")
+            if self._limits.cost is not None and cost > self._limits.cost:
+                raise LimitReached(f"--max-cost {self._limits.cost:g} could be exceeded")
             self.requests += 1
             self._under_way += tokens
         return tokens

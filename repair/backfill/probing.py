@@ -6,7 +6,6 @@ import math
 import operator
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from regraft.embedders import TextsRejected, check
 from regraft.errors import EmbedderDiffers, EmbedderUnsteady, ProbeRefused
@@ -26,15 +25,9 @@ _SENTENCES = (
 )
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What a comparison showed: of how many texts, and which cosine at least three quarters of them have."""
-
-    texts: int
-    cosine: float
-
-
-def probe(name: str, label: str, known: Sequence[tuple[str, bytes]], dimensions: int | None, embed: Embed) -> Probe:
+def probe(
+    name: str, label: str, known: Sequence[tuple[str, bytes]], dimensions: int | None, embed: Embed
+) -> tuple[int, float]:
     """Compare an embedder's answers with vectors that a base has, or, where it has none, with each other.
 
     Args:
@@ -43,6 +36,9 @@ def probe(name: str, label: str, known: Sequence[tuple[str, bytes]], dimensions:
         known: texts of the base with their vectors.
         dimensions: of the base's vectors.
         embed: asks it for vectors.
+
+    Returns:
+        How many texts were compared, and the cosine that three quarters of them have at least.
 
     Raises:
         EmbedderDiffers: it is another model.
@@ -61,16 +57,16 @@ def probe(name: str, label: str, known: Sequence[tuple[str, bytes]], dimensions:
     least = cosines[len(cosines) // 4]
     if least < SAME:
         raise EmbedderDiffers(embedder=name, base=label, count=len(known), cosine=f"{least:.3f}", least=SAME)
-    return Probe(len(known), least)
+    return len(known), least
 
 
-def _against_itself(name: str, dimensions: int | None, embed: Embed) -> Probe:
+def _against_itself(name: str, dimensions: int | None, embed: Embed) -> tuple[int, float]:
     first = _embedded(name, _SENTENCES, dimensions, embed)
     turned = _embedded(name, _SENTENCES[::-1], dimensions, embed)[::-1]
     least = min(map(cosine, first, turned))
     if least < SAME:
         raise EmbedderUnsteady(embedder=name, cosine=f"{least:.3f}", least=SAME)
-    return Probe(len(_SENTENCES), least)
+    return len(_SENTENCES), least
 
 
 def _embedded(name: str, texts: Sequence[str], dimensions: int | None, embed: Embed) -> Sequence[bytes]:

@@ -32,8 +32,8 @@ from repair.backfill.crew import Crew
 from repair.backfill.filling import Filling
 from repair.backfill.index_scope import IndexScope
 from repair.backfill.look import Look, Seen, Wish, look, making_units
-from repair.backfill.meter import Meter
-from repair.backfill.outcome import Outcome
+from repair.backfill.meter import Limits, Meter
+from repair.backfill.outcome import Outcome, Probe
 from repair.backfill.sharing import PATIENCE, Shared, shared
 from repair.backfill.targets import Target, models_of
 from repair.changing import UNDO
@@ -112,7 +112,7 @@ class _Work:
         """Do it, and return the document."""
         meter = Meter(embedder, self.wish.limits)
         with self._stops_whole():
-            self._probe(meter)
+            self._probe(embedder)
             if self.look.indexing.changes:
                 bases = {one.target.base_id for one in self.look.seen}
                 self._other(partial(making_units, bases=bases), waits=False)
@@ -141,14 +141,16 @@ class _Work:
             reason = getattr(error, "strerror", None) or str(error)
             raise BackfillStopped(path=path, reason=reason, written=self.written) from error
 
-    def _probe(self, meter: Meter) -> None:
-        if not self.wish.probes:
-            return
-        for one in self.look.seen:
-            if one.outcome.survey.lacking or one.target.is_new:
-                embed = partial(meter.embedded, limited=False)
-                outcome = one.outcome
-                outcome.probe = probing.probe(self.settings.name, outcome.name, one.sample, outcome.dimensions, embed)
+    def _probe(self, embedder: Embedder) -> None:
+        """Look whether the embedder is the model of what is there; what that takes counts against no limit."""
+        for one in self.look.seen if self.wish.probes else ():
+            outcome = one.outcome
+            if outcome.survey.lacking or one.target.is_new:
+                meter = Meter(embedder, Limits())
+                count, cosine = probing.probe(
+                    self.settings.name, outcome.name, one.sample, outcome.dimensions, meter.embedded
+                )
+                outcome.probe = Probe(count, cosine, meter.requests, meter.tokens)
 
     def _fill(self, embedder: Embedder, meter: Meter, together: Shared) -> None:
         crew = Crew(meter, self.settings.parallel)
@@ -234,7 +236,7 @@ class _Work:
         for one in self.look.seen:
             outcome = one.outcome
             count = outcome.filled.newly_ready if outcome.completed_at is not None else outcome.survey.lacking
-            said = f"write the {counted(count, 'vector')} of texts that have none"
+            said = f"give {counted(count, 'text')} the vectors that they lack"
             size = count * 4 * (outcome.dimensions or 0)
             actions.append(Action("embed", said, outcome.scope, None, count, size, v2.VECTOR_MISSING))
         return actions
