@@ -268,6 +268,14 @@ class ProfileUnknown(RegraftError, ValueError):
     time."""
 
 
+class NotRestored(RegraftError, ValueError):
+    """{path}: base {base} is not restored: {reason}."""
+
+
+class ModelNotSet(RegraftError, ValueError):
+    """{path}: base {base} gets no model: {reason}."""
+
+
 class NotMended(RegraftError, ValueError):
     """{path}: {findings} would still be found afterwards; all was taken back (run {run}), please report this."""
 

@@ -1,8 +1,8 @@
-"""Hashes of the index layout and ids derived from v1 ids.
+"""Hashes of the index layout, and ids derived from those of v1 or of a base that is restored.
 
-Rules: ``docs/formats/index.md``, "Identities" (hashes) and ``docs/rules.md``, "Identity" (ids). Every derived id is
-a SHA-256 under a fixed name, shaped as a UUID: another machine, another kind of source, another year give the same
-one. The names below can therefore never change.
+Rules: ``docs/formats/index.md``, "Identities" (hashes); ``docs/rules.md``, "Identity", and ``docs/restore.md`` (ids).
+Every derived id is a SHA-256 under a fixed name, shaped as a UUID: another machine, another kind of source, another
+year give the same one. The names below can therefore never change.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import uuid
 _BASE_NAME = "regraft/v1-base"
 _ITEM_NAME = "regraft/v1-item"
 _CHILD_NAME = "regraft/v1-directory-child"
+_RESTORED_BASE_NAME = "regraft/restored-base"
+_RESTORED_ITEM_NAME = "regraft/restored-item"
 _MAX_MILLISECONDS = (1 << 48) - 1
 
 
@@ -67,3 +69,13 @@ def item_id(legacy_base_id: str, legacy_item_id: str, created_at: int | None) ->
 def child_id(container_id: str, loader_id: str, place: int, created_at: int | None) -> str:
     """Return the UUID v7 of a directory's child; ``place`` is its position among the container's children."""
     return _shaped_v7(created_at, _digest(_CHILD_NAME, container_id, loader_id, str(place)))
+
+
+def restored_base_id(base: str, model: str, dimensions: int, name: str | None) -> str:
+    """Return the UUID v4 of what a base becomes with another model; ``name`` is the one that the user gives it."""
+    return _shaped(_digest(_RESTORED_BASE_NAME, base, model, str(dimensions), *([] if name is None else [name])), 4)
+
+
+def restored_item_id(restored_base: str, item: str, created_at: int | None) -> str:
+    """Return the UUID v7 of a base's item in what the base was restored to."""
+    return _shaped_v7(created_at, _digest(_RESTORED_ITEM_NAME, restored_base, item))

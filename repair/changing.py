@@ -20,6 +20,8 @@ from repair.copies import back_up, copy_database
 from repair.plan import Change, FileChange, RowsChange
 
 UNDO, TRASH, WORK = "undo", "trash", "work"
+#: Bases that are built and wait for their vectors (``docs/restore.md``).
+RESTORING = "restoring"
 #: What the name of a whole file, as it was, has besides that of what takes a change of its rows back.
 _BACKUP = ".backup"
 

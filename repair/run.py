@@ -80,7 +80,7 @@ def run_command(
             run.end()
             return document(store, run, plan, None)
         demand_quiet(store)
-        with opened(store) as book, _clean_stop(store, book):
+        with opened(store) as book, clean_stop(store, book):
             if changing.recover(store.root, book):
                 with recognised(path, kind, command, bases) as settled:
                     return _carry_out(settled, book, run, _planned(settled, planner), progress, show_plan)
@@ -139,7 +139,7 @@ def undo_run(
             run.end()
             return _undo_document(store, run, chosen)
         demand_quiet(store)
-        with opened(store) as book, _clean_stop(store, book):
+        with opened(store) as book, clean_stop(store, book):
             changing.recover(store.root, book)
             chosen = undo.chosen_run(store.root, book.changes.runs(), run_id)
             planned = _undo_document(store, run, chosen)
@@ -252,6 +252,7 @@ def opened(store: Store) -> Iterator[Ledger]:
                 with contextlib.suppress(apsw.Error, LedgerUnreadable):
                     # A run that was stopped before it changed anything leaves nothing, as one that was refused.
                     is_new = is_new and all(change.state == "dropped" for change in book.changes.every())
+                    is_new = is_new and not (store.own / changing.RESTORING).exists()
     except TargetLocked:
         is_new = False
         raise
@@ -268,7 +269,7 @@ def _reason(error: OSError) -> str:
 
 
 @contextmanager
-def _clean_stop(store: Store, book: Ledger) -> Iterator[None]:
+def clean_stop(store: Store, book: Ledger) -> Iterator[None]:
     """Leave every file whole, whatever stops the run; what is refused once something was changed was stopped."""
     before = {change.change_id: change.state for change in book.changes.every()}
 

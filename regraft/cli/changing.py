@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -59,10 +59,17 @@ class Asked:
     verbose: int
     kind: str | None
 
+    def progress(self) -> progress.Progress:
+        """Return what shows a person how far a run is."""
+        return progress.for_person(quiet=self.as_json or self.quiet)
 
-def change(command: str, path: Path, planner: Planner, asked: Asked, *, closing: str = "") -> None:
+    def agreed(self, planned: dict[str, Any]) -> bool:
+        """Show a plan, and ask whether to go on where a person is there to answer."""
+        return agreed(planned, yes=self.yes, silent=self.as_json or self.quiet)
+
+
+def change(command: str, path: Path, planner: Planner, asked: Asked, *, closing: str = "") -> NoReturn:
     """Run a planner's plan, say what was done (and then ``closing``), and end the process with its exit status."""
-    silent = asked.as_json or asked.quiet
     document = run_command(
         command,
         path,
@@ -70,9 +77,14 @@ def change(command: str, path: Path, planner: Planner, asked: Asked, *, closing:
         kind=Kind(asked.kind) if asked.kind else None,
         bases=asked.bases,
         dry_run=asked.dry_run,
-        progress=progress.for_person(quiet=silent),
-        show_plan=lambda planned: agreed(planned, yes=asked.yes, silent=silent),
+        progress=asked.progress(),
+        show_plan=asked.agreed,
     )
+    end(document, asked, closing)
+
+
+def end(document: dict[str, Any], asked: Asked, closing: str = "") -> NoReturn:
+    """Say what was done, and then ``closing`` where it can be taken back, and end the process."""
     if asked.as_json:
         echo_json(document)
     else:

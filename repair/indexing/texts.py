@@ -11,11 +11,11 @@ from pathlib import Path, PurePosixPath
 
 from checks.catalog_rows import data_of
 from checks.index_file import path_problem
+from regraft.extras import needed
 from regraft.formats import okf
 from regraft.formats.catalog_reader import Row
 from regraft.names import NO_TEXT_EXTENSIONS
 from regraft.text import decode_utf8, is_blank, whole
-from repair.indexing.extra import imported
 
 #: The longest file that is read, in bytes.
 LARGEST_FILE = 256 << 20
@@ -112,7 +112,7 @@ def _decoded(raw: bytes) -> Text | None:
     try:
         found = Text(raw.removeprefix(mark).decode(encoding))
     except UnicodeDecodeError:
-        guessed = imported("chardet").detect(raw)["encoding"]
+        guessed = needed("chardet", "Texts without units", "indexing").detect(raw)["encoding"]
         if guessed is None:
             return None
         found = Text(raw.decode(guessed, "replace"), guessed)
@@ -122,6 +122,6 @@ def _decoded(raw: bytes) -> Text | None:
 def _readable(page: str) -> str:
     """Return what a person reads of a web page, as Markdown."""
     try:
-        return str(imported("markdownify").markdownify(page, heading_style="ATX"))
+        return str(needed("markdownify", "Texts without units", "indexing").markdownify(page, heading_style="ATX"))
     except RecursionError as error:
         raise NoText(f"its page is nested too deeply: {_ELSEWHERE}") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,19 @@ class Statements:
             times.get("updated_at") if item.updated_at is None else item.updated_at,
         )
 
+    def set_model(self, row: Row, model: str, dimensions: int, mode: str, now_ms: int) -> None:
+        """Give a base without a model one."""
+        change = "UPDATE knowledge_base SET embedding_model_id = ?, dimensions = ?, search_mode = ?, updated_at = ?"
+        known = ("id", "status", "embedding_model_id", "dimensions")
+        self._update(row["id"], change, (model, dimensions, mode, now_ms), row, *known)
+
+    def copy_row(self, table: str, columns: Sequence[str], key: str, changed: Mapping[str, Any]) -> None:
+        """Copy a row of a base under another id: all columns as they are, but for those that are ``changed``."""
+        listed = ", ".join(map(sqlite.quoted, columns))
+        copied = ", ".join("?" if name in changed else sqlite.quoted(name) for name in columns)
+        values = [changed[name] for name in columns if name in changed]
+        self.made.append((f"INSERT INTO {table} ({listed}) SELECT {copied} FROM {table} WHERE id = ?", (*values, key)))
+
     def insert_model(self, model: ModelRow, key: str, now_ms: int) -> None:
         """Insert a model of a provider that is there; ``key`` is its place in the order of the provider's models."""
         self._insert(
@@ -137,9 +150,12 @@ def rehearse(path: Path, statements: Statements) -> None:
             _demand_columns(path, source, table, statements)
             ddl = source.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?", (table,)).get
             copy.execute(str(ddl))
+        # What is there already may break the rules; what is written must not.
+        copy.execute("PRAGMA ignore_check_constraints = ON")
         for base in statements.bases:
             _copy_rows(source, copy, "knowledge_base", "id", base)
             _copy_rows(source, copy, "knowledge_item", "base_id", base)
+        copy.execute("PRAGMA ignore_check_constraints = OFF")
         try:
             statements.applied_to(path)(copy)
         except PlanOutdated as error:
@@ -148,7 +164,8 @@ def rehearse(path: Path, statements: Statements) -> None:
 
 def _demand_columns(path: Path, db: apsw.Connection, table: str, statements: Statements) -> None:
     known = _KNOWN[table]
-    inserted = any(sql.startswith(f"INSERT INTO {table} ") for sql, _ in statements.made)
+    # A row that is copied has every column.
+    inserted = any(sql.startswith(f"INSERT INTO {table} ") and " SELECT " not in sql for sql, _ in statements.made)
     there: list[Any] = db.execute(f"PRAGMA table_info('{table}')").fetchall()
     missing = [name for name in known if name not in {row[1] for row in there}]
     if missing:

@@ -16,6 +16,7 @@ import apsw
 
 from regraft import identity, sqlite
 from regraft.formats.index import schema
+from regraft.formats.index.units import Unit, cut
 from regraft.text import utf16_len
 
 #: Between two bodies of a material stands a blank line.
@@ -96,16 +97,30 @@ class IndexBuilder:
         material.content = BODY_SEPARATOR.join(bodies)
         material.relative_path = material.name(material.content)
         content_hash = identity.text_hash(material.content)
+        self._put_material(material.material_id, material.relative_path, content_hash, material.content)
+        self._add_units(material.material_id, content_hash, bodies, hashes)
+
+    def add_cut(self, material_id: str, relative_path: str, content: str, spans: Iterable[tuple[int, int]]) -> None:
+        """Write one material whose content is cut already, at places in UTF-16 units; its bodies have no vectors yet.
+
+        Raises:
+            UnitRefused: a unit is no slice of the content.
+        """
+        units = cut(material_id, content, spans)
+        self._put_material(material_id, relative_path, identity.text_hash(content), content)
+        for first in range(0, len(units), BATCH_ROWS):
+            self._put_units(material_id, units[first : first + BATCH_ROWS])
+
+    def _put_material(self, material_id: str, relative_path: str, content_hash: str, content: str) -> None:
         self._db.execute(
             "INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-            (content_hash, material.content, self._now),
+            (content_hash, content, self._now),
         )
         self._db.execute(
             "INSERT INTO material (material_id, relative_path, current_content_hash, created_at, updated_at)"
             " VALUES (?, ?, ?, ?, ?)",
-            (material.material_id, material.relative_path, content_hash, self._now, self._now),
+            (material_id, relative_path, content_hash, self._now, self._now),
         )
-        self._add_units(material.material_id, content_hash, bodies, hashes)
         self.tallies.materials += 1
 
     def _add_embeddings(self, batch: list[tuple[str, bytes | None]], bodies: list[str], hashes: list[str]) -> None:
@@ -139,28 +154,54 @@ class IndexBuilder:
     def _add_units(self, material_id: str, content_hash: str, bodies: list[str], hashes: list[str]) -> None:
         start = 0
         for first in range(0, len(bodies), BATCH_ROWS):
-            units, texts = [], []
+            units = []
             for index in range(first, min(first + BATCH_ROWS, len(bodies))):
                 body = bodies[index]
                 end = start + utf16_len(body)
                 unit = identity.unit_id(material_id, content_hash, index, start, end)
-                rowid = self.tallies.units + 1
-                units.append((unit, material_id, content_hash, index, start, end, self._now))
-                texts.append((rowid, identity.body_id(unit), unit, body, hashes[index], rowid, self._now))
-                self.tallies.units += 1
-                self.tallies.text_bytes += len(body)
-                self._cjk.see(body)
+                units.append(Unit(unit, index, content_hash, start, end, body, hashes[index]))
                 start = end + len(BODY_SEPARATOR)
-            self._db.executemany(
-                "INSERT INTO search_unit (unit_id, material_id, content_hash, unit_type, unit_index, char_start,"
-                " char_end, created_at) VALUES (?, ?, ?, 'chunk', ?, ?, ?, ?)",
-                units,
+            self._put_units(material_id, units)
+
+    def _put_units(self, material_id: str, units: list[Unit]) -> None:
+        rows, texts = [], []
+        for unit in units:
+            rowid = self.tallies.units + 1
+            rows.append(
+                (
+                    unit.unit_id,
+                    material_id,
+                    unit.content_hash,
+                    unit.unit_index,
+                    unit.char_start,
+                    unit.char_end,
+                    self._now,
+                )
             )
-            self._db.executemany(
-                "INSERT INTO search_text (rowid, search_text_id, target_type, target_id, kind, text,"
-                " embedding_text_hash, fts_rowid, created_at) VALUES (?, ?, 'search_unit', ?, 'body', ?, ?, ?, ?)",
-                texts,
+            texts.append(
+                (
+                    rowid,
+                    identity.body_id(unit.unit_id),
+                    unit.unit_id,
+                    unit.text,
+                    unit.embedding_text_hash,
+                    rowid,
+                    self._now,
+                )
             )
+            self.tallies.units += 1
+            self.tallies.text_bytes += len(unit.text)
+            self._cjk.see(unit.text)
+        self._db.executemany(
+            "INSERT INTO search_unit (unit_id, material_id, content_hash, unit_type, unit_index, char_start,"
+            " char_end, created_at) VALUES (?, ?, ?, 'chunk', ?, ?, ?, ?)",
+            rows,
+        )
+        self._db.executemany(
+            "INSERT INTO search_text (rowid, search_text_id, target_type, target_id, kind, text,"
+            " embedding_text_hash, fts_rowid, created_at) VALUES (?, ?, 'search_unit', ?, 'body', ?, ?, ?, ?)",
+            texts,
+        )
 
     def finish(self) -> None:
         """Create indexes, the full-text index and triggers, and commit."""

@@ -1,0 +1,668 @@
+"""``regraft restore``: a new base out of an old one's texts, in libraries and profiles, with kills and undo."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import apsw
+import click
+import pytest
+from click.testing import CliRunner
+from conftest import NOW, NOW_MS, run
+from faults import KILLED, STOPPED, Tripwire, die, fails, files_of, forked, untouched
+from planted_v2 import KB, OTHER, index, library, plant, run_sql
+from stranded import base_of, profile, some_source
+from test_indexing import item_of, put_file, put_item, raw, rows
+
+from regraft import identity, progress
+from regraft.cli import Commands
+from regraft.cli.changing import Asked
+from regraft.cli.output import reports_errors
+from regraft.cli.restore import restore_options, restored
+from repair.restore import Wanted, Wish, model_change, restore
+from repair.store import recognised
+
+MODEL = Wanted("acme::embed-9", 3)
+NEW = MODEL.base_id(KB)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library(tmp_path_factory.mktemp("healthy"))
+
+
+@pytest.fixture
+def store(healthy: Path, tmp_path: Path) -> Iterator[Path]:
+    return shutil.copytree(healthy, tmp_path / "library")
+
+
+_MISSING = """SELECT DISTINCT text, embedding_text_hash FROM search_text
+ WHERE embedding_text_hash NOT IN (SELECT embedding_text_hash FROM embedding) ORDER BY text"""
+
+
+@dataclass
+class Embedder:
+    """Fills an index as an embedder would, and remembers what it was sent."""
+
+    sent: list[str] = field(default_factory=list)
+    #: How many texts it takes before it stops, None: all.
+    most: int | None = None
+    refused: frozenset[str] = frozenset()
+
+    def fill(self, path: Path) -> None:
+        missing = rows(path, _MISSING)
+        with closing(apsw.Connection(str(path))) as db:
+            for text, key in missing:
+                if self.most == len(self.sent):
+                    raise KeyboardInterrupt
+                self.sent.append(text)
+                if text not in self.refused:
+                    vector = struct.pack("<3f", int(key[:6], 16), 1, 0)
+                    db.execute("INSERT INTO embedding VALUES (?, ?, ?)", (key, vector, NOW_MS))
+
+
+def restored_by(store: Path, embedder: Embedder, *, base: str | None = KB, wanted: Wanted = MODEL, **more: Any) -> Any:
+    return restore(store, Wish(base, wanted, NOW_MS), embedder.fill, progress=progress.Silent(), **more)
+
+
+def made(store: Path, **more: Any) -> dict[str, Any]:
+    return dict(restored_by(store, Embedder(), **more))
+
+
+def actions(document: dict[str, Any]) -> dict[str, int]:
+    return {action["action"]: action["count"] for action in document["actions"]}
+
+
+def left(document: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(one["finding"], one["reason"]) for one in document["left"]]
+
+
+def found(store: Path) -> list[tuple[str, str | None]]:
+    return [(one["name"], one["base"]) for one in run("check", store, "--deep", "--json").document["findings"]]
+
+
+def base_row(store: Path, base: str) -> dict[str, Any]:
+    return _dicts(store, "SELECT * FROM knowledge_base WHERE id = ?", base)[0]
+
+
+def items(store: Path, base: str) -> list[dict[str, Any]]:
+    return _dicts(store, "SELECT * FROM knowledge_item WHERE base_id = ? ORDER BY rowid", base)
+
+
+def _dicts(store: Path, sql: str, *values: Any) -> list[dict[str, Any]]:
+    path = next(path for name in ("catalog.sqlite", "cherrystudio.sqlite") if (path := store / name).is_file())
+    with closing(apsw.Connection(str(path))) as db:
+        db.row_trace = lambda cursor, row: {name[0]: value for name, value in zip(cursor.description, row, strict=True)}
+        return list(db.execute(sql, values))
+
+
+def units(store: Path, base: str) -> list[tuple[str, int, int, str]]:
+    """Return the units of a base by the texts that they are of, whatever the ids are."""
+    query = (
+        "SELECT u.content_hash, u.char_start, u.char_end, t.text FROM search_unit u JOIN search_text t"
+        " ON t.target_id = u.unit_id ORDER BY 1, 2, 3"
+    )
+    return rows(index(store, base), query)
+
+
+def new_id(store: Path, old: str) -> str:
+    """Return the id that an item of the first base has in the new one."""
+    places = [item["id"] for item in items(store, KB) if item["status"] != "deleting"]
+    return str(items(store, NEW)[places.index(old)]["id"])
+
+
+# --- what it makes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_new_base_with_every_text_and_the_old_one_untouched(store):
+    before = files_of(store / "KnowledgeBase"), base_row(store, KB), items(store, KB)
+    embedder = Embedder()
+    document = restored_by(store, embedder)
+    assert actions(document) == {"write-base": 15, "insert-model": 1, "insert-base": 1 + len(items(store, KB))}
+    assert document["left"] == []
+    assert {base["id"]: base["name"] for base in document["bases"]} == {NEW: base_row(store, KB)["name"]}
+    assert len(embedder.sent) == len(set(embedder.sent)) == 15
+    assert units(store, NEW) == units(store, KB)
+    after = {name: content for name, content in files_of(store / "KnowledgeBase").items() if not name.startswith(NEW)}
+    assert (after, base_row(store, KB), items(store, KB)) == before
+    assert files_of(raw(store, NEW)) == files_of(raw(store))
+    assert found(store) == []
+    assert not (store / ".regraft" / "restoring").exists()
+    assert run("search", store, "text", "--base", NEW, "--mode", "bm25", "--json").document["hits"]
+
+
+def test_the_row_of_the_base(store):
+    changed = "chunk_size = 77, chunk_overlap = 7, threshold = 0.5"
+    run_sql(store / "catalog.sqlite", f"UPDATE knowledge_base SET {changed} WHERE id = '{KB}'")
+    wanted = Wanted("nova::embed", 3, "Again")
+    made(store, wanted=wanted)
+    old, new = base_row(store, KB), base_row(store, wanted.base_id(KB))
+    assert {name for name in old if old[name] != new[name]} == {
+        *("id", "name", "dimensions", "embedding_model_id", "created_at", "updated_at")
+    }
+    assert [new[name] for name in ("name", "dimensions", "embedding_model_id", "created_at")] == [
+        *("Again", 3, "nova::embed", NOW_MS)
+    ]
+    [model] = _dicts(store, "SELECT name, provider_id FROM user_model WHERE id = 'nova::embed'")
+    assert model == {"name": "embed", "provider_id": "nova"}
+    assert _dicts(store, "SELECT name FROM user_provider WHERE provider_id = 'nova'") == [{"name": "nova"}]
+
+
+def test_a_model_that_is_there_is_used(store):
+    model = base_row(store, KB)["embedding_model_id"]
+    assert actions(made(store, wanted=Wanted(model, 3))) == {"write-base": 15, "insert-base": 1 + len(items(store, KB))}
+
+
+def test_items_keep_their_order_folders_and_paths(store):
+    made(store)
+    old, new = items(store, KB), items(store, NEW)
+    ids = {one["id"]: other["id"] for one, other in zip(old, new, strict=True)}
+    assert len(set(ids.values()) | set(ids)) == 2 * len(ids)
+    for one, other in zip(old, new, strict=True):
+        assert other["group_id"] == ids.get(one["group_id"])
+        same = ("type", "status", "error", "created_at", "updated_at")
+        assert [other[name] for name in same] == [one[name] for name in same]
+        data, now = json.loads(one["data"]), json.loads(other["data"])
+        virtual = data.get("relativePath") == one["id"]
+        assert now == ({**data, "relativePath": other["id"]} if virtual else data)
+    assert sum(one["group_id"] is not None for one in new) == 2
+
+
+def test_ids_follow_from_the_old_ones(store):
+    assert NEW == "06b1d7f4-ae8e-4c88-956e-c9faf122cb31"
+    made(store)
+    before = items(store, NEW)
+    assert before[0]["id"] == identity.restored_item_id(
+        NEW, items(store, KB)[0]["id"], items(store, KB)[0]["created_at"]
+    )
+    others = {Wanted("acme::embed-9", 4).base_id(KB), Wanted("acme::embed", 3).base_id(KB), MODEL.base_id(OTHER)}
+    assert len({NEW, *others, Wanted("acme::embed-9", 3, "").base_id(KB)}) == 5
+
+
+def test_it_is_taken_back(store):
+    before = files_of(store / "KnowledgeBase"), base_row(store, KB)
+    rows_before = _dicts(store, "SELECT * FROM knowledge_item")
+    made(store)
+    assert run("undo", store, "-y").status == 0
+    assert (files_of(store / "KnowledgeBase"), base_row(store, KB)) == before
+    assert _dicts(store, "SELECT * FROM knowledge_item") == rows_before
+    assert _dicts(store, "SELECT 1 FROM user_model WHERE id = 'acme::embed-9'") == []
+
+
+def test_a_dry_run_writes_nothing(store):
+    embedder = Embedder(most=0)
+    seen: list[int] = []
+
+    def look(path: Path) -> None:
+        seen.append(len(rows(path, "SELECT 1 FROM search_text")))
+
+    with untouched(store):
+        document = restore(store, Wish(KB, MODEL, NOW_MS), look, dry_run=True, progress=progress.Silent())
+    assert (seen, embedder.sent) == ([15], [])
+    assert actions(document) == {"write-base": 15, "insert-model": 1, "insert-base": 1 + len(items(store, KB))}
+    assert left(document) == [("embedding.missing", "15 bodies without a vector")]
+
+
+# --- what a base can be like -----------------------------------------------------------------------------------------
+
+
+def failed(store: Path, base: str = KB, *, keeps_index: bool = True) -> None:
+    run_sql(
+        store / "catalog.sqlite",
+        "UPDATE knowledge_base SET status = 'failed', error = 'missing_embedding_model', dimensions = NULL,"
+        f" embedding_model_id = NULL WHERE id = '{base}'",
+    )
+    if keeps_index:
+        run_sql(index(store, base), "DELETE FROM embedding")
+    else:
+        shutil.rmtree(index(store, base).parent)
+
+
+def test_a_failed_base_with_texts(store):
+    failed(store)
+    made(store)
+    assert units(store, NEW) == units(store, KB)
+    assert (base_row(store, NEW)["status"], base_row(store, NEW)["error"]) == ("completed", None)
+    assert found(store) == [("base.failed", KB)]
+
+
+def test_a_failed_base_without_an_index_is_made_of_its_files(store):
+    """A PDF and the files of a migrated folder have no text but in an index."""
+    put_file(store, "i1", "menu.txt", b"soup and bread")
+    put_item(store, "i2", "note", source="Later", content="salt")
+    failed(store, keeps_index=False)
+    document = made(store)
+    assert actions(document)["write-base"] == 4
+    assert {reason for _, reason in left(document)} == {
+        "its file is not in raw/: index it in the application",
+        "report.pdf is no plain text: index it in the application",
+    }
+    statuses = {(item["type"], item["status"]) for item in items(store, NEW)}
+    assert statuses == {
+        ("file", "failed"),
+        ("file", "completed"),
+        ("url", "completed"),
+        ("note", "completed"),
+        ("directory", "completed"),
+    }
+    errors = {item["error"] for item in items(store, NEW) if item["status"] == "failed"}
+    assert "Not restored: its file is not in raw/: index it in the application." in errors
+    assert (raw(store, NEW) / "Later.md").read_text().endswith("---\nsalt")
+    [later] = [item for item in items(store, NEW) if "salt" in item["data"]]
+    assert json.loads(later["data"])["relativePath"] == "Later.md"
+    assert found(store) == [("base.failed", KB)]
+
+
+def test_a_base_without_a_model_becomes_hybrid(store):
+    run_sql(
+        store / "catalog.sqlite",
+        "UPDATE knowledge_base SET dimensions = NULL, embedding_model_id = NULL, search_mode = 'bm25'"
+        f" WHERE id = '{KB}'",
+    )
+    run_sql(index(store), "DELETE FROM embedding")
+    made(store)
+    assert base_row(store, NEW)["search_mode"] == "hybrid"
+
+
+def test_words_alone_stay_where_the_user_chose_them(store):
+    run_sql(store / "catalog.sqlite", f"UPDATE knowledge_base SET search_mode = 'bm25' WHERE id = '{KB}'")
+    made(store)
+    assert base_row(store, NEW)["search_mode"] == "bm25"
+
+
+@pytest.mark.parametrize("damage", ["random bytes", "half a file", "an empty file"])
+def test_an_index_that_nobody_can_read(damage, store):
+    plant(damage, store)
+    document = made(store)
+    assert any(finding == "file.unreadable" for finding, _ in left(document))
+    assert actions(document)["write-base"] == 2
+    assert {base for name, base in found(store) if name != "index.orphan"} == {KB}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["another text", "a text of bytes", "a place one off", "another unit id", "no body", "another body", "no number",
+     "a gap", "version 1", "no identity", "another base", "no vector", "words of no body", "a long vector"],
+)  # fmt: skip
+def test_what_is_damaged_in_the_old_index_is_whole_in_the_new_one(damage, store):
+    plant(damage, store)
+    made(store)
+    assert {base for _, base in found(store)} == {KB}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["no JSON", "an unknown type", "a folder at work", "a folder that is gone", "folders in a circle", "nobody works",
+     "failed without an error", "a tombstone", "a material being deleted", "a material of no item", "another path"],
+)  # fmt: skip
+def test_what_is_damaged_in_the_catalog_is_whole_in_the_new_base(damage, store):
+    plant(damage, store)
+    made(store)
+    assert {base for _, base in found(store) if base != KB} <= {NEW}
+    assert {name for name, base in found(store) if base == NEW} <= {"item.tombstone", "raw.missing"}
+
+
+def test_a_path_that_is_unsafe_or_taken_is_not_copied(store):
+    key, _ = item_of(store, "note")
+    _, of_url = item_of(store, "url")
+    move = "UPDATE knowledge_item SET data = json_set(data, '$.relativePath', '{}') WHERE id = '{}'"
+    run_sql(
+        store / "catalog.sqlite",
+        move.format(of_url["relativePath"], key),
+        move.format("../x", item_of(store, "file")[0]),
+    )
+    made(store)
+    new = [item for item in items(store, NEW) if item["group_id"] is None]
+    paths = {item["type"]: json.loads(item["data"]).get("relativePath") for item in new}
+    assert paths["file"] in {item["id"] for item in new}
+    assert paths["url"] == of_url["relativePath"] != paths["note"]
+    assert {base for _, base in found(store)} == {KB}
+
+
+def test_statuses_say_what_is_true(store):
+    put_item(store, "i1", "url", source="u", url="u")
+    put_item(store, "i2", "url", source="u", url="u")
+    put_item(store, "i3", "directory", source="empty")
+    put_item(store, "i4", "url", source="u", url="u")
+    put_item(store, "i5", "note", source="n", content="idle text")
+    run_sql(
+        store / "catalog.sqlite",
+        "UPDATE knowledge_item SET status = 'idle' WHERE id IN ('i1', 'i3', 'i5')",
+        "UPDATE knowledge_item SET status = 'failed', error = 'the page is gone (404)' WHERE id = 'i2'",
+        "UPDATE knowledge_item SET status = 'deleting' WHERE id = 'i4'",
+    )
+    document = made(store)
+    new = [(item["status"], item["error"]) for item in items(store, NEW)][-4:]
+    assert new == [("idle", None), ("failed", "the page is gone (404)"), ("idle", None), ("completed", None)]
+    assert ("material.orphan", "items that are being deleted stay behind") in left(document)
+    assert found(store) == []
+
+
+def test_a_lost_snapshot_is_written_again(store):
+    _, data = item_of(store, "url")
+    (raw(store) / data["relativePath"]).unlink()
+    made(store)
+    assert (raw(store, NEW) / data["relativePath"]).read_text().startswith('---\ntype: "URL"')
+    assert found(store) == [("raw.missing", KB)]
+
+
+def test_a_rerank_model_that_is_gone_is_not_named(store):
+    run_sql(store / "catalog.sqlite", f"UPDATE knowledge_base SET rerank_model_id = 'gone::x' WHERE id = '{KB}'")
+    made(store)
+    assert base_row(store, NEW)["rerank_model_id"] is None
+
+
+def test_an_encoding_that_was_guessed_is_said(store):
+    put_file(store, "i1", "menu.txt", "Сегодня хорошая погода, а завтра дождь".encode("cp1251"))
+    [guess] = [one for one in made(store)["actions"] if one["action"] == "guess-encoding"]
+    assert guess["message"] == "read menu.txt as Windows-1251, by its letters"
+
+
+# --- which base, and refusals ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inside", [f"KnowledgeBase/{KB}", f"KnowledgeBase/{KB}/.cherry/index.sqlite"])
+def test_a_base_by_its_folder_or_file(inside, store):
+    assert actions(made(store / inside, base=None))["write-base"] == 15
+    assert found(store) == []
+
+
+def test_a_base_by_its_v1_id(store):
+    assert actions(made(store, base="kb"))["write-base"] == 15
+
+
+def test_what_is_refused_writes_nothing(store):
+    alone = shutil.copytree(store / "KnowledgeBase" / KB, store.parent / "alone")
+    nobody = Embedder(most=0)
+    with untouched(store, alone):
+        with fails("BaseUnknown"):
+            restored_by(store, nobody, base="gone")
+        with fails("WrongUsage", match="2 bases .*give --base"):
+            restored_by(store, nobody, base=None)
+        with fails("NotRestored", match="word is no model's id"):
+            restored_by(store, nobody, wanted=Wanted("word", 3))
+        with fails("NotChanged", match="without a catalog"):
+            restored_by(alone, nobody, base=None)
+
+
+def test_a_base_that_was_restored_is_not_restored_again(store):
+    made(store)
+    with untouched(store), fails("NotRestored", match="that was done"):
+        restored_by(store, Embedder(most=0))
+    again = Wanted("acme::embed-9", 3, "Another")
+    assert actions(made(store, wanted=again))["write-base"] == 15
+
+
+def test_a_base_without_any_text(store):
+    run_sql(index(store, OTHER), "DELETE FROM search_text", "DELETE FROM search_unit", "DELETE FROM embedding",
+            "DELETE FROM material", "DELETE FROM content")  # fmt: skip
+    run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE base_id = '{OTHER}'")
+    put_item(store, "i1", "url", source="u", url="u")
+    run_sql(store / "catalog.sqlite", f"UPDATE knowledge_item SET base_id = '{OTHER}' WHERE id = 'i1'")
+    with untouched(store), fails("NotRestored", match="none of its items has a text here; first, no snapshot"):
+        restored_by(store, Embedder(most=0), base=OTHER)
+    run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE base_id = '{OTHER}'")
+    assert actions(made(store, base=OTHER))["write-base"] == 0
+
+
+def test_a_preview_store_has_to_be_upgraded_first(store):
+    planted = plant("a preview store", store)
+    base = str(planted.base)
+    run_sql(
+        store / "catalog.sqlite",
+        "INSERT INTO knowledge_base (id, name, status, error, chunk_size, chunk_overlap, search_mode, created_at,"
+        f" updated_at) VALUES ('{base}', 'p', 'failed', 'x', 9, 0, 'bm25', 0, 0)",
+    )
+    with untouched(store), fails("NotRestored", match="regraft upgrade"):
+        restored_by(store, Embedder(most=0), base=base)
+
+
+# --- never paying twice ----------------------------------------------------------------------------------------------
+
+
+def test_what_was_embedded_stays_for_the_next_run(store):
+    before = _dicts(store, "SELECT * FROM knowledge_base")
+    first = Embedder(most=6)
+    with pytest.raises(KeyboardInterrupt):
+        restored_by(store, first)
+    assert _dicts(store, "SELECT * FROM knowledge_base") == before
+    assert not (store / "KnowledgeBase" / NEW).exists()
+    second = Embedder()
+    restored_by(store, second)
+    assert (len(second.sent), len({*first.sent, *second.sent})) == (9, 15)
+    assert found(store) == []
+
+
+def test_what_was_embedded_stays_when_the_old_base_changes(store):
+    first = Embedder(most=6)
+    with pytest.raises(KeyboardInterrupt):
+        restored_by(store, first)
+    put_item(store, "i1", "note", source="New", content="a new note")
+    second = Embedder()
+    assert actions(restored_by(store, second))["write-base"] == 16
+    assert len(second.sent) == 10
+    assert found(store) == [("item.not-indexed", KB)]
+
+
+def test_a_base_that_changes_while_it_is_embedded_is_not_put_in_place(store):
+    embedder = Embedder()
+
+    def fill(path: Path) -> None:
+        embedder.fill(path)
+        put_item(store, "i1", "note", source="New", content="a new note")
+
+    with fails("PlanOutdated", match="changed while its texts were embedded"):
+        restore(store, Wish(KB, MODEL, NOW_MS), fill, progress=progress.Silent())
+    again = Embedder()
+    restored_by(store, again)
+    assert again.sent == ["a new note"]
+
+
+def test_a_text_that_cannot_be_embedded_stops_nobody(store):
+    document = restored_by(store, Embedder(refused=frozenset({"text 1 of P"})))
+    assert left(document) == [("embedding.missing", "1 body without a vector")]
+    assert found(store) == [("embedding.missing", NEW)]
+
+
+def test_a_damaged_vector_is_not_put_in_place(store):
+    def fill(path: Path) -> None:
+        Embedder().fill(path)
+        run_sql(path, "UPDATE embedding SET vector_blob = x'00' WHERE rowid = 1")
+
+    with fails("VerificationFailed", STOPPED):
+        restore(store, Wish(KB, MODEL, NOW_MS), fill, progress=progress.Silent())
+
+
+def test_a_log_beside_the_filled_index_is_worked_in(store):
+    """The one that fills it may leave it in WAL mode."""
+
+    def fill(path: Path) -> None:
+        with closing(apsw.Connection(str(path))) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("SELECT 1 FROM meta").fetchall()
+            Embedder().fill(path)
+            for suffix in ("", "-wal"):
+                shutil.copyfile(f"{path}{suffix}", f"{path}.copy{suffix}")
+        for suffix in ("", "-wal"):
+            Path(f"{path}.copy{suffix}").replace(f"{path}{suffix}")
+
+    restore(store, Wish(KB, MODEL, NOW_MS), fill, progress=progress.Silent())
+    assert found(store) == []
+    assert sorted(path.name for path in index(store, NEW).parent.iterdir()) == ["index.sqlite"]
+
+
+def test_a_disk_without_hard_links(store, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    made(store)
+    assert found(store) == []
+
+
+def test_kills_at_every_step_lose_nothing_that_was_paid(store, tmp_path, monkeypatch):
+    """What is sent in all after a kill anywhere, and a run that goes on, is every text once."""
+    with monkeypatch.context() as patch:
+        trip = Tripwire(patch, lambda: None, 0).watch_files()
+        made(shutil.copytree(store, tmp_path / "counted"))
+        count = len(trip.steps)
+    assert count > 30
+    for at in range(1, count + 1, 8):
+        place = shutil.copytree(store, tmp_path / f"killed-{at}")
+        log = tmp_path / f"sent-{at}"
+
+        def work(place: Path = place, log: Path = log, at: int = at) -> None:
+            Tripwire(monkeypatch, die, at).watch_files()
+            embedder = Embedder()
+
+            def fill(path: Path) -> None:
+                embedder.fill(path)
+                log.write_text(str(len(embedder.sent)))
+
+            restore(place, Wish(KB, MODEL, NOW_MS), fill, progress=progress.Silent())
+
+        status = forked(work)
+        assert status in (KILLED, 0)
+        paid = int(log.read_text()) if log.exists() else 0
+        again = Embedder()
+        if NEW in [row["id"] for row in _dicts(place, "SELECT id FROM knowledge_base")]:
+            with fails("NotRestored", match="that was done"):
+                restored_by(place, again)
+        else:
+            restored_by(place, again)
+        assert (paid, len(again.sent)) in ((15, 0), (0, 15)), at
+        assert found(place) == [], at
+        assert not (place / ".regraft" / "restoring").exists(), at
+        shutil.rmtree(place)
+
+
+# --- profiles --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stranded(tmp_path: Path) -> Path:
+    """Return a profile whose first base could not be read at the upgrade."""
+    return profile(tmp_path / "stranded", some_source(), lost=("kb",))
+
+
+def test_a_base_of_a_profile(stranded):
+    """What the profile's tables have besides comes along, and providers are left alone."""
+    run_sql(stranded / "cherrystudio.sqlite", "UPDATE knowledge_base SET emoji = '🎉'")
+    before = _dicts(stranded, "SELECT * FROM user_provider")
+    base = base_of("other")
+    provider = before[0]["provider_id"]
+    wanted = Wanted(f"{provider}::embed-9", 3)
+    assert actions(made(stranded, base=base, wanted=wanted))["insert-model"] == 1
+    new = wanted.base_id(base)
+    assert base_row(stranded, new)["emoji"] == "🎉"
+    assert {item["priority"] for item in items(stranded, new)} == {7}
+    assert _dicts(stranded, "SELECT * FROM user_provider") == before
+    assert [one for one in found(stranded) if one[1] == new] == []
+    assert (stranded / "Data" / "KnowledgeBase" / new / ".cherry" / "index.sqlite").is_file()
+    assert run("undo", stranded, "-y").status == 0
+    assert not (stranded / "Data" / "KnowledgeBase" / new).exists()
+
+
+def test_a_profile_without_the_provider_is_refused_before_anything_is_paid(stranded):
+    embedder = Embedder()
+    with fails("NotRestored", match="no provider elsewhere; add it in the application first"):
+        restored_by(stranded, embedder, base=base_of("other"), wanted=Wanted("elsewhere::embed-9", 3))
+    assert embedder.sent == []
+
+
+def test_a_model_that_the_provider_has_under_another_id(stranded):
+    [row] = _dicts(stranded, "SELECT id, provider_id, model_id FROM user_model LIMIT 1")
+    run_sql(stranded / "cherrystudio.sqlite", f"UPDATE user_model SET id = 'own' WHERE id = '{row['id']}'")
+    with fails("NotRestored", match="give --model own"):
+        restored_by(stranded, Embedder(), base=base_of("other"), wanted=Wanted(row["id"], 3))
+
+
+def test_a_profile_of_another_time_is_refused(stranded):
+    run_sql(stranded / "cherrystudio.sqlite", "ALTER TABLE user_model ADD COLUMN needed TEXT NOT NULL DEFAULT 'x'")
+    run_sql(stranded / "cherrystudio.sqlite", "ALTER TABLE knowledge_base RENAME COLUMN error TO failure")
+    with fails("ProfileUnknown", match="without error"):
+        restored_by(stranded, Embedder(), base=base_of("other"))
+
+
+# --- a model for a base without one ----------------------------------------------------------------------------------
+
+
+def changed(store: Path, base: str, model: str = "acme::embed-9", dimensions: int = 3) -> Any:
+    with recognised(store, None, "backfill") as there:
+        return model_change(there, base, model, dimensions, NOW_MS)
+
+
+def test_a_base_without_a_model_gets_one(store):
+    run_sql(
+        store / "catalog.sqlite",
+        "UPDATE knowledge_base SET dimensions = NULL, embedding_model_id = NULL, search_mode = 'bm25'"
+        f" WHERE id = '{KB}'",
+    )
+    with fails("ModelNotSet", match="nobody knows of which model"):
+        changed(store, KB)
+    run_sql(index(store), "DELETE FROM embedding")
+    change = changed(store, KB)
+    assert [action.action for action in change.actions] == ["insert-model", "update-base"]
+    with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
+        db.execute("BEGIN")
+        change.apply(db)
+        db.execute("COMMIT")
+    row = base_row(store, KB)
+    assert [row[name] for name in ("embedding_model_id", "dimensions", "search_mode", "status", "updated_at")] == [
+        *("acme::embed-9", 3, "hybrid", "completed", NOW_MS)
+    ]
+    assert found(store) == [("embedding.missing", KB)]
+    assert changed(store, KB) is None
+
+
+def test_a_base_with_a_model_keeps_it(store):
+    for dimensions in (3, 4):
+        with fails("ModelNotSet", match="regraft restore makes a new base of its texts with another one"):
+            changed(store, KB, dimensions=dimensions)
+    failed(store)
+    with fails("ModelNotSet", match="it failed"):
+        changed(store, KB)
+    with fails("ModelNotSet", match="it failed"):
+        changed(store, KB, model="word")
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@click.group(cls=Commands)
+def cli() -> None:
+    """Hold the command with an embedder of the tests."""
+
+
+@cli.command()
+@restore_options
+@reports_errors
+def command(path: Path, name: str | None, now: int | None, **options: Any) -> None:
+    """Restore."""
+    restored(path, Wanted("acme::embed-9", 3, name), Embedder().fill, now or NOW_MS, Asked(**options))
+
+
+def test_the_command(store):
+    done = CliRunner().invoke(cli, ["command", str(store), "--base", KB, "--name", " Again ", "--now", NOW])
+    new = Wanted("acme::embed-9", 3, "Again").base_id(KB)
+    assert done.exit_code == 0, done.output
+    assert f"Again  ({new})" in done.stdout
+    assert "write the base: 5 texts in 15 units, and 3 files of the old one" in done.stdout
+    assert f"Take it back: regraft undo {store}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [(["--base", KB, "--base", OTHER], "one base is restored at a time"), (["--name", " "], "cannot be blank")],
+)
+def test_the_command_line_that_is_refused(options, reason, store):
+    done = CliRunner().invoke(cli, ["command", str(store), *options])
+    assert (done.exit_code, reason in done.stderr) == (2, True)
