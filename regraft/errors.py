@@ -191,6 +191,11 @@ class ProbeRefused(RegraftError, ValueError):
     whether it is their model; nothing was written, mend its settings or give --no-probe."""
 
 
+class EveryTextRejected(RegraftError, ValueError):
+    """Embedder {embedder}: it refuses whatever is sent ({reason}); check its model, dimensions and encoding in the
+    configuration."""
+
+
 class ModelDiffers(RegraftError, ValueError):
     """Embedder {embedder} is model {model}, but {reason}; name another embedder, or list that model under model_ids in
     the configuration if it is the same one."""

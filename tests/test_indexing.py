@@ -152,7 +152,7 @@ def test_a_long_text_without_any_break_is_cut_in_windows():
 
 def test_a_missing_splitter_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "semantic_text_splitter", None)
-    with fails("WrongUsage", match=r"regraft\[backfill\]"):
+    with fails("WrongUsage", match=r"regraft\[indexing\]"):
         cut("text", Settings())
 
 

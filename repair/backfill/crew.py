@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regraft.embedders import ServerFailing, TextsRejected
+from regraft.errors import EveryTextRejected
 from repair.backfill.meter import Meter
 from repair.backfill.queue import Claim
 
 #: What is sent alone to learn whether it is the server that fails, or the texts before it.
 CONTROL = "regraft"
+#: After so many texts that are rejected one by one, it is asked whether anything is accepted.
+MANY = 16
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,13 @@ class Answer:
 class Crew:
     """Threads that work off tasks; they end with the process, whatever they wait for."""
 
-    def __init__(self, meter: Meter, count: int) -> None:
+    def __init__(self, name: str, meter: Meter, count: int) -> None:
+        self._name = name
         self._meter = meter
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        #: How many single texts were rejected since the last one that was not.
+        self._in_a_row = 0
         self.count = count
         for number in range(count):
             threading.Thread(target=self._work, name=f"embedding-{number}", daemon=True).start()
@@ -88,10 +94,30 @@ class Crew:
     def _worked(self, task: Task) -> Answer:
         try:
             try:
-                return Answer(task, self._meter.embedded(task.texts))
+                return Answer(task, self._embedded(task.texts))
             except ServerFailing as failing:
                 # The server itself is down where it has no answer to this either.
-                self._meter.embedded((CONTROL,))
+                self._embedded((CONTROL,))
                 raise TextsRejected(failing.code, failing.reason) from failing
+        except TextsRejected as rejected:
+            return Answer(task, problem=self._rejected(task, rejected))
         except BaseException as problem:
             return Answer(task, problem=problem)
+
+    def _rejected(self, task: Task, rejected: TextsRejected) -> BaseException:
+        """Return what is wrong: a text, or, where one after the other is rejected, all that is sent."""
+        self._in_a_row += len(task.texts) == 1
+        if self._in_a_row < MANY:
+            return rejected
+        try:
+            self._embedded((CONTROL,))
+        except TextsRejected as everything:
+            return EveryTextRejected(embedder=self._name, reason=everything.reason)
+        except Exception as problem:
+            return problem
+        return rejected
+
+    def _embedded(self, texts: Sequence[str]) -> Sequence[bytes]:
+        vectors = self._meter.embedded(texts)
+        self._in_a_row = 0
+        return vectors

@@ -153,7 +153,7 @@ class _Work:
                 outcome.probe = Probe(count, cosine, meter.requests, meter.tokens)
 
     def _fill(self, embedder: Embedder, meter: Meter, together: Shared) -> None:
-        crew = Crew(meter, self.settings.parallel)
+        crew = Crew(self.settings.name, meter, self.settings.parallel)
         status = "stopped"
         try:
             for number, one in enumerate(self.look.seen):
@@ -264,7 +264,8 @@ class _Work:
 
 
 def _adopted(store: Store, target: Target) -> Plan:
-    change = model_change(store, target.base_id, str(target.model_id), target.dimensions or 0)
+    model, dimensions = str(target.model_id), target.dimensions or 0
+    change = model_change(store, target.base_id, model, dimensions, clock.now_ms(), is_filled=True)
     return Plan([] if change is None else [change])
 
 
