@@ -13,20 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-import click
 import pytest
-from click.testing import CliRunner
 from conftest import NOW, NOW_MS, run
+from fault_server import FaultServer, right, server_error
 from faults import KILLED, STOPPED, Tripwire, die, fails, files_of, forked, untouched
 from planted_v2 import KB, OTHER, index, library, plant, run_sql
 from stranded import base_of, profile, some_source
 from test_indexing import item_of, put_file, put_item, raw, rows
 
 from regraft import identity, progress
-from regraft.cli import Commands
-from regraft.cli.changing import Asked
-from regraft.cli.output import reports_errors
-from regraft.cli.restore import restore_options, restored
 from repair.restore import Wanted, Wish, model_change, restore
 from repair.store import recognised
 
@@ -637,26 +632,69 @@ def test_a_base_with_a_model_keeps_it(store):
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-@click.group(cls=Commands)
-def cli() -> None:
-    """Hold the command with an embedder of the tests."""
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """Serve vectors of three dimensions to an embedder of the working directory's configuration."""
+    with FaultServer(dimensions=3) as server:
+        (tmp_path / "regraft.yaml").write_text(
+            f"embedders: {{acme: {{provider: openai, base_url: {server.url}, model: embed-9, retries: 0}}}}"
+        )
+        monkeypatch.chdir(tmp_path)
+        yield server
 
 
-@cli.command()
-@restore_options
-@reports_errors
-def command(path: Path, name: str | None, now: int | None, **options: Any) -> None:
-    """Restore."""
-    restored(path, Wanted("acme::embed-9", 3, name), Embedder().fill, now or NOW_MS, Asked(**options))
+ASKED = ("--model", "acme::embed-9", "--base", KB)
 
 
-def test_the_command(store):
-    done = CliRunner().invoke(cli, ["command", str(store), "--base", KB, "--name", " Again ", "--now", NOW])
+def test_the_command(store, server):
+    done = run("restore", store, *ASKED, "--name", " Again ", "--now", NOW)
     new = Wanted("acme::embed-9", 3, "Again").base_id(KB)
-    assert done.exit_code == 0, done.output
+    assert (done.status, done.stderr) == (0, "")
     assert f"Again  ({new})" in done.stdout
     assert "write the base: 5 texts in 15 units, and 3 files of the old one" in done.stdout
     assert f"Take it back: regraft undo {store}" in done.stdout
+    assert found(store) == []
+
+
+def test_the_command_as_json(store, server):
+    planned = run("restore", store, *ASKED, "--dimensions", "3", "--dry-run", "--json")
+    assert (planned.status, server.requests) == (0, [])
+    assert planned.document["left"] == []
+    done = run("restore", store, *ASKED, "--json").document
+    (before,), (scope,) = planned.document["scopes"], done["scopes"]
+    assert scope["newly_ready"] == scope["eligible"] == before["planned"]["texts"] > 0
+    assert scope["model_id"] == "acme::embed-9"
+    assert done["undo"] is not None
+
+
+def of_the_user(store: Path) -> dict[str, bytes]:
+    return {name: content for name, content in files_of(store).items() if not name.startswith(".regraft")}
+
+
+def test_what_was_embedded_is_kept_for_the_next_run(store, server):
+    settings = Path("regraft.yaml")
+    settings.write_text(settings.read_text().replace("retries: 0", "retries: 0, parallel: 1, batch: {texts: 4}"))
+    before = of_the_user(store)
+    server.behave = [*[right] * 4, *[server_error()] * 50]
+    stopped = run("restore", store, *ASKED, "--json")
+    assert (stopped.status, stopped.document["error"]["code"]) == (STOPPED, "BackfillStopped")
+    assert "(vectors: 4)" in stopped.document["error"]["message"]
+    assert of_the_user(store) == before
+    server.behave = right
+    assert run("restore", store, *ASKED).status == 0
+    texts = {text for (text,) in rows(index(store), "SELECT text FROM search_text")}
+    paid = [text for text in server.paid if text in texts]
+    assert sorted(paid) == sorted(texts)
+
+
+def test_another_model_than_the_embedder_is_refused(store, server):
+    done = run("restore", store, "--model", "acme::other", "--base", KB)
+    assert (done.status, "Embedder acme is model embed-9, but --model says acme::other" in done.stderr) == (2, True)
+    done = run("restore", store, "--base", KB)
+    assert (done.status, "give --model provider::model" in done.stderr) == (2, True)
+    done = run("restore", store, "--base", KB, "--model", "acme")
+    assert (done.status, "write it as provider::model" in done.stderr) == (2, True)
+    assert server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -664,5 +702,5 @@ def test_the_command(store):
     [(["--base", KB, "--base", OTHER], "one base is restored at a time"), (["--name", " "], "cannot be blank")],
 )
 def test_the_command_line_that_is_refused(options, reason, store):
-    done = CliRunner().invoke(cli, ["command", str(store), *options])
-    assert (done.exit_code, reason in done.stderr) == (2, True)
+    done = run("restore", store, *options)
+    assert (done.status, reason in done.stderr) == (2, True)

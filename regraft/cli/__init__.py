@@ -27,6 +27,7 @@ _MODULES = {
     "repair": "repair",
     "reconcile": "reconcile",
     "backfill": "backfill",
+    "restore": "restore",
     "upgrade": "upgrade",
     "rescue": "rescue",
     "install": "install",

@@ -64,7 +64,7 @@ def backfill(path: Path, embedder_name: str | None, config_path: Path | None, **
         partial(_chosen, config_path, embedder_name, limits),
         wish,
         progress=progress.for_person(quiet=silent),
-        show_plan=lambda planned: confirmed(_plan_lines(planned), yes=asked.yes, silent=silent),
+        show_plan=lambda planned: confirmed(planned_lines(planned), yes=asked.yes, silent=silent),
     )
     if asked.as_json:
         echo_json(document)
@@ -98,11 +98,10 @@ def _chosen(config_path: Path | None, name: str | None, limits: Limits, models: 
 def as_text(document: dict[str, Any], *, verbose: bool) -> str:
     """Return what was embedded, or would be, as text for a person."""
     is_dry = document["run"]["dry_run"]
-    was_run = any(scope["started_at"] is not None for scope in document["scopes"])
+    was_run = _was_run(document)
     others = [action for action in document["actions"] if action["action"] != "embed"]
     lines = action_lines({**document, "actions": others}, verbose=verbose)
-    for scope in document["scopes"]:
-        lines += _done_lines(scope, verbose) if was_run else _planned_lines(scope)
+    lines += sent_lines(document, verbose=verbose)
     lines += left_lines(document, verbose=verbose)
     if is_dry:
         lines += ["", "Dry run: nothing was sent, and nothing was written."]
@@ -113,7 +112,18 @@ def as_text(document: dict[str, Any], *, verbose: bool) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _plan_lines(document: dict[str, Any]) -> list[str]:
+def _was_run(document: dict[str, Any]) -> bool:
+    return any(scope["started_at"] is not None for scope in document["scopes"])
+
+
+def sent_lines(document: dict[str, Any], *, verbose: bool) -> list[str]:
+    """Return what was sent, or would be, as lines for a person."""
+    lines = _done_lines if _was_run(document) else lambda scope, _: _planned_lines(scope)
+    return [line for scope in document["scopes"] for line in lines(scope, verbose)]
+
+
+def planned_lines(document: dict[str, Any]) -> list[str]:
+    """Return what is going to be done and sent, as lines for a person."""
     others = [action for action in document["actions"] if action["action"] != "embed"]
     lines = action_lines({**document, "actions": others}, verbose=False)
     return [*lines, *(line for scope in document["scopes"] for line in _planned_lines(scope))]

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import click
 
-from regraft.cli.changing import Asked, change_options, end
+import migrators
+from regraft import clock
+from regraft.cli.backfill import planned_lines, sent_lines
+from regraft.cli.changing import Asked, as_text, change_options, confirmed, exit_status
+from regraft.cli.embedding import chosen_embedder, embedder_options
 from regraft.cli.options import time_of
-from regraft.errors import WrongUsage
+from regraft.cli.output import echo_json, reports_errors, say
+from regraft.embedders.settings import EmbedderSettings, ServerSettings
+from regraft.errors import ModelDiffers, ModelOptionInvalid, WrongUsage
 from regraft.locate import Kind
 from regraft.text import trim
-from repair import restore as restoring
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def restore_options(command: F) -> F:
-    """Add what ``regraft restore`` takes besides the embedder."""
-    for option in (
-        click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]"),
-        click.option(
-            "--name", callback=_name, metavar="NAME", help="What the new base is called. [default: as the old one]"
-        ),
-        change_options,
-    ):
-        command = option(command)
-    return command
+from repair.backfill.restored import Restoring, restored
 
 
 def _name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
@@ -37,16 +27,65 @@ def _name(_context: click.Context, _parameter: click.Parameter, value: str | Non
     return None if value is None else trim(value)
 
 
-def restored(path: Path, wanted: restoring.Wanted, fill: restoring.Fill, now_ms: int, asked: Asked) -> NoReturn:
-    """Restore the base that was asked for, say what was done, and end the process with its exit status.
+@click.command()
+@change_options
+@embedder_options
+@click.option("--model", metavar="ID", help="Its id in the catalog, provider::model.  [default: of the configuration]")
+@click.option(
+    "--dimensions", type=click.IntRange(1, 65536), metavar="N", help="Of its vectors.  [default: as they come]"
+)
+@click.option("--name", callback=_name, metavar="NAME", help="What the new base is called.  [default: as the old one]")
+@click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z.  [default: now]")
+@reports_errors
+def restore(path: Path, embedder_name: str | None, config_path: Path | None, **options: Any) -> None:
+    """Make a new base with another model of the texts of the base at PATH; the old one stays as it is.
 
-    Raises:
-        WrongUsage: several bases were named.
+    PATH is a base's folder, or a library or profile with --base. All texts are embedded anew; what was embedded is
+    kept, whatever stops the run, and the next one goes on.
     """
+    names = ("model", "dimensions", "name", "now")
+    model, dimensions, name, now = (options.pop(key) for key in names)
+    asked = Asked(**options)
     if len(asked.bases) > 1:
         raise WrongUsage(problem="one base is restored at a time", hint="give --base once")
-    wish = restoring.Wish(next(iter(asked.bases), None), wanted, now_ms, Kind(asked.kind) if asked.kind else None)
-    document = restoring.restore(
-        path, wish, fill, dry_run=asked.dry_run, progress=asked.progress(), show_plan=asked.agreed
+    settings = chosen_embedder(config_path, embedder_name, frozenset() if model is None else frozenset({model}))
+    if dimensions is None and isinstance(settings, ServerSettings):
+        dimensions = settings.dimensions
+    wish = Restoring(
+        path,
+        settings,
+        _model_id(settings, model),
+        dimensions,
+        name,
+        next(iter(asked.bases), None),
+        now or clock.now_ms(),
+        Kind(asked.kind) if asked.kind else None,
     )
-    end(document, asked)
+    document = restored(
+        wish,
+        dry_run=asked.dry_run,
+        progress=asked.progress(),
+        show_plan=lambda planned: confirmed(planned_lines(planned), yes=asked.yes, silent=asked.as_json or asked.quiet),
+    )
+    if asked.as_json:
+        echo_json(document)
+    else:
+        said = sent_lines(document, verbose=asked.verbose > 0)
+        say("".join(f"{line}\n" for line in said) + as_text(document, verbose=asked.verbose > 0))
+    failed = any(scope["failures"] for scope in document["scopes"])
+    raise SystemExit(1 if failed and asked.fail_on != "never" else exit_status(document, asked.fail_on))
+
+
+def _model_id(settings: EmbedderSettings, model: str | None) -> str:
+    """Return the id of the new model in the catalog."""
+    if model is None:
+        if len(settings.model_ids) == 1:
+            return settings.model_ids[0]
+        problem = f"nothing says what the catalog calls the model of embedder {settings.name}"
+        raise WrongUsage(problem=problem, hint="give --model provider::model, or one model_ids in the configuration")
+    if not migrators.is_model_id(model):
+        raise ModelOptionInvalid(option="--model", value=model, reason="write it as provider::model")
+    tidy = migrators.tidy_model_id(model)
+    if not settings.serves(tidy):
+        raise ModelDiffers(embedder=settings.name, model=settings.model, reason=f"--model says {tidy}")
+    return tidy

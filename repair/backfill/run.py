@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import apsw
-
 from checks import v2_findings as v2
 from regraft import clock, embedders
-from regraft.embedders import Embedder, ServerFailing
+from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.envelope import Run
 from regraft.errors import (
-    REFUSED,
-    BackfillInterrupted,
-    BackfillStopped,
     Declined,
-    RegraftError,
     TargetLocked,
 )
 from regraft.ledger import Ledger
@@ -35,6 +28,7 @@ from repair.backfill.look import Look, Seen, Wish, look, making_units
 from repair.backfill.meter import Limits, Meter
 from repair.backfill.outcome import Outcome, Probe
 from repair.backfill.sharing import PATIENCE, Shared, shared
+from repair.backfill.stopping import stops_whole
 from repair.backfill.targets import Target, models_of
 from repair.changing import UNDO
 from repair.growing import Growing
@@ -111,7 +105,7 @@ class _Work:
     def done(self, embedder: Embedder) -> Document:
         """Do it, and return the document."""
         meter = Meter(embedder, self.wish.limits)
-        with self._stops_whole():
+        with stops_whole(self.wish.path, self.settings.name, lambda: self.written):
             self._probe(embedder)
             if self.look.indexing.changes:
                 bases = {one.target.base_id for one in self.look.seen}
@@ -121,25 +115,6 @@ class _Work:
             self._adopt()
         self.run.end()
         return self.document()
-
-    @contextmanager
-    def _stops_whole(self) -> Iterator[None]:
-        """Say what was written where something stops the run."""
-        path = self.wish.path
-        try:
-            yield
-        except KeyboardInterrupt as error:
-            raise BackfillInterrupted(written=self.written) from error
-        except ServerFailing as error:
-            reason = f"embedder {self.settings.name} does not answer: {error.reason}"
-            raise BackfillStopped(path=path, reason=reason, written=self.written) from error
-        except RegraftError as error:
-            if self.written and error.exit_status == REFUSED:
-                raise BackfillStopped(path=path, reason=str(error).rstrip("."), written=self.written) from error
-            raise
-        except (OSError, apsw.Error) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise BackfillStopped(path=path, reason=reason, written=self.written) from error
 
     def _probe(self, embedder: Embedder) -> None:
         """Look whether the embedder is the model of what is there; what that takes counts against no limit."""
