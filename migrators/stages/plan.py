@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from migrators.stages.books import EXAMPLES, Books, Share, Wish
+from migrators.stages.books import EXAMPLES, WITHOUT_VECTOR, Books, Share, Wish
 from migrators.stages.drafts import BaseDraft, ItemDraft
 from migrators.stages.journey import Found, Hints
 from migrators.stages.owners import Child, Owners, expand
@@ -282,7 +282,8 @@ class _Planner:
                 self._say_tombstone(item)
         for reason, count in rows.skipped.items():
             if reason not in (self._error, notices.CONTENT_TOO_LARGE):
-                self._say_not_carried(reason, count)
+                has_no_text = self._wish.carry_text and reason in WITHOUT_VECTOR
+                self._say_not_carried(reason, count, "without a text, too" if has_no_text else "")
         self._say_bare()
         if self._books.degenerate:
             count = self._books.degenerate
