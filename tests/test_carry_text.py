@@ -8,16 +8,17 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import apsw
 import preview
 import pytest
-from conftest import NOW, NOW_MS, run, snapshot
+from conftest import NOW, NOW_MS, REPO, run, snapshot
 from hypothesis import given, settings
 from planted_v1 import VECTORS, gone, vectors, whole
+from test_golden import CASES
 from test_properties import (
     ROWS,
     UNTYPED,
@@ -34,8 +35,10 @@ from v1 import (
     Library,
     Row,
     Source,
+    Unit,
     base,
     carried,
+    dicts,
     file,
     floats,
     folder,
@@ -669,6 +672,52 @@ def test_what_is_wrong_beside_texts_alone_is_seen(statement: str, tmp_path: Path
         db.execute(statement)
     with pytest.raises(VerificationFailed):
         verify()
+
+
+# --- known sources ---------------------------------------------------------------------------------------------------
+
+SAMPLE = REPO / "sample_v1" / "backup"
+
+
+@pytest.mark.parametrize("case", [*CASES, "sample"])
+def test_a_source_that_lost_vectors_comes_out_whole_but_for_these(
+    case: str, golden: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Catalog, texts, units, numbers, snapshots and uploads are those of the undamaged source."""
+    source = Path(shutil.copytree(SAMPLE if case == "sample" else golden(case) / "v1", tmp_path / "source"))
+    undamaged = migrate(source, tmp_path / "undamaged", OPTION)
+    lost = 0
+    for path in sorted(source.rglob("KnowledgeBase/*")):
+        with suppress(apsw.Error), closing(apsw.Connection(str(path))) as db:
+            # A row without a text would stay behind; the first row keeps the dimensions.
+            db.execute("UPDATE vectors SET vector = NULL WHERE rowid % 3 = 2 AND trim(pageContent) <> ''")
+            lost += db.changes()
+    library = migrate(source, tmp_path / "library", OPTION)
+    assert (library.status, lost > 0) == (1, True)
+    for before, after in zip(undamaged.report["bases"], library.report["bases"], strict=True):
+        assert (before["items"], before["directories"]) == (after["items"], after["directories"])
+        assert before["dimensions"] == after["dimensions"]
+        for key in ("read", "carried", "v1_deduplicated", "restored_duplicate"):
+            assert before["rows"][key] == after["rows"][key]
+    assert {**files(undamaged.path), **indexes(undamaged)} == {**files(library.path), **indexes(library)}
+    kept = {(unit.body, unit.vector) for entry in library.report["bases"] for unit in units_of(library, entry)}
+    whole = {(unit.body, unit.vector) for entry in undamaged.report["bases"] for unit in units_of(undamaged, entry)}
+    assert {vector for _, vector in kept - whole} == {None}
+
+
+def units_of(library: Library, entry: dict[str, Any]) -> list[Unit]:
+    return [] if entry["index"] is None else library.units(entry["legacy_id"])
+
+
+def indexes(library: Library) -> dict[str, Any]:
+    """Return what every index holds but for its vectors, by the name of its file."""
+    found = {}
+    for path in library.path.rglob("index.sqlite"):
+        with opened(path) as db:
+            tables = ("meta", "content", "material", "search_unit", "search_text")
+            name = path.relative_to(library.path).as_posix()
+            found[name] = [dicts(db, f"SELECT rowid, * FROM {table} ORDER BY rowid") for table in tables]
+    return found
 
 
 # --- any rows --------------------------------------------------------------------------------------------------------
