@@ -135,13 +135,15 @@ def _catalog(catalog: Path, indexes: dict[str, Path], only: str | None = None) -
         about = {"name": row.get("name", base_id), "status": status, "error": row.get("error"), "model": model}
         base = {"id": base_id, **about, "items": dict(sorted(items.items()))}
         path = indexes.get(str(base_id))
+        failed = f"failed at the upgrade: {row.get('error')}" if status == "failed" else None
         if path is None:
-            failed = f"failed at the upgrade: {row.get('error')}"
-            problem = failed if status == "failed" else "its index file is missing"
-            bases.append({**base, "store": None, "problem": problem})
+            bases.append({**base, "store": None, "problem": failed or "its index file is missing"})
         else:
             ids = None if own is None else {str(item.get("id")) for item in own}
-            bases.append({**base, **_index(path, ids, has_model=model is not None)})
+            # A failed base may have texts, which miss their vectors also where its model is gone.
+            looked = _index(path, ids, has_model=model is not None or failed is not None)
+            problem = "; ".join(filter(None, (failed, looked["problem"]))) or None
+            bases.append({**base, **looked, "problem": problem})
     return bases
 
 

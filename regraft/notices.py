@@ -120,19 +120,19 @@ MISSING_PAYLOAD = _register(
     "row",
     "warning",
     "missing_vector_payload",
-    "The row has no vector (NULL or empty). `migrate --carry-text` carries its text.",
+    "The row has no vector (NULL or empty). `--carry-text` carries its text, if any.",
 )
 UNSUPPORTED_ENCODING = _register(
     "row",
     "warning",
     "unsupported_vector_encoding",
-    "The vector is text, a number, or not a whole number of float32. `migrate --carry-text` carries the row's text.",
+    "The vector is text, a number, or not a whole number of float32. `--carry-text` carries the text, if any.",
 )
 DIMENSION_MISMATCH = _register(
     "row",
     "warning",
     "dimension_mismatch",
-    "The vector has another length than most of the base's vectors. `migrate --carry-text` carries the row's text.",
+    "The vector has another length than most of the base's vectors. `--carry-text` carries the text, if any.",
 )
 CONTENT_TOO_LARGE = _register(
     "row",

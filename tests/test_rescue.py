@@ -15,7 +15,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW, REPO, Outcome, run, snapshot
+from conftest import NOW, NOW_MS, REPO, Outcome, run, snapshot
 from faults import KILLED, REFUSED, Tripwire, die, forked, late_damage, said, untouched
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +40,7 @@ from v1 import LLM, MODEL, Row, Source, base, dicts, file, folder, note, opened,
 from migrators.stages.drafts import ItemDraft
 from regraft import identity, sqlite
 from regraft.changes import ChangeLog
+from regraft.formats import index
 from regraft.ledger import Ledger
 from repair.rescue.matching import match_items
 
@@ -489,6 +490,20 @@ def test_a_provider_is_never_made(without_model):
         with unchanged(without_model):
             document = rescued(without_model, *word)
         assert "add the provider in the application first" in left(document)[0][1]
+
+
+def test_a_failed_base_whose_texts_came_without_vectors_is_not_called_completed(without_model):
+    path = index_of(without_model)
+    path.parent.mkdir(parents=True)
+    with opened(settled(without_model / DATABASE)) as db:
+        item = db.execute("SELECT id FROM knowledge_item WHERE base_id = ?", (base_of("kb"),)).get
+    material = index.Material(item, lambda _: "note.md", iter([("text 0 of N", None)]))
+    index.build_index(path, base_of("kb"), NOW_MS, [material], lambda *_: None)
+    with unchanged(without_model):
+        document = rescued(without_model, "--recreate-model", "acme::gone-1")
+    ((finding, reason),) = left(document)
+    assert finding == "base.failed"
+    assert "its index has the texts already, without vectors" in reason
 
 
 def test_a_word_that_no_base_needs_is_said(stranded):

@@ -19,6 +19,8 @@ from typing import Any
 import apsw
 from conftest import NOW, NOW_MS, run
 
+from regraft.text import JS_WHITESPACE
+
 CREATED = 1741944474000
 UPDATED = 1741944535000
 
@@ -247,11 +249,11 @@ def sha(text: str) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """A carried row as the index has it; ``item`` is the id of its item in the catalog."""
+    """A carried row as the index has it; ``item`` is the id of its item in the catalog, ``vector`` None without one."""
 
     item: str
     body: str
-    vector: bytes
+    vector: Any
 
 
 class Library:
@@ -329,7 +331,7 @@ class Library:
         with opened(self.index_path(legacy_id)) as db:
             found = db.execute(
                 "SELECT u.material_id, t.text, e.vector_blob FROM search_text t JOIN search_unit u"
-                " ON u.unit_id = t.target_id JOIN embedding e USING (embedding_text_hash) ORDER BY t.fts_rowid"
+                " ON u.unit_id = t.target_id LEFT JOIN embedding e USING (embedding_text_hash) ORDER BY t.fts_rowid"
             )
             return [Unit(*row) for row in found]
 
@@ -475,9 +477,11 @@ def _check_files(place: Path, rows: list[dict[str, Any]], entry: dict[str, Any])
     keys = [same_file(row["data"]["relativePath"]) for row in rows if "relativePath" in row["data"]]
     assert len(set(keys)) == len(keys), "two names meet on another file system"
     if entry["status"] == "failed":
-        assert entry["index"] is None
-        assert index not in files
-        assert entry["rows"]["carried"] == 0
+        # What is carried of it are texts alone.
+        assert (entry["index"] is not None) == (index in files) == (entry["rows"]["carried"] > 0)
+        assert entry["rows"]["without_vector"] == entry["rows"]["carried"]
+    if entry["index"] is None:
+        assert entry["status"] == "failed"
         return
     assert library_path / entry["index"]["path"] == place / index
     assert entry["index"]["bytes"] == (place / index).stat().st_size
@@ -514,11 +518,16 @@ def check_index(db: apsw.Connection, entry: dict[str, Any], items: list[dict[str
         key = f"{unit['material_id']} {unit['content_hash']} chunk {unit['unit_index']} {start} {end}"
         assert unit["unit_id"] == sha(key)
         assert (unit["title"], unit["locator_json"], unit["created_at"]) == (None, None, NOW_MS)
-    # 3: coverage. 5: nothing that nobody names.
-    assert {body["embedding_text_hash"] for body in bodies} == set(vectors)
+    # 3: coverage, but for texts that were carried alone. 5: nothing that nobody names.
+    assert {body["embedding_text_hash"] for body in bodies} >= set(vectors)
+    bare = [body for body in bodies if body["embedding_text_hash"] not in vectors]
+    assert all(body["text"].strip(JS_WHITESPACE) for body in bare)
+    assert len(bare) <= entry["rows"]["without_vector"] + entry["rows"]["restored_duplicate"]
+    assert not bare or entry["rows"]["without_vector"]
     assert {material["current_content_hash"] for material in materials} == set(contents)
     # 4: one length, that of the catalog.
-    assert {len(blob) for blob in vectors.values()} <= {4 * entry["dimensions"]}
+    lengths = {4 * entry["dimensions"]} if entry["status"] == "completed" else set()
+    assert {len(blob) for blob in vectors.values()} <= lengths
     assert all(isinstance(blob, bytes) for blob in vectors.values())
     _check_materials(materials, units, bodies, contents, {item["id"]: item for item in items})
     full_text = [row[0] for row in db.execute("SELECT id FROM search_text_fts_docsize ORDER BY id")]

@@ -73,12 +73,14 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What of a base can be carried: of which length its vectors are, and whether texts come without one, too."""
+class Terms:
+    """What of a base is carried."""
 
-    #: Why no vector is carried, for all of the base.
+    #: Why it fails, so that no vector is carried.
     error: str | None
+    #: The length of its vectors.
     vector_bytes: int
+    #: Whether texts come along whose vector cannot.
     carry_text: bool
     #: The largest text of an item, in bytes.
     max_content: int
@@ -87,9 +89,9 @@ class Wish:
 class Books:
     """Every row of a survey, booked once."""
 
-    def __init__(self, survey: Survey, owners: Owners, wish: Wish) -> None:
+    def __init__(self, survey: Survey, owners: Owners, terms: Terms) -> None:
         self._owners = owners
-        self._wish = wish
+        self._terms = terms
         #: What is carried, by the id of the item.
         self.carried: dict[str, list[Share]] = {}
         self.skipped = Counts()
@@ -110,10 +112,10 @@ class Books:
         owner, share = self._owners.owner(loader), Share(rows)
         unowned = self._unowned(owner)
         for kind, tally in rows.kinds.items():
-            reason = self._wish.error or unowned or self._unusable(kind)
+            reason = self._terms.error or unowned or self._unusable(kind)
             if reason is None:
                 share.whole = tally
-            elif self._wish.carry_text and unowned is None:
+            elif self._terms.carry_text and unowned is None:
                 # Without a text there is nothing that a vector could be made of.
                 self.skipped.add(reason, tally.without_text)
                 if tally.with_text.count:
@@ -133,18 +135,15 @@ class Books:
             return notices.MISSING_PAYLOAD
         if kind == vector_table.UNSUPPORTED:
             return notices.UNSUPPORTED_ENCODING
-        return None if kind == self._wish.vector_bytes else notices.DIMENSION_MISMATCH
+        return None if kind == self._terms.vector_bytes else notices.DIMENSION_MISMATCH
 
     def _drop_too_large(self) -> None:
-        for owner in [owner for owner, shares in self.carried.items() if self._content_bytes(shares) > self._limit]:
+        limit = self._terms.max_content
+        for owner in [owner for owner, shares in self.carried.items() if self._content_bytes(shares) > limit]:
             shares = self.carried.pop(owner)
             self.too_large[owner] = sum(share.rows for share in shares)
             for tally in (tally for share in shares for tally in share.tallies):
                 self.skipped.add(notices.CONTENT_TOO_LARGE, tally)
-
-    @property
-    def _limit(self) -> int:
-        return self._wish.max_content
 
     @staticmethod
     def _content_bytes(shares: list[Share]) -> int:

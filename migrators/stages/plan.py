@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from migrators.stages.books import EXAMPLES, Books, Share, Wish
+from migrators.stages.books import EXAMPLES, WITHOUT_VECTOR, Books, Share, Terms
 from migrators.stages.drafts import BaseDraft, ItemDraft
 from migrators.stages.journey import Found, Hints
 from migrators.stages.owners import Child, Owners, expand
@@ -61,21 +61,21 @@ def plan_base(
     elif vector_bytes is None:
         error = notices.MISSING_STORE
     problem = found if isinstance(found, str) else "holds no usable vector"
-    wish = Wish(error, vector_bytes or 0, carry_text and survey is not None, MAX_CONTENT_BYTES)
-    planner = _Planner(draft, survey or Survey(), wish, problem)
+    terms = Terms(error, vector_bytes or 0, carry_text and survey is not None, MAX_CONTENT_BYTES)
+    planner = _Planner(draft, survey or Survey(), terms, problem)
     return planner.plan(hints or Hints(), unreadable=survey is None)
 
 
 class _Planner:
     """Works one base out, step by step; used once."""
 
-    def __init__(self, draft: BaseDraft, survey: Survey, wish: Wish, problem: str) -> None:
+    def __init__(self, draft: BaseDraft, survey: Survey, terms: Terms, problem: str) -> None:
         self._draft = draft
-        self._error = wish.error
+        self._error = terms.error
         self._survey = survey
-        self._wish = wish
+        self._terms = terms
         #: Whether rows are carried at all: those of a failed base only for their texts.
-        self._carries = wish.error is None or wish.carry_text
+        self._carries = terms.error is None or terms.carry_text
         self._problem = problem
         self._said: list[Notice] = []
         self._unreadable = False
@@ -89,7 +89,7 @@ class _Planner:
         sources = {**hints.names, **hints.paths}
         expanded = expand(draft, self._survey, sources) if self._carries else {}
         owners = Owners(draft, expanded)
-        self._books = Books(self._survey, owners, self._wish)
+        self._books = Books(self._survey, owners, self._terms)
         carried = self._books.carried
         found = self._restorable(owners, carried)
         if found and hints.restore_twins:
@@ -123,12 +123,12 @@ class _Planner:
             children={loader: child.id for loader, child in owners.children.items()},
             notices=(*draft.notices, *hints.notices, *self._said),
             found=self._found(found),
-            carry_text=self._wish.carry_text,
+            carry_text=self._terms.carry_text,
         )
 
     def _dimensions(self) -> int | None:
         if self._error is None:
-            return self._wish.vector_bytes // 4
+            return self._terms.vector_bytes // 4
         return self._draft.stated_dimensions if self._error == notices.MISSING_MODEL else None
 
     # --- rows ------------------------------------------------------------------------------------------------------
@@ -282,7 +282,8 @@ class _Planner:
                 self._say_tombstone(item)
         for reason, count in rows.skipped.items():
             if reason not in (self._error, notices.CONTENT_TOO_LARGE):
-                self._say_not_carried(reason, count)
+                has_no_text = self._terms.carry_text and reason in WITHOUT_VECTOR
+                self._say_not_carried(reason, count, "without a text, too" if has_no_text else "")
         self._say_bare()
         if self._books.degenerate:
             count = self._books.degenerate
