@@ -18,6 +18,7 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 class _Rows(msgspec.Struct):
     read: _Number = 0
     carried: _Number = 0
+    without_vector: _Number = 0
     v1_deduplicated: _Number = 0
     restored_duplicate: _Number = 0
     skipped: dict[str, _Number] = msgspec.field(default_factory=dict)

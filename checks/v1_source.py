@@ -23,6 +23,10 @@ _ANOTHER = "A source in which it is whole: another backup, a full one rather tha
 _ADD_AGAIN = "Adding it again in the application after the upgrade."
 _INDEX_AGAIN = "Indexing the item again in the application after the upgrade."
 _NOTHING = "Nothing has to be mended."
+_TEXT_ALONE = (
+    "`regraft migrate --carry-text`, which carries the texts by themselves, and then `regraft backfill`; or indexing "
+    "the items again in the application after the upgrade."
+)
 
 UNREADABLE = register(
     "error",
@@ -35,15 +39,16 @@ NO_VECTORS = register(
     "error",
     "v1.no-vectors",
     "A base's vector file is missing or empty, or no vector in it can be used. The base would migrate as failed.",
-    f"{_ANOTHER} Else restoring the base in the application, which embeds everything anew.",
+    f"{_ANOTHER} Else restoring the base in the application, which embeds everything anew, or, where there are texts, "
+    "`regraft migrate --carry-text` and then `regraft restore`.",
 )
 MODEL = register(
     "error",
     "v1.model",
     "Error: nobody knows which model made a base's vectors; the base would migrate as failed. Warning: the source does "
     "not list models, a rerank model is gone, or an option met no base. Note: a model is re-created or mapped.",
-    "For an error, your word: the command that the finding gives. For a warning, a look at the base's models in the "
-    "application.",
+    "For an error, your word: the command that the finding gives; if you do not know, `regraft migrate --carry-text` "
+    "and then `regraft restore`. For a warning, a look at the base's models in the application.",
 )
 DISK_SPACE = register(
     "error",
@@ -126,13 +131,13 @@ MIXED_DIMENSIONS = register(
     "v1.mixed-dimensions",
     "Vectors of one base do not agree: rows have one of another length than most, from another model. They are not "
     "carried.",
-    _INDEX_AGAIN,
+    _TEXT_ALONE,
 )
 UNUSABLE_VECTOR = register(
     "warning",
     "v1.unusable-vector",
     "Rows have no vector, or something that is none. They are not carried.",
-    _INDEX_AGAIN,
+    _TEXT_ALONE,
 )
 DEGENERATE = register(
     "warning",
@@ -203,6 +208,7 @@ FINDING_OF: dict[str, str] = {
     notices.MISSING_PAYLOAD: UNUSABLE_VECTOR,
     notices.UNSUPPORTED_ENCODING: UNUSABLE_VECTOR,
     notices.DIMENSION_MISMATCH: MIXED_DIMENSIONS,
+    notices.WITHOUT_VECTOR: UNUSABLE_VECTOR,
     notices.DIFFERING_VECTOR: MIXED_DIMENSIONS,
     notices.DEGENERATE: DEGENERATE,
     notices.CONTENT_TOO_LARGE: TOO_LARGE,
@@ -239,6 +245,13 @@ FINDING_OF: dict[str, str] = {
 }
 #: Codes about a base that speak of its vector file.
 _ABOUT_THE_FILE = {notices.MISSING_STORE, notices.DEGENERATE, notices.DIFFERING_VECTOR, notices.DEDUPLICATED}
+#: Codes about rows whose text ``--carry-text`` carries. Of a base without a model its vectors are worth more.
+_HAS_TEXT = {
+    notices.MISSING_STORE,
+    notices.MISSING_PAYLOAD,
+    notices.UNSUPPORTED_ENCODING,
+    notices.DIMENSION_MISMATCH,
+}
 
 # --- the audit -----------------------------------------------------------------------------------------------------
 
@@ -309,10 +322,15 @@ def _store_problem(store: Document) -> str:
 
 
 def _repair(warning: Document, store: Document | None, command: Sequence[str]) -> str | None:
-    """Return the command that carries a base whose model is gone, where it has vectors to carry."""
-    if warning["model"] is None or store is None or not store["is_read"]:
+    """Return the command that carries a base whose model is gone, or texts whose vector cannot be carried."""
+    if store is None or not store["is_read"]:
         return None
-    return shlex.join([*command, "--recreate-model", warning["model"]])
+    if warning["model"] is not None:
+        return shlex.join([*command, "--recreate-model", warning["model"]])
+    # Samples are of rows: there are some.
+    if warning["code"] in _HAS_TEXT and warning["samples"]:
+        return shlex.join([*command, "--carry-text"])
+    return None
 
 
 def _unseen_stores(plan: Document) -> Iterator[Finding]:

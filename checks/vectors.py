@@ -62,6 +62,19 @@ def check(db: apsw.Connection, lengths: Counter[int], ledger: Ledger, base: str 
     return {f"{step * _STEP:.1f}": count for step, count in sorted(norms.items())}
 
 
+def lengths_of(db: apsw.Connection) -> Counter[int]:
+    """Return how many vectors of an index file there are of each length in bytes that one can have.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    query = (
+        "SELECT length(vector_blob), count(*) FROM embedding WHERE typeof(vector_blob) = 'blob'"
+        " AND length(vector_blob) > 0 AND length(vector_blob) % 4 = 0 GROUP BY 1"
+    )
+    return Counter({int(length): int(count) for length, count in db.execute(query)})
+
+
 def usual_length(lengths: Counter[int]) -> int:
     """Return the length in bytes that most vectors have."""
     return lengths.most_common(1)[0][0] if lengths else 4

@@ -83,10 +83,10 @@ class ChangeLog:
         self._has_tables = has_tables
 
     def record_actions(self, run_id: str, actions: list[dict[str, Any]]) -> None:
-        """Record what a run is going to do."""
+        """Record what a run is going to do, or what it has done in the place of that."""
         with sqlite.transaction(self._db):
             self._db.executemany(
-                "INSERT INTO action (run_id, number, detail) VALUES (?, ?, ?)",
+                "INSERT OR REPLACE INTO action (run_id, number, detail) VALUES (?, ?, ?)",
                 ((run_id, number, msgspec.json.encode(action)) for number, action in enumerate(actions)),
             )
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from regraft.text import escaped, shown
 
+WORTH_READING = 1
 REFUSED = 2
 STOPPED = 3
 INTERRUPTED = 130
@@ -171,6 +172,59 @@ class Declined(RegraftError, RuntimeError):
     """{path}: nothing was written, as you said."""
 
 
+# --- embedding -------------------------------------------------------------------------------------------------------
+
+
+class EmbedderDiffers(RegraftError, ValueError):
+    """Embedder {embedder}: it is not the model that made the vectors of {base}: of {count} texts that have one, a
+    quarter or more come out otherwise (cosine {cosine}, not {least} or more); nothing was written, name the base's
+    own model. If a prefix is missing, write it into the configuration."""
+
+
+class EmbedderUnsteady(RegraftError, ValueError):
+    """Embedder {embedder}: it gave one text two vectors (cosine {cosine}, not {least} or more) when the order of texts
+    changed; nothing was written, such vectors are worth nothing."""
+
+
+class ProbeRefused(RegraftError, ValueError):
+    """Embedder {embedder}: it refuses texts of {base} that have a vector already ({reason}), so that nobody can tell
+    whether it is their model; nothing was written, mend its settings or give --no-probe."""
+
+
+class ModelDiffers(RegraftError, ValueError):
+    """Embedder {embedder} is model {model}, but {reason}; name another embedder, or list that model under model_ids in
+    the configuration if it is the same one."""
+
+
+class ModelSet(RegraftError, ValueError):
+    """{base}: its model is {model} already, not {wanted}; vectors of two models cannot be mixed. regraft restore makes
+    a new base with another model."""
+
+
+class DimensionsMissing(RegraftError, ValueError):
+    """{base}: neither a catalog nor any vector says how many dimensions its vectors have; give --dimensions."""
+
+
+class EmbedderUnnamed(RegraftError, LookupError):
+    """{path}: {problem}; give --embedder, {known}."""
+
+
+class QueryNotEmbedded(RegraftError, RuntimeError):
+    """Embedder {embedder}: it gave no vector for the query ({reason}); --mode bm25 searches by words alone."""
+
+
+class BackfillStopped(RegraftError, OSError):
+    """{path}: stopped: {reason}; what was written stays (vectors: {written}), run the same command again to go on."""
+
+    exit_status = STOPPED
+
+
+class BackfillInterrupted(RegraftError, RuntimeError):
+    """Interrupted; what was written stays (vectors: {written}), run the same command again to go on."""
+
+    exit_status = INTERRUPTED
+
+
 # --- changing a store ------------------------------------------------------------------------------------------------
 
 
@@ -279,6 +333,53 @@ class QueryVectorMissing(RegraftError, ValueError):
 class QueryVectorUnfit(RegraftError, ValueError):
     """{path}: the vector has {found} numbers, those of base {base} have {expected}; make it with the base's own
     model."""
+
+
+# --- embedders -----------------------------------------------------------------------------------------------------
+
+
+class ConfigInvalid(RegraftError, ValueError):
+    """{path}:{line}: {problem}; {advice}."""
+
+
+class EmbedderUnknown(RegraftError, LookupError):
+    """{path}: no embedder {name} ({known}); give one that is there, or write it there as docs/embedders.md shows."""
+
+
+class EmbedderKeyMissing(RegraftError, LookupError):
+    """Embedder {embedder}: its key is expected in the environment variable {variable}, which {reason}; set it and run
+    the same command again."""
+
+
+class EmbedderRefused(RegraftError, PermissionError):
+    """Embedder {embedder}: {server} refuses to work ({reason}); {advice}."""
+
+
+class ModelUnreadable(RegraftError, OSError):
+    """{path}: no model that {library} can load ({reason}); give the folder of one on this disk, nothing is
+    downloaded."""
+
+
+class AnswerUnfit(RegraftError, ValueError):
+    """Embedder {embedder}: its answer was refused, {reason}; nothing of it was written, check that this is the model
+    that you mean.
+
+    ``fault`` is ``wrong_count``, ``wrong_order``, ``wrong_dimensions``, ``not_numbers``, ``non_finite`` or
+    ``zero_vector``; ``position`` is the place of the bad vector, from 0, where it is one alone, else None.
+    """
+
+    exit_status = WORTH_READING
+
+    @property
+    def fault(self) -> str:
+        """Return what is wrong."""
+        return str(self.facts["fault"])
+
+    @property
+    def position(self) -> int | None:
+        """Return the place of the one bad vector."""
+        place = self.facts["position"]
+        return place if isinstance(place, int) else None
 
 
 # --- the index store -----------------------------------------------------------------------------------------------

@@ -26,6 +26,9 @@ FILE = "ledger.sqlite"
 #: Version 1 had no record of changes to data that were there before.
 VERSION = 2
 
+#: How long runs that share a ledger wait for each other's records, in ms.
+SHARED_TIMEOUT_MS = 60_000
+
 _TABLES = (
     "CREATE TABLE ledger (version INTEGER NOT NULL)",
     """CREATE TABLE run (
@@ -203,8 +206,38 @@ def opened(target: Path) -> Iterator[Ledger]:
                 db.execute("BEGIN EXCLUSIVE")
                 _prepare(db, target)
                 db.execute("COMMIT")
+                # Runs that share a ledger leave it with a log, which would lie beside it from now on.
+                db.execute("PRAGMA journal_mode = DELETE")
         except apsw.BusyError as error:
             raise TargetLocked(path=target) from error
+        yield Ledger(db, target)
+
+
+@contextmanager
+def shared(target: Path) -> Iterator[Ledger]:
+    """Open the ledger of ``target`` together with other runs that share it, and keep all others out.
+
+    Every record is a transaction of its own. Who shares must have looked first, alone, at what killed runs left
+    (:func:`opened`), and must not judge the runs that are recorded as running: they may be those that share.
+
+    Raises:
+        TargetLocked: a run that shares it with nobody has it open.
+        LedgerUnreadable: it is damaged, or of a later regraft.
+        apsw.Error: it cannot be written.
+    """
+    with sqlite.writing(path_of(target), create=True) as db:
+        try:
+            with readable(target):
+                # With a log, SQLite keeps a lock that others may have too for as long as the file is open. Where the
+                # disk knows no logs, one run has it for itself.
+                if db.execute("PRAGMA journal_mode = WAL").get != "wal":
+                    db.execute("PRAGMA locking_mode = EXCLUSIVE")
+                with sqlite.transaction(db):
+                    _prepare(db, target)
+        except apsw.BusyError as error:
+            raise TargetLocked(path=target) from error
+        db.execute("PRAGMA synchronous = FULL")
+        db.set_busy_timeout(SHARED_TIMEOUT_MS)
         yield Ledger(db, target)
 
 

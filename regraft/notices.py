@@ -116,12 +116,23 @@ NON_INDEXABLE = _register(
     "non_indexable_container",
     "The row belongs to a folder that stayed one item, which holds no vectors.",
 )
-MISSING_PAYLOAD = _register("row", "warning", "missing_vector_payload", "The row has no vector (NULL or empty).")
+MISSING_PAYLOAD = _register(
+    "row",
+    "warning",
+    "missing_vector_payload",
+    "The row has no vector (NULL or empty). `migrate --carry-text` carries its text.",
+)
 UNSUPPORTED_ENCODING = _register(
-    "row", "warning", "unsupported_vector_encoding", "The vector is text, a number, or not a whole number of float32."
+    "row",
+    "warning",
+    "unsupported_vector_encoding",
+    "The vector is text, a number, or not a whole number of float32. `migrate --carry-text` carries the row's text.",
 )
 DIMENSION_MISMATCH = _register(
-    "row", "warning", "dimension_mismatch", "The vector has another length than most of the base's vectors."
+    "row",
+    "warning",
+    "dimension_mismatch",
+    "The vector has another length than most of the base's vectors. `migrate --carry-text` carries the row's text.",
 )
 CONTENT_TOO_LARGE = _register(
     "row",
@@ -238,6 +249,13 @@ DEGENERATE = _register(
     "degenerate_vector",
     "The vector is zero, NaN or infinite: carried as it is, its text is found by words, never by vector search.",
 )
+WITHOUT_VECTOR = _register(
+    "base",
+    "warning",
+    "carried_without_vector",
+    "By your word (`--carry-text`) the texts of rows came along whose vector could not. Words find them, vector search "
+    "does not before they get one.",
+)
 DIFFERING_VECTOR = _register(
     "base", "warning", "differing_vector", "Equal texts had different vectors; the first one is kept for both."
 )
@@ -275,7 +293,7 @@ KEPT_COMPLETED = _register(
     "base",
     "warning",
     "completed_base_kept",
-    "From this source the base would fail; the completed one that an earlier run wrote to the target stays.",
+    "From this source the base would fail; what an earlier run wrote to the target stays, completed or with its texts.",
 )
 MISSING_UPLOAD = _register(
     "item",

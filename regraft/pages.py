@@ -26,12 +26,12 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 _STYLE = """
 :root { --paper: #fff; --ground: #f4f6f7; --ink: #15212b; --soft: #556371; --line: #dce2e7; --track: #dfe5ea;
-  --carried: #1b7f5c; --restored: #7fcbb0; --left: #8794a1; --skipped: #c2650f; --other: #e3a45d;
+  --carried: #1b7f5c; --bare: #2f7fb5; --restored: #7fcbb0; --left: #8794a1; --skipped: #c2650f; --other: #e3a45d;
   --error: #b42318; --warning: #8a5200; --note: #45596c; }
 @media screen and (prefers-color-scheme: dark) {
   :root { color-scheme: dark; --paper: #161d24; --ground: #0e1318; --ink: #e5ebf0; --soft: #9dacb9; --line: #2a353f;
-    --track: #303c47; --carried: #3fb488; --restored: #a5e3cd; --left: #71808e; --skipped: #e08a3a; --other: #8f5a23;
-    --error: #ff8a7a; --warning: #efb45c; --note: #a9bccd; } }
+    --track: #303c47; --carried: #3fb488; --bare: #6cb2e0; --restored: #a5e3cd; --left: #71808e; --skipped: #e08a3a;
+    --other: #8f5a23; --error: #ff8a7a; --warning: #efb45c; --note: #a9bccd; } }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; background: var(--ground); }
 body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; color: var(--ink);
@@ -56,7 +56,8 @@ section { background: var(--paper); border: 1px solid var(--line); border-radius
 h2 + svg.bar { margin: .8rem 0 .3rem; }
 svg.bar { display: block; width: 100%; height: .875rem; border-radius: .25rem; shape-rendering: crispEdges; }
 svg.bar .track { fill: var(--track); } svg.columns { display: block; width: 100%; height: 4.5rem; }
-rect.carried, rect.covered, rect.column { fill: var(--carried); } rect.restored { fill: var(--restored); }
+rect.carried, rect.covered, rect.column { fill: var(--carried); } rect.bare { fill: var(--bare); }
+rect.restored { fill: var(--restored); }
 rect.left { fill: var(--left); } rect.skipped { fill: var(--skipped); } rect.other { fill: var(--other); }
 rect.error { fill: var(--error); } rect.warning { fill: var(--warning); } rect.note { fill: var(--note); }
 svg.swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: .15rem; margin-right: .35rem; }

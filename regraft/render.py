@@ -32,7 +32,9 @@ def as_line(planned: Document) -> str:
     totals = planned["totals"]
     needed, free = (human_bytes(planned["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
     bases = counted(totals["bases"]["all"], "base")
-    return f"Plan: {bases}, {_carried(totals['rows'])}; about {needed} will be written, {free} are free.\n"
+    bare = _bare(totals["rows"])
+    more = f" and {bare:,} without a vector" if bare else ""
+    return f"Plan: {bases}, {_carried(totals['rows'])}{more}; about {needed} will be written, {free} are free.\n"
 
 
 def as_text(document: Document, *, verbose: bool = False) -> str:
@@ -98,7 +100,10 @@ def _restored(rows: Document) -> str:
 
 
 def _of_those(document: Document) -> str:
-    """Return how many vectors the rows have, where not every row must have one."""
+    """Return how many vectors the rows have, where not every row must have one, or how many more have none."""
+    bare = _bare(document["totals"]["rows"])
+    if bare:
+        return f", {bare:,} more without one"
     counts = [base["vectors"] for base in document["bases"] if "vectors" in base]
     return f" ({sum(counts):,})" if counts else ""
 
@@ -115,7 +120,12 @@ def _is_import(document: Document) -> bool:
 
 
 def _carried(rows: Document) -> str:
-    return f"{rows['carried']:,} of {counted(rows['read'], 'row')}"
+    return f"{rows['carried'] - _bare(rows):,} of {counted(rows['read'], 'row')}"
+
+
+def _bare(rows: Document) -> int:
+    """Return how many rows were carried without a vector; a report of an earlier version does not say."""
+    return min(int(rows.get("without_vector", 0)), int(rows["carried"]))
 
 
 def _warnings(document: Document, verbose: bool) -> Iterator[str]:
@@ -195,7 +205,8 @@ def parts_of(rows: Document) -> list[pages.Part]:
         reasons[name] = reasons.get(name, 0) + count
     shades = ("skipped", "other")
     return [
-        ("carried", "carried", rows["carried"]),
+        ("carried", "carried", rows["carried"] - _bare(rows)),
+        ("bare", notices.WITHOUT_VECTOR, _bare(rows)),
         ("restored", "restored_duplicate", rows["restored_duplicate"]),
         ("left", "v1_deduplicated", rows["v1_deduplicated"]),
         *((shades[place % 2], name, count) for place, (name, count) in enumerate(reasons.items())),

@@ -72,6 +72,8 @@ class Request:
     count: int | None = None
     alpha: float | None = None
     vector: tuple[float, ...] | None = None
+    #: Makes that vector where it is needed, for the id of the base's model (None where nobody knows it).
+    embed: Callable[[str | None], tuple[float, ...]] | None = None
     #: Ask the index alone: no settings, no rules of the catalog.
     raw: bool = False
 
@@ -268,7 +270,7 @@ class _Search:
     def _mode(self, dimensions: int | None) -> Mode:
         """Return the mode: the one asked for, else the base's own; bm25 where there are no vectors."""
         own = self.row.get("search_mode")
-        usual = Mode.BM25 if self.request.vector is None else Mode.HYBRID
+        usual = Mode.BM25 if self.request.vector is None and self.request.embed is None else Mode.HYBRID
         mode = self.request.mode or (Mode(own) if own in list(Mode) else usual)
         lexical = bool(self.row) and self.row.get("embedding_model_id") is None
         if mode is not Mode.BM25 and (lexical or dimensions is None):
@@ -281,6 +283,9 @@ class _Search:
     def _blob(self, mode: Mode, dimensions: int | None) -> bytes:
         """Return the query's vector as the index compares it."""
         vector = self.request.vector
+        if vector is None and self.request.embed is not None:
+            model_id = self.row.get("embedding_model_id")
+            vector = self.request.embed(None if model_id is None else str(model_id))
         if vector is None:
             model = self.row.get("embedding_model_id") or "the base's model"
             raise QueryVectorMissing(path=self.path, base=self.base_id, mode=mode, dimensions=dimensions, model=model)

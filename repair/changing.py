@@ -15,7 +15,7 @@ from regraft import durable, sqlite
 from regraft.changes import Recorded, State
 from regraft.errors import LedgerUnreadable, PlanOutdated
 from regraft.ledger import FOLDER, Ledger, path_of
-from repair import files, rows
+from repair import files, growing, rows
 from repair.copies import back_up, copy_database
 from repair.plan import Change, FileChange, RowsChange
 
@@ -283,6 +283,8 @@ def _rows_made(root: Path, change: Recorded) -> bool:
     if changeset is None or not changeset.is_file() or not final.is_file():
         return True
     try:
+        if change.state == "intended" and change.detail.get(growing.DETAIL):
+            return growing.settle(final, changeset, change)
         with rows.locked(final, keep=False) as db:
             return rows.was_made(db, changeset)
     except (apsw.NotADBError, apsw.CorruptError):

@@ -1,7 +1,7 @@
 """Mending rows of ``knowledge_base`` from what there is of the base: its index, its vectors, its model.
 
-Rules: ``docs/formats/catalog.md``, "What follows from what". A failed base never has an index, and a completed one
-always.
+Rules: ``docs/formats/catalog.md``, "What follows from what". A completed base always has an index; a failed one has one
+only where its texts were carried by themselves (``migrate --carry-text``), without a vector.
 """
 
 from __future__ import annotations

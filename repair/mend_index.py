@@ -8,7 +8,6 @@ file as it is, the change does it again over the file that it writes to, and bot
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,7 +238,7 @@ def _drop_vectors(job: Job, target: Target) -> Iterator[Action]:
     if not wanted:
         return
     db = job.db
-    lengths = _lengths(db)
+    lengths = vectors.lengths_of(db)
     usual = vectors.usual_length(lengths)
     is_sure = 2 * lengths[usual] > lengths.total()
     if target.dimensions is not None and lengths[4 * target.dimensions]:
@@ -259,17 +258,6 @@ def _drop_vectors(job: Job, target: Target) -> Iterator[Action]:
     ):
         said = f"delete {counted(count, 'vector')} that can never be right, to be embedded anew"
         yield Action("delete-embeddings", said, target.base, None, count, size, flaw)
-
-
-def _lengths(db: apsw.Connection) -> Counter[int]:
-    """Return how many vectors there are of each length in bytes that one can have."""
-    lengths: Counter[int] = Counter()
-    for length, count in db.execute(
-        "SELECT length(vector_blob), count(*) FROM embedding WHERE typeof(vector_blob) = 'blob'"
-        " AND length(vector_blob) > 0 AND length(vector_blob) % 4 = 0 GROUP BY 1"
-    ):
-        lengths[length] += count
-    return lengths
 
 
 #: What mends can bring to light or settle besides what they are for: name, noun, reason, and how many rows.

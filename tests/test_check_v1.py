@@ -61,7 +61,7 @@ def found(source: Path, *options: object) -> list[dict[str, Any]]:
 
 
 #: Codes that only carrying finds, or a target, or an option of ``migrate`` alone.
-BEYOND_A_PLAN = {"differing_vector", "completed_base_kept", "lost_duplicate"}
+BEYOND_A_PLAN = {"differing_vector", "completed_base_kept", "lost_duplicate", "carried_without_vector"}
 #: Codes that a preview build's store has of its own.
 OF_PREVIEWS = {
     "current_layout",

@@ -765,7 +765,7 @@ def test_every_error_is_one_line_and_survives_a_process(kind: type[RegraftError]
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.facts) == (kind, str(error), error.facts)
     assert error.code == kind.__name__
-    assert error.exit_status in (errors.REFUSED, errors.STOPPED, errors.INTERRUPTED)
+    assert error.exit_status in (errors.WORTH_READING, errors.REFUSED, errors.STOPPED, errors.INTERRUPTED)
     assert str(error).endswith(".")
     assert "\n" not in str(error)
     assert all(str(value) in str(error) for value in error.facts.values())

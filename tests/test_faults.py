@@ -186,7 +186,7 @@ def no_space(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def interrupt(*_: object) -> None:
+def interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
@@ -578,6 +578,7 @@ def test_damage_that_shows_late_fails_its_base_and_no_other(tmp_path: Path) -> N
         "read": 0,
         "carried": 0,
         "skipped": {},
+        "without_vector": 0,
         "v1_deduplicated": 0,
         "restored_duplicate": 0,
     }

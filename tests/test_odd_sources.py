@@ -203,6 +203,7 @@ def test_a_base_without_a_model_is_kept_as_failed(modelled: Library, case: str) 
         "read": 2,
         "carried": 0,
         "skipped": {"missing_embedding_model": 2},
+        "without_vector": 0,
         "v1_deduplicated": 0,
         "restored_duplicate": 0,
     }
@@ -415,6 +416,7 @@ def test_an_unreadable_vector_file_has_no_rows(stored: Library, name: str) -> No
         "read": 0,
         "carried": 0,
         "skipped": {},
+        "without_vector": 0,
         "v1_deduplicated": 0,
         "restored_duplicate": 0,
     }
@@ -1654,6 +1656,7 @@ def test_holes_are_counted_outside_the_books(tmp_path: Path) -> None:
         "read": 10,
         "carried": 8,
         "skipped": {"missing_vector_payload": 1, "unmapped_loader": 1},
+        "without_vector": 0,
         "v1_deduplicated": 3 + 2 + 9 + 1,
         "restored_duplicate": 0,
     }

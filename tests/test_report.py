@@ -90,7 +90,14 @@ def check_shape(report: dict[str, Any], *, dry_run: bool = False) -> None:
     for entry in report["bases"]:
         assert set(entry) == BASE
         assert set(entry["directories"]) == {"expanded", "children", "tombstones"}
-        assert set(entry["rows"]) == {"read", "carried", "skipped", "v1_deduplicated", "restored_duplicate"}
+        assert set(entry["rows"]) == {
+            "read",
+            "carried",
+            "without_vector",
+            "skipped",
+            "v1_deduplicated",
+            "restored_duplicate",
+        }
         assert entry["outcome"] in ("written", "unchanged", "failed", "skipped")
         assert entry["index"] is None or set(entry["index"]) == {"path", "materials", "units", "embeddings", "bytes"}
         assert (entry["index"] is None) == (entry["status"] == "failed")
@@ -118,6 +125,7 @@ def test_what_the_document_says(report: dict[str, Any]) -> None:
         "read": 12,
         "carried": 9,
         "skipped": {"dimension_mismatch": 1, "missing_vector_payload": 1, "unmapped_loader": 1},
+        "without_vector": 0,
         "v1_deduplicated": 3,
         "restored_duplicate": 0,
     }
@@ -181,7 +189,7 @@ def test_totals_are_sums(report: dict[str, Any]) -> None:
     assert totals["rows"] == {
         **{
             key: sum(entry["rows"][key] for entry in bases)
-            for key in ("read", "carried", "v1_deduplicated", "restored_duplicate")
+            for key in ("read", "carried", "without_vector", "v1_deduplicated", "restored_duplicate")
         },
         "skipped": skipped,
     }

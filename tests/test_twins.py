@@ -75,6 +75,7 @@ def test_a_file_without_rows_gets_those_of_the_file_that_it_equals(tmp_path: Pat
     assert library.rows("kb") == {
         "read": 3,
         "carried": 3,
+        "without_vector": 0,
         "skipped": {},
         "v1_deduplicated": 0,
         "restored_duplicate": 2,

@@ -17,7 +17,7 @@ from regraft.locate import Located
 
 
 def _read(source: Located, options: Options) -> LibraryDraft:
-    return draft_library(source, options.word)
+    return draft_library(source, options.word, texts=options.carry_text)
 
 
 def _hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) -> Hints:  # noqa: ARG001 - a Journey's

@@ -29,10 +29,16 @@ from regraft.text import counted, is_blank, trim, without_nul
 from regraft.tree import join
 
 
-def draft_library(source: Located, word: ModelWord) -> LibraryDraft:
-    """Draft every base of a source that is not in the v2 layout; ``word`` is what the user says of models."""
+def draft_library(source: Located, word: ModelWord, *, texts: bool = False) -> LibraryDraft:
+    """Draft every base of a source that is not in the v2 layout.
+
+    Args:
+        source: a source with stores of preview builds.
+        word: what the user says of models.
+        texts: whether rows are carried for their text alone, too.
+    """
     catalog, said = _read_catalog(source)
-    drafter = _Drafter(source, catalog, word)
+    drafter = _Drafter(source, catalog, word, texts=texts)
     drafter.draft()
     models = drafter.models
     return LibraryDraft(
@@ -64,8 +70,9 @@ def _catalog_notice(said: str) -> Notice:
 class _Drafter:
     """Drafts the bases of one source, one after the other; used once."""
 
-    def __init__(self, source: Located, catalog: StoredCatalog | None, word: ModelWord) -> None:
+    def __init__(self, source: Located, catalog: StoredCatalog | None, word: ModelWord, *, texts: bool) -> None:
         self._source = source
+        self._texts = texts
         self._catalog = catalog
         self._migrated: set[str] = set()
         self._seen: set[str] = set()
@@ -96,7 +103,7 @@ class _Drafter:
         """Return a base's id: by its place, else as its rows say, else one that follows from the file's name."""
         if store.base_id is not None:
             return store.base_id
-        with Told(self._source.tree, store.name) as told:
+        with Told(self._source.tree, store.name, texts=self._texts) as told:
             return told.contents.collection or identity.base_id(PurePosixPath(store.name).stem)
 
     def _draft_row(self, row: Row, stores: dict[str, Store], current: dict[str, Store]) -> None:
@@ -140,7 +147,7 @@ class _Drafter:
         processor = row.get("file_processor_id")
         processor = None if is_blank(processor) else str(processor)
         names = FreeNames(reserve_processed=processor is not None)
-        with Told(self._source.tree, store.name) as told:
+        with Told(self._source.tree, store.name, texts=self._texts) as told:
             drafted = self._items(base_id, store, told, names)
             dimensions = whole_number(row.get("dimensions"), minimum=1)
             if dimensions is None and not (is_listed and store.look.has_rows):

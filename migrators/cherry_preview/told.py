@@ -28,8 +28,10 @@ _TYPES = {"url": "url", "sitemap": "url", "note": "note"}
 class Told:
     """A store that is read when it is first asked; what cannot be read is as if it were not there."""
 
-    def __init__(self, tree: Tree, name: str) -> None:
+    def __init__(self, tree: Tree, name: str, *, texts: bool = False) -> None:
+        """Open nothing yet; ``texts`` says whether rows are carried for their text alone, too."""
         self._tree = tree
+        self._texts = texts
         self._name = name
         self._open = ExitStack()
         #: Why the store cannot be read, for a person.
@@ -80,7 +82,9 @@ class Told:
     def text(self, item_id: str) -> str:
         """Return the text that an item's rows make, or at least so much of it as a note can hold and one unit more."""
         try:
-            return libsql_preview.carried_text(self._path, self._survey, item_id, BODY_SEPARATOR, MAX_NOTE_UNITS)
+            return libsql_preview.carried_text(
+                self._path, self._survey, item_id, BODY_SEPARATOR, MAX_NOTE_UNITS, texts=self._texts
+            )
         except StoreProblem as problem:
             self.problem = str(problem)
             return ""

@@ -36,7 +36,7 @@ _IMAGE = "ImageLoader_"
 def hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) -> Hints:
     """Return what the folders on disk and the uploads tell of a base."""
     found = real_paths(draft, survey)
-    twins = find_twins(source, draft, survey, found)
+    twins = find_twins(source, draft, survey, found, texts=options.carry_text)
     paths = {loader: shown(path) for loader, path in found.items()}
     names = _snippet_names(draft, survey)
     return Hints(paths=paths, names=names, twins=twins, restore_twins=options.restore_duplicates)

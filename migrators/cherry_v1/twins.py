@@ -69,7 +69,9 @@ def _has_rows(item: ItemDraft, survey: Survey) -> bool:
     return any(loader in survey.loaders for loader in item.loader_ids)
 
 
-def find_twins(source: Located, draft: BaseDraft, survey: Survey, paths: Mapping[str, Path]) -> tuple[Twin, ...]:
+def find_twins(
+    source: Located, draft: BaseDraft, survey: Survey, paths: Mapping[str, Path], *, texts: bool = False
+) -> tuple[Twin, ...]:
     """Return the files without rows whose bytes are those of a file with rows, with the best such file for each.
 
     That is the one with the most rows to carry, then the first in item order. Files that are not there or cannot be
@@ -80,6 +82,7 @@ def find_twins(source: Located, draft: BaseDraft, survey: Survey, paths: Mapping
         draft: the base.
         survey: what its vector file holds.
         paths: the files of the base's folders that are on disk, by loader id.
+        texts: whether rows are carried for their text alone, too.
     """
     lost = [upload for item in lost_files(draft, survey) for upload in _upload(source, item, item.loader_ids[0])]
     times = read_times(draft)
@@ -87,7 +90,7 @@ def find_twins(source: Located, draft: BaseDraft, survey: Survey, paths: Mapping
     if not lost:
         return ()
     kept: dict[tuple[str, int], list[_File]] = {}
-    for file in sorted(_kept(source, draft, survey, paths), key=lambda file: -file.rows):
+    for file in sorted(_kept(source, draft, survey, paths, texts=texts), key=lambda file: -file.rows):
         kept.setdefault((file.suffix, file.size), []).append(file)
     digests = _Digests()
     twins = []
@@ -115,11 +118,13 @@ def _twin(file: _File, like: _File) -> Twin:
     )
 
 
-def _kept(source: Located, draft: BaseDraft, survey: Survey, paths: Mapping[str, Path]) -> Iterator[_File]:
+def _kept(
+    source: Located, draft: BaseDraft, survey: Survey, paths: Mapping[str, Path], *, texts: bool
+) -> Iterator[_File]:
     """Yield the files that have rows to carry, in item order. Rows that go to another item are not a file's."""
     owners, times = Owners(draft, expand(draft, survey)), read_times(draft)
     for item in draft.items:
-        rows = {loader: count for loader in item.loader_ids if (count := _usable(survey, loader))}
+        rows = {loader: count for loader in item.loader_ids if (count := _to_carry(survey, loader, texts=texts))}
         if item.type == "file":
             own = {loader: count for loader, count in rows.items() if owners.owner(loader) == item.id}
             if own:
@@ -131,11 +136,12 @@ def _kept(source: Located, draft: BaseDraft, survey: Survey, paths: Mapping[str,
                     yield from _on_disk(loader, paths, times, count)
 
 
-def _usable(survey: Survey, loader_id: str) -> int:
-    """Return how many rows of a loader have a vector of the base's length."""
+def _to_carry(survey: Survey, loader_id: str, *, texts: bool) -> int:
+    """Return how many rows of a loader have a vector of the base's length, or (``texts``) a text at least."""
     rows, length = survey.loaders.get(loader_id), survey.vector_bytes
-    tally = rows.kinds.get(length) if rows is not None and length is not None else None
-    return 0 if tally is None else tally.count
+    kinds = {} if rows is None else rows.kinds
+    bare = sum(tally.with_text.count for kind, tally in kinds.items() if kind != length) if texts else 0
+    return bare + (kinds[length].count if length in kinds else 0)
 
 
 def _upload(source: Located, item: ItemDraft, loader_id: str, rows: int = 0) -> Iterator[_File]:

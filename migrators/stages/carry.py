@@ -54,7 +54,7 @@ class Carried:
 
     record: BaseRecord
     items: tuple[ItemRow, ...]
-    #: None for a failed base.
+    #: None for a base without an index.
     tallies: index.Tallies | None
     index_bytes: int
     #: Whether the staging folder holds anything to publish.
@@ -94,7 +94,7 @@ def carry_base(plan: BasePlan, origin: Origin, staging: Path, now_ms: int, watch
     carrier = _Carrier(plan, origin, staging, now_ms, watch)
     carrier.copy_uploads()
     tallies = None
-    if plan.error is None and origin.vectors is not None:
+    if plan.has_index and origin.vectors is not None:
         tallies = carrier.write_index(origin.vectors)
     has_files = staging.exists()
     if has_files:
@@ -169,8 +169,11 @@ class _Carrier:
         item = self._plan.items[material.item]
         return index.Material(item.id, self._namer(material.item, item), self._rows(db, material))
 
-    def _rows(self, db: apsw.Connection, material: MaterialPlan) -> Iterator[tuple[str, bytes]]:
-        rows = self._origin.table.rows(db, material.runs, self._plan.vector_bytes)
+    def _rows(self, db: apsw.Connection, material: MaterialPlan) -> Iterator[tuple[str, bytes | None]]:
+        table, length = self._origin.table, self._plan.vector_bytes
+        rows: Iterator[tuple[str, bytes | None]] = table.rows(db, material.runs, length)
+        if self._plan.rows.without_vector:
+            rows = table.rows_and_texts(db, material.runs, length or None)
         pending = size = 0
         while True:
             try:
@@ -181,7 +184,7 @@ class _Carrier:
                 break
             yield row
             pending += 1
-            size += len(row[0]) + len(row[1])
+            size += len(row[0]) + len(row[1] or b"")
             if pending == REPORT_ROWS:
                 self._watch(pending * CARRY_SHARE, size)
                 pending = size = 0

@@ -23,3 +23,5 @@ class Options:
     while_running: bool = False
     #: Give files that v1 left without rows the rows of a file with the same bytes.
     restore_duplicates: bool = True
+    #: Carry the texts of rows that have no vector which could be carried.
+    carry_text: bool = False

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from migrators.stages.books import EXAMPLES, Books, Share, Wish
 from migrators.stages.drafts import BaseDraft, ItemDraft
 from migrators.stages.journey import Found, Hints
 from migrators.stages.owners import Child, Owners, expand
@@ -27,9 +28,7 @@ from migrators.stages.restored import (
     without_rows,
 )
 from regraft import notices
-from regraft.formats import vector_table
-from regraft.formats.index import BODY_SEPARATOR
-from regraft.formats.vector_table import LoaderRows, Survey, Tally
+from regraft.formats.vector_table import LoaderRows, Survey
 from regraft.notices import Notice
 from regraft.text import counted
 
@@ -39,14 +38,18 @@ __all__ = ["BasePlan", "ItemPlan", "MaterialPlan", "Rows", "plan_base"]
 MAX_CONTENT_BYTES = 1_000_000_000 - 1_000
 #: The error of an item whose text is larger.
 TOO_LARGE_TEXT = "The text of this item is over SQLite's limit of 1 GB."
-#: Examples named for each reason why rows are not carried.
-EXAMPLES = 3
 
 
-def plan_base(draft: BaseDraft, found: Survey | str, hints: Hints | None = None) -> BasePlan:
+def plan_base(
+    draft: BaseDraft, found: Survey | str, hints: Hints | None = None, *, carry_text: bool = False
+) -> BasePlan:
     """Plan one base.
 
-    ``found`` is its vector file's survey, or why there is none (for a person); ``hints`` is what other files tell.
+    Args:
+        draft: what the state tells of it.
+        found: its vector file's survey, or why there is none (for a person).
+        hints: what other files tell.
+        carry_text: whether texts come along whose vector cannot.
     """
     survey = found if isinstance(found, Survey) else None
     vector_bytes = survey.vector_bytes if survey else None
@@ -58,26 +61,24 @@ def plan_base(draft: BaseDraft, found: Survey | str, hints: Hints | None = None)
     elif vector_bytes is None:
         error = notices.MISSING_STORE
     problem = found if isinstance(found, str) else "holds no usable vector"
-    planner = _Planner(draft, error, survey or Survey(), vector_bytes or 0, problem)
+    wish = Wish(error, vector_bytes or 0, carry_text and survey is not None, MAX_CONTENT_BYTES)
+    planner = _Planner(draft, survey or Survey(), wish, problem)
     return planner.plan(hints or Hints(), unreadable=survey is None)
 
 
 class _Planner:
     """Works one base out, step by step; used once."""
 
-    def __init__(self, draft: BaseDraft, error: str | None, survey: Survey, vector_bytes: int, problem: str) -> None:
+    def __init__(self, draft: BaseDraft, survey: Survey, wish: Wish, problem: str) -> None:
         self._draft = draft
-        self._error = error
+        self._error = wish.error
         self._survey = survey
-        self._vector_bytes = vector_bytes
+        self._wish = wish
+        #: Whether rows are carried at all: those of a failed base only for their texts.
+        self._carries = wish.error is None or wish.carry_text
         self._problem = problem
         self._said: list[Notice] = []
-        self._skipped: Counter[str] = Counter()
-        self._examples: dict[str, list[str]] = {}
-        self._degenerate = Tally()
         self._unreadable = False
-        #: Items whose text cannot be stored, with their rows.
-        self._too_large: dict[str, int] = {}
         self._hints = Hints()
         #: Files that get the rows of their twin, by loader id.
         self._restored: dict[str, Restored] = {}
@@ -86,9 +87,10 @@ class _Planner:
         draft = self._draft
         self._unreadable, self._hints = unreadable, hints
         sources = {**hints.names, **hints.paths}
-        expanded = expand(draft, self._survey, sources) if self._error is None else {}
+        expanded = expand(draft, self._survey, sources) if self._carries else {}
         owners = Owners(draft, expanded)
-        carried = self._sort_rows(owners)
+        self._books = Books(self._survey, owners, self._wish)
+        carried = self._books.carried
         found = self._restorable(owners, carried)
         if found and hints.restore_twins:
             # Rows keep the owners that they have: the children that are new have none.
@@ -102,7 +104,8 @@ class _Planner:
         rows = Rows(
             read=self._survey.rows,
             carried=sum(material.rows for material in own),
-            skipped=dict(self._skipped),
+            skipped=dict(self._books.skipped.rows),
+            without_vector=self._books.bare.rows.total(),
             v1_deduplicated=sum(one.chunks for one in missing),
             restored_duplicate=sum(material.rows for material in copies),
         )
@@ -120,76 +123,32 @@ class _Planner:
             children={loader: child.id for loader, child in owners.children.items()},
             notices=(*draft.notices, *hints.notices, *self._said),
             found=self._found(found),
+            carry_text=self._wish.carry_text,
         )
 
     def _dimensions(self) -> int | None:
         if self._error is None:
-            return self._vector_bytes // 4
+            return self._wish.vector_bytes // 4
         return self._draft.stated_dimensions if self._error == notices.MISSING_MODEL else None
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
-    def _sort_rows(self, owners: Owners) -> dict[str, list[LoaderRows]]:
-        """Book every row; return the loaders with rows to carry by the id of their item."""
-        carried: dict[str, list[LoaderRows]] = {}
-        for loader, rows in self._survey.loaders.items():
-            owner = owners.owner(loader)
-            reason = self._error or self._unowned(owner, owners)
-            for kind, tally in rows.kinds.items():
-                why = reason or self._unusable(kind)
-                if why is not None:
-                    self._skip(why, tally)
-                elif owner is not None:
-                    carried.setdefault(owner, []).append(rows)
-        for owner in [owner for owner, loaders in carried.items() if self._content_bytes(loaders) > MAX_CONTENT_BYTES]:
-            self._too_large[owner] = sum(rows.kinds[self._vector_bytes].count for rows in carried[owner])
-            for rows in carried.pop(owner):
-                self._skip(notices.CONTENT_TOO_LARGE, rows.kinds[self._vector_bytes])
-        for rows in (rows for loaders in carried.values() for rows in loaders):
-            self._degenerate.count += rows.kinds[self._vector_bytes].degenerate
-        return carried
-
-    @staticmethod
-    def _unowned(owner: str | None, owners: Owners) -> str | None:
-        if owner is None:
-            return notices.UNMAPPED_LOADER
-        return notices.NON_INDEXABLE if owner in owners.containers else None
-
-    def _unusable(self, kind: int) -> str | None:
-        if kind == vector_table.MISSING:
-            return notices.MISSING_PAYLOAD
-        if kind == vector_table.UNSUPPORTED:
-            return notices.UNSUPPORTED_ENCODING
-        return None if kind == self._vector_bytes else notices.DIMENSION_MISMATCH
-
-    def _skip(self, reason: str, tally: Tally) -> None:
-        self._skipped[reason] += tally.count
-        examples = self._examples.setdefault(reason, [])
-        examples.extend(tally.samples[: EXAMPLES - len(examples)])
-
-    def _content_bytes(self, loaders: list[LoaderRows]) -> int:
-        tallies = [rows.kinds[self._vector_bytes] for rows in loaders]
-        separators = len(BODY_SEPARATOR) * (sum(tally.count for tally in tallies) - 1)
-        return sum(tally.body_bytes for tally in tallies) + separators
-
-    def _materials(self, carried: dict[str, list[LoaderRows]], index: dict[str, int]) -> list[MaterialPlan]:
+    def _materials(self, carried: dict[str, list[Share]], index: dict[str, int]) -> list[MaterialPlan]:
         """Return a material for every item with rows to carry, in the order of their first such rows."""
-        kind = self._vector_bytes
-        ordered = sorted(carried.items(), key=lambda entry: min(rows.kinds[kind].first_rowid for rows in entry[1]))
-        return [self._material(index[owner], loaders) for owner, loaders in ordered]
+        ordered = sorted(carried.items(), key=lambda entry: min(share.first_rowid for share in entry[1]))
+        return [self._material(index[owner], shares) for owner, shares in ordered]
 
-    def _material(self, item: int, loaders: list[LoaderRows]) -> MaterialPlan:
-        tallies = [rows.kinds[self._vector_bytes] for rows in loaders]
+    def _material(self, item: int, shares: list[Share]) -> MaterialPlan:
         return MaterialPlan(
             item=item,
-            runs=tuple(sorted(run for rows in loaders for run in _runs(rows))),
-            rows=sum(tally.count for tally in tallies),
-            body_bytes=sum(tally.body_bytes for tally in tallies),
+            runs=tuple(sorted(run for share in shares for run in _runs(share.loader))),
+            rows=sum(share.rows for share in shares),
+            body_bytes=sum(share.body_bytes for share in shares),
         )
 
     # --- duplicates ------------------------------------------------------------------------------------------------
 
-    def _restorable(self, owners: Owners, carried: dict[str, list[LoaderRows]]) -> dict[str, Restored]:
+    def _restorable(self, owners: Owners, carried: dict[str, list[Share]]) -> dict[str, Restored]:
         """Return the files without rows whose twin is a file with rows to carry, by loader id."""
         found: dict[str, Restored] = {}
         judge = Judge(self._draft, owners)
@@ -198,8 +157,8 @@ class _Planner:
             if item is None or owner is None or twin.loader_id in self._survey.loaders:
                 continue
             if owner in carried and item.id not in carried:
-                loaders = carried[owner]
-                rows = sum(one.kinds[self._vector_bytes].count for one in loaders)
+                loaders = [share.loader for share in carried[owner]]
+                rows = sum(share.rows for share in carried[owner])
                 partial = any(map(holes, loaders)) or rows < sum(one.rows for one in loaders)
                 found.setdefault(twin.loader_id, Restored(twin, item, owner, rows, partial))
         return found
@@ -215,9 +174,7 @@ class _Planner:
         claimed = ((owners.owner(loader), one) for loader, one in self._restored.items())
         return {owner: one for owner, one in claimed if owner is not None}
 
-    def _copies(
-        self, owners: Owners, carried: dict[str, list[LoaderRows]], index: dict[str, int]
-    ) -> list[MaterialPlan]:
+    def _copies(self, owners: Owners, carried: dict[str, list[Share]], index: dict[str, int]) -> list[MaterialPlan]:
         """Return a material for every restored file, in item order: the rows of its twin once more."""
         restored = self._restored_items(owners)
         return [
@@ -264,8 +221,8 @@ class _Planner:
         return items, {item.id: position for position, item in enumerate(items)}
 
     def _single(self, draft: ItemDraft) -> ItemPlan:
-        if draft.id in self._too_large:
-            self._say_too_large(draft, self._too_large[draft.id])
+        if draft.id in self._books.too_large:
+            self._say_too_large(draft, self._books.too_large[draft.id])
             return replace(_item(draft, failed=True), error=TOO_LARGE_TEXT)
         return _item(draft, failed=draft.is_to_expand)
 
@@ -279,7 +236,7 @@ class _Planner:
         self._note(notices.CONTENT_TOO_LARGE, said, draft.legacy_id, rows)
 
     def _say_lost(self, draft: ItemDraft, children: tuple[Child, ...], lost: list[Child]) -> None:
-        too_large = sum(self._too_large.get(child.id, 0) for child in children)
+        too_large = sum(self._books.too_large.get(child.id, 0) for child in children)
         if too_large:
             self._say_too_large(draft, too_large)
         self._say_without_rows(draft, children)
@@ -313,7 +270,7 @@ class _Planner:
     def _say_duplicates(self, owners: Owners, found: dict[str, Restored]) -> None:
         base = self._draft.legacy_id
         self._said.extend(said_of(one, base, restored=loader in self._restored) for loader, one in found.items())
-        if self._error is None:
+        if self._carries:
             told = {one.item.id for one in found.values()}
             self._said.extend(said_without_rows(base, without_rows(self._draft, self._survey, owners, told)))
 
@@ -326,8 +283,9 @@ class _Planner:
         for reason, count in rows.skipped.items():
             if reason not in (self._error, notices.CONTENT_TOO_LARGE):
                 self._say_not_carried(reason, count)
-        if self._degenerate.count:
-            count = self._degenerate.count
+        self._say_bare()
+        if self._books.degenerate:
+            count = self._books.degenerate
             said = f"{counted(count, 'vector')} zero, NaN or infinite; carried as they are"
             self._note(notices.DEGENERATE, said, count=count)
         self._said.extend(said_of_missing(self._draft.legacy_id, missing))
@@ -338,27 +296,40 @@ class _Planner:
         why, gone = self._draft.embedding.problem, self._draft.embedding.gone
         if self._error == notices.MISSING_STORE:
             why, gone = f"its vector file {self._draft.vector_file} {self._problem}", None
-        self._say_not_carried(self._error, self._skipped[self._error], why, gone)
+        self._say_not_carried(self._error, self._books.skipped.rows[self._error], why, gone)
 
     def _say_not_carried(self, reason: str, count: int, why: str = "", gone: str | None = None) -> None:
-        samples = tuple(self._examples.get(reason, ()))
-        examples = f" (for example {', '.join(samples)})" if samples else ""
-        lost = f"{counted(count, 'row')} not carried{examples}" if count else ""
+        samples = tuple(self._books.skipped.examples.get(reason, ()))
+        lost = f"{counted(count, 'row')} not carried{_examples(samples)}" if count else ""
         message = "; ".join(filter(None, (why, lost)))
         self._said.append(Notice(reason, message, self._draft.legacy_id, None, max(count, 1), samples, gone))
+
+    def _say_bare(self) -> None:
+        bare = self._books.bare
+        if bare.rows:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in bare.rows.items())
+            samples = tuple(sample for some in bare.examples.values() for sample in some)[:EXAMPLES]
+            count = bare.rows.total()
+            said = f"{counted(count, 'row')} carried without a vector: {reasons}{_examples(samples)}"
+            legacy_id = self._draft.legacy_id
+            self._said.append(Notice(notices.WITHOUT_VECTOR, said, legacy_id, count=count, samples=samples))
 
     def _say_tombstone(self, item: ItemDraft) -> None:
         later = ""
         if self._error == notices.MISSING_STORE and self._unreadable:
             later = "; a later run can still recover it, once the vector file can be read"
         none = f"none of its {len(item.entries)} files has rows" if item.entries else "v1 lists no files of it"
-        why = "its base failed" if self._error else none
+        why = none if self._carries else "its base failed"
         said = f"the folder {item.data['source']} stays one failed item: {why}{later}"
         self._note(notices.NOT_MIGRATED, said, item.legacy_id)
 
 
 def _runs(rows: LoaderRows) -> Iterator[tuple[int, int]]:
     return zip(rows.runs[::2], rows.runs[1::2], strict=True)
+
+
+def _examples(samples: tuple[str, ...]) -> str:
+    return f" (for example {', '.join(samples)})" if samples else ""
 
 
 def _called(item: ItemPlan) -> str:

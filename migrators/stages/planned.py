@@ -42,6 +42,8 @@ class Rows:
     read: int = 0
     carried: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
+    #: Those of the carried ones whose text came along alone.
+    without_vector: int = 0
     #: Chunks that v1 itself never stored; they are in no row.
     v1_deduplicated: int = 0
     #: Units given to files that have no row of their own, after another file with the same bytes; outside the books.
@@ -78,11 +80,18 @@ class BasePlan:
     notices: tuple[Notice, ...]
     #: What other files told of it.
     found: Found = field(default_factory=Found)
+    #: Whether texts come along whose vector cannot.
+    carry_text: bool = False
+
+    @property
+    def has_index(self) -> bool:
+        """Tell whether the base gets an index: a failed one only where there are texts to carry."""
+        return self.error is None or bool(self.materials)
 
     @property
     def vector_bytes(self) -> int:
-        """Return the length of a vector in bytes."""
-        return 4 * (self.dimensions or 0)
+        """Return the length of a vector in bytes; a failed base gets none."""
+        return 4 * (self.dimensions or 0) if self.error is None else 0
 
     @property
     def units(self) -> int:

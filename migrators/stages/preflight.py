@@ -205,9 +205,10 @@ def upload_bytes(source: Located, uploads: Iterable[Upload]) -> int:
 
 def planned_bytes(plan: BasePlan) -> int:
     """Estimate the bytes of one base's index and snapshots."""
-    if plan.error is not None:
+    if not plan.has_index:
         return 0
-    return index_bytes(plan.units, plan.units * plan.vector_bytes, plan.body_bytes)
+    vectors = plan.units - plan.rows.without_vector
+    return index_bytes(plan.units, vectors * plan.vector_bytes, plan.body_bytes)
 
 
 def index_bytes(units: int, vector_bytes: int, body_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from regraft.envelope import Run
 from regraft.formats.index import Tallies
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
 from regraft.notices import Notice
-from regraft.text import shown
+from regraft.text import argument, shown
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def unchanged(entry: BaseEntry) -> Outcome:
     outcome = "failed" if entry.report["status"] == "failed" else "unchanged"
     rows = entry.report["rows"]
     if "v1_deduplicated" in rows:
-        # An earlier version did not restore anything, and did not say so.
-        rows = {"restored_duplicate": 0, **rows}
+        # Earlier versions had nothing of the kind, and did not say so.
+        rows = {"without_vector": 0, "restored_duplicate": 0, **rows}
     return Outcome(
         {**entry.report, "outcome": outcome, "rows": rows}, entry.items, entry.children, tuple(entry.notices)
     )
@@ -81,12 +82,13 @@ def _outcome(plan: BasePlan, said: tuple[Notice, ...], tallies: Tallies | None, 
         "rows": {
             "read": plan.rows.read,
             "carried": plan.rows.carried,
+            "without_vector": plan.rows.without_vector,
             "skipped": dict(sorted(plan.rows.skipped.items())),
             "v1_deduplicated": plan.rows.v1_deduplicated,
             "restored_duplicate": plan.rows.restored_duplicate,
         },
         "index": None
-        if plan.error
+        if not plan.has_index
         else {
             "path": f"{KNOWLEDGE_FOLDER}/{draft.id}/{INDEX_FILE}",
             "materials": len(plan.materials),
@@ -120,11 +122,12 @@ def books(run: Run, ordered: list[Outcome], skipped: Counter[str], said: Iterabl
     """Return what a report of any command begins with: every base, what has none, and all that is said."""
     target = (run.target or Path()).absolute()
     every = [*said, *(notice for outcome in ordered for notice in outcome.notices)]
+    known = {outcome.base.get("legacy_id"): outcome.base for outcome in ordered}
     return {
         **run.document(),
         "bases": [_placed(outcome.base, target) for outcome in ordered],
         "skipped": dict(sorted(skipped.items())),
-        "warnings": [_warning(notice) for notice in _once(every)],
+        "warnings": [_warning(notice, _remedy(notice, known.get(notice.base), target)) for notice in _once(every)],
     }
 
 
@@ -144,12 +147,23 @@ def _once(said: list[Notice]) -> Iterator[Notice]:
         yield replace(notice, count=count)
 
 
-def _warning(notice: Notice) -> dict[str, object]:
+def _remedy(notice: Notice, base: dict[str, Any] | None, target: Path) -> str:
+    """Return which command gives texts the vectors that they came without, to be put at the end of a message."""
+    if notice.code != notices.WITHOUT_VECTOR or base is None:
+        return ""
+    verb = "restore" if base["status"] == "failed" else "backfill"
+    command = shlex.join(["regraft", verb, argument(target), "--base", base["id"]])
+    if verb == "restore":
+        return f"; {command} --embedder NAME makes a new base of them"
+    return f"; {command} completes them"
+
+
+def _warning(notice: Notice, remedy: str) -> dict[str, object]:
     return {
         "code": notice.code,
         "base": notice.base,
         "item": notice.item,
-        "message": notice.message,
+        "message": f"{notice.message}{remedy}",
         "count": notice.count,
         "samples": list(notice.samples),
         "model": notice.model,
@@ -168,7 +182,7 @@ def totals(outcomes: list[Outcome]) -> dict[str, Any]:
         items.update(outcome.base["items"])
         rows, index = outcome.base["rows"], outcome.base["index"]
         skipped.update(rows["skipped"])
-        for key in ("read", "carried", "v1_deduplicated", "restored_duplicate"):
+        for key in ("read", "carried", "without_vector", "v1_deduplicated", "restored_duplicate"):
             numbers[key] += rows.get(key, 0)
         for key in ("materials", "units", "embeddings", "bytes"):
             if index is not None and index[key] is None:
@@ -180,6 +194,7 @@ def totals(outcomes: list[Outcome]) -> dict[str, Any]:
         "rows": {
             "read": numbers["read"],
             "carried": numbers["carried"],
+            "without_vector": numbers["without_vector"],
             "skipped": dict(sorted(skipped.items())),
             "v1_deduplicated": numbers["v1_deduplicated"],
             "restored_duplicate": numbers["restored_duplicate"],

@@ -19,7 +19,7 @@ from migrators.stages.options import Options
 from migrators.stages.passage import Migration, Passage
 from migrators.stages.publish import Target
 from migrators.stages.report import Outcome
-from migrators.stages.work import BaseEntry, BaseWork, Looker, chosen, kept_completed, vector_name
+from migrators.stages.work import BaseEntry, BaseWork, Looker, chosen, vector_name
 from regraft import durable
 from regraft.envelope import Run
 from regraft.ledger import Entry, Ledger
@@ -195,10 +195,11 @@ def _check_unseen_space(source: Located, target: Path, bases: list[tuple[int, Ba
 
 
 def _publish(place: Target, book: Ledger, done: Done) -> Outcome:
-    if done.plan.error is not None and done.work.stands is not None and done.work.stands_completed:
+    kept = done.work.kept(done.plan)
+    if kept is not None:
         # Damage of the source that only carrying found: what stands is better.
         durable.remove_tree(place.staging / done.work.draft.id)
-        return report.unchanged(kept_completed(done.work.stands, done.plan.error, done.plan.draft.legacy_id))
+        return report.unchanged(kept)
     outcome = report.carried(done)
     base_id = done.work.draft.id
     staged = place.staging / base_id
@@ -213,6 +214,7 @@ def _publish(place: Target, book: Ledger, done: Done) -> Outcome:
         index_mark=preflight.index_mark(staged),
         raw_mark=preflight.raw_mark(staged),
         found=done.plan.found,
+        carry_text=done.plan.carry_text,
     )
     place.publish_base(book, entry, done.work.fingerprint, done.carried.items)
     return outcome

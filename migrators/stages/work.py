@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from migrators.stages.books import WITHOUT_VECTOR
 from migrators.stages.drafts import BaseDraft, LibraryDraft
 from migrators.stages.journey import Found, Hints, Journey
 from migrators.stages.options import Options
@@ -48,6 +49,13 @@ class BaseEntry(msgspec.Struct, frozen=True):
     found: Found = Found()
     #: The command that wrote it; entries of versions that had one only do not say.
     command: str = "migrate"
+    #: Whether texts were to come along whose vector could not.
+    carry_text: bool = False
+
+    @property
+    def has_bare_texts(self) -> bool:
+        """Tell whether there are texts that came along without a vector."""
+        return bool(self.report["rows"].get("without_vector"))
 
 
 def read_entry(entry: Entry) -> BaseEntry:
@@ -76,10 +84,17 @@ class BaseWork:
         """Return the base's id in the target."""
         return self.draft.id
 
-    @property
-    def stands_completed(self) -> bool:
-        """Tell whether a completed base of an earlier run stands in the target."""
-        return self.stands is not None and self.stands.record.base.status == "completed"
+    def kept(self, plan: BasePlan) -> BaseEntry | None:
+        """Return what an earlier run wrote and still stands, with a notice, where a plan for the base is poorer.
+
+        A completed base is never replaced by a failed one, nor one with texts by one without.
+        """
+        if self.stands is None or plan.error is None:
+            return None
+        is_completed = self.stands.record.base.status == "completed"
+        if is_completed or (self.stands.has_bare_texts and not plan.has_index):
+            return kept_completed(self.stands, plan.error, self.draft.legacy_id)
+        return None
 
 
 def chosen(library: LibraryDraft, options: Options) -> list[tuple[int, BaseDraft]]:
@@ -166,25 +181,28 @@ class Looker:
         mark = fingerprint(self._source, draft) if needed else ""
         known = read_entry(entry) if entry is not None else None
         stands = known if known is not None and still_there(self._target, draft.id, known) else None
-        same = entry is not None and entry.fingerprint == mark
+        other_wish = stands is not None and _other_wish(stands, self._options)
+        same = entry is not None and entry.fingerprint == mark and not other_wish
         # A vector file on disk that could not be read is tried again: what was in the way may be gone.
         again = not self._source.is_archive and stands is not None and stands.record.base.error == notices.MISSING_STORE
-        if same and stands is not None and not again and not _other_wish(stands, self._options):
+        if same and stands is not None and not again:
             return BaseWork(position, draft, mark, unchanged=stands)
-        planned = self._plan(position, draft, mark, known)
+        # Texts that came along once are not taken away again.
+        carry_text = self._options.carry_text or (stands is not None and stands.has_bare_texts)
+        planned = self._plan(position, draft, mark, known, replace(self._options, carry_text=carry_text))
         return _not_poorer(replace(planned, stands=stands), same=same)
 
-    def _plan(self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None) -> BaseWork:
-        found, vectors = self._survey(draft)
+    def _plan(self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None, options: Options) -> BaseWork:
+        found, vectors = self._survey(draft, texts=options.carry_text)
         hints = Hints()
-        if isinstance(found, Survey) and draft.embedding.id is not None:
-            hints = self._journey.hints(self._source, draft, found, self._options)
+        if isinstance(found, Survey) and (draft.embedding.id is not None or options.carry_text):
+            hints = self._journey.hints(self._source, draft, found, options)
             hints = hints.with_earlier(Found() if known is None else known.found)
-        plan = plan_base(draft, found, hints)
+        plan = plan_base(draft, found, hints, carry_text=options.carry_text)
         missing = _missing_uploads(self._source, plan, base_folder(self._target, draft.id))
         return BaseWork(position, draft, mark, plan=replace(plan, notices=(*plan.notices, *missing)), vectors=vectors)
 
-    def _survey(self, draft: BaseDraft) -> tuple[Survey | str, Path | None]:
+    def _survey(self, draft: BaseDraft, *, texts: bool) -> tuple[Survey | str, Path | None]:
         """Survey a base's vector file; return what it holds, or why it cannot be used, and where it is on disk."""
         name = vector_name(self._source, draft)
         if not name:
@@ -192,7 +210,7 @@ class Looker:
         try:
             found = self._keep.enter_context(self._source.tree.local(name, self._work))
             vectors = self._keep.enter_context(self._journey.opened(found, self._work))
-            return self._journey.table.survey(vectors, self._work), vectors
+            return self._journey.table.survey(vectors, self._work, texts=texts), vectors
         except StoreProblem as problem:
             return str(problem), None
         except SourceUnreadable as problem:
@@ -200,7 +218,12 @@ class Looker:
 
 
 def _other_wish(stands: BaseEntry, options: Options) -> bool:
-    """Tell whether a base has duplicates about which the user wants the other thing now."""
+    """Tell whether there is something in a base about which the user wants the other thing now.
+
+    These are duplicates, and texts without a vector; such texts stay once they are there.
+    """
+    if options.carry_text and not stands.carry_text and WITHOUT_VECTOR & stands.report["rows"]["skipped"].keys():
+        return True
     if options.restore_duplicates:
         return any(notice.code == notices.LOST_DUPLICATE for notice in stands.notices)
     return bool(stands.report["rows"].get("restored_duplicate"))
@@ -210,17 +233,17 @@ def _not_poorer(work: BaseWork, *, same: bool) -> BaseWork:
     """Keep a base that stands in the target where the source would now only give a failed one."""
     if work.stands is None or work.plan is None or work.plan.error is None:
         return work
-    if work.stands_completed:
-        return replace(work, plan=None, unchanged=kept_completed(work.stands, work.plan.error, work.draft.legacy_id))
-    return replace(work, plan=None, unchanged=work.stands) if same else work
+    kept = work.kept(work.plan) or (work.stands if same else None)
+    return work if kept is None else replace(work, plan=None, unchanged=kept)
 
 
 def kept_completed(stands: BaseEntry, error: str, base: str) -> BaseEntry:
-    """Return a completed entry with the notice that it is kept although the base fails now.
+    """Return an entry with the notice that it is kept although the base fails now.
 
     ``base`` is the id that the source has for it.
     """
-    said = f"it would fail now ({error}); the completed base of an earlier run is kept as it is"
+    kept = "completed base" if stands.record.base.status == "completed" else "base with the texts"
+    said = f"it would fail now ({error}); the {kept} of an earlier run is kept as it is"
     return msgspec.structs.replace(stands, notices=[*stands.notices, Notice(notices.KEPT_COMPLETED, said, base)])
 
 

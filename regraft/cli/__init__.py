@@ -26,6 +26,7 @@ _MODULES = {
     "gc": "gc",
     "repair": "repair",
     "reconcile": "reconcile",
+    "backfill": "backfill",
     "upgrade": "upgrade",
     "rescue": "rescue",
     "install": "install",
@@ -93,8 +94,8 @@ class Commands(click.Group):
 def cli() -> None:
     """Carry a local knowledge base to a new layout with its vectors alive.
 
-    Vectors move byte for byte and nothing is embedded again. Sources are only read; what is written is written whole
-    or not at all.
+    Vectors move byte for byte; nothing is embedded but by backfill and restore, and only what has no vector. Sources
+    are only read; what is written is written whole or not at all.
     """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -94,9 +94,14 @@ def end(document: dict[str, Any], asked: Asked, closing: str = "") -> NoReturn:
 
 def agreed(planned: dict[str, Any], *, yes: bool, silent: bool) -> bool:
     """Show a plan, and ask whether to go on where a person is there to answer."""
+    return confirmed(action_lines(planned, verbose=False), yes=yes, silent=silent)
+
+
+def confirmed(lines: Iterable[str], *, yes: bool, silent: bool) -> bool:
+    """Show the lines of a plan, and ask whether to go on where a person is there to answer."""
     if silent or yes or not sys.stdin.isatty():
         return True
-    say("".join(f"{line}\n" for line in ["Plan:", *_actions(planned, verbose=False)]))
+    say("".join(f"{line}\n" for line in ["Plan:", *lines]))
     try:
         return click.confirm("Go on?", default=True)
     except click.Abort as error:
@@ -105,20 +110,28 @@ def agreed(planned: dict[str, Any], *, yes: bool, silent: bool) -> bool:
 
 def as_text(document: dict[str, Any], *, verbose: bool) -> str:
     """Return what a run did, or would do, as text for a person."""
-    lines = [*_actions(document, verbose=verbose), *_left(document, verbose=verbose)]
+    lines = [*action_lines(document, verbose=verbose), *left_lines(document, verbose=verbose)]
     if not document["actions"]:
         lines.append("Nothing has to be done: nothing was written.")
     elif document["run"]["dry_run"]:
         lines += ["", "Dry run: nothing was written."]
     elif "undone" not in document:
-        path = document["source"]["path"]
-        lines += ["", f"Done; {path} and its {FOLDER} were written."]
-        if document["undo"] is not None:
-            lines.append(f"Take it back: {shlex.join(['regraft', 'undo', argument(path)])}")
+        lines += closing_lines(document)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _actions(document: dict[str, Any], *, verbose: bool) -> list[str]:
+def closing_lines(document: dict[str, Any]) -> list[str]:
+    """Return what stands at the end of a run that wrote something: where, and what takes it back."""
+    path = document["source"]["path"]
+    lines = ["", f"Done; {path} and its {FOLDER} were written."]
+    if document["undo"] is not None:
+        lines.append(f"Take it back: {shlex.join(['regraft', 'undo', argument(path)])}")
+    return lines
+
+
+def action_lines(document: dict[str, Any], *, verbose: bool) -> list[str]:
+    """Return what a run does, as lines for a person."""
+
     def line(action: dict[str, Any]) -> str:
         size = f" ({human_bytes(action['bytes'])})" if action["bytes"] else ""
         return f"{one_line(action['message'])}{size} [{action['action']}]"
@@ -126,7 +139,9 @@ def _actions(document: dict[str, Any], *, verbose: bool) -> list[str]:
     return list(_by_base(document, document["actions"], "action", line, verbose))
 
 
-def _left(document: dict[str, Any], *, verbose: bool) -> list[str]:
+def left_lines(document: dict[str, Any], *, verbose: bool) -> list[str]:
+    """Return what a run leaves as it is, and why, as lines for a person."""
+
     def line(left: dict[str, Any]) -> str:
         hint = f"\n    try: {one_line(left['repair'])}" if left["repair"] else ""
         return f"{one_line(left['reason'])} [{left['finding']}]{hint}"

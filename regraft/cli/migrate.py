@@ -29,6 +29,11 @@ from regraft.locate import Kind, Located, located
     is_flag=True,
     help="Leave files empty that v1 left empty because another one has the same bytes.",
 )
+@click.option(
+    "--carry-text",
+    is_flag=True,
+    help="Carry texts whose vector cannot be carried, without one, also of failed bases.",
+)
 @click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")
 @click.option("--report", "page", type=PATH, metavar="FILE.html", help="Write the report page here too.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before a run that leaves something behind.")
@@ -44,6 +49,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     jobs: int | None,
     while_running: bool,
     no_restore_duplicates: bool,
+    carry_text: bool,
     now: int | None,
     page: Path | None,
     fail_on: str,
@@ -69,6 +75,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         dry_run=dry_run,
         while_running=while_running,
         restore_duplicates=not no_restore_duplicates,
+        carry_text=carry_text,
     )
 
     with located(source, Kind(kind) if kind else None) as found:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import sys
+from array import array
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from regraft import retrieval
+from regraft import config, embedders, retrieval
+from regraft.cli.embedding import config_option
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
+from regraft.embedders import ServerFailing, TextsRejected
 from regraft.envelope import Run
-from regraft.errors import SourceUnreadable, WrongUsage
+from regraft.errors import ModelDiffers, QueryNotEmbedded, SourceUnreadable, WrongUsage
 from regraft.formats.index.search import vector_blob
 from regraft.locate import NAMES, Kind, located
 from regraft.retrieval import Answer, Mode, Request
@@ -49,6 +53,13 @@ _EXCERPT = 160
 @click.option(
     "--vector", metavar="FILE|-", help="The query's vector: a file (or stdin) with one JSON array of numbers."
 )
+@click.option(
+    "--embedder",
+    "embedder_name",
+    metavar="NAME",
+    help="Let this embedder of the configuration make the query's vector; only the query is sent.",
+)
+@config_option
 @click.option("--raw", is_flag=True, help="Ask the index alone: no settings or rules of the catalog.")
 @output_options
 @reports_errors
@@ -60,6 +71,8 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
     count: int | None,
     alpha: float | None,
     vector: str | None,
+    embedder_name: str | None,
+    config_path: Path | None,
     raw: bool,
     as_json: bool,
     quiet: bool,
@@ -71,8 +84,11 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
     PATH is a v2 library, profile or backup, one base folder, or an index.sqlite.
     """
     run = Run("search")
+    if vector is not None and embedder_name is not None:
+        raise WrongUsage(problem="--vector and --embedder exclude each other", hint="give one of them")
     numbers = None if vector is None else _read_vector(vector)
-    request = Request(query, Mode(mode) if mode else None, count, alpha, numbers, raw)
+    embed = None if embedder_name is None else partial(_embedded, query, embedder_name, config_path)
+    request = Request(query, Mode(mode) if mode else None, count, alpha, numbers, embed, raw)
     with located(path, Kind(kind) if kind else None) as source:
         run.source_kind, run.source = source.kind.value, source.path if source.notices else path
         answer = retrieval.search(source, base, request)
@@ -84,6 +100,25 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
         echo_json({**run.document(), **_document(answer)})
     else:
         say(_as_text(answer, f"{shown(path)} is {NAMES[source.kind]}.", whole=verbose > 0))
+
+
+def _embedded(query: str, name: str, config_path: Path | None, model_id: str | None) -> tuple[float, ...]:
+    """Return a query's vector, of the base's model.
+
+    Raises:
+        ModelDiffers: the embedder is another one.
+        QueryNotEmbedded: it gives no vector.
+    """
+    settings = config.load(config_path).embedder(name)
+    if model_id is not None and not settings.serves(model_id):
+        reason = f"the base's model is {model_id}"
+        raise ModelDiffers(embedder=name, model=settings.model, reason=reason)
+    with embedders.opened(settings) as embedder:
+        try:
+            vector = embedder.embed([query], query=True).vectors[0]
+        except (TextsRejected, ServerFailing) as error:
+            raise QueryNotEmbedded(embedder=name, reason=error.reason) from error
+    return tuple(array("f", vector))
 
 
 def _read_vector(name: str) -> tuple[float, ...]:

@@ -18,8 +18,7 @@ from pathlib import Path
 import apsw
 
 from regraft import sqlite
-from regraft.formats.vector_table import Expressions, LoaderRows, StoreProblem, Survey, VectorTable
-from regraft.text import JS_WHITESPACE
+from regraft.formats.vector_table import SPACES, Expressions, LoaderRows, StoreProblem, Survey, VectorTable
 from regraft.tree import Tree, ZipTree
 
 TABLE = "libsql_vectorstores_embedding"
@@ -28,25 +27,23 @@ VECTOR_INDEX = "libsql_vector_idx"
 #: Where to look for the table's name in a member of an archive: its schema stands at a file's beginning.
 _SNIFFED_BYTES = 1 << 20
 
-_SPACES = f"char({', '.join(str(ord(space)) for space in JS_WHITESPACE)})"
-
 
 def _metadata(key: str) -> tuple[str, str]:
     """Return the SQL for a text of ``metadata``; NULL where that is no JSON object or the text is blank."""
     # As a BLOB it would be taken for SQLite's own binary form of JSON.
     text = "CAST(metadata AS TEXT)"
     value = f"({text} ->> '$.{key}')"
-    return "metadata", f"CASE WHEN json_valid({text}) AND trim({value}, {_SPACES}) <> '' THEN {value} END"
+    return "metadata", f"CASE WHEN json_valid({text}) AND trim({value}, {SPACES}) <> '' THEN {value} END"
 
 
 _OWNER: Expressions = (
-    ("external_id", f"CASE WHEN trim(external_id, {_SPACES}) <> '' THEN external_id END"),
+    ("external_id", f"CASE WHEN trim(external_id, {SPACES}) <> '' THEN external_id END"),
     _metadata("itemId"),
 )
 _SOURCE: Expressions = (_metadata("source"),)
 _TYPE: Expressions = (_metadata("itemType"),)
 _BODY: Expressions = (("document", "document"),)
-_COLLECTION: Expressions = (("collection", f"CASE WHEN trim(collection, {_SPACES}) <> '' THEN collection END"),)
+_COLLECTION: Expressions = (("collection", f"CASE WHEN trim(collection, {SPACES}) <> '' THEN collection END"),)
 
 PREVIEW = VectorTable(
     name=TABLE,
@@ -307,10 +304,11 @@ def _declared(types: dict[str, str]) -> int | None:
     return int(digits) or None if is_vector and len(digits) <= 9 else None
 
 
-def carried_text(path: Path, survey: Survey, owner: str, separator: str, limit: int) -> str:
+def carried_text(path: Path, survey: Survey, owner: str, separator: str, limit: int, *, texts: bool = False) -> str:
     """Return the bodies of an owner's rows with ``separator`` between them: of those that are carried, else of all.
 
-    Reading stops once ``limit`` code points have come together.
+    With ``texts`` rows are carried for their text alone, too. Reading stops once ``limit`` code points have come
+    together.
 
     Raises:
         StoreProblem: it cannot be read.
@@ -322,7 +320,7 @@ def carried_text(path: Path, survey: Survey, owner: str, separator: str, limit: 
     size = 0
     try:
         with sqlite.reading(path) as db:
-            for body in _bodies(db, owner, rows, survey.vector_bytes):
+            for body in _bodies(db, owner, rows, survey.vector_bytes, texts=texts):
                 parts.append(body)
                 size += len(body) + len(separator)
                 if size - len(separator) > limit:
@@ -332,9 +330,13 @@ def carried_text(path: Path, survey: Survey, owner: str, separator: str, limit: 
     return separator.join(parts)
 
 
-def _bodies(db: apsw.Connection, owner: str, rows: LoaderRows, vector_bytes: int | None) -> Iterator[str]:
-    if vector_bytes in rows.kinds:
-        runs = zip(rows.runs[::2], rows.runs[1::2], strict=True)
+def _bodies(
+    db: apsw.Connection, owner: str, rows: LoaderRows, vector_bytes: int | None, *, texts: bool
+) -> Iterator[str]:
+    runs = zip(rows.runs[::2], rows.runs[1::2], strict=True)
+    if texts:
+        yield from (body for body, _ in PREVIEW.rows_and_texts(db, runs, vector_bytes))
+    elif vector_bytes in rows.kinds:
         yield from (body for body, _ in PREVIEW.rows(db, runs, vector_bytes or 0))
     else:
         yield from (body or "" for whose, body in PREVIEW.texts(db, (_OWNER, _BODY)) if whose == owner)

@@ -17,7 +17,7 @@ import apsw
 
 from regraft import sqlite
 from regraft.durable import NO_ROOM
-from regraft.text import decode_utf8, is_blank
+from regraft.text import JS_WHITESPACE, decode_utf8, is_blank
 
 #: Row ids kept as examples for each loader and kind of vector.
 SAMPLES = 3
@@ -25,6 +25,9 @@ SAMPLES = 3
 #: Kinds of a row's vector: the length in bytes of a usable one, or one of these.
 MISSING = -1
 UNSUPPORTED = -2
+
+#: White space as SQL.
+SPACES = f"char({', '.join(str(ord(space)) for space in JS_WHITESPACE)})"
 
 
 class StoreProblem(Exception):
@@ -41,6 +44,28 @@ class Tally:
     #: Bytes of the bodies.
     body_bytes: int = 0
     samples: list[str] = field(default_factory=list)
+    #: Those of these rows that have no text: NULL, empty or white space only. Only known where it was asked for.
+    blank: Tally | None = None
+    #: The first row that has one; likewise.
+    first_text: int | None = None
+
+    @property
+    def with_text(self) -> Tally:
+        """Return the rows of these that have a text."""
+        if self.blank is None:
+            return self
+        return Tally(
+            count=self.count - self.blank.count,
+            first_rowid=self.first_rowid if self.first_text is None else self.first_text,
+            degenerate=self.degenerate - self.blank.degenerate,
+            body_bytes=self.body_bytes - self.blank.body_bytes,
+            samples=[sample for sample in self.samples if sample not in self.blank.samples],
+        )
+
+    @property
+    def without_text(self) -> Tally:
+        """Return the rows of these that have none."""
+        return Tally() if self.blank is None else self.blank
 
 
 @dataclass
@@ -125,12 +150,13 @@ class VectorTable:
     #: Reads a chunk's number out of a row id and its loader id; None where the layout has no use for one.
     number: Callable[[bytes, bytes], int] | None = None
 
-    def survey(self, path: Path, work: Path | None = None) -> Survey:
+    def survey(self, path: Path, work: Path | None = None, *, texts: bool = False) -> Survey:
         """Read every row of a file once and return what it holds.
 
         Args:
             path: the file; it is opened read-only and without a trace.
             work: folder for a temporary copy, made only where a log or journal lies beside the file.
+            texts: whether rows without a text are told from the others (``Tally.blank``).
 
         Raises:
             StoreProblem: missing, a folder, empty, no SQLite, damaged, without the table or a column of it.
@@ -140,7 +166,7 @@ class VectorTable:
         try:
             with sqlite.reading(path, vectors=True, work=work) as db:
                 columns = self._columns(db)
-                self._survey_rows(db, found, columns)
+                self._survey_rows(db, found, columns, texts=texts)
         except (apsw.Error, UnicodeDecodeError) as error:
             raise StoreProblem(f"cannot be read: {error}") from error
         except OSError as error:
@@ -170,6 +196,30 @@ class VectorTable:
             for rowid, body, vector in db.execute(query, (first, last, vector_bytes)):
                 yield rowid, text(body) or "", vector
 
+    def rows_and_texts(
+        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int | None
+    ) -> Iterator[tuple[str, bytes | None]]:
+        """Stream (body, vector) as :meth:`rows` does, and the rows that have a text alone, with None for a vector.
+
+        Args:
+            db: the file.
+            runs: ranges of rowids.
+            vector_bytes: the length of the vectors; with None every row counts for its text alone.
+        """
+        fits = f"typeof({self.vector}) = 'blob' AND octet_length({self.vector}) = ?3"
+        query = f"""SELECT CAST({self.body} AS BLOB), CASE WHEN {fits} THEN {self.vector} END
+                      FROM {self.name} NOT INDEXED
+                     WHERE rowid BETWEEN ?1 AND ?2 AND ({fits} OR {self._has_text}) ORDER BY rowid"""
+        text = decoder(db)
+        for first, last in runs:
+            for body, vector in db.execute(query, (first, last, vector_bytes)):
+                yield text(body) or "", vector
+
+    @property
+    def _has_text(self) -> str:
+        """Return SQL that tells whether a row has a text that is not blank; NULL where it has none."""
+        return f"ltrim(CAST({self.body} AS TEXT), {SPACES}) <> ''"
+
     def texts(self, db: apsw.Connection, wanted: Sequence[Expressions]) -> Iterator[tuple[str | None, ...]]:
         """Stream some texts of every row, in rowid order: for each of ``wanted`` the first expression that is text.
 
@@ -196,26 +246,31 @@ class VectorTable:
             raise StoreProblem(f"has a table `{self.name}` without the column {', '.join(missing)}")
         return columns
 
-    def _survey_rows(self, db: apsw.Connection, found: Survey, columns: set[str]) -> None:
+    def _survey_rows(self, db: apsw.Connection, found: Survey, columns: set[str], *, texts: bool) -> None:
         seen = _Seen(found, self.number)
         recoded = _recoder(db)
-        for rowid, loader, source, row_id, kind, body_bytes, degenerate in db.execute(self._survey_query(columns)):
+        for rowid, loader, source, row_id, kind, body_bytes, degenerate, has_text in db.execute(
+            self._survey_query(columns, texts=texts)
+        ):
             seen.row(rowid, recoded(loader), recoded(source), recoded(row_id))
-            seen.vector(rowid, kind, body_bytes or 0, degenerate)
+            tally = seen.vector(rowid, kind, body_bytes or 0, degenerate)
+            if texts:
+                seen.text(tally, rowid, body_bytes or 0, degenerate, is_there=bool(has_text))
 
-    def _survey_query(self, columns: set[str]) -> str:
+    def _survey_query(self, columns: set[str], *, texts: bool) -> str:
         # Vectors are read whole (to see which have no direction), so that damage anywhere in a row shows here and not
         # later. Text is fetched as bytes: it may be no UTF-8.
         vector, length = self.vector, f"octet_length({self.vector})"
-        texts = (_text_of(some, columns) for some in (self.loader, self.source, self.row_id))
+        told = (_text_of(some, columns) for some in (self.loader, self.source, self.row_id))
         return f"""
-            SELECT rowid, {", ".join(texts)},
+            SELECT rowid, {", ".join(told)},
                    CASE WHEN {length} > 0 IS NOT TRUE THEN {MISSING}
                         WHEN typeof({vector}) <> 'blob' OR {length} % 4 THEN {UNSUPPORTED}
                         ELSE {length} END AS kind,
                    octet_length({self.body}),
                    CASE WHEN typeof({vector}) = 'blob' AND {length} > 0 AND {length} % 4 = 0
-                        THEN vec_distance_cosine({vector}, {vector}) IS NULL ELSE 0 END
+                        THEN vec_distance_cosine({vector}, {vector}) IS NULL ELSE 0 END,
+                   {self._has_text if texts else "NULL"}
               FROM {self.name} NOT INDEXED
              ORDER BY rowid"""
 
@@ -260,7 +315,8 @@ class _Seen:
             loader.highest_number = max(loader.highest_number, self._number(row_id, key))
         self._found.rows += 1
 
-    def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: int) -> None:
+    def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: int) -> Tally:
+        """Count the row's vector, and return where."""
         assert self._loader is not None
         tally = self._loader.kinds.get(kind)
         if tally is None:
@@ -269,10 +325,27 @@ class _Seen:
         tally.degenerate += degenerate
         tally.body_bytes += body_bytes
         if len(tally.samples) < SAMPLES:
-            tally.samples.append(decode_utf8(self._row_id) if self._row_id else f"rowid {rowid}")
+            tally.samples.append(self._name(rowid))
         if kind > 0:
             self._found.lengths[kind] = self._found.lengths.get(kind, 0) + 1
         self._found.body_bytes += body_bytes
+        return tally
+
+    def text(self, tally: Tally, rowid: int, body_bytes: int, degenerate: int, *, is_there: bool) -> None:
+        """Tell rows without a text from the others."""
+        if is_there:
+            tally.first_text = rowid if tally.first_text is None else tally.first_text
+            return
+        blank = tally.blank = tally.blank or Tally(first_rowid=rowid)
+        blank.count += 1
+        blank.degenerate += degenerate
+        blank.body_bytes += body_bytes
+        if len(blank.samples) < SAMPLES:
+            blank.samples.append(self._name(rowid))
+
+    def _name(self, rowid: int) -> str:
+        """Return what a person calls the row."""
+        return decode_utf8(self._row_id) if self._row_id else f"rowid {rowid}"
 
     def _loader_of(self, key: bytes | None) -> LoaderRows:
         if key not in self._by_key:

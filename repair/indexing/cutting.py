@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from migrators.stages.drafts import Settings
+from regraft.extras import needed
 from regraft.text import is_blank, utf16_len
-from repair.indexing.extra import imported
 
 _DELIMITER = "delimiter"
 #: Characters that are cut at once, unless so many units are longer: on text without any break the splitter's time
@@ -35,7 +35,9 @@ def cut(text: str, settings: Settings) -> list[Span]:
         WrongUsage: the splitter is not installed.
     """
     size = settings.chunk_size
-    splitter = imported("semantic_text_splitter").MarkdownSplitter(size, settings.chunk_overlap)
+    splitter = needed("semantic_text_splitter", "texts without units", "backfill").MarkdownSplitter(
+        size, settings.chunk_overlap
+    )
     spans = [
         span
         for piece in _pieces(text, settings)

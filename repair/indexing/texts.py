@@ -11,11 +11,11 @@ from pathlib import Path, PurePosixPath
 
 from checks.catalog_rows import data_of
 from checks.index_file import path_problem
+from regraft.extras import needed
 from regraft.formats import okf
 from regraft.formats.catalog_reader import Row
 from regraft.names import NO_TEXT_EXTENSIONS
 from regraft.text import decode_utf8, is_blank, whole
-from repair.indexing.extra import imported
 
 #: The longest file that is read, in bytes.
 LARGEST_FILE = 256 << 20
@@ -70,12 +70,13 @@ def text_of(item: Row, raw: Path) -> Text:
 
 def file_of(path: object, raw: Path) -> Path | None:
     """Return the file that a path below ``raw/`` leads to; None where it leads to none, or out of it."""
-    if not isinstance(path, str) or path_problem(path.encode("utf-8", "replace")) is not None:
+    if not isinstance(path, str) or path_problem(path.encode("utf-8", "surrogatepass")) is not None:
         return None
     try:
-        return raw / path if (raw / path).is_file() else None
-    except OSError:
-        return None  # a name that no disk takes
+        place = (raw / path).resolve()
+        return raw / path if place.is_file() and place.is_relative_to(raw.resolve()) else None
+    except (OSError, RuntimeError):
+        return None  # a name that no disk takes, or links in a circle
 
 
 def _of_snapshot(path: object, raw: Path) -> str:
@@ -112,7 +113,7 @@ def _decoded(raw: bytes) -> Text | None:
     try:
         found = Text(raw.removeprefix(mark).decode(encoding))
     except UnicodeDecodeError:
-        guessed = imported("chardet").detect(raw)["encoding"]
+        guessed = needed("chardet", "files in older encodings", "backfill").detect(raw)["encoding"]
         if guessed is None:
             return None
         found = Text(raw.decode(guessed, "replace"), guessed)
@@ -122,6 +123,6 @@ def _decoded(raw: bytes) -> Text | None:
 def _readable(page: str) -> str:
     """Return what a person reads of a web page, as Markdown."""
     try:
-        return str(imported("markdownify").markdownify(page, heading_style="ATX"))
+        return str(needed("markdownify", "web pages", "backfill").markdownify(page, heading_style="ATX"))
     except RecursionError as error:
         raise NoText(f"its page is nested too deeply: {_ELSEWHERE}") from error

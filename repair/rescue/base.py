@@ -152,6 +152,11 @@ class Looker:
 
     def _look(self, base: Base, draft: BaseDraft) -> Rescued:
         self._check_model(base, draft)
+        if base.is_failed and base.held is not None and base.held.materials and base.held.vector_bytes is None:
+            raise _Stays(
+                "its index has the texts already, without vectors, and would keep them so: migrate v1's data anew with "
+                "its model named, or restore the base with a new model"
+            )
         found, vectors, tree = self._v1.survey(draft)
         own, rows, name = self._adopted(base, draft, found)
         planned = plan_base(own, found, self._v1.hints(own, found, self._now))

@@ -75,8 +75,7 @@ def model_change(store: Store, base_id: str, model_id: str, dimensions: int, now
     """Return what gives a base that is searched by words alone a model; None where it has that very model.
 
     Raises:
-        ModelNotSet: it has another model, it failed, its index has vectors of an unknown one, or the catalog cannot
-            have this one.
+        ModelNotSet: it has another model, it failed, or the catalog cannot have this one.
         NotChanged, SourceUnreadable, BaseUnknown, ProfileUnknown
     """
     source = read_source(store, base_id)
@@ -105,10 +104,6 @@ def _keeps_it_without(source: Source) -> str | None:
         return f"it failed ({row.get('error')}); {again}"
     if row.get("embedding_model_id") is not None:
         return f"it has {row['embedding_model_id']} with {row.get('dimensions')} dimensions; {again} with another one"
-    if source.index.exists():
-        with sqlite.reading(source.index) as db:
-            if db.execute("SELECT 1 FROM embedding LIMIT 1").get is not None:
-                return "its index has vectors, and nobody knows of which model; regraft gc --only embedding.unexpected"
     return None
 
 

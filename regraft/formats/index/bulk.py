@@ -7,6 +7,7 @@ what it holds in memory is one batch of rows and the texts of one material.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,18 +46,21 @@ class Tallies:
     text_bytes: int = 0
     #: Bodies that met another vector for the same text, which stayed.
     differing_vectors: int = 0
+    #: The numbers of the bodies that came without a vector, ascending; equal texts may share one all the same.
+    bare: array[int] = field(default_factory=lambda: array("q"))
 
 
 @dataclass
 class Material:
     """One material to be written: its id, its path under ``raw/`` and its bodies with their vectors in row order.
 
+    A vector is None where there is none, so that the body is found by its words alone.
     ``name`` is called with the whole content text once that is known (a snapshot is called after its first line).
     """
 
     material_id: str
     name: Callable[[str], str]
-    rows: Iterable[tuple[str, bytes]]
+    rows: Iterable[tuple[str, bytes | None]]
     content: str = field(default="", init=False)
     relative_path: str = field(default="", init=False)
 
@@ -65,7 +69,8 @@ class IndexBuilder:
     """Builds the index of one base in a new file at ``path``.
 
     Feed it materials in the order in which their rows are to be numbered, then :meth:`finish`. ``digest`` runs over
-    (body hash, vector bytes) of every body in that order, as :func:`regraft.formats.index.verify.verify` reads it back.
+    (body hash, vector bytes) of every body in that order, as :func:`regraft.formats.index.verify.verify` reads it back;
+    of a body that came without a vector, over its hash alone.
     """
 
     def __init__(self, connection: apsw.Connection, base_id: str, now_ms: int) -> None:
@@ -118,25 +123,29 @@ class IndexBuilder:
         )
         self.tallies.materials += 1
 
-    def _add_embeddings(self, batch: list[tuple[str, bytes]], bodies: list[str], hashes: list[str]) -> None:
+    def _add_embeddings(self, batch: list[tuple[str, bytes | None]], bodies: list[str], hashes: list[str]) -> None:
         rows = [(identity.text_hash(body), vector, self._now) for body, vector in batch]
         before = self._db.total_changes()
         self._db.executemany(
             "INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) VALUES (?, ?, ?)"
             " ON CONFLICT DO NOTHING",
-            rows,
+            [row for row in rows if row[1] is not None],
         )
         added = self._db.total_changes() - before
         stored = rows if added == len(rows) else [self._stored(row) for row in rows]
-        for key, vector, _ in stored:
-            self.digest.update(bytes.fromhex(key) + vector)
+        for number, (key, vector, _) in enumerate(stored, self.tallies.units + len(bodies) + 1):
+            self.digest.update(bytes.fromhex(key) + (vector or b""))
+            if vector is None:
+                self.tallies.bare.append(number)
         self.tallies.embeddings += added
         bodies.extend(body for body, _ in batch)
         hashes.extend(key for key, _, _ in rows)
 
-    def _stored(self, row: tuple[str, bytes, int]) -> tuple[str, bytes, int]:
+    def _stored(self, row: tuple[str, bytes | None, int]) -> tuple[str, bytes | None, int]:
         """Return the row with the vector that the file holds for its text: the first one wins."""
         key, vector, now = row
+        if vector is None:
+            return row
         kept = self._db.execute("SELECT vector_blob FROM embedding WHERE embedding_text_hash = ?", (key,)).get
         if kept != vector:
             self.tallies.differing_vectors += 1
@@ -257,8 +266,8 @@ class CjkSample:
         return self._cjk / self._characters if self._characters else 0.0
 
 
-def _batches(rows: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    batch: list[tuple[str, bytes]] = []
+def _batches(rows: Iterable[tuple[str, bytes | None]]) -> Iterator[list[tuple[str, bytes | None]]]:
+    batch: list[tuple[str, bytes | None]] = []
     for row in rows:
         batch.append(row)
         if len(batch) == BATCH_ROWS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import apsw
@@ -25,6 +25,8 @@ _COUNTS = {
 
 def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes: int | None) -> None:
     """Check counts, coverage, offsets, ids, blob lengths and the digest over (text hash, vector bytes).
+
+    Every body has a vector but those that came without one (``tallies.bare``), which may share an equal text's.
 
     Raises:
         VerificationFailed: the file is not what was put into it.
@@ -50,12 +52,17 @@ def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes
         bare = db.execute("SELECT count(*) FROM material WHERE current_content_hash IS NULL").get
         demand(bare == 0, f"{bare} materials have no content")
         in_order = tallies.embeddings == tallies.units
-        read_back = _read_back(db, demand, vector_bytes, in_order=in_order)
+        read_back = _read_back(db, demand, vector_bytes, tallies.bare, in_order=in_order)
         demand(read_back == digest, "texts or vectors differ")
 
 
 def _read_back(
-    db: apsw.Connection, demand_body: Callable[[bool, str], None], vector_bytes: int | None, *, in_order: bool
+    db: apsw.Connection,
+    demand_body: Callable[[bool, str], None],
+    vector_bytes: int | None,
+    bare: Iterable[int],
+    *,
+    in_order: bool,
 ) -> str:
     """Return the digest over all bodies in row order, holding every body against its place in its content.
 
@@ -66,22 +73,28 @@ def _read_back(
     vectors = "e.rowid = t.rowid AND" if in_order else ""
     rows = db.execute(
         f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
-                  t.text, t.embedding_text_hash, e.vector_blob, t.rowid = t.fts_rowid
+                  t.text, t.embedding_text_hash, e.vector_blob, t.rowid, t.fts_rowid
              FROM search_text t
              LEFT JOIN search_unit u ON u.rowid = t.rowid AND +u.unit_id = t.target_id
              LEFT JOIN embedding e ON {vectors} {"+" if in_order else ""}e.embedding_text_hash = t.embedding_text_hash
             ORDER BY t.rowid"""
     )
     content = _Content(db)
-    for material, content_hash, index, start, end, unit, text, body_hash, vector, in_step in rows:
-        demand_body(vector is not None, "a body has no vector")
-        demand_body(unit is not None and bool(in_step), "a body has no unit, or its row number is out of step")
-        demand_body(isinstance(vector, bytes) and len(vector) == vector_bytes, "a vector has another length")
+    without_vector = iter(bare)
+    next_bare = next(without_vector, None)
+    for material, content_hash, index, start, end, unit, text, body_hash, vector, rowid, number in rows:
+        is_bare = number == next_bare
+        if is_bare:
+            next_bare = next(without_vector, None)
+        demand_body(vector is not None or is_bare, "a body has no vector")
+        demand_body(unit is not None and rowid == number, "a body has no unit, or its row number is out of step")
+        fits = isinstance(vector, bytes) and len(vector) == vector_bytes
+        demand_body(fits or (is_bare and vector is None), "a vector has another length")
         raw = hashlib.sha256(text.encode())
         demand_body(raw.hexdigest() == body_hash, "a body does not match its hash")
         demand_body(unit == identity.unit_id(material, content_hash, index, start, end), "a unit's id is wrong")
         demand_body(content.holds(content_hash, text, start, end), "a body is not where its unit says")
-        digest.update(raw.digest() + vector)
+        digest.update(raw.digest() + (b"" if is_bare else vector))
     return digest.hexdigest()
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from regraft import durable
-from regraft.errors import SourceUnreadable, SourceUnrecognised, TargetNotWritable, WrongUsage
+from regraft.errors import SourceUnreadable, SourceUnrecognised, TargetNotWritable
+from regraft.extras import needed
 
 #: The key of the file's metadata that holds :class:`About` as JSON.
 KEY = b"regraft"
@@ -120,11 +121,7 @@ def arrow() -> tuple[Any, Any]:
     Raises:
         WrongUsage: pyarrow is not installed.
     """
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        hint = 'install it: pip install "regraft[parquet]"'
-        raise WrongUsage(problem="Parquet files need pyarrow, which is not installed", hint=hint) from error
+    return needed("pyarrow", "Parquet files", "parquet"), needed("pyarrow.parquet", "Parquet files", "parquet")
 
 
 def _schema(pa: Any, about: About) -> Any:

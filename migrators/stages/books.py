@@ -1,0 +1,152 @@
+"""The books of a base: which of its rows are carried, which without a vector, and why the others are not.
+
+Rules: ``docs/rules.md``, "Rows" and "Texts without a vector".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from migrators.stages.owners import Owners
+from regraft import notices
+from regraft.formats import vector_table
+from regraft.formats.index import BODY_SEPARATOR
+from regraft.formats.vector_table import LoaderRows, Survey, Tally
+
+#: Examples named for each reason why rows are not carried.
+EXAMPLES = 3
+#: Why a row has no vector that could be carried; its text can come along by itself.
+WITHOUT_VECTOR = frozenset(
+    {
+        notices.MISSING_MODEL,
+        notices.MISSING_STORE,
+        notices.MISSING_PAYLOAD,
+        notices.UNSUPPORTED_ENCODING,
+        notices.DIMENSION_MISMATCH,
+    }
+)
+
+
+@dataclass
+class Counts:
+    """Rows by reason, with a few of them as examples."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, tally: Tally) -> None:
+        """Count the rows of a tally."""
+        if tally.count:
+            self.rows[reason] += tally.count
+            examples = self.examples.setdefault(reason, [])
+            examples.extend(tally.samples[: EXAMPLES - len(examples)])
+
+
+@dataclass
+class Share:
+    """The rows of one loader that are carried: ``whole`` with their vector, ``bare`` without one, and why."""
+
+    loader: LoaderRows
+    whole: Tally | None = None
+    bare: list[tuple[str, Tally]] = field(default_factory=list)
+
+    @property
+    def tallies(self) -> list[Tally]:
+        """Return all that is carried."""
+        return [*([self.whole] if self.whole else ()), *(tally for _, tally in self.bare)]
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows are carried."""
+        return sum(tally.count for tally in self.tallies)
+
+    @property
+    def first_rowid(self) -> int:
+        """Return the first row that is carried."""
+        return min(tally.first_rowid for tally in self.tallies)
+
+    @property
+    def body_bytes(self) -> int:
+        """Return the bytes of the bodies that are carried."""
+        return sum(tally.body_bytes for tally in self.tallies)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What of a base can be carried: of which length its vectors are, and whether texts come without one, too."""
+
+    #: Why no vector is carried, for all of the base.
+    error: str | None
+    vector_bytes: int
+    carry_text: bool
+    #: The largest text of an item, in bytes.
+    max_content: int
+
+
+class Books:
+    """Every row of a survey, booked once."""
+
+    def __init__(self, survey: Survey, owners: Owners, wish: Wish) -> None:
+        self._owners = owners
+        self._wish = wish
+        #: What is carried, by the id of the item.
+        self.carried: dict[str, list[Share]] = {}
+        self.skipped = Counts()
+        #: Carried without a vector, by reason.
+        self.bare = Counts()
+        self.degenerate = 0
+        #: Items whose text cannot be stored, with their rows.
+        self.too_large: dict[str, int] = {}
+        for loader, rows in survey.loaders.items():
+            self._book(loader, rows)
+        self._drop_too_large()
+        for share in (share for shares in self.carried.values() for share in shares):
+            self.degenerate += share.whole.degenerate if share.whole else 0
+            for reason, tally in share.bare:
+                self.bare.add(reason, tally)
+
+    def _book(self, loader: str | None, rows: LoaderRows) -> None:
+        owner, share = self._owners.owner(loader), Share(rows)
+        unowned = self._unowned(owner)
+        for kind, tally in rows.kinds.items():
+            reason = self._wish.error or unowned or self._unusable(kind)
+            if reason is None:
+                share.whole = tally
+            elif self._wish.carry_text and unowned is None:
+                # Without a text there is nothing that a vector could be made of.
+                self.skipped.add(reason, tally.without_text)
+                if tally.with_text.count:
+                    share.bare.append((reason, tally.with_text))
+            else:
+                self.skipped.add(reason, tally)
+        if share.tallies and owner is not None:
+            self.carried.setdefault(owner, []).append(share)
+
+    def _unowned(self, owner: str | None) -> str | None:
+        if owner is None:
+            return notices.UNMAPPED_LOADER
+        return notices.NON_INDEXABLE if owner in self._owners.containers else None
+
+    def _unusable(self, kind: int) -> str | None:
+        if kind == vector_table.MISSING:
+            return notices.MISSING_PAYLOAD
+        if kind == vector_table.UNSUPPORTED:
+            return notices.UNSUPPORTED_ENCODING
+        return None if kind == self._wish.vector_bytes else notices.DIMENSION_MISMATCH
+
+    def _drop_too_large(self) -> None:
+        for owner in [owner for owner, shares in self.carried.items() if self._content_bytes(shares) > self._limit]:
+            shares = self.carried.pop(owner)
+            self.too_large[owner] = sum(share.rows for share in shares)
+            for tally in (tally for share in shares for tally in share.tallies):
+                self.skipped.add(notices.CONTENT_TOO_LARGE, tally)
+
+    @property
+    def _limit(self) -> int:
+        return self._wish.max_content
+
+    @staticmethod
+    def _content_bytes(shares: list[Share]) -> int:
+        separators = len(BODY_SEPARATOR) * (sum(share.rows for share in shares) - 1)
+        return sum(share.body_bytes for share in shares) + separators

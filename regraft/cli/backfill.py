@@ -1,0 +1,160 @@
+"""``regraft backfill``: embedding what has no vector yet."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+import migrators
+from regraft import progress
+from regraft.cli.changing import Asked, action_lines, change_options, closing_lines, confirmed, exit_status, left_lines
+from regraft.cli.embedding import chosen_embedder, embedder_options
+from regraft.cli.output import echo_json, reports_errors, say
+from regraft.embedders.settings import EmbedderSettings
+from regraft.errors import ModelOptionInvalid, WrongUsage
+from regraft.locate import Kind
+from regraft.text import counted, one_line
+from repair.backfill.look import Wish
+from repair.backfill.meter import Limits
+from repair.backfill.run import backfill as run_backfill
+from repair.backfill.targets import NewModel
+
+
+@click.command()
+@change_options
+@embedder_options
+@click.option("--limit", "texts", type=click.IntRange(min=1), metavar="N", help="Embed N texts at most.")
+@click.option("--max-requests", "requests", type=click.IntRange(min=1), metavar="N", help="Send N requests at most.")
+@click.option(
+    "--max-cost",
+    "cost",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="N",
+    help="Spend N at most, by the configured price.",
+)
+@click.option("--no-probe", is_flag=True, help="Do not ask first whether it is the model of the vectors there are.")
+@click.option("--model", metavar="ID", help="For bases without a model: give them this one, provider::model.")
+@click.option("--dimensions", type=click.IntRange(1, 65536), metavar="N", help="Of its vectors.")
+@reports_errors
+def backfill(path: Path, embedder_name: str | None, config_path: Path | None, **options: Any) -> None:
+    """Embed what has no vector yet in the store at PATH, or one that no search can use, and nothing else.
+
+    Every text is sent once, and its vector written at once. What was written stays, whatever stops the run; the next
+    one goes on. Several may work on one store at the same time.
+    """
+    limits = Limits(options.pop("texts"), options.pop("requests"), options.pop("cost"))
+    probes, model, dimensions = not options.pop("no_probe"), options.pop("model"), options.pop("dimensions")
+    asked = Asked(**options)
+    wish = Wish(
+        path,
+        Kind(asked.kind) if asked.kind else None,
+        asked.bases,
+        asked.dry_run,
+        limits,
+        _new_model(model, dimensions),
+        dimensions,
+        probes,
+    )
+    silent = asked.as_json or asked.quiet
+    document = run_backfill(
+        partial(_chosen, config_path, embedder_name, limits),
+        wish,
+        progress=progress.for_person(quiet=silent),
+        show_plan=lambda planned: confirmed(_plan_lines(planned), yes=asked.yes, silent=silent),
+    )
+    if asked.as_json:
+        echo_json(document)
+    else:
+        say(as_text(document, verbose=asked.verbose > 0))
+    failed = any(scope["failures"] for scope in document["scopes"])
+    sys.exit(1 if failed and asked.fail_on != "never" else exit_status(document, asked.fail_on))
+
+
+def _new_model(model: str | None, dimensions: int | None) -> NewModel | None:
+    if model is None:
+        return None
+    if not migrators.is_model_id(model):
+        raise ModelOptionInvalid(option="--model", value=model, reason="write it as provider::model")
+    if dimensions is None:
+        raise WrongUsage(problem="--model says nothing of its dimensions", hint="give --dimensions too")
+    return NewModel(migrators.tidy_model_id(model), dimensions)
+
+
+def _chosen(config_path: Path | None, name: str | None, limits: Limits, models: frozenset[str]) -> EmbedderSettings:
+    settings = chosen_embedder(config_path, name, models)
+    if limits.cost is not None and settings.price_per_million_tokens is None:
+        problem = f"--max-cost without a price of embedder {settings.name}"
+        raise WrongUsage(problem=problem, hint="write price_per_million_tokens into the configuration")
+    return settings
+
+
+# --- for a person ----------------------------------------------------------------------------------------------------
+
+
+def as_text(document: dict[str, Any], *, verbose: bool) -> str:
+    """Return what was embedded, or would be, as text for a person."""
+    is_dry = document["run"]["dry_run"]
+    was_run = any(scope["started_at"] is not None for scope in document["scopes"])
+    others = [action for action in document["actions"] if action["action"] != "embed"]
+    lines = action_lines({**document, "actions": others}, verbose=verbose)
+    for scope in document["scopes"]:
+        lines += _done_lines(scope, verbose) if was_run else _planned_lines(scope)
+    lines += left_lines(document, verbose=verbose)
+    if is_dry:
+        lines += ["", "Dry run: nothing was sent, and nothing was written."]
+    elif not was_run:
+        lines.append("Nothing has to be done: nothing was sent, and nothing was written.")
+    elif document["undo"] is not None:
+        lines += closing_lines(document)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _plan_lines(document: dict[str, Any]) -> list[str]:
+    others = [action for action in document["actions"] if action["action"] != "embed"]
+    lines = action_lines({**document, "actions": others}, verbose=False)
+    return [*lines, *(line for scope in document["scopes"] for line in _planned_lines(scope))]
+
+
+def _money(cost: float) -> str:
+    return f"{cost:.2f}" if cost >= 0.1 else f"{cost:.2g}"
+
+
+def _heading(scope: dict[str, Any]) -> str:
+    model = f", {scope['model_id']}" if scope["model_id"] else ""
+    return one_line(f"{scope['name']}  ({scope['scope']}{model})")
+
+
+def _planned_lines(scope: dict[str, Any]) -> list[str]:
+    planned = scope["planned"]
+    lines = [_heading(scope), f"  {scope['skipped_ready']:,} of {counted(scope['eligible'], 'text')} have a vector"]
+    if planned["texts"]:
+        cost = "" if planned["cost"] is None else f", about {_money(planned['cost'])} {planned['currency']}"
+        lines.append(
+            f"  embed {counted(planned['texts'], 'text')}: about {counted(planned['tokens'], 'token')} in"
+            f" {counted(planned['requests'], 'request')}{cost}"
+        )
+    return lines
+
+
+def _done_lines(scope: dict[str, Any], verbose: bool) -> list[str]:
+    planned = scope["planned"]
+    now = (
+        f"  {counted(scope['newly_ready'], 'vector')} written; {scope['ready']:,} of"
+        f" {counted(scope['eligible'], 'text')} have one now, {scope['skipped_ready']:,} had one before"
+    )
+    lines = [_heading(scope), now]
+    if scope["requests"]:
+        cost = "" if scope["cost"] is None else f", {_money(scope['cost'])} {planned['currency']}"
+        lines.append(f"  {counted(scope['requests'], 'request')}, {counted(scope['tokens'], 'token')}{cost}")
+    for failure in scope["failures"]:
+        lines.append(
+            f"  failed: {counted(failure['count'], 'text')}: {one_line(failure['reason'])} [{failure['code']}]"
+        )
+        lines += [f"    {sample}" for sample in failure["samples"] if verbose]
+    if scope["stopped"]:
+        lines.append(f"  stopped: {scope['stopped']}; run the same command again to go on")
+    return lines

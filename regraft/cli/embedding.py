@@ -1,0 +1,66 @@
+"""What commands that embed texts take: an embedder of the configuration (``docs/embedders.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from regraft import config
+from regraft.embedders.settings import EmbedderSettings
+from regraft.errors import EmbedderUnnamed
+from regraft.text import counted
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+config_option = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where embedders are written.  [default: regraft.yaml]",
+)
+
+
+def embedder_options(command: F) -> F:
+    """Add which embedder is meant, and where it is written."""
+    chosen = click.option(
+        "--embedder",
+        "embedder_name",
+        metavar="NAME",
+        help="The embedder, by its name in the configuration; may be left out where only one fits.",
+    )
+    return config_option(chosen(command))
+
+
+def chosen_embedder(path: Path | None, name: str | None, models: frozenset[str]) -> EmbedderSettings:
+    """Return the settings of the embedder that is meant.
+
+    Args:
+        path: the configuration file; None: ``regraft.yaml``.
+        name: what the user calls it; None: the only one that there is, or the only one that is one of the models.
+        models: ids of the models that would do.
+
+    Raises:
+        EmbedderUnknown: there is none of this name.
+        EmbedderUnnamed: none is named, and it is not clear which one is meant.
+        ConfigInvalid, SourceNotFound, SourceUnreadable: the file cannot be used.
+    """
+    found = config.load(path)
+    if name is not None:
+        return found.embedder(name)
+    every = list(found.embedders.values())
+    fitting = [one for one in every if any(map(one.serves, models))]
+    possible = every if len(every) == 1 else fitting
+    if len(possible) == 1:
+        return possible[0]
+    if not every:
+        problem = "it names no embedder" if found.there else "there is no such file, which names embedders"
+        known = "which has to be written there first (docs/embedders.md)"
+    else:
+        problem = f"{counted(len(fitting), 'embedder')} of {len(every)} could be meant"
+        known = f"one of {', '.join(sorted(one.name for one in fitting or every))}"
+    raise EmbedderUnnamed(path=found.path, problem=problem, known=known)

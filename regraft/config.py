@@ -1,0 +1,214 @@
+"""The configuration file, ``regraft.yaml``: which embedders there are (``docs/embedders.md``).
+
+Nothing of the file but names of fields and embedders is ever shown: a value may be a key in the wrong place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import yaml
+
+from regraft.embedders.settings import PROVIDERS, Batch, EmbedderSettings, Field, fields
+from regraft.errors import ConfigInvalid, EmbedderUnknown, SourceNotFound, SourceUnreadable
+from regraft.keys import looks_like_key, redacted
+
+DEFAULT_PATH = Path("regraft.yaml")
+_NO_KEYS = "put it into an environment variable and write that one's name: `api_key_env: MY_KEY`"
+#: What a person may call a field for a key.
+_KEY_FIELDS = {"api_key", "apikey", "api-key", "key", "token", "secret", "password", "authorization"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the file says; ``there`` is False where there is none at the default path."""
+
+    path: Path
+    there: bool = False
+    embedders: dict[str, EmbedderSettings] = field(default_factory=dict)
+
+    def embedder(self, name: str) -> EmbedderSettings:
+        """Return the settings of an embedder.
+
+        Raises:
+            EmbedderUnknown
+        """
+        if name in self.embedders:
+            return self.embedders[name]
+        known = f"it has {', '.join(sorted(self.embedders))}" if self.embedders else "it has none"
+        raise EmbedderUnknown(path=self.path, name=name, known=known if self.there else "there is no such file")
+
+
+def load(path: Path | None) -> Config:
+    """Read a configuration file; without a path ``regraft.yaml`` of the working directory, if it is there.
+
+    Raises:
+        SourceNotFound: there is none at the path given.
+        SourceUnreadable: it is a folder, or may not be read.
+        ConfigInvalid: what it says is not what can be said there.
+    """
+    place = DEFAULT_PATH if path is None else path
+    try:
+        raw = place.read_bytes()
+    except FileNotFoundError as error:
+        if path is None:
+            return Config(place)
+        raise SourceNotFound(path=place) from error
+    except OSError as error:
+        raise SourceUnreadable(path=place, reason=error.strerror or type(error).__name__) from error
+    return _Reader(place, raw).config()
+
+
+def _mistake(said: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's own types, every key once, and a place for every mistake."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return the data of a node."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except ValueError as error:
+            # A number or a date that is none.
+            raise yaml.constructor.ConstructorError(
+                None, None, "a value that means nothing", node.start_mark
+            ) from error
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Return a mapping's data."""
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise _mistake(f"`{key.value}` is there twice", key)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+class _Reader:
+    """Reads one file: its data and, for the lines of errors, its nodes."""
+
+    def __init__(self, path: Path, raw: bytes) -> None:
+        self._path = path
+        self._raw = raw
+
+    def config(self) -> Config:
+        """Return what the file says."""
+        parsed = self._parsed()
+        if parsed is None:
+            return Config(self._path, there=True)
+        root, data = parsed
+        self._mapping(root, data, "the file")
+        self._known(root, data, ["embedders"], "the file")
+        node, written = _value(root, "embedders"), data.get("embedders", {})
+        self._mapping(node, written, "`embedders`")
+        found = {}
+        for name, values in written.items():
+            if not isinstance(name, str) or not name.strip():
+                self._refuse(_key(node, name), "an embedder's name has to be text", "write it in quotes")
+            self._mapping(_key(node, name), values, f"embedder {name}")
+            found[name] = self._embedder(name, _value(node, name), values)
+        return Config(self._path, there=True, embedders=found)
+
+    def _parsed(self) -> tuple[yaml.Node, Any] | None:
+        """Return the file's only document as a node and as data; None for an empty file."""
+        try:
+            for event in yaml.parse(self._raw, yaml.SafeLoader):
+                if isinstance(event, yaml.ScalarEvent) and looks_like_key(event.value):
+                    self._refuse(event, "this looks like a key, and keys have no place in this file", _NO_KEYS)
+            loader = _Loader(self._raw)
+            root = loader.get_single_node()
+            return None if root is None else (root, loader.construct_document(root))
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line = mark.line + 1 if mark else 1
+            said = redacted(" ".join((error.problem or error.context or "").split()))
+        except yaml.reader.ReaderError as error:
+            line = self._raw.count(b"\n", 0, error.position) + 1
+            said = "there is a character that no text has"
+        except RecursionError:
+            line, said = 1, "too many lists in lists"
+        raise ConfigInvalid(path=self._path, line=line, problem=f"this is no YAML ({said})", advice="mend it there")
+
+    def _embedder(self, name: str, node: yaml.Node, written: dict[Any, Any]) -> EmbedderSettings:
+        """Return the settings of one embedder."""
+        where = f"embedder {name}"
+        provider = written.get("provider")
+        kind = PROVIDERS.get(provider) if isinstance(provider, str) else None
+        if kind is None:
+            said = "is not one that regraft knows" if "provider" in written else "is missing"
+            choices = " or ".join(f"`provider: {one}`" for one in PROVIDERS)
+            self._refuse(_key(node, "provider"), f"the provider of {where} {said}", f"write {choices}")
+        known, batch = fields(kind), written.get("batch")
+        self._known(node, written, ["provider", *known], where)
+        if isinstance(batch, dict):
+            self._known(_value(node, "batch"), batch, list(fields(Batch)), f"the batch of {where}")
+        for key, one in known.items():
+            if one.required and key not in written:
+                self._refuse(node, f"`{key}` of {where} is missing ({one.meaning})", _advice(one))
+        values = {key: value for key, value in written.items() if key != "provider"}
+        return self._converted(kind, {**values, "name": name}, node)
+
+    def _converted(self, kind: type[EmbedderSettings], values: dict[Any, Any], node: yaml.Node) -> EmbedderSettings:
+        """Return the settings that these values are."""
+        wrong = next((key for key in values if values[key] is None), None)
+        inner = ""
+        if wrong is None:
+            folder = self._path.absolute().parent
+            try:
+                return msgspec.convert(values, kind, dec_hook=lambda _, value: folder / Path(value).expanduser())
+            except msgspec.ValidationError as error:
+                # "Expected … - at `$.batch.texts`"
+                place = str(error).rpartition("`$.")[2].rstrip("`")
+                wrong, _, inner = place.partition("[")[0].partition(".")
+        one = fields(Batch)[inner] if inner else fields(kind)[wrong]
+        at = _key(_value(node, wrong), inner) if inner else _key(node, wrong)
+        problem = f"`{one.name}` of embedder {values['name']} has to be {one.form} ({one.meaning})"
+        return self._refuse(at, problem, _advice(one))
+
+    def _known(self, node: yaml.Node, written: dict[Any, Any], known: list[str], where: str) -> None:
+        """Refuse fields that there are none of."""
+        for key in written:
+            if key in known:
+                continue
+            if str(key).lower() in _KEY_FIELDS:
+                self._refuse(_key(node, key), f"`{key}` of {where}: keys have no place in this file", _NO_KEYS)
+            near = get_close_matches(str(key), known, 1, 0.7)
+            advice = f"write `{near[0]}`" if near else f"it can have {', '.join(known)}"
+            self._refuse(_key(node, key), f"`{key}` of {where} is no field that there is", advice)
+
+    def _mapping(self, node: yaml.Node, data: Any, where: str) -> None:
+        """Refuse what has no fields."""
+        if not isinstance(data, dict):
+            self._refuse(
+                node, f"{where} has to be a mapping", "write `name: value` below it, on lines that are indented"
+            )
+
+    def _refuse(self, at: yaml.Node | yaml.Event, problem: str, advice: str) -> NoReturn:
+        line = at.start_mark.line + 1 if at.start_mark else 1
+        raise ConfigInvalid(path=self._path, line=line, problem=problem, advice=advice)
+
+
+def _pair(node: yaml.Node, key: object) -> tuple[yaml.Node, yaml.Node]:
+    """Return the nodes of a key and of its value; for a key that is not there the mapping itself."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return next(((one, value) for one, value in reversed(pairs) if one.value == str(key)), (node, node))
+
+
+def _key(node: yaml.Node, key: object) -> yaml.Node:
+    return _pair(node, key)[0]
+
+
+def _value(node: yaml.Node, key: object) -> yaml.Node:
+    return _pair(node, key)[1]
+
+
+def _advice(one: Field) -> str:
+    written = yaml.safe_dump({one.name: one.example}, default_flow_style=True).strip()
+    return f"write, for example, `{written[1:-1]}`"

@@ -1,0 +1,51 @@
+"""Texts to vectors: one small protocol, real providers behind it (``docs/embedders.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from regraft.embedders.checking import check
+from regraft.embedders.counting import counter, estimate
+from regraft.embedders.local import LocalEmbedder
+from regraft.embedders.protocol import Embedded, Embedder, Halted, Sending, ServerFailing, TextsRejected
+from regraft.embedders.server import ServerEmbedder
+from regraft.embedders.settings import EmbedderSettings, LocalSettings, ServerSettings
+
+__all__ = [
+    "Embedded",
+    "Embedder",
+    "EmbedderSettings",
+    "Halted",
+    "LocalSettings",
+    "Sending",
+    "ServerFailing",
+    "ServerSettings",
+    "TextsRejected",
+    "check",
+    "counter",
+    "estimate",
+    "opened",
+]
+
+
+@contextmanager
+def opened(settings: EmbedderSettings) -> Iterator[Embedder]:
+    """Open an embedder, and let its connections and its model go at the end.
+
+    Raises:
+        WrongUsage: a library that it needs is not installed.
+        EmbedderKeyMissing: the environment has not its key.
+        ModelUnreadable: there is no such model on disk.
+    """
+    embedder: Embedder
+    if isinstance(settings, LocalSettings):
+        embedder = LocalEmbedder(settings)
+    else:
+        assert isinstance(settings, ServerSettings)
+        embedder = ServerEmbedder(settings)
+    try:
+        yield embedder
+    finally:
+        embedder.halt()
+        embedder.close()

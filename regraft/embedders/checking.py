@@ -1,0 +1,62 @@
+"""What every answer has to be, before anything of it is written."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+
+from regraft.errors import AnswerUnfit
+
+#: A shorter vector has no direction in single precision: its squares vanish.
+_SHORTEST = 2.0**-63
+_SAID = {
+    "not_numbers": "is no list of numbers",
+    "non_finite": "has a NaN or an infinity",
+    "zero_vector": "has only zeros",
+}
+
+
+def check(vectors: Sequence[bytes], count: int, dimensions: int | None, *, embedder: str) -> None:
+    """Refuse vectors that cannot be those of a batch.
+
+    Args:
+        vectors: raw float32.
+        count: how many texts there were.
+        dimensions: what each has to have; None: all the same.
+        embedder: its name, for the error.
+
+    Raises:
+        AnswerUnfit
+    """
+    if len(vectors) != count:
+        raise unfit("wrong_count", f"it has {len(vectors)} vectors for {count} texts", embedder=embedder)
+    lengths = Counter(map(len, vectors))
+    usual = lengths.most_common(1)[0][0] if lengths else 0
+    expected = usual if dimensions is None else 4 * dimensions
+    bad = [place for place, vector in enumerate(vectors) if len(vector) != expected]
+    if bad or expected % 4 or (count and not expected):
+        found = len(vectors[bad[0]]) / 4 if bad else expected / 4
+        reason = f"vector {bad[0] + 1 if bad else 1} has {found:g} dimensions instead of {expected // 4}"
+        raise unfit("wrong_dimensions", reason, bad, embedder)
+    # The length in double precision tells all at once: of infinities it is infinite, of NaNs NaN.
+    norms = [math.hypot(*array("f", vector)) for vector in vectors]
+    check_each("non_finite", [place for place, norm in enumerate(norms) if not math.isfinite(norm)], embedder)
+    check_each("zero_vector", [place for place, norm in enumerate(norms) if norm < _SHORTEST], embedder)
+
+
+def check_each(fault: str, bad: list[int], embedder: str) -> None:
+    """Refuse an answer with bad vectors at these places.
+
+    Raises:
+        AnswerUnfit
+    """
+    if bad:
+        raise unfit(fault, f"vector {bad[0] + 1} {_SAID[fault]}", bad, embedder)
+
+
+def unfit(fault: str, reason: str, bad: Sequence[int] = (), embedder: str = "") -> AnswerUnfit:
+    """Return the error of a bad answer; ``bad`` are the places of its bad vectors."""
+    position = bad[0] if len(bad) == 1 else None
+    return AnswerUnfit(embedder=embedder, fault=fault, reason=reason, position=position)

@@ -1,0 +1,99 @@
+"""An embedder in this process: a model on disk, loaded by model2vec or sentence-transformers. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any
+
+from regraft.embedders.checking import check
+from regraft.embedders.counting import counter
+from regraft.embedders.protocol import Embedded, Halted, Sending, TextsRejected, nothing
+from regraft.embedders.settings import LocalSettings
+from regraft.embedders.verdicts import tidy
+from regraft.errors import ModelUnreadable
+from regraft.extras import needed
+from regraft.text import whole
+
+
+class LocalEmbedder:
+    """Has a model make vectors, one batch at a time; the libraries use all cores for one."""
+
+    def __init__(self, settings: LocalSettings) -> None:
+        """Load the model.
+
+        Raises:
+            WrongUsage: the library is not installed.
+            ModelUnreadable: there is no such model.
+        """
+        self.settings = settings
+        self._halted = Event()
+        self._one = Lock()
+        library = settings.library or library_of(settings.path)
+        if not settings.path.is_dir():
+            raise ModelUnreadable(path=settings.path, library=library, reason="there is no such folder")
+        # Read when the libraries are imported: they then ask no server for what a folder lacks.
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        module = needed(library.replace("-", "_"), "Models of this kind", library)
+        try:
+            self._model = _loaded(module, library, settings.path)
+            self._counted = counter(settings)
+        except ModelUnreadable:
+            raise
+        except Exception as error:  # these libraries raise anything
+            raise ModelUnreadable(path=settings.path, library=library, reason=tidy(str(error), None)) from error
+        self._more = {"use_multiprocessing": False} if library == "model2vec" else {"convert_to_numpy": True}
+
+    def embed(self, texts: Sequence[str], *, query: bool = False, sending: Sending = nothing) -> Embedded:
+        """Return the vectors of a batch (:class:`~regraft.embedders.protocol.Embedder`)."""
+        prefix = self.settings.query_prefix if query else self.settings.prefix
+        with self._one:
+            if self._halted.is_set():
+                raise Halted
+            sending(texts)
+            try:
+                made = self._model.encode(
+                    [whole(prefix + text) for text in texts], show_progress_bar=False, **self._more
+                )
+                vectors = [row.tobytes() for row in made.astype("<f4")]
+            except Exception as error:  # these libraries raise anything
+                raise TextsRejected("local_error", tidy(f"{type(error).__name__}: {error}", None)) from error
+        check(vectors, len(texts), None, embedder=self.settings.name)
+        return Embedded(vectors, None, 1)
+
+    def tokens(self, text: str) -> int:
+        """Return how many tokens a text has with its prefix."""
+        return self._counted(self.settings.prefix + text)
+
+    def halt(self) -> None:
+        """Let no further batch begin."""
+        self._halted.set()
+
+    def close(self) -> None:
+        """Forget the model."""
+        self._model = None
+
+
+def library_of(folder: Path) -> str:
+    """Return the library that a model's folder is made for.
+
+    Both write ``model.safetensors`` and ``tokenizer.json``; ``config.json`` sets them apart, in which a model2vec
+    model is of no other type.
+    """
+    try:
+        found = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return "sentence-transformers"
+    kind = found.get("model_type", "model2vec") if isinstance(found, dict) else ""
+    return "model2vec" if kind == "model2vec" else "sentence-transformers"
+
+
+def _loaded(module: Any, library: str, path: Path) -> Any:
+    if library == "model2vec":
+        return module.StaticModel.from_pretrained(path)
+    # Its bars would show where no terminal is, too.
+    needed("transformers.utils.logging", "Models of this kind", library).disable_progress_bar()
+    return module.SentenceTransformer(str(path), local_files_only=True)

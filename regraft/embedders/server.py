@@ -1,0 +1,209 @@
+"""An embedder behind a server that speaks as OpenAI's does (``docs/embedders.md``).
+
+The official client makes the requests. It would add to them what it finds in the environment: keys, an organisation,
+any header. So it gets no key at all, and a hook of its transport lets pass only the headers that a request needs.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import random
+from collections.abc import Sequence
+from threading import Event
+from typing import Any
+from urllib.parse import urlsplit
+
+from regraft.embedders.answers import BrokenAnswer, vectors_of
+from regraft.embedders.counting import counter
+from regraft.embedders.protocol import Embedded, Halted, Sending, ServerFailing, TextsRejected, nothing
+from regraft.embedders.settings import ServerSettings
+from regraft.embedders.verdicts import Verdict, tidy, verdict
+from regraft.errors import EmbedderKeyMissing, EmbedderRefused
+from regraft.extras import needed
+from regraft.text import whole
+
+#: The first wait between attempts, in seconds; each is about twice the one before, up to the longest.
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 60.0
+#: Who wants to be left alone for longer is given up.
+PATIENCE_S = 300.0
+#: A server that does not even answer the door within so many seconds is not there.
+_CONNECT_S = 10.0
+#: Nothing else is sent, whatever the client adds. By the last one it tells afterwards that the answer is wanted raw.
+_HEADERS = {
+    "host", "accept", "accept-encoding", "connection", "content-type", "content-length", "transfer-encoding",
+    "user-agent", "x-stainless-raw-response",
+}  # fmt: skip
+
+
+class _Passing(Exception):
+    """An attempt failed that may succeed later."""
+
+    def __init__(self, found: Verdict) -> None:
+        super().__init__(found.reason)
+        self.found = found
+
+
+def key_of(settings: ServerSettings) -> str | None:
+    """Return the API key from the environment; None where the configuration names none.
+
+    Raises:
+        EmbedderKeyMissing
+    """
+    variable = settings.api_key_env
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise EmbedderKeyMissing(embedder=settings.name, variable=variable, reason="is not set")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise EmbedderKeyMissing(embedder=settings.name, variable=variable, reason="holds what no key can be")
+    return key
+
+
+class ServerEmbedder:
+    """Sends batches to a server; a batch is one request, repeated while that may help."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        """Make ready; nothing is sent yet.
+
+        Raises:
+            EmbedderKeyMissing: the environment has no key.
+            WrongUsage: the client is not installed.
+            ModelUnreadable: the configured tokenizer cannot be read.
+        """
+        self.settings = settings
+        self._key = key_of(settings)
+        self._openai = needed("openai", "Embedding servers", "openai")
+        self._tenacity = needed("tenacity", "Embedding servers", "openai")
+        self._counted = counter(settings)
+        self._halted = Event()
+        self._client = self._made_client()
+
+    def _made_client(self) -> Any:
+        """Return the official client, which knows no key and follows no redirection."""
+        openai, settings = self._openai, self.settings
+        transport = openai.DefaultHttpxClient(
+            follow_redirects=False,
+            # Proxies of the environment are not for this machine's own servers.
+            trust_env=not _is_here(settings.base_url),
+            event_hooks={"request": [self._strip]},
+        )
+        return openai.OpenAI(
+            api_key="unused",
+            base_url=settings.base_url,
+            max_retries=0,
+            timeout=openai.Timeout(settings.timeout, connect=min(settings.timeout, _CONNECT_S)),
+            http_client=transport,
+        )
+
+    def _strip(self, request: Any) -> None:
+        """Take everything from a request but what it needs, and give it the key."""
+        for name in [name for name in request.headers if name.lower() not in _HEADERS]:
+            del request.headers[name]
+        if self._key is not None:
+            request.headers["Authorization"] = f"Bearer {self._key}"
+
+    def embed(self, texts: Sequence[str], *, query: bool = False, sending: Sending = nothing) -> Embedded:
+        """Return the vectors of a batch (:class:`~regraft.embedders.protocol.Embedder`)."""
+        prefix = self.settings.query_prefix if query else self.settings.prefix
+        written = [whole(prefix + text) for text in texts]
+        requests = 0
+
+        def attempt() -> tuple[list[bytes], int | None]:
+            nonlocal requests
+            if self._halted.is_set():
+                raise Halted
+            sending(texts)
+            requests += 1
+            return self._ask(written)
+
+        tenacity = self._tenacity
+        repeated = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error, _Passing) and _bearable(error.found)),
+            stop=tenacity.stop_after_attempt(self.settings.retries + 1),
+            wait=self._wait,
+            sleep=self._halted.wait,
+            reraise=True,
+        )
+        try:
+            vectors, tokens = repeated(attempt)
+        except _Passing as error:
+            failure = error.found
+        else:
+            return Embedded(vectors, tokens, requests)
+        raise ServerFailing(failure.code, failure.reason, requests)
+
+    def _wait(self, state: Any) -> float:
+        """Return the seconds until the next attempt: those that the server wants, or twice as long as the last time."""
+        wanted: float | None = state.outcome.exception().found.wait
+        if wanted is not None:
+            return wanted * random.uniform(1, 1.1)  # not all threads at once
+        doubled: float = FIRST_WAIT_S * 2 ** (state.attempt_number - 1)
+        return min(doubled, LONGEST_WAIT_S) * random.uniform(0.75, 1.25)
+
+    def _ask(self, written: list[str]) -> tuple[list[bytes], int | None]:
+        """Send one request and return its vectors and the tokens that the server counted."""
+        settings = self.settings
+        found = self._sent(written)
+        if isinstance(found, Verdict):
+            raise self._meant(found)
+        try:
+            return vectors_of(found, len(written), settings.dimensions, embedder=settings.name)
+        except BrokenAnswer as error:
+            reason = tidy(str(error), self._key)
+        raise _Passing(Verdict("passing", "broken_answer", reason))
+
+    def _sent(self, written: list[str]) -> bytes | Verdict:
+        """Return the body of an answer with vectors, or what any other outcome means."""
+        openai, settings = self._openai, self.settings
+        more = {} if settings.dimensions is None else {"dimensions": settings.dimensions}
+        try:
+            answer = self._client.embeddings.with_raw_response.create(
+                input=written, model=settings.model, encoding_format=settings.encoding, **more
+            )
+            return bytes(answer.http_response.content)
+        except openai.APIStatusError as error:
+            response = error.response
+            return verdict(response.status_code, response.headers, response.content, self._key)
+        except openai.APITimeoutError:
+            return Verdict("passing", "timeout", f"no answer within {settings.timeout:g} s")
+        except openai.APIConnectionError as error:
+            reason = tidy(str(error.__cause__ or error) or type(error.__cause__).__name__, self._key)
+            return Verdict("passing", "connection", reason)
+
+    def _meant(self, found: Verdict) -> Exception:
+        """Return the error that a verdict is. It is made where no exception of the client, with its key, is around."""
+        if found.kind == "texts":
+            return TextsRejected(found.code, found.reason)
+        if found.kind == "configuration":
+            server = urlsplit(self.settings.base_url).netloc
+            advice = "check base_url, model and key of its configuration, and your account there"
+            return EmbedderRefused(embedder=self.settings.name, server=server, reason=found.reason, advice=advice)
+        return _Passing(found)
+
+    def tokens(self, text: str) -> int:
+        """Return how many tokens a text has with its prefix."""
+        return self._counted(self.settings.prefix + text)
+
+    def halt(self) -> None:
+        """End all waits between attempts."""
+        self._halted.set()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+def _bearable(found: Verdict) -> bool:
+    return found.wait is None or found.wait <= PATIENCE_S
+
+
+def _is_here(url: str) -> bool:
+    """Tell whether a server is on this machine."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,27 @@
+"""Optional parts of regraft: libraries that are imported when they are needed, never before."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from regraft.errors import WrongUsage
+
+
+def needed(module: str, purpose: str, extra: str) -> Any:
+    """Return a module of an optional library.
+
+    Args:
+        module: its name, for example ``pyarrow.parquet``.
+        purpose: what needs it, in the plural, as an error says it: ``Parquet files``.
+        extra: the extra of regraft that brings it.
+
+    Raises:
+        WrongUsage: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        library = module.partition(".")[0]
+        problem = f"{purpose} need {library}, which is not installed"
+        raise WrongUsage(problem=problem, hint=f'install it: pip install "regraft[{extra}]"') from error

@@ -1,0 +1,97 @@
+"""Threads that send texts to an embedder and wait for its answers, several at a time."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from regraft.embedders import ServerFailing, TextsRejected
+from repair.backfill.meter import Meter
+from repair.backfill.queue import Claim
+
+#: What is sent alone to learn whether it is the server that fails, or the texts before it.
+CONTROL = "regraft"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Texts of one claim that go in one request."""
+
+    claim: Claim
+    keys: tuple[str, ...]
+    texts: tuple[str, ...]
+    stale: frozenset[str] = frozenset()
+
+    def halves(self) -> tuple[Task, Task]:
+        """Return it as two."""
+        middle = len(self.keys) // 2
+        first, second = slice(None, middle), slice(middle, None)
+        return (
+            Task(self.claim, self.keys[first], self.texts[first], self.stale),
+            Task(self.claim, self.keys[second], self.texts[second], self.stale),
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a task: its vectors, or what stopped it."""
+
+    task: Task
+    vectors: Sequence[bytes] = ()
+    problem: BaseException | None = None
+
+
+class Crew:
+    """Threads that work off tasks; they end with the process, whatever they wait for."""
+
+    def __init__(self, meter: Meter, count: int) -> None:
+        self._meter = meter
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self.count = count
+        for number in range(count):
+            threading.Thread(target=self._work, name=f"embedding-{number}", daemon=True).start()
+
+    def submit(self, task: Task) -> None:
+        """Let a task be worked off."""
+        self._tasks.put(task)
+
+    def answer(self, seconds: float) -> Answer | None:
+        """Return the next answer, None where none comes in this time."""
+        try:
+            return self._answers.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def withdraw(self) -> list[Task]:
+        """Return the tasks that nobody has begun, and let nobody begin them."""
+        tasks: list[Task] = []
+        while True:
+            try:
+                task = self._tasks.get_nowait()
+            except queue.Empty:
+                return tasks
+            if task is not None:
+                tasks.append(task)
+
+    def end(self) -> None:
+        """Let the threads end once they have nothing to do."""
+        for _ in range(self.count):
+            self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            self._answers.put(self._worked(task))
+
+    def _worked(self, task: Task) -> Answer:
+        try:
+            try:
+                return Answer(task, self._meter.embedded(task.texts))
+            except ServerFailing as failing:
+                # The server itself is down where it has no answer to this either.
+                self._meter.embedded((CONTROL,))
+                raise TextsRejected(failing.code, failing.reason) from failing
+        except BaseException as problem:
+            return Answer(task, problem=problem)

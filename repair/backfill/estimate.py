@@ -1,0 +1,79 @@
+"""What filling a scope would send, by the rules that it is sent by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+from regraft.embedders.settings import EmbedderSettings
+from repair.backfill.filling import packed, sendable
+from repair.backfill.meter import Limits
+from repair.backfill.scope import Scope
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Texts, tokens and requests that a run would send, and what that costs; None where there is no price."""
+
+    texts: int
+    tokens: int
+    requests: int
+    cost: float | None
+    currency: str
+
+    def document(self) -> dict[str, Any]:
+        """Return it as a document has it."""
+        return asdict(self)
+
+    def plus(self, other: Estimate) -> Estimate:
+        """Return both together."""
+        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
+        texts, tokens = self.texts + other.texts, self.tokens + other.tokens
+        return Estimate(texts, tokens, self.requests + other.requests, cost, self.currency)
+
+
+def nothing(settings: EmbedderSettings) -> Estimate:
+    """Return what no text takes."""
+    return Estimate(0, 0, 0, None if settings.price_per_million_tokens is None else 0.0, settings.currency)
+
+
+def estimate(
+    scope: Scope, settings: EmbedderSettings, tokens_of: Callable[[str], int], limits: Limits, sent: Estimate
+) -> Estimate:
+    """Return what filling a scope would send.
+
+    Args:
+        scope: opened.
+        settings: the embedder's.
+        tokens_of: counts the tokens of a text.
+        limits: what the run may send.
+        sent: what it sends before.
+
+    Raises:
+        apsw.Error: the scope is damaged.
+    """
+    price = settings.price_per_million_tokens
+    texts = tokens = requests = 0
+    for sizes in _batches(scope, settings, tokens_of):
+        batch = sizes if limits.texts is None else sizes[: max(0, limits.texts - sent.texts - texts)]
+        size = sum(batch)
+        cost = (sent.tokens + tokens + size) * (price or 0.0) / 1_000_000
+        if (
+            not batch
+            or (limits.requests is not None and sent.requests + requests >= limits.requests)
+            or (limits.cost is not None and cost > limits.cost)
+        ):
+            break
+        texts, tokens, requests = texts + len(batch), tokens + size, requests + 1
+    return Estimate(texts, tokens, requests, None if price is None else tokens * price / 1_000_000, settings.currency)
+
+
+def _batches(scope: Scope, settings: EmbedderSettings, tokens_of: Callable[[str], int]) -> Iterator[list[int]]:
+    """Return the tokens of the texts of each request."""
+    keys = scope.lacking()
+    while chunk := list(islice(keys, settings.batch.texts)):
+        texts = {key: lacking.text or "" for key, lacking in sendable(scope.texts(chunk)).items()}
+        for batch in packed(texts, settings.batch, tokens_of):
+            yield [tokens_of(texts[key]) for key in batch]

@@ -1,0 +1,235 @@
+"""Filling one scope: texts are claimed, sent several batches at a time, and written as soon as they are answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from regraft import clock
+from regraft.embedders import Embedder, Halted, TextsRejected, check
+from regraft.embedders.settings import Batch
+from regraft.errors import AnswerUnfit
+from regraft.progress import Progress
+from repair.backfill.crew import Answer, Crew, Task
+from repair.backfill.meter import LimitReached, Meter
+from repair.backfill.queue import LEASE_MS, Claim, Queue
+from repair.backfill.scope import Lacking, Scope
+
+#: How long to wait for an answer before looking whether a claim has to be renewed, in seconds.
+_POLL = 0.2
+#: How long to wait for what was sent when the run is interrupted, in seconds: it is paid for.
+_LAST_WAIT = 5.0
+#: Codes of one text's own fault, by which it can fail alone.
+BLANK, NOT_ITS_HASH = "blank_text", "not_its_hash"
+_OF_ONE = frozenset({"non_finite", "zero_vector"})
+_REASONS = {
+    BLANK: "there is nothing in it but white space",
+    NOT_ITS_HASH: "the text is not the one that its hash is of: regraft repair first",
+}
+
+
+@dataclass
+class Filled:
+    """What became of a scope's texts in one run."""
+
+    processed_pending: int = 0
+    processed_stale: int = 0
+    newly_ready: int = 0
+    failed: int = 0
+    #: Why not all texts were taken on, None where they were.
+    stopped: str | None = None
+
+
+@dataclass
+class Filling:
+    """Fills one scope; used once.
+
+    Args:
+        scope: open for writing.
+        embedder: what makes vectors.
+        queue: in which the scope's texts wait.
+        crew: what sends them.
+        meter: what was sent so far, and the limits.
+        progress: told of each text.
+    """
+
+    scope: Scope
+    embedder: Embedder
+    queue: Queue
+    crew: Crew
+    meter: Meter
+    progress: Progress
+    now_ms: Callable[[], int] = clock.now_ms
+    filled: Filled = field(default_factory=Filled)
+    _under_way: int = 0
+    _problem: BaseException | None = None
+    _renewed: int = 0
+
+    def run(self) -> Filled:
+        """Fill it, until nothing waits, a limit is reached, or something stops it.
+
+        Raises:
+            AnswerUnfit, EmbedderRefused: the embedder is not to be trusted, or does not let us in.
+            ServerFailing: it cannot be reached.
+            KeyboardInterrupt
+            apsw.Error, OSError: the store cannot be written.
+
+        Whatever is raised, what was answered before is written, and what is not is given back.
+        """
+        try:
+            while self._goes_on():
+                self._take(self.crew.answer(_POLL))
+        except BaseException:
+            self._leave()
+            raise
+        if self._problem is not None:
+            raise self._problem
+        return self.filled
+
+    def _goes_on(self) -> bool:
+        """Claim as much as the crew can send; tell whether there is anything to wait for."""
+        while self._problem is None and self.filled.stopped is None and self._under_way <= self.crew.count:
+            claim = self._claimed()
+            if claim is None:
+                break
+            self._submit(claim)
+        self._renew()
+        if self._under_way:
+            return True
+        if self._problem is not None or self.filled.stopped is not None:
+            return False
+        # What others have claimed is theirs, until they are done or their claims expire.
+        return self.queue.waiting(self.scope.name) > 0
+
+    def _claimed(self) -> Claim | None:
+        left = self.meter.texts_left()
+        if left == 0:
+            if self.queue.waiting(self.scope.name):
+                self.filled.stopped = f"--limit {self.meter.texts:,} is reached"
+            return None
+        most = self.embedder.settings.batch.texts
+        return self.queue.claim(self.scope.name, most if left is None else min(most, left), self.now_ms())
+
+    def _submit(self, claim: Claim) -> None:
+        found = self.scope.texts(claim.keys)
+        self.queue.done(claim, [key for key in claim.keys if key not in found])
+        good = sendable(found)
+        for key, lacking in found.items():
+            if key not in good:
+                self._fail(claim, key, lacking.is_stale, NOT_ITS_HASH if lacking.text is None else BLANK)
+        self.meter.texts += len(good)
+        texts = {key: lacking.text or "" for key, lacking in good.items()}
+        for keys in packed(texts, self.embedder.settings.batch, self.embedder.tokens):
+            stale = frozenset(key for key in keys if good[key].is_stale)
+            self._send(Task(claim, tuple(keys), tuple(texts[key] for key in keys), stale))
+
+    def _send(self, task: Task) -> None:
+        self._under_way += 1
+        self.crew.submit(task)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _take(self, answer: Answer | None) -> None:
+        if answer is None:
+            return
+        self._under_way -= 1
+        task, problem = answer.task, answer.problem
+        try:
+            if problem is None:
+                name = self.embedder.settings.name
+                check(answer.vectors, len(task.keys), self.scope.dimensions, embedder=name)
+        except AnswerUnfit as unfit:
+            problem = unfit
+        if problem is None:
+            self._write(task, answer.vectors)
+        elif isinstance(problem, TextsRejected):
+            self._rejected(task, problem)
+        elif isinstance(problem, AnswerUnfit):
+            self._unfit(task, problem)
+        else:
+            self.queue.release(task.claim, task.keys)
+            if isinstance(problem, LimitReached):
+                self.filled.stopped = str(problem)
+            elif not isinstance(problem, Halted):
+                self._stop(problem)
+
+    def _stop(self, problem: BaseException) -> None:
+        """Send nothing more; what was sent is waited for."""
+        self._problem = self._problem or problem
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        for task in self.crew.withdraw():
+            self._under_way -= 1
+            self.queue.release(task.claim, task.keys)
+        self.embedder.halt()
+
+    def _write(self, task: Task, vectors: Sequence[bytes]) -> None:
+        written = self.scope.write(dict(zip(task.keys, vectors, strict=True)), self.now_ms())
+        self.queue.done(task.claim, task.keys)
+        self.filled.newly_ready += written.pending + written.stale
+        self._processed(len(task.keys), len(task.stale.intersection(task.keys)))
+
+    def _rejected(self, task: Task, rejected: TextsRejected) -> None:
+        """Split a batch until the one bad text stands alone."""
+        if len(task.keys) > 1:
+            for half in task.halves():
+                self._send(half)
+            return
+        self._fail(task.claim, task.keys[0], bool(task.stale), rejected.code, rejected.reason)
+
+    def _unfit(self, task: Task, unfit: AnswerUnfit) -> None:
+        """Refuse a batch: nothing of it is written, and nothing more is sent; alone, a text may fail for itself."""
+        fault = str(unfit.facts["fault"])
+        if len(task.keys) == 1 and fault in _OF_ONE:
+            self._fail(task.claim, task.keys[0], bool(task.stale), fault, str(unfit.facts["reason"]))
+            return
+        self.queue.doubt(task.claim, task.keys, fault)
+        self._stop(unfit)
+
+    def _fail(self, claim: Claim, key: str, is_stale: bool, code: str, reason: str = "") -> None:
+        self.queue.fail(claim, key, code, reason or _REASONS[code])
+        self.filled.failed += 1
+        self._processed(1, int(is_stale))
+
+    def _processed(self, count: int, stale: int) -> None:
+        self.filled.processed_stale += stale
+        self.filled.processed_pending += count - stale
+        self.progress.step(count, 0)
+
+    # --- claims ------------------------------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        now = self.now_ms()
+        if now - self._renewed > LEASE_MS // 4:
+            self.queue.renew(now)
+            self._renewed = now
+
+    def _leave(self) -> None:
+        """Write what still comes within a while, and give the rest back."""
+        self.filled.stopped = "interrupted"
+        self._withdraw()
+        end = time.monotonic() + _LAST_WAIT
+        while self._under_way and time.monotonic() < end:
+            self._take(self.crew.answer(_POLL))
+
+
+def sendable(found: dict[str, Lacking]) -> dict[str, Lacking]:
+    """Return those texts that have anything to be embedded."""
+    return {key: lacking for key, lacking in found.items() if lacking.text is not None and lacking.text.strip()}
+
+
+def packed(texts: dict[str, str], batch: Batch, tokens_of: Callable[[str], int]) -> Iterator[list[str]]:
+    """Return the keys of texts as what one request may hold, by number of texts and tokens."""
+    keys: list[str] = []
+    tokens = 0
+    for key, text in texts.items():
+        size = tokens_of(text)
+        if keys and (len(keys) >= batch.texts or tokens + size > batch.tokens):
+            yield keys
+            keys, tokens = [], 0
+        keys.append(key)
+        tokens += size
+    if keys:
+        yield keys

@@ -1,0 +1,83 @@
+"""Whether an embedder makes the vectors that a base has: its answers are compared with what is there."""
+
+from __future__ import annotations
+
+import math
+import operator
+from array import array
+from collections.abc import Callable, Sequence
+
+from regraft.embedders import TextsRejected, check
+from regraft.errors import EmbedderDiffers, EmbedderUnsteady, ProbeRefused
+
+#: Returns the vectors of texts.
+Embed = Callable[[Sequence[str]], Sequence[bytes]]
+
+#: How many texts of a base are compared.
+SAMPLE = 8
+#: The least cosine of two vectors that one model made of one text.
+SAME = 0.99
+#: Sent where a base has no vectors yet: what comes back must not depend on where in a request a text stands.
+_SENTENCES = (
+    "The ferry leaves at nine in the morning.",
+    "A recipe for bread with three kinds of flour.",
+    "地球绕着太阳转。",
+)
+
+
+def probe(
+    name: str, label: str, known: Sequence[tuple[str, bytes]], dimensions: int | None, embed: Embed
+) -> tuple[int, float]:
+    """Compare an embedder's answers with vectors that a base has, or, where it has none, with each other.
+
+    Args:
+        name: what the user calls the embedder.
+        label: what a person calls the base.
+        known: texts of the base with their vectors.
+        dimensions: of the base's vectors.
+        embed: asks it for vectors.
+
+    Returns:
+        How many texts were compared, and the cosine that three quarters of them have at least.
+
+    Raises:
+        EmbedderDiffers: it is another model.
+        EmbedderUnsteady: it gives one text several vectors.
+        AnswerUnfit: it gives vectors of another length, or none.
+        ProbeRefused, EmbedderRefused, ServerFailing: it gives no answer.
+    """
+    try:
+        if not known:
+            return _against_itself(name, dimensions, embed)
+        found = _embedded(name, [text for text, _ in known], dimensions, embed)
+    except TextsRejected as rejected:
+        raise ProbeRefused(embedder=name, base=label, reason=rejected.reason) from rejected
+    cosines = sorted(cosine(old, new) for (_, old), new in zip(known, found, strict=True))
+    # A vector or two of the base may themselves be wrong.
+    least = cosines[len(cosines) // 4]
+    if least < SAME:
+        raise EmbedderDiffers(embedder=name, base=label, count=len(known), cosine=f"{least:.3f}", least=SAME)
+    return len(known), least
+
+
+def _against_itself(name: str, dimensions: int | None, embed: Embed) -> tuple[int, float]:
+    first = _embedded(name, _SENTENCES, dimensions, embed)
+    turned = _embedded(name, _SENTENCES[::-1], dimensions, embed)[::-1]
+    least = min(map(cosine, first, turned))
+    if least < SAME:
+        raise EmbedderUnsteady(embedder=name, cosine=f"{least:.3f}", least=SAME)
+    return len(_SENTENCES), least
+
+
+def _embedded(name: str, texts: Sequence[str], dimensions: int | None, embed: Embed) -> Sequence[bytes]:
+    vectors = embed(texts)
+    check(vectors, len(texts), dimensions, embedder=name)
+    return vectors
+
+
+def cosine(one: bytes, other: bytes) -> float:
+    """Return the cosine of two vectors of one length, 0 where it has none."""
+    left, right = array("f", one), array("f", other)
+    norms = math.hypot(*left) * math.hypot(*right)
+    dot = sum(map(operator.mul, left, right))
+    return dot / norms if norms and math.isfinite(norms) else 0.0

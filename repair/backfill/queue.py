@@ -1,0 +1,226 @@
+"""What is still to be embedded, and who is at it: a durable queue that several processes share.
+
+The truth of what is done lies where the vectors are; the queue only keeps two processes from sending one text, and
+remembers what failed. It is a SQLite file, and can be lost without any harm but that.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from regraft import sqlite
+
+FILE = "backfill.sqlite"
+#: How long a claim holds unless it is renewed, in ms: a process that was killed holds what it had no longer.
+LEASE_MS = 60_000
+#: How often one has failed that is embedded alone: what is in doubt goes last, and endangers nobody else.
+ALONE = 64
+_BUSY_MS = 60_000
+
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS job (
+         scope TEXT NOT NULL,
+         key TEXT NOT NULL,
+         state TEXT NOT NULL CHECK (state IN ('ready', 'claimed', 'failed')),
+         attempts INTEGER NOT NULL DEFAULT 0,
+         worker TEXT,
+         claim TEXT,
+         expires_at INTEGER,
+         code TEXT,
+         reason TEXT,
+         PRIMARY KEY (scope, key)) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS job_order ON job (scope, state, attempts, key)",
+    "CREATE INDEX IF NOT EXISTS job_claim ON job (claim) WHERE claim IS NOT NULL",
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Texts that are one process's to embed, until the claim expires."""
+
+    token: str
+    scope: str
+    keys: tuple[str, ...]
+    #: How often they were claimed before.
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Texts that could not be embedded, for one reason."""
+
+    code: str
+    reason: str
+    count: int
+    samples: tuple[str, ...]
+
+
+class Queue:
+    """The queue of one store, as one process (a worker) uses it. Times are in ms."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self.worker = secrets.token_hex(8)
+
+    # --- what is to be done ------------------------------------------------------------------------------------------
+
+    def fill(self, scope: str, keys: Iterable[str], *, alone: bool) -> None:
+        """Let these texts wait; those that are in the queue stay as they are.
+
+        ``alone``: no other worker lives, so that what is in the queue besides has a vector meanwhile, or its text is
+        gone. It is dropped.
+        """
+        self._db.execute("CREATE TEMP TABLE wanted (key TEXT PRIMARY KEY) WITHOUT ROWID")
+        try:
+            with sqlite.transaction(self._db):
+                self._db.executemany("INSERT OR IGNORE INTO wanted VALUES (?)", ((key,) for key in keys))
+                if alone:
+                    self._db.execute(
+                        "DELETE FROM job WHERE scope = ? AND state <> 'claimed'"
+                        " AND key NOT IN (SELECT key FROM wanted)",
+                        (scope,),
+                    )
+                self._db.execute(
+                    "INSERT OR IGNORE INTO job (scope, key, state) SELECT ?, key, 'ready' FROM wanted", (scope,)
+                )
+        finally:
+            self._db.execute("DROP TABLE wanted")
+
+    def claim(self, scope: str, count: int, now_ms: int) -> Claim | None:
+        """Claim up to ``count`` texts, those first that were claimed least; None where nothing waits.
+
+        What a worker died of may be among what it had: each time that happens, half as many are claimed together.
+        """
+        with sqlite.transaction(self._db):
+            self._db.execute(
+                "UPDATE job SET state = 'ready', claim = NULL, worker = NULL"
+                " WHERE scope = ? AND state = 'claimed' AND expires_at < ?",
+                (scope, now_ms),
+            )
+            least: Any = self._db.execute(
+                "SELECT min(attempts) FROM job WHERE scope = ? AND state = 'ready'", (scope,)
+            ).get
+            if least is None:
+                return None
+            token = secrets.token_hex(8)
+            rows = self._db.execute(
+                "UPDATE job SET state = 'claimed', attempts = attempts + 1, worker = ?, claim = ?, expires_at = ?"
+                " WHERE scope = ?4 AND key IN (SELECT key FROM job WHERE scope = ?4 AND state = 'ready'"
+                " AND attempts = ? ORDER BY key LIMIT ?) RETURNING key",
+                (self.worker, token, now_ms + LEASE_MS, scope, least, max(1, count >> max(0, least - 1))),
+            )
+            keys = tuple(sorted(str(key) for (key,) in rows))
+        return Claim(token, scope, keys, least)
+
+    # --- what became of it -------------------------------------------------------------------------------------------
+
+    def done(self, claim: Claim, keys: Iterable[str]) -> None:
+        """Forget texts that have their vectors."""
+        with sqlite.transaction(self._db):
+            self._db.executemany(
+                "DELETE FROM job WHERE scope = ? AND key = ? AND claim IS ?",
+                ((claim.scope, key, claim.token) for key in keys),
+            )
+
+    def release(self, claim: Claim, keys: Iterable[str]) -> None:
+        """Give texts back that were not sent."""
+        self._give_back(claim, keys, "max(0, attempts - 1)", None)
+
+    def doubt(self, claim: Claim, keys: Iterable[str], code: str) -> None:
+        """Give texts back of which one, or the server, is bad: each goes alone next time, after all others."""
+        self._give_back(claim, keys, str(ALONE), code)
+
+    def _give_back(self, claim: Claim, keys: Iterable[str], attempts: str, code: str | None) -> None:
+        with sqlite.transaction(self._db):
+            self._db.executemany(
+                f"UPDATE job SET state = 'ready', attempts = {attempts}, worker = NULL, claim = NULL, code = ?"
+                " WHERE scope = ? AND key = ? AND claim IS ?",
+                ((code, claim.scope, key, claim.token) for key in keys),
+            )
+
+    def fail(self, claim: Claim, key: str, code: str, reason: str) -> None:
+        """Record that a text cannot be embedded."""
+        with sqlite.transaction(self._db):
+            self._db.execute(
+                "UPDATE job SET state = 'failed', worker = NULL, claim = NULL, code = ?, reason = ?"
+                " WHERE scope = ? AND key = ? AND claim IS ?",
+                (code, reason, claim.scope, key, claim.token),
+            )
+
+    def renew(self, now_ms: int) -> None:
+        """Hold what this worker has claimed for another while."""
+        with sqlite.transaction(self._db):
+            self._db.execute(
+                "UPDATE job SET expires_at = ? WHERE claim IS NOT NULL AND worker = ?",
+                (now_ms + LEASE_MS, self.worker),
+            )
+
+    # --- between runs ------------------------------------------------------------------------------------------------
+
+    def take_back(self) -> None:
+        """Take back what killed workers had, where it is certain that no worker lives."""
+        with sqlite.transaction(self._db):
+            self._db.execute("UPDATE job SET state = 'ready', claim = NULL, worker = NULL WHERE state = 'claimed'")
+
+    def retry_failed(self) -> None:
+        """Let what failed wait again, each alone and after all others."""
+        with sqlite.transaction(self._db):
+            self._db.execute(f"UPDATE job SET state = 'ready', attempts = {ALONE} WHERE state = 'failed'")
+
+    # --- what can be seen --------------------------------------------------------------------------------------------
+
+    def waiting(self, scope: str) -> int:
+        """Return how many texts are neither embedded nor given up."""
+        return self._number("SELECT count(*) FROM job WHERE scope = ? AND state <> 'failed'", scope)
+
+    def failed_before(self, scope: str) -> int:
+        """Return how many texts wait that failed before."""
+        query = f"SELECT count(*) FROM job WHERE scope = ? AND state = 'ready' AND attempts >= {ALONE}"
+        return self._number(query, scope)
+
+    def failures(self, scope: str) -> list[Failure]:
+        """Return what could not be embedded, by reason."""
+        rows: Any = self._db.execute(
+            "SELECT code, min(reason), count(*), json_group_array(key) FILTER (WHERE place <= 3) FROM"
+            " (SELECT code, reason, key, row_number() OVER (PARTITION BY code ORDER BY key) AS place"
+            " FROM job WHERE scope = ? AND state = 'failed') GROUP BY code ORDER BY count(*) DESC, code",
+            (scope,),
+        ).fetchall()
+        return [
+            Failure(str(code), str(reason), count, tuple(msgspec.json.decode(keys, type=list[str])))
+            for code, reason, count, keys in rows
+        ]
+
+    def is_empty(self) -> bool:
+        """Tell whether nothing waits and nothing failed."""
+        return self._db.execute("SELECT 1 FROM job LIMIT 1").get is None
+
+    def _number(self, query: str, scope: str) -> int:
+        found: Any = self._db.execute(query, (scope,)).get
+        return int(found)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Queue]:
+    """Open a queue, and make it where none is.
+
+    Raises:
+        apsw.Error: it cannot be written.
+    """
+    with sqlite.writing(path, create=True) as db:
+        db.set_busy_timeout(_BUSY_MS)
+        # After a power cut the last claims may be missing: what is done is told by the vectors.
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        with sqlite.transaction(db):
+            for statement in _TABLES:
+                db.execute(statement)
+        yield Queue(db)

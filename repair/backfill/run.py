@@ -1,0 +1,302 @@
+"""``regraft backfill``: looking at what lacks a vector, filling it, and what came of it (``docs/backfill.md``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import apsw
+
+from checks import v2_findings as v2
+from regraft import clock, embedders
+from regraft.embedders import Embedder, ServerFailing
+from regraft.embedders.settings import EmbedderSettings
+from regraft.envelope import Run
+from regraft.errors import (
+    REFUSED,
+    BackfillInterrupted,
+    BackfillStopped,
+    Declined,
+    RegraftError,
+    TargetLocked,
+)
+from regraft.ledger import Ledger
+from regraft.progress import Progress, stage
+from regraft.text import counted, shown
+from repair.backfill import index_scope, probing
+from repair.backfill.crew import Crew
+from repair.backfill.filling import Filling
+from repair.backfill.index_scope import IndexScope
+from repair.backfill.look import Look, Seen, Wish, look, making_units
+from repair.backfill.meter import Limits, Meter
+from repair.backfill.outcome import Outcome, Probe
+from repair.backfill.sharing import PATIENCE, Shared, shared
+from repair.backfill.targets import Target, models_of
+from repair.changing import UNDO
+from repair.growing import Growing
+from repair.plan import Action, Plan
+from repair.restore import model_change
+from repair.run import Planner, run_command
+from repair.store import Store, demand_quiet, recognised
+
+Document = dict[str, Any]
+
+
+#: Returns the settings of the embedder that is meant, by the ids of the models of the bases that are meant.
+Choice = Callable[[frozenset[str]], EmbedderSettings]
+
+
+def backfill(
+    choose: Choice,
+    wish: Wish,
+    *,
+    progress: Progress,
+    show_plan: Callable[[Document], bool] = lambda _: True,
+) -> Document:
+    """Give vectors to the texts of a store that have none, or one that no search can use.
+
+    Args:
+        choose: says which embedder.
+        wish: what is asked for.
+        progress: told of each text.
+        show_plan: called with the planned document before anything is sent; False stops here.
+
+    Raises:
+        AnswerUnfit, EmbedderDiffers, EmbedderUnsteady, EmbedderRefused: the embedder does not do.
+        BackfillStopped, BackfillInterrupted: what was written before stays.
+        RegraftError: refused, nothing was written.
+    """
+    run = Run("backfill", wish.dry_run, source=wish.path)
+    with recognised(wish.path, wish.kind, "backfill", wish.bases) as store:
+        run.source_kind = store.found.kind.value
+        settings = choose(models_of(store, wish.new))
+        seen = look(store, settings, wish)
+        work = _Work(store, settings, wish, run, seen, progress)
+        planned = work.document()
+        if wish.dry_run or not seen.is_needed:
+            return planned
+        demand_quiet(store)
+        with embedders.opened(settings) as embedder:
+            if not show_plan(planned):
+                raise Declined(path=wish.path)
+            return work.done(embedder)
+
+
+# --- filling ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Work:
+    """One run of backfill; used once."""
+
+    store: Store
+    settings: EmbedderSettings
+    wish: Wish
+    run: Run
+    look: Look
+    progress: Progress
+    #: What other runs of this command did: making units, and telling the catalog of a model.
+    others: list[Document] = field(default_factory=list)
+    _is_recorded: bool = False
+
+    @property
+    def written(self) -> int:
+        """Return how many vectors were written."""
+        return sum(one.outcome.filled.newly_ready for one in self.look.seen)
+
+    def done(self, embedder: Embedder) -> Document:
+        """Do it, and return the document."""
+        meter = Meter(embedder, self.wish.limits)
+        with self._stops_whole():
+            self._probe(embedder)
+            if self.look.indexing.changes:
+                bases = {one.target.base_id for one in self.look.seen}
+                self._other(partial(making_units, bases=bases), waits=False)
+            with shared(self.store) as together:
+                self._fill(embedder, meter, together)
+            self._adopt()
+        self.run.end()
+        return self.document()
+
+    @contextmanager
+    def _stops_whole(self) -> Iterator[None]:
+        """Say what was written where something stops the run."""
+        path = self.wish.path
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            raise BackfillInterrupted(written=self.written) from error
+        except ServerFailing as error:
+            reason = f"embedder {self.settings.name} does not answer: {error.reason}"
+            raise BackfillStopped(path=path, reason=reason, written=self.written) from error
+        except RegraftError as error:
+            if self.written and error.exit_status == REFUSED:
+                raise BackfillStopped(path=path, reason=str(error).rstrip("."), written=self.written) from error
+            raise
+        except (OSError, apsw.Error) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise BackfillStopped(path=path, reason=reason, written=self.written) from error
+
+    def _probe(self, embedder: Embedder) -> None:
+        """Look whether the embedder is the model of what is there; what that takes counts against no limit."""
+        for one in self.look.seen if self.wish.probes else ():
+            outcome = one.outcome
+            if outcome.survey.lacking or one.target.is_new:
+                meter = Meter(embedder, Limits())
+                count, cosine = probing.probe(
+                    self.settings.name, outcome.name, one.sample, outcome.dimensions, meter.embedded
+                )
+                outcome.probe = Probe(count, cosine, meter.requests, meter.tokens)
+
+    def _fill(self, embedder: Embedder, meter: Meter, together: Shared) -> None:
+        crew = Crew(meter, self.settings.parallel)
+        status = "stopped"
+        try:
+            for number, one in enumerate(self.look.seen):
+                kept = f"{UNDO}/{self.run.id}/{number + 1:06}"
+                begin = partial(self._begin, together.book)
+                growing = Growing(
+                    self.store.root, together.book, self.run.id, one.target.path, kept, (number, 1), begin
+                )
+                try:
+                    self._fill_one(one, growing, embedder, crew, meter, together)
+                finally:
+                    growing.end()
+            status = "finished"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        finally:
+            crew.end()
+            if self._is_recorded:
+                together.book.changes.record_actions(self.run.id, self._embedding_documents())
+                together.book.end_run(status)
+
+    def _begin(self, book: Ledger) -> None:
+        """Record the run; one that writes nothing is none."""
+        if not self._is_recorded:
+            book.begin_run("backfill", shown(self.wish.path), self.run.id)
+            book.changes.record_actions(self.run.id, self._embedding_documents())
+            self._is_recorded = True
+
+    def _embedding_documents(self) -> list[dict[str, Any]]:
+        return [action.document() for action in self._embedding()]
+
+    def _fill_one(
+        self, one: Seen, growing: Growing, embedder: Embedder, crew: Crew, meter: Meter, together: Shared
+    ) -> None:
+        target, outcome = one.target, one.outcome
+        with index_scope.opened(
+            self.store.root / target.path,
+            target.base_id,
+            label=target.label,
+            model_id=target.model_id,
+            dimensions=outcome.dimensions,
+            growing=growing,
+            writable=True,
+        ) as scope:
+            outcome.survey = scope.survey()
+            fill_scope(scope, outcome, embedder, crew, meter, together, self.progress)
+
+    # --- what is done besides ----------------------------------------------------------------------------------------
+
+    def _adopt(self) -> None:
+        """Tell the catalog the model of bases that had none and are filled now."""
+        for one in self.look.seen:
+            if one.target.is_new and one.outcome.filled.stopped is None:
+                self._other(partial(_adopted, target=one.target), waits=True)
+
+    def _other(self, planner: Planner, *, waits: bool) -> None:
+        """Run a planner of its own; where another backfill is at it, that one does the same."""
+        wish, end = self.wish, time.monotonic() + PATIENCE
+        while True:
+            try:
+                done = run_command(
+                    "backfill", wish.path, planner, kind=wish.kind, bases=wish.bases, progress=self.progress
+                )
+            except TargetLocked:
+                if not waits:
+                    return
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.1)
+            else:
+                self.others.append(done)
+                return
+
+    # --- documents ---------------------------------------------------------------------------------------------------
+
+    def _embedding(self) -> list[Action]:
+        """Return what is done to vectors."""
+        actions = []
+        for one in self.look.seen:
+            outcome = one.outcome
+            count = outcome.filled.newly_ready if outcome.completed_at is not None else outcome.survey.lacking
+            said = f"give {counted(count, 'text')} the vectors that they lack"
+            size = count * 4 * (outcome.dimensions or 0)
+            actions.append(Action("embed", said, outcome.scope, None, count, size, v2.VECTOR_MISSING))
+        return actions
+
+    def document(self) -> Document:
+        """Return what was done, or is going to be."""
+        if self.run.finished_at is None:
+            self.run.end()
+        seen = self.look.seen
+        made = [action for action in self._embedding() if action.count]
+        before = [action.document() for action in self.look.indexing.actions]
+        others = [action for done in self.others for action in done["actions"]] if self.others else before
+        left = [one.document() for one in (*self.look.left, *self.look.indexing.left)]
+        bases = {one["base"] for one in (*others, *left)} | {one.target.base_id for one in seen}
+        undone_by = self.run.id if self.written else None
+        return {
+            **self.run.document(),
+            "embedder": {"name": self.settings.name, "model": self.settings.model},
+            "bases": [{"id": base, "name": self.store.names.get(base, base)} for base in sorted(filter(None, bases))],
+            "scopes": [one.outcome.document() for one in seen],
+            "actions": [*others, *(action.document() for action in made)],
+            "left": left,
+            "undo": undone_by or next((done["undo"] for done in reversed(self.others) if done["undo"]), None),
+        }
+
+
+def _adopted(store: Store, target: Target) -> Plan:
+    change = model_change(store, target.base_id, str(target.model_id), target.dimensions or 0, clock.now_ms())
+    return Plan([] if change is None else [change])
+
+
+def fill_scope(
+    scope: IndexScope,
+    outcome: Outcome,
+    embedder: Embedder,
+    crew: Crew,
+    meter: Meter,
+    together: Shared,
+    progress: Progress,
+) -> None:
+    """Fill one scope that is open for writing, and say in ``outcome`` what came of it.
+
+    Raises:
+        As :meth:`repair.backfill.filling.Filling.run` does.
+    """
+    outcome.started_at = clock.now_ms()
+    filled = outcome.filled
+    requests, tokens = meter.requests, meter.tokens
+    together.queue.fill(scope.name, scope.lacking(), alone=together.was_alone)
+    outcome.retried = together.queue.failed_before(scope.name)
+    filling = Filling(scope, embedder, together.queue, crew, meter, progress, filled=filled)
+    try:
+        with stage(progress, "Embedding", together.queue.waiting(scope.name)):
+            progress.at(scope.label)
+            filling.run()
+    finally:
+        outcome.completed_at = clock.now_ms()
+        others_wrote = filled.newly_ready + filled.failed < outcome.survey.lacking and filled.stopped is None
+        outcome.ready = scope.survey().ready if others_wrote else outcome.survey.ready + filled.newly_ready
+        outcome.failures = together.queue.failures(scope.name)
+        outcome.requests, outcome.tokens = meter.requests - requests, meter.tokens - tokens
+        price = embedder.settings.price_per_million_tokens
+        outcome.cost = None if price is None else outcome.tokens * price / 1_000_000

@@ -1,0 +1,108 @@
+"""Working on one store together with other backfills, and with nobody else.
+
+Alone for a moment, a run settles what killed ones left; then it shares the ledger with others of its kind
+(``docs/formats/library.md``, "Backfill").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+
+from regraft import ledger, sqlite
+from regraft.errors import RegraftError, StoreNotWritable, TargetLocked
+from regraft.ledger import Ledger
+from repair import changing
+from repair.backfill import queue
+from repair.backfill.queue import Queue
+from repair.run import opened
+from repair.store import Store
+
+#: How long to wait for a run that is not to be shared with, in seconds: the moment of another backfill is over soon.
+PATIENCE = 10.0
+_PAUSE = 0.1
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What several backfills share; ``was_alone``: no other one was at work when this one began."""
+
+    book: Ledger
+    queue: Queue
+    was_alone: bool
+
+
+@contextmanager
+def shared(store: Store) -> Iterator[Shared]:
+    """Work on a store, together with other backfills.
+
+    Raises:
+        TargetLocked: a run of another kind is at work.
+        StoreNotWritable
+    """
+    with ExitStack() as stack:
+        was_alone, book = _entered(store, stack)
+        try:
+            waiting = stack.enter_context(queue.opened(store.own / queue.FILE))
+        except apsw.Error as error:
+            raise StoreNotWritable(path=store.own, reason=error) from error
+        yield Shared(book, waiting, was_alone)
+    _tidy(store)
+
+
+def _entered(store: Store, stack: ExitStack) -> tuple[bool, Ledger]:
+    end = time.monotonic() + PATIENCE
+    while True:
+        was_alone = _settled(store)
+        try:
+            store.own.mkdir(exist_ok=True)
+            return was_alone, stack.enter_context(ledger.shared(store.root))
+        except TargetLocked:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_PAUSE)
+        except RegraftError:
+            raise
+        except (OSError, apsw.Error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StoreNotWritable(path=store.root, reason=reason) from error
+
+
+def _settled(store: Store) -> bool:
+    """Settle what killed runs left, and tell whether nobody else was at work."""
+    try:
+        with opened(store) as book:
+            changing.recover(store.root, book)
+            _take_back(store.own / queue.FILE)
+    except TargetLocked:
+        return False
+    return True
+
+
+def _take_back(path: Path) -> None:
+    """Let all that is in a queue wait again; one that cannot be read is made anew."""
+    if not path.exists():
+        return
+    try:
+        with queue.opened(path) as waiting:
+            waiting.take_back()
+            waiting.retry_failed()
+    except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError):
+        for file in (path, *sqlite.companions(path)):
+            file.unlink()
+
+
+def _tidy(store: Store) -> None:
+    """Remove a queue that nothing is in, where nobody else is at work."""
+    path = store.own / queue.FILE
+    with contextlib.suppress(RegraftError, OSError, apsw.Error), opened(store):
+        with queue.opened(path) as waiting:
+            is_empty = waiting.is_empty()
+        if is_empty:
+            path.unlink()

@@ -1,0 +1,140 @@
+"""Which bases of a store an embedder can fill, and why not the others."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from checks import v2_findings as v2
+from checks.catalog_rows import base_key
+from regraft.embedders.settings import EmbedderSettings
+from regraft.errors import ModelDiffers, ModelSet, SourceUnreadable
+from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.libsql_preview import Layout
+from regraft.text import argument
+from repair.plan import Left
+from repair.store import Store
+
+#: Why a base is left that is no finding of ``check``.
+MODEL = "base.model"
+
+
+@dataclass(frozen=True)
+class NewModel:
+    """The user's word on the model of a base that has none: its id, and its dimensions."""
+
+    model_id: str
+    dimensions: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """A base that can be filled; ``path`` is its index file below the store's root."""
+
+    base_id: str
+    label: str
+    path: str
+    model_id: str | None
+    dimensions: int | None
+    #: Whether the catalog is to be told its model once it is filled.
+    is_new: bool = False
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The bases that an embedder can fill, and the others."""
+
+    targets: tuple[Target, ...]
+    left: tuple[Left, ...]
+
+
+def targets_of(store: Store, settings: EmbedderSettings, new: NewModel | None, dimensions: int | None) -> Targets:
+    """Return the bases of a store that an embedder can fill.
+
+    Args:
+        store: what was named; of it, the chosen bases.
+        settings: the embedder's.
+        new: the model of bases that have none.
+        dimensions: those of vectors, where no catalog says so and none are there.
+
+    Raises:
+        ModelDiffers: the bases that are meant have another model.
+        ModelSet: a base that was named already has a model, and not the new one.
+        SourceUnreadable: the catalog cannot be read.
+    """
+    rows = _rows(store)
+    known = {**dict.fromkeys(rows or ()), **dict.fromkeys(store.stores)}
+    found = [_one(store, base, rows, settings, new, dimensions) for base in known if store.wants(base)]
+    targets = tuple(one for one in found if isinstance(one, Target))
+    others = tuple(one for one in found if isinstance(one, Left))
+    different = [one for one in others if one.finding == MODEL]
+    # Where all bases that are meant are of other models, it is a mistake; else they are other embedders' work.
+    if different and not targets and (store.chosen or len(different) == len(found)):
+        raise ModelDiffers(embedder=settings.name, model=settings.model, reason=different[0].reason)
+    return Targets(targets, others)
+
+
+def models_of(store: Store, new: NewModel | None) -> frozenset[str]:
+    """Return the ids of the models of the bases that are meant, that of those without one included.
+
+    Raises:
+        SourceUnreadable: the catalog cannot be read.
+    """
+    rows = [row for base, row in (_rows(store) or {}).items() if store.wants(base)]
+    ids = {row.get("embedding_model_id") for row in rows} | {None if new is None else new.model_id}
+    return frozenset(str(one) for one in ids if one is not None)
+
+
+def _rows(store: Store) -> dict[str, Row] | None:
+    if store.catalog is None:
+        return None
+    try:
+        return {base_key(row): row for row in read_catalog(store.root / store.catalog, data=False).bases}
+    except CatalogProblem as problem:
+        raise SourceUnreadable(path=store.root / store.catalog, reason=problem) from problem
+
+
+def _one(
+    store: Store,
+    base: str,
+    rows: dict[str, Row] | None,
+    settings: EmbedderSettings,
+    new: NewModel | None,
+    dimensions: int | None,
+) -> Target | Left | None:
+    index = store.stores.get(base)
+    row = None if rows is None else rows.get(base)
+    if rows is not None and row is None:
+        return Left(v2.INDEX_ORPHAN, "the catalog has no such base", base)
+    if row is not None and row.get("status") == "failed":
+        repair = shlex.join(["regraft", "restore", argument(store.path), "--base", base])
+        return Left(
+            v2.BASE_FAILED, f"the base failed ({row.get('error')}); restore makes a new one", base, repair=repair
+        )
+    if index is None:
+        return Left(v2.BASE_NO_INDEX, "the base has no index", base)
+    if index.look.layout is not Layout.CURRENT:
+        return Left(v2.SCHEMA_PREVIEW, "its index has another layout: regraft upgrade first", base)
+    if row is None:
+        given = new.dimensions if new is not None else dimensions
+        return Target(base, base, index.name, None if new is None else new.model_id, given)
+    return _with_row(store, row, index.name, settings, new)
+
+
+def _with_row(store: Store, row: Row, path: str, settings: EmbedderSettings, new: NewModel | None) -> Target | Left:
+    base, label = base_key(row), str(row.get("name"))
+    model: Any = row.get("embedding_model_id")
+    if model is None:
+        if new is None:
+            reason = "the base has no model, and finds words only; --model and --dimensions give it one"
+            return Left(MODEL, reason, base, severity="warning" if base in store.chosen else "note")
+        return Target(base, label, path, new.model_id, new.dimensions, is_new=True)
+    if new is not None and new.model_id != model:
+        if base in store.chosen:
+            raise ModelSet(base=label, model=model, wanted=new.model_id)
+        return Left(MODEL, f"its model is {model}", base, severity="note")
+    if not settings.serves(str(model)):
+        return Left(MODEL, f"the model of {label} is {model}", base, severity="note")
+    size = row.get("dimensions")
+    return Target(base, label, path, str(model), size if isinstance(size, int) and size > 0 else None)

@@ -1,0 +1,138 @@
+"""One change of rows that many transactions make up: what takes it back grows with each of them.
+
+A section of the file is written and flushed before its transaction is committed, and only one is under way: whatever
+stops the run, all but the last section were committed, and the last one can be tried (``docs/formats/library.md``,
+"Changes").
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+
+from regraft import durable
+from regraft.changes import Recorded
+from regraft.ledger import FOLDER, Ledger
+from repair import rows
+
+#: What is recorded of such a change besides what every change of rows has.
+DETAIL = "grows"
+
+
+class Growing:
+    """What takes back what a run does to the rows of one file, transaction by transaction.
+
+    Args:
+        root: the store's root.
+        book: its ledger.
+        run_id: the run.
+        path: the file, below the root, ``/`` between parts.
+        kept: where what takes it back is kept, below ``.regraft``.
+        actions: which of the run's actions it is: from where on, and how many.
+        begin: called before anything is recorded.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        book: Ledger,
+        run_id: str,
+        path: str,
+        kept: str,
+        actions: tuple[int, int],
+        begin: Callable[[], None],
+    ) -> None:
+        self._file = root / FOLDER / kept
+        self._book = book
+        self._intent = (run_id, path, kept)
+        self._detail = {"dangling": 0, "actions": list(actions), DETAIL: True}
+        self._begin_run = begin
+        self._change: int | None = None
+        self._size = self._written = 0
+
+    @contextmanager
+    def section(self, db: apsw.Connection, tables: Sequence[str]) -> Iterator[None]:
+        """Record what happens to the rows of ``tables``, as a part of the transaction that the caller commits next."""
+        self._begin()
+        session = apsw.Session(db, "main")
+        try:
+            for table in tables:
+                session.attach(table)
+            yield
+            part = session.changeset()
+        finally:
+            session.close()
+        with self._file.open("r+b") as file:
+            # A section whose transaction was rolled back is no part of it.
+            file.truncate(self._size)
+            file.seek(self._size)
+            file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        self._written = len(part)
+
+    def committed(self) -> None:
+        """Take note that the transaction of the latest section was committed."""
+        self._size += self._written
+
+    def _begin(self) -> None:
+        if self._change is None:
+            self._begin_run()
+            durable.make_folders(self._file.parent)
+            self._file.touch()
+            durable.sync_folder(self._file.parent)
+            run_id, path, kept = self._intent
+            self._change = self._book.changes.intend(run_id, "rows", path, kept, self._detail)
+        else:
+            self._book.changes.settle(self._change, "intended", self._size)
+
+    def end(self) -> None:
+        """Record that the change is made; nothing is left of one that did nothing."""
+        if self._change is None:
+            return
+        if self._size:
+            os.truncate(self._file, self._size)
+            self._book.changes.settle(self._change, "done", self._size)
+        else:
+            self._book.changes.settle(self._change, "dropped", 0)
+            durable.remove_tree(self._file)
+
+
+def settle(final: Path, changeset: Path, change: Recorded) -> bool:
+    """Cut off what was not committed when the run was killed, and tell whether anything was.
+
+    Raises:
+        apsw.Error, OSError: the file of the rows cannot be looked into.
+    """
+    if changeset.stat().st_size > change.bytes:
+        last = changeset.with_name(f"{changeset.name}.last")
+        with changeset.open("rb") as file:
+            file.seek(change.bytes)
+            last.write_bytes(file.read())
+        try:
+            made = _is_whole(last) and _was_made(final, last)
+        finally:
+            last.unlink()
+        if not made:
+            os.truncate(changeset, change.bytes)
+    return changeset.stat().st_size > 0
+
+
+def _is_whole(section: Path) -> bool:
+    """Tell whether a section was flushed as a whole: else its transaction was never committed."""
+    try:
+        with section.open("rb") as file:
+            for _ in apsw.Changeset.iter(file.read):
+                pass
+    except apsw.CorruptError:
+        return False
+    return True
+
+
+def _was_made(final: Path, section: Path) -> bool:
+    with rows.locked(final, keep=False) as db:
+        return rows.was_made(db, section)
