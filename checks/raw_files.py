@@ -81,7 +81,7 @@ def _lack(item: Row, raw: Path) -> str | None:
 
 
 def _leads_to_file(raw: Path, path: str) -> bool:
-    return path_problem(path.encode("utf-8", "replace")) is None and _is_file(raw / path)
+    return path_problem(path.encode("utf-8", "surrogatepass")) is None and _is_file(raw / path)
 
 
 def check(raw: Path, base: str, items: list[Row] | None, materials: list[Material] | None, ledger: Ledger) -> int:

@@ -152,7 +152,7 @@ def test_a_long_text_without_any_break_is_cut_in_windows():
 
 def test_a_missing_splitter_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "semantic_text_splitter", None)
-    with fails("WrongUsage", match=r"regraft\[indexing\]"):
+    with fails("WrongUsage", match=r"texts without units need semantic_text_splitter.*regraft\[indexing\]"):
         cut("text", Settings())
 
 
@@ -205,6 +205,17 @@ def test_a_path_that_leads_to_no_file_is_followed_nowhere(path, tmp_path):
     (tmp_path / "outside.txt").write_text("secret")
     with pytest.raises(NoText, match="its file is not in raw/"):
         text_of(item("file", relativePath=path), inside)
+
+
+def test_a_link_that_leads_out_is_not_followed(tmp_path):
+    inside = tmp_path / "raw"
+    inside.mkdir()
+    (tmp_path / "secret.txt").write_text("secret")
+    (inside / "a.txt").symlink_to(tmp_path / "secret.txt")
+    (inside / "b.txt").symlink_to(inside / "b.txt")
+    for name in ("a.txt", "b.txt", "half \ud83d a pair.txt"):
+        with pytest.raises(NoText, match="its file is not in raw/"):
+            text_of(item("file", relativePath=name), inside)
 
 
 def test_a_file_that_is_too_large_or_may_not_be_read(tmp_path, monkeypatch):
@@ -447,6 +458,16 @@ def test_a_note_gets_a_snapshot_a_path_and_units(store):
     assert findings(store) == {"embedding.missing", "item.not-indexed"}
     assert run("undo", store, "-y").status == 0
     assert state(store) == before
+
+
+def test_halves_of_pairs_are_written_nowhere(store):
+    half = "half \ud83d a pair"
+    put_item(store, "i1", "note", source=half, content=half)
+    put_item(store, "i2", "note", source="s", content="text", relativePath=f"{half}.md")
+    document = filled(store)
+    assert actions(document) == {"write-snapshot": 1, "update-items": 1, "index-items": 1}
+    assert left(document) == [("item.no-material", f'its path, "{half}.md", is not UTF-8')]
+    assert bodies(store, "i1") == ["half \ufffd a pair"]
 
 
 def test_what_is_not_completed_is_left_alone(store):

@@ -322,6 +322,17 @@ def test_a_path_that_is_unsafe_or_taken_is_not_copied(store):
     assert {base for _, base in found(store)} == {KB}
 
 
+def test_halves_of_pairs_are_written_nowhere(store):
+    half = "half \ud83d a pair"
+    put_item(store, "i1", "note", source=half, content=half)
+    put_item(store, "i2", "note", source="s", content="text", relativePath=f"{half}.md")
+    put_item(store, "i3", "file", source="s", relativePath=f"{half}.txt")
+    made(store)
+    paths = [json.loads(item["data"])["relativePath"] for item in items(store, NEW)[-3:]]
+    assert paths == ["half \ufffd a pair_1.md", "s.md", items(store, NEW)[-1]["id"]]
+    assert {base for _, base in found(store)} == {KB}
+
+
 def test_statuses_say_what_is_true(store):
     put_item(store, "i1", "url", source="u", url="u")
     put_item(store, "i2", "url", source="u", url="u")
@@ -601,8 +612,6 @@ def test_a_base_without_a_model_gets_one(store):
         "UPDATE knowledge_base SET dimensions = NULL, embedding_model_id = NULL, search_mode = 'bm25'"
         f" WHERE id = '{KB}'",
     )
-    with fails("ModelNotSet", match="nobody knows of which model"):
-        changed(store, KB)
     run_sql(index(store), "DELETE FROM embedding")
     change = changed(store, KB)
     assert [action.action for action in change.actions] == ["insert-model", "update-base"]

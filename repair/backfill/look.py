@@ -93,9 +93,7 @@ def look(store: Store, settings: EmbedderSettings, wish: Wish) -> Look:
 
 def making_units(store: Store, bases: set[str]) -> Plan:
     """Return the plan that makes units of texts that have none, of the bases that can be filled then."""
-    plan = indexing.plan(store, clock.now_ms())
-    plan.changes = [change for change in plan.changes if all(action.base in bases for action in change.actions)]
-    return plan
+    return indexing.plan(store, clock.now_ms(), bases)
 
 
 def _seen(scope: IndexScope, target: Target, settings: EmbedderSettings, wish: Wish, sent: Estimate) -> Seen:

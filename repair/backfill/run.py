@@ -240,7 +240,7 @@ class _Work:
 
 def _adopted(store: Store, target: Target) -> Plan:
     model, dimensions = str(target.model_id), target.dimensions or 0
-    change = model_change(store, target.base_id, model, dimensions, clock.now_ms(), is_filled=True)
+    change = model_change(store, target.base_id, model, dimensions, clock.now_ms())
     return Plan([] if change is None else [change])
 
 

@@ -35,7 +35,7 @@ def cut(text: str, settings: Settings) -> list[Span]:
         WrongUsage: the splitter is not installed.
     """
     size = settings.chunk_size
-    splitter = needed("semantic_text_splitter", "Texts without units", "indexing").MarkdownSplitter(
+    splitter = needed("semantic_text_splitter", "texts without units", "indexing").MarkdownSplitter(
         size, settings.chunk_overlap
     )
     spans = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.formats.index import rebuild
 from regraft.formats.index import units as index_units
 from regraft.names import FreeNames
-from regraft.text import counted, is_blank
+from regraft.text import counted, is_blank, whole
 from repair.evidence import DAMAGE
 from repair.indexing.cutting import Span, cut, separator_of
 from repair.indexing.former import Former
@@ -49,8 +49,8 @@ _ROW_BYTES = 800
 _TABLES = ("content", "material", "search_unit", "search_text")
 
 
-def plan(store: Store, now_ms: int) -> Plan:
-    """Return which texts are going to be indexed; nothing is written.
+def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Plan:
+    """Return which texts are going to be indexed, of the chosen bases, or of those ``bases`` alone; nothing is written.
 
     Without a catalog nobody knows the items, and texts are cut as the application does it unless it is told otherwise.
 
@@ -60,9 +60,10 @@ def plan(store: Store, now_ms: int) -> Plan:
         ProfileUnknown: the profile is of another time than this regraft.
     """
     made = Plan()
-    findings: dict[str, list[Finding]] = defaultdict(list)
+    findings: dict[str | None, list[Finding]] = defaultdict(list)
     for finding in store.findings(Level.QUICK):
-        if finding.base is not None and finding.name in (*NAMES, *_BLOCKING):
+        is_meant = finding.base is not None and (bases is None or finding.base in bases)
+        if is_meant and finding.name in (*NAMES, *_BLOCKING):
             findings[finding.base].append(finding)
     wanted = {base for base, found in findings.items() if any(finding.name in NAMES for finding in found)}
     statements, rows = Statements(), list[Action]()
@@ -240,7 +241,7 @@ class _Base:
         data = map(data_of, self.items)
         named = {one.get(key) for one in data for key in ("relativePath", "indexedRelativePath")}
         for path in sorted({*materials, *(path for path in named if isinstance(path, str))}):
-            names.take(path)
+            names.take(whole(path))
         return names
 
     def _path(self, item: Row, path: str | None, text: str, names: FreeNames, taken: set[str]) -> str:
@@ -252,7 +253,7 @@ class _Base:
         if path is None:
             path, is_there = free_name(names, f"{_shot(item).stem}.md", self.raw, text)
         else:
-            problem = path_problem(path.encode("utf-8", "replace"))
+            problem = path_problem(path.encode("utf-8", "surrogatepass"))
             if problem is not None or path in taken:
                 raise NoText(f'its path, "{path}", is {problem or "that of another text in the index"}')
             is_there = item.get("type") == "file" or os.path.lexists(self.raw / path)
@@ -326,7 +327,7 @@ class _Base:
 
 
 def _shot(item: Row) -> okf.Snapshot:
-    return okf.note_snapshot(str(data_of(item).get("source")))
+    return okf.note_snapshot(whole(str(data_of(item).get("source"))))
 
 
 def _again(_db: apsw.Connection, item: Row, raw: Path) -> str | None:

@@ -70,12 +70,13 @@ def text_of(item: Row, raw: Path) -> Text:
 
 def file_of(path: object, raw: Path) -> Path | None:
     """Return the file that a path below ``raw/`` leads to; None where it leads to none, or out of it."""
-    if not isinstance(path, str) or path_problem(path.encode("utf-8", "replace")) is not None:
+    if not isinstance(path, str) or path_problem(path.encode("utf-8", "surrogatepass")) is not None:
         return None
     try:
-        return raw / path if (raw / path).is_file() else None
-    except OSError:
-        return None  # a name that no disk takes
+        place = (raw / path).resolve()
+        return raw / path if place.is_file() and place.is_relative_to(raw.resolve()) else None
+    except (OSError, RuntimeError):
+        return None  # a name that no disk takes, or links in a circle
 
 
 def _of_snapshot(path: object, raw: Path) -> str:
@@ -112,7 +113,7 @@ def _decoded(raw: bytes) -> Text | None:
     try:
         found = Text(raw.removeprefix(mark).decode(encoding))
     except UnicodeDecodeError:
-        guessed = needed("chardet", "Texts without units", "indexing").detect(raw)["encoding"]
+        guessed = needed("chardet", "files in older encodings", "indexing").detect(raw)["encoding"]
         if guessed is None:
             return None
         found = Text(raw.decode(guessed, "replace"), guessed)
@@ -122,6 +123,6 @@ def _decoded(raw: bytes) -> Text | None:
 def _readable(page: str) -> str:
     """Return what a person reads of a web page, as Markdown."""
     try:
-        return str(needed("markdownify", "Texts without units", "indexing").markdownify(page, heading_style="ATX"))
+        return str(needed("markdownify", "web pages", "indexing").markdownify(page, heading_style="ATX"))
     except RecursionError as error:
         raise NoText(f"its page is nested too deeply: {_ELSEWHERE}") from error

@@ -26,7 +26,7 @@ from regraft.formats.index.bulk import IndexBuilder
 from regraft.locate import INDEX_FILE, RAW_FOLDER
 from regraft.names import FreeNames
 from regraft.progress import Progress, stage
-from regraft.text import is_blank
+from regraft.text import is_blank, whole
 from repair.indexing.cutting import Span, cut
 from repair.indexing.texts import BLANK, NoText, file_of, text_of
 from repair.restore.items import ItemCopy, Leaf, copies, is_going, new_id, problem_of
@@ -189,7 +189,7 @@ class _Builder:
             found = data_of({"data": data})
             for key in ("relativePath", "indexedRelativePath"):
                 if isinstance(found.get(key), str):
-                    self._names.take(found[key])
+                    self._names.take(whole(found[key]))
 
     def _rows(self, catalog: apsw.Connection) -> Iterator[tuple[Row, Any]]:
         """Yield the rows that are copied, each with what it holds."""
@@ -258,7 +258,7 @@ class _Builder:
 
     @staticmethod
     def _problem(path: str) -> str | None:
-        return path_problem(path.encode("utf-8", "replace"))
+        return path_problem(path.encode("utf-8", "surrogatepass"))
 
     def _path(self, item: Row, key: str, text: str) -> str:
         """Return the path of an item's text; the snapshot of a url or note that is not there is written."""
@@ -278,4 +278,6 @@ class _Builder:
 
 def _snapshot(item: Row, text: str) -> okf.Snapshot:
     data = data_of(item)
-    return okf.url_snapshot(data["url"], text) if item["type"] == "url" else okf.note_snapshot(data["source"])
+    if item["type"] == "url":
+        return okf.url_snapshot(whole(data["url"]), text)
+    return okf.note_snapshot(whole(data["source"]))

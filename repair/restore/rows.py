@@ -71,23 +71,18 @@ def new_rows(source: Source, wanted: Wanted, items: Sequence[ItemCopy], now_ms: 
     return _change(source, statements, actions, wanted.model_id, now_ms)
 
 
-def model_change(
-    store: Store, base_id: str, model_id: str, dimensions: int, now_ms: int, *, is_filled: bool = False
-) -> RowsChange | None:
+def model_change(store: Store, base_id: str, model_id: str, dimensions: int, now_ms: int) -> RowsChange | None:
     """Return what gives a base that is searched by words alone a model; None where it has that very model.
 
-    ``is_filled``: the vectors of its index are that model's.
-
     Raises:
-        ModelNotSet: it has another model, it failed, its index has vectors of an unknown one, or the catalog cannot
-            have this one.
+        ModelNotSet: it has another model, it failed, or the catalog cannot have this one.
         NotChanged, SourceUnreadable, BaseUnknown, ProfileUnknown
     """
     source = read_source(store, base_id)
     row = source.row
     if (row.get("embedding_model_id"), row.get("dimensions")) == (model_id, dimensions):
         return None
-    problem = _keeps_it_without(source, is_filled=is_filled)
+    problem = _keeps_it_without(source)
     statements = Statements()
     try:
         if problem is not None:
@@ -102,17 +97,13 @@ def model_change(
     return _change(source, statements, actions, model_id, now_ms)
 
 
-def _keeps_it_without(source: Source, *, is_filled: bool) -> str | None:
+def _keeps_it_without(source: Source) -> str | None:
     row = source.row
     again = "regraft restore makes a new base of its texts"
     if row.get("status") != "completed":
         return f"it failed ({row.get('error')}); {again}"
     if row.get("embedding_model_id") is not None:
         return f"it has {row['embedding_model_id']} with {row.get('dimensions')} dimensions; {again} with another one"
-    if source.index.exists() and not is_filled:
-        with sqlite.reading(source.index) as db:
-            if db.execute("SELECT 1 FROM embedding LIMIT 1").get is not None:
-                return "its index has vectors, and nobody knows of which model; regraft gc --only embedding.unexpected"
     return None
 
 
