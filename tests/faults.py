@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -491,6 +492,8 @@ def talk_and_fail(job: crew.Job) -> object:
 def interrupt_what_is_half_made() -> None:
     """Let Ctrl-C come when a semaphore exists and nobody is yet there to give it back."""
     register = resource_tracker.register
+    # The threads of libraries let it through, too.
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
 
     def registered(name: Any, kind: str) -> None:
         os.kill(os.getpid(), signal.SIGINT)
