@@ -80,7 +80,7 @@ class Filling:
         """
         try:
             while self._goes_on():
-                self._take(self.crew.answer(_POLL))
+                self._take()
         except BaseException:
             self._leave()
             raise
@@ -135,9 +135,15 @@ class Filling:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def _take(self, answer: Answer | None) -> None:
-        if answer is None:
-            return
+    def _take(self) -> None:
+        """Wait a while for an answer, and write its vectors."""
+        # What was answered is paid for: Ctrl-C waits.
+        with interrupts.held_back():
+            answer = self.crew.answer(_POLL)
+            if answer is not None:
+                self._settle(answer)
+
+    def _settle(self, answer: Answer) -> None:
         self._under_way -= 1
         task, problem = answer.task, answer.problem
         try:
@@ -147,8 +153,7 @@ class Filling:
         except AnswerUnfit as unfit:
             problem = unfit
         if problem is None:
-            with interrupts.held_back():
-                self._write(task, answer.vectors)
+            self._write(task, answer.vectors)
         elif isinstance(problem, TextsRejected):
             self._rejected(task, problem)
         elif isinstance(problem, AnswerUnfit):
@@ -217,7 +222,7 @@ class Filling:
         self._withdraw()
         end = time.monotonic() + _LAST_WAIT
         while self._under_way and time.monotonic() < end:
-            self._take(self.crew.answer(_POLL))
+            self._take()
 
 
 def sendable(found: dict[str, Lacking]) -> dict[str, Lacking]:
