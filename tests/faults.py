@@ -292,10 +292,11 @@ def started(source: Path, target: Path, *more: str, work: str = "") -> subproces
 
 
 def started_command(*arguments: str, work: str = "", before: str = "") -> subprocess.Popen[str]:
-    """Start any command as :func:`started` does; ``before`` is a function of this module that is called first."""
+    """Start any command as :func:`started` does; ``before`` is called first, a function of this module or another."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     patched = f"import faults; faults.crew._in_process = faults.{work}; " if work else ""
-    patched += f"import faults; faults.{before}(); " if before else ""
+    module, _, function = before.rpartition(".")
+    patched += f"import {module or 'faults'} as patch; patch.{function}(); " if before else ""
     return subprocess.Popen(
         [sys.executable, "-c", f"{patched}import regraft.cli; regraft.cli.main()", *arguments],
         stdout=subprocess.PIPE,

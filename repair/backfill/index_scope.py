@@ -15,6 +15,7 @@ import msgspec
 from checks.vectors import lengths_of, usual_length
 from regraft import identity, sqlite
 from regraft.formats.index import opening
+from regraft.text import is_blank
 from repair.backfill.scope import Lacking, Survey, Written
 from repair.growing import Growing
 
@@ -129,7 +130,7 @@ class IndexScope:
         found = {}
         for start in sorted(starts):
             row: Any = self._db.execute(_SAMPLE, {**self._values, "start": start}).fetchone()
-            if row is not None and isinstance(row[0], str):
+            if row is not None and not is_blank(row[0]):
                 found[row[0]] = row[1]
         return list(found.items())
 
@@ -143,6 +144,7 @@ def opened(
     path: Path,
     base_id: str,
     *,
+    is_placed: bool = True,
     label: str = "",
     model_id: str | None = None,
     dimensions: int | None = None,
@@ -153,7 +155,8 @@ def opened(
 
     Args:
         path: the index file.
-        base_id: the base's id, which the file has to give too.
+        base_id: the base's id.
+        is_placed: the file lies where that base's index has to, so that it has to give that id too.
         label: what a person calls the base.
         model_id: the base's model, by the catalog.
         dimensions: those of its vectors, by the catalog or the user.
@@ -176,7 +179,7 @@ def opened(
         else:
             db = stack.enter_context(sqlite.reading(path, vectors=True))
         db.create_scalar_function("has_norm", _has_norm, 1, deterministic=True)
-        opening.demand_identity(db, path, base_id)
+        opening.demand_identity(db, path, base_id if is_placed else None)
         yield IndexScope(
             db, name=base_id, label=label or base_id, model_id=model_id, dimensions=dimensions, growing=growing
         )

@@ -47,7 +47,8 @@ class Seen:
 
     target: Target
     outcome: Outcome
-    sample: list[tuple[str, bytes]]
+    #: Texts with their vectors, to be compared; None where nothing is going to be embedded.
+    sample: list[tuple[str, bytes]] | None
 
 
 @dataclass
@@ -75,17 +76,19 @@ def look(store: Store, settings: EmbedderSettings, wish: Wish) -> Look:
     """
     found = targets_of(store, settings, wish.new, wish.dimensions)
     seen = Look([], list(found.left), making_units(store, {target.base_id for target in found.targets}))
+    indexed = {action.base for action in seen.indexing.actions}
     sent = nothing(settings)
     for target in found.targets:
         with _readable(target, seen.left):
             with index_scope.opened(
                 store.root / target.path,
                 target.base_id,
+                is_placed=target.is_placed,
                 label=target.label,
                 model_id=target.model_id,
                 dimensions=target.dimensions,
             ) as scope:
-                one = _seen(scope, target, settings, wish, sent)
+                one = _seen(scope, target, settings, wish, sent, target.base_id in indexed)
             sent = sent.plus(one.outcome.planned)
             seen.seen.append(one)
     return seen
@@ -96,18 +99,21 @@ def making_units(store: Store, bases: set[str]) -> Plan:
     return indexing.plan(store, clock.now_ms(), bases)
 
 
-def _seen(scope: IndexScope, target: Target, settings: EmbedderSettings, wish: Wish, sent: Estimate) -> Seen:
+def _seen(
+    scope: IndexScope, target: Target, settings: EmbedderSettings, wish: Wish, sent: Estimate, is_indexed: bool
+) -> Seen:
     if scope.is_at_odds:
-        who = "--dimensions says" if target.is_new else "the catalog says"
-        advice = "" if target.is_new else ": regraft repair first"
+        is_said = target.dimensions == wish.dimensions
+        who, advice = ("--dimensions says", "") if is_said else ("the catalog says", ": regraft repair first")
         reason = f"{who} {target.dimensions} dimensions, the vectors have {scope.dimensions}{advice}"
         raise _Unfit(v2.BASE_DIMENSIONS, reason)
     survey = scope.survey()
-    if scope.dimensions is None and survey.lacking:
+    is_embedded = is_indexed or survey.lacking > 0
+    if scope.dimensions is None and is_embedded:
         raise DimensionsMissing(base=target.label)
     planned = estimate(scope, settings, embedders.counter(settings), wish.limits, sent)
     outcome = Outcome(target.base_id, target.label, target.model_id, scope.dimensions, survey, planned)
-    sample = scope.sample(probing.SAMPLE) if wish.probes and (survey.lacking or target.is_new) else []
+    sample = scope.sample(probing.SAMPLE) if wish.probes and (is_embedded or target.is_new) else None
     return Seen(target, outcome, sample)
 
 

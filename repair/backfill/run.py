@@ -118,9 +118,9 @@ class _Work:
 
     def _probe(self, embedder: Embedder) -> None:
         """Look whether the embedder is the model of what is there; what that takes counts against no limit."""
-        for one in self.look.seen if self.wish.probes else ():
+        for one in self.look.seen:
             outcome = one.outcome
-            if outcome.survey.lacking or one.target.is_new:
+            if one.sample is not None:
                 meter = Meter(embedder, Limits())
                 count, cosine = probing.probe(
                     self.settings.name, outcome.name, one.sample, outcome.dimensions, meter.embedded
@@ -168,6 +168,7 @@ class _Work:
         with index_scope.opened(
             self.store.root / target.path,
             target.base_id,
+            is_placed=target.is_placed,
             label=target.label,
             model_id=target.model_id,
             dimensions=outcome.dimensions,

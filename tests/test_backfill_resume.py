@@ -1,0 +1,340 @@
+"""``regraft backfill`` that is killed, interrupted, and shared: nothing is paid for twice, and all can be undone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import stat
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run
+from fault_server import FaultServer, Reply, Request, right, slow
+from faults import INTERRUPTED, KILLED, Tripwire, die, forked, posix, said, started_command, wait_until
+from lacking import LACKING, TEXTS, all_vectors, backfill, configured, library, taken_away, vectors
+from planted_v2 import index
+from toys import QuickDisk, contents, quick_disk, watched
+
+from regraft import identity, ledger, sqlite
+from regraft.embedders import server as server_module
+from repair.backfill import sharing
+from repair.backfill.queue import Queue
+from repair.growing import Growing
+
+pytest.importorskip("openai", reason="the client of embedding servers is not installed")
+
+READY = [text for text in TEXTS if text not in LACKING]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return taken_away(library(tmp_path_factory.mktemp("whole")))
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "library")
+
+
+@pytest.fixture
+def server() -> Iterator[FaultServer]:
+    with FaultServer() as one:
+        yield one
+
+
+@pytest.fixture
+def config(server: FaultServer, tmp_path: Path) -> Path:
+    return configured(tmp_path / "regraft.yaml", server)
+
+
+def queue(store: Path) -> Path:
+    return store / ".regraft" / "backfill.sqlite"
+
+
+def claimed(store: Path) -> int:
+    """Return how many texts a queue holds for somebody."""
+    if not queue(store).exists():
+        return 0
+    with sqlite.reading(queue(store)) as db:
+        return int(str(db.execute("SELECT count(*) FROM job WHERE state = 'claimed'").get))
+
+
+def undone(store: Path) -> Path:
+    """Take all runs back that can be, the last one first."""
+    while any(entry["undo"]["state"] in ("possible", "unsettled") for entry in history(store)):
+        done = run("undo", store, "--json")
+        if done.document.get("error", {}).get("code") == "RunUnknown":
+            break  # what was unsettled turned out to be nothing
+        assert done.status == 0, done
+    return store
+
+
+def history(store: Path) -> list[dict[str, object]]:
+    return run("history", store, "--json").document["runs"]
+
+
+# --- kills and interruptions -----------------------------------------------------------------------------------------
+
+
+def wire(patch: pytest.MonkeyPatch, at: int, spring: Callable[[], object]) -> Tripwire:
+    """Return a wire across all that a run does to the store, the queue and the server."""
+    tripwire = watched(patch, at, spring).watch(Growing, "committed").watch(server_module.ServerEmbedder, "_ask")
+    return tripwire.watch(Queue, "fill", "claim", "done", "renew", "give_back", "take_back", "says_nothing")
+
+
+def at_step(disk: QuickDisk, at: int, spring: Callable[[], object], store: Path, config: Path) -> int:
+    """Run the command in another process where something happens at one step; returns its exit status."""
+
+    def work() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            disk.step = wire(patch, at, spring).step
+            os._exit(backfill(store, config, "--no-probe").status)
+
+    return forked(work)
+
+
+def steps_of(disk: QuickDisk, store: Path, config: Path) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        tripwire = wire(patch, -1, die)
+        disk.step = tripwire.step
+        try:
+            assert backfill(store, config, "--no-probe").status == 0
+        finally:
+            disk.step = lambda name: None
+    return tripwire.steps
+
+
+def moments(steps: list[str]) -> list[int]:
+    """Return at which steps to stop a run: at all but those that repeat, and at some of those that are SQLite's own."""
+    seen = Counter[str]()
+    own = [
+        at
+        for at, name in enumerate(steps, 1)
+        if not name.startswith("x") and not seen.update([name]) and seen[name] < 4
+    ]
+    return sorted({*own, *range(12, len(steps), 13)})
+
+
+@posix
+@pytest.mark.parametrize(
+    ("spring", "every"), [(die, 1), (lambda: signal.raise_signal(signal.SIGINT), 2)], ids=["kill", "Ctrl-C"]
+)
+def test_a_run_that_is_stopped_at_any_step_is_gone_on_with_and_can_be_undone(
+    spring: Callable[[], object], every: int, store: Path, tmp_path: Path, server: FaultServer, config: Path
+) -> None:
+    with quick_disk() as disk:
+        before = contents(store)
+        steps = steps_of(disk, shutil.copytree(store, tmp_path / "steps"), config)
+        for number, at in enumerate(moments(steps)[::every]):
+            root, where = tmp_path / "stopped", (at, steps[at - 1])
+            shutil.rmtree(root, ignore_errors=True)
+            shutil.copytree(store, root)
+            server.paid.clear()
+            status = at_step(disk, at, spring, root, config)
+            assert status in (0, KILLED, INTERRUPTED), where
+            written, paid = set(vectors(root)) - set(READY), Counter(server.paid)
+            if status != KILLED:
+                # What was answered is written, and nobody holds anything.
+                assert written == set(paid), where
+                assert claimed(root) == 0, where
+            if number % 2:
+                assert contents(undone(root)) == before, where
+                written = set()
+            assert backfill(root, config, "--no-probe").status == 0, where
+            assert vectors(root) == all_vectors(), where
+            # What was answered and not yet written is paid for again; nothing else is.
+            assert Counter(server.paid) - Counter(LACKING) == Counter(set(paid) - written), where
+            if not number % 2:
+                assert contents(undone(root)) == before, where
+            assert not queue(root).exists() or written == set(LACKING), where
+
+
+@posix
+def test_a_batch_that_another_run_wrote_after_a_kill_can_be_undone(
+    store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed with what takes a batch back on disk, but before its commit, while another one goes on."""
+    before = contents(store)
+
+    def killed() -> None:
+        monkeypatch.setattr("repair.backfill.queue.LEASE_MS", -1)
+        real, sizes = os.fsync, list[int]()
+
+        def flushed(descriptor: int) -> None:
+            real(descriptor)
+            # Folders are flushed besides.
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                sizes.append(os.fstat(descriptor).st_size)
+            if len(sizes) == 2:
+                die()
+
+        monkeypatch.setattr(os, "fsync", flushed)
+        backfill(store, config)
+
+    assert forked(killed) == KILLED
+    assert len(vectors(store)) == len(READY) + 3
+    with ledger.shared(store):
+        # Nobody is alone, so that nothing of the killed run is settled.
+        done = backfill(store, config)
+        assert (done.status, vectors(store)) == (0, all_vectors())
+    assert [entry["undo"]["state"] for entry in history(store)] == ["possible", "unsettled"]
+    assert [run("undo", store, "-q").status for _ in range(2)] == [0, 0]
+    assert contents(store) == before
+
+
+@posix
+def test_ctrl_c_ends_a_run_soon_with_one_line(store: Path, tmp_path: Path, server: FaultServer) -> None:
+    config = configured(tmp_path / "slow.yaml", server, parallel=2, timeout=60)
+    hangs = slow(30)
+    # The probe, one batch, one that is answered after the signal, and one that never is.
+    server.behave = [right, right, slow(0.5), hangs, hangs, hangs]
+    arguments = ("backfill", str(store), "--config", str(config))
+    with started_command(*arguments, before="lacking.with_little_patience") as process:
+        assert wait_until(lambda: len(server.requests) >= 4, process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=10)
+    assert process.returncode == INTERRUPTED
+    assert err.count("\n") == 1
+    count = len(vectors(store)) - len(READY)
+    assert count in (3, 6)
+    assert f"Interrupted; what was written stays (vectors: {count})" in err
+    assert claimed(store) == 0
+    [entry] = history(store)
+    assert (entry["status"], entry["undo"]["state"]) == ("interrupted", "possible")  # type: ignore[index]
+    server.behave = right
+    assert backfill(store, config).status == 0
+    assert vectors(store) == all_vectors()
+
+
+# --- several at once -------------------------------------------------------------------------------------------------
+
+
+def started(store: Path, config: Path, before: str = "") -> subprocess.Popen[str]:
+    return started_command("backfill", str(store), "--config", str(config), "--json", before=before)
+
+
+def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
+def paced(server: FaultServer, seconds: float = 0.03) -> None:
+    """Let each request take so long that several processes come to their share."""
+    server.behave = slow(seconds)
+
+
+@posix
+def test_two_processes_share_the_work_and_nobody_else_comes_between(
+    store: Path, tmp_path: Path, server: FaultServer, config: Path
+) -> None:
+    texts = many(store)
+    before = contents(store)
+    paced(server, 0.2)
+    with started(store, config) as first, started(store, config) as second:
+        # Both are at work once both have been probed.
+        assert wait_until(lambda: len(probes(server)) == 2 and len(server.requests) > 6, first)
+        for command in ("gc", "repair"):
+            said(run(command, store, "--json"), "TargetLocked", 2)
+        said(run("undo", store, "--json"), "TargetLocked", 2)
+        paced(server)
+        documents = [ended(first), ended(second)]
+    scopes = [one["scopes"][0] for one in documents]
+    assert sum(scope["newly_ready"] for scope in scopes) == len(texts) + len(LACKING)
+    assert all(scope["newly_ready"] > 0 for scope in scopes)
+    assert [scope["ready"] for scope in scopes] == [len(texts) + len(TEXTS)] * 2
+    assert vectors(store) == all_vectors([*TEXTS, *texts])
+    assert Counter(server.texts) == Counter([*READY * 2, *LACKING, *texts])
+    assert not queue(store).exists()
+    assert [run("undo", store, "-q").status for _ in range(2)] == [0, 0]
+    assert contents(store) == before
+
+
+def probes(server: FaultServer) -> list[Request]:
+    return [request for request in server.requests if READY[0] in request.texts]
+
+
+@posix
+def test_the_survivor_of_two_takes_over_what_the_other_one_had(
+    store: Path, tmp_path: Path, server: FaultServer, config: Path
+) -> None:
+    texts = many(store)
+    hangs = threading.Event()
+
+    def never(request: Request) -> Reply:
+        hangs.set()
+        request.server.ending.wait(30)
+        return right(request)
+
+    server.behave = [right, right, right, never]
+    with started(store, config, "lacking.with_short_leases") as first:
+        assert wait_until(hangs.is_set, first)
+        paced(server)
+        with started(store, config, "lacking.with_short_leases") as second:
+            assert wait_until(lambda: len(server.requests) > 6, second)
+            first.kill()
+            document = ended(second)
+    assert vectors(store) == all_vectors([*TEXTS, *texts])
+    # Only what the dead one was waiting for was sent again, and what it had been going to send.
+    twice = {text: count for text, count in (Counter(server.texts) - Counter(READY * 2)).items() if count > 1}
+    assert set(twice) == set(server.requests[3].texts)
+    assert set(twice.values()) == {2}
+    assert document["scopes"][0]["failed"] == 0
+    # The killed one is settled once nobody is at work any more.
+    assert backfill(store, config).document["undo"] is None
+    assert [run("undo", store, "-q").status for _ in range(2)] == [0, 0]
+    assert set(vectors(store)) == set(READY)
+
+
+def test_who_has_the_store_to_itself_is_waited_for_only_so_long(
+    store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "PATIENCE", 0.1)
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 1)
+    (store / ".regraft").mkdir()
+    with ledger.opened(store):
+        said(backfill(store, config), "TargetLocked", 2)
+    assert set(vectors(store)) == set(READY)
+    assert not set(LACKING).intersection(server.texts)
+    assert backfill(store, config).status == 0
+
+
+def test_a_queue_that_cannot_be_read_is_made_anew(store: Path, server: FaultServer, config: Path) -> None:
+    backfill(store, config, "--limit", 3)
+    queue(store).write_bytes(b"no database at all, but a long text that stands in its place")
+    assert backfill(store, config).status == 0
+    assert vectors(store) == all_vectors()
+
+
+def many(store: Path, count: int = 60) -> list[str]:
+    """Give the base that many units more, without vectors."""
+    texts = [f"a text among many, number {number}" for number in range(count)]
+    with closing(sqlite3.connect(index(store))) as db, db:
+        unit, body = (
+            db.execute(f"SELECT * FROM {table} ORDER BY rowid LIMIT 1").fetchone()
+            for table in ("search_unit", "search_text")
+        )
+        names = [
+            [row[1] for row in db.execute(f"PRAGMA table_info({table})")] for table in ("search_unit", "search_text")
+        ]
+        for number, text in enumerate(texts):
+            made = {**dict(zip(names[0], unit, strict=True)), "unit_id": f"unit-{number}", "unit_index": 1000 + number}
+            said = {
+                **dict(zip(names[1], body, strict=True)),
+                "search_text_id": f"body-{number}",
+                "target_id": f"unit-{number}",
+            }
+            said |= {"text": text, "embedding_text_hash": identity.text_hash(text), "fts_rowid": None}
+            for table, row in (("search_unit", made), ("search_text", said)):
+                db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", list(row.values()))
+    return texts
