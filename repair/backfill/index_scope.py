@@ -143,6 +143,7 @@ def opened(
     path: Path,
     base_id: str,
     *,
+    is_placed: bool = True,
     label: str = "",
     model_id: str | None = None,
     dimensions: int | None = None,
@@ -153,7 +154,8 @@ def opened(
 
     Args:
         path: the index file.
-        base_id: the base's id, which the file has to give too.
+        base_id: the base's id.
+        is_placed: the file lies where that base's index has to, so that it has to give that id too.
         label: what a person calls the base.
         model_id: the base's model, by the catalog.
         dimensions: those of its vectors, by the catalog or the user.
@@ -176,7 +178,7 @@ def opened(
         else:
             db = stack.enter_context(sqlite.reading(path, vectors=True))
         db.create_scalar_function("has_norm", _has_norm, 1, deterministic=True)
-        opening.demand_identity(db, path, base_id)
+        opening.demand_identity(db, path, base_id if is_placed else None)
         yield IndexScope(
             db, name=base_id, label=label or base_id, model_id=model_id, dimensions=dimensions, growing=growing
         )

@@ -81,6 +81,7 @@ def look(store: Store, settings: EmbedderSettings, wish: Wish) -> Look:
             with index_scope.opened(
                 store.root / target.path,
                 target.base_id,
+                is_placed=target.is_placed,
                 label=target.label,
                 model_id=target.model_id,
                 dimensions=target.dimensions,
@@ -100,8 +101,8 @@ def making_units(store: Store, bases: set[str]) -> Plan:
 
 def _seen(scope: IndexScope, target: Target, settings: EmbedderSettings, wish: Wish, sent: Estimate) -> Seen:
     if scope.is_at_odds:
-        who = "--dimensions says" if target.is_new else "the catalog says"
-        advice = "" if target.is_new else ": regraft repair first"
+        is_said = target.dimensions == wish.dimensions
+        who, advice = ("--dimensions says", "") if is_said else ("the catalog says", ": regraft repair first")
         reason = f"{who} {target.dimensions} dimensions, the vectors have {scope.dimensions}{advice}"
         raise _Unfit(v2.BASE_DIMENSIONS, reason)
     survey = scope.survey()

@@ -193,6 +193,7 @@ class _Work:
         with index_scope.opened(
             self.store.root / target.path,
             target.base_id,
+            is_placed=target.is_placed,
             label=target.label,
             model_id=target.model_id,
             dimensions=outcome.dimensions,

@@ -10,6 +10,7 @@ from checks import v2_findings as v2
 from checks.catalog_rows import base_key
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import ModelDiffers, ModelSet, SourceUnreadable
+from regraft.formats import v2_places
 from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.formats.libsql_preview import Layout
 from regraft.text import argument
@@ -37,6 +38,8 @@ class Target:
     path: str
     model_id: str | None
     dimensions: int | None
+    #: Whether the file lies where that base's index has to.
+    is_placed: bool = True
     #: Whether the catalog is to be told its model once it is filled.
     is_new: bool = False
 
@@ -64,13 +67,14 @@ def targets_of(store: Store, settings: EmbedderSettings, new: NewModel | None, d
         SourceUnreadable: the catalog cannot be read.
     """
     rows = _rows(store)
-    known = {**dict.fromkeys(rows or ()), **dict.fromkeys(store.stores)}
-    found = [_one(store, base, rows, settings, new, dimensions) for base in known if store.wants(base)]
+    known = {**dict.fromkeys(_meant(store, rows or {})), **dict.fromkeys(filter(store.wants, store.stores))}
+    found = [_one(store, base, rows, settings, new, dimensions) for base in known]
     targets = tuple(one for one in found if isinstance(one, Target))
     others = tuple(one for one in found if isinstance(one, Left))
-    different = [one for one in others if one.finding == MODEL]
+    of_models = [one for one in others if one.finding == MODEL]
+    different = [one for one in of_models if rows and rows[str(one.base)].get("embedding_model_id") is not None]
     # Where all bases that are meant are of other models, it is a mistake; else they are other embedders' work.
-    if different and not targets and (store.chosen or len(different) == len(found)):
+    if different and not targets and (store.chosen or len(of_models) == len(found)):
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=different[0].reason)
     return Targets(targets, others)
 
@@ -81,9 +85,15 @@ def models_of(store: Store, new: NewModel | None) -> frozenset[str]:
     Raises:
         SourceUnreadable: the catalog cannot be read.
     """
-    rows = [row for base, row in (_rows(store) or {}).items() if store.wants(base)]
+    rows = _meant(store, _rows(store) or {}).values()
     ids = {row.get("embedding_model_id") for row in rows} | {None if new is None else new.model_id}
     return frozenset(str(one) for one in ids if one is not None)
+
+
+def _meant(store: Store, rows: dict[str, Row]) -> dict[str, Row]:
+    """Return the rows of the bases that are meant: of one base's folder or index, only that one's."""
+    is_whole = store.found.stores.is_whole
+    return {base: row for base, row in rows.items() if store.wants(base) and (is_whole or base in store.stores)}
 
 
 def _rows(store: Store) -> dict[str, Row] | None:
@@ -102,7 +112,7 @@ def _one(
     settings: EmbedderSettings,
     new: NewModel | None,
     dimensions: int | None,
-) -> Target | Left | None:
+) -> Target | Left:
     index = store.stores.get(base)
     row = None if rows is None else rows.get(base)
     if rows is not None and row is None:
@@ -114,15 +124,20 @@ def _one(
         )
     if index is None:
         return Left(v2.BASE_NO_INDEX, "the base has no index", base)
+    if index.look.layout is Layout.UNREADABLE:
+        return Left(v2.UNREADABLE, f"its index cannot be read ({index.look.problem})", base, severity="error")
     if index.look.layout is not Layout.CURRENT:
         return Left(v2.SCHEMA_PREVIEW, "its index has another layout: regraft upgrade first", base)
     if row is None:
         given = new.dimensions if new is not None else dimensions
-        return Target(base, base, index.name, None if new is None else new.model_id, given)
-    return _with_row(store, row, index.name, settings, new)
+        is_placed = index.base_id is not None and index.name.endswith(v2_places.INDEX_FILE)
+        return Target(base, base, index.name, None if new is None else new.model_id, given, is_placed)
+    return _with_row(store, row, index.name, settings, new, dimensions)
 
 
-def _with_row(store: Store, row: Row, path: str, settings: EmbedderSettings, new: NewModel | None) -> Target | Left:
+def _with_row(
+    store: Store, row: Row, path: str, settings: EmbedderSettings, new: NewModel | None, dimensions: int | None
+) -> Target | Left:
     base, label = base_key(row), str(row.get("name"))
     model: Any = row.get("embedding_model_id")
     if model is None:
@@ -137,4 +152,4 @@ def _with_row(store: Store, row: Row, path: str, settings: EmbedderSettings, new
     if not settings.serves(str(model)):
         return Left(MODEL, f"the model of {label} is {model}", base, severity="note")
     size = row.get("dimensions")
-    return Target(base, label, path, str(model), size if isinstance(size, int) and size > 0 else None)
+    return Target(base, label, path, str(model), size if isinstance(size, int) and size > 0 else dimensions)

@@ -81,8 +81,8 @@ def _is_blank(db: apsw.Connection) -> bool:
     return db.execute("SELECT 1 FROM sqlite_schema").fetchone() is None
 
 
-def demand_identity(db: apsw.Connection, path: Path, base_id: str) -> None:
-    """Refuse a file that is not the index of ``base_id`` in the layout's own version.
+def demand_identity(db: apsw.Connection, path: Path, base_id: str | None) -> None:
+    """Refuse a file that is not the index of ``base_id`` (None: of any base) in the layout's own version.
 
     Raises:
         IndexIncomplete: a table, a trigger or the identity row is missing.
@@ -98,7 +98,7 @@ def demand_identity(db: apsw.Connection, path: Path, base_id: str) -> None:
         raise IndexVersionUnknown(path=path, found=row[0], known=schema.SCHEMA_VERSION)
     if missing or row is None:
         raise IndexIncomplete(path=path, missing=", ".join(missing) or "the identity row")
-    if row[1] != base_id:
+    if base_id is not None and row[1] != base_id:
         advice = "give the index of that base's own folder"
         raise IndexForeign(path=path, found=row[1], base=base_id, advice=advice)
 
