@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from regraft import clock
-from regraft.embedders import Embedder, Halted, TextsRejected, check
+from regraft import clock, interrupts
+from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected, check
 from regraft.embedders.settings import Batch
 from regraft.errors import AnswerUnfit
 from regraft.progress import Progress
 from repair.backfill.crew import Answer, Crew, Task
 from repair.backfill.meter import LimitReached, Meter
-from repair.backfill.queue import LEASE_MS, Claim, Queue
+from repair.backfill.queue import ALONE, LEASE_MS, Claim, Queue
 from repair.backfill.scope import Lacking, Scope
 
 #: How long to wait for an answer before looking whether a claim has to be renewed, in seconds.
@@ -83,30 +83,34 @@ class Filling:
         except BaseException:
             self._leave()
             raise
+        finally:
+            self.queue.give_back()
         if self._problem is not None:
             raise self._problem
         return self.filled
 
     def _goes_on(self) -> bool:
         """Claim as much as the crew can send; tell whether there is anything to wait for."""
+        # First of all: who was asleep would take its own texts for those of a dead one.
+        self._renew()
         while self._problem is None and self.filled.stopped is None and self._under_way <= self.crew.count:
             claim = self._claimed()
             if claim is None:
                 break
             self._submit(claim)
-        self._renew()
         if self._under_way:
             return True
-        if self._problem is not None or self.filled.stopped is not None:
+        if self._problem is not None or self.filled.stopped is not None or not self.queue.waiting(self.scope.name):
+            return False
+        if self.meter.texts_left() == 0:
+            self.filled.stopped = f"--limit {self.meter.texts:,} is reached"
             return False
         # What others have claimed is theirs, until they are done or their claims expire.
-        return self.queue.waiting(self.scope.name) > 0
+        return True
 
     def _claimed(self) -> Claim | None:
         left = self.meter.texts_left()
         if left == 0:
-            if self.queue.waiting(self.scope.name):
-                self.filled.stopped = f"--limit {self.meter.texts:,} is reached"
             return None
         most = self.embedder.settings.batch.texts
         return self.queue.claim(self.scope.name, most if left is None else min(most, left), self.now_ms())
@@ -142,17 +146,19 @@ class Filling:
         except AnswerUnfit as unfit:
             problem = unfit
         if problem is None:
-            self._write(task, answer.vectors)
+            with interrupts.held_back():
+                self._write(task, answer.vectors)
         elif isinstance(problem, TextsRejected):
             self._rejected(task, problem)
         elif isinstance(problem, AnswerUnfit):
             self._unfit(task, problem)
-        else:
-            self.queue.release(task.claim, task.keys)
-            if isinstance(problem, LimitReached):
-                self.filled.stopped = str(problem)
-            elif not isinstance(problem, Halted):
-                self._stop(problem)
+        elif isinstance(problem, LimitReached):
+            self.filled.stopped = str(problem)
+        elif not isinstance(problem, Halted):
+            if isinstance(problem, ServerFailing):
+                # It may be down because of them.
+                self.queue.doubt(task.claim, task.keys, problem.code)
+            self._stop(problem)
 
     def _stop(self, problem: BaseException) -> None:
         """Send nothing more; what was sent is waited for."""
@@ -160,9 +166,7 @@ class Filling:
         self._withdraw()
 
     def _withdraw(self) -> None:
-        for task in self.crew.withdraw():
-            self._under_way -= 1
-            self.queue.release(task.claim, task.keys)
+        self._under_way -= len(self.crew.withdraw())
         self.embedder.halt()
 
     def _write(self, task: Task, vectors: Sequence[bytes]) -> None:
@@ -177,7 +181,7 @@ class Filling:
             for half in task.halves():
                 self._send(half)
             return
-        self._fail(task.claim, task.keys[0], bool(task.stale), rejected.code, rejected.reason)
+        self._fail(task.claim, task.keys[0], task.keys[0] in task.stale, rejected.code, rejected.reason)
 
     def _unfit(self, task: Task, unfit: AnswerUnfit) -> None:
         """Refuse a batch: nothing of it is written, and nothing more is sent; alone, a text may fail for itself."""
@@ -185,7 +189,7 @@ class Filling:
         if len(task.keys) == 1 and fault in _OF_ONE:
             self._fail(task.claim, task.keys[0], bool(task.stale), fault, str(unfit.facts["reason"]))
             return
-        self.queue.doubt(task.claim, task.keys, fault)
+        self.queue.doubt(task.claim, task.keys, fault, ALONE)
         self._stop(unfit)
 
     def _fail(self, claim: Claim, key: str, is_stale: bool, code: str, reason: str = "") -> None:
@@ -207,7 +211,7 @@ class Filling:
             self._renewed = now
 
     def _leave(self) -> None:
-        """Write what still comes within a while, and give the rest back."""
+        """Write what still comes within a while."""
         self.filled.stopped = "interrupted"
         self._withdraw()
         end = time.monotonic() + _LAST_WAIT

@@ -130,20 +130,25 @@ class Queue:
                 ((claim.scope, key, claim.token) for key in keys),
             )
 
-    def release(self, claim: Claim, keys: Iterable[str]) -> None:
-        """Give texts back that were not sent."""
-        self._give_back(claim, keys, "max(0, attempts - 1)", None)
+    def doubt(self, claim: Claim, keys: Iterable[str], code: str, attempts: int = 0) -> None:
+        """Give texts back of which one, or the server, is bad: they go after all others.
 
-    def doubt(self, claim: Claim, keys: Iterable[str], code: str) -> None:
-        """Give texts back of which one, or the server, is bad: each goes alone next time, after all others."""
-        self._give_back(claim, keys, str(ALONE), code)
-
-    def _give_back(self, claim: Claim, keys: Iterable[str], attempts: str, code: str | None) -> None:
+        ``attempts``: they count as claimed so often, or as often as they were.
+        """
         with sqlite.transaction(self._db):
             self._db.executemany(
-                f"UPDATE job SET state = 'ready', attempts = {attempts}, worker = NULL, claim = NULL, code = ?"
+                "UPDATE job SET state = 'ready', attempts = max(attempts, ?), worker = NULL, claim = NULL, code = ?"
                 " WHERE scope = ? AND key = ? AND claim IS ?",
-                ((code, claim.scope, key, claim.token) for key in keys),
+                ((attempts, code, claim.scope, key, claim.token) for key in keys),
+            )
+
+    def give_back(self) -> None:
+        """Give all back that this worker has claimed, as if it never had."""
+        with sqlite.transaction(self._db):
+            self._db.execute(
+                "UPDATE job SET state = 'ready', attempts = max(0, attempts - 1), worker = NULL, claim = NULL"
+                " WHERE claim IS NOT NULL AND worker = ?",
+                (self.worker,),
             )
 
     def fail(self, claim: Claim, key: str, code: str, reason: str) -> None:
