@@ -135,4 +135,4 @@ def _is_whole(section: Path) -> bool:
 
 def _was_made(final: Path, section: Path) -> bool:
     with rows.locked(final, keep=False) as db:
-        return rows.was_made(db, section)
+        return rows.was_left(db, section)

@@ -169,6 +169,26 @@ def was_made(db: apsw.Connection, changeset: Path) -> bool:
         return bool(_applied(db, changeset, 0, None).conflicts)
 
 
+def was_left(db: apsw.Connection, changeset: Path) -> bool:
+    """Tell whether any row is as a recorded change left it. Nothing is changed.
+
+    Where others may have made the same change since, it tells more than :func:`was_made`.
+    """
+    others = 0
+
+    def conflict(kind: int, _: apsw.TableChange) -> int:
+        nonlocal others
+        others += kind != apsw.SQLITE_CHANGESET_FOREIGN_KEY
+        return apsw.SQLITE_CHANGESET_OMIT
+
+    flags = apsw.SQLITE_CHANGESETAPPLY_INVERT | apsw.SQLITE_CHANGESETAPPLY_FKNOACTION
+    with _tried(db, changeset):
+        with changeset.open("rb") as file:
+            apsw.Changeset.apply(file.read, db, conflict=conflict, flags=flags)
+        with changeset.open("rb") as file:
+            return others < sum(1 for _ in apsw.Changeset.iter(file.read))
+
+
 def proven(db: apsw.Connection, changeset: Path) -> int | None:
     """Take a change back that was just made, make it again, and undo both: nothing is changed.
 

@@ -48,7 +48,8 @@ def undoable(record: RunRecord) -> list[Recorded]:
 def made_actions(record: RunRecord) -> Iterator[dict[str, Any]]:
     """Return what a run did: where it was stopped, that is less than what it meant to."""
     if record.status == "finished":
-        yield from record.actions
+        # Some are known by their count only once they are done.
+        yield from (action for action in record.actions if action.get("count") != 0)
         return
     for change in record.changes:
         if change.state != "dropped":

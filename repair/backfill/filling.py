@@ -11,6 +11,7 @@ from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected, ch
 from regraft.embedders.settings import Batch
 from regraft.errors import AnswerUnfit
 from regraft.progress import Progress
+from regraft.text import is_blank
 from repair.backfill.crew import Answer, Crew, Task
 from repair.backfill.meter import LimitReached, Meter
 from repair.backfill.queue import ALONE, LEASE_MS, Claim, Queue
@@ -221,7 +222,7 @@ class Filling:
 
 def sendable(found: dict[str, Lacking]) -> dict[str, Lacking]:
     """Return those texts that have anything to be embedded."""
-    return {key: lacking for key, lacking in found.items() if lacking.text is not None and lacking.text.strip()}
+    return {key: lacking for key, lacking in found.items() if not is_blank(lacking.text)}
 
 
 def packed(texts: dict[str, str], batch: Batch, tokens_of: Callable[[str], int]) -> Iterator[list[str]]:

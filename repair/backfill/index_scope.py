@@ -15,6 +15,7 @@ import msgspec
 from checks.vectors import lengths_of, usual_length
 from regraft import identity, sqlite
 from regraft.formats.index import opening
+from regraft.text import is_blank
 from repair.backfill.scope import Lacking, Survey, Written
 from repair.growing import Growing
 
@@ -129,7 +130,7 @@ class IndexScope:
         found = {}
         for start in sorted(starts):
             row: Any = self._db.execute(_SAMPLE, {**self._values, "start": start}).fetchone()
-            if row is not None and isinstance(row[0], str):
+            if row is not None and not is_blank(row[0]):
                 found[row[0]] = row[1]
         return list(found.items())
 

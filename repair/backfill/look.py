@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import apsw
@@ -47,7 +47,8 @@ class Seen:
 
     target: Target
     outcome: Outcome
-    sample: list[tuple[str, bytes]]
+    #: Texts with their vectors, to be compared; None where nothing is going to be embedded.
+    sample: list[tuple[str, bytes]] | None
 
 
 @dataclass
@@ -75,6 +76,7 @@ def look(store: Store, settings: EmbedderSettings, wish: Wish) -> Look:
     """
     found = targets_of(store, settings, wish.new, wish.dimensions)
     seen = Look([], list(found.left), making_units(store, {target.base_id for target in found.targets}))
+    indexed = {action.base for action in seen.indexing.actions}
     sent = nothing(settings)
     for target in found.targets:
         with _readable(target, seen.left):
@@ -86,7 +88,7 @@ def look(store: Store, settings: EmbedderSettings, wish: Wish) -> Look:
                 model_id=target.model_id,
                 dimensions=target.dimensions,
             ) as scope:
-                one = _seen(scope, target, settings, wish, sent)
+                one = _seen(scope, target, settings, wish, sent, target.base_id in indexed)
             sent = sent.plus(one.outcome.planned)
             seen.seen.append(one)
     return seen
@@ -94,23 +96,24 @@ def look(store: Store, settings: EmbedderSettings, wish: Wish) -> Look:
 
 def making_units(store: Store, bases: set[str]) -> Plan:
     """Return the plan that makes units of texts that have none, of the bases that can be filled then."""
-    plan = indexing.plan(store, clock.now_ms())
-    plan.changes = [change for change in plan.changes if all(action.base in bases for action in change.actions)]
-    return plan
+    return indexing.plan(replace(store, chosen=frozenset(bases)), clock.now_ms()) if bases else Plan()
 
 
-def _seen(scope: IndexScope, target: Target, settings: EmbedderSettings, wish: Wish, sent: Estimate) -> Seen:
+def _seen(
+    scope: IndexScope, target: Target, settings: EmbedderSettings, wish: Wish, sent: Estimate, is_indexed: bool
+) -> Seen:
     if scope.is_at_odds:
         is_said = target.dimensions == wish.dimensions
         who, advice = ("--dimensions says", "") if is_said else ("the catalog says", ": regraft repair first")
         reason = f"{who} {target.dimensions} dimensions, the vectors have {scope.dimensions}{advice}"
         raise _Unfit(v2.BASE_DIMENSIONS, reason)
     survey = scope.survey()
-    if scope.dimensions is None and survey.lacking:
+    is_embedded = is_indexed or survey.lacking > 0
+    if scope.dimensions is None and is_embedded:
         raise DimensionsMissing(base=target.label)
     planned = estimate(scope, settings, embedders.counter(settings), wish.limits, sent)
     outcome = Outcome(target.base_id, target.label, target.model_id, scope.dimensions, survey, planned)
-    sample = scope.sample(probing.SAMPLE) if wish.probes and (survey.lacking or target.is_new) else []
+    sample = scope.sample(probing.SAMPLE) if wish.probes and (is_embedded or target.is_new) else None
     return Seen(target, outcome, sample)
 
 

@@ -204,9 +204,9 @@ class Queue:
             for code, reason, count, keys in rows
         ]
 
-    def is_empty(self) -> bool:
-        """Tell whether nothing waits and nothing failed."""
-        return self._db.execute("SELECT 1 FROM job LIMIT 1").get is None
+    def says_nothing(self) -> bool:
+        """Tell whether nothing is in it but what waits as if for the first time: the vectors tell as much."""
+        return self._db.execute("SELECT 1 FROM job WHERE attempts > 0 OR state <> 'ready' LIMIT 1").get is None
 
     def _number(self, query: str, scope: str) -> int:
         found: Any = self._db.execute(query, (scope,)).get

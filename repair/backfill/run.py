@@ -143,9 +143,9 @@ class _Work:
 
     def _probe(self, embedder: Embedder) -> None:
         """Look whether the embedder is the model of what is there; what that takes counts against no limit."""
-        for one in self.look.seen if self.wish.probes else ():
+        for one in self.look.seen:
             outcome = one.outcome
-            if outcome.survey.lacking or one.target.is_new:
+            if one.sample is not None:
                 meter = Meter(embedder, Limits())
                 count, cosine = probing.probe(
                     self.settings.name, outcome.name, one.sample, outcome.dimensions, meter.embedded

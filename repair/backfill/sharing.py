@@ -15,7 +15,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft import ledger, sqlite
+from regraft import durable, ledger, sqlite
 from regraft.errors import RegraftError, StoreNotWritable, TargetLocked
 from regraft.ledger import Ledger
 from repair import changing
@@ -46,14 +46,17 @@ def shared(store: Store) -> Iterator[Shared]:
         TargetLocked: a run of another kind is at work.
         StoreNotWritable
     """
-    with ExitStack() as stack:
-        was_alone, book = _entered(store, stack)
-        try:
-            waiting = stack.enter_context(queue.opened(store.own / queue.FILE))
-        except apsw.Error as error:
-            raise StoreNotWritable(path=store.own, reason=error) from error
-        yield Shared(book, waiting, was_alone)
-    _tidy(store)
+    is_new = not store.own.exists()
+    try:
+        with ExitStack() as stack:
+            was_alone, book = _entered(store, stack)
+            try:
+                waiting = stack.enter_context(queue.opened(store.own / queue.FILE))
+            except apsw.Error as error:
+                raise StoreNotWritable(path=store.own, reason=error) from error
+            yield Shared(book, waiting, was_alone)
+    finally:
+        _tidy(store, is_new)
 
 
 def _entered(store: Store, stack: ExitStack) -> tuple[bool, Ledger]:
@@ -98,11 +101,17 @@ def _take_back(path: Path) -> None:
             file.unlink()
 
 
-def _tidy(store: Store) -> None:
-    """Remove a queue that nothing is in, where nobody else is at work."""
+def _tidy(store: Store, is_new: bool) -> None:
+    """Remove a queue that says nothing, where nobody else is at work, and what was made for a run that did nothing."""
     path = store.own / queue.FILE
-    with contextlib.suppress(RegraftError, OSError, apsw.Error), opened(store):
-        with queue.opened(path) as waiting:
-            is_empty = waiting.is_empty()
-        if is_empty:
-            path.unlink()
+    with contextlib.suppress(RegraftError, OSError, apsw.Error):
+        if not store.own.exists():
+            return
+        with opened(store) as book:
+            with queue.opened(path) as waiting:
+                says_nothing = waiting.says_nothing()
+            if says_nothing:
+                path.unlink()
+            is_unused = is_new and says_nothing and not book.changes.runs()
+        if is_unused:
+            durable.remove_tree(store.own)

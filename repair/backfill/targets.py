@@ -124,15 +124,19 @@ def _one(
         )
     if index is None:
         return Left(v2.BASE_NO_INDEX, "the base has no index", base)
-    if index.look.layout is Layout.UNREADABLE:
-        return Left(v2.UNREADABLE, f"its index cannot be read ({index.look.problem})", base, severity="error")
     if index.look.layout is not Layout.CURRENT:
-        return Left(v2.SCHEMA_PREVIEW, "its index has another layout: regraft upgrade first", base)
+        return _of_another_layout(index, base)
     if row is None:
         given = new.dimensions if new is not None else dimensions
         is_placed = index.base_id is not None and index.name.endswith(v2_places.INDEX_FILE)
         return Target(base, base, index.name, None if new is None else new.model_id, given, is_placed)
     return _with_row(store, row, index.name, settings, new, dimensions)
+
+
+def _of_another_layout(index: v2_places.Store, base: str) -> Left:
+    if index.look.layout is Layout.UNREADABLE:
+        return Left(v2.UNREADABLE, f"its index cannot be read ({index.look.problem})", base, severity="error")
+    return Left(v2.SCHEMA_PREVIEW, "its index has another layout: regraft upgrade first", base)
 
 
 def _with_row(
