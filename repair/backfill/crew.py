@@ -58,12 +58,15 @@ class Crew:
         """Let a task be worked off."""
         self._tasks.put(task)
 
-    def answer(self, seconds: float) -> Answer | None:
-        """Return the next answer, None where none comes in this time."""
+    def answers(self, seconds: float) -> list[Answer]:
+        """Return all answers that are there; where there are none, wait so long for one."""
+        found: list[Answer] = []
         try:
-            return self._answers.get(timeout=seconds)
+            found.append(self._answers.get(timeout=seconds))
+            while True:
+                found.append(self._answers.get_nowait())
         except queue.Empty:
-            return None
+            return found
 
     def withdraw(self) -> list[Task]:
         """Return the tasks that nobody has begun, and let nobody begin them."""
