@@ -7,7 +7,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from regraft.embedders import ServerFailing, TextsRejected
+from regraft.embedders import Halted, ServerFailing, TextsRejected
+from regraft.errors import EmbedderRefused
 from repair.backfill.meter import Meter
 from repair.backfill.queue import Claim
 
@@ -51,6 +52,7 @@ class Crew:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self.count = count
+        self._is_over = False
         for number in range(count):
             threading.Thread(target=self._work, name=f"embedding-{number}", daemon=True).start()
 
@@ -89,6 +91,8 @@ class Crew:
             self._answers.put(self._worked(task))
 
     def _worked(self, task: Task) -> Answer:
+        if self._is_over:
+            return Answer(task, problem=Halted())
         try:
             try:
                 return Answer(task, self._meter.embedded(task.texts))
@@ -96,5 +100,9 @@ class Crew:
                 # The server itself is down where it has no answer to this either.
                 self._meter.embedded((CONTROL,))
                 raise TextsRejected(failing.code, failing.reason) from failing
+        except (ServerFailing, EmbedderRefused) as problem:
+            # What comes next would fail with it, and be doubted for nothing.
+            self._is_over = True
+            return Answer(task, problem=problem)
         except BaseException as problem:
             return Answer(task, problem=problem)
