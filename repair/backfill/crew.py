@@ -7,8 +7,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from regraft.embedders import ServerFailing, TextsRejected
-from regraft.errors import EveryTextRejected
+from regraft.embedders import Halted, ServerFailing, TextsRejected
+from regraft.errors import EmbedderRefused, EveryTextRejected
 from repair.backfill.meter import Meter
 from repair.backfill.queue import Claim
 
@@ -57,6 +57,7 @@ class Crew:
         #: How many single texts were rejected since the last one that was not.
         self._in_a_row = 0
         self.count = count
+        self._is_over = False
         for number in range(count):
             threading.Thread(target=self._work, name=f"embedding-{number}", daemon=True).start()
 
@@ -64,12 +65,15 @@ class Crew:
         """Let a task be worked off."""
         self._tasks.put(task)
 
-    def answer(self, seconds: float) -> Answer | None:
-        """Return the next answer, None where none comes in this time."""
+    def answers(self, seconds: float) -> list[Answer]:
+        """Return all answers that are there; where there are none, wait so long for one."""
+        found: list[Answer] = []
         try:
-            return self._answers.get(timeout=seconds)
+            found.append(self._answers.get(timeout=seconds))
+            while True:
+                found.append(self._answers.get_nowait())
         except queue.Empty:
-            return None
+            return found
 
     def withdraw(self) -> list[Task]:
         """Return the tasks that nobody has begun, and let nobody begin them."""
@@ -92,6 +96,8 @@ class Crew:
             self._answers.put(self._worked(task))
 
     def _worked(self, task: Task) -> Answer:
+        if self._is_over:
+            return Answer(task, problem=Halted())
         try:
             try:
                 return Answer(task, self._embedded(task.texts))
@@ -100,9 +106,12 @@ class Crew:
                 self._embedded((CONTROL,))
                 raise TextsRejected(failing.code, failing.reason) from failing
         except TextsRejected as rejected:
-            return Answer(task, problem=self._rejected(task, rejected))
-        except BaseException as problem:
-            return Answer(task, problem=problem)
+            problem = self._rejected(task, rejected)
+        except BaseException as error:
+            problem = error
+        # What comes next would fail with it, and be doubted for nothing.
+        self._is_over = self._is_over or isinstance(problem, ServerFailing | EmbedderRefused | EveryTextRejected)
+        return Answer(task, problem=problem)
 
     def _rejected(self, task: Task, rejected: TextsRejected) -> BaseException:
         """Return what is wrong: a text, or, where one after the other is rejected, all that is sent."""

@@ -12,6 +12,9 @@ from repair.backfill.filling import packed, sendable
 from repair.backfill.meter import Limits
 from repair.backfill.scope import Scope
 
+#: How many texts are held at once.
+_AT_ONCE = 256
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -72,8 +75,12 @@ def estimate(
 
 def _batches(scope: Scope, settings: EmbedderSettings, tokens_of: Callable[[str], int]) -> Iterator[list[int]]:
     """Return the tokens of the texts of each request."""
+    for batch in packed(_sized(scope, tokens_of), settings.batch):
+        yield [tokens for _, tokens in batch]
+
+
+def _sized(scope: Scope, tokens_of: Callable[[str], int]) -> Iterator[tuple[str, int]]:
     keys = scope.lacking()
-    while chunk := list(islice(keys, settings.batch.texts)):
-        texts = {key: lacking.text or "" for key, lacking in sendable(scope.texts(chunk)).items()}
-        for batch in packed(texts, settings.batch, tokens_of):
-            yield [tokens_of(texts[key]) for key in batch]
+    while chunk := list(islice(keys, _AT_ONCE)):
+        for key, lacking in sendable(scope.texts(chunk)).items():
+            yield key, tokens_of(lacking.text or "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from regraft import clock, interrupts
@@ -19,6 +19,8 @@ from repair.backfill.scope import Lacking, Scope
 
 #: How long to wait for an answer before looking whether a claim has to be renewed, in seconds.
 _POLL = 0.2
+#: How many batches are claimed for each thread of the crew: it goes on sending while answers are written.
+_AHEAD = 3
 #: How long to wait for what was sent when the run is interrupted, in seconds: it is paid for.
 _LAST_WAIT = 5.0
 #: Codes of one text's own fault, by which it can fail alone.
@@ -94,8 +96,8 @@ class Filling:
         """Claim as much as the crew can send; tell whether there is anything to wait for."""
         # First of all: who was asleep would take its own texts for those of a dead one.
         self._renew()
-        while self._problem is None and self.filled.stopped is None and self._under_way <= self.crew.count:
-            claim = self._claimed()
+        while self._problem is None and self.filled.stopped is None and (free := self._free()):
+            claim = self._claimed(free)
             if claim is None:
                 break
             self._submit(claim)
@@ -109,11 +111,15 @@ class Filling:
         # What others have claimed is theirs, until they are done or their claims expire.
         return True
 
-    def _claimed(self) -> Claim | None:
+    def _free(self) -> int:
+        """Return for how many more batches there is room."""
+        return max(0, _AHEAD * self.crew.count - self._under_way)
+
+    def _claimed(self, batches: int) -> Claim | None:
         left = self.meter.texts_left()
         if left == 0:
             return None
-        most = self.embedder.settings.batch.texts
+        most = batches * self.embedder.settings.batch.texts
         return self.queue.claim(self.scope.name, most if left is None else min(most, left), self.now_ms())
 
     def _submit(self, claim: Claim) -> None:
@@ -123,11 +129,24 @@ class Filling:
         for key, lacking in found.items():
             if key not in good:
                 self._fail(claim, key, lacking.is_stale, NOT_ITS_HASH if lacking.text is None else BLANK)
-        self.meter.texts += len(good)
-        texts = {key: lacking.text or "" for key, lacking in good.items()}
-        for keys in packed(texts, self.embedder.settings.batch, self.embedder.tokens):
+        sized = ((key, self.embedder.tokens(lacking.text or "")) for key, lacking in good.items())
+        size = self._size(claim)
+        batches = [[key for key, _ in batch] for batch in packed(sized, size)]
+        if len(batches) > 1 and len(batches[-1]) < size.texts:
+            # Others fill the last one up.
+            self.queue.release(claim, batches.pop())
+        for keys in batches:
+            self.meter.texts += len(keys)
             stale = frozenset(key for key in keys if good[key].is_stale)
-            self._send(Task(claim, tuple(keys), tuple(texts[key] for key in keys), stale))
+            self._send(Task(claim, tuple(keys), tuple(good[key].text or "" for key in keys), stale))
+
+    def _size(self, claim: Claim) -> Batch:
+        """Return how much goes into one request.
+
+        What a worker died of may be among what it had: each time that happens, half as many go together.
+        """
+        batch = self.embedder.settings.batch
+        return Batch(texts=max(1, batch.texts >> max(0, claim.attempts - 1)), tokens=batch.tokens)
 
     def _send(self, task: Task) -> None:
         self._under_way += 1
@@ -136,25 +155,40 @@ class Filling:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _take(self) -> None:
-        """Wait a while for an answer, and write its vectors."""
+        """Write the vectors of all answers that are there in one transaction, and see to the answers without."""
         # What was answered is paid for: Ctrl-C waits.
         with interrupts.held_back():
-            answer = self.crew.answer(_POLL)
-            if answer is not None:
-                self._settle(answer)
+            answers = [self._judged(answer) for answer in self.crew.answers(_POLL)]
+            self._under_way -= len(answers)
+            good = [answer for answer in answers if answer.problem is None]
+            if good:
+                self._write(good)
+            for answer in answers:
+                if answer.problem is not None:
+                    self._settle(answer.task, answer.problem)
 
-    def _settle(self, answer: Answer) -> None:
-        self._under_way -= 1
-        task, problem = answer.task, answer.problem
+    def _judged(self, answer: Answer) -> Answer:
+        if answer.problem is not None:
+            return answer
         try:
-            if problem is None:
-                name = self.embedder.settings.name
-                check(answer.vectors, len(task.keys), self.scope.dimensions, embedder=name)
+            name = self.embedder.settings.name
+            check(answer.vectors, len(answer.task.keys), self.scope.dimensions, embedder=name)
         except AnswerUnfit as unfit:
-            problem = unfit
-        if problem is None:
-            self._write(task, answer.vectors)
-        elif isinstance(problem, TextsRejected):
+            return Answer(answer.task, problem=unfit)
+        return answer
+
+    def _write(self, answers: Sequence[Answer]) -> None:
+        vectors: dict[str, bytes] = {}
+        for answer in answers:
+            vectors |= zip(answer.task.keys, answer.vectors, strict=True)
+        written = self.scope.write(vectors, self.now_ms())
+        self.filled.newly_ready += written.pending + written.stale
+        for task in (answer.task for answer in answers):
+            self.queue.done(task.claim, task.keys)
+            self._processed(len(task.keys), len(task.stale.intersection(task.keys)))
+
+    def _settle(self, task: Task, problem: BaseException) -> None:
+        if isinstance(problem, TextsRejected):
             self._rejected(task, problem)
         elif isinstance(problem, AnswerUnfit):
             self._unfit(task, problem)
@@ -174,12 +208,6 @@ class Filling:
     def _withdraw(self) -> None:
         self._under_way -= len(self.crew.withdraw())
         self.embedder.halt()
-
-    def _write(self, task: Task, vectors: Sequence[bytes]) -> None:
-        written = self.scope.write(dict(zip(task.keys, vectors, strict=True)), self.now_ms())
-        self.queue.done(task.claim, task.keys)
-        self.filled.newly_ready += written.pending + written.stale
-        self._processed(len(task.keys), len(task.stale.intersection(task.keys)))
 
     def _rejected(self, task: Task, rejected: TextsRejected) -> None:
         """Split a batch until the one bad text stands alone."""
@@ -230,16 +258,15 @@ def sendable(found: dict[str, Lacking]) -> dict[str, Lacking]:
     return {key: lacking for key, lacking in found.items() if not is_blank(lacking.text)}
 
 
-def packed(texts: dict[str, str], batch: Batch, tokens_of: Callable[[str], int]) -> Iterator[list[str]]:
-    """Return the keys of texts as what one request may hold, by number of texts and tokens."""
-    keys: list[str] = []
+def packed(sized: Iterable[tuple[str, int]], batch: Batch) -> Iterator[list[tuple[str, int]]]:
+    """Return keys of texts, each with its tokens, as what one request may hold."""
+    packing: list[tuple[str, int]] = []
     tokens = 0
-    for key, text in texts.items():
-        size = tokens_of(text)
-        if keys and (len(keys) >= batch.texts or tokens + size > batch.tokens):
-            yield keys
-            keys, tokens = [], 0
-        keys.append(key)
+    for key, size in sized:
+        if packing and (len(packing) >= batch.texts or tokens + size > batch.tokens):
+            yield packing
+            packing, tokens = [], 0
+        packing.append((key, size))
         tokens += size
-    if keys:
-        yield keys
+    if packing:
+        yield packing

@@ -34,13 +34,14 @@ _JUDGED = f"""SELECT b.hash AS hash, CASE WHEN e.embedding_text_hash IS NULL THE
    FROM ({_TEXTS}) b LEFT JOIN embedding e ON e.embedding_text_hash = b.hash"""
 _SURVEY = f"SELECT count(*), total(usable IS NULL), total(usable = 0) FROM ({_JUDGED})"
 _LACKING = f"SELECT hash FROM ({_JUDGED}) WHERE usable IS NOT 1 ORDER BY hash"
+#: The signs before ``kind`` keep SQLite from going through all bodies: it is the same for each.
 _LACKING_OF = f"""SELECT t.embedding_text_hash, t.text, e.embedding_text_hash IS NOT NULL FROM search_text t
    LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
-   WHERE t.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND t.kind = 'body'
+   WHERE t.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND +t.kind = 'body'
      AND (e.embedding_text_hash IS NULL OR NOT {_USABLE})
    GROUP BY 1"""
 _SAMPLE = f"""SELECT t.text, e.vector_blob FROM embedding e
-   CROSS JOIN search_text t ON t.embedding_text_hash = e.embedding_text_hash AND t.kind = 'body'
+   CROSS JOIN search_text t ON t.embedding_text_hash = e.embedding_text_hash AND +t.kind = 'body'
    WHERE e.rowid >= :start AND trim(t.text) <> '' AND {_USABLE} ORDER BY e.rowid LIMIT 1"""
 
 

@@ -95,15 +95,14 @@ class Queue:
             self._db.execute("DROP TABLE wanted")
 
     def claim(self, scope: str, count: int, now_ms: int) -> Claim | None:
-        """Claim up to ``count`` texts, those first that were claimed least; None where nothing waits.
-
-        What a worker died of may be among what it had: each time that happens, half as many are claimed together.
+        """Claim up to ``count`` texts that were claimed equally often, those first that were least; None where none
+        waits.
         """
         with sqlite.transaction(self._db):
             self._db.execute(
                 "UPDATE job SET state = 'ready', claim = NULL, worker = NULL"
-                " WHERE scope = ? AND state = 'claimed' AND expires_at < ?",
-                (scope, now_ms),
+                " WHERE claim IS NOT NULL AND expires_at < ?",
+                (now_ms,),
             )
             least: Any = self._db.execute(
                 "SELECT min(attempts) FROM job WHERE scope = ? AND state = 'ready'", (scope,)
@@ -115,7 +114,7 @@ class Queue:
                 "UPDATE job SET state = 'claimed', attempts = attempts + 1, worker = ?, claim = ?, expires_at = ?"
                 " WHERE scope = ?4 AND key IN (SELECT key FROM job WHERE scope = ?4 AND state = 'ready'"
                 " AND attempts = ? ORDER BY key LIMIT ?) RETURNING key",
-                (self.worker, token, now_ms + LEASE_MS, scope, least, max(1, count >> max(0, least - 1))),
+                (self.worker, token, now_ms + LEASE_MS, scope, least, count),
             )
             keys = tuple(sorted(str(key) for (key,) in rows))
         return Claim(token, scope, keys, least)
@@ -140,6 +139,15 @@ class Queue:
                 "UPDATE job SET state = 'ready', attempts = max(attempts, ?), worker = NULL, claim = NULL, code = ?"
                 " WHERE scope = ? AND key = ? AND claim IS ?",
                 ((attempts, code, claim.scope, key, claim.token) for key in keys),
+            )
+
+    def release(self, claim: Claim, keys: Iterable[str]) -> None:
+        """Give texts of a claim back, as if they had never been in it."""
+        with sqlite.transaction(self._db):
+            self._db.executemany(
+                "UPDATE job SET state = 'ready', attempts = attempts - 1, worker = NULL, claim = NULL"
+                " WHERE scope = ? AND key = ? AND claim IS ?",
+                ((claim.scope, key, claim.token) for key in keys),
             )
 
     def give_back(self) -> None:
