@@ -113,7 +113,9 @@ def _seen(
         raise DimensionsMissing(base=target.label)
     planned = estimate(scope, settings, embedders.counter(settings), wish.limits, sent)
     outcome = Outcome(target.base_id, target.label, target.model_id, scope.dimensions, survey, planned)
-    sample = scope.sample(probing.SAMPLE) if wish.probes and (is_embedded or target.is_new) else None
+    sample: list[tuple[str, bytes]] | None = [] if target.is_new else None
+    if wish.probes and (is_embedded or target.is_new):
+        sample = scope.sample(probing.SAMPLE)
     return Seen(target, outcome, sample)
 
 

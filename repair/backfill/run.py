@@ -110,9 +110,9 @@ class _Work:
             if self.look.indexing.changes:
                 bases = {one.target.base_id for one in self.look.seen}
                 self._other(partial(making_units, bases=bases), waits=False)
+            self._adopt()
             with shared(self.store) as together:
                 self._fill(embedder, meter, together)
-            self._adopt()
         self.run.end()
         return self.document()
 
@@ -181,9 +181,9 @@ class _Work:
     # --- what is done besides ----------------------------------------------------------------------------------------
 
     def _adopt(self) -> None:
-        """Tell the catalog the model of bases that had none and are filled now."""
+        """Tell the catalog the model of bases that had none: from then on it is known what they lack, and of which."""
         for one in self.look.seen:
-            if one.target.is_new and one.outcome.filled.stopped is None:
+            if one.target.is_new:
                 self._other(partial(_adopted, target=one.target), waits=True)
 
     def _other(self, planner: Planner, *, waits: bool) -> None:
@@ -195,7 +195,7 @@ class _Work:
                     "backfill", wish.path, planner, kind=wish.kind, bases=wish.bases, progress=self.progress
                 )
             except TargetLocked:
-                if not waits:
+                if not waits or not planner(self.store).changes:
                     return
                 if time.monotonic() >= end:
                     raise
