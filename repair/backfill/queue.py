@@ -72,22 +72,19 @@ class Queue:
 
     # --- what is to be done ------------------------------------------------------------------------------------------
 
-    def fill(self, scope: str, keys: Iterable[str], *, alone: bool) -> None:
-        """Let these texts wait; those that are in the queue stay as they are.
+    def fill(self, scope: str, keys: Iterable[str]) -> None:
+        """Let these texts wait, which are all that lack a vector; those that are in the queue stay as they are.
 
-        ``alone``: no other worker lives, so that what is in the queue besides has a vector meanwhile, or its text is
-        gone. It is dropped.
+        What is in it besides, and nobody is at, has a vector meanwhile, or its text is gone: it is dropped.
         """
         self._db.execute("CREATE TEMP TABLE wanted (key TEXT PRIMARY KEY) WITHOUT ROWID")
         try:
             with sqlite.transaction(self._db):
                 self._db.executemany("INSERT OR IGNORE INTO wanted VALUES (?)", ((key,) for key in keys))
-                if alone:
-                    self._db.execute(
-                        "DELETE FROM job WHERE scope = ? AND state <> 'claimed'"
-                        " AND key NOT IN (SELECT key FROM wanted)",
-                        (scope,),
-                    )
+                self._db.execute(
+                    "DELETE FROM job WHERE scope = ? AND state <> 'claimed' AND key NOT IN (SELECT key FROM wanted)",
+                    (scope,),
+                )
                 self._db.execute(
                     "INSERT OR IGNORE INTO job (scope, key, state) SELECT ?, key, 'ready' FROM wanted", (scope,)
                 )

@@ -262,7 +262,7 @@ def fill_scope(
     outcome.started_at = clock.now_ms()
     filled = outcome.filled
     requests, tokens = meter.requests, meter.tokens
-    together.queue.fill(scope.name, scope.lacking(), alone=together.was_alone)
+    together.queue.fill(scope.name, scope.lacking())
     outcome.retried = together.queue.failed_before(scope.name)
     filling = Filling(scope, embedder, together.queue, crew, meter, progress, filled=filled)
     try:

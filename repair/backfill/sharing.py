@@ -27,15 +27,16 @@ from repair.store import Store
 #: How long to wait for a run that is not to be shared with, in seconds: the moment of another backfill is over soon.
 PATIENCE = 10.0
 _PAUSE = 0.1
+#: How often to try where the store cannot be written.
+_TRIES = 5
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What several backfills share; ``was_alone``: no other one was at work when this one began."""
+    """What several backfills share."""
 
     book: Ledger
     queue: Queue
-    was_alone: bool
 
 
 @contextmanager
@@ -49,43 +50,55 @@ def shared(store: Store) -> Iterator[Shared]:
     is_new = not store.own.exists()
     try:
         with ExitStack() as stack:
-            was_alone, book = _entered(store, stack)
+            book = _entered(store, stack)
             try:
                 waiting = stack.enter_context(queue.opened(store.own / queue.FILE))
             except apsw.Error as error:
                 raise StoreNotWritable(path=store.own, reason=error) from error
-            yield Shared(book, waiting, was_alone)
+            yield Shared(book, waiting)
     finally:
         _tidy(store, is_new)
 
 
-def _entered(store: Store, stack: ExitStack) -> tuple[bool, Ledger]:
-    end = time.monotonic() + PATIENCE
+def _entered(store: Store, stack: ExitStack) -> Ledger:
+    end, tries = time.monotonic() + PATIENCE, _TRIES
     while True:
-        was_alone = _settled(store)
         try:
-            store.own.mkdir(exist_ok=True)
-            return was_alone, stack.enter_context(ledger.shared(store.root))
+            return _tried(store, stack)
         except TargetLocked:
             if time.monotonic() > end:
                 raise
-            time.sleep(_PAUSE)
-        except RegraftError:
-            raise
-        except (OSError, apsw.Error) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise StoreNotWritable(path=store.root, reason=reason) from error
+        except StoreNotWritable:
+            # Another one may just have removed the folder that it had made for nothing.
+            tries -= 1
+            if not tries:
+                raise
+        time.sleep(_PAUSE)
 
 
-def _settled(store: Store) -> bool:
-    """Settle what killed runs left, and tell whether nobody else was at work."""
+def _tried(store: Store, stack: ExitStack) -> Ledger:
+    with contextlib.suppress(TargetLocked):
+        _settle(store)
     try:
+        store.own.mkdir(exist_ok=True)
+        return stack.enter_context(ledger.shared(store.root))
+    except RegraftError:
+        raise
+    except (OSError, apsw.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StoreNotWritable(path=store.root, reason=reason) from error
+
+
+def _settle(store: Store) -> None:
+    """Settle what killed runs left.
+
+    Raises:
+        TargetLocked: another run is at work.
+    """
+    if store.own.exists():
         with opened(store) as book:
             changing.recover(store.root, book)
             _take_back(store.own / queue.FILE)
-    except TargetLocked:
-        return False
-    return True
 
 
 def _take_back(path: Path) -> None:
@@ -112,6 +125,6 @@ def _tidy(store: Store, is_new: bool) -> None:
                 says_nothing = waiting.says_nothing()
             if says_nothing:
                 path.unlink()
-            is_unused = is_new and says_nothing and not book.changes.runs()
-        if is_unused:
-            durable.remove_tree(store.own)
+            if is_new and says_nothing and not book.changes.runs():
+                # Before anybody else can begin in it.
+                durable.remove_tree(store.own)
