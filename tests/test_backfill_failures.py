@@ -43,6 +43,7 @@ from toys import contents
 
 from regraft import identity
 from regraft.embedders import server as server_module
+from repair.backfill import crew
 from repair.backfill.crew import CONTROL
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
@@ -371,3 +372,17 @@ def test_a_key_that_is_not_set_is_asked_for_before_anything_is_sent(
         assert "MY_KEY" in said(backfill(store, config), "EmbedderKeyMissing", 2)
         assert backfill(store, config, "--dry-run").status == 0
     assert server.requests == []
+
+
+def test_a_server_that_refuses_everything_is_not_asked_about_every_text(
+    store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "MANY", 3)
+    server.behave = [right, *[failing(400, "no such dimensions")] * 500]
+    message = said(backfill(store, config, "--json"), "EveryTextRejected", 2)
+    assert "it refuses whatever is sent (400: no such dimensions)" in message
+    assert filled(store) == set()
+    assert CONTROL in sent_alone(server)
+    server.behave = right
+    assert backfill(store, config).status == 0
+    assert filled(store) == set(LACKING)
