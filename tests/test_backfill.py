@@ -512,6 +512,29 @@ def test_a_base_without_a_model_finds_words_only(store: Path, config: Path) -> N
     assert (meant.status, left_of(meant)["severity"], meant.document["scopes"]) == (1, "warning", [])
 
 
+def test_a_base_without_a_model_gets_one_once_all_its_texts_have_vectors(
+    store: Path, server: FaultServer, config: Path
+) -> None:
+    run_sql(store / CATALOG, WITHOUT_MODEL)
+    taken_away(store, OTHER_TEXTS["page"], OTHER)
+    before = contents(store)
+    asked = ("--base", OTHER, "--model", MODEL, "--dimensions", 8)
+    row = "SELECT embedding_model_id || ' ' || dimensions || ' ' || search_mode FROM knowledge_base WHERE id = '{}'"
+    assert backfill(store, config, *asked, "--limit", 1).document["scopes"][0]["stopped"] is not None
+    assert value(store, CATALOG, row.format(OTHER)) is None
+    planned = backfill(store, config, *asked, "--dry-run").document["actions"]
+    done = backfill(store, config, *asked)
+    assert (done.status, vectors(store, OTHER)) == (0, all_vectors(OTHER_TEXTS["page"]))
+    assert value(store, CATALOG, row.format(OTHER)) == f"{MODEL} 8 hybrid"
+    assert {action["base"] for action in done.document["actions"]} == {OTHER}
+    assert {action["action"] for action in planned} <= {action["action"] for action in done.document["actions"]}
+    assert run("check", store, "--json", "--base", OTHER).document["findings"] == []
+    assert backfill(store, config, *asked).document["actions"] == []
+    while run("undo", store, "--json").status == 0:
+        pass
+    assert contents(store) == before
+
+
 def test_a_model_needs_its_dimensions_and_a_base_without_one(store: Path, server: FaultServer, config: Path) -> None:
     run_sql(store / CATALOG, WITHOUT_MODEL)
     with untouched(store):
