@@ -512,27 +512,34 @@ def test_a_base_without_a_model_finds_words_only(store: Path, config: Path) -> N
     assert (meant.status, left_of(meant)["severity"], meant.document["scopes"]) == (1, "warning", [])
 
 
-def test_a_base_without_a_model_gets_one_once_all_its_texts_have_vectors(
+def test_a_base_without_a_model_is_given_one_and_its_texts_their_vectors(
     store: Path, server: FaultServer, config: Path
 ) -> None:
     run_sql(store / CATALOG, WITHOUT_MODEL)
     taken_away(store, OTHER_TEXTS["page"], OTHER)
     before = contents(store)
     asked = ("--base", OTHER, "--model", MODEL, "--dimensions", 8)
-    row = "SELECT embedding_model_id || ' ' || dimensions || ' ' || search_mode FROM knowledge_base WHERE id = '{}'"
-    assert backfill(store, config, *asked, "--limit", 1).document["scopes"][0]["stopped"] is not None
-    assert value(store, CATALOG, row.format(OTHER)) is None
-    planned = backfill(store, config, *asked, "--dry-run").document["actions"]
-    done = backfill(store, config, *asked)
-    assert (done.status, vectors(store, OTHER)) == (0, all_vectors(OTHER_TEXTS["page"]))
-    assert value(store, CATALOG, row.format(OTHER)) == f"{MODEL} 8 hybrid"
-    assert {action["base"] for action in done.document["actions"]} == {OTHER}
-    assert {action["action"] for action in planned} <= {action["action"] for action in done.document["actions"]}
-    assert run("check", store, "--json", "--base", OTHER).document["findings"] == []
+    row = (
+        f"SELECT embedding_model_id || ' ' || dimensions || ' ' || search_mode FROM knowledge_base WHERE id = '{OTHER}'"
+    )
+    with untouched(store):
+        planned = backfill(store, config, *asked, "--dry-run").document["scopes"]
+    done = backfill(store, config, *asked, "--limit", 1)
+    assert (planned[0]["planned"]["texts"], done.document["scopes"][0]["newly_ready"]) == (2, 1)
+    # From now on it is a base like any other, and says itself what it lacks.
+    assert value(store, CATALOG, row) == f"{MODEL} 8 hybrid"
+    assert names(store, OTHER) == {"embedding.missing"}
+    assert backfill(store, config, "--base", OTHER).status == 0
+    assert vectors(store, OTHER) == all_vectors(OTHER_TEXTS["page"])
+    assert names(store, OTHER) == set()
     assert backfill(store, config, *asked).document["actions"] == []
     while run("undo", store, "--json").status == 0:
         pass
     assert contents(store) == before
+
+
+def names(store: Path, base: str) -> set[str]:
+    return {finding["name"] for finding in run("check", store, "--json", "--base", base).document["findings"]}
 
 
 def test_a_model_needs_its_dimensions_and_a_base_without_one(store: Path, server: FaultServer, config: Path) -> None:

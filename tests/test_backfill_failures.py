@@ -37,7 +37,7 @@ from fault_server import (
     zero,
 )
 from faults import said, untouched
-from lacking import LACKING, TEXTS, all_vectors, backfill, configured, library, many, scope_of, taken_away, vectors
+from lacking import LACKING, TEXTS, all_vectors, backfill, configured, library, scope_of, taken_away, vectors
 from planted_v2 import index, run_sql
 from toys import contents
 
@@ -196,18 +196,6 @@ def test_a_text_whose_own_vector_is_bad_fails_alone(store: Path, server: FaultSe
     assert (second.status, filled(store)) == (1, set(GOOD))
     assert [failure["code"] for failure in scope_of(second)["failures"]] == ["non_finite"]
     assert sent_alone(server) == LACKING[3:6]
-
-
-def test_where_nothing_at_all_is_accepted_no_text_is_to_blame(store: Path, server: FaultServer, config: Path) -> None:
-    texts = many(store)
-    server.behave = failing(400, "no such thing")
-    message = said(backfill(store, config, "--no-probe"), "EveryTextRejected", 2)
-    assert "it refuses whatever is sent (400: no such thing)" in message
-    assert sent_alone(server)[-1] == CONTROL
-    assert len(server.requests) < len(texts)
-    server.behave = right
-    assert backfill(store, config).status == 0
-    assert vectors(store) == all_vectors([*TEXTS, *texts])
 
 
 # --- a bad answer ----------------------------------------------------------------------------------------------------
