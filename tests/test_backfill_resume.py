@@ -17,7 +17,21 @@ from typing import Any
 import pytest
 from conftest import run
 from fault_server import FaultServer, Reply, Request, right, slow
-from faults import INTERRUPTED, KILLED, Tripwire, die, forked, posix, said, started_command, wait_until
+from faults import (
+    INTERRUPTED,
+    KILLED,
+    REFUSED,
+    STOPPED,
+    FullDisk,
+    Tripwire,
+    die,
+    forked,
+    on_disk,
+    posix,
+    said,
+    started_command,
+    wait_until,
+)
 from lacking import LACKING, TEXTS, all_vectors, backfill, configured, library, many, taken_away, vectors
 from toys import QuickDisk, contents, quick_disk, watched
 
@@ -315,3 +329,24 @@ def test_a_queue_that_cannot_be_read_is_made_anew(store: Path, server: FaultServ
     queue(store).write_bytes(b"no database at all, but a long text that stands in its place")
     assert backfill(store, config).status == 0
     assert vectors(store) == all_vectors()
+
+
+def test_a_disk_that_is_full_at_any_moment_loses_nothing(
+    whole: Path, tmp_path: Path, server: FaultServer, config: Path
+) -> None:
+    before, statuses = contents(whole), set[int]()
+    for room in range(120, 260, 20):
+        store = shutil.copytree(whole, tmp_path / f"full-{room}")
+        with on_disk(FullDisk(room)):
+            done = backfill(store, config, "--no-probe")
+        statuses.add(done.status)
+        if done.status:
+            assert "database or disk is full" in done.document["error"]["message"], room
+        written = set(vectors(store)) - set(READY)
+        server.paid.clear()
+        assert backfill(store, config, "--no-probe").status == 0, room
+        assert set(server.paid) == set(LACKING) - written, room
+        assert vectors(store) == all_vectors(), room
+        assert contents(undone(store)) == before, room
+    assert STOPPED in statuses
+    assert statuses <= {0, REFUSED, STOPPED}
