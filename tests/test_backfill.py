@@ -32,7 +32,7 @@ from lacking import (
     taken_away,
     vectors,
 )
-from planted_v2 import index, run_sql
+from planted_v2 import NEW_BASE, index, run_sql
 from toys import contents, value
 
 from regraft import identity
@@ -512,6 +512,36 @@ def test_a_base_without_a_model_finds_words_only(store: Path, config: Path) -> N
     assert (meant.status, left_of(meant)["severity"], meant.document["scopes"]) == (1, "warning", [])
 
 
+def test_a_base_without_a_model_is_given_one_and_its_texts_their_vectors(
+    store: Path, server: FaultServer, config: Path
+) -> None:
+    run_sql(store / CATALOG, WITHOUT_MODEL)
+    taken_away(store, OTHER_TEXTS["page"], OTHER)
+    before = contents(store)
+    asked = ("--base", OTHER, "--model", MODEL, "--dimensions", 8)
+    row = (
+        f"SELECT embedding_model_id || ' ' || dimensions || ' ' || search_mode FROM knowledge_base WHERE id = '{OTHER}'"
+    )
+    with untouched(store):
+        planned = backfill(store, config, *asked, "--dry-run").document["scopes"]
+    done = backfill(store, config, *asked, "--limit", 1)
+    assert (planned[0]["planned"]["texts"], done.document["scopes"][0]["newly_ready"]) == (2, 1)
+    # From now on it is a base like any other, and says itself what it lacks.
+    assert value(store, CATALOG, row) == f"{MODEL} 8 hybrid"
+    assert names(store, OTHER) == {"embedding.missing"}
+    assert backfill(store, config, "--base", OTHER).status == 0
+    assert vectors(store, OTHER) == all_vectors(OTHER_TEXTS["page"])
+    assert names(store, OTHER) == set()
+    assert backfill(store, config, *asked).document["actions"] == []
+    while run("undo", store, "--json").status == 0:
+        pass
+    assert contents(store) == before
+
+
+def names(store: Path, base: str) -> set[str]:
+    return {finding["name"] for finding in run("check", store, "--json", "--base", base).document["findings"]}
+
+
 def test_a_model_needs_its_dimensions_and_a_base_without_one(store: Path, server: FaultServer, config: Path) -> None:
     run_sql(store / CATALOG, WITHOUT_MODEL)
     with untouched(store):
@@ -532,10 +562,15 @@ def test_indexes_that_cannot_be_filled_are_left_and_the_others_are(store: Path, 
         "other dimensions": "base.dimensions",
         "random bytes": "file.unreadable",
         "no index": "base.no-index",
+        "a preview store": "schema.preview",
     }
     for name, finding in cases.items():
         copy = taken_away(shutil.copytree(store, tmp_path / "copy"), OTHER_TEXTS["page"][:1], OTHER)
         DAMAGES[name].plant(copy, OTHER)
+        if index(copy, NEW_BASE).exists():
+            # That damage is a base of its own.
+            index(copy, NEW_BASE).replace(index(copy, OTHER))
+            shutil.rmtree(index(copy, NEW_BASE).parent.parent)
         other = contents(copy)
         done = backfill(copy, config)
         assert left_of(done)["finding"] == finding, name

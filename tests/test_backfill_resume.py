@@ -6,25 +6,36 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import stat
 import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import run
 from fault_server import FaultServer, Reply, Request, right, slow
-from faults import INTERRUPTED, KILLED, Tripwire, die, forked, posix, said, started_command, wait_until
-from lacking import LACKING, TEXTS, all_vectors, backfill, configured, library, taken_away, vectors
-from planted_v2 import index
+from faults import (
+    INTERRUPTED,
+    KILLED,
+    REFUSED,
+    STOPPED,
+    FullDisk,
+    Tripwire,
+    die,
+    forked,
+    on_disk,
+    posix,
+    said,
+    started_command,
+    wait_until,
+)
+from lacking import LACKING, TEXTS, all_vectors, backfill, configured, library, many, taken_away, vectors
 from toys import QuickDisk, contents, quick_disk, watched
 
-from regraft import identity, ledger, sqlite
+from regraft import ledger, sqlite
 from regraft.embedders import server as server_module
 from repair.backfill import sharing
 from repair.backfill.queue import Queue
@@ -82,6 +93,17 @@ def history(store: Path) -> list[dict[str, object]]:
     return run("history", store, "--json").document["runs"]
 
 
+def started(store: Path, config: Path, before: str = "") -> subprocess.Popen[str]:
+    return started_command("backfill", str(store), "--config", str(config), "--json", before=before)
+
+
+def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
 # --- kills and interruptions -----------------------------------------------------------------------------------------
 
 
@@ -114,14 +136,13 @@ def steps_of(disk: QuickDisk, store: Path, config: Path) -> list[str]:
 
 
 def moments(steps: list[str]) -> list[int]:
-    """Return at which steps to stop a run: at all but those that repeat, and at some of those that are SQLite's own."""
-    seen = Counter[str]()
-    own = [
-        at
-        for at, name in enumerate(steps, 1)
-        if not name.startswith("x") and not seen.update([name]) and seen[name] < 4
-    ]
-    return sorted({*own, *range(12, len(steps), 13)})
+    """Return at which steps to stop a run: the first ones of each kind once texts wait, and some of all others."""
+    begin, seen, own = steps.index("fill"), Counter[str](), []
+    for at, name in enumerate(steps[begin:], begin + 1):
+        seen[name] += 1
+        if not name.startswith("x") and seen[name] < 3:
+            own.append(at)
+    return sorted({*own, *range(6, len(steps), 14)})
 
 
 @posix
@@ -197,13 +218,12 @@ def test_ctrl_c_ends_a_run_soon_with_one_line(store: Path, tmp_path: Path, serve
     hangs = slow(30)
     # The probe, one batch, one that is answered after the signal, and one that never is.
     server.behave = [right, right, slow(0.5), hangs, hangs, hangs]
-    arguments = ("backfill", str(store), "--config", str(config))
-    with started_command(*arguments, before="lacking.with_little_patience") as process:
+    with started(store, config, "lacking.with_little_patience") as process:
         assert wait_until(lambda: len(server.requests) >= 4, process)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=10)
     assert process.returncode == INTERRUPTED
-    assert err.count("\n") == 1
+    assert (err.count("\n"), json.loads(out)["error"]["code"]) == (1, "BackfillInterrupted")
     count = len(vectors(store)) - len(READY)
     assert count in (3, 6)
     assert f"Interrupted; what was written stays (vectors: {count})" in err
@@ -216,17 +236,6 @@ def test_ctrl_c_ends_a_run_soon_with_one_line(store: Path, tmp_path: Path, serve
 
 
 # --- several at once -------------------------------------------------------------------------------------------------
-
-
-def started(store: Path, config: Path, before: str = "") -> subprocess.Popen[str]:
-    return started_command("backfill", str(store), "--config", str(config), "--json", before=before)
-
-
-def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    document: dict[str, Any] = json.loads(out)
-    return document
 
 
 def paced(server: FaultServer, seconds: float = 0.03) -> None:
@@ -322,25 +331,22 @@ def test_a_queue_that_cannot_be_read_is_made_anew(store: Path, server: FaultServ
     assert vectors(store) == all_vectors()
 
 
-def many(store: Path, count: int = 60) -> list[str]:
-    """Give the base that many units more, without vectors."""
-    texts = [f"a text among many, number {number}" for number in range(count)]
-    with closing(sqlite3.connect(index(store))) as db, db:
-        unit, body = (
-            db.execute(f"SELECT * FROM {table} ORDER BY rowid LIMIT 1").fetchone()
-            for table in ("search_unit", "search_text")
-        )
-        names = [
-            [row[1] for row in db.execute(f"PRAGMA table_info({table})")] for table in ("search_unit", "search_text")
-        ]
-        for number, text in enumerate(texts):
-            made = {**dict(zip(names[0], unit, strict=True)), "unit_id": f"unit-{number}", "unit_index": 1000 + number}
-            said = {
-                **dict(zip(names[1], body, strict=True)),
-                "search_text_id": f"body-{number}",
-                "target_id": f"unit-{number}",
-            }
-            said |= {"text": text, "embedding_text_hash": identity.text_hash(text), "fts_rowid": None}
-            for table, row in (("search_unit", made), ("search_text", said)):
-                db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", list(row.values()))
-    return texts
+def test_a_disk_that_is_full_at_any_moment_loses_nothing(
+    whole: Path, tmp_path: Path, server: FaultServer, config: Path
+) -> None:
+    before, statuses = contents(whole), set[int]()
+    for room in range(120, 260, 20):
+        store = shutil.copytree(whole, tmp_path / f"full-{room}")
+        with on_disk(FullDisk(room)):
+            done = backfill(store, config, "--no-probe")
+        statuses.add(done.status)
+        if done.status:
+            assert "database or disk is full" in done.document["error"]["message"], room
+        written = set(vectors(store)) - set(READY)
+        server.paid.clear()
+        assert backfill(store, config, "--no-probe").status == 0, room
+        assert set(server.paid) == set(LACKING) - written, room
+        assert vectors(store) == all_vectors(), room
+        assert contents(undone(store)) == before, room
+    assert STOPPED in statuses
+    assert statuses <= {0, REFUSED, STOPPED}

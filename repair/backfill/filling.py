@@ -221,7 +221,7 @@ class Filling:
         """Refuse a batch: nothing of it is written, and nothing more is sent; alone, a text may fail for itself."""
         fault = str(unfit.facts["fault"])
         if len(task.keys) == 1 and fault in _OF_ONE:
-            self._fail(task.claim, task.keys[0], bool(task.stale), fault, str(unfit.facts["reason"]))
+            self._fail(task.claim, task.keys[0], task.keys[0] in task.stale, fault, str(unfit.facts["reason"]))
             return
         self.queue.doubt(task.claim, task.keys, fault, ALONE)
         self._stop(unfit)
