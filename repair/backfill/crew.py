@@ -16,6 +16,8 @@ from repair.backfill.queue import Claim
 CONTROL = "regraft"
 #: After so many texts that are rejected one by one, it is asked whether anything is accepted.
 MANY = 16
+#: What comes after these would fail with them, and be doubted for nothing.
+_OVER = (ServerFailing, EmbedderRefused, EveryTextRejected)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ class Crew:
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            self._answers.put(self._worked(task))
+            answer = Answer(task, problem=Halted()) if self._is_over else self._worked(task)
+            self._is_over = self._is_over or isinstance(answer.problem, _OVER)
+            self._answers.put(answer)
 
     def _worked(self, task: Task) -> Answer:
         if self._is_over:

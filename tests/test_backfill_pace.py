@@ -1,0 +1,73 @@
+"""Backfill wastes neither requests nor time: batches are full, queries go by an index, checks are quick and right."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from array import array
+from pathlib import Path
+
+import pytest
+from fault_server import FaultServer
+from hypothesis import given
+from hypothesis import strategies as st
+from lacking import KB, LACKING, all_vectors, backfill, configured, library, scope_of, taken_away, vectors
+from planted_v2 import index
+
+from regraft import sqlite
+from regraft.embedders import check, estimate
+from regraft.embedders.settings import Batch
+from regraft.errors import AnswerUnfit
+from repair.backfill import filling, index_scope
+
+pytest.importorskip("openai", reason="the client of embedding servers is not installed")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library(tmp_path_factory.mktemp("pace"))
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+@pytest.mark.parametrize("tokens", [20, 30, 45, 1000])
+def test_requests_are_packed_over_the_borders_of_claims(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, tokens: int
+) -> None:
+    """However many are claimed at a time, as many texts go in each request as if there were one row of all texts."""
+    monkeypatch.setattr(filling, "_AHEAD", ahead)
+    store = taken_away(shutil.copytree(whole, tmp_path / "library"))
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server, batch={"texts": 4, "tokens": tokens})
+        planned = scope_of(backfill(store, config, "--dry-run"))["planned"]
+        done = backfill(store, config, "--no-probe")
+    sized = ((text, estimate(text)) for text in LACKING)
+    wanted = [[text for text, _ in batch] for batch in filling.packed(sized, Batch(texts=4, tokens=tokens))]
+    assert [request.texts for request in server.requests] == wanted
+    assert scope_of(done)["requests"] == planned["requests"] == len(wanted)
+    assert vectors(store) == all_vectors()
+
+
+def test_no_query_of_a_batch_goes_through_a_whole_table(whole: Path, tmp_path: Path) -> None:
+    with sqlite.reading(index(whole, KB), vectors=True) as db:
+        db.create_scalar_function("has_norm", len, 1)
+        for query in (index_scope._LACKING_OF, index_scope._SAMPLE):
+            plan = [
+                row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {query}", {"usual": 32, "keys": "[]", "start": 0})
+            ]
+            assert any("USING INDEX search_text_embedding_hash_idx" in step for step in plan), plan
+            assert not [step for step in plan if "search_text_kind_idx" in step], plan
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=9))
+def test_the_quick_look_at_exponents_tells_what_the_length_tells(numbers: list[float]) -> None:
+    length = math.hypot(*array("f", numbers))
+    fault = "non_finite" if not math.isfinite(length) else "zero_vector" if length < 2.0**-63 else None
+    try:
+        check([array("f", numbers).tobytes()], 1, None, embedder="one")
+    except AnswerUnfit as unfit:
+        assert unfit.facts["fault"] == fault
+    else:
+        assert fault is None
