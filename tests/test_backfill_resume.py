@@ -282,9 +282,10 @@ def filling(server: FaultServer) -> Counter[str]:
 
 @posix
 def test_the_survivor_of_two_takes_over_what_the_other_one_had(
-    store: Path, tmp_path: Path, server: FaultServer, config: Path
+    store: Path, tmp_path: Path, server: FaultServer
 ) -> None:
     texts = many(store)
+    config = configured(tmp_path / "slow.yaml", server, timeout=60)
     hangs = threading.Event()
 
     def never(request: Request) -> Reply:

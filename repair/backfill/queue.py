@@ -96,10 +96,11 @@ class Queue:
         waits.
         """
         with sqlite.transaction(self._db):
+            # Its own it knows to be alive, however late it comes to renew them.
             self._db.execute(
                 "UPDATE job SET state = 'ready', claim = NULL, worker = NULL"
-                " WHERE claim IS NOT NULL AND expires_at < ?",
-                (now_ms,),
+                " WHERE claim IS NOT NULL AND expires_at < ? AND worker IS NOT ?",
+                (now_ms, self.worker),
             )
             least: Any = self._db.execute(
                 "SELECT min(attempts) FROM job WHERE scope = ? AND state = 'ready'", (scope,)
