@@ -284,6 +284,8 @@ def filling(server: FaultServer) -> Counter[str]:
 def test_the_survivor_of_two_takes_over_what_the_other_one_had(
     store: Path, tmp_path: Path, server: FaultServer
 ) -> None:
+    # The first one must not lose its patience before it is killed.
+    config = configured(tmp_path / "patient.yaml", server, timeout=60)
     texts = many(store)
     config = configured(tmp_path / "slow.yaml", server, timeout=60)
     hangs = threading.Event()
