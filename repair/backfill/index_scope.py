@@ -20,6 +20,8 @@ from repair.backfill.scope import Lacking, Survey, Written
 from repair.growing import Growing
 
 _BUSY_MS = 60_000
+#: How many keys are read at once: a query that is still open would keep others from writing.
+_AT_ONCE = 1000
 #: A vector that a search can use, by the rules of ``check``: of the usual length, finite, and not of no length. Single
 #: precision, in which sqlite-vec counts, does not do for a very long one.
 _USABLE = """CASE WHEN typeof(e.vector_blob) = 'blob' AND length(e.vector_blob) = :usual
@@ -33,8 +35,13 @@ _TEXTS = """SELECT DISTINCT t.embedding_text_hash AS hash FROM search_text t
 _JUDGED = f"""SELECT b.hash AS hash, CASE WHEN e.embedding_text_hash IS NULL THEN NULL ELSE {_USABLE} END AS usable
    FROM ({_TEXTS}) b LEFT JOIN embedding e ON e.embedding_text_hash = b.hash"""
 _SURVEY = f"SELECT count(*), total(usable IS NULL), total(usable = 0) FROM ({_JUDGED})"
-_LACKING = f"SELECT hash FROM ({_JUDGED}) WHERE usable IS NOT 1 ORDER BY hash"
-#: The signs before ``kind`` keep SQLite from going through all bodies: it is the same for each.
+#: The signs before columns keep SQLite from going through all bodies: these are the same for each.
+_LACKING = f"""SELECT DISTINCT t.embedding_text_hash FROM search_text t
+   LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
+   WHERE t.embedding_text_hash >= :first AND +t.target_type = 'search_unit' AND +t.kind = 'body'
+     AND typeof(t.embedding_text_hash) = 'text'
+     AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)
+     AND (e.embedding_text_hash IS NULL OR NOT {_USABLE}) ORDER BY 1 LIMIT {_AT_ONCE}"""
 _LACKING_OF = f"""SELECT t.embedding_text_hash, t.text, e.embedding_text_hash IS NOT NULL FROM search_text t
    LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
    WHERE t.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND +t.kind = 'body'
@@ -80,8 +87,10 @@ class IndexScope:
 
     def lacking(self) -> Iterator[str]:
         """See :class:`~repair.backfill.scope.Scope`."""
-        for (key,) in self._db.execute(_LACKING, self._values):
-            yield str(key)
+        first = ""
+        while keys := self._db.execute(_LACKING, {**self._values, "first": first}).fetchall():
+            yield from (str(key) for (key,) in keys)
+            first = f"{keys[-1][0]}\0"  # the next text that there can be
 
     def texts(self, keys: Sequence[str]) -> dict[str, Lacking]:
         """See :class:`~repair.backfill.scope.Scope`."""
@@ -172,13 +181,13 @@ def opened(
         if writable:
             stack.enter_context(opening.writer(path))
             db = stack.enter_context(sqlite.writing(path))
-            db.set_busy_timeout(_BUSY_MS)
             db.execute("PRAGMA trusted_schema = 0")
             # What is paid for is not lost in a power cut.
             db.execute("PRAGMA synchronous = FULL")
             sqlite.load_vectors(db)
         else:
-            db = stack.enter_context(sqlite.reading(path, vectors=True))
+            db = stack.enter_context(sqlite.reading(path, vectors=True, beside_writers=True))
+        db.set_busy_timeout(_BUSY_MS)
         db.create_scalar_function("has_norm", _has_norm, 1, deterministic=True)
         opening.demand_identity(db, path, base_id if is_placed else None)
         yield IndexScope(
