@@ -126,6 +126,25 @@ def test_an_index_can_be_looked_at_while_another_run_writes_to_it(store: Path) -
         assert scope.survey().lacking == 0
 
 
+def test_texts_without_units_wait_where_another_run_is_at_work(
+    store: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only a run by itself can do is said to be left, and never to be done; all else is."""
+    monkeypatch.setattr("repair.backfill.run.PATIENCE", 0)
+    with sqlite.writing(index(store)) as db:
+        db.execute("DELETE FROM search_unit WHERE material_id = (SELECT material_id FROM search_unit LIMIT 1)")
+    planned = backfill(store, config, "--dry-run").document
+    (store / ".regraft").mkdir()
+    with ledger.shared(store):
+        done = backfill(store, config)
+    assert {action["action"] for action in planned["actions"]} == {"cut-texts", "embed"}
+    assert {action["action"] for action in done.document["actions"]} == {"embed"}
+    assert [one["finding"] for one in done.document["left"]] == ["material.no-units"]
+    assert "another regraft is working" in done.document["left"][0]["reason"]
+    again = backfill(store, config).document
+    assert {action["action"] for action in again["actions"]} >= {"cut-texts"}
+
+
 def test_an_index_with_the_journal_of_a_killed_writer_is_read_as_it_was(store: Path) -> None:
     def work() -> None:
         with sqlite.writing(index(store)) as db:
