@@ -61,14 +61,12 @@ class IndexScope:
         *,
         name: str,
         label: str,
-        model_id: str | None,
         dimensions: int | None,
         growing: Growing | None,
     ) -> None:
         self._db = db
         self.name = name
         self.label = label
-        self.model_id = model_id
         self._growing = growing
         lengths = lengths_of(db)
         stated = None if dimensions is None else 4 * dimensions
@@ -156,7 +154,6 @@ def opened(
     *,
     is_placed: bool = True,
     label: str = "",
-    model_id: str | None = None,
     dimensions: int | None = None,
     growing: Growing | None = None,
     writable: bool = False,
@@ -168,7 +165,6 @@ def opened(
         base_id: the base's id.
         is_placed: the file lies where that base's index has to, so that it has to give that id too.
         label: what a person calls the base.
-        model_id: the base's model, by the catalog.
         dimensions: those of its vectors, by the catalog or the user.
         growing: what records what takes the vectors back.
         writable: open it for writing; else nothing is left beside it.
@@ -190,9 +186,7 @@ def opened(
         db.set_busy_timeout(_BUSY_MS)
         db.create_scalar_function("has_norm", _has_norm, 1, deterministic=True)
         opening.demand_identity(db, path, base_id if is_placed else None)
-        yield IndexScope(
-            db, name=base_id, label=label or base_id, model_id=model_id, dimensions=dimensions, growing=growing
-        )
+        yield IndexScope(db, name=base_id, label=label or base_id, dimensions=dimensions, growing=growing)
 
 
 def _has_norm(*values: Any) -> int:

@@ -168,7 +168,6 @@ class _Work:
             target.base_id,
             is_placed=target.is_placed,
             label=target.label,
-            model_id=target.model_id,
             dimensions=outcome.dimensions,
             growing=growing,
             writable=True,
