@@ -15,6 +15,7 @@ import msgspec
 from checks.vectors import lengths_of, usual_length
 from regraft import identity, sqlite
 from regraft.formats.index import opening
+from regraft.formats.vector_table import decoder
 from regraft.text import is_blank
 from repair.backfill.scope import Lacking, Survey, Written
 from repair.growing import Growing
@@ -42,12 +43,13 @@ _LACKING = f"""SELECT DISTINCT t.embedding_text_hash FROM search_text t
      AND typeof(t.embedding_text_hash) = 'text'
      AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)
      AND (e.embedding_text_hash IS NULL OR NOT {_USABLE}) ORDER BY 1 LIMIT {_AT_ONCE}"""
-_LACKING_OF = f"""SELECT t.embedding_text_hash, t.text, e.embedding_text_hash IS NOT NULL FROM search_text t
+_LACKING_OF = f"""SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.embedding_text_hash IS NOT NULL
+   FROM search_text t
    LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
    WHERE t.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND +t.kind = 'body'
      AND (e.embedding_text_hash IS NULL OR NOT {_USABLE})
    GROUP BY 1"""
-_SAMPLE = f"""SELECT t.text, e.vector_blob FROM embedding e
+_SAMPLE = f"""SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.vector_blob FROM embedding e
    CROSS JOIN search_text t ON t.embedding_text_hash = e.embedding_text_hash AND +t.kind = 'body'
    WHERE e.rowid >= :start AND trim(t.text) <> '' AND {_USABLE} ORDER BY e.rowid LIMIT 1"""
 
@@ -65,6 +67,7 @@ class IndexScope:
         growing: Growing | None,
     ) -> None:
         self._db = db
+        self._decoded = decoder(db)
         self.name = name
         self.label = label
         self._growing = growing
@@ -93,7 +96,12 @@ class IndexScope:
     def texts(self, keys: Sequence[str]) -> dict[str, Lacking]:
         """See :class:`~repair.backfill.scope.Scope`."""
         rows = self._db.execute(_LACKING_OF, {**self._values, "keys": msgspec.json.encode(keys).decode()})
-        return {key: Lacking(text if _is_of(text, key) else None, bool(stale)) for key, text, stale in rows}
+        return {key: Lacking(self._text(raw, key), bool(stale)) for key, raw, stale in rows}
+
+    def _text(self, raw: bytes | None, key: str) -> str | None:
+        """Return a text that a key stands for; None for another one, which need not even be UTF-8."""
+        text = self._decoded(raw)
+        return text if text is not None and identity.text_hash(text) == key else None
 
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> Written:
         """See :class:`~repair.backfill.scope.Scope`."""
@@ -138,13 +146,10 @@ class IndexScope:
         found = {}
         for start in sorted(starts):
             row: Any = self._db.execute(_SAMPLE, {**self._values, "start": start}).fetchone()
-            if row is not None and not is_blank(row[0]):
-                found[row[0]] = row[1]
+            text = None if row is None else self._text(row[1], row[0])
+            if text is not None and not is_blank(text):
+                found[text] = row[2]
         return list(found.items())
-
-
-def _is_of(text: object, key: str) -> bool:
-    return isinstance(text, str) and identity.text_hash(text) == key
 
 
 @contextmanager
