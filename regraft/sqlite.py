@@ -28,6 +28,9 @@ TRACES = ("-wal", "-shm", "-journal")
 #: What every database begins with.
 MAGIC = b"SQLite format 3\0"
 _WAL_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
+#: What a database's header says of one that keeps a rollback journal, at the place of :data:`_VERSIONS`.
+_WITHOUT_LOG = b"\1\1"
+_VERSIONS = slice(18, 20)
 _PAGE_SIZES = {512 << shift for shift in range(8)}
 _JOURNAL_MAGIC = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
 
@@ -124,12 +127,16 @@ _READ_ONLY = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
 
 
 @contextmanager
-def reading(path: Path, *, vectors: bool = False, work: Path | None = None) -> Iterator[apsw.Connection]:
+def reading(
+    path: Path, *, vectors: bool = False, work: Path | None = None, beside_writers: bool = False
+) -> Iterator[apsw.Connection]:
     """Open ``path`` for reading without a trace and close it at the end.
 
     Args:
         path: a SQLite file; symbolic links are followed.
         vectors: load sqlite-vec.
+        beside_writers: others may write meanwhile: read through SQLite's own locks where that leaves no trace. What is
+            read otherwise while somebody writes seems damaged.
         work: folder for a temporary copy, made only where a log or journal lies beside the file (default: the
             system's temporary folder).
 
@@ -137,6 +144,9 @@ def reading(path: Path, *, vectors: bool = False, work: Path | None = None) -> I
         apsw.Error: it is no database, or damaged.
         OSError: it cannot be read.
     """
+    if beside_writers and _knows_locks(path.resolve()):
+        yield from _used(apsw.Connection(_uri(path.resolve(), mode="ro"), flags=_READ_ONLY), vectors)
+        return
     with _unwritten(path, work) as (uri, flags):
         yield from _used(apsw.Connection(uri, flags=flags), vectors)
 
@@ -162,22 +172,47 @@ def attached(connection: apsw.Connection, path: Path, name: str) -> Iterator[Non
             connection.execute(f"DETACH {name}")
 
 
+def _knows_locks(real: Path) -> bool:
+    """Tell whether SQLite can read a file through its locks without a trace.
+
+    It cannot where the file keeps a log, or where the journal beside it is not that of a writer at work.
+    """
+    if _first_bytes(real, _VERSIONS.stop)[_VERSIONS] != _WITHOUT_LOG:
+        return False
+    connection = apsw.Connection(_uri(real, mode="ro"), flags=_READ_ONLY)
+    try:
+        connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
+    except (apsw.CantOpenError, apsw.ReadOnlyError):
+        return False
+    finally:
+        connection.close(force=True)
+    return True
+
+
 @contextmanager
 def _unwritten(path: Path, work: Path | None) -> Iterator[tuple[str, int]]:
     """Give the URI, and the flags to open it with, under which a file can be read without a trace."""
     real = path.resolve()
-    beside = companions(real)
-    if not beside:
-        yield _uri(real, mode="ro", immutable=1), _READ_ONLY
-        return
-    if work is not None:
+    if work is not None and companions(real):
         work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="regraft-", dir=work) as folder:
-        copy = Path(folder) / "copy.sqlite"
-        shutil.copyfile(real, copy)
-        for file in beside:
-            shutil.copyfile(file, copy.with_name(copy.name + file.name[len(real.name) :]))
-        yield _uri(copy, mode="rw"), _READ_COPY
+    while beside := companions(real):
+        with tempfile.TemporaryDirectory(prefix="regraft-", dir=work) as folder:
+            copy = Path(folder) / "copy.sqlite"
+            shutil.copyfile(real, copy)
+            if all(_copied(file, copy.with_name(copy.name + file.name[len(real.name) :])) for file in beside):
+                yield _uri(copy, mode="rw"), _READ_COPY
+                return
+    yield _uri(real, mode="ro", immutable=1), _READ_ONLY
+
+
+def _copied(journal: Path, copy: Path) -> bool:
+    """Copy a log or journal; False where it was that of a writer at work, who is done meanwhile."""
+    try:
+        shutil.copyfile(journal, copy)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _used(connection: apsw.Connection, vectors: bool) -> Iterator[apsw.Connection]:

@@ -602,7 +602,7 @@ def test_a_running_application_is_refused(store: Path, tmp_path: Path, server: F
 def test_a_person_is_asked_and_may_decline(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regraft.cli.backfill.confirmed", lambda lines, yes, silent: False)
+    monkeypatch.setattr("regraft.cli.changing.confirmed", lambda lines, yes, silent: False)
     with untouched(store):
         line(run("backfill", store, "--config", config), 2)
     assert server.requests == []

@@ -151,6 +151,7 @@ def test_what_failed_goes_last_and_alone(store: Path, server: FaultServer, confi
     [
         ("text = '{blank}', embedding_text_hash = '{of_blank}'", "blank_text"),
         ("text = 'somebody wrote here'", "not_its_hash"),
+        ("text = CAST(x'61EDA080' AS TEXT)", "not_its_hash"),
     ],
 )
 def test_texts_that_are_none_of_the_base_are_never_sent(

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import run
-from fault_server import FaultServer, Reply, Request, right, slow
+from fault_server import FaultServer, Reply, Request, right, slow, vector_of
 from faults import (
     INTERRUPTED,
     KILLED,
@@ -32,12 +32,13 @@ from faults import (
     started_command,
     wait_until,
 )
-from lacking import LACKING, TEXTS, all_vectors, backfill, configured, library, many, taken_away, vectors
+from lacking import KB, LACKING, TEXTS, all_vectors, backfill, configured, library, many, taken_away, vectors
+from planted_v2 import index
 from toys import QuickDisk, contents, quick_disk, watched
 
-from regraft import ledger, sqlite
+from regraft import identity, ledger, sqlite
 from regraft.embedders import server as server_module
-from repair.backfill import sharing
+from repair.backfill import index_scope, sharing
 from repair.backfill.queue import Queue
 from repair.growing import Growing
 
@@ -102,6 +103,61 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.returncode == 0, err
     document: dict[str, Any] = json.loads(out)
     return document
+
+
+# --- looking while others write --------------------------------------------------------------------------------------
+
+
+def test_an_index_can_be_looked_at_while_another_run_writes_to_it(store: Path) -> None:
+    """Who looks keeps nobody from writing, and sees what was written: half of the old and half of the new is damage."""
+    with (
+        index_scope.opened(index(store), KB, dimensions=len(vector_of("")) // 4) as scope,
+        sqlite.writing(index(store)) as db,
+    ):
+        keys = scope.lacking()
+        seen = {next(keys)}
+        assert scope.survey().lacking == len(LACKING)
+        others = [(identity.text_hash(str(number)), bytes(4096), 1) for number in range(300)]
+        made = [(identity.text_hash(text), vector_of(text), 1) for text in LACKING]
+        db.set_busy_timeout(0)
+        with sqlite.transaction(db):
+            db.executemany("INSERT INTO embedding VALUES (?, ?, ?)", [*others, *made])
+        assert seen.union(keys) == {key for key, _, _ in made}
+        assert scope.survey().lacking == 0
+
+
+def test_texts_without_units_wait_where_another_run_is_at_work(
+    store: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only a run by itself can do is said to be left, and never to be done; all else is."""
+    monkeypatch.setattr("repair.backfill.run.PATIENCE", 0)
+    with sqlite.writing(index(store)) as db:
+        db.execute("DELETE FROM search_unit WHERE material_id = (SELECT material_id FROM search_unit LIMIT 1)")
+    planned = backfill(store, config, "--dry-run").document
+    (store / ".regraft").mkdir()
+    with ledger.shared(store):
+        done = backfill(store, config)
+    assert {action["action"] for action in planned["actions"]} == {"cut-texts", "embed"}
+    assert {action["action"] for action in done.document["actions"]} == {"embed"}
+    assert [one["finding"] for one in done.document["left"]] == ["material.no-units"]
+    assert "another regraft is working" in done.document["left"][0]["reason"]
+    again = backfill(store, config).document
+    assert {action["action"] for action in again["actions"]} >= {"cut-texts"}
+
+
+def test_an_index_with_the_journal_of_a_killed_writer_is_read_as_it_was(store: Path) -> None:
+    def work() -> None:
+        with sqlite.writing(index(store)) as db:
+            db.execute("PRAGMA cache_size = 1")
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("UPDATE embedding SET vector_blob = zeroblob(100000)")
+            die()
+
+    assert forked(work) == KILLED
+    assert sqlite.companions(index(store)) != []
+    with index_scope.opened(index(store), KB) as scope:
+        assert scope.survey().ready == len(READY)
+    assert sqlite.companions(index(store)) != []
 
 
 # --- kills and interruptions -----------------------------------------------------------------------------------------

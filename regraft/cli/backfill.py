@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import click
 
 import migrators
-from regraft import progress
-from regraft.cli.changing import Asked, action_lines, change_options, closing_lines, confirmed, exit_status, left_lines
+from regraft.cli.changing import Asked, action_lines, change_options, closing_lines, end_with, left_lines
 from regraft.cli.embedding import chosen_embedder, embedder_options
-from regraft.cli.output import echo_json, reports_errors, say
+from regraft.cli.output import reports_errors
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import ModelOptionInvalid, WrongUsage
-from regraft.locate import Kind
 from regraft.text import counted, one_line
 from repair.backfill.look import Wish
 from repair.backfill.meter import Limits
@@ -51,7 +48,7 @@ def backfill(path: Path, embedder_name: str | None, config_path: Path | None, **
     asked = Asked(**options)
     wish = Wish(
         path,
-        Kind(asked.kind) if asked.kind else None,
+        asked.of_kind(),
         asked.bases,
         asked.dry_run,
         limits,
@@ -59,19 +56,13 @@ def backfill(path: Path, embedder_name: str | None, config_path: Path | None, **
         dimensions,
         probes,
     )
-    silent = asked.as_json or asked.quiet
     document = run_backfill(
         partial(_chosen, config_path, embedder_name, limits),
         wish,
-        progress=progress.for_person(quiet=silent),
-        show_plan=lambda planned: confirmed(planned_lines(planned), yes=asked.yes, silent=silent),
+        progress=asked.progress(),
+        show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
     )
-    if asked.as_json:
-        echo_json(document)
-    else:
-        say(as_text(document, verbose=asked.verbose > 0))
-    failed = any(scope["failures"] for scope in document["scopes"])
-    sys.exit(1 if failed and asked.fail_on != "never" else exit_status(document, asked.fail_on))
+    end_with(document, asked, as_text(document, verbose=asked.verbose > 0))
 
 
 def _new_model(model: str | None, dimensions: int | None) -> NewModel | None:

@@ -63,9 +63,17 @@ class Asked:
         """Return what shows a person how far a run is."""
         return progress.for_person(quiet=self.as_json or self.quiet)
 
+    def of_kind(self) -> Kind | None:
+        """Return what the path is, where the user says so."""
+        return Kind(self.kind) if self.kind else None
+
+    def confirmed(self, lines: Iterable[str]) -> bool:
+        """Show the lines of a plan, and ask whether to go on where a person is there to answer."""
+        return confirmed(lines, yes=self.yes, silent=self.as_json or self.quiet)
+
     def agreed(self, planned: dict[str, Any]) -> bool:
         """Show a plan, and ask whether to go on where a person is there to answer."""
-        return agreed(planned, yes=self.yes, silent=self.as_json or self.quiet)
+        return self.confirmed(action_lines(planned, verbose=False))
 
 
 def change(command: str, path: Path, planner: Planner, asked: Asked, *, closing: str = "") -> NoReturn:
@@ -74,7 +82,7 @@ def change(command: str, path: Path, planner: Planner, asked: Asked, *, closing:
         command,
         path,
         planner,
-        kind=Kind(asked.kind) if asked.kind else None,
+        kind=asked.of_kind(),
         bases=asked.bases,
         dry_run=asked.dry_run,
         progress=asked.progress(),
@@ -85,10 +93,16 @@ def change(command: str, path: Path, planner: Planner, asked: Asked, *, closing:
 
 def end(document: dict[str, Any], asked: Asked, closing: str = "") -> NoReturn:
     """Say what was done, and then ``closing`` where it can be taken back, and end the process."""
+    text = as_text(document, verbose=asked.verbose > 0) + (closing if document["undo"] is not None else "")
+    end_with(document, asked, text)
+
+
+def end_with(document: dict[str, Any], asked: Asked, text: str) -> NoReturn:
+    """Say what was done, to a person by ``text``, and end the process."""
     if asked.as_json:
         echo_json(document)
     else:
-        say(as_text(document, verbose=asked.verbose > 0) + (closing if document["undo"] is not None else ""))
+        say(text)
     sys.exit(exit_status(document, asked.fail_on))
 
 
@@ -174,8 +188,10 @@ def _by_base(
 
 
 def exit_status(document: dict[str, Any], fail_on: str) -> int:
-    """Return 1 where something is left that is worth reading, else 0."""
+    """Return 1 where something is left that is worth reading, or a text could not be embedded, else 0."""
     if fail_on == "never":
         return 0
+    if any(scope["failures"] for scope in document.get("scopes", ())):
+        return 1
     line: Any = "error" if fail_on == "error" else "warning"
     return int(any(notices.at_least(one["severity"], line) for one in document["left"]))

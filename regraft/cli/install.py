@@ -13,7 +13,6 @@ from regraft import clock
 from regraft.cli.changing import Asked, change, change_options
 from regraft.cli.options import PATH, model_options, model_word, time_of
 from regraft.cli.output import reports_errors
-from regraft.locate import Kind
 from repair import install as installing
 
 _CLOSING = "Start the application: the bases are there.\n"
@@ -39,7 +38,7 @@ def install(
     regraft undo PROFILE takes all of it back. --base takes v1 or v2 ids of the library.
     """
     asked = Asked(**options)
-    kind = Kind(asked.kind) if asked.kind else None
+    kind = asked.of_kind()
     word = model_word(map_model, recreate_model)
     wish = installing.Wish(path, clock.now_ms() if now is None else now, kind, asked.bases, word)
     # Bases and kind are the library's; what is changed is the profile.

@@ -10,13 +10,12 @@ import click
 import migrators
 from regraft import clock
 from regraft.cli.backfill import planned_lines, sent_lines
-from regraft.cli.changing import Asked, as_text, change_options, confirmed, exit_status
+from regraft.cli.changing import Asked, as_text, change_options, end_with
 from regraft.cli.embedding import chosen_embedder, embedder_options
 from regraft.cli.options import time_of
-from regraft.cli.output import echo_json, reports_errors, say
+from regraft.cli.output import reports_errors
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import ModelDiffers, ModelOptionInvalid, WrongUsage
-from regraft.locate import Kind
 from regraft.text import trim
 from repair.backfill.restored import Restoring, restored
 
@@ -59,21 +58,16 @@ def restore(path: Path, embedder_name: str | None, config_path: Path | None, **o
         name,
         next(iter(asked.bases), None),
         now or clock.now_ms(),
-        Kind(asked.kind) if asked.kind else None,
+        asked.of_kind(),
     )
     document = restored(
         wish,
         dry_run=asked.dry_run,
         progress=asked.progress(),
-        show_plan=lambda planned: confirmed(planned_lines(planned), yes=asked.yes, silent=asked.as_json or asked.quiet),
+        show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
     )
-    if asked.as_json:
-        echo_json(document)
-    else:
-        said = sent_lines(document, verbose=asked.verbose > 0)
-        say("".join(f"{line}\n" for line in said) + as_text(document, verbose=asked.verbose > 0))
-    failed = any(scope["failures"] for scope in document["scopes"])
-    raise SystemExit(1 if failed and asked.fail_on != "never" else exit_status(document, asked.fail_on))
+    said = "".join(f"{line}\n" for line in sent_lines(document, verbose=asked.verbose > 0))
+    end_with(document, asked, said + as_text(document, verbose=asked.verbose > 0))
 
 
 def _model_id(settings: EmbedderSettings, model: str | None) -> str:

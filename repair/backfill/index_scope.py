@@ -15,11 +15,14 @@ import msgspec
 from checks.vectors import lengths_of, usual_length
 from regraft import identity, sqlite
 from regraft.formats.index import opening
+from regraft.formats.vector_table import decoder
 from regraft.text import is_blank
 from repair.backfill.scope import Lacking, Survey, Written
 from repair.growing import Growing
 
 _BUSY_MS = 60_000
+#: How many keys are read at once: a query that is still open would keep others from writing.
+_AT_ONCE = 1000
 #: A vector that a search can use, by the rules of ``check``: of the usual length, finite, and not of no length. Single
 #: precision, in which sqlite-vec counts, does not do for a very long one.
 _USABLE = """CASE WHEN typeof(e.vector_blob) = 'blob' AND length(e.vector_blob) = :usual
@@ -33,14 +36,20 @@ _TEXTS = """SELECT DISTINCT t.embedding_text_hash AS hash FROM search_text t
 _JUDGED = f"""SELECT b.hash AS hash, CASE WHEN e.embedding_text_hash IS NULL THEN NULL ELSE {_USABLE} END AS usable
    FROM ({_TEXTS}) b LEFT JOIN embedding e ON e.embedding_text_hash = b.hash"""
 _SURVEY = f"SELECT count(*), total(usable IS NULL), total(usable = 0) FROM ({_JUDGED})"
-_LACKING = f"SELECT hash FROM ({_JUDGED}) WHERE usable IS NOT 1 ORDER BY hash"
-#: The signs before ``kind`` keep SQLite from going through all bodies: it is the same for each.
-_LACKING_OF = f"""SELECT t.embedding_text_hash, t.text, e.embedding_text_hash IS NOT NULL FROM search_text t
+#: The signs before columns keep SQLite from going through all bodies: these are the same for each.
+_LACKING = f"""SELECT DISTINCT t.embedding_text_hash FROM search_text t
+   LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
+   WHERE t.embedding_text_hash >= :first AND +t.target_type = 'search_unit' AND +t.kind = 'body'
+     AND typeof(t.embedding_text_hash) = 'text'
+     AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)
+     AND (e.embedding_text_hash IS NULL OR NOT {_USABLE}) ORDER BY 1 LIMIT {_AT_ONCE}"""
+_LACKING_OF = f"""SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.embedding_text_hash IS NOT NULL
+   FROM search_text t
    LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
    WHERE t.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND +t.kind = 'body'
      AND (e.embedding_text_hash IS NULL OR NOT {_USABLE})
    GROUP BY 1"""
-_SAMPLE = f"""SELECT t.text, e.vector_blob FROM embedding e
+_SAMPLE = f"""SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.vector_blob FROM embedding e
    CROSS JOIN search_text t ON t.embedding_text_hash = e.embedding_text_hash AND +t.kind = 'body'
    WHERE e.rowid >= :start AND trim(t.text) <> '' AND {_USABLE} ORDER BY e.rowid LIMIT 1"""
 
@@ -54,14 +63,13 @@ class IndexScope:
         *,
         name: str,
         label: str,
-        model_id: str | None,
         dimensions: int | None,
         growing: Growing | None,
     ) -> None:
         self._db = db
+        self._decoded = decoder(db)
         self.name = name
         self.label = label
-        self.model_id = model_id
         self._growing = growing
         lengths = lengths_of(db)
         stated = None if dimensions is None else 4 * dimensions
@@ -80,13 +88,20 @@ class IndexScope:
 
     def lacking(self) -> Iterator[str]:
         """See :class:`~repair.backfill.scope.Scope`."""
-        for (key,) in self._db.execute(_LACKING, self._values):
-            yield str(key)
+        first = ""
+        while keys := self._db.execute(_LACKING, {**self._values, "first": first}).fetchall():
+            yield from (str(key) for (key,) in keys)
+            first = f"{keys[-1][0]}\0"  # the next text that there can be
 
     def texts(self, keys: Sequence[str]) -> dict[str, Lacking]:
         """See :class:`~repair.backfill.scope.Scope`."""
         rows = self._db.execute(_LACKING_OF, {**self._values, "keys": msgspec.json.encode(keys).decode()})
-        return {key: Lacking(text if _is_of(text, key) else None, bool(stale)) for key, text, stale in rows}
+        return {key: Lacking(self._text(raw, key), bool(stale)) for key, raw, stale in rows}
+
+    def _text(self, raw: bytes | None, key: str) -> str | None:
+        """Return a text that a key stands for; None for another one, which need not even be UTF-8."""
+        text = self._decoded(raw)
+        return text if text is not None and identity.text_hash(text) == key else None
 
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> Written:
         """See :class:`~repair.backfill.scope.Scope`."""
@@ -131,13 +146,10 @@ class IndexScope:
         found = {}
         for start in sorted(starts):
             row: Any = self._db.execute(_SAMPLE, {**self._values, "start": start}).fetchone()
-            if row is not None and not is_blank(row[0]):
-                found[row[0]] = row[1]
+            text = None if row is None else self._text(row[1], row[0])
+            if text is not None and not is_blank(text):
+                found[text] = row[2]
         return list(found.items())
-
-
-def _is_of(text: object, key: str) -> bool:
-    return isinstance(text, str) and identity.text_hash(text) == key
 
 
 @contextmanager
@@ -147,7 +159,6 @@ def opened(
     *,
     is_placed: bool = True,
     label: str = "",
-    model_id: str | None = None,
     dimensions: int | None = None,
     growing: Growing | None = None,
     writable: bool = False,
@@ -159,7 +170,6 @@ def opened(
         base_id: the base's id.
         is_placed: the file lies where that base's index has to, so that it has to give that id too.
         label: what a person calls the base.
-        model_id: the base's model, by the catalog.
         dimensions: those of its vectors, by the catalog or the user.
         growing: what records what takes the vectors back.
         writable: open it for writing; else nothing is left beside it.
@@ -172,18 +182,16 @@ def opened(
         if writable:
             stack.enter_context(opening.writer(path))
             db = stack.enter_context(sqlite.writing(path))
-            db.set_busy_timeout(_BUSY_MS)
             db.execute("PRAGMA trusted_schema = 0")
             # What is paid for is not lost in a power cut.
             db.execute("PRAGMA synchronous = FULL")
             sqlite.load_vectors(db)
         else:
-            db = stack.enter_context(sqlite.reading(path, vectors=True))
+            db = stack.enter_context(sqlite.reading(path, vectors=True, beside_writers=True))
+        db.set_busy_timeout(_BUSY_MS)
         db.create_scalar_function("has_norm", _has_norm, 1, deterministic=True)
         opening.demand_identity(db, path, base_id if is_placed else None)
-        yield IndexScope(
-            db, name=base_id, label=label or base_id, model_id=model_id, dimensions=dimensions, growing=growing
-        )
+        yield IndexScope(db, name=base_id, label=label or base_id, dimensions=dimensions, growing=growing)
 
 
 def _has_norm(*values: Any) -> int:

@@ -85,7 +85,6 @@ def look(store: Store, settings: EmbedderSettings, wish: Wish) -> Look:
                 target.base_id,
                 is_placed=target.is_placed,
                 label=target.label,
-                model_id=target.model_id,
                 dimensions=target.dimensions,
             ) as scope:
                 one = _seen(scope, target, settings, wish, sent, target.base_id in indexed)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from checks import v2_findings as v2
+from checks.findings import FINDINGS
 from regraft import clock, embedders
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.envelope import Run
-from regraft.errors import (
-    Declined,
-    TargetLocked,
-)
+from regraft.errors import Declined, TargetLocked
 from regraft.ledger import Ledger
 from regraft.progress import Progress, stage
 from regraft.text import counted, shown
@@ -32,13 +30,14 @@ from repair.backfill.stopping import stops_whole
 from repair.backfill.targets import Target, models_of
 from repair.changing import UNDO
 from repair.growing import Growing
-from repair.plan import Action, Plan
+from repair.plan import Action, Left, Plan
 from repair.restore import model_change
 from repair.run import Planner, run_command
 from repair.store import Store, demand_quiet, recognised
 
 Document = dict[str, Any]
-
+#: Between two tries where another run is at work, in seconds.
+_PAUSE = 0.2
 
 #: Returns the settings of the embedder that is meant, by the ids of the models of the bases that are meant.
 Choice = Callable[[frozenset[str]], EmbedderSettings]
@@ -93,8 +92,8 @@ class _Work:
     run: Run
     look: Look
     progress: Progress
-    #: What other runs of this command did: making units, and telling the catalog of a model.
-    others: list[Document] = field(default_factory=list)
+    #: What other runs of this command did: making units, and telling the catalog of a model; None before that.
+    others: list[Document] | None = None
     _is_recorded: bool = False
 
     @property
@@ -107,9 +106,8 @@ class _Work:
         meter = Meter(embedder, self.wish.limits)
         with stops_whole(self.wish.path, self.settings.name, lambda: self.written):
             self._probe(embedder)
-            if self.look.indexing.changes:
-                bases = {one.target.base_id for one in self.look.seen}
-                self._other(partial(making_units, bases=bases), waits=False)
+            self.others = []
+            self._index()
             self._adopt()
             with shared(self.store) as together:
                 self._fill(embedder, meter, together)
@@ -170,7 +168,6 @@ class _Work:
             target.base_id,
             is_placed=target.is_placed,
             label=target.label,
-            model_id=target.model_id,
             dimensions=outcome.dimensions,
             growing=growing,
             writable=True,
@@ -180,14 +177,31 @@ class _Work:
 
     # --- what is done besides ----------------------------------------------------------------------------------------
 
+    def _index(self) -> None:
+        """Make units of texts that have none; where another backfill is long at work, those have to wait."""
+        if not self.look.indexing.changes:
+            return
+        try:
+            self._other(partial(making_units, bases={one.target.base_id for one in self.look.seen}))
+        except TargetLocked as locked:
+            self.look.left += [
+                Left(one.finding, str(locked), one.base, one.subject, one.count, FINDINGS[one.finding].severity)
+                for one in self.look.indexing.actions
+                if one.finding is not None
+            ]
+
     def _adopt(self) -> None:
         """Tell the catalog the model of bases that had none: from then on it is known what they lack, and of which."""
         for one in self.look.seen:
             if one.target.is_new:
-                self._other(partial(_adopted, target=one.target), waits=True)
+                self._other(partial(_adopted, target=one.target))
 
-    def _other(self, planner: Planner, *, waits: bool) -> None:
-        """Run a planner of its own; where another backfill is at it, that one does the same."""
+    def _other(self, planner: Planner) -> None:
+        """Run a planner of its own; another backfill that is at it may do the same.
+
+        Raises:
+            TargetLocked: it does not.
+        """
         wish, end = self.wish, time.monotonic() + PATIENCE
         while True:
             try:
@@ -195,13 +209,13 @@ class _Work:
                     "backfill", wish.path, planner, kind=wish.kind, bases=wish.bases, progress=self.progress
                 )
             except TargetLocked:
-                if not waits or not planner(self.store).changes:
+                if not planner(self.store).changes:
                     return
                 if time.monotonic() >= end:
                     raise
-                time.sleep(0.1)
+                time.sleep(_PAUSE)
             else:
-                self.others.append(done)
+                self.others = [*(self.others or ()), done]
                 return
 
     # --- documents ---------------------------------------------------------------------------------------------------
@@ -224,7 +238,7 @@ class _Work:
         seen = self.look.seen
         made = [action for action in self._embedding() if action.count]
         before = [action.document() for action in self.look.indexing.actions]
-        others = [action for done in self.others for action in done["actions"]] if self.others else before
+        others = before if self.others is None else [action for done in self.others for action in done["actions"]]
         left = [one.document() for one in (*self.look.left, *self.look.indexing.left)]
         bases = {one["base"] for one in (*others, *left)} | {one.target.base_id for one in seen}
         undone_by = self.run.id if self.written else None
@@ -235,7 +249,7 @@ class _Work:
             "scopes": [one.outcome.document() for one in seen],
             "actions": [*others, *(action.document() for action in made)],
             "left": left,
-            "undo": undone_by or next((done["undo"] for done in reversed(self.others) if done["undo"]), None),
+            "undo": undone_by or next((done["undo"] for done in reversed(self.others or ()) if done["undo"]), None),
         }
 
 

@@ -63,10 +63,6 @@ class Scope(Protocol):
         """Return what a person calls it."""
 
     @property
-    def model_id(self) -> str | None:
-        """Return the id of the model that its vectors are of; None where nobody has said."""
-
-    @property
     def dimensions(self) -> int | None:
         """Return how many numbers its vectors have; None where nobody has said and none are there."""
 
