@@ -26,7 +26,7 @@ _BY_CATALOG = frozenset({v2.MATERIAL_ORPHAN, v2.RAW_ORPHAN})
 #: Commands that go by what the catalog says of the base of an index.
 _OF_ONE_BASE = {FINDINGS[v2.MATERIAL_ORPHAN].command, FINDINGS[v2.VECTOR_MISSING].command}
 #: Commands that refuse a catalog that they cannot read.
-_NEED_CATALOG = frozenset({"gc", "reconcile"})
+_NEED_CATALOG = frozenset({"gc", "reconcile", "backfill"})
 #: What has to be mended before something else is waste: it may need just that.
 _FIRST: dict[str, tuple[str, ...]] = {
     # Vectors that nobody needs are not made anew.
@@ -36,7 +36,7 @@ _FIRST: dict[str, tuple[str, ...]] = {
     v2.NO_UNITS: (v2.CONTENT_HASH, v2.FTS_DESYNC, v2.BODY_ROWID),
     v2.ITEM_NO_MATERIAL: (v2.FTS_DESYNC, v2.BODY_ROWID),
     v2.ITEM_NOT_INDEXED: (v2.FTS_DESYNC, v2.BODY_ROWID),
-    v2.VECTOR_MISSING: (v2.BODY_HASH,),
+    v2.VECTOR_MISSING: (v2.BODY_HASH, v2.BASE_DIMENSIONS, v2.META_MISSING),
     v2.BODY_ORPHAN: (v2.NO_BODY, v2.NO_UNITS),
     v2.VECTOR_ORPHAN: (v2.NO_BODY, v2.BODY_HASH, v2.NO_UNITS),
     v2.CONTENT_ORPHAN: (v2.CONTENT_HASH, v2.NO_CONTENT, v2.UNIT_CONTENT),
@@ -82,9 +82,10 @@ def _words(finding: Finding, others: Mapping[str, Finding], *, rescues: bool) ->
     """Return the words of the command that is to be run next because of a finding; none where none helps."""
     if finding.name in _RESCUED and (rescues or not FINDINGS[finding.name].command):
         return ("rescue",) if rescues else ()
-    if finding.is_beyond_repair:
-        return ()
     words = FINDINGS[finding.name].command
+    # A failed base gets no vectors: a new one is made of it.
+    if finding.is_beyond_repair or (words == FINDINGS[v2.VECTOR_MISSING].command and v2.BASE_FAILED in others):
+        return ()
     if not words or not finding.name.startswith(_OF_AN_INDEX):
         return words
     if _UNREADABLE & others.keys() or (words in _OF_ONE_BASE and v2.META_BASE in others):

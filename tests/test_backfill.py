@@ -35,7 +35,7 @@ from lacking import (
 from planted_v2 import NEW_BASE, index, run_sql
 from toys import contents, value
 
-from regraft import identity
+from regraft import identity, sqlite
 from regraft.embedders import counting
 from regraft.testing import DAMAGES
 
@@ -376,6 +376,20 @@ def test_a_base_of_another_model_is_refused_where_it_is_meant(
         assert server.requests == []
 
 
+def test_a_base_that_failed_hides_no_wrong_embedder(store: Path, server: FaultServer, config: Path) -> None:
+    """Where none of the others is of its model; else there is just nothing left to do for it."""
+    run_sql(
+        store / CATALOG,
+        f"UPDATE knowledge_base SET status = 'failed', error = 'x', embedding_model_id = 'a::b' WHERE id = '{KB}'",
+        OTHER_ROW.format("embedding_model_id = 'acme::embed-large'"),
+    )
+    with untouched(store):
+        assert "Base other is acme::embed-large" in said(backfill(store, config), "ModelDiffers", 2)
+    run_sql(store / CATALOG, f"UPDATE knowledge_base SET embedding_model_id = '{MODEL}' WHERE id = '{KB}'")
+    assert {left["finding"] for left in backfill(store, config).document["left"]} == {"base.failed", "base.model"}
+    assert server.requests == []
+
+
 def test_a_model_that_is_called_otherwise(store: Path, tmp_path: Path, server: FaultServer) -> None:
     config = configured(tmp_path / "alias.yaml", server, model="small-v1", model_ids=[MODEL])
     assert backfill(store, config).status == 0
@@ -452,6 +466,21 @@ def test_a_base_without_vectors_asks_the_embedder_for_a_word_of_its_own(
     done = backfill(store, config, "--base", KB)
     assert (done.status, scope_of(done)["probe"]["texts"]) == (0, 3)
     assert vectors(store) == all_vectors()
+
+
+def test_words_of_its_own_are_asked_for_once(store: Path, server: FaultServer, config: Path) -> None:
+    taken_away(taken_away(store, TEXTS), OTHER_TEXTS["page"], OTHER)
+    done = backfill(store, config)
+    probes = [scope_of(done, base)["probe"] for base in (KB, OTHER)]
+    assert [(probe["texts"], probe["requests"]) for probe in probes] == [(3, 2), (3, 0)]
+    asked = [text for text in server.texts if text not in (*TEXTS, *OTHER_TEXTS["page"])]
+    assert (len(asked), len(set(asked))) == (6, 3)
+
+
+def test_a_probe_is_told_to_a_person(store: Path, config: Path) -> None:
+    done = run("backfill", store, "--config", config)
+    count = len(TEXTS) - len(LACKING)
+    assert f"  its model was compared by {count} texts: 1 request, " in done.stdout
 
 
 def test_a_probe_without_an_answer_is_refused(store: Path, server: FaultServer, config: Path) -> None:
@@ -551,6 +580,8 @@ def test_a_model_needs_its_dimensions_and_a_base_without_one(store: Path, server
         other = ("--model", "acme::embed-large", "--dimensions", 8)
         message = said(backfill(store, config, "--base", KB, *other), "ModelSet", 2)
         assert f"its model is {MODEL} already, not acme::embed-large" in message
+        message = said(backfill(store, config, "--base", OTHER, *other), "ModelDiffers", 2)
+        assert "but --model says acme::embed-large" in message
         assert server.requests == []
 
 
@@ -597,6 +628,27 @@ def test_a_running_application_is_refused(store: Path, tmp_path: Path, server: F
     assert server.requests == []
     lock.unlink()
     assert scope_of(backfill(profile, config))["newly_ready"] == len(LACKING)
+
+
+@pytest.mark.parametrize("place", [".", f"KnowledgeBase/{KB}/.cherry/index.sqlite"])
+def test_what_cannot_be_written_is_not_paid_for(
+    place: str, store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_only = os.path.realpath(store / place)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or os.path.realpath(path) != read_only)
+    with untouched(store):
+        assert "read-only" in said(backfill(store, config), "StoreNotWritable", 2)
+    assert server.requests == []
+
+
+def test_an_index_that_another_program_writes_is_not_paid_for(
+    store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regraft.sqlite.BUSY_TIMEOUT_MS", 1)
+    with sqlite.writing(index(store)) as db, sqlite.transaction(db):
+        said(backfill(store, config, "--base", KB, "--no-probe"), "BackfillStopped", 3)
+    assert server.requests == []
+    assert backfill(store, config).status == 0
 
 
 def test_a_person_is_asked_and_may_decline(

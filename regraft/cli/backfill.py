@@ -148,6 +148,10 @@ def _done_lines(scope: dict[str, Any], verbose: bool) -> list[str]:
         f" {counted(scope['eligible'], 'text')} have one now, {scope['skipped_ready']:,} had one before"
     )
     lines = [_heading(scope), now]
+    if probe := scope["probe"]:
+        sent = f"{counted(probe['requests'], 'request')}, {counted(probe['tokens'], 'token')} more"
+        if probe["requests"]:
+            lines.append(f"  its model was compared by {counted(probe['texts'], 'text')}: {sent}")
     if scope["requests"]:
         cost = "" if scope["cost"] is None else f", {_money(scope['cost'])} {planned['currency']}"
         lines.append(f"  {counted(scope['requests'], 'request')}, {counted(scope['tokens'], 'token')}{cost}")

@@ -182,6 +182,9 @@ def opened(
         if writable:
             stack.enter_context(opening.writer(path))
             db = stack.enter_context(sqlite.writing(path))
+            # What could not be written is not to be paid for.
+            with sqlite.transaction(db):
+                pass
             db.execute("PRAGMA trusted_schema = 0")
             # What is paid for is not lost in a power cut.
             db.execute("PRAGMA synchronous = FULL")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from regraft import clock, embedders
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.envelope import Run
-from regraft.errors import Declined, TargetLocked
+from regraft.errors import Declined, StoreNotWritable, TargetLocked
 from regraft.ledger import Ledger
 from regraft.progress import Progress, stage
 from regraft.text import counted, shown
@@ -73,10 +74,19 @@ def backfill(
         if wish.dry_run or not seen.is_needed:
             return planned
         demand_quiet(store)
+        _demand_writable(store, seen)
         with embedders.opened(settings) as embedder:
             if not show_plan(planned):
                 raise Declined(path=wish.path)
             return work.done(embedder)
+
+
+def _demand_writable(store: Store, seen: Look) -> None:
+    """Refuse a store that cannot be written, before anything is paid for."""
+    own = store.own if store.own.exists() else store.root
+    for path in (own, *(store.root / one.target.path for one in seen.seen if one.outcome.survey.lacking)):
+        if not os.access(path, os.W_OK):
+            raise StoreNotWritable(path=path, reason="it is read-only")
 
 
 # --- filling ---------------------------------------------------------------------------------------------------------
@@ -116,14 +126,21 @@ class _Work:
 
     def _probe(self, embedder: Embedder) -> None:
         """Look whether the embedder is the model of what is there; what that takes counts against no limit."""
+        steady: dict[int | None, Probe] = {}
         for one in self.look.seen:
             outcome = one.outcome
             if one.sample is not None:
+                if not one.sample and outcome.dimensions in steady:
+                    outcome.probe = steady[outcome.dimensions]
+                    continue
                 meter = Meter(embedder, Limits())
                 count, cosine = probing.probe(
                     self.settings.name, outcome.name, one.sample, outcome.dimensions, meter.embedded
                 )
                 outcome.probe = Probe(count, cosine, meter.requests, meter.tokens)
+                if not one.sample:
+                    # What it makes of words of its own is the same for every base.
+                    steady[outcome.dimensions] = Probe(count, cosine, 0, 0)
 
     def _fill(self, embedder: Embedder, meter: Meter, together: Shared) -> None:
         crew = Crew(self.settings.name, meter, self.settings.parallel)

@@ -62,19 +62,23 @@ def targets_of(store: Store, settings: EmbedderSettings, new: NewModel | None, d
         dimensions: those of vectors, where no catalog says so and none are there.
 
     Raises:
-        ModelDiffers: the bases that are meant have another model.
+        ModelDiffers: the bases that are meant have another model, or are to get one that is not the embedder's.
         ModelSet: a base that was named already has a model, and not the new one.
         SourceUnreadable: the catalog cannot be read.
     """
     rows = _rows(store)
     known = {**dict.fromkeys(_meant(store, rows or {})), **dict.fromkeys(filter(store.wants, store.stores))}
     found = [_one(store, base, rows, settings, new, dimensions) for base in known]
+    if new is not None and not settings.serves(new.model_id):
+        reason = f"--model says {new.model_id}"
+        raise ModelDiffers(embedder=settings.name, model=settings.model, reason=reason)
     targets = tuple(one for one in found if isinstance(one, Target))
     others = tuple(one for one in found if isinstance(one, Left))
-    of_models = [one for one in others if one.finding == MODEL]
-    different = [one for one in of_models if rows and rows[str(one.base)].get("embedding_model_id") is not None]
-    # Where all bases that are meant are of other models, it is a mistake; else they are other embedders' work.
-    if different and not targets and (store.chosen or len(of_models) == len(found)):
+    models = {str(one.base): (rows or {}).get(str(one.base), {}).get("embedding_model_id") for one in others}
+    different = [one for one in others if one.finding == MODEL and models[str(one.base)] is not None]
+    # Where no base that is meant is of its model, it is a mistake; else the others are other embedders' work.
+    is_for_any = any(model and settings.serves(str(model)) for model in models.values())
+    if different and not targets and (store.chosen or not is_for_any):
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=different[0].reason)
     return Targets(targets, others)
 

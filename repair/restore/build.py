@@ -167,8 +167,9 @@ class _Builder:
                 said = f"its index cannot be read as a whole ({old.problem}): what is missing in it came from raw/"
                 self._left.insert(0, Missing(v2.UNREADABLE, said))
         texts = sum(leaf.missing is None for leaf in leaves.values())
-        if leaves and not texts:
-            reason = f"none of its items has a text here; first, {next(iter(leaves.values())).missing}"
+        if rows and not texts:
+            first = next((str(leaf.missing) for leaf in leaves.values()), "its folders are empty")
+            reason = f"none of its items has a text here; first, {first}"
             raise NotRestored(path=self._source.store.path, base=self._source.key, reason=reason)
         return Restored(
             self._base,
