@@ -331,8 +331,8 @@ class QueryTooLong(RegraftError, ValueError):
 
 
 class QueryVectorMissing(RegraftError, ValueError):
-    """{path}: base {base} is searched by {mode}, which needs the query's vector; give --vector FILE with {dimensions}
-    numbers made by {model}, or --mode bm25."""
+    """{path}: base {base} is searched by {mode}, which needs the query's vector; give --embedder NAME, or --vector FILE
+    with {dimensions} numbers made by {model}, or --mode bm25."""
 
 
 class QueryVectorUnfit(RegraftError, ValueError):

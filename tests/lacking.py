@@ -16,6 +16,7 @@ from faults import Source, item
 from planted_v2 import index
 
 from regraft import identity, sqlite
+from regraft.embedders import counting
 from repair.backfill import filling, queue
 
 KB, OTHER = identity.base_id("kb"), identity.base_id("other")
@@ -33,6 +34,8 @@ OTHER_TEXTS = {"page": ["the tide turns at noon", "the tide turns at midnight"]}
 #: What a fresh copy lacks: all but every third text, so that others can be compared with.
 TEXTS = sorted({text for texts in KB_TEXTS.values() for text in texts}, key=identity.text_hash)
 LACKING = [text for number, text in enumerate(TEXTS) if number % 3]
+#: The others, as they are compared with what a server says, in two requests: the shortest ones first.
+COMPARED = sorted(set(TEXTS) - set(LACKING), key=lambda text: (counting.estimate(text), text))
 
 
 def library(place: Path, vector_for: Callable[[str], bytes | None] = vector_of, *options: object) -> Path:

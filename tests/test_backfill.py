@@ -17,6 +17,7 @@ from conftest import run
 from fault_server import FaultServer, Reply, Request, answer, changed, poisoned, rate_limited, right, vector_of
 from faults import line, said, untouched
 from lacking import (
+    COMPARED,
     KB,
     LACKING,
     MODEL,
@@ -42,6 +43,8 @@ from regraft.testing import DAMAGES
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
 CATALOG = "catalog.sqlite"
+#: What is sent to be filled in, in any of the tests.
+FILLED = {*LACKING, *OTHER_TEXTS["page"]}
 OTHER_ROW = f"UPDATE knowledge_base SET {{}} WHERE id = '{OTHER}'"
 
 
@@ -71,8 +74,8 @@ def tokens(texts: list[str]) -> int:
 
 
 def batches(server: FaultServer) -> list[list[str]]:
-    """Return what was sent in each request but the first one, which is the probe."""
-    return [request.texts for request in server.requests[1:]]
+    """Return what was sent in each request but those of the probe."""
+    return [request.texts for request in server.requests if not set(request.texts).isdisjoint(FILLED)]
 
 
 # --- filling ---------------------------------------------------------------------------------------------------------
@@ -85,8 +88,8 @@ def test_what_lacks_a_vector_gets_the_one_of_the_server_and_nothing_else_changes
     done = backfill(store, config)
     assert done.status == 0
     assert vectors(store) == all_vectors()
-    # Everything that has a vector already is compared, and the rest sent once, in order.
-    assert sorted(server.requests[0].texts) == sorted(set(TEXTS) - set(LACKING))
+    # Some that have a vector already are compared, and the rest is sent once, in order.
+    assert [request.texts for request in server.requests[:2]] == [COMPARED[:3], COMPARED[3:]]
     assert batches(server) == [LACKING[:3], LACKING[3:6], LACKING[6:]]
     assert run("check", store, "--json", "--deep").document["findings"] == []
     after = contents(store)
@@ -108,7 +111,6 @@ def test_the_document(store: Path, config: Path) -> None:
     times = scope.pop("started_at"), scope.pop("completed_at")
     assert document["run"]["started_at"] <= times[0] <= times[1] <= document["run"]["finished_at"]
     count = len(LACKING)
-    sent = [text for text in TEXTS if text not in LACKING]
     assert scope == {
         "scope": KB,
         "name": "Base kb",
@@ -130,10 +132,10 @@ def test_the_document(store: Path, config: Path) -> None:
         "cost": None,
         "planned": {"texts": count, "tokens": tokens(LACKING), "requests": 3, "cost": None, "currency": "USD"},
         "probe": {
-            "texts": len(sent),
+            "texts": len(COMPARED),
             "cosine": pytest.approx(1, abs=1e-6),
-            "requests": 1,
-            "tokens": sum(map(len, sent)),
+            "requests": 2,
+            "tokens": sum(map(len, COMPARED)),
         },
     }
     assert scope_of(done, OTHER)["started_at"] is not None
@@ -289,8 +291,7 @@ def test_an_index_alone(store: Path, tmp_path: Path, config: Path) -> None:
 def test_a_limit_of_texts(store: Path, server: FaultServer, config: Path) -> None:
     taken_away(store, OTHER_TEXTS["page"], OTHER)
     done = backfill(store, config, "--limit", 5)
-    # The second base has no vectors: it was probed by two requests.
-    assert batches(server)[2:] == [LACKING[:3], LACKING[3:5]]
+    assert batches(server) == [LACKING[:3], LACKING[3:5]]
     assert [scope["stopped"] for scope in done.document["scopes"]] == ["--limit 5 is reached"] * 2
     assert done.status == 0
     again = run("backfill", store, "--config", config, "--limit", 1)
@@ -314,7 +315,7 @@ def test_a_limit_of_requests(store: Path, server: FaultServer, config: Path) -> 
 
 
 def test_repetitions_count_as_requests(store: Path, server: FaultServer, config: Path) -> None:
-    server.behave = [right, rate_limited(0), right, right, right]
+    server.behave = [right, right, rate_limited(0)]
     done = backfill(store, config, "--max-requests", 3)
     assert batches(server) == [LACKING[:3], LACKING[:3], LACKING[3:6]]
     assert (scope_of(done)["requests"], scope_of(done)["newly_ready"]) == (3, 6)
@@ -432,7 +433,7 @@ def test_another_model_is_refused_before_anything_is_written(store: Path, server
     with untouched(store):
         message = said(backfill(store, config), "EmbedderDiffers", 2)
     assert "it is not the model that made the vectors of Base kb" in message
-    assert len(server.requests) == 1
+    assert not FILLED.intersection(server.texts)
     done = backfill(store, config, "--no-probe")
     assert (done.status, scope_of(done)["probe"], scope_of(done)["newly_ready"]) == (0, None, len(LACKING))
 
@@ -479,8 +480,29 @@ def test_words_of_its_own_are_asked_for_once(store: Path, server: FaultServer, c
 
 def test_a_probe_is_told_to_a_person(store: Path, config: Path) -> None:
     done = run("backfill", store, "--config", config)
-    count = len(TEXTS) - len(LACKING)
-    assert f"  its model was compared by {count} texts: 1 request, " in done.stdout
+    assert f"  its model was compared by {len(COMPARED)} texts: 2 requests, " in done.stdout
+
+
+def test_a_probe_takes_no_more_than_a_request_may(store: Path, tmp_path: Path, server: FaultServer) -> None:
+    for batch, count in (({"texts": 4}, 5), ({"tokens": tokens(COMPARED[:3])}, 3), ({"tokens": 1}, 1)):
+        server.requests.clear()
+        some = configured(tmp_path / "some.yaml", server, batch=batch)
+        probe = scope_of(backfill(store, some))["probe"]
+        asked = [request.texts for request in server.requests[: probe["requests"]]]
+        assert (probe["texts"], asked) == (
+            count,
+            [part for part in (COMPARED[:count][:4], COMPARED[:count][4:]) if part],
+        )
+        taken_away(store)
+
+
+def test_where_nothing_can_be_sent_nothing_is_compared(store: Path, server: FaultServer, config: Path) -> None:
+    backfill(store, config)
+    server.requests.clear()
+    taken_away(store, LACKING[:1])
+    run_sql(index(store), f"UPDATE search_text SET text = ' ' WHERE text = '{LACKING[0]}'")
+    done = scope_of(backfill(store, config))
+    assert (done["failed"], done["probe"], server.requests) == (1, None, [])
 
 
 def test_a_probe_without_an_answer_is_refused(store: Path, server: FaultServer, config: Path) -> None:
@@ -516,6 +538,22 @@ def test_dimensions_of_an_index_alone(store: Path, tmp_path: Path, server: Fault
 def left_of(done: Any, base: str = OTHER) -> dict[str, Any]:
     [left] = [one for one in done.document["left"] if one["base"] == base]
     return left
+
+
+@pytest.mark.parametrize(
+    ("damage", "advice"),
+    [
+        (OTHER_ROW.format("status = 'failed', error = 'x'"), None),
+        (OTHER_ROW.format("dimensions = 768"), "repair {} --only base.dimensions"),
+        ("DROP TABLE knowledge_base", None),
+    ],
+)
+def test_an_audit_advises_backfill_only_where_it_can_work(damage: str, advice: str | None, store: Path) -> None:
+    taken_away(store, OTHER_TEXTS["page"][:1], OTHER)
+    run_sql(store / CATALOG, damage)
+    found = run("check", store, "--json").document["findings"]
+    line = next(one["repair"] for one in found if one["name"] == "embedding.missing" and OTHER in one["base"])
+    assert line == (None if advice is None else f"regraft {advice.format(store)} --base {OTHER}")
 
 
 def test_a_failed_base_is_for_restore(store: Path, config: Path) -> None:

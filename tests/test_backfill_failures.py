@@ -37,7 +37,7 @@ from fault_server import (
     zero,
 )
 from faults import said, untouched
-from lacking import LACKING, TEXTS, all_vectors, backfill, configured, library, scope_of, taken_away, vectors
+from lacking import COMPARED, LACKING, TEXTS, all_vectors, backfill, configured, library, scope_of, taken_away, vectors
 from planted_v2 import index, run_sql
 from toys import contents
 
@@ -116,12 +116,12 @@ def test_a_text_that_the_server_refuses_fails_alone_and_is_tried_again(
         }
     ]
     # Split until it stood alone: no good text was paid for twice.
-    assert Counter(server.paid) == Counter([*READY, *GOOD])
+    assert Counter(server.paid) == Counter([*COMPARED, *GOOD])
     again = backfill(store, config, "--fail-on", "never")
     assert (again.status, scope_of(again)["retried_failed"], sent_alone(server)[-1]) == (0, 1, BAD)
     server.behave = right
     since = len(server.requests)
-    last = backfill(store, config)
+    last = backfill(store, config, "--no-probe")
     assert (last.status, scope_of(last)["failures"], vectors(store)) == (0, [], all_vectors())
     assert sent_alone(server, since) == [BAD]
     assert not queue(store).exists()
@@ -142,8 +142,8 @@ def test_what_failed_goes_last_and_alone(store: Path, server: FaultServer, confi
     taken_away(store)
     server.behave = right
     since = len(server.requests)
-    backfill(store, config)
-    assert [request.texts for request in server.requests[since + 1 :]] == [GOOD[:3], GOOD[3:6], GOOD[6:], [BAD]]
+    backfill(store, config, "--no-probe")
+    assert [request.texts for request in server.requests[since:]] == [GOOD[:3], GOOD[3:6], GOOD[6:], [BAD]]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_texts_that_are_none_of_the_base_are_never_sent(
     assert (done.status, filled(store)) == (1, set(GOOD))
     [failure] = scope_of(done)["failures"]
     assert (failure["code"], failure["count"]) == (code, 1)
-    assert Counter(server.texts) == Counter([*READY, *GOOD])
+    assert Counter(server.texts) == Counter([*COMPARED, *GOOD])
     # A run in which nothing else is left sends nothing but the probe.
     assert scope_of(backfill(store, config))["requests"] == 0
 
@@ -193,7 +193,7 @@ def test_a_text_whose_own_vector_is_bad_fails_alone(store: Path, server: FaultSe
     first = said(backfill(store, config), "AnswerUnfit", 1)
     assert "vector 2 has a NaN" in first
     assert filled(store) <= set(LACKING) - set(LACKING[3:6])
-    second = backfill(store, config)
+    second = backfill(store, config, "--no-probe")
     assert (second.status, filled(store)) == (1, set(GOOD))
     assert [failure["code"] for failure in scope_of(second)["failures"]] == ["non_finite"]
     assert sent_alone(server) == LACKING[3:6]
@@ -215,7 +215,7 @@ def test_an_answer_that_does_not_fit_is_refused_as_a_whole(
     fault: str, store: Path, server: FaultServer, config: Path
 ) -> None:
     behaviour, reason = UNFIT[fault]
-    server.behave = [right, right, behaviour]
+    server.behave = [right, right, right, behaviour]
     assert reason in said(backfill(store, config), "AnswerUnfit", 1)
     # What was under way meanwhile is written: it is paid for.
     written = filled(store)
@@ -223,8 +223,8 @@ def test_an_answer_that_does_not_fit_is_refused_as_a_whole(
     [entry] = run("history", store, "--json").document["runs"]
     assert (entry["status"], [action["count"] for action in entry["actions"]]) == ("stopped", [len(written)])
     # The others go first, and each of these alone.
-    since = len(server.requests) + 1
-    done = backfill(store, config)
+    since = len(server.requests)
+    done = backfill(store, config, "--no-probe")
     assert (done.status, vectors(store)) == (0, all_vectors())
     others = [LACKING[6:]] if len(written) == 3 else []
     assert [request.texts for request in server.requests[since:]] == [*others, *([text] for text in LACKING[3:6])]
@@ -248,10 +248,10 @@ def test_what_passes_is_waited_for(
     behaviours: list[Behaviour], store: Path, tmp_path: Path, server: FaultServer
 ) -> None:
     config = configured(tmp_path / "patient.yaml", server, retries=3, timeout=0.3)
-    server.behave = [right, right, *behaviours]
+    server.behave = [right, right, right, *behaviours]
     done = backfill(store, config)
     assert (done.status, vectors(store)) == (0, all_vectors())
-    repeated = [request.texts for request in server.requests[2 : 3 + len(behaviours)]]
+    repeated = [request.texts for request in server.requests[3 : 4 + len(behaviours)]]
     assert repeated == [LACKING[3:6]] * (1 + len(behaviours))
     assert scope_of(done)["requests"] == 3 + len(behaviours)
 
@@ -286,14 +286,14 @@ def test_a_server_that_does_not_let_us_in(store: Path, server: FaultServer, conf
 
 def test_a_server_that_goes_away(store: Path, server: FaultServer, config: Path) -> None:
     def two(request: Request) -> Reply:
-        return (right if len(server.requests) <= 3 else closing)(request)
+        return (right if len(server.requests) <= 4 else closing)(request)
 
     server.behave = two
     assert "(vectors: 6)" in said(backfill(store, config), "BackfillStopped", 3)
     assert filled(store) == set(LACKING[:6])
     server.behave = right
-    since = len(server.requests) + 1
-    done = backfill(store, config)
+    since = len(server.requests)
+    done = backfill(store, config, "--no-probe")
     assert (done.status, vectors(store)) == (0, all_vectors())
     assert [request.texts for request in server.requests[since:]] == [LACKING[6:]]
     assert not queue(store).exists()
@@ -301,7 +301,7 @@ def test_a_server_that_goes_away(store: Path, server: FaultServer, config: Path)
 
 def test_a_server_that_refuses_from_some_time_on(store: Path, server: FaultServer, config: Path) -> None:
     def unpaid(request: Request) -> Reply:
-        answers = right if len(server.requests) <= 2 else failing(429, "no money", code="insufficient_quota")
+        answers = right if len(server.requests) <= 3 else failing(429, "no money", code="insufficient_quota")
         return answers(request)
 
     server.behave = unpaid
@@ -349,7 +349,7 @@ def test_a_key_is_in_nothing_that_is_written_or_said(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     config = configured(tmp_path / "keyed.yaml", server, api_key_env="MY_KEY")
     telling = echo(status)
-    server.behave = [right, right, *[telling] * 20] if from_the_third_on else telling
+    server.behave = [right, right, right, *[telling] * 20] if from_the_third_on else telling
     done = [
         backfill(store, config, "-vv"),
         run("backfill", store, "--config", config, "-vv"),
@@ -379,7 +379,7 @@ def test_a_server_that_refuses_everything_is_not_asked_about_every_text(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crew, "MANY", 3)
-    server.behave = [right, *[failing(400, "no such dimensions")] * 500]
+    server.behave = [right, right, *[failing(400, "no such dimensions")] * 500]
     message = said(backfill(store, config, "--json"), "EveryTextRejected", 2)
     assert "it refuses whatever is sent (400: no such dimensions)" in message
     assert filled(store) == set()

@@ -11,9 +11,11 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from conftest import run
 from fault_server import FaultServer, Reply, Request, right, slow, vector_of
@@ -95,7 +97,8 @@ def history(store: Path) -> list[dict[str, object]]:
 
 
 def started(store: Path, config: Path, before: str = "") -> subprocess.Popen[str]:
-    return started_command("backfill", str(store), "--config", str(config), "--json", before=before)
+    """Run the command; nothing is sent but what lacks a vector."""
+    return started_command("backfill", str(store), "--config", str(config), "--json", "--no-probe", before=before)
 
 
 def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -272,10 +275,10 @@ def test_a_batch_that_another_run_wrote_after_a_kill_can_be_undone(
 def test_ctrl_c_ends_a_run_soon_with_one_line(store: Path, tmp_path: Path, server: FaultServer) -> None:
     config = configured(tmp_path / "slow.yaml", server, parallel=2, timeout=60)
     hangs = slow(30)
-    # The probe, one batch, one that is answered after the signal, and one that never is.
-    server.behave = [right, right, slow(0.5), hangs, hangs, hangs]
+    # One batch, one that is answered after the signal, and one that never is.
+    server.behave = [right, slow(0.5), hangs, hangs, hangs]
     with started(store, config, "lacking.with_little_patience") as process:
-        assert wait_until(lambda: len(server.requests) >= 4, process)
+        assert wait_until(lambda: len(server.requests) >= 3, process)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=10)
     assert process.returncode == INTERRUPTED
@@ -307,8 +310,7 @@ def test_two_processes_share_the_work_and_nobody_else_comes_between(
     before = contents(store)
     paced(server, 0.2)
     with started(store, config) as first, started(store, config) as second:
-        # Both are at work once both have been probed.
-        assert wait_until(lambda: len(probes(server)) == 2 and len(server.requests) > 6, first)
+        assert wait_until(lambda: workers(store) == 2 and len(server.paid) > 9, first)
         for command in ("gc", "repair"):
             said(run(command, store, "--json"), "TargetLocked", 2)
         said(run("undo", store, "--json"), "TargetLocked", 2)
@@ -319,21 +321,18 @@ def test_two_processes_share_the_work_and_nobody_else_comes_between(
     assert all(scope["newly_ready"] > 0 for scope in scopes)
     assert [scope["ready"] for scope in scopes] == [len(texts) + len(TEXTS)] * 2
     assert vectors(store) == all_vectors([*TEXTS, *texts])
-    assert filling(server) == Counter([*LACKING, *texts])
+    assert Counter(server.texts) == Counter([*LACKING, *texts])
     assert not queue(store).exists()
     assert [run("undo", store, "-q").status for _ in range(2)] == [0, 0]
     assert contents(store) == before
 
 
-def probes(server: FaultServer) -> list[Request]:
-    """Return the requests with more texts than a batch has."""
-    return [request for request in server.requests if len(request.texts) > 3]
-
-
-def filling(server: FaultServer) -> Counter[str]:
-    """Return how often each text was sent to be embedded."""
-    asked = probes(server)
-    return Counter(text for request in server.requests if request not in asked for text in request.texts)
+def workers(store: Path) -> int:
+    """Return how many processes have texts of the queue."""
+    # It may just be on its way.
+    with suppress(apsw.CantOpenError, apsw.SQLError), sqlite.reading(queue(store)) as db:
+        return int(str(db.execute("SELECT count(DISTINCT worker) FROM job").get))
+    return 0
 
 
 @posix
@@ -351,7 +350,7 @@ def test_the_survivor_of_two_takes_over_what_the_other_one_had(
         request.server.ending.wait(30)
         return right(request)
 
-    server.behave = [right, right, right, never]
+    server.behave = [right, right, never]
     with started(store, config, "lacking.with_short_leases") as first:
         assert wait_until(hangs.is_set, first)
         paced(server)
@@ -361,8 +360,8 @@ def test_the_survivor_of_two_takes_over_what_the_other_one_had(
             document = ended(second)
     assert vectors(store) == all_vectors([*TEXTS, *texts])
     # Only what the dead one was waiting for was sent again.
-    twice = {text: count for text, count in filling(server).items() if count > 1}
-    assert twice == dict.fromkeys(server.requests[3].texts, 2)
+    twice = {text: count for text, count in Counter(server.texts).items() if count > 1}
+    assert twice == dict.fromkeys(server.requests[2].texts, 2)
     assert document["scopes"][0]["failed"] == 0
     # The killed one is settled once nobody is at work any more.
     assert backfill(store, config).document["undo"] is None

@@ -107,10 +107,12 @@ def _seen(
         reason = f"{who} {target.dimensions} dimensions, the vectors have {scope.dimensions}{advice}"
         raise _Unfit(v2.BASE_DIMENSIONS, reason)
     survey = scope.survey()
-    is_embedded = is_indexed or survey.lacking > 0
+    tokens_of = embedders.counter(settings)
+    # Blank texts are not sent.
+    is_embedded = is_indexed or estimate(scope, settings, tokens_of, Limits(texts=1), nothing(settings)).texts > 0
     if scope.dimensions is None and is_embedded:
         raise DimensionsMissing(base=target.label)
-    planned = estimate(scope, settings, embedders.counter(settings), wish.limits, sent)
+    planned = estimate(scope, settings, tokens_of, wish.limits, sent)
     outcome = Outcome(target.base_id, target.label, target.model_id, scope.dimensions, survey, planned)
     sample: list[tuple[str, bytes]] | None = [] if target.is_new else None
     if wish.probes and (is_embedded or target.is_new):

@@ -6,9 +6,11 @@ import math
 import operator
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
-from regraft.embedders import TextsRejected, check
+from regraft.embedders import Embedder, TextsRejected, check
 from regraft.errors import EmbedderDiffers, EmbedderUnsteady, ProbeRefused
+from repair.backfill.filling import packed
 
 #: Returns the vectors of texts.
 Embed = Callable[[Sequence[str]], Sequence[bytes]]
@@ -58,6 +60,26 @@ def probe(
     if least < SAME:
         raise EmbedderDiffers(embedder=name, base=label, count=len(known), cosine=f"{least:.3f}", least=SAME)
     return len(known), least
+
+
+def fitting(known: Sequence[tuple[str, bytes]], embedder: Embedder) -> list[tuple[str, bytes]]:
+    """Return the shortest of some texts: as many as have no more tokens than one request may, and at least one."""
+    sized = sorted((embedder.tokens(text), text, vector) for text, vector in known)
+    most = embedder.settings.batch.tokens
+    tokens = accumulate(one[0] for one in sized)
+    count = max(1, sum(so_far <= most for so_far in tokens))
+    return [(text, vector) for _, text, vector in sized[:count]]
+
+
+def in_batches(embedder: Embedder, embed: Embed) -> Embed:
+    """Return what embeds texts in as many requests as they take."""
+
+    def embedded(texts: Sequence[str]) -> list[bytes]:
+        sized = ((text, embedder.tokens(text)) for text in texts)
+        batches = ([text for text, _ in batch] for batch in packed(sized, embedder.settings.batch))
+        return [vector for batch in batches for vector in embed(batch)]
+
+    return embedded
 
 
 def _against_itself(name: str, dimensions: int | None, embed: Embed) -> tuple[int, float]:

@@ -143,5 +143,6 @@ class _Filler:
 
     def _probe(self, embedder: Embedder, outcome: Outcome) -> None:
         meter = Meter(embedder, Limits())
-        count, cosine = probing.probe(embedder.settings.name, outcome.name, (), outcome.dimensions, meter.embedded)
+        embed = probing.in_batches(embedder, meter.embedded)
+        count, cosine = probing.probe(embedder.settings.name, outcome.name, (), outcome.dimensions, embed)
         outcome.probe = Probe(count, cosine, meter.requests, meter.tokens)

@@ -134,9 +134,8 @@ class _Work:
                     outcome.probe = steady[outcome.dimensions]
                     continue
                 meter = Meter(embedder, Limits())
-                count, cosine = probing.probe(
-                    self.settings.name, outcome.name, one.sample, outcome.dimensions, meter.embedded
-                )
+                known, embed = probing.fitting(one.sample, embedder), probing.in_batches(embedder, meter.embedded)
+                count, cosine = probing.probe(self.settings.name, outcome.name, known, outcome.dimensions, embed)
                 outcome.probe = Probe(count, cosine, meter.requests, meter.tokens)
                 if not one.sample:
                     # What it makes of words of its own is the same for every base.
