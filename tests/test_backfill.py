@@ -122,6 +122,7 @@ def test_the_document(store: Path, config: Path) -> None:
         "processed_stale": 0,
         "retried_failed": 0,
         "newly_ready": count,
+        "shared": 0,
         "ready": len(TEXTS),
         "failed": 0,
         "failures": [],
@@ -144,6 +145,25 @@ def test_the_document(store: Path, config: Path) -> None:
     ]
     assert document["left"] == []
     assert document["undo"] == document["run"]["id"]
+
+
+def test_equal_texts_of_two_bases_are_paid_for_once(store: Path, server: FaultServer, config: Path) -> None:
+    text, key = LACKING[0], identity.text_hash(LACKING[0])
+    old = OTHER_TEXTS["page"][0]
+    run_sql(
+        index(store, OTHER),
+        f"UPDATE search_text SET text = '{text}', embedding_text_hash = '{key}' WHERE text = '{old}'",
+    )
+    before = contents(store)
+    done = backfill(store, config)
+    assert done.status == 0
+    assert Counter(server.texts)[text] == 1
+    scope = scope_of(done, OTHER)
+    assert (scope["newly_ready"], scope["shared"], scope["requests"], scope["processed_pending"]) == (1, 1, 0, 0)
+    assert vectors(store, OTHER)[text] == vector_of(text)
+    assert run("undo", store, "-q").status == 0
+    assert contents(store) == before
+    assert "1 of them are those of equal texts in other bases" in run("backfill", store, "--config", config).stdout
 
 
 def test_a_second_run_sends_nothing(store: Path, server: FaultServer, config: Path) -> None:

@@ -49,6 +49,8 @@ _LACKING_OF = f"""SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.embeddin
    WHERE t.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND +t.kind = 'body'
      AND (e.embedding_text_hash IS NULL OR NOT {_USABLE})
    GROUP BY 1"""
+_READY_OF = f"""SELECT e.embedding_text_hash, e.vector_blob FROM embedding e
+   WHERE e.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND {_USABLE}"""
 _SAMPLE = f"""SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.vector_blob FROM embedding e
    CROSS JOIN search_text t ON t.embedding_text_hash = e.embedding_text_hash AND +t.kind = 'body'
    WHERE e.rowid >= :start AND trim(t.text) <> '' AND {_USABLE} ORDER BY e.rowid LIMIT 1"""
@@ -92,6 +94,11 @@ class IndexScope:
         while keys := self._db.execute(_LACKING, {**self._values, "first": first}).fetchall():
             yield from (str(key) for (key,) in keys)
             first = f"{keys[-1][0]}\0"  # the next text that there can be
+
+    def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the good vectors that there are of these keys."""
+        rows = self._db.execute(_READY_OF, {**self._values, "keys": msgspec.json.encode(keys).decode()})
+        return {str(key): vector for key, vector in rows}
 
     def texts(self, keys: Sequence[str]) -> dict[str, Lacking]:
         """See :class:`~repair.backfill.scope.Scope`."""

@@ -37,6 +37,8 @@ class Outcome:
     #: How many texts have a vector afterwards, whoever wrote it.
     ready: int | None = None
     retried: int = 0
+    #: How many texts took the vector that an equal text of another base of this model has.
+    shared: int = 0
     requests: int = 0
     tokens: int = 0
     cost: float | None = None
@@ -57,6 +59,7 @@ class Outcome:
             "processed_stale": self.filled.processed_stale,
             "retried_failed": self.retried,
             "newly_ready": self.filled.newly_ready,
+            "shared": self.shared,
             "ready": self.survey.ready if self.ready is None else self.ready,
             "failed": self.filled.failed,
             "failures": [asdict(failure) for failure in self.failures],

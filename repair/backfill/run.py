@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from checks import v2_findings as v2
@@ -37,6 +38,8 @@ from repair.run import Planner, run_command
 from repair.store import Store, demand_quiet, recognised
 
 Document = dict[str, Any]
+#: How many texts are looked up in another base at once.
+_AT_ONCE = 256
 #: Between two tries where another run is at work, in seconds.
 _PAUSE = 0.2
 
@@ -189,7 +192,32 @@ class _Work:
             writable=True,
         ) as scope:
             outcome.survey = scope.survey()
+            self._share(one, scope)
             fill_scope(scope, outcome, embedder, crew, meter, together, self.progress)
+
+    def _share(self, one: Seen, scope: IndexScope) -> None:
+        """Give texts the vectors that equal ones have in another base of the model: a text is paid for once."""
+        for other in self.look.seen:
+            # What nobody has compared may be called so and be of another model.
+            is_proven = other.outcome.probe is not None or not self.wish.probes
+            if other is one or not is_proven or _kind_of(other) != _kind_of(one):
+                continue
+            target = other.target
+            with index_scope.opened(
+                self.store.root / target.path,
+                target.base_id,
+                is_placed=target.is_placed,
+                label=target.label,
+                dimensions=other.outcome.dimensions,
+            ) as source:
+                lacking = scope.lacking()
+                while keys := list(islice(lacking, _AT_ONCE)):
+                    found = source.vectors(keys)
+                    if not found:
+                        continue
+                    written = scope.write(found, clock.now_ms())
+                    one.outcome.shared += written.pending + written.stale
+                    one.outcome.filled.newly_ready += written.pending + written.stale
 
     # --- what is done besides ----------------------------------------------------------------------------------------
 
@@ -267,6 +295,11 @@ class _Work:
             "left": left,
             "undo": undone_by or next((done["undo"] for done in reversed(self.others or ()) if done["undo"]), None),
         }
+
+
+def _kind_of(one: Seen) -> tuple[str | None, int | None]:
+    """Return what vectors have to have in common; an index without a catalog has nothing in common with others."""
+    return one.target.model_id or one.target.path, one.outcome.dimensions
 
 
 def _adopted(store: Store, target: Target) -> Plan:
