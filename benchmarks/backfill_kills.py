@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +40,7 @@ class Counts:
     """What came of all runs."""
 
     kills: int = 0
-    #: Kills before which nothing was sent, and those after which nothing was left to do.
+    #: Kills that have cost nothing.
     idle: int = 0
     filled: int = 0
     #: How often texts were sent until they had their vector: {times: texts}.
@@ -70,8 +71,8 @@ class Filled:
         """Start the command, as a group of processes of its own."""
         return subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
 
-    def run(self, seconds: float | None) -> int | None:
-        """Run the command; kill it after so many seconds.
+    def run(self, seconds: float | None, *, sending: bool = False) -> int | None:
+        """Run the command; kill it after so many seconds, which with ``sending`` count from its first request on.
 
         Returns:
             How many texts the kill has cost, None where the command ended before.
@@ -81,6 +82,8 @@ class Filled:
         """
         before, begin = self.ready(), self.log.stat().st_size
         process = self.start()
+        while sending and process.poll() is None and self.log.stat().st_size == begin:
+            time.sleep(0.002)
         try:
             _, said = process.communicate(timeout=seconds)
             if process.returncode:
@@ -150,7 +153,9 @@ class Killer:
             filled = self.fresh(Path(folder))
             while True:
                 is_last = counts.kills == self._asked.kills
-                lost = filled.run(None if is_last else random.uniform(0, self._asked.within))
+                seconds = None if is_last else random.uniform(0, self._asked.within)
+                # Every fifth at any moment, the others while there is something to lose.
+                lost = filled.run(seconds, sending=not is_last and counts.kills % 5 > 0)
                 if lost is None:
                     break
                 counts.kills += 1
@@ -188,11 +193,11 @@ def main() -> int:
     """Kill, look, count."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--texts", type=int, default=16_000)
+    parser.add_argument("--texts", type=int, default=12_000)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--latency", type=float, default=0.25, help="of the server, in seconds")
-    parser.add_argument("--within", type=float, default=4.0, help="a run is killed within so many seconds")
-    parser.add_argument("--two", type=int, default=5, metavar="N", help="fill a base by two processes N times")
+    parser.add_argument("--within", type=float, default=2.0, help="a run is killed within so many seconds")
+    parser.add_argument("--two", type=int, default=3, metavar="N", help="fill a base by two processes N times")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     counts, random = Counts(), Random(asked.seed)
@@ -210,9 +215,7 @@ def main() -> int:
                 return 1
     total = counts.sent.total()
     mean = sum(times * texts for times, texts in counts.sent.items()) / total
-    print(
-        f"{counts.kills} kills ({counts.idle} with nothing under way), {total:,} texts in {counts.filled} bases filled"
-    )
+    print(f"{counts.kills} kills ({counts.idle} of them cost nothing), {total:,} texts in {counts.filled} bases filled")
     print("sent: " + ", ".join(f"{texts:,} texts {times} times" for times, texts in sorted(counts.sent.items())))
     print(f"mean {mean:.3f}; a kill took {counts.most_lost} texts at most from what was under way")
     print("two at once: " + ", ".join(f"{one:,} + {other:,}" for one, other in parts))
