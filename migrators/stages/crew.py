@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -21,7 +20,7 @@ from migrators.stages.carry import Carried, Origin, Watcher, carry_base
 from migrators.stages.plan import BasePlan, plan_base
 from migrators.stages.uploads import SourceFailed
 from migrators.stages.work import BaseWork, base_folder
-from regraft import durable
+from regraft import durable, interrupts
 from regraft.formats.vector_table import VectorTable
 from regraft.locate import Located
 from regraft.progress import Progress
@@ -183,20 +182,17 @@ def _end(steps: Queue[tuple[str, float, int]], stop: Event, pool: ProcessPoolExe
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Keep Ctrl-C from this process, and from those that are started meanwhile where the system can; it comes after."""
-    came: list[int] = []
-    handler = signal.getsignal(signal.SIGINT)
-    with ExitStack() as restoring:
-        if callable(handler) and threading.current_thread() is threading.main_thread():
-            # A library's own threads do not block it: it would reach this one through them.
-            signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-            restoring.callback(signal.signal, signal.SIGINT, handler)
-        if hasattr(signal, "pthread_sigmask"):
-            # A blocked signal stays blocked in what is started now, from its first moment on.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            restoring.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
-        yield
-    if came:
-        raise KeyboardInterrupt
+    # A blocked signal stays blocked in what is started now, from its first moment on; but a library's own threads do
+    # not block it, and it would reach this one through them.
+    with interrupts.held_back():
+        if not hasattr(signal, "pthread_sigmask"):
+            yield
+            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _drain(steps: Queue[tuple[str, float, int]], progress: Progress) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-import migrators
 from regraft.cli.changing import Asked, action_lines, change_options, closing_lines, end_with, left_lines
 from regraft.cli.embedding import chosen_embedder, embedder_options
+from regraft.cli.options import model_option
 from regraft.cli.output import reports_errors
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import ModelOptionInvalid, WrongUsage
+from regraft.errors import WrongUsage
 from regraft.text import counted, one_line
 from repair.backfill.look import Wish
 from repair.backfill.meter import Limits
@@ -68,11 +68,10 @@ def backfill(path: Path, embedder_name: str | None, config_path: Path | None, **
 def _new_model(model: str | None, dimensions: int | None) -> NewModel | None:
     if model is None:
         return None
-    if not migrators.is_model_id(model):
-        raise ModelOptionInvalid(option="--model", value=model, reason="write it as provider::model")
+    model_id = model_option("--model", model)
     if dimensions is None:
         raise WrongUsage(problem="--model says nothing of its dimensions", hint="give --dimensions too")
-    return NewModel(migrators.tidy_model_id(model), dimensions)
+    return NewModel(model_id, dimensions)
 
 
 def _chosen(config_path: Path | None, name: str | None, limits: Limits, models: frozenset[str]) -> EmbedderSettings:

@@ -95,6 +95,17 @@ def plan_options(command: F) -> F:
     return command
 
 
+def model_option(option: str, value: str) -> str:
+    """Return the id of a model that an option names.
+
+    Raises:
+        ModelOptionInvalid: it is none.
+    """
+    if not migrators.is_model_id(value):
+        raise ModelOptionInvalid(option=option, value=value, reason="write it as provider::model")
+    return migrators.tidy_model_id(value)
+
+
 def model_word(mapped: tuple[str, ...], recreated: tuple[str, ...]) -> migrators.ModelWord:
     """Return what the user says of models.
 
@@ -107,7 +118,4 @@ def model_word(mapped: tuple[str, ...], recreated: tuple[str, ...]) -> migrators
         if not separator or not old.strip() or not migrators.is_model_id(new):
             raise ModelOptionInvalid(option="--map-model", value=text, reason="write OLD=NEW, NEW as provider::model")
         words[migrators.tidy_model_id(old)] = migrators.tidy_model_id(new)
-    for text in recreated:
-        if not migrators.is_model_id(text):
-            raise ModelOptionInvalid(option="--recreate-model", value=text, reason="write it as provider::model")
-    return migrators.ModelWord(words, frozenset(map(migrators.tidy_model_id, recreated)))
+    return migrators.ModelWord(words, frozenset(model_option("--recreate-model", text) for text in recreated))

@@ -7,15 +7,14 @@ from typing import Any
 
 import click
 
-import migrators
 from regraft import clock
 from regraft.cli.backfill import planned_lines, sent_lines
 from regraft.cli.changing import Asked, as_text, change_options, end_with
 from regraft.cli.embedding import chosen_embedder, embedder_options
-from regraft.cli.options import time_of
+from regraft.cli.options import model_option, time_of
 from regraft.cli.output import reports_errors
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
-from regraft.errors import ModelDiffers, ModelOptionInvalid, WrongUsage
+from regraft.errors import ModelDiffers, WrongUsage
 from regraft.text import trim
 from repair.backfill.restored import Restoring, restored
 
@@ -77,9 +76,7 @@ def _model_id(settings: EmbedderSettings, model: str | None) -> str:
             return settings.model_ids[0]
         problem = f"nothing says what the catalog calls the model of embedder {settings.name}"
         raise WrongUsage(problem=problem, hint="give --model provider::model, or one model_ids in the configuration")
-    if not migrators.is_model_id(model):
-        raise ModelOptionInvalid(option="--model", value=model, reason="write it as provider::model")
-    tidy = migrators.tidy_model_id(model)
+    tidy = model_option("--model", model)
     if not settings.serves(tidy):
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=f"--model says {tidy}")
     return tidy
