@@ -8,18 +8,9 @@ from typing import Any
 from regraft.clock import iso_time
 from repair.backfill.estimate import Estimate
 from repair.backfill.filling import Filled
+from repair.backfill.probing import Probe
 from repair.backfill.queue import Failure
 from repair.backfill.scope import Survey
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What a comparison with vectors that are there showed: of how many texts, and their cosine, but for a few."""
-
-    texts: int
-    cosine: float
-    requests: int
-    tokens: int
 
 
 @dataclass

@@ -6,11 +6,13 @@ import math
 import operator
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from regraft.embedders import Embedder, TextsRejected, check
 from regraft.errors import EmbedderDiffers, EmbedderUnsteady, ProbeRefused
 from repair.backfill.filling import packed
+from repair.backfill.meter import Limits, Meter
 
 #: Returns the vectors of texts.
 Embed = Callable[[Sequence[str]], Sequence[bytes]]
@@ -25,6 +27,34 @@ _SENTENCES = (
     "A recipe for bread with three kinds of flour.",
     "地球绕着太阳转。",
 )
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a comparison with vectors that are there showed: of how many texts, and their cosine, but for a few."""
+
+    texts: int
+    cosine: float
+    requests: int
+    tokens: int
+
+
+def proof(embedder: Embedder, label: str, sample: Sequence[tuple[str, bytes]], dimensions: int | None) -> Probe:
+    """Return what comparing an embedder with a base showed; what that takes counts against no limit.
+
+    Args:
+        embedder: what is asked.
+        label: what a person calls the base.
+        sample: texts of the base with their vectors; of these, as many as fit into a request are compared.
+        dimensions: of the base's vectors.
+
+    Raises:
+        As :func:`probe` does.
+    """
+    meter = Meter(embedder, Limits())
+    known, embed = fitting(sample, embedder), in_batches(embedder, meter.embedded)
+    count, cosine = probe(embedder.settings.name, label, known, dimensions, embed)
+    return Probe(count, cosine, meter.requests, meter.tokens)
 
 
 def probe(

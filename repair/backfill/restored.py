@@ -18,7 +18,7 @@ from repair.backfill.crew import CONTROL, Crew
 from repair.backfill.estimate import estimate, nothing
 from repair.backfill.index_scope import IndexScope
 from repair.backfill.meter import Limits, Meter
-from repair.backfill.outcome import Outcome, Probe
+from repair.backfill.outcome import Outcome
 from repair.backfill.run import fill_scope
 from repair.backfill.sharing import shared
 from repair.backfill.stopping import stops_whole
@@ -123,7 +123,7 @@ class _Filler:
             return
         if not self.show_plan({"scopes": [outcome.document()], "actions": [], "bases": []}):
             raise Declined(path=asked.path)
-        self._probe(self.embedder, outcome)
+        outcome.probe = probing.proof(self.embedder, outcome.name, (), dimensions)
         root, _ = whole_of(asked.path, asked.base)
         crew = Crew(asked.settings.name, meter := Meter(self.embedder, Limits()), asked.settings.parallel)
         try:
@@ -140,9 +140,3 @@ class _Filler:
         settings = self.asked.settings
         planned = estimate(scope, settings, embedders.counter(settings), Limits(), nothing(settings))
         return Outcome(scope.name, scope.label, self.asked.model_id, dimensions, scope.survey(), planned)
-
-    def _probe(self, embedder: Embedder, outcome: Outcome) -> None:
-        meter = Meter(embedder, Limits())
-        embed = probing.in_batches(embedder, meter.embedded)
-        count, cosine = probing.probe(embedder.settings.name, outcome.name, (), outcome.dimensions, embed)
-        outcome.probe = Probe(count, cosine, meter.requests, meter.tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -25,8 +25,8 @@ from repair.backfill.crew import Crew
 from repair.backfill.filling import Filling
 from repair.backfill.index_scope import IndexScope
 from repair.backfill.look import Look, Seen, Wish, look, making_units
-from repair.backfill.meter import Limits, Meter
-from repair.backfill.outcome import Outcome, Probe
+from repair.backfill.meter import Meter
+from repair.backfill.outcome import Outcome
 from repair.backfill.sharing import PATIENCE, Shared, shared
 from repair.backfill.stopping import stops_whole
 from repair.backfill.targets import Target, models_of
@@ -129,20 +129,17 @@ class _Work:
 
     def _probe(self, embedder: Embedder) -> None:
         """Look whether the embedder is the model of what is there; what that takes counts against no limit."""
-        steady: dict[int | None, Probe] = {}
+        steady: dict[int | None, probing.Probe] = {}
         for one in self.look.seen:
             outcome = one.outcome
             if one.sample is not None:
                 if not one.sample and outcome.dimensions in steady:
                     outcome.probe = steady[outcome.dimensions]
                     continue
-                meter = Meter(embedder, Limits())
-                known, embed = probing.fitting(one.sample, embedder), probing.in_batches(embedder, meter.embedded)
-                count, cosine = probing.probe(self.settings.name, outcome.name, known, outcome.dimensions, embed)
-                outcome.probe = Probe(count, cosine, meter.requests, meter.tokens)
+                outcome.probe = probing.proof(embedder, outcome.name, one.sample, outcome.dimensions)
                 if not one.sample:
                     # What it makes of words of its own is the same for every base.
-                    steady[outcome.dimensions] = Probe(count, cosine, 0, 0)
+                    steady[outcome.dimensions] = replace(outcome.probe, requests=0, tokens=0)
 
     def _fill(self, embedder: Embedder, meter: Meter, together: Shared) -> None:
         crew = Crew(self.settings.name, meter, self.settings.parallel)
