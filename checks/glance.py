@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from checks import glance_preview, glance_v1, glance_v2
@@ -12,6 +12,8 @@ from regraft.text import counted
 
 #: Kinds of v2 data that are looked into where they are folders; an archive of one is only named.
 _V2_FOLDERS = (Kind.LIBRARY, Kind.BASE, Kind.V2_PROFILE)
+#: What looks into stores of other systems; ``health`` has whatever else is worth knowing of them.
+_SYSTEMS: dict[Kind, Callable[[Located], tuple[list[dict[str, Any]], dict[str, Any]]]] = {}
 
 
 def look(source: Located, progress: Progress) -> dict[str, Any]:
@@ -26,6 +28,8 @@ def look(source: Located, progress: Progress) -> dict[str, Any]:
         bases, health = glance_v1.look_at_file(source.path)
     elif source.kind in PREVIEW_SOURCES:
         bases, health = glance_preview.look(source)
+    elif source.kind in _SYSTEMS:
+        bases, health = _SYSTEMS[source.kind](source)
     elif source.kind is Kind.INDEX or (source.kind in _V2_FOLDERS and source.path.is_dir()):
         bases, health = glance_v2.look(source)
     else:

@@ -23,6 +23,8 @@ _ADVICE = {
     Kind.LIBRARY: "it is in the v2 layout already",
     Kind.BASE: "it is in the v2 layout already",
     Kind.INDEX: "it is in the v2 layout already",
+    Kind.CODEX_MEM: "it is no knowledge base of the application; regraft backfill gives its notes vectors",
+    Kind.ANGEL_MEMORY: "it is no knowledge base of the application; regraft reconcile keeps its vectors right",
     Kind.PREVIEW_LIBRARY: "no store of a preview build is in it",
 }
 

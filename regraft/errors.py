@@ -8,6 +8,7 @@ so that the table of errors in ``docs/errors.md`` is generated from the classes 
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 from pathlib import PurePath
 from typing import ClassVar
 
@@ -491,9 +492,7 @@ class Interrupted(RegraftError, RuntimeError):
 
 
 def error_classes() -> list[type[RegraftError]]:
-    """Return every concrete error class, in the order in which this module defines them."""
-    return [
-        value
-        for value in globals().values()
-        if isinstance(value, type) and issubclass(value, RegraftError) and value is not RegraftError
-    ]
+    """Return every concrete error class: those of this module, then those of other systems, each in order."""
+    modules = (globals(), vars(import_module("regraft.system_errors")))
+    found = (value for module in modules for value in module.values() if isinstance(value, type))
+    return [value for value in dict.fromkeys(found) if issubclass(value, RegraftError) and value is not RegraftError]

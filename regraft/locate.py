@@ -15,7 +15,7 @@ import msgspec
 
 from regraft import ledger, notices, profiles, sqlite
 from regraft.errors import ProfileAmbiguous, RegraftError, SourceNotFound, SourceUnreadable, SourceUnrecognised
-from regraft.formats import json_text, libsql_preview, v1_state, v2_places
+from regraft.formats import angel_memory, codex_mem, json_text, libsql_preview, v1_state, v2_places
 from regraft.formats.v1_places import (
     BROWSER_PROFILE,
     LOCAL_STORAGE,
@@ -63,6 +63,8 @@ class Kind(StrEnum):
     INDEX = "index"
     PREVIEW = "preview-index"
     PREVIEW_LIBRARY = "preview-library"
+    CODEX_MEM = "codex-mem"
+    ANGEL_MEMORY = "angel-memory"
 
 
 #: What a kind is called in a sentence.
@@ -80,7 +82,11 @@ NAMES = {
     Kind.INDEX: "the index file of one v2 base",
     Kind.PREVIEW: "an index file of a preview build",
     Kind.PREVIEW_LIBRARY: "a library of a preview build",
+    Kind.CODEX_MEM: "a database of codex-mem",
+    Kind.ANGEL_MEMORY: "a data folder of AngelMemory",
 }
+#: Kinds of other systems, whose vectors follow a database.
+SYSTEMS = (Kind.CODEX_MEM, Kind.ANGEL_MEMORY)
 #: Kinds whose state and vector files can be migrated.
 V1_SOURCES = (Kind.V1_BACKUP, Kind.V1_BACKUP_6, Kind.V1_PROFILE, Kind.V1_EXPORT, Kind.V1_KNOWLEDGE)
 
@@ -132,12 +138,13 @@ def located(path: Path, kind: Kind | None = None) -> Iterator[Located]:
 
     Raises:
         SourceNotFound, SourceUnrecognised, SourceUnreadable: it is nothing, nothing known, or damaged.
+        GenerationUnknown: it is of a later generation of its system than is known.
         ArchiveUnsafe, ArchiveEncrypted: it is an archive that must not be read.
         BrokenJson: it is a JSON file that is broken.
     """
     moved, said = _moved(path) if kind is None else (path, ())
     try:
-        found = replace(_locate(moved, kind), notices=said)
+        found = replace(_of_a_system(moved, kind) or _locate(moved, kind), notices=said)
     except SourceUnrecognised as error:
         if not said:
             raise
@@ -213,6 +220,15 @@ def _locate(path: Path, kind: Kind | None) -> Located:
     if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         return _json_file(path, kind)
     raise SourceUnrecognised(path=path, found=_describe(start))
+
+
+def _of_a_system(path: Path, kind: Kind | None) -> Located | None:
+    """Recognise a store of another system."""
+    if kind in (None, Kind.CODEX_MEM) and (database := codex_mem.database_at(path)) is not None:
+        return Located(Kind.CODEX_MEM, database, FolderTree(database.parent))
+    if kind in (None, Kind.ANGEL_MEMORY) and (root := angel_memory.root_of(path)) is not None:
+        return Located(Kind.ANGEL_MEMORY, root, FolderTree(root))
+    return None
 
 
 def _describe(start: bytes) -> str:
@@ -374,6 +390,14 @@ def _json_file(path: Path, kind: Kind | None) -> Located:
     return Located(recognised, path, tree, places)
 
 
+def _other_database(path: Path) -> str:
+    """Say what a SQLite file is that is none of the known kinds."""
+    notes = codex_mem.database_of(path)
+    if notes is not None and notes.is_file():
+        return f"the vectors of {shown(notes)}: give that"
+    return "a SQLite file with none of the known tables"
+
+
 def _database(path: Path, kind: Kind | None) -> Located:
     try:
         with sqlite.reading(path) as db:
@@ -394,7 +418,7 @@ def _database(path: Path, kind: Kind | None) -> Located:
     elif "knowledge_base" in tables:
         recognised = Kind.V2_PROFILE if path.name == PROFILE_DATABASE else Kind.LIBRARY
     else:
-        raise SourceUnrecognised(path=path, found="a SQLite file with none of the known tables")
+        raise SourceUnrecognised(path=path, found=_other_database(path))
     if kind not in (None, recognised):
         raise SourceUnrecognised(path=path, found=f"{NAMES[recognised]}, not {NAMES[kind]}")
     if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):

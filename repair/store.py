@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from checks import audits
 from checks import store as checked
 from checks.catalog_rows import base_key
 from checks.findings import Audit, Finding
@@ -23,6 +24,13 @@ from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
 KINDS = checked.KINDS
 #: Commands that take what preview builds wrote, too.
 _FOR_PREVIEWS = {"upgrade", "history", "undo"}
+#: Commands that take stores of other systems.
+_FOR_SYSTEMS: dict[Kind, frozenset[str]] = {
+    Kind.CODEX_MEM: frozenset({"repair", "reconcile", "backfill", "rebuild", "clear-failed", "history", "undo"}),
+    Kind.ANGEL_MEMORY: frozenset({"repair", "reconcile", "gc", "history", "undo"}),
+}
+#: Commands that nothing else takes.
+_ONLY_SYSTEMS = {"rebuild", "clear-failed"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class Store:
     def audit(self, level: Level = Level.DEFAULT, bases: frozenset[str] | None = None) -> Audit:
         """Check it without writing: all that was chosen, or just ``bases``."""
         wanted = self.chosen if bases is None else bases
-        return checked.audit(self.found, checked.Wish(level, bases=tuple(sorted(wanted))))
+        return audits.audit(self.found, checked.Wish(level, bases=tuple(sorted(wanted))))
 
     def findings(self, level: Level = Level.DEFAULT) -> list[Finding]:
         """Return what ``check`` finds in what was chosen."""
@@ -86,6 +94,26 @@ class Store:
 
 
 _ADVICE = {"install": "give a v2 profile with --profile", "rescue": "give a v2 profile, and v1 data with --v1"}
+
+
+def _takes(command: str, kind: Kind) -> bool:
+    """Tell whether a command changes stores of a kind."""
+    if kind in PREVIEW_SOURCES:
+        return command in _FOR_PREVIEWS
+    if kind in _FOR_SYSTEMS:
+        return command in _FOR_SYSTEMS[kind]
+    return kind in KINDS and command not in _ONLY_SYSTEMS
+
+
+def _advice(command: str, found: Located) -> str:
+    if found.is_archive:
+        return "unpack it first"
+    if found.kind in _FOR_SYSTEMS:
+        return f"what changes it is {', '.join(sorted(_FOR_SYSTEMS[found.kind]))}"
+    if command in _ONLY_SYSTEMS:
+        names = (NAMES[kind] for kind, commands in _FOR_SYSTEMS.items() if command in commands)
+        return f"it is for {' and '.join(names)}"
+    return _ADVICE.get(command, "regraft migrate makes a library of it")
 
 
 @contextmanager
@@ -98,13 +126,9 @@ def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ..
         RegraftError: it cannot be recognised.
     """
     with located(path, kind) as found:
-        kinds = (*KINDS, *PREVIEW_SOURCES) if command in _FOR_PREVIEWS else KINDS
-        if found.kind not in kinds or found.is_archive:
-            advice = (
-                "unpack it first" if found.is_archive else _ADVICE.get(command, "regraft migrate makes a library of it")
-            )
-            raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=advice)
-        known = checked.base_ids(found)
+        if not _takes(command, found.kind) or found.is_archive:
+            raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(command, found))
+        known = audits.base_ids(found)
         for base in bases:
             if base not in known:
                 raise BaseUnknown(base=base, known=", ".join(known) or "none")

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import migrators
-from checks import audit_page, findings, store, v1_source
+from checks import audit_page, audits, findings, store, v1_source
 from checks.levels import Level
 from regraft import clock, pages, progress
 from regraft.cli.options import PATH, model_word, only_option, output_options, plan_options
@@ -75,8 +75,8 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
 ) -> None:
     """Audit PATH: findings, and what mends each. Nothing is written but FILE.html.
 
-    PATH is v2 data (a library, a profile, a base's folder, an index file), or whatever regraft migrate takes: then what
-    is found is what migrate would say, without a target.
+    PATH is v2 data (a library, a profile, a base's folder, an index file), a database of codex-mem, a data folder of
+    AngelMemory, or whatever regraft migrate takes: then what is found is what migrate would say, without a target.
     """
     findings.check_names(only)
     if quick and deep:
@@ -89,7 +89,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
             _check_page(page, path, found)
         if isinstance(found, SourceUnreadable):
             head, audit = _head(path, Kind.INDEX), store.unreadable(path, str(found.facts["reason"]))
-        elif found.kind in store.KINDS and not found.is_archive:
+        elif found.kind in audits.AUDITORS and not found.is_archive:
             _refuse(models, "of a v1 source or a preview build")
             head, audit = _v2_audit(path, found, wish, kind)
         else:
@@ -144,12 +144,12 @@ def _refuse(options: dict[str, Any], about: str) -> None:
 
 
 def _v2_audit(path: Path, found: Located, wish: store.Wish, kind: str | None) -> tuple[dict[str, Any], findings.Audit]:
-    known = store.base_ids(found)
+    known = audits.base_ids(found)
     for base in wish.bases:
         if base not in known:
             raise BaseUnknown(base=base, known=", ".join(known) or "none")
     run = Run("check", source_kind=found.kind, source=path)
-    audit = store.audit(found, wish, partial(_command_line, path, kind))
+    audit = audits.audit(found, wish, partial(_command_line, path, kind))
     run.end()
     return run.document(), audit
 

@@ -14,6 +14,7 @@ from regraft.cli.changing import Asked, change, change_options
 from regraft.cli.options import only_option
 from regraft.cli.output import reports_errors
 from repair import gc as collecting
+from repair import systems
 
 
 @click.command()
@@ -35,6 +36,6 @@ def gc(path: Path, grace: float, vacuum: bool, v1_leftovers: bool, only: tuple[s
 
     Files go to a dated trash below .regraft, where they are kept for some days; regraft undo brings them back.
     """
-    names = chosen_names(only, collecting.NAMES, "gc")
+    names = chosen_names(only, systems.COLLECTED, "gc")
     wish = collecting.Wish(clock.now_ms(), grace, vacuum, v1_leftovers, names)
-    change("gc", path, partial(collecting.plan, wish=wish), Asked(**options))
+    change("gc", path, partial(systems.collect, wish=wish), Asked(**options))

@@ -9,7 +9,7 @@ import click
 
 from regraft.cli.changing import Asked, change, change_options
 from regraft.cli.output import reports_errors
-from repair.reconcile import plan
+from repair.systems import follow
 
 
 @click.command()
@@ -21,4 +21,4 @@ def reconcile(path: Path, **options: Any) -> None:
     Materials without an item go, with all that only they need; a path that differs becomes that of the item. What the
     index lacks is listed.
     """
-    change("reconcile", path, plan, Asked(**options))
+    change("reconcile", path, follow, Asked(**options))

@@ -1,0 +1,104 @@
+"""codex-mem's database: notes, their scope, and what migration 006 adds (``docs/formats/codex_mem.md``)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from regraft import sqlite
+
+#: What the database is called in its own folder.
+FILE = "codex-mem.db"
+NOTES = "memory_items"
+FULL_TEXT = "memory_items_fts"
+MIGRATIONS = "schema_migrations"
+#: Tables that tell a database of codex-mem.
+MARKS = frozenset({NOTES, FULL_TEXT, MIGRATIONS, "projects", "workspaces", "sessions"})
+#: The migration of the upstream draft that adds the columns.
+MIGRATION = (6, "006_note_embedding_metadata.sql")
+#: Its columns, each with its type; all may be NULL.
+COLUMNS = {
+    "embedding_eligible": "INTEGER",
+    "embedding_status": "TEXT",
+    "embedding_model_id": "TEXT",
+    "embedding_content_hash": "TEXT",
+    "embedding_content_version": "INTEGER",
+    "embedded_at": "TEXT",
+    "embedding_error_code": "TEXT",
+    "embedding_error_at": "TEXT",
+}
+STATUSES = ("not_applicable", "pending", "ready", "stale", "failed")
+#: Which rule makes the text that is embedded of a note; another one makes another version.
+CONTENT_VERSION = 1
+#: Beside a database of this name, its vectors.
+_SIDECAR = ".embeddings.sqlite"
+
+
+def database_at(path: Path) -> Path | None:
+    """Return the database that a path is, or that is in it by its usual name; None for anything else."""
+    place = path / FILE if path.is_dir() else path
+    if sqlite.is_database(place):
+        with contextlib.suppress(apsw.Error, UnicodeDecodeError), sqlite.reading(place) as db:
+            tables = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+            return place if tables >= MARKS else None
+    return None
+
+
+def sidecar_of(database: Path) -> Path:
+    """Return where the vectors of a database's notes lie."""
+    return database.with_name(f"{database.name}{_SIDECAR}")
+
+
+def database_of(sidecar: Path) -> Path | None:
+    """Return the database whose vectors a file would hold, by its name; None for any other name."""
+    return sidecar.with_name(sidecar.name.removesuffix(_SIDECAR)) if sidecar.name.endswith(_SIDECAR) else None
+
+
+def source_text(title: str, kind: str, content: str) -> str:
+    """Return the text of a note that is embedded: its title, its type and its content, white space folded."""
+    return "\n".join(_folded(part) for part in (title, kind, content))
+
+
+def _folded(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def content_hash(title: str, kind: str, content: str) -> str:
+    """Return the SHA-256 of a note's :func:`source_text`, in hex: another one makes its vector stale."""
+    return hashlib.sha256(source_text(title, kind, content).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def add_functions(db: apsw.Connection) -> None:
+    """Let SQL call ``content_hash(title, type, content)``."""
+
+    def hashed(*parts: Any) -> str:
+        return content_hash(*(str(part) for part in parts))
+
+    db.create_scalar_function("content_hash", hashed, 3, deterministic=True)
+
+
+def columns_there(db: apsw.Connection) -> list[str]:
+    """Return which columns of migration 006 the notes have."""
+    there = {str(row[1]) for row in db.execute(f"PRAGMA table_info({NOTES})")}
+    return [name for name in COLUMNS if name in there]
+
+
+def is_migrated(db: apsw.Connection) -> bool:
+    """Tell whether the notes have every column of migration 006."""
+    return len(columns_there(db)) == len(COLUMNS)
+
+
+def eligible(db: apsw.Connection, notes: str = NOTES) -> str:
+    """Return the condition by which a note may be embedded: it is searchable, and nobody has excluded it.
+
+    Args:
+        db: its database, with or without the columns.
+        notes: what the query calls the table of notes.
+    """
+    word = f" AND {notes}.embedding_eligible IS NOT 0" if "embedding_eligible" in columns_there(db) else ""
+    return f"({notes}.searchable = 1{word})"

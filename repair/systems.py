@@ -1,0 +1,34 @@
+"""What ``repair``, ``reconcile`` and ``gc`` plan in which kind of store: v2 data, or a store of another system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from regraft.locate import Kind
+from repair import gc, mending, reconcile
+from repair.plan import Plan
+from repair.store import Store
+
+_MENDS: dict[Kind, Callable[[Store, mending.Wish], Plan]] = {}
+_RECONCILES: dict[Kind, Callable[[Store], Plan]] = {}
+_COLLECTS: dict[Kind, Callable[[Store, gc.Wish], Plan]] = {}
+
+#: Findings that ``repair`` mends, of all kinds.
+MENDED = (*mending.NAMES,)
+#: Findings that ``gc`` removes what they are about, of all kinds.
+COLLECTED = (*gc.NAMES,)
+
+
+def mend(store: Store, wish: mending.Wish) -> Plan:
+    """Return what ``repair`` is going to do; nothing is written."""
+    return _MENDS.get(store.found.kind, mending.plan)(store, wish)
+
+
+def follow(store: Store) -> Plan:
+    """Return what ``reconcile`` is going to do without an embedder; nothing is written."""
+    return _RECONCILES.get(store.found.kind, reconcile.plan)(store)
+
+
+def collect(store: Store, wish: gc.Wish) -> Plan:
+    """Return what ``gc`` is going to do; nothing is written."""
+    return _COLLECTS.get(store.found.kind, gc.plan)(store, wish)
