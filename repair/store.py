@@ -15,7 +15,7 @@ from checks.catalog_rows import base_key
 from checks.findings import Audit, Finding
 from checks.levels import Level
 from regraft import ledger, profiles
-from regraft.errors import ApplicationOpen, BaseUnknown, NotChanged
+from regraft.errors import ApplicationOpen, NotChanged
 from regraft.formats import v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
@@ -128,11 +128,7 @@ def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ..
     with located(path, kind) as found:
         if not _takes(command, found.kind) or found.is_archive:
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(command, found))
-        known = audits.base_ids(found)
-        for base in bases:
-            if base not in known:
-                raise BaseUnknown(base=base, known=", ".join(known) or "none")
-        yield Store(path, found.tree.path, found, frozenset(bases))
+        yield Store(path, found.tree.path, found, frozenset(audits.chosen_bases(found, bases)))
 
 
 def recognised_after(store: Store, command: str) -> AbstractContextManager[Store]:
