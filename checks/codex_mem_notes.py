@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from checks import codex_mem_findings as codex
 from checks.levels import Ledger, named
 from regraft.formats import codex_mem
-from regraft.formats.codex_health import State, Survey, incompatible
+from regraft.formats.codex_health import State, Survey, obstacle
 from regraft.formats.codex_mem import NOTES
 from regraft.formats.codex_notes import Note, Status
 from regraft.formats.sidecar import Flaw
@@ -52,16 +52,14 @@ def check(survey: Survey, known: Collection[str], chosen: Collection[str], ledge
 
 
 def _check_whole(survey: Survey, ledger: Ledger) -> None:
-    memory, state = survey.memory, survey.state
-    if state is State.MISSING and _are_said_to_be_ready(survey):
-        said = f"the notes' vectors are of no use: {memory.problem or 'there is no file of them'}"
-        ledger.add(codex.INDEX_MISSING, said)
-    elif state is State.MISSING and memory.problem is not None:
-        ledger.add(codex.INDEX_MISSING, f"the file of vectors is of no use: {memory.problem}")
-    elif state is State.INCOMPATIBLE:
-        ledger.add(codex.INDEX_INCOMPATIBLE, f"the file of vectors does not fit: {incompatible(memory)}")
-    elif state is State.REBUILDING:
-        ledger.add(codex.REBUILDING, "a rebuild of the vectors was begun and is not at its end")
+    name = {
+        State.INCOMPATIBLE: codex.INDEX_INCOMPATIBLE,
+        State.REBUILDING: codex.REBUILDING,
+        # Where no note has ever had one, they are pending.
+        State.MISSING: codex.INDEX_MISSING if survey.memory.problem or _are_said_to_be_ready(survey) else None,
+    }.get(survey.state)
+    if name is not None:
+        ledger.add(name, str(obstacle(survey)))
 
 
 def _are_said_to_be_ready(survey: Survey) -> bool:

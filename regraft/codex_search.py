@@ -133,7 +133,8 @@ class _Search:
                  ORDER BY bm25({FULL_TEXT}), n.importance DESC, n.created_at DESC, n.rowid LIMIT :count""",
             {"match": match, "project": self.project, "count": count},
         )
-        yield from (_hit(str(note), str(project), score) for note, project, score in rows)
+        # Where an index counts next to nothing, its ranks are none.
+        yield from (_hit(str(note), str(project), score or 0.0) for note, project, score in rows)
 
     # --- meaning -----------------------------------------------------------------------------------------------------
 
@@ -145,8 +146,7 @@ class _Search:
         obstacle = self._obstacle()
         if obstacle is None:
             try:
-                vector = self._vector()
-                hits = list(self._nearest(vector, count))
+                hits = list(self._nearest(self._vector(), count))
             except (NoVector, SidecarUnreadable) as error:
                 obstacle = str(error)
             else:
@@ -157,18 +157,11 @@ class _Search:
 
     def _obstacle(self) -> str | None:
         """Return what is in the way of meaning, by the database's state."""
-        state, memory = self.survey.state, self.survey.memory
-        told = {
-            State.DISABLED: "no note has ever been given a vector",
-            State.MISSING: f"the file of vectors is of no use: {memory.problem or 'there is none'}",
-            State.REBUILDING: "a rebuild of the vectors has not come to its end",
-        }.get(state)
-        if state is State.INCOMPATIBLE:
-            told = f"the file of vectors does not fit: {codex_health.incompatible(memory)}"
-        if told is None and (memory.vectors is None or not self._counts().ready):
+        told = codex_health.obstacle(self.survey)
+        if told is None and (self.survey.memory.vectors is None or not self._counts().ready):
             told = "no note has its vector"
         if told is not None:
-            return f"{told} ({state})"
+            return f"{told} ({self.survey.state})"
         if self.request.vector is None and self.request.embed is None:
             return "there is no vector of the query; --vector or --embedder gives one"
         return None

@@ -177,6 +177,23 @@ def _state(before: State | None, counts: Counts) -> State:
     return before or next((state for state, number in of_notes if number), State.READY)
 
 
+def obstacle(found: Survey) -> str | None:
+    """Return why no vector can be used as things are, for a person; None where the state is none of those.
+
+    Raises:
+        SidecarUnreadable: the sidecar is damaged.
+        apsw.Error, UnicodeDecodeError: the database is damaged.
+    """
+    memory = found.memory
+    if found.state is State.INCOMPATIBLE:
+        return f"the file of vectors does not fit: {incompatible(memory)}"
+    return {
+        State.DISABLED: "no note has ever been given a vector",
+        State.MISSING: f"the file of vectors is of no use: {memory.problem or 'there is none'}",
+        State.REBUILDING: "a rebuild of the vectors was begun and is not at its end",
+    }.get(found.state)
+
+
 def signals(found: Survey) -> dict[str, Any]:
     """Return the draft's signals by their names, None for what nobody can know from the files.
 
