@@ -269,7 +269,8 @@ def test_one_project_is_reconciled_alone(path: Path) -> None:
         made.set_metadata(path, note, status="pending")
     made.put_vector(path, EXCLUDED)
     made.delete(path, made.note_id(1, 1))
-    document = reconcile(path, "--base", "proj_1")
+    document = reconcile(path, "--base", "p-1")
+    assert document["bases"] == [{"id": "proj_1", "name": "P 1"}]
     assert [(one["action"], one["base"]) for one in document["actions"]] == [("adopt-embeddings", "proj_1")]
     assert (status(path, NOTE), status(path, OTHER)) == ("pending", "ready")
     assert has_vector(path, EXCLUDED)
