@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 from regraft.locate import Kind
 from repair import gc, mending, reconcile
+from repair.codex_mem import following, full_text
 from repair.plan import Plan
 from repair.store import Store
 
-_MENDS: dict[Kind, Callable[[Store, mending.Wish], Plan]] = {}
-_RECONCILES: dict[Kind, Callable[[Store], Plan]] = {}
+_MENDS: dict[Kind, Callable[[Store, mending.Wish], Plan]] = {Kind.CODEX_MEM: full_text.plan}
+_RECONCILES: dict[Kind, Callable[[Store], Plan]] = {Kind.CODEX_MEM: following.plan}
 _COLLECTS: dict[Kind, Callable[[Store, gc.Wish], Plan]] = {}
 
 #: Findings that ``repair`` mends, of all kinds.
-MENDED = (*mending.NAMES,)
+MENDED = (*mending.NAMES, *full_text.NAMES)
 #: Findings that ``gc`` removes what they are about, of all kinds.
 COLLECTED = (*gc.NAMES,)
 
