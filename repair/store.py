@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import apsw
+
 from checks import audits
 from checks import store as checked
 from checks.catalog_rows import base_key
 from checks.findings import Audit, Finding
 from checks.levels import Level
-from regraft import ledger, profiles
-from regraft.errors import ApplicationOpen, BaseUnknown, NotChanged
-from regraft.formats import v2_places
+from regraft import ledger, profiles, sqlite
+from regraft.errors import ApplicationOpen, NotChanged
+from regraft.formats import codex_mem, v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
 
@@ -74,6 +76,9 @@ class Store:
     @cached_property
     def names(self) -> dict[str, str]:
         """Return what a person calls each base, by its id; empty where no catalog can be read."""
+        if self.found.kind is Kind.CODEX_MEM:
+            with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.reading(self.found.path) as db:
+                return {key: project.name for key, project in codex_mem.projects(db).items()}
         with contextlib.suppress(CatalogProblem):
             rows = [] if self.catalog is None else read_catalog(self.root / self.catalog, data=False).bases
             return {base_key(row): str(row.get("name")) for row in rows}
@@ -128,11 +133,7 @@ def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ..
     with located(path, kind) as found:
         if not _takes(command, found.kind) or found.is_archive:
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(command, found))
-        known = audits.base_ids(found)
-        for base in bases:
-            if base not in known:
-                raise BaseUnknown(base=base, known=", ".join(known) or "none")
-        yield Store(path, found.tree.path, found, frozenset(bases))
+        yield Store(path, found.tree.path, found, frozenset(audits.chosen_bases(found, bases)))
 
 
 def recognised_after(store: Store, command: str) -> AbstractContextManager[Store]:

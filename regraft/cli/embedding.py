@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from regraft import config
+from regraft import config, embedders
+from regraft.embedders import ServerFailing, TextsRejected
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import EmbedderUnnamed
+from regraft.errors import EmbedderUnnamed, QueryNotEmbedded
 from regraft.text import counted
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,3 +66,18 @@ def chosen_embedder(path: Path | None, name: str | None, models: frozenset[str])
         problem = f"{counted(len(fitting), 'embedder')} of {len(every)} could be meant"
         known = f"one of {', '.join(sorted(one.name for one in fitting or every))}"
     raise EmbedderUnnamed(path=found.path, problem=problem, known=known)
+
+
+def query_vector(settings: EmbedderSettings, query: str) -> tuple[float, ...]:
+    """Return the vector that an embedder makes of a query.
+
+    Raises:
+        QueryNotEmbedded: it gives none.
+        WrongUsage, EmbedderKeyMissing, ModelUnreadable: it cannot be used.
+    """
+    with embedders.opened(settings) as embedder:
+        try:
+            vector = embedder.embed([query], query=True).vectors[0]
+        except (TextsRejected, ServerFailing) as error:
+            raise QueryNotEmbedded(embedder=settings.name, reason=error.reason) from error
+    return tuple(array("f", vector))
