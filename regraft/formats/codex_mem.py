@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def database_at(path: Path) -> Path | None:
 
     One that is too damaged to be told by its tables is told by that name.
     """
-    place = path / FILE if path.is_dir() else path
+    place = path / FILE if os.path.isdir(path) else path  # noqa: PTH112 - this one raises for no path
     if not sqlite.is_database(place):
         return None
     try:
