@@ -17,11 +17,13 @@ _SYSTEMS: dict[Kind, Callable[[Located], tuple[list[dict[str, Any]], dict[str, A
     Kind.ANGEL_MEMORY: glance_angel_memory.look,
     Kind.CODEX_MEM: glance_codex_mem.look,
 }
-#: What a store of another system says of one of its parts, and of the whole beside what every store has.
-_TOLD: dict[Kind, tuple[Callable[[dict[str, Any]], Iterator[str]], Callable[[dict[str, Any]], Iterator[str]]]] = {
-    Kind.ANGEL_MEMORY: (lambda _: iter(()), glance_angel_memory.told),
-    Kind.CODEX_MEM: (glance_codex_mem.base_lines, glance_codex_mem.health_lines),
+#: What says to a person what there is in all, of such stores.
+_TOLD: dict[Kind, Callable[[dict[str, Any]], Iterator[str]]] = {
+    Kind.ANGEL_MEMORY: glance_angel_memory.told,
+    Kind.CODEX_MEM: glance_codex_mem.told,
 }
+#: What says to a person what there is in one of their parts, beside its name.
+_TOLD_OF_EACH: dict[Kind, Callable[[dict[str, Any]], Iterator[str]]] = {Kind.CODEX_MEM: glance_codex_mem.told_of_each}
 
 
 def look(source: Located, progress: Progress) -> dict[str, Any]:
@@ -48,18 +50,17 @@ def look(source: Located, progress: Progress) -> dict[str, Any]:
 def as_text(document: dict[str, Any], *, verbose: bool = False) -> str:
     """Return a look's document as text for a person."""
     kind = Kind(document["kind"])
-    told, of_all = _TOLD.get(kind, (_nothing, _nothing))
     lines = [f"{document['source']['path']} is {NAMES[kind]}.", ""]
+    told_of_each = _TOLD_OF_EACH.get(kind)
     for base in document["bases"]:
-        head, *more = _base_lines(base, verbose)
-        lines += [head, *told(base), *more]
-    lines += of_all(document["health"])
+        lines += _base_lines(base, verbose) if told_of_each is None else told_of_each(base)
+    told = _TOLD.get(kind)
+    if told is None:
+        lines.append(f"{counted(len(document['bases']), 'base')}, {human_bytes(document['health']['bytes'])}.")
+    else:
+        lines += told(document["health"])
     lines += _health_lines(document["health"], document["bases"])
     return "\n".join(lines) + "\n"
-
-
-def _nothing(_: dict[str, Any]) -> Iterator[str]:
-    yield from ()
 
 
 def _base_lines(base: dict[str, Any], verbose: bool) -> Iterator[str]:
@@ -95,9 +96,6 @@ def _store_line(store: dict[str, Any]) -> str:
 
 
 def _health_lines(health: dict[str, Any], bases: list[dict[str, Any]]) -> Iterator[str]:
-    # A store without bases says by itself what is in it.
-    if bases or "records" not in health:
-        yield f"{counted(len(bases), 'base')}, {human_bytes(health['bytes'])}."
     if health["coverage"] is not None:
         yield (
             f"{health['coverage']:.2%} of the texts have their vector; "

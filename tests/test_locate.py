@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from regraft.errors import ArchiveUnsafe, BrokenJson, SourceNotFound, SourceUnreadable, SourceUnrecognised
+from regraft.formats import codex_mem
 from regraft.formats.v1_places import STATE_KEY, StatePlaces
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located, located
 from regraft.tree import FolderTree, ZipTree
@@ -27,6 +28,7 @@ DATABASES = {
     "preview": "CREATE TABLE libsql_vectorstores_embedding (id, embeddings)",
     "vectors": "CREATE TABLE vectors (id, vector)",
     "catalog": "CREATE TABLE knowledge_base (id); CREATE TABLE knowledge_item (id)",
+    "codex-mem": ";".join(f"CREATE TABLE {name} (id)" for name in sorted(codex_mem.MARKS)),
     "other": "CREATE TABLE something (id)",
 }
 
@@ -146,7 +148,7 @@ FOLDERS: dict[Kind, Callable[[Path], None]] = {
     Kind.LIBRARY: library,
     Kind.BASE: base,
 }
-FILES = {"index": Kind.INDEX, "preview": Kind.PREVIEW, "vectors": Kind.V1_VECTORS}
+FILES = {"index": Kind.INDEX, "preview": Kind.PREVIEW, "vectors": Kind.V1_VECTORS, "codex-mem": Kind.CODEX_MEM}
 
 
 def test_every_kind_is_tried_here_and_has_a_name() -> None:
