@@ -12,3 +12,7 @@ class GenerationUnknown(RegraftError, ValueError):
 class MigrationForeign(RegraftError, ValueError):
     """{path}: {what}, which is not the migration 006 that regraft knows; nothing was changed, ask for a regraft of
     that codex-mem."""
+
+
+class SidecarUnfit(RegraftError, ValueError):
+    """{path}: {reason}; regraft rebuild makes all vectors of the notes anew."""

@@ -28,6 +28,7 @@ _MODULES = {
     "reconcile": "reconcile",
     "clear-failed": "clear_failed",
     "backfill": "backfill",
+    "rebuild": "rebuild",
     "restore": "restore",
     "upgrade": "upgrade",
     "rescue": "rescue",
