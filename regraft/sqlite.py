@@ -243,6 +243,17 @@ def transaction(connection: apsw.Connection) -> Iterator[None]:
 
 
 @contextmanager
+def without_triggers(connection: apsw.Connection) -> Iterator[None]:
+    """Let no trigger of the file run; the schema stays as it is."""
+    before = connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, -1)
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+    try:
+        yield
+    finally:
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, before)
+
+
+@contextmanager
 def writing(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
     """Open ``path`` for writing, with foreign keys enforced, and close it at the end.
 

@@ -7,3 +7,8 @@ from regraft.errors import RegraftError
 
 class GenerationUnknown(RegraftError, ValueError):
     """{path}: this is {what}, a later generation than regraft knows ({known}); nothing was read or written."""
+
+
+class MigrationForeign(RegraftError, ValueError):
+    """{path}: {what}, which is not the migration 006 that regraft knows; nothing was changed, ask for a regraft of
+    that codex-mem."""

@@ -17,6 +17,7 @@ import apsw
 from regraft import durable, sqlite
 from regraft.errors import StoreBusy, StoreNotWritable
 from regraft.formats.index.bulk import is_cjk, rebuild_full_text
+from repair.codex_mem.writing import excluded_guarded
 
 BODIES = "search_text"
 #: A changeset is held in memory while it is recorded: what is larger is done on a copy of the file.
@@ -103,26 +104,14 @@ def _writer(file: BinaryIO) -> Callable[[memoryview], None]:
 
 @contextmanager
 def triggers_aside(db: apsw.Connection, tables: Collection[str] = (BODIES,)) -> Iterator[None]:
-    """Change rows of tables without their triggers; where bodies are among them, build the full-text index anew.
+    """Change rows of tables without any trigger; where bodies are among them, build the full-text index anew.
 
-    The triggers come back in their own words. All of it is part of the caller's transaction.
+    All of it is part of the caller's transaction.
     """
-    triggers = _without_triggers(db, tables)
-    yield
-    if BODIES in tables and _has_full_text(db):
-        rebuild_full_text(db, cjk=is_cjk(db))
-    for sql in triggers:
-        db.execute(sql)
-
-
-def _without_triggers(db: apsw.Connection, tables: Collection[str]) -> list[str]:
-    """Drop the triggers of tables and return what makes them again."""
-    found = db.execute("SELECT name, tbl_name, sql FROM sqlite_schema WHERE type = 'trigger' ORDER BY rowid").fetchall()
-    named = {table.lower() for table in tables}
-    mine = [(str(name), str(sql)) for name, table, sql in found if str(table).lower() in named]
-    for name, _ in mine:
-        db.execute(f"DROP TRIGGER {sqlite.quoted(name)}")
-    return [sql for _, sql in mine]
+    with sqlite.without_triggers(db):
+        yield
+        if BODIES in tables and _has_full_text(db):
+            rebuild_full_text(db, cjk=is_cjk(db))
 
 
 def _has_full_text(db: apsw.Connection) -> bool:
@@ -153,19 +142,19 @@ def take_back(db: apsw.Connection, changeset: Path, dangling: int) -> tuple[str,
     Returns:
         The tables with rows that were changed since: where there are any, nothing was taken back.
     """
-    with triggers_aside(db, _touched(changeset)):
+    with triggers_aside(db, _touched(changeset)), excluded_guarded(db):
         return _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
 
 
 def could_take_back(db: apsw.Connection, changeset: Path, dangling: int) -> tuple[str, ...]:
     """Return what :func:`take_back` would. Nothing is changed."""
-    with _tried(db, changeset):
+    with _tried(db), excluded_guarded(db):
         return _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
 
 
 def was_made(db: apsw.Connection, changeset: Path) -> bool:
     """Tell whether a recorded change was committed: it was, unless it could be made now. Nothing is changed."""
-    with _tried(db, changeset):
+    with _tried(db):
         return bool(_applied(db, changeset, 0, None).conflicts)
 
 
@@ -182,7 +171,7 @@ def was_left(db: apsw.Connection, changeset: Path) -> bool:
         return apsw.SQLITE_CHANGESET_OMIT
 
     flags = apsw.SQLITE_CHANGESETAPPLY_INVERT | apsw.SQLITE_CHANGESETAPPLY_FKNOACTION
-    with _tried(db, changeset):
+    with _tried(db):
         with changeset.open("rb") as file:
             apsw.Changeset.apply(file.read, db, conflict=conflict, flags=flags)
         with changeset.open("rb") as file:
@@ -195,18 +184,18 @@ def proven(db: apsw.Connection, changeset: Path) -> int | None:
     Returns:
         How many references lead nowhere without the change; None where its record cannot take it back.
     """
-    with _tried(db, changeset):
+    with _tried(db):
         back = _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, None)
         again = _applied(db, changeset, 0, None)
     return None if back.conflicts or again.conflicts else back.dangling
 
 
 @contextmanager
-def _tried(db: apsw.Connection, changeset: Path) -> Iterator[None]:
+def _tried(db: apsw.Connection) -> Iterator[None]:
     db.execute("SAVEPOINT tried")
     try:
-        _without_triggers(db, _touched(changeset))
-        yield
+        with sqlite.without_triggers(db):
+            yield
     finally:
         db.execute("ROLLBACK TO tried")
         db.execute("RELEASE tried")

@@ -94,11 +94,18 @@ def is_migrated(db: apsw.Connection) -> bool:
 
 
 def eligible(db: apsw.Connection, notes: str = NOTES) -> str:
-    """Return the condition by which a note may be embedded: it is searchable, and nobody has excluded it.
+    """Return the condition by which a note may be embedded.
+
+    It is searchable, and the application has not decided against it: by ``embedding_eligible`` 0, or by the status
+    ``not_applicable`` alone.
 
     Args:
         db: its database, with or without the columns.
         notes: what the query calls the table of notes.
     """
-    word = f" AND {notes}.embedding_eligible IS NOT 0" if "embedding_eligible" in columns_there(db) else ""
-    return f"({notes}.searchable = 1{word})"
+    there = columns_there(db)
+    word, status = (
+        f"{notes}.{name}" if name in there else "NULL" for name in ("embedding_eligible", "embedding_status")
+    )
+    decided = f"CASE WHEN {word} IS NULL THEN {status} IS NOT 'not_applicable' ELSE {word} <> 0 END"
+    return f"({notes}.searchable = 1 AND {decided})"

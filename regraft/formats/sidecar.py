@@ -5,9 +5,12 @@ The layout is regraft's own. Nothing in it cannot be made again from the notes.
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ VERSION = 1
 #: In the file's header, so that other programs can tell what it is.
 APPLICATION_ID = 0x72674358
 TABLE = "embedding"
+#: How many rows are read at once: a query that is still open would keep others from writing.
+_AT_ONCE = 500
 
 _TABLES = (
     """CREATE TABLE meta (
@@ -126,3 +131,77 @@ def reading(path: Path) -> Iterator[tuple[apsw.Connection, Meta]]:
         except (apsw.NotADBError, apsw.CorruptError) as error:
             raise SidecarProblem(f"it is damaged ({error})") from error
         yield db, meta
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+class Flaw(StrEnum):
+    """Why no search can use a vector."""
+
+    LENGTH = "length"
+    NON_FINITE = "non-finite"
+    ZERO = "zero"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a sidecar has for a note; ``flaw`` None: its vector is good."""
+
+    note_id: str
+    content_hash: str
+    content_version: int
+    embedded_at: str
+    flaw: Flaw | None
+
+
+#: A number too long for single precision, in which sqlite-vec counts, has its norm worked out once more.
+_HELD = f"""SELECT note_id, content_hash, content_version, embedded_at,
+       CASE WHEN typeof(vector) = 'blob' AND length(vector) = :size
+            THEN vec_distance_l2(vector, zeroblob(:size)) END AS norm,
+       typeof(vector) = 'blob' AND length(vector) = :size AS fits
+  FROM {TABLE}"""
+
+
+class Vectors:
+    """The vectors of an open sidecar: always as they are now.
+
+    Args:
+        db: the sidecar, open for reading or writing, with sqlite-vec.
+        meta: what it says of itself.
+    """
+
+    def __init__(self, db: apsw.Connection, meta: Meta) -> None:
+        self.db = db
+        self.meta = meta
+        #: The length of a vector in bytes; one of length 0 is none.
+        self.size = 4 * (meta.dimensions or 0)
+
+    def of(self, note_id: str) -> Held | None:
+        """Return what there is for a note."""
+        row = self.db.execute(f"{_HELD} WHERE note_id = :note", {"size": self.size, "note": note_id}).fetchone()
+        return None if row is None else self._held(row)
+
+    def every(self) -> Iterator[Held]:
+        """Return every row, by its note's id in the order of SQLite's texts (that of their bytes)."""
+        after: Any = ""
+        query = f"{_HELD} WHERE note_id > :after ORDER BY note_id LIMIT {_AT_ONCE}"
+        while rows := self.db.execute(query, {"size": self.size, "after": after}).fetchall():
+            yield from map(self._held, rows)
+            after = rows[-1][0]
+
+    def count(self) -> int:
+        """Return how many there are."""
+        return int(self.db.execute(f"SELECT count(*) FROM {TABLE}").get)
+
+    def _held(self, row: Any) -> Held:
+        note_id, content_hash, version, embedded_at, norm, fits = row
+        return Held(note_id, content_hash, version, embedded_at, self._flaw(note_id, norm) if fits else Flaw.LENGTH)
+
+    def _flaw(self, note_id: str, norm: float | None) -> Flaw | None:
+        if norm is None or not math.isfinite(norm):
+            raw: Any = self.db.execute(f"SELECT vector FROM {TABLE} WHERE note_id = ?", (note_id,)).get
+            norm = math.hypot(*array("f", raw))
+        if not math.isfinite(norm):
+            return Flaw.NON_FINITE
+        return None if norm > 0 else Flaw.ZERO

@@ -1,0 +1,71 @@
+"""``repair`` of codex-mem: its full-text index is emptied, and filled with the searchable notes alone.
+
+FTS5's own "rebuild" would make excluded notes findable (``docs/formats/codex_mem.md``, "Full text").
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import apsw
+
+from checks import codex_mem_findings as codex
+from checks.findings import FINDINGS, Finding
+from regraft import notices, sqlite
+from regraft.formats.codex_mem import FULL_TEXT, NOTES
+from repair.mending import Wish
+from repair.plan import Action, Left, Plan, RowsChange
+from repair.store import Store
+
+#: Findings that are mended.
+NAMES = (codex.FTS_MISSING, codex.FTS_EXTRA, codex.FTS_SKEWED)
+#: Where FTS5 keeps the index; a change of the virtual table is one of their rows.
+_SHADOWS = tuple(f"{FULL_TEXT}_{name}" for name in ("data", "idx", "docsize"))
+
+
+def plan(store: Store, wish: Wish) -> Plan:
+    """Return what is going to be mended; nothing is written."""
+    found: dict[str, list[Finding]] = defaultdict(list)
+    for finding in store.findings():
+        found[finding.name].append(finding)
+    made = Plan()
+    names = [name for name in NAMES if name in found and name in (wish.only or NAMES)]
+    if names:
+        made.changes.append(_refill(store, names))
+        # One index: what mends one of them mends all.
+        made.mends = {(one.name, one.base) for name in NAMES for one in found[name]}
+    if not wish.only:
+        made.left = [_left(one) for name, every in found.items() if name not in NAMES for one in every if _counts(one)]
+    return made
+
+
+def _counts(finding: Finding) -> bool:
+    return notices.at_least(finding.severity, "warning")
+
+
+def _left(finding: Finding) -> Left:
+    said = f"{finding.message}; {FINDINGS[finding.name].mended_by}"
+    return Left(finding.name, said, finding.base, finding.subject, finding.count, finding.severity, finding.repair)
+
+
+def _refill(store: Store, names: list[str]) -> RowsChange:
+    path = store.found.path
+    with sqlite.reading(path) as db:
+        notes = db.execute(f"SELECT count(*) FROM {NOTES} WHERE searchable = 1").get
+        size = db.execute(f"SELECT ifnull(sum(octet_length(block)), 0) FROM {FULL_TEXT}_data").get
+    said = f"index the {notes:,} searchable notes anew for the search by words"
+    action = Action("rebuild-full-text", said, None, path.name, notes, size, names[0])
+    # The old index goes and a new one comes.
+    return RowsChange(path.name, (action,), refill, _SHADOWS, 2 * size)
+
+
+def refill(db: apsw.Connection) -> None:
+    """Empty the full-text index and fill it with the searchable notes, in the caller's transaction."""
+    db.execute(f"INSERT INTO {FULL_TEXT} ({FULL_TEXT}) VALUES ('delete-all')")
+    db.execute(
+        f"INSERT INTO {FULL_TEXT} (rowid, title, content)"
+        f" SELECT rowid, title, content FROM {NOTES} WHERE searchable = 1 ORDER BY rowid"
+    )
+    # FTS5 holds rows back until then: what takes this back is read off its tables before the transaction ends.
+    db.execute("SAVEPOINT flushed")
+    db.execute("RELEASE flushed")

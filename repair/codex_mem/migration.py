@@ -1,0 +1,103 @@
+"""Migration 006 of codex-mem's database: columns for what is known of a note's vector, and nothing else.
+
+It follows a draft of codex-mem's own (``docs/formats/codex_mem.md``, "Migration 006"). It is made on a copy of the
+file, page by page, which then takes the file's place: row numbers and the full-text index stay as they are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from checks import codex_mem_findings as codex
+from regraft import sqlite
+from regraft.clock import iso_time
+from regraft.formats.codex_mem import COLUMNS, MIGRATION, MIGRATIONS, NOTES
+from regraft.system_errors import MigrationForeign
+from regraft.text import counted
+from repair.copies import copy_database
+from repair.plan import Action, FileChange, Plan
+from repair.store import Store
+
+
+def plan(store: Store, now_ms: int) -> Plan:
+    """Return what brings a database to migration 006; nothing is written.
+
+    Raises:
+        MigrationForeign: it has another migration 006, or one of the columns is another one.
+    """
+    changes = changes_of(store, now_ms)
+    there = {(one.name, one.base) for one in store.audit().findings if one.name == codex.MIGRATION} if changes else ()
+    return Plan([*changes], mends=set(there))
+
+
+def changes_of(store: Store, now_ms: int) -> list[FileChange]:
+    """Return the change that adds what is missing of migration 006; none where all of it is there.
+
+    Raises:
+        MigrationForeign: it has another migration 006, or one of the columns is another one.
+    """
+    path = store.found.path
+    with sqlite.reading(path) as db:
+        missing = missing_columns(db, path)
+        is_recorded = _is_recorded(db, path)
+    if not missing and is_recorded:
+        return []
+    said = []
+    if missing:
+        said.append(f"add {counted(len(missing), 'column')} to {NOTES}, all of them empty")
+    if not is_recorded:
+        said.append(f"record migration {MIGRATION[1]}")
+    action = Action("migrate-metadata", " and ".join(said), None, path.name, len(missing) or 1)
+    applied_at = iso_time(now_ms)
+
+    def make(new: Path) -> None:
+        copy_database(path, new)
+        with sqlite.writing(new) as db, sqlite.transaction(db):
+            migrate(db, path, applied_at)
+
+    return [FileChange(path.name, (action,), make, path.stat().st_size)]
+
+
+def migrate(db: apsw.Connection, path: Path, applied_at: str) -> None:
+    """Add what is missing, in the caller's transaction.
+
+    Args:
+        db: the database, open for writing.
+        path: what it is called in errors.
+        applied_at: the time, RFC 3339.
+
+    Raises:
+        MigrationForeign: it has another migration 006, or one of the columns is another one.
+    """
+    for name in missing_columns(db, path):
+        db.execute(f"ALTER TABLE {NOTES} ADD COLUMN {name} {COLUMNS[name]}")
+    if not _is_recorded(db, path):
+        db.execute(f"INSERT INTO {MIGRATIONS} (version, name, applied_at) VALUES (?, ?, ?)", (*MIGRATION, applied_at))
+
+
+def missing_columns(db: apsw.Connection, path: Path) -> list[str]:
+    """Return which columns the notes lack.
+
+    Raises:
+        MigrationForeign: one that is there has another type, or must not be empty.
+    """
+    there: dict[str, tuple[str, Any]] = {
+        str(name).lower(): (str(kind), notnull)
+        for _, name, kind, notnull, *_ in db.execute(f"PRAGMA table_info({NOTES})")
+    }
+    for name, wanted in COLUMNS.items():
+        kind, notnull = there.get(name, (wanted, 0))
+        if kind.upper() != wanted or notnull:
+            found = f"{kind or 'no type'}{' NOT NULL' if notnull else ''}"
+            raise MigrationForeign(path=path, what=f"its notes have a column {name} of {found}")
+    return [name for name in COLUMNS if name not in there]
+
+
+def _is_recorded(db: apsw.Connection, path: Path) -> bool:
+    name: Any = db.execute(f"SELECT name FROM {MIGRATIONS} WHERE version = ?", (MIGRATION[0],)).get
+    if name not in (None, MIGRATION[1]):
+        raise MigrationForeign(path=path, what=f'its migration {MIGRATION[0]} is called "{name}"')
+    return name is not None

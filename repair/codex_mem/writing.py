@@ -1,0 +1,48 @@
+"""Writing to codex-mem's notes so that no search by words is any different afterwards.
+
+The application's trigger takes every UPDATE of a note for a new text: of an excluded note it deletes what the full-text
+index never had, which skews all ranks for good (``docs/formats/codex_mem.md``, "Full text").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import apsw
+
+from regraft import sqlite
+from regraft.formats.codex_mem import NOTES
+
+_GUARD = "regraft_excluded_notes"
+
+
+@contextmanager
+def metadata(db: apsw.Connection) -> Iterator[None]:
+    """Let what a note's columns of migration 006 say be written, as a part of the caller's transaction.
+
+    No trigger of the file runs meanwhile, and an UPDATE of an excluded note fails.
+
+    Raises:
+        apsw.ConstraintError: a note is excluded.
+    """
+    with sqlite.without_triggers(db), excluded_guarded(db):
+        yield
+
+
+@contextmanager
+def excluded_guarded(db: apsw.Connection) -> Iterator[None]:
+    """Let no UPDATE of an excluded note pass, whichever statement it is of; a file without notes is as it was."""
+    columns = {str(row[1]) for row in db.execute(f"PRAGMA main.table_info({NOTES})")}
+    if "searchable" not in columns:
+        yield
+        return
+    # Triggers in temp run even where those of the file do not.
+    db.execute(
+        f"CREATE TEMP TRIGGER {_GUARD} BEFORE UPDATE ON main.{NOTES} WHEN old.searchable IS NOT 1"
+        " BEGIN SELECT RAISE(ABORT, 'an excluded note is never changed'); END"
+    )
+    try:
+        yield
+    finally:
+        db.execute(f"DROP TRIGGER IF EXISTS temp.{_GUARD}")
