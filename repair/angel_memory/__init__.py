@@ -1,0 +1,1 @@
+"""Changing AngelMemory's data folders: records, the vectors that follow them, and what nothing uses."""
