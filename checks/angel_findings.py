@@ -115,5 +115,5 @@ PROVIDER_LEFTOVER = register(
     "gc",
 )
 
-#: Findings that the records have to be mended for before their vectors, and what nothing uses, are looked at.
-OF_RECORDS = frozenset({FILE_MISSING, RECORD_CHANGED, RECORD_MISSING, SHORT_ID_SEQUENCE})
+#: Findings after whose repair records have other vectors and tags: that comes first.
+OF_RECORDS = frozenset({FILE_MISSING, RECORD_CHANGED, RECORD_MISSING})

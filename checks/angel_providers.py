@@ -97,3 +97,14 @@ def entries_of(folder: ProviderFolder) -> int | None:
             return None if found is None else chroma.count(db, found)
     except (ChromaProblem, OSError, apsw.Error, UnicodeDecodeError):
         return None
+
+
+def entries_elsewhere(folder: ProviderFolder) -> list[str]:
+    """Return the names of a provider's other collections that hold something: memories of it, as a rule."""
+    try:
+        with chroma.reading(folder.database) as db:
+            names = [name for name in chroma.names(db) if name != angel_memory.COLLECTION]
+            found = ((name, chroma.collection(db, name)) for name in names)
+            return [name for name, one in found if one is not None and chroma.count(db, one)]
+    except (ChromaProblem, OSError, apsw.Error, UnicodeDecodeError):
+        return []

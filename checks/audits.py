@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from checks import store
+from checks import angel_memory, store
 from checks.findings import Audit
 from checks.mended_by import CommandLine
 from checks.store import Wish
@@ -27,6 +27,7 @@ class Auditor:
 _V2 = Auditor(store.audit, store.base_ids)
 AUDITORS: dict[Kind, Auditor] = {
     **dict.fromkeys(store.KINDS, _V2),
+    Kind.ANGEL_MEMORY: Auditor(angel_memory.audit, angel_memory.bases),
 }
 
 

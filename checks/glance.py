@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from checks import glance_preview, glance_v1, glance_v2
+from checks import glance_angel_memory, glance_preview, glance_v1, glance_v2
 from regraft.locate import NAMES, PREVIEW_SOURCES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress, human_bytes
 from regraft.text import counted
@@ -13,7 +13,11 @@ from regraft.text import counted
 #: Kinds of v2 data that are looked into where they are folders; an archive of one is only named.
 _V2_FOLDERS = (Kind.LIBRARY, Kind.BASE, Kind.V2_PROFILE)
 #: What looks into stores of other systems; ``health`` has whatever else is worth knowing of them.
-_SYSTEMS: dict[Kind, Callable[[Located], tuple[list[dict[str, Any]], dict[str, Any]]]] = {}
+_SYSTEMS: dict[Kind, Callable[[Located], tuple[list[dict[str, Any]], dict[str, Any]]]] = {
+    Kind.ANGEL_MEMORY: glance_angel_memory.look,
+}
+#: What says to a person what there is, of stores that have no bases.
+_TOLD: dict[Kind, Callable[[dict[str, Any]], Iterator[str]]] = {Kind.ANGEL_MEMORY: glance_angel_memory.told}
 
 
 def look(source: Located, progress: Progress) -> dict[str, Any]:
@@ -43,6 +47,11 @@ def as_text(document: dict[str, Any], *, verbose: bool = False) -> str:
     lines = [f"{document['source']['path']} is {kind}.", ""]
     for base in document["bases"]:
         lines += _base_lines(base, verbose)
+    told = _TOLD.get(Kind(document["kind"]))
+    if told is None:
+        lines.append(f"{counted(len(document['bases']), 'base')}, {human_bytes(document['health']['bytes'])}.")
+    else:
+        lines += told(document["health"])
     lines += _health_lines(document["health"], document["bases"])
     return "\n".join(lines) + "\n"
 
@@ -80,7 +89,6 @@ def _store_line(store: dict[str, Any]) -> str:
 
 
 def _health_lines(health: dict[str, Any], bases: list[dict[str, Any]]) -> Iterator[str]:
-    yield f"{counted(len(bases), 'base')}, {human_bytes(health['bytes'])}."
     if health["coverage"] is not None:
         yield (
             f"{health['coverage']:.2%} of the texts have their vector; "

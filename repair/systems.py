@@ -6,15 +6,18 @@ from collections.abc import Callable
 
 from regraft.locate import Kind
 from repair import gc, mending, reconcile
+from repair.angel_memory import records as angel_records
 from repair.plan import Plan
 from repair.store import Store
 
-_MENDS: dict[Kind, Callable[[Store, mending.Wish], Plan]] = {}
+_MENDS: dict[Kind, Callable[[Store, mending.Wish], Plan]] = {
+    Kind.ANGEL_MEMORY: angel_records.plan,
+}
 _RECONCILES: dict[Kind, Callable[[Store], Plan]] = {}
 _COLLECTS: dict[Kind, Callable[[Store, gc.Wish], Plan]] = {}
 
 #: Findings that ``repair`` mends, of all kinds.
-MENDED = (*mending.NAMES,)
+MENDED = (*mending.NAMES, *angel_records.NAMES)
 #: Findings that ``gc`` removes what they are about, of all kinds.
 COLLECTED = (*gc.NAMES,)
 

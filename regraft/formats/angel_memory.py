@@ -29,6 +29,8 @@ FILE_INDEX = "memory_center/index/file_index_global.db"
 #: What the system's maintenance remembers.
 STATE = "memory_center/maintenance_state.json"
 RAW = "raw"
+#: Where all of these but the notes lie.
+CENTER = "memory_center"
 #: The collection of the notes' vectors, in each provider's folder.
 COLLECTION = "notes_index"
 #: Of an entry's metadata in it.
@@ -61,7 +63,6 @@ _READ = {
 _FILE_TABLES = {FILES: ("id", "relative_path", "file_timestamp")}
 
 _PROVIDER_FOLDER = "memory_"
-_CENTER = "memory_center"
 _CHROMA = "chromadb"
 _UNSAFE = re.compile(r'[<>:"/\\|?*]')
 
@@ -176,7 +177,7 @@ def _has_records_without_tags(database: Path) -> bool:
 
 def _memory_folders(root: Path) -> list[Path]:
     """Return the folders that are called like those of providers, in the order of names."""
-    inside = (path for path in root.iterdir() if path.name.startswith(_PROVIDER_FOLDER) and path.name != _CENTER)
+    inside = (path for path in root.iterdir() if path.name.startswith(_PROVIDER_FOLDER) and path.name != CENTER)
     return sorted(path for path in inside if path.is_dir())
 
 
@@ -269,6 +270,12 @@ def _record(row: tuple[Any, ...], tags: tuple[tuple[int, str | None], ...]) -> R
 def record_count(db: apsw.Connection) -> int:
     """Return how many records there are."""
     number: Any = db.execute(f"SELECT count(*) FROM {RECORDS}").get
+    return int(number)
+
+
+def tag_count(db: apsw.Connection) -> int:
+    """Return how many tags there are, of notes and of memories."""
+    number: Any = db.execute(f"SELECT count(*) FROM {TAGS}").get
     return int(number)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,33 @@ def add_functions(db: apsw.Connection) -> None:
         return content_hash(*(str(part) for part in parts))
 
     db.create_scalar_function("content_hash", hashed, 3, deterministic=True)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project, which is what a search looks in; ``slug`` tells it within its system."""
+
+    id: str
+    name: str
+    slug: str
+
+
+def projects(db: apsw.Connection) -> dict[str, Project]:
+    """Return the projects by their ids, in the order in which they were written.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the database is damaged.
+    """
+    rows = db.execute("SELECT id, name, slug FROM projects WHERE typeof(id) = 'text' ORDER BY rowid")
+    return {project.id: project for project in (Project(str(one), str(name), str(slug)) for one, name, slug in rows)}
+
+
+def project_id(known: Mapping[str, Project], word: str) -> str | None:
+    """Return the id of the one project that has this id, name or slug; None where none or several have it."""
+    if word in known:
+        return word
+    found = [one.id for one in known.values() if word in (one.name, one.slug)]
+    return found[0] if len(found) == 1 else None
 
 
 def columns_there(db: apsw.Connection) -> list[str]:

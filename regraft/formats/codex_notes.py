@@ -7,8 +7,8 @@ inside a transaction too. Nothing is held in memory.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -94,10 +94,19 @@ class Note:
         """Tell whether its vector is good and only its metadata do not say so: a run was killed between the two."""
         return self.is_eligible and self.status is not Status.READY and self.has_vector
 
+    @property
+    def is_astray(self) -> bool:
+        """Tell whether its vector is an orphan of the sidecar: it is adoptable, or the note is to have none."""
+        return self.is_adoptable or (self.held is not None and not self.is_eligible)
+
 
 @dataclass
 class Counts:
-    """How many notes there are of each status, ``orphans`` of the sidecar apart."""
+    """How many notes there are of each status.
+
+    Beside that, ``held`` is how many of them the sidecar has a vector of, whatever it is; ``astray`` how many of these
+    should have none, or are not said to have it.
+    """
 
     excluded: int = 0
     not_applicable: int = 0
@@ -105,15 +114,28 @@ class Counts:
     pending: int = 0
     stale: int = 0
     failed: int = 0
+    held: int = 0
+    astray: int = 0
 
     @property
     def eligible(self) -> int:
         """Return how many may be embedded."""
         return self.ready + self.pending + self.stale + self.failed
 
-    def add(self, status: Status) -> None:
+    def add(self, note: Note) -> None:
         """Count a note."""
-        setattr(self, status.value, getattr(self, status.value) + 1)
+        setattr(self, note.status.value, getattr(self, note.status.value) + 1)
+        self.held += note.held is not None
+        self.astray += note.is_astray
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """Return the sum of counts."""
+    summed = Counts()
+    for one in counts:
+        for field in fields(Counts):
+            setattr(summed, field.name, getattr(summed, field.name) + getattr(one, field.name))
+    return summed
 
 
 def fits(held: Held, content_hash: str) -> bool:
@@ -163,7 +185,7 @@ class Notes:
         """Return how many notes there are of each status, by the ids of their projects."""
         found: dict[str, Counts] = defaultdict(Counts)
         for note in self.judged():
-            found[note.project].add(note.status)
+            found[note.project].add(note)
         return dict(found)
 
     def _judged(self, row: Any) -> Note:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 
@@ -48,6 +49,10 @@ _TABLES = (
 
 class SidecarProblem(ValueError):
     """A file that cannot be used as a sidecar; the message is what to say of it."""
+
+
+class SidecarUnreadable(SidecarProblem):
+    """A sidecar that is damaged, or that may not be read."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,11 @@ def read_meta(db: apsw.Connection) -> Meta:
         ).fetchall()
     except apsw.SQLError as error:
         raise SidecarProblem(f"a part of its layout is missing ({error})") from error
-    return Meta(*row)
+    meta = Meta(*row)
+    is_length = meta.dimensions is None or (isinstance(meta.dimensions, int) and meta.dimensions > 0)
+    if not is_length or not isinstance(meta.model_id, str):
+        raise SidecarProblem("its identity row names no model, or no number of dimensions")
+    return meta
 
 
 @contextmanager
@@ -119,7 +128,8 @@ def reading(path: Path) -> Iterator[tuple[apsw.Connection, Meta]]:
     """Open a sidecar for reading without a trace, with sqlite-vec.
 
     Raises:
-        SidecarProblem: it cannot be used; the message says why.
+        SidecarUnreadable: it cannot be read.
+        SidecarProblem: it is another file, or of another version.
         FileNotFoundError: there is none.
     """
     if not path.is_file():
@@ -128,8 +138,8 @@ def reading(path: Path) -> Iterator[tuple[apsw.Connection, Meta]]:
         try:
             db = stack.enter_context(sqlite.reading(path, vectors=True, beside_writers=True))
             meta = read_meta(db)
-        except (apsw.NotADBError, apsw.CorruptError) as error:
-            raise SidecarProblem(f"it is damaged ({error})") from error
+        except (apsw.Error, OSError, UnicodeDecodeError) as error:
+            raise SidecarUnreadable(f"it cannot be read ({error})") from error
         yield db, meta
 
 
@@ -178,21 +188,63 @@ class Vectors:
         self.size = 4 * (meta.dimensions or 0)
 
     def of(self, note_id: str) -> Held | None:
-        """Return what there is for a note."""
-        row = self.db.execute(f"{_HELD} WHERE note_id = :note", {"size": self.size, "note": note_id}).fetchone()
-        return None if row is None else self._held(row)
+        """Return what there is for a note.
+
+        Raises:
+            SidecarUnreadable: the file is damaged.
+        """
+        rows = self._rows(f"{_HELD} WHERE note_id = :note", note=note_id)
+        return self._held(rows[0]) if rows else None
 
     def every(self) -> Iterator[Held]:
-        """Return every row, by its note's id in the order of SQLite's texts (that of their bytes)."""
+        """Return every row, by its note's id in the order of SQLite's texts (that of their bytes).
+
+        Raises:
+            SidecarUnreadable: the file is damaged.
+        """
         after: Any = ""
-        query = f"{_HELD} WHERE note_id > :after ORDER BY note_id LIMIT {_AT_ONCE}"
-        while rows := self.db.execute(query, {"size": self.size, "after": after}).fetchall():
+        while rows := self._rows(f"{_HELD} WHERE note_id > :after ORDER BY note_id LIMIT {_AT_ONCE}", after=after):
             yield from map(self._held, rows)
             after = rows[-1][0]
 
+    def distances(self, note_ids: Sequence[str], vector: bytes) -> dict[str, float]:
+        """Return how far notes' vectors are from another one, by cosine; those that have no distance are left out.
+
+        Raises:
+            SidecarUnreadable: the file is damaged.
+        """
+        query = f"""SELECT note_id, vec_distance_cosine(vector, :vector) FROM {TABLE}
+             WHERE note_id IN (SELECT value FROM json_each(:notes))
+               AND typeof(vector) = 'blob' AND length(vector) = length(:vector)"""
+        rows = self._rows(query, notes=msgspec.json.encode(note_ids).decode(), vector=vector)
+        return {note_id: distance for note_id, distance in rows if distance is not None}
+
     def count(self) -> int:
-        """Return how many there are."""
-        return int(self.db.execute(f"SELECT count(*) FROM {TABLE}").get)
+        """Return how many there are.
+
+        Raises:
+            SidecarUnreadable: the file is damaged.
+        """
+        return int(self._rows(f"SELECT count(*) FROM {TABLE}")[0][0])
+
+    def fitting(self, content_version: int) -> tuple[int, int]:
+        """Return how many have the sidecar's dimensions, and how many are of a content version.
+
+        Raises:
+            SidecarUnreadable: the file is damaged.
+        """
+        query = f"""SELECT total(typeof(vector) = 'blob' AND length(vector) = :size AND :size > 0),
+                           total(content_version = :version) FROM {TABLE}"""
+        [(of_size, of_version)] = self._rows(query, version=content_version)
+        return int(of_size), int(of_version)
+
+    def _rows(self, query: str, **values: Any) -> list[Any]:
+        try:
+            return self.db.execute(query, {"size": self.size, **values}).fetchall()
+        except apsw.InterruptError:
+            raise  # whoever asked for it knows why
+        except (apsw.Error, UnicodeDecodeError) as error:
+            raise SidecarUnreadable(f"it cannot be read ({error})") from error
 
     def _held(self, row: Any) -> Held:
         note_id, content_hash, version, embedded_at, norm, fits = row
@@ -200,7 +252,7 @@ class Vectors:
 
     def _flaw(self, note_id: str, norm: float | None) -> Flaw | None:
         if norm is None or not math.isfinite(norm):
-            raw: Any = self.db.execute(f"SELECT vector FROM {TABLE} WHERE note_id = ?", (note_id,)).get
+            [(raw,)] = self._rows(f"SELECT vector FROM {TABLE} WHERE note_id = :note", note=note_id)
             norm = math.hypot(*array("f", raw))
         if not math.isfinite(norm):
             return Flaw.NON_FINITE

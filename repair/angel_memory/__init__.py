@@ -1,1 +1,1 @@
-"""Changing AngelMemory's data folders: records, the vectors that follow them, and what nothing uses."""
+"""Changing AngelMemory's data folder: records, vectors, and what nothing uses (``docs/angel-memory.md``)."""
