@@ -50,7 +50,7 @@ class Staging:
         self._ready = ready
         self._dimensions = dimensions
         self.name = name
-        self.label = f"notes of {name}"
+        self.label = "The notes"
 
     @property
     def dimensions(self) -> int | None:

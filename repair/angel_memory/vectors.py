@@ -125,7 +125,7 @@ def _changed(build: Build, folder: str) -> Iterator[Action]:
         if keys:
             yield Action(action, said.format(counted(len(keys), "vector")), None, folder, len(keys), finding=finding)
     if work.relabelled:
-        said = f"mend the metadata of {counted(len(work.relabelled), 'vector')}, which stay as they are"
+        said = f"mend the metadata of {counted(len(work.relabelled), 'vector')}; nothing is embedded for it"
         yield Action("update-metadata", said, None, folder, len(work.relabelled), finding=angel.METADATA)
     if work.deleted:
         said = f"delete {counted(len(work.deleted), 'vector')} of notes that are not there"
