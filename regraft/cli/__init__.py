@@ -21,6 +21,7 @@ _MODULES = {
     "migrate": "migrate",
     "search": "search",
     "compare": "compare",
+    "recall": "recall",
     "export": "export",
     "import": "import_",
     "gc": "gc",
