@@ -14,6 +14,19 @@ class MigrationForeign(RegraftError, ValueError):
     that codex-mem."""
 
 
+class SidecarUnfit(RegraftError, ValueError):
+    """{path}: {reason}; regraft rebuild makes all vectors of the notes anew."""
+
+
+class CollectionOfOtherVersion(RegraftError, ValueError):
+    """{path}: another version of chromadb than {version} wrote it, and that one could not read it any more afterwards
+    ({reason}); nothing was changed, install the chromadb that the application uses beside regraft."""
+
+
+class CollectionRefused(RegraftError, OSError):
+    """{path}: chromadb cannot work with it: {reason}; nothing of it was changed."""
+
+
 class NotRecalled(RegraftError, ValueError):
     """{path}: this is {what}, which has no notes to recall; give a data folder of AngelMemory."""
 

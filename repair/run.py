@@ -253,7 +253,7 @@ def opened(store: Store) -> Iterator[Ledger]:
                 with contextlib.suppress(apsw.Error, LedgerUnreadable):
                     # A run that was stopped before it changed anything leaves nothing, as one that was refused.
                     is_new = is_new and all(change.state == "dropped" for change in book.changes.every())
-                    is_new = is_new and not (store.own / changing.RESTORING).exists()
+                    is_new = is_new and not changing.is_waiting(store.own)
     except TargetLocked:
         is_new = False
         raise

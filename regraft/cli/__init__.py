@@ -29,6 +29,7 @@ _MODULES = {
     "reconcile": "reconcile",
     "clear-failed": "clear_failed",
     "backfill": "backfill",
+    "rebuild": "rebuild",
     "restore": "restore",
     "upgrade": "upgrade",
     "rescue": "rescue",
