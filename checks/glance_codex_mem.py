@@ -78,7 +78,7 @@ def _project(survey: Survey, project: codex_mem.Project) -> dict[str, Any]:
 
 def told_of_each(base: dict[str, Any]) -> Iterator[str]:
     """Yield what a person is told of a project."""
-    yield one_line(f"{base['name']}  ({base['id']})")
+    yield f"{one_line(base['name'])}  ({one_line(base['id'])})"
     yield f"  notes       {base['notes']:,} ({_listed(base['by_status'])})" if base["notes"] else "  notes       none"
     if base["notes"]:
         yield f"              {_listed(base['by_type'])}"
