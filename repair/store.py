@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import apsw
+
 from checks import audits
 from checks import store as checked
 from checks.catalog_rows import base_key
 from checks.findings import Audit, Finding
 from checks.levels import Level
-from regraft import ledger, profiles
-from regraft.errors import ApplicationOpen, NotChanged
-from regraft.formats import v2_places
+from regraft import ledger, profiles, sqlite
+from regraft.errors import ApplicationOpen, NotChanged, StoreBusy
+from regraft.formats import angel_memory, codex_mem, v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
+from repair import files
 
 #: Kinds that are changed in place.
 KINDS = checked.KINDS
@@ -74,6 +77,9 @@ class Store:
     @cached_property
     def names(self) -> dict[str, str]:
         """Return what a person calls each base, by its id; empty where no catalog can be read."""
+        if self.found.kind is Kind.CODEX_MEM:
+            with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.reading(self.found.path) as db:
+                return {key: project.name for key, project in codex_mem.projects(db).items()}
         with contextlib.suppress(CatalogProblem):
             rows = [] if self.catalog is None else read_catalog(self.root / self.catalog, data=False).bases
             return {base_key(row): str(row.get("name")) for row in rows}
@@ -139,11 +145,17 @@ def recognised_after(store: Store, command: str) -> AbstractContextManager[Store
 
 
 def demand_quiet(store: Store) -> None:
-    """Refuse to change a profile whose application is running.
+    """Refuse to change a store whose application is running.
 
     Raises:
-        ApplicationOpen
+        ApplicationOpen, StoreNotWritable
     """
     sign = profiles.sign_of_life(store.root) if store.is_profile else None
+    if store.found.kind is Kind.ANGEL_MEMORY:
+        # The system keeps it open, with a log, as long as it runs; nothing else that it has open can be told.
+        try:
+            files.settle_log(store.root / angel_memory.FILE_INDEX)
+        except StoreBusy:
+            sign = f"it has {angel_memory.FILE_INDEX} open"
     if sign is not None:
         raise ApplicationOpen(path=store.root, sign=sign)

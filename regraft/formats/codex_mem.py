@@ -117,6 +117,18 @@ def project_id(known: Mapping[str, Project], word: str) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
+def project_at_hand(db: apsw.Connection, folder: Path) -> str | None:
+    """Return the project that a user at work in a folder means: that of the workspace around it, else of the latest
+    session; None where there is neither.
+    """
+    around = {str(place) for place in (folder, *folder.parents)}
+    places = db.execute("SELECT root_path, project_id FROM workspaces ORDER BY length(root_path) DESC, id").fetchall()
+    inside = next((str(project) for root, project in places if str(root).rstrip("/") in around), None)
+    latest = "SELECT project_id FROM sessions ORDER BY started_at DESC, id DESC"
+    found: Any = db.execute(latest).fetchone() if inside is None else (inside,)
+    return None if found is None else str(found[0])
+
+
 def columns_there(db: apsw.Connection) -> list[str]:
     """Return which columns of migration 006 the notes have."""
     there = {str(row[1]) for row in db.execute(f"PRAGMA table_info({NOTES})")}
