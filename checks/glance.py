@@ -14,16 +14,22 @@ from regraft.text import counted
 _V2_FOLDERS = (Kind.LIBRARY, Kind.BASE, Kind.V2_PROFILE)
 #: What looks into stores of other systems; ``health`` has whatever else is worth knowing of them.
 _SYSTEMS: dict[Kind, Callable[[Located], tuple[list[dict[str, Any]], dict[str, Any]]]] = {
-    Kind.ANGEL_MEMORY: glance_angel_memory.look,
     Kind.CODEX_MEM: glance_codex_mem.look,
+    Kind.ANGEL_MEMORY: glance_angel_memory.look,
 }
-#: What says to a person what there is in all, of such stores.
-_TOLD: dict[Kind, Callable[[dict[str, Any]], Iterator[str]]] = {
-    Kind.ANGEL_MEMORY: glance_angel_memory.told,
-    Kind.CODEX_MEM: glance_codex_mem.told,
+
+
+def _nothing(_: dict[str, Any]) -> Iterator[str]:
+    yield from ()
+
+
+#: What a store of another system says of one of its parts, and of the whole beside what every store has.
+_TOLD: dict[Kind, tuple[Callable[[dict[str, Any]], Iterator[str]], Callable[[dict[str, Any]], Iterator[str]]]] = {
+    Kind.CODEX_MEM: (glance_codex_mem.base_lines, glance_codex_mem.health_lines),
+    Kind.ANGEL_MEMORY: (_nothing, glance_angel_memory.told),
 }
-#: What says to a person what there is in one of their parts, beside its name.
-_TOLD_OF_EACH: dict[Kind, Callable[[dict[str, Any]], Iterator[str]]] = {Kind.CODEX_MEM: glance_codex_mem.told_of_each}
+#: Kinds that have no bases, nor anything in their place.
+_WITHOUT_BASES = (Kind.ANGEL_MEMORY,)
 
 
 def look(source: Located, progress: Progress) -> dict[str, Any]:
@@ -50,15 +56,14 @@ def look(source: Located, progress: Progress) -> dict[str, Any]:
 def as_text(document: dict[str, Any], *, verbose: bool = False) -> str:
     """Return a look's document as text for a person."""
     kind = Kind(document["kind"])
+    told, of_all = _TOLD.get(kind, (_nothing, _nothing))
     lines = [f"{document['source']['path']} is {NAMES[kind]}.", ""]
-    told_of_each = _TOLD_OF_EACH.get(kind)
     for base in document["bases"]:
-        lines += _base_lines(base, verbose) if told_of_each is None else told_of_each(base)
-    told = _TOLD.get(kind)
-    if told is None:
+        head, *more = _base_lines(base, verbose)
+        lines += [head, *told(base), *more]
+    lines += of_all(document["health"])
+    if kind not in _WITHOUT_BASES:
         lines.append(f"{counted(len(document['bases']), 'base')}, {human_bytes(document['health']['bytes'])}.")
-    else:
-        lines += told(document["health"])
     lines += _health_lines(document["health"], document["bases"])
     return "\n".join(lines) + "\n"
 

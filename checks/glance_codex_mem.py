@@ -13,7 +13,6 @@ from regraft.formats import codex_health, codex_mem
 from regraft.formats.codex_health import State, Survey
 from regraft.formats.codex_notes import Counts
 from regraft.locate import Located
-from regraft.progress import human_bytes
 from regraft.text import counted, one_line
 
 #: How many rows of what a project has; of notes by something that they are.
@@ -76,29 +75,25 @@ def _project(survey: Survey, project: codex_mem.Project) -> dict[str, Any]:
     }
 
 
-def told_of_each(base: dict[str, Any]) -> Iterator[str]:
-    """Yield what a person is told of a project."""
-    yield one_line(f"{base['name']}  ({base['id']})")
+def base_lines(base: dict[str, Any]) -> Iterator[str]:
+    """Yield what a person is told of a project, beside its name."""
     yield f"  notes       {base['notes']:,} ({_listed(base['by_status'])})" if base["notes"] else "  notes       none"
     if base["notes"]:
         yield f"              {_listed(base['by_type'])}"
         yield f"  vectors     {_listed(base['semantic'])}"
     rest = ((base[name], name.removesuffix("s")) for name in ("handoffs", "workspaces", "sessions"))
     yield f"  beside      {', '.join(counted(number, noun) for number, noun in rest)}"
-    yield ""
 
 
 def _listed(numbers: dict[str, int]) -> str:
     return ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number)
 
 
-def told(health: dict[str, Any]) -> Iterator[str]:
-    """Yield the size and the signals of search by meaning for a person."""
-    yield f"{human_bytes(health['bytes'])} with the vectors."
+def health_lines(health: dict[str, Any]) -> Iterator[str]:
+    """Yield the signals of search by meaning for a person."""
     semantic = health["semantic"]
     if semantic is None:
         return
-    yield ""
     yield f"search by meaning: {semantic['state']}"
     for name, value in semantic.items():
         if name != "state":

@@ -29,7 +29,6 @@ DATABASES = {
     "preview": "CREATE TABLE libsql_vectorstores_embedding (id, embeddings)",
     "vectors": "CREATE TABLE vectors (id, vector)",
     "catalog": "CREATE TABLE knowledge_base (id); CREATE TABLE knowledge_item (id)",
-    "codex-mem": ";".join(f"CREATE TABLE {name} (id)" for name in sorted(codex_mem.MARKS)),
     "other": "CREATE TABLE something (id)",
 }
 
@@ -149,7 +148,7 @@ FOLDERS: dict[Kind, Callable[[Path], None]] = {
     Kind.LIBRARY: library,
     Kind.BASE: base,
 }
-FILES = {"index": Kind.INDEX, "preview": Kind.PREVIEW, "vectors": Kind.V1_VECTORS, "codex-mem": Kind.CODEX_MEM}
+FILES = {"index": Kind.INDEX, "preview": Kind.PREVIEW, "vectors": Kind.V1_VECTORS}
 
 
 def test_every_kind_is_tried_here_and_has_a_name() -> None:
