@@ -207,6 +207,17 @@ def test_numbers_that_changed_places_follow_the_text(path: Path) -> None:
     assert names(path) == set()
 
 
+def test_units_of_a_text_that_is_gone_are_numbered(path: Path) -> None:
+    """What they name is not there, before and after."""
+    run_sql(
+        path,
+        f"DELETE FROM content WHERE content_hash = {CONTENT_A}",
+        f"UPDATE search_unit SET unit_index = 9 WHERE {LAST_OF_A}",
+    )
+    assert mended(path) == {"number-units": 1}
+    assert "unit.gap" not in names(path)
+
+
 def test_the_id_of_a_unit_that_may_still_tell_its_material_stays(path: Path) -> None:
     run_sql(path, f"UPDATE search_unit SET material_id = 'gone' WHERE {LAST_OF_A}")
     before = ask(path, "SELECT unit_id FROM search_unit WHERE material_id = 'gone'")
