@@ -243,6 +243,16 @@ def test_a_body_that_lost_its_unit_finds_it(damage: str, path: Path) -> None:
     assert names(path) == set()
 
 
+def test_a_body_that_finds_its_unit_shows_its_place(path: Path) -> None:
+    run_sql(
+        path,
+        f"UPDATE search_text SET target_id = 'x' WHERE target_id = {UNIT}",
+        f"UPDATE search_unit SET char_end = 'end' WHERE {LAST_OF_A}",
+    )
+    assert mended(path) == {"link-bodies": 1, "place-units": 1, "rekey-bodies": 1}
+    assert names(path) == set()
+
+
 def test_a_lost_body_comes_from_the_text(path: Path) -> None:
     run_sql(path, f"DELETE FROM search_text WHERE target_id = {UNIT}")
     assert mended(path) == {"write-bodies": 1, "rebuild-full-text": 1}
