@@ -42,14 +42,16 @@ class Workers:
 
     def claim(self, worker: int, count: int) -> None:
         found = self.queues[worker].claim("base", count, self.now)
+        # Whoever claims takes what others held too long: that they are done with it is not believed any more.
+        mine = {claim.token for claim in self.claims[worker]}
+        self.held = {key: held for key, held in self.held.items() if held[1] >= self.now or held[0] in mine}
         for key in () if found is None else found.keys:
-            _, until = self.held.get(key, ("", -1))
-            assert until < self.now, f"{key} is somebody else's"
+            assert key not in self.held, "it is in somebody's hands"
             assert key not in self.over
             self.held[key] = (found.token, self.now + LEASE_MS)
         if found is None:
             # Nothing waits that nobody has.
-            assert all(self.held.get(key, ("", -1))[1] >= self.now for key in set(KEYS) - self.over)
+            assert set(KEYS) - self.over == set(self.held)
         else:
             assert 0 < len(found.keys) <= count
             self.claims[worker].append(found)

@@ -15,10 +15,9 @@ from regraft.cli.output import reports_errors
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import WrongUsage
 from regraft.text import counted, one_line
-from repair.backfill.look import Wish
 from repair.backfill.meter import Limits
 from repair.backfill.run import backfill as run_backfill
-from repair.backfill.targets import NewModel
+from repair.backfill.wish import NewModel, Wish
 
 
 @click.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import unicodedata
 from collections.abc import Mapping
@@ -42,13 +41,19 @@ _SIDECAR = ".embeddings.sqlite"
 
 
 def database_at(path: Path) -> Path | None:
-    """Return the database that a path is, or that is in it by its usual name; None for anything else."""
+    """Return the database that a path is, or that is in it by its usual name; None for anything else.
+
+    One that is too damaged to be told by its tables is told by that name.
+    """
     place = path / FILE if path.is_dir() else path
-    if sqlite.is_database(place):
-        with contextlib.suppress(apsw.Error, UnicodeDecodeError), sqlite.reading(place) as db:
+    if not sqlite.is_database(place):
+        return None
+    try:
+        with sqlite.reading(place) as db:
             tables = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-            return place if tables >= MARKS else None
-    return None
+    except (apsw.Error, UnicodeDecodeError):
+        return place if place.name == FILE else None
+    return place if tables >= MARKS else None
 
 
 def sidecar_of(database: Path) -> Path:

@@ -228,6 +228,7 @@ class Filling:
 
     def _fail(self, claim: Claim, key: str, is_stale: bool, code: str, reason: str = "") -> None:
         self.queue.fail(claim, key, code, reason or _REASONS[code])
+        self.scope.failed(key, code, self.now_ms())
         self.filled.failed += 1
         self._processed(1, int(is_stale))
 

@@ -144,6 +144,12 @@ class IndexScope:
                 stale += 1
         return Written(pending, stale)
 
+    def failed(self, key: str, code: str, now_ms: int) -> None:
+        """Do nothing: an index has no place for that."""
+
+    def finished(self, now_ms: int) -> None:
+        """Do nothing: an index has no place for that."""
+
     def sample(self, count: int) -> list[tuple[str, bytes]]:
         """See :class:`~repair.backfill.scope.Scope`; they lie all over the file, and are always the same ones."""
         low, high = self._db.execute("SELECT min(rowid), max(rowid) FROM embedding").get or (None, None)

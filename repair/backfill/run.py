@@ -10,7 +10,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from checks import v2_findings as v2
 from checks.findings import FINDINGS
 from regraft import clock, embedders
 from regraft.embedders import Embedder
@@ -20,20 +19,20 @@ from regraft.errors import Declined, StoreNotWritable, TargetLocked
 from regraft.ledger import Ledger
 from regraft.progress import Progress, stage
 from regraft.text import counted, shown
-from repair.backfill import index_scope, probing
+from repair.backfill import probing
 from repair.backfill.crew import Crew
 from repair.backfill.filling import Filling
-from repair.backfill.index_scope import IndexScope
-from repair.backfill.look import Look, Seen, Wish, look, making_units
+from repair.backfill.kinds import FILLERS
+from repair.backfill.look import Look, Seen, look
 from repair.backfill.meter import Meter
 from repair.backfill.outcome import Outcome
+from repair.backfill.scope import Scope, Step
 from repair.backfill.sharing import PATIENCE, Shared, shared
 from repair.backfill.stopping import stops_whole
-from repair.backfill.targets import Target, models_of
+from repair.backfill.wish import Choice, Wish
 from repair.changing import UNDO
 from repair.growing import Growing
-from repair.plan import Action, Left, Plan
-from repair.restore import model_change
+from repair.plan import Action, Left
 from repair.run import Planner, run_command
 from repair.store import Store, demand_quiet, recognised
 
@@ -42,9 +41,6 @@ Document = dict[str, Any]
 _AT_ONCE = 256
 #: Between two tries where another run is at work, in seconds.
 _PAUSE = 0.2
-
-#: Returns the settings of the embedder that is meant, by the ids of the models of the bases that are meant.
-Choice = Callable[[frozenset[str]], EmbedderSettings]
 
 
 def backfill(
@@ -67,10 +63,10 @@ def backfill(
         BackfillStopped, BackfillInterrupted: what was written before stays.
         RegraftError: refused, nothing was written.
     """
-    run = Run("backfill", wish.dry_run, source=wish.path)
-    with recognised(wish.path, wish.kind, "backfill", wish.bases) as store:
+    run = Run(wish.command, wish.dry_run, source=wish.path)
+    with recognised(wish.path, wish.kind, wish.command, wish.bases) as store:
         run.source_kind = store.found.kind.value
-        settings = choose(models_of(store, wish.new))
+        settings = choose(FILLERS[store.found.kind].models(store, wish))
         seen = look(store, settings, wish)
         work = _Work(store, settings, wish, run, seen, progress)
         planned = work.document()
@@ -87,7 +83,9 @@ def backfill(
 def _demand_writable(store: Store, seen: Look) -> None:
     """Refuse a store that cannot be written, before anything is paid for."""
     own = store.own if store.own.exists() else store.root
-    for path in (own, *(store.root / one.target.path for one in seen.seen if one.outcome.survey.lacking)):
+    lacking = (one.target for one in seen.seen if one.outcome.survey.lacking)
+    files = (store.root / name for target in lacking for name in target.files)
+    for path in (own, *(file for file in files if file.exists())):
         if not os.access(path, os.W_OK):
             raise StoreNotWritable(path=path, reason="it is read-only")
 
@@ -120,8 +118,8 @@ class _Work:
         with stops_whole(self.wish.path, self.settings.name, lambda: self.written):
             self._probe(embedder)
             self.others = []
-            self._index()
-            self._adopt()
+            for step in self.look.steps:
+                self._take(step)
             with shared(self.store) as together:
                 self._fill(embedder, meter, together)
         self.run.end()
@@ -146,15 +144,12 @@ class _Work:
         status = "stopped"
         try:
             for number, one in enumerate(self.look.seen):
-                kept = f"{UNDO}/{self.run.id}/{number + 1:06}"
-                begin = partial(self._begin, together.book)
-                growing = Growing(
-                    self.store.root, together.book, self.run.id, one.target.path, kept, (number, 1), begin
-                )
+                growing = self._growing(number, one, together.book)
                 try:
                     self._fill_one(one, growing, embedder, crew, meter, together)
                 finally:
-                    growing.end()
+                    for file in growing:
+                        file.end()
             status = "finished"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -165,10 +160,20 @@ class _Work:
                 together.book.changes.record_actions(self.run.id, self._embedding_documents())
                 together.book.end_run(status)
 
+    def _growing(self, number: int, one: Seen, book: Ledger) -> list[Growing]:
+        """Return what records each file of a target."""
+        files = one.target.files
+        kept = (f"{UNDO}/{self.run.id}/{number * len(files) + place:06}" for place in range(1, len(files) + 1))
+        begin = partial(self._begin, book)
+        return [
+            Growing(self.store.root, book, self.run.id, file, place, (number, 1), begin)
+            for file, place in zip(files, kept, strict=True)
+        ]
+
     def _begin(self, book: Ledger) -> None:
         """Record the run; one that writes nothing is none."""
         if not self._is_recorded:
-            book.begin_run("backfill", shown(self.wish.path), self.run.id)
+            book.begin_run(self.wish.command, shown(self.wish.path), self.run.id)
             book.changes.record_actions(self.run.id, self._embedding_documents())
             self._is_recorded = True
 
@@ -176,66 +181,45 @@ class _Work:
         return [action.document() for action in self._embedding()]
 
     def _fill_one(
-        self, one: Seen, growing: Growing, embedder: Embedder, crew: Crew, meter: Meter, together: Shared
+        self, one: Seen, growing: list[Growing], embedder: Embedder, crew: Crew, meter: Meter, together: Shared
     ) -> None:
-        target, outcome = one.target, one.outcome
-        with index_scope.opened(
-            self.store.root / target.path,
-            target.base_id,
-            is_placed=target.is_placed,
-            label=target.label,
-            dimensions=outcome.dimensions,
-            growing=growing,
-            writable=True,
-        ) as scope:
+        outcome = one.outcome
+        with one.target.opened(self.store.root, growing) as scope:
             outcome.survey = scope.survey()
             self._share(one, scope)
             fill_scope(scope, outcome, embedder, crew, meter, together, self.progress)
+            if outcome.filled.stopped is None:
+                scope.finished(clock.now_ms())
 
-    def _share(self, one: Seen, scope: IndexScope) -> None:
+    def _share(self, one: Seen, scope: Scope) -> None:
         """Give texts the vectors that equal ones have in another base of the model: a text is paid for once."""
+        if one.target.shares_with_itself:
+            _copy_vectors(scope, scope, one.outcome)
+            return
         for other in self.look.seen:
             # What nobody has compared may be called so and be of another model.
             is_proven = other.outcome.probe is not None or not self.wish.probes
             if other is one or not is_proven or _kind_of(other) != _kind_of(one):
                 continue
-            target = other.target
-            with index_scope.opened(
-                self.store.root / target.path,
-                target.base_id,
-                is_placed=target.is_placed,
-                label=target.label,
-                dimensions=other.outcome.dimensions,
-            ) as source:
-                lacking = scope.lacking()
-                while keys := list(islice(lacking, _AT_ONCE)):
-                    found = source.vectors(keys)
-                    if not found:
-                        continue
-                    written = scope.write(found, clock.now_ms())
-                    one.outcome.shared += written.pending + written.stale
-                    one.outcome.filled.newly_ready += written.pending + written.stale
+            with other.target.opened(self.store.root) as source:
+                _copy_vectors(source, scope, one.outcome)
 
     # --- what is done besides ----------------------------------------------------------------------------------------
 
-    def _index(self) -> None:
-        """Make units of texts that have none; where another backfill is long at work, those have to wait."""
-        if not self.look.indexing.changes:
+    def _take(self, step: Step) -> None:
+        """Take a step; where another backfill is long at work, one that may has to wait."""
+        if step.may_wait and not self.look.first.changes:
             return
         try:
-            self._other(partial(making_units, bases={one.target.base_id for one in self.look.seen}))
+            self._other(step.planner)
         except TargetLocked as locked:
+            if not step.may_wait:
+                raise
             self.look.left += [
                 Left(one.finding, str(locked), one.base, one.subject, one.count, FINDINGS[one.finding].severity)
-                for one in self.look.indexing.actions
+                for one in self.look.first.actions
                 if one.finding is not None
             ]
-
-    def _adopt(self) -> None:
-        """Tell the catalog the model of bases that had none: from then on it is known what they lack, and of which."""
-        for one in self.look.seen:
-            if one.target.is_new:
-                self._other(partial(_adopted, target=one.target))
 
     def _other(self, planner: Planner) -> None:
         """Run a planner of its own; another backfill that is at it may do the same.
@@ -247,7 +231,7 @@ class _Work:
         while True:
             try:
                 done = run_command(
-                    "backfill", wish.path, planner, kind=wish.kind, bases=wish.bases, progress=self.progress
+                    wish.command, wish.path, planner, kind=wish.kind, bases=wish.bases, progress=self.progress
                 )
             except TargetLocked:
                 if not planner(self.store).changes:
@@ -269,7 +253,7 @@ class _Work:
             count = outcome.filled.newly_ready if outcome.completed_at is not None else outcome.survey.lacking
             said = f"give {counted(count, 'text')} the vectors that they lack"
             size = count * 4 * (outcome.dimensions or 0)
-            actions.append(Action("embed", said, outcome.scope, None, count, size, v2.VECTOR_MISSING))
+            actions.append(Action("embed", said, outcome.scope, None, count, size, one.target.finding))
         return actions
 
     def document(self) -> Document:
@@ -278,9 +262,9 @@ class _Work:
             self.run.end()
         seen = self.look.seen
         made = [action for action in self._embedding() if action.count]
-        before = [action.document() for action in self.look.indexing.actions]
+        before = [action.document() for action in self.look.first.actions]
         others = before if self.others is None else [action for done in self.others for action in done["actions"]]
-        left = [one.document() for one in (*self.look.left, *self.look.indexing.left)]
+        left = [one.document() for one in (*self.look.left, *self.look.first.left)]
         bases = {one["base"] for one in (*others, *left)} | {one.target.base_id for one in seen}
         undone_by = self.run.id if self.written else None
         return {
@@ -296,17 +280,22 @@ class _Work:
 
 def _kind_of(one: Seen) -> tuple[str | None, int | None]:
     """Return what vectors have to have in common; an index without a catalog has nothing in common with others."""
-    return one.target.model_id or one.target.path, one.outcome.dimensions
+    return one.target.model_id or one.target.files[0], one.outcome.dimensions
 
 
-def _adopted(store: Store, target: Target) -> Plan:
-    model, dimensions = str(target.model_id), target.dimensions or 0
-    change = model_change(store, target.base_id, model, dimensions, clock.now_ms())
-    return Plan([] if change is None else [change])
+def _copy_vectors(source: Scope, scope: Scope, outcome: Outcome) -> None:
+    """Write the vectors that lie in another scope, or elsewhere in the same place, of texts that lack one."""
+    lacking = scope.lacking()
+    while keys := list(islice(lacking, _AT_ONCE)):
+        found = source.vectors(keys)
+        if found:
+            written = scope.write(found, clock.now_ms())
+            outcome.shared += written.pending + written.stale
+            outcome.filled.newly_ready += written.pending + written.stale
 
 
 def fill_scope(
-    scope: IndexScope,
+    scope: Scope,
     outcome: Outcome,
     embedder: Embedder,
     crew: Crew,
@@ -323,7 +312,7 @@ def fill_scope(
     filled = outcome.filled
     requests, tokens = meter.requests, meter.tokens
     together.queue.fill(scope.name, scope.lacking())
-    outcome.retried = together.queue.failed_before(scope.name)
+    outcome.retried = outcome.survey.failed or together.queue.failed_before(scope.name)
     filling = Filling(scope, embedder, together.queue, crew, meter, progress, filled=filled)
     try:
         with stage(progress, "Embedding", together.queue.waiting(scope.name)):

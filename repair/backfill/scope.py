@@ -1,25 +1,37 @@
 """What backfill needs to know of a store: which texts lack a vector, and where a vector goes.
 
-An index file has one scope, and so has any other store whose vectors follow from texts.
+An index file has one scope, and so has every project of a database whose vectors follow from its notes. A target is
+what a scope is opened from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
+
+from regraft.embedders.settings import EmbedderSettings
+from repair.backfill.wish import Wish
+from repair.growing import Growing
+from repair.plan import Left
+from repair.run import Planner
+from repair.store import Store
 
 
 @dataclass(frozen=True)
 class Survey:
     """How many distinct texts a scope has.
 
-    ``ready`` have a good vector, ``pending`` have none, ``stale`` have one that no search can use.
+    ``ready`` have a good vector, ``pending`` have none, ``stale`` have one that no search can use. ``failed`` of these
+    two failed before, where the store itself remembers that.
     """
 
     ready: int
     pending: int
     stale: int
+    failed: int = 0
 
     @property
     def eligible(self) -> int:
@@ -78,5 +90,110 @@ class Scope(Protocol):
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> Written:
         """Write vectors in one transaction; a good one that is there stays."""
 
+    def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the good vectors that lie anywhere in the place of vectors, of these keys."""
+
+    def failed(self, key: str, code: str, now_ms: int) -> None:
+        """Take note that a text cannot be embedded, where the store has a place for that."""
+
+    def finished(self, now_ms: int) -> None:
+        """Take note that all was done that a run meant to do, where the store has a place for that."""
+
     def sample(self, count: int) -> list[tuple[str, bytes]]:
         """Return some texts that have a good vector, with it."""
+
+
+class Target(Protocol):
+    """What can be filled: a base, or what has its place in another system."""
+
+    @property
+    def base_id(self) -> str:
+        """Return its id."""
+
+    @property
+    def label(self) -> str:
+        """Return what a person calls it."""
+
+    @property
+    def model_id(self) -> str | None:
+        """Return the model of its vectors; None where nothing says so."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return the files that are written to, below the store's root, in the order in which they are."""
+
+    @property
+    def finding(self) -> str:
+        """Return the name of the finding that says that vectors are missing."""
+
+    @property
+    def is_new(self) -> bool:
+        """Tell whether it is to get a model, whether or not it lacks a vector."""
+
+    @property
+    def shares_with_itself(self) -> bool:
+        """Tell whether the place of its vectors holds those of others, too."""
+
+    @property
+    def needs_dimensions(self) -> bool:
+        """Tell whether somebody has to say how long its first vectors are to be."""
+
+    def demand_fit(self, scope: Scope) -> None:
+        """Refuse a scope whose vectors are at odds with what is known of them.
+
+        Raises:
+            Unfit
+        """
+
+    def opened(self, root: Path, growing: Sequence[Growing] = ()) -> AbstractContextManager[Scope]:
+        """Open its scope; for writing with what records each of its files, else without leaving anything beside them.
+
+        Raises:
+            RegraftError, apsw.Error, OSError, ValueError: it cannot be opened.
+        """
+
+
+class Unfit(Exception):
+    """What cannot be filled, with the finding that says why."""
+
+    def __init__(self, finding: str, reason: str) -> None:
+        super().__init__(reason)
+        self.finding = finding
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a run does before anything is embedded, as a run of its own.
+
+    ``may_wait``: where another backfill is long at work, this has to wait for another time, and the rest goes on.
+    """
+
+    planner: Planner
+    may_wait: bool = False
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What an embedder can fill, the rest, and what is done first: the plan of the first step is shown before."""
+
+    targets: tuple[Target, ...]
+    left: tuple[Left, ...]
+    steps: tuple[Step, ...] = ()
+
+
+class Filler(Protocol):
+    """What backfill has to know of a kind of store."""
+
+    def models(self, store: Store, wish: Wish) -> frozenset[str]:
+        """Return the ids of the models of what is meant.
+
+        Raises:
+            RegraftError: it cannot be told.
+        """
+
+    def targets(self, store: Store, settings: EmbedderSettings, wish: Wish) -> Targets:
+        """Return what an embedder can fill of what is meant.
+
+        Raises:
+            RegraftError: nothing at all.
+        """

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from checks import v2_findings as v2
@@ -14,6 +17,11 @@ from regraft.formats import v2_places
 from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.formats.libsql_preview import Layout
 from regraft.text import argument
+from repair.backfill import index_scope
+from repair.backfill.index_scope import IndexScope
+from repair.backfill.scope import Scope, Unfit
+from repair.backfill.wish import NewModel
+from repair.growing import Growing
 from repair.plan import Left
 from repair.store import Store
 
@@ -22,15 +30,7 @@ MODEL = "base.model"
 
 
 @dataclass(frozen=True)
-class NewModel:
-    """The user's word on the model of a base that has none: its id, and its dimensions."""
-
-    model_id: str
-    dimensions: int
-
-
-@dataclass(frozen=True)
-class Target:
+class IndexTarget:
     """A base that can be filled; ``path`` is its index file below the store's root."""
 
     base_id: str
@@ -42,18 +42,41 @@ class Target:
     is_placed: bool = True
     #: Whether the catalog is to be told its model once it is filled.
     is_new: bool = False
+    #: Whether its dimensions are those that the user gave.
+    is_said: bool = False
+    finding: str = v2.VECTOR_MISSING
+    shares_with_itself: bool = False
+    needs_dimensions: bool = True
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return its index file."""
+        return (self.path,)
+
+    def demand_fit(self, scope: Scope) -> None:
+        """Refuse an index none of whose vectors is as long as the catalog, or the user, says."""
+        if isinstance(scope, IndexScope) and scope.is_at_odds:
+            who, advice = ("--dimensions says", "") if self.is_said else ("the catalog says", ": regraft repair first")
+            reason = f"{who} {self.dimensions} dimensions, the vectors have {scope.dimensions}{advice}"
+            raise Unfit(v2.BASE_DIMENSIONS, reason)
+
+    def opened(self, root: Path, growing: Sequence[Growing] = ()) -> AbstractContextManager[IndexScope]:
+        """Open its index as a scope."""
+        return index_scope.opened(
+            root / self.path,
+            self.base_id,
+            is_placed=self.is_placed,
+            label=self.label,
+            dimensions=self.dimensions,
+            growing=growing[0] if growing else None,
+            writable=bool(growing),
+        )
 
 
-@dataclass(frozen=True)
-class Targets:
-    """The bases that an embedder can fill, and the others."""
-
-    targets: tuple[Target, ...]
-    left: tuple[Left, ...]
-
-
-def targets_of(store: Store, settings: EmbedderSettings, new: NewModel | None, dimensions: int | None) -> Targets:
-    """Return the bases of a store that an embedder can fill.
+def targets_of(
+    store: Store, settings: EmbedderSettings, new: NewModel | None, dimensions: int | None
+) -> tuple[tuple[IndexTarget, ...], tuple[Left, ...]]:
+    """Return the bases of a store that an embedder can fill, and the others.
 
     Args:
         store: what was named; of it, the chosen bases.
@@ -72,7 +95,7 @@ def targets_of(store: Store, settings: EmbedderSettings, new: NewModel | None, d
     if new is not None and not settings.serves(new.model_id):
         reason = f"--model says {new.model_id}"
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=reason)
-    targets = tuple(one for one in found if isinstance(one, Target))
+    targets = tuple(one for one in found if isinstance(one, IndexTarget))
     others = tuple(one for one in found if isinstance(one, Left))
     models = {str(one.base): (rows or {}).get(str(one.base), {}).get("embedding_model_id") for one in others}
     different = [one for one in others if one.finding == MODEL and models[str(one.base)] is not None]
@@ -80,7 +103,7 @@ def targets_of(store: Store, settings: EmbedderSettings, new: NewModel | None, d
     is_for_any = any(model and settings.serves(str(model)) for model in models.values())
     if different and not targets and (store.chosen or not is_for_any):
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=different[0].reason)
-    return Targets(targets, others)
+    return targets, others
 
 
 def models_of(store: Store, new: NewModel | None) -> frozenset[str]:
@@ -116,7 +139,7 @@ def _one(
     settings: EmbedderSettings,
     new: NewModel | None,
     dimensions: int | None,
-) -> Target | Left:
+) -> IndexTarget | Left:
     index = store.stores.get(base)
     row = None if rows is None else rows.get(base)
     if rows is not None and row is None:
@@ -133,7 +156,7 @@ def _one(
     if row is None:
         given = new.dimensions if new is not None else dimensions
         is_placed = index.base_id is not None and index.name.endswith(v2_places.INDEX_FILE)
-        return Target(base, base, index.name, None if new is None else new.model_id, given, is_placed)
+        return IndexTarget(base, base, index.name, None if new is None else new.model_id, given, is_placed)
     return _with_row(store, row, index.name, settings, new, dimensions)
 
 
@@ -145,14 +168,14 @@ def _of_another_layout(index: v2_places.Store, base: str) -> Left:
 
 def _with_row(
     store: Store, row: Row, path: str, settings: EmbedderSettings, new: NewModel | None, dimensions: int | None
-) -> Target | Left:
+) -> IndexTarget | Left:
     base, label = base_key(row), str(row.get("name"))
     model: Any = row.get("embedding_model_id")
     if model is None:
         if new is None:
             reason = "the base has no model, and finds words only; --model and --dimensions give it one"
             return Left(MODEL, reason, base, severity="warning" if base in store.chosen else "note")
-        return Target(base, label, path, new.model_id, new.dimensions, is_new=True)
+        return IndexTarget(base, label, path, new.model_id, new.dimensions, is_new=True)
     if new is not None and new.model_id != model:
         if base in store.chosen:
             raise ModelSet(base=label, model=model, wanted=new.model_id)
@@ -160,4 +183,4 @@ def _with_row(
     if not settings.serves(str(model)):
         return Left(MODEL, f"the model of {label} is {model}", base, severity="note")
     size = row.get("dimensions")
-    return Target(base, label, path, str(model), size if isinstance(size, int) and size > 0 else dimensions)
+    return IndexTarget(base, label, path, str(model), size if isinstance(size, int) and size > 0 else dimensions)

@@ -1,0 +1,51 @@
+"""What backfill fills in which kind of store, and what has to be done there first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from checks.store import KINDS as V2_KINDS
+from regraft import clock
+from regraft.embedders.settings import EmbedderSettings
+from regraft.locate import Kind
+from repair import indexing
+from repair.backfill.scope import Filler, Step, Targets
+from repair.backfill.targets import IndexTarget, models_of, targets_of
+from repair.backfill.wish import Wish
+from repair.plan import Plan
+from repair.restore import model_change
+from repair.store import Store
+
+
+class _Indexes:
+    """The indexes of a library, a profile, a base or an index file."""
+
+    def models(self, store: Store, wish: Wish) -> frozenset[str]:
+        return models_of(store, wish.new)
+
+    def targets(self, store: Store, settings: EmbedderSettings, wish: Wish) -> Targets:
+        found, left = targets_of(store, settings, wish.new, wish.dimensions)
+        units = Step(partial(_units, bases={target.base_id for target in found}), may_wait=True)
+        adopted = (Step(partial(_adopted, target=target)) for target in found if target.is_new)
+        # What the user says may not be what the vectors say.
+        said = (replace(target, is_said=target.dimensions == wish.dimensions) for target in found)
+        return Targets(tuple(said), left, (units, *adopted))
+
+
+def _units(store: Store, bases: set[str]) -> Plan:
+    """Return the plan that makes units of texts that have none, of the bases that can be filled then."""
+    return indexing.plan(store, clock.now_ms(), bases)
+
+
+def _adopted(store: Store, target: IndexTarget) -> Plan:
+    """Return the plan that tells the catalog the model of a base that had none.
+
+    From then on it is known what the base lacks, and of which model.
+    """
+    model, dimensions = str(target.model_id), target.dimensions or 0
+    change = model_change(store, target.base_id, model, dimensions, clock.now_ms())
+    return Plan([] if change is None else [change])
+
+
+FILLERS: dict[Kind, Filler] = {**dict.fromkeys(V2_KINDS, _Indexes())}
