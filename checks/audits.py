@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from checks import codex_mem, store
+from checks import angel_memory, codex_mem, store
 from checks.findings import Audit
 from checks.mended_by import CommandLine
 from checks.store import Wish
@@ -31,6 +31,7 @@ _V2 = Auditor(store.audit, store.base_ids)
 AUDITORS: dict[Kind, Auditor] = {
     **dict.fromkeys(store.KINDS, _V2),
     Kind.CODEX_MEM: Auditor(codex_mem.audit, codex_mem.base_ids, codex_mem.ids_by_name),
+    Kind.ANGEL_MEMORY: Auditor(angel_memory.audit, angel_memory.bases),
 }
 
 

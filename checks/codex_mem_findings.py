@@ -63,8 +63,8 @@ MIGRATION = register(
     "error",
     "codex.migration",
     "Migration 006 is there in part: columns without a record of it, a record without columns, only some of them, or"
-    " vectors without columns that name them.",
-    "`regraft backfill`, which adds what is missing before anything else.",
+    " vectors without columns that name them. Or it is another migration of that number.",
+    "`regraft backfill`, which adds what is missing before anything else; nothing, where it is another migration.",
     "backfill",
 )
 INDEX_MISSING = register(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import apsw
 
 from checks import codex_mem_findings as codex
-from checks.levels import Ledger
+from checks.levels import Ledger, named
 from regraft import sqlite
 from regraft.formats import codex_mem
 from regraft.formats.codex_mem import COLUMNS, FULL_TEXT, MIGRATION, MIGRATIONS, NOTES
@@ -123,7 +123,7 @@ def _no_other_file(operation: int, *_: object) -> int:
 
 
 def check_migration(db: apsw.Connection, ledger: Ledger, *, has_vectors: bool) -> None:
-    """Find migration 006 where it is there in part.
+    """Find migration 006 where it is there in part, or is another one.
 
     Args:
         db: the database.
@@ -133,18 +133,30 @@ def check_migration(db: apsw.Connection, ledger: Ledger, *, has_vectors: bool) -
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
     """
-    there = codex_mem.columns_there(db)
     version, name = MIGRATION
-    recorded = db.execute(f"SELECT name FROM {MIGRATIONS} WHERE version = ?", (version,)).fetchone()
+    row = db.execute(f"SELECT name FROM {MIGRATIONS} WHERE version = ?", (version,)).fetchone()
+    there = codex_mem.columns_there(db)
     missing = [column for column in COLUMNS if column not in there]
-    if recorded is not None and recorded[0] != name and missing:
-        said = f"another migration {version} is recorded ({recorded[0]}): whose columns these are nobody can tell"
-        ledger.add(codex.MIGRATION, said, sample=recorded[0], is_beyond_repair=True)
+    foreign = _foreign_column(db)
+    if row is not None and row[0] != name:
+        said = f"another migration {version} is recorded ({named(row[0])}): what it makes nobody can tell"
+        ledger.add(codex.MIGRATION, said, is_beyond_repair=True)
+    elif foreign is not None:
+        said = "a column that migration 006 makes is there, and is another one"
+        ledger.add(codex.MIGRATION, said, sample=foreign, is_beyond_repair=True)
     elif there and missing:
         said = f"only some columns of migration 006 are there, {', '.join(missing)} not"
         ledger.add(codex.MIGRATION, said, sample=missing[0])
-    elif missing and (recorded is not None or has_vectors):
-        what = "it is recorded" if recorded is not None else "there is a file of vectors"
+    elif missing and (row is not None or has_vectors):
+        what = "it is recorded" if row is not None else "there is a file of vectors"
         ledger.add(codex.MIGRATION, f"no column of migration 006 is there, and {what}")
-    elif not missing and recorded is None:
+    elif not missing and row is None:
         ledger.add(codex.MIGRATION, "all columns of migration 006 are there, and it is not recorded")
+
+
+def _foreign_column(db: apsw.Connection) -> str | None:
+    """Return a column that has the name of one of migration 006, and another type, or must not be empty."""
+    for _, name, kind, notnull, *_ in db.execute(f"PRAGMA table_info({NOTES})"):
+        if name in COLUMNS and (str(kind).upper() != COLUMNS[name] or notnull):
+            return str(name)
+    return None

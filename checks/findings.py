@@ -25,7 +25,15 @@ LONGEST_MESSAGE = 300
 SAMPLES = 3
 
 #: What a person hears of what was looked at.
-_NOUNS = {"bases": "base", "items": "item", "rows": "row", "units": "unit", "notes": "note"}
+_NOUNS = {
+    "bases": "base",
+    "items": "item",
+    "rows": "row",
+    "units": "unit",
+    "notes": "note",
+    "records": "record",
+    "vectors": "vector",
+}
 #: From the gravest down, as findings are listed.
 _SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 

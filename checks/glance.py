@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from checks import glance_codex_mem, glance_preview, glance_v1, glance_v2
+from checks import glance_angel_memory, glance_codex_mem, glance_preview, glance_v1, glance_v2
 from regraft.locate import NAMES, PREVIEW_SOURCES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress, human_bytes
 from regraft.text import counted
@@ -15,11 +15,21 @@ _V2_FOLDERS = (Kind.LIBRARY, Kind.BASE, Kind.V2_PROFILE)
 #: What looks into stores of other systems; ``health`` has whatever else is worth knowing of them.
 _SYSTEMS: dict[Kind, Callable[[Located], tuple[list[dict[str, Any]], dict[str, Any]]]] = {
     Kind.CODEX_MEM: glance_codex_mem.look,
+    Kind.ANGEL_MEMORY: glance_angel_memory.look,
 }
+
+
+def _nothing(_: dict[str, Any]) -> Iterator[str]:
+    yield from ()
+
+
 #: What a store of another system says of one of its parts, and of the whole beside what every store has.
 _TOLD: dict[Kind, tuple[Callable[[dict[str, Any]], Iterator[str]], Callable[[dict[str, Any]], Iterator[str]]]] = {
     Kind.CODEX_MEM: (glance_codex_mem.base_lines, glance_codex_mem.health_lines),
+    Kind.ANGEL_MEMORY: (_nothing, glance_angel_memory.told),
 }
+#: Kinds that have no bases, nor anything in their place.
+_WITHOUT_BASES = (Kind.ANGEL_MEMORY,)
 
 
 def look(source: Located, progress: Progress) -> dict[str, Any]:
@@ -52,12 +62,10 @@ def as_text(document: dict[str, Any], *, verbose: bool = False) -> str:
         head, *more = _base_lines(base, verbose)
         lines += [head, *told(base), *more]
     lines += of_all(document["health"])
+    if kind not in _WITHOUT_BASES:
+        lines.append(f"{counted(len(document['bases']), 'base')}, {human_bytes(document['health']['bytes'])}.")
     lines += _health_lines(document["health"], document["bases"])
     return "\n".join(lines) + "\n"
-
-
-def _nothing(_: dict[str, Any]) -> Iterator[str]:
-    yield from ()
 
 
 def _base_lines(base: dict[str, Any], verbose: bool) -> Iterator[str]:
@@ -93,7 +101,6 @@ def _store_line(store: dict[str, Any]) -> str:
 
 
 def _health_lines(health: dict[str, Any], bases: list[dict[str, Any]]) -> Iterator[str]:
-    yield f"{counted(len(bases), 'base')}, {human_bytes(health['bytes'])}."
     if health["coverage"] is not None:
         yield (
             f"{health['coverage']:.2%} of the texts have their vector; "

@@ -403,7 +403,7 @@ def _database(path: Path, kind: Kind | None) -> Located:
         with sqlite.reading(path) as db:
             tables = {str(row[0]) for row in db.execute("SELECT name FROM sqlite_master")}
     except (apsw.Error, UnicodeDecodeError) as error:
-        if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW):
+        if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW, Kind.CODEX_MEM):
             return Located(kind, path, FolderTree(path.parent))
         layout = libsql_preview.look(path).layout
         if layout not in (libsql_preview.Layout.PREVIEW, libsql_preview.Layout.CURRENT):

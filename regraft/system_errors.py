@@ -12,3 +12,37 @@ class GenerationUnknown(RegraftError, ValueError):
 class MigrationForeign(RegraftError, ValueError):
     """{path}: {what}, which is not the migration 006 that regraft knows; nothing was changed, ask for a regraft of
     that codex-mem."""
+
+
+class SidecarUnfit(RegraftError, ValueError):
+    """{path}: {reason}; regraft rebuild makes all vectors of the notes anew."""
+
+
+class CollectionOfOtherVersion(RegraftError, ValueError):
+    """{path}: another version of chromadb than {version} wrote it, and that one could not read it any more afterwards
+    ({reason}); nothing was changed, install the chromadb that the application uses beside regraft."""
+
+
+class CollectionRefused(RegraftError, OSError):
+    """{path}: chromadb cannot work with it: {reason}; nothing of it was changed."""
+
+
+class NotRecalled(RegraftError, ValueError):
+    """{path}: this is {what}, which has no notes to recall; give a data folder of AngelMemory."""
+
+
+class NoteUnknown(RegraftError, LookupError):
+    """{path}: no note has the short id {short_id} ({known}); AngelMemory itself shows the id 0 as -1."""
+
+
+class NoteAmbiguous(RegraftError, LookupError):
+    """{path}: several notes have the short id {short_id} ({files}); regraft repair gives each one of its own."""
+
+
+class NoteGone(RegraftError, FileNotFoundError):
+    """{path}: the file of note {short_id} is gone (raw/{file}); put it back, or let regraft repair remove the
+    record."""
+
+
+class NoteOutside(RegraftError, ValueError):
+    """{path}: the path of note {short_id} leads out of raw/ ({file}); it is not read."""

@@ -22,8 +22,15 @@ from repair.plan import Change, FileChange, RowsChange
 UNDO, TRASH, WORK = "undo", "trash", "work"
 #: Bases that are built and wait for their vectors (``docs/restore.md``).
 RESTORING = "restoring"
+#: Vectors that wait for their collection (``docs/angel-memory.md``).
+RECONCILING = "reconciling"
 #: What the name of a whole file, as it was, has besides that of what takes a change of its rows back.
 _BACKUP = ".backup"
+
+
+def is_waiting(own: Path) -> bool:
+    """Tell whether something that was paid for waits below a store's ``.regraft``."""
+    return any((own / name).exists() for name in (RESTORING, RECONCILING))
 
 
 class _NotRecordable(Exception):
@@ -58,8 +65,8 @@ class Changer:
             if isinstance(change, RowsChange):
                 with rows.locked(path, keep=False):
                     pass
-            elif path.is_file():
-                files.settle_log(path)
+            elif _is_replaced(path, change):
+                files.settle_logs(path)
             self._planned[change.path] = _planned_mark(path)
 
     def _demand_as_planned(self, path: Path, change: Change) -> None:
@@ -124,9 +131,10 @@ class Changer:
         number = f"{self._made:06}"
         final = self._root / change.path
         had = final.exists() or final.is_symlink()
-        if had and final.is_file():
-            files.settle_log(final)
-        before = sqlite.file_mark(final)
+        is_replaced = _is_replaced(final, change)
+        if is_replaced:
+            files.settle_logs(final)
+        before = _planned_mark(final)
         staged = self._own / WORK / self._run / number
         mark = None
         if change.make is not None:
@@ -136,9 +144,9 @@ class Changer:
                 shutil.copymode(final, staged)
             durable.sync_tree(staged) if staged.is_dir() else durable.sync_file(staged)
             mark = files.mark_of(staged)
-        if had and final.is_file():
-            files.settle_log(final)
-        if sqlite.file_mark(final) != before:
+        if is_replaced:
+            files.settle_logs(final)
+        if _planned_mark(final) != before:
             raise PlanOutdated(path=final, reason="it was written to meanwhile")
         kept = self._kept(change, number) if had else None
         made = _first_missing(final.parent)
@@ -160,12 +168,18 @@ class Changer:
         return f"{TRASH}/{time.strftime('%Y-%m-%d', time.gmtime())}-{self._run}/{change.path}"
 
 
+def _is_replaced(path: Path, change: FileChange) -> bool:
+    """Tell whether what a path holds has to be settled first: a file, or a folder that another one is made of."""
+    return path.is_file() or (change.make is not None and path.is_dir())
+
+
 def _planned_mark(path: Path) -> object:
-    """Return what tells whether a database, or the log beside it, was written to."""
-    if not sqlite.is_database(path):
+    """Return what tells whether a database, or one in a folder, or the log beside it, was written to."""
+    found = files.databases(path)
+    if not found:
         return os.path.lexists(path)
-    stats = (file.stat() for file in (path, *sqlite.companions(path.resolve())))
-    return [(one.st_size, one.st_mtime_ns) for one in stats]
+    logs = (file for database in found for file in (database, *sqlite.companions(database.resolve())))
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in logs]
 
 
 def room(root: Path, change: Change) -> int:

@@ -109,6 +109,24 @@ def settle_log(path: Path) -> None:
             raise StoreNotWritable(path=path, reason=f"its log cannot be worked into it: {error}") from error
 
 
+def databases(path: Path) -> list[Path]:
+    """Return the SQLite files that a file or folder is, or holds, in the order of names; links to folders hold none."""
+    if path.is_dir() and not path.is_symlink():
+        inside = (Path(place, name) for place, _, names in os.walk(path) for name in names)
+        return sorted(file for file in inside if not file.is_symlink() and sqlite.is_database(file))
+    return [path] if sqlite.is_database(path) else []
+
+
+def settle_logs(path: Path) -> None:
+    """Do what :func:`settle_log` does for every SQLite file of a file or folder.
+
+    Raises:
+        StoreBusy, StoreNotWritable
+    """
+    for file in databases(path):
+        settle_log(file)
+
+
 def swap(final: Path, new: Path | None, kept: Path) -> None:
     """Put ``new`` where ``final`` is and what was there to ``kept``; each of both may be nothing.
 

@@ -33,7 +33,7 @@ from regraft.errors import (
     TargetLocked,
 )
 from regraft.ledger import Ledger
-from regraft.locate import Kind
+from regraft.locate import SYSTEMS, Kind
 from regraft.progress import Progress, human_bytes, stage
 from regraft.text import shown
 from repair import changing, space, undo
@@ -210,8 +210,9 @@ def _check_mended(store: Store, book: Ledger, run: Run, plan: Plan) -> None:
         touched = frozenset(base for _, base in plan.mends if base is not None)
         found = {(one.name, one.base) for one in (after.audit(bases=touched).findings if touched else ())}
         if any(base is None for _, base in plan.mends):
-            # Of no base is what rows of the catalog and names of files tell.
-            found |= {(one.name, one.base) for one in after.audit(Level.QUICK).findings}
+            # Of no base is what rows of the catalog and names of files tell; another system may have no bases at all.
+            level = Level.DEFAULT if after.found.kind in SYSTEMS else Level.QUICK
+            found |= {(one.name, one.base) for one in after.audit(level).findings}
     still = sorted({name for name, base in plan.mends if (name, base) in found})
     if still:
         undo.take_back(store.root, book, run.id)
@@ -252,7 +253,7 @@ def opened(store: Store) -> Iterator[Ledger]:
                 with contextlib.suppress(apsw.Error, LedgerUnreadable):
                     # A run that was stopped before it changed anything leaves nothing, as one that was refused.
                     is_new = is_new and all(change.state == "dropped" for change in book.changes.every())
-                    is_new = is_new and not (store.own / changing.RESTORING).exists()
+                    is_new = is_new and not changing.is_waiting(store.own)
     except TargetLocked:
         is_new = False
         raise

@@ -17,10 +17,11 @@ from checks.catalog_rows import base_key
 from checks.findings import Audit, Finding
 from checks.levels import Level
 from regraft import ledger, profiles, sqlite
-from regraft.errors import ApplicationOpen, NotChanged
-from regraft.formats import codex_mem, v2_places
+from regraft.errors import ApplicationOpen, NotChanged, StoreBusy
+from regraft.formats import angel_memory, codex_mem, v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
+from repair import files
 
 #: Kinds that are changed in place.
 KINDS = checked.KINDS
@@ -144,11 +145,17 @@ def recognised_after(store: Store, command: str) -> AbstractContextManager[Store
 
 
 def demand_quiet(store: Store) -> None:
-    """Refuse to change a profile whose application is running.
+    """Refuse to change a store whose application is running.
 
     Raises:
-        ApplicationOpen
+        ApplicationOpen, StoreNotWritable
     """
     sign = profiles.sign_of_life(store.root) if store.is_profile else None
+    if store.found.kind is Kind.ANGEL_MEMORY:
+        # The system keeps it open, with a log, as long as it runs; nothing else that it has open can be told.
+        try:
+            files.settle_log(store.root / angel_memory.FILE_INDEX)
+        except StoreBusy:
+            sign = f"it has {angel_memory.FILE_INDEX} open"
     if sign is not None:
         raise ApplicationOpen(path=store.root, sign=sign)

@@ -156,8 +156,7 @@ def _take_back_rows(root: Path, change: Recorded) -> None:
 
 def _take_back_file(root: Path, change: Recorded) -> None:
     final = root / change.path
-    if final.is_file():
-        files.settle_log(final)
+    files.settle_logs(final)
     aside = changing.aside_of(root, change)
     files.swap_back(final, changing.kept_of(root, change), aside)
     changing.remove_made(root, change)

@@ -125,6 +125,6 @@ def _tidy(store: Store, is_new: bool) -> None:
                 says_nothing = waiting.says_nothing()
             if says_nothing:
                 path.unlink()
-            if is_new and says_nothing and not book.changes.runs():
+            if is_new and says_nothing and not book.changes.runs() and not changing.is_waiting(store.own):
                 # Before anybody else can begin in it.
                 durable.remove_tree(store.own)

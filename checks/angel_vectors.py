@@ -1,0 +1,96 @@
+"""How the vectors of AngelMemory's notes differ from its records: what ``check`` finds, and ``reconcile`` mends."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import apsw
+
+from regraft.formats import angel_memory, chroma
+from regraft.formats.angel_memory import ProviderFolder
+
+
+@dataclass
+class Differences:
+    """Source ids by what is wrong with their vectors, each in the order of records or of the collection."""
+
+    missing: list[str] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    #: Of another text than the records give now.
+    stale: list[str] = field(default_factory=list)
+    #: Whose metadata is wrong.
+    metadata: list[str] = field(default_factory=list)
+    #: Of another length than the collection's dimension.
+    lengths: list[str] = field(default_factory=list)
+    #: That are no vectors, or are lost.
+    unusable: list[str] = field(default_factory=list)
+    #: How many vectors the collection has, and of how many dimensions it is, where anything was ever written to it.
+    count: int = 0
+    dimension: int | None = None
+
+    @property
+    def embedded(self) -> list[str]:
+        """Return whose texts have to be embedded, in the order of what is wrong."""
+        return list(dict.fromkeys([*self.missing, *self.stale, *self.lengths, *self.unusable]))
+
+    def __bool__(self) -> bool:
+        """Tell whether anything differs."""
+        return any((self.missing, self.orphans, self.stale, self.metadata, self.lengths, self.unusable))
+
+
+def differences(folder: ProviderFolder, texts: Mapping[str, str], *, ids_only: bool = False) -> Differences:
+    """Compare a provider's collection with the records; nothing is written.
+
+    Args:
+        folder: the provider's; without a database or a collection, every vector is missing.
+        texts: the text of each record that has a vector, by source id.
+        ids_only: look at nothing but ids.
+
+    Raises:
+        ChromaProblem: the database cannot be used.
+        apsw.Error, OSError: it cannot be read.
+    """
+    if not folder.database.is_file():
+        return Differences(missing=list(texts))
+    with chroma.reading(folder.database) as db:
+        found = chroma.collection(db, angel_memory.COLLECTION)
+        if found is None:
+            return Differences(missing=list(texts))
+        made = Differences(dimension=found.dimension)
+        seen: set[str] = set()
+        for entry in chroma.entries(db, found):
+            seen.add(entry.id)
+            if entry.id not in texts:
+                made.orphans.append(entry.id)
+            elif not ids_only:
+                if entry.document != texts[entry.id]:
+                    made.stale.append(entry.id)
+                if entry.metadata != {angel_memory.SOURCE_ID: entry.id}:
+                    made.metadata.append(entry.id)
+        made.count = len(seen)
+        made.missing = [key for key in texts if key not in seen]
+        if not ids_only:
+            has_files = found.vectors is not None and (folder.chroma / found.vectors).is_dir()
+            _judge(db, found, made, seen.intersection(texts), has_files=has_files)
+        return made
+
+
+def _judge(
+    db: apsw.Connection, found: chroma.Collection, made: Differences, keys: Collection[str], *, has_files: bool
+) -> None:
+    """Look at the vectors that can be read; the others are in the files of their segment, or lost without these."""
+    waiting: set[str] = set()
+    for key, vector in chroma.vectors(db, found):
+        waiting.add(key)
+        if key not in keys:
+            continue
+        numbers = array("f", vector)
+        if found.dimension is not None and len(numbers) != found.dimension:
+            made.lengths.append(key)
+        elif not all(map(math.isfinite, numbers)) or not any(numbers):
+            made.unusable.append(key)
+    if not has_files:
+        made.unusable += sorted(key for key in keys if key not in waiting)

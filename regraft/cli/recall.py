@@ -1,0 +1,105 @@
+"""``regraft recall``: lines of a note."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from regraft import recall as recalling
+from regraft.cli.options import PATH, output_options
+from regraft.cli.output import echo_json, reports_errors, say
+from regraft.envelope import Run
+from regraft.locate import NAMES, Kind, located
+from regraft.recall import Recalled, Span
+from regraft.system_errors import NotRecalled
+from regraft.text import one_line
+
+_LINES = re.compile(r"(?=.*\d)(\d{0,9}):(\d{0,9})", re.ASCII)
+
+
+def _span(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Span:
+    """Return the lines that an option names."""
+    if value is None:
+        return Span()
+    found = _LINES.fullmatch(value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is not a range like 3:12, 3: or :12")
+    try:
+        return Span(*(int(end) if end else None for end in found.groups()))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.argument("short_id", type=click.IntRange(min=0))
+@click.option(
+    "--lines", "span", callback=_span, metavar="A:B", help="Only lines A to B, from 1 on; either may be left out."
+)
+@click.option(
+    "--token-budget",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="At most about N tokens: lines from the end are left out.",
+)
+@output_options
+@reports_errors
+def recall(
+    path: Path,
+    short_id: int,
+    span: Span,
+    token_budget: int | None,
+    as_json: bool,
+    quiet: bool,
+    verbose: int,
+    kind: str | None,
+) -> None:
+    """Read the note with SHORT_ID from its file, as it is now. Nothing is written.
+
+    PATH is a data folder of AngelMemory.
+    """
+    run = Run("recall")
+    with located(path, Kind(kind) if kind else None) as source:
+        if source.kind is not Kind.ANGEL_MEMORY:
+            raise NotRecalled(path=path, what=NAMES[source.kind])
+        run.source_kind, run.source = source.kind.value, path
+        found = recalling.recall(source.tree.path, short_id, span, token_budget)
+    run.end()
+    if as_json:
+        echo_json({**run.document(), **_document(found)})
+    else:
+        head = "" if quiet else _head(found, verbose=verbose > 0)
+        say(f"{head}{found.content}\n")
+        if found.is_cut:
+            left = f"the budget of {token_budget} tokens ends here; go on with --lines {found.end + 1}:"
+            click.echo(f"note: {left}", err=True)
+
+
+def _document(found: Recalled) -> dict[str, Any]:
+    return {
+        "note_short_id": found.record.short_id,
+        "source_id": found.record.source_id,
+        "path": found.record.path,
+        "headings": [heading for heading in found.record.headings if heading],
+        "tags": list(found.record.names),
+        "total_lines": found.total_lines,
+        "actual_start_line": found.start,
+        "actual_end_line": found.end,
+        "tokens": found.tokens,
+        "truncated": found.is_cut,
+        "content": found.content,
+    }
+
+
+def _head(found: Recalled, *, verbose: bool) -> str:
+    """Return what stands above the lines for a person."""
+    record = found.record
+    headings = " > ".join(heading for heading in record.headings if heading)
+    title = f"{record.short_id}  {record.path}{f'  {headings}' if headings else ''}"
+    lines = [one_line(title), f"lines {found.start} to {found.end} of {found.total_lines}, about {found.tokens} tokens"]
+    if verbose:
+        lines += [f"tags {one_line(', '.join(record.names))}", record.source_id]
+    return "".join(f"{line}\n" for line in [*lines, ""])

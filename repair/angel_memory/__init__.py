@@ -1,0 +1,1 @@
+"""Changing AngelMemory's data folder: records, vectors, and what nothing uses (``docs/angel-memory.md``)."""

@@ -1,0 +1,212 @@
+"""Writing a collection of AngelMemory's with chromadb, always in a copy (``docs/formats/angel_memory.md``).
+
+All of it happens in a process of its own. The files of a collection come from a disk and are read by native code: what
+they do to it must not be done to this process, and when it has ended nothing of the copy is open any more. What the
+files hold is never unpickled: of chromadb, only its own core is used, which reads numbers and texts and runs nothing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from regraft import extras
+from regraft.formats.angel_memory import COLLECTION, SOURCE_ID
+from repair.angel_memory import staging
+
+#: What needs chromadb, and the extra that brings it.
+_NEEDED = ("collections of AngelMemory", "chroma")
+_CORE = "chromadb.api.rust.RustBindingsAPI"
+#: How many entries are read or written at once.
+_AT_ONCE = 1000
+#: What chromadb says of a database that it would have to change before it can use it.
+_OTHER_VERSION = "migration"
+
+
+class ChromaFailed(Exception):
+    """Chromadb could not do what it was asked to; the text says why. ``is_other_version``: it is not its own."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.is_other_version = _OTHER_VERSION in reason.lower()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done to a collection, by source ids.
+
+    Texts come with the keys of their vectors, which lie in a staging file. ``extra`` are names in the metadata of an
+    entry that are none of its own.
+    """
+
+    is_rebuilt: bool
+    deleted: tuple[str, ...]
+    added: tuple[tuple[str, str, str], ...]
+    #: Entries that get another text and vector.
+    replaced: tuple[tuple[str, str, str], ...]
+    #: Entries that get nothing but other metadata.
+    relabelled: tuple[str, ...]
+    extra: dict[str, tuple[str, ...]]
+
+
+def demand_chromadb() -> str:
+    """Return the version of chromadb.
+
+    Raises:
+        WrongUsage: it is not installed, or without the core that is used here.
+    """
+    extras.needed("chromadb.api.rust", *_NEEDED)
+    return str(extras.needed("chromadb", *_NEEDED).__version__)
+
+
+def vectors_of(folder: Path, keys: Sequence[str]) -> dict[str, bytes]:
+    """Return the vectors of entries, as little-endian float32, out of a copy that chromadb may write to.
+
+    Without a collection there are none. Every entry is read, whatever is asked for: afterwards it is known that
+    chromadb can work with all of them.
+
+    Raises:
+        ChromaFailed
+    """
+    found: dict[str, bytes] = _apart(_vectors_of, folder, frozenset(keys))
+    return found
+
+
+def follow(folder: Path, staged: Path, work: Work) -> None:
+    """Change the collection in a copy, made anew where there is none, and prove its vectors.
+
+    Args:
+        folder: the copy of Chroma's folder, which may be missing.
+        staged: the staging file with the vectors.
+        work: what is to be done.
+
+    Raises:
+        ChromaFailed: it cannot be done, or a vector is not what it has to be.
+    """
+    _apart(_follow, folder, staged, work)
+
+
+# --- a process of its own --------------------------------------------------------------------------------------------
+
+
+def _apart(function: Callable[..., Any], *args: Any) -> Any:
+    context = multiprocessing.get_context("spawn")
+    mine, other = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(other, function, args), daemon=True)
+    process.start()
+    other.close()
+    try:
+        answer, problem = mine.recv()
+    except EOFError:
+        process.join()
+        answer, problem = None, f"it ended in the midst of it (exit status {process.exitcode})"
+    finally:
+        process.join()
+        mine.close()
+    if problem is not None:
+        raise ChromaFailed(problem)
+    return answer
+
+
+def _answer(other: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Run in the process: Ctrl-C is the parent's to handle, and so is what is to be said."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(silence, stream)
+    try:
+        answer, problem = function(*args), None
+    # What its core calls a panic is not even an Exception.
+    except BaseException as error:
+        answer, problem = None, f"{type(error).__name__}: {' '.join(str(error).split())}"
+    other.send((answer, problem))
+
+
+def _client(folder: Path) -> Any:
+    import chromadb  # noqa: PLC0415 - an extra, and only ever in a process of its own
+    from chromadb.config import Settings  # noqa: PLC0415
+
+    is_there = folder.is_dir() and any(folder.iterdir())
+    # Nothing of it comes from the environment or from a file that lies about.
+    settings: dict[str, Any] = {
+        "_env_file": None,
+        "anonymized_telemetry": False,
+        "chroma_api_impl": _CORE,
+        "chroma_otel_collection_endpoint": "",
+        "allow_reset": False,
+        # The application that wrote it need not be able to read what another version makes of it.
+        "migrations": "validate" if is_there else "apply",
+    }
+    # It is closed when the process ends.
+    return chromadb.PersistentClient(path=str(folder), settings=Settings(**settings))
+
+
+def _vectors_of(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
+    client = _client(folder)
+    if not _is_in(client):
+        return {}
+    collection = client.get_collection(COLLECTION, embedding_function=None)
+    return {key: vector for key, vector in _entries(collection) if key in keys}
+
+
+def _is_in(client: Any) -> bool:
+    return any(one.name == COLLECTION for one in client.list_collections())
+
+
+def _entries(collection: Any) -> Iterator[tuple[str, bytes]]:
+    import numpy  # noqa: PLC0415 - comes with chromadb
+
+    for start in range(0, collection.count(), _AT_ONCE):
+        page = collection.get(limit=_AT_ONCE, offset=start, include=["embeddings"])
+        for key, vector in zip(page["ids"], page["embeddings"], strict=True):
+            yield key, numpy.asarray(vector, dtype="<f4").tobytes()
+
+
+def _follow(folder: Path, staged: Path, work: Work) -> None:
+    import numpy  # noqa: PLC0415 - comes with chromadb
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with staging.reading(staged) as waiting:
+        client = _client(folder)
+        if work.is_rebuilt and _is_in(client):
+            client.delete_collection(COLLECTION)
+        # As the system makes it: by default, distances are l2.
+        collection = client.get_or_create_collection(COLLECTION, embedding_function=None)
+        expected = {key: _digest(vector) for key, vector in _entries(collection)}
+        for keys in _chunks(work.deleted):
+            collection.delete(ids=list(keys))
+        for keys in _chunks(work.relabelled):
+            collection.update(ids=list(keys), metadatas=[_metadata(work, key) for key in keys])
+        for write, rows in ((collection.add, work.added), (collection.update, work.replaced)):
+            for chunk in _chunks(rows):
+                vectors = waiting.vectors([hashed for _, _, hashed in chunk])
+                write(
+                    ids=[key for key, _, _ in chunk],
+                    documents=[text for _, text, _ in chunk],
+                    embeddings=[numpy.frombuffer(vectors[hashed], dtype="<f4") for _, _, hashed in chunk],
+                    metadatas=[_metadata(work, key) for key, _, _ in chunk],
+                )
+                expected |= {key: _digest(vectors[hashed]) for key, _, hashed in chunk}
+        for key in work.deleted:
+            expected.pop(key, None)
+        if {key: _digest(vector) for key, vector in _entries(collection)} != expected:
+            raise ValueError("vectors are not what was written")
+
+
+def _metadata(work: Work, key: str) -> dict[str, str | None]:
+    return {**dict.fromkeys(work.extra.get(key, ())), SOURCE_ID: key}
+
+
+def _chunks(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE))
+
+
+def _digest(vector: bytes) -> bytes:
+    return blake2b(vector, digest_size=16).digest()

@@ -1,0 +1,171 @@
+"""The plan of ``regraft gc`` for AngelMemory: what no note, no memory and no provider in use needs any more.
+
+Rules: ``docs/angel-memory.md``, "Garbage".
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from checks import angel_findings as angel
+from checks.angel_memory import DANGLING, ORPHANED, UNUSED
+from checks.angel_providers import entries_elsewhere, providers
+from checks.findings import Finding
+from regraft.errors import SourceUnreadable, WrongUsage
+from regraft.formats import angel_memory
+from regraft.formats.angel_memory import MEMORY_TAGS, NOTE_TAGS, TAGS, AngelProblem, ProviderFolder
+from regraft.text import argument, counted
+from repair.gc import kept
+from repair.gc.files import trashed
+from repair.gc.wish import Wish
+from repair.plan import Action, Left, Plan, RowsChange
+from repair.store import Store
+
+#: Findings that this removes what they are about.
+NAMES = (angel.RELATION_DANGLING, angel.RELATION_ORPHAN, angel.TAG_UNUSED, angel.PROVIDER_LEFTOVER)
+#: What the system makes of its memories whenever it needs it.
+_DERIVED = "memory_index"
+#: Tags that not even a relation to nothing names.
+_UNNAMED = " AND ".join(f"id NOT IN (SELECT tag_id FROM {table})" for table in ORPHANED)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of one kind that go, in the order in which they do: which of which table, and what is said of them."""
+
+    finding: str
+    table: str
+    where: str
+    action: str
+    said: str
+
+    def told(self, count: int) -> str:
+        """Return what is done, for a person."""
+        noun = "tag" if self.table == TAGS else "relation"
+        return f"delete {self.said.format(counted(count, noun))}"
+
+
+def _relations(wanted: Collection[str]) -> Iterator[_Rows]:
+    """Return the relations that go; one that leads nowhere at both ends is told once."""
+    dangling, orphaned = angel.RELATION_DANGLING in wanted, angel.RELATION_ORPHAN in wanted
+    for table, of in ORPHANED.items():
+        if dangling:
+            yield _Rows(angel.RELATION_DANGLING, table, DANGLING, "delete-relations", "{} to a tag that is not there")
+        if orphaned:
+            where = f"NOT ({DANGLING}) AND {of}" if dangling else of
+            owner = "note" if table == NOTE_TAGS else "memory"
+            yield _Rows(angel.RELATION_ORPHAN, table, where, "delete-relations", f"{{}} of a {owner} that is not there")
+
+
+def _tags(wanted: Collection[str]) -> _Rows:
+    where = UNUSED if angel.RELATION_ORPHAN in wanted else _UNNAMED
+    return _Rows(angel.TAG_UNUSED, TAGS, where, "delete-tags", "{} that no note and no memory has")
+
+
+def plan(store: Store, wish: Wish) -> Plan:
+    """Return what is going to be removed; nothing is written.
+
+    Raises:
+        WrongUsage: an option is meant that says nothing here.
+        SourceUnreadable: the records cannot be read.
+        LedgerUnreadable
+    """
+    for option, is_given in (("--vacuum", wish.vacuum), ("--v1-leftovers", wish.v1_leftovers)):
+        if is_given:
+            raise WrongUsage(problem=f"{option} for a data folder of AngelMemory", hint="it is for v2 data")
+    made = Plan()
+    _plan_rows(store, wish, made)
+    if wish.wants(angel.PROVIDER_LEFTOVER):
+        _plan_folders(store, wish, made)
+    kept.plan(store, wish, made)
+    return made
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _plan_rows(store: Store, wish: Wish, made: Plan) -> None:
+    wanted = [one for one in NAMES if one != angel.PROVIDER_LEFTOVER and wish.wants(one)]
+    if not wanted:
+        return
+    findings = store.findings()
+    first = sorted({one.name for one in findings if one.name in angel.OF_RECORDS})
+    if first:
+        made.left += [_left_for_repair(store, one, first) for one in findings if one.name in wanted]
+        return
+    rows = [*_relations(wanted), *([_tags(wanted)] if angel.TAG_UNUSED in wanted else [])]
+    counts = _counts(store.root, rows)
+    actions = [
+        Action(one.action, one.told(number), None, angel_memory.DATABASE, number, finding=one.finding)
+        for one, number in zip(rows, counts, strict=True)
+        if number
+    ]
+    if actions:
+
+        def apply(db: apsw.Connection) -> None:
+            for one in rows:
+                db.execute(f"DELETE FROM {one.table} WHERE {one.where}")
+
+        tables = (NOTE_TAGS, MEMORY_TAGS, TAGS)
+        made.changes.append(RowsChange(angel_memory.DATABASE, tuple(actions), apply, tables))
+        made.mends |= {(str(action.finding), None) for action in actions}
+    unused = next((one for one in findings if one.name == angel.TAG_UNUSED), None)
+    gone = sum(action.count for action in actions if action.finding == angel.TAG_UNUSED)
+    if unused is not None and angel.TAG_UNUSED in wanted and gone < unused.count:
+        made.mends.discard((angel.TAG_UNUSED, None))
+        reason = f"{counted(unused.count - gone, 'tag')} that only relations to nothing name: these go first"
+        made.left.append(Left(angel.TAG_UNUSED, reason, count=unused.count - gone, repair=_command(store, "gc")))
+
+
+def _counts(root: Path, rows: list[_Rows]) -> list[int]:
+    try:
+        with angel_memory.reading(root) as db:
+            found: list[Any] = [db.execute(f"SELECT count(*) FROM {one.table} WHERE {one.where}").get for one in rows]
+            return [int(number) for number in found]
+    except (AngelProblem, apsw.Error) as problem:
+        raise SourceUnreadable(path=root / angel_memory.DATABASE, reason=problem) from problem
+
+
+def _left_for_repair(store: Store, finding: Finding, first: list[str]) -> Left:
+    reason = f"{finding.message}, and it may be needed once {', '.join(first)} is mended"
+    return Left(finding.name, reason, count=finding.count, repair=_command(store, "repair"))
+
+
+def _command(store: Store, command: str) -> str:
+    return shlex.join(["regraft", command, argument(store.path)])
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+
+def _plan_folders(store: Store, wish: Wish, made: Plan) -> None:
+    found = providers(store.root)
+    changes = []
+    for folder in found.leftovers:
+        why = None
+        if found.problem is not None:
+            why = f"which provider is in use is not certain: the state file {found.problem}"
+        elif folder.path.is_symlink():
+            why = "it is a link, and links are not followed"
+        elif (others := _others(folder)) and not wish.only:
+            why = f"it has entries in {', '.join(others)}, which may be nowhere else"
+            why = f"{why}; --only {angel.PROVIDER_LEFTOVER} removes it"
+        if why is not None:
+            made.left.append(Left(angel.PROVIDER_LEFTOVER, f"{folder.path.name} stays: {why}", None, folder.path.name))
+            continue
+        said = f"move {folder.path.name}, of a provider that is not in use, to the trash"
+        changes.append(trashed(store, folder.path, "trash-folder", angel.PROVIDER_LEFTOVER, said))
+    made.changes += changes
+    if changes and len(changes) == len(found.leftovers):
+        made.mends.add((angel.PROVIDER_LEFTOVER, None))
+
+
+def _others(folder: ProviderFolder) -> list[str]:
+    """Return the collections that may hold what is nowhere else: early versions kept memories in them."""
+    return [name for name in entries_elsewhere(folder) if name != _DERIVED]

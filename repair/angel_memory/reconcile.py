@@ -1,0 +1,267 @@
+"""``regraft reconcile`` for AngelMemory: the system's own sync, and what it forgets (``docs/angel-memory.md``).
+
+What has to be embedded waits in a staging file below ``.regraft`` until the collection is built and in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checks.angel_providers import providers
+from regraft import clock, durable, embedders
+from regraft.embedders import Embedder
+from regraft.embedders.settings import EmbedderSettings
+from regraft.envelope import Run
+from regraft.errors import Declined, EmbedderUnnamed
+from regraft.locate import Kind
+from regraft.progress import Progress
+from repair import files
+from repair.angel_memory import collection, difference, staging, vectors
+from repair.angel_memory.collection import ChromaFailed
+from repair.angel_memory.difference import Look
+from repair.angel_memory.staging import Origin, Staging
+from repair.angel_memory.vectors import Build
+from repair.backfill import probing
+from repair.backfill.crew import Crew
+from repair.backfill.estimate import estimate, nothing
+from repair.backfill.meter import Limits, Meter
+from repair.backfill.outcome import Outcome
+from repair.backfill.run import fill_scope
+from repair.backfill.sharing import Shared, shared
+from repair.backfill.stopping import stops_whole
+from repair.backfill.wish import Choice
+from repair.changing import RECONCILING
+from repair.plan import Plan
+from repair.run import document, run_command
+from repair.store import Store, demand_quiet, recognised
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asks for; ``provider`` is the one in use, None: what the data folder tells."""
+
+    path: Path
+    kind: Kind | None = None
+    dry_run: bool = False
+    provider: str | None = None
+    probes: bool = True
+
+
+def reconcile(
+    choose: Choice,
+    wish: Wish,
+    *,
+    progress: Progress,
+    show_plan: Callable[[Document], bool] = lambda _: True,
+) -> Document:
+    """Make the vectors of a data folder's notes follow its records.
+
+    Args:
+        choose: says which embedder; asked only where a text has to be embedded.
+        wish: what is asked for.
+        progress: told of each text and change.
+        show_plan: called with the planned document before anything is sent or changed; False stops here.
+
+    Raises:
+        WrongUsage: chromadb is not installed.
+        CollectionOfOtherVersion, CollectionRefused: chromadb cannot make the collection.
+        AnswerUnfit, EmbedderDiffers, EmbedderUnsteady, EmbedderRefused: the embedder does not do.
+        BackfillStopped, BackfillInterrupted: what was embedded is kept for the next run.
+        RegraftError: refused, or as :func:`repair.run.run_command`.
+    """
+    run = Run("reconcile", wish.dry_run, source=wish.path)
+    with recognised(wish.path, wish.kind, "reconcile") as store:
+        run.source_kind = store.found.kind.value
+        look = difference.look(store.root, wish.provider)
+        if look is None or not look.is_needed:
+            if look is not None and not wish.dry_run:
+                # Killed after its last change, a run has left what nobody needs.
+                staging.discard(_staged(store, look))
+            run.end()
+            return {**document(store, run, Plan(), None), "embedder": None, "scopes": []}
+        work = _Work(store, wish, run, look, choose, progress, show_plan)
+        return work.planned() if wish.dry_run else work.done()
+
+
+def _staged(store: Store, look: Look) -> Path:
+    return store.own / RECONCILING / f"{look.folder.name}.sqlite"
+
+
+@dataclass
+class _Work:
+    """One run; used once."""
+
+    store: Store
+    wish: Wish
+    run: Run
+    look: Look
+    choose: Choice
+    progress: Progress
+    show_plan: Callable[[Document], bool]
+    settings: EmbedderSettings | None = None
+    outcome: Outcome | None = None
+    chromadb: str = ""
+    #: Texts with their vectors, to be compared with what an embedder says.
+    sample: list[tuple[str, bytes]] = field(default_factory=list)
+
+    @property
+    def staged(self) -> Path:
+        """Return where the staging file is."""
+        return _staged(self.store, self.look)
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def planned(self) -> Document:
+        """Return what a run would do, as far as plain SQLite can tell."""
+        try:
+            self._choose()
+        except EmbedderUnnamed:
+            # What has to be done is told without one, only not what it takes.
+            return self._planned()
+        with staging.imagined(self.staged, self._origin(), self.look.ready(), self.look.dimension) as scope:
+            scope.wait_for(self.look.waiting().values())
+            scope.write(dict.fromkeys(self.look.donors(), b""), clock.now_ms())
+            self._estimate(scope)
+        return self._planned()
+
+    def _choose(self) -> None:
+        """Ask which embedder is meant, where one is needed."""
+        if self.look.waiting().keys() - self.look.donors().keys():
+            self.settings = self.choose(frozenset())
+
+    def _origin(self) -> Origin:
+        return Origin(self.look.folder.name, "" if self.settings is None else self.settings.model)
+
+    def _estimate(self, scope: Staging) -> None:
+        settings, limits = self.settings, Limits()
+        if settings is not None:
+            planned = estimate(scope, settings, embedders.counter(settings), limits, nothing(settings))
+            name, label = scope.name, scope.label
+            self.outcome = Outcome(name, label, None, self.look.dimension, scope.survey(), planned)
+
+    def _planned(self) -> Document:
+        build = Build(self.store.root, self.look, self.staged, self.look.waiting().keys(), self.chromadb)
+        if self.run.dry_run:
+            self.run.end()
+        return self._with_sent(document(self.store, self.run, vectors.plan(build), None))
+
+    def _with_sent(self, done: Document) -> Document:
+        settings = self.settings
+        head = None if settings is None else {"name": settings.name, "model": settings.model}
+        scopes = [] if self.outcome is None else [self.outcome.document()]
+        return {**done, "embedder": head, "scopes": scopes}
+
+    # --- doing -------------------------------------------------------------------------------------------------------
+
+    def done(self) -> Document:
+        """Do it, and return what was done."""
+        self.chromadb = collection.demand_chromadb()
+        self._choose()
+        demand_quiet(self.store)
+        files.settle_logs(self.look.folder.chroma)
+        with shared(self.store) as together, self._kept_staging():
+            kept = self._surveyed()
+            with staging.opened(self.staged, self._origin(), self.look.ready(), self.look.dimension) as scope:
+                scope.wait_for(self.look.waiting().values())
+                scope.write(kept, clock.now_ms())
+                self._fill(scope, together)
+        done = run_command("reconcile", self.wish.path, self._publishing, kind=self.wish.kind, progress=self.progress)
+        staging.discard(self.staged)
+        return self._with_sent(done)
+
+    @contextmanager
+    def _kept_staging(self) -> Iterator[None]:
+        """Keep of a run that stops what was paid for; what holds nothing goes."""
+        try:
+            yield
+        except BaseException:
+            holds_nothing = True
+            if self.staged.is_file():
+                with staging.reading(self.staged) as scope:
+                    holds_nothing = not scope.ready_keys()
+            if holds_nothing:
+                staging.discard(self.staged)
+            raise
+
+    def _surveyed(self) -> dict[str, bytes]:
+        """Return the vectors that are kept and needed elsewhere, by the hash of their text; chromadb reads them all."""
+        look = self.look
+        if not look.folder.database.is_file():
+            return {}
+        donors = look.donors()
+        sampled = sorted(look.kept.values(), key=lambda entry: (len(entry.document or ""), entry.id))
+        sampled = sampled[: probing.SAMPLE]
+        place = self.staged.with_suffix(".look")
+        try:
+            copy = vectors.copied(look, place)
+            with vectors.refusals(look.folder.chroma, self.chromadb):
+                found = self._read(copy, [entry.id for entry in (*donors.values(), *sampled)])
+        finally:
+            durable.remove_tree(place)
+        look = self.look
+        sound = {key: vector for key, vector in found.items() if difference.is_sound(vector, look.dimension)}
+        self.sample = [(str(entry.document), sound[entry.id]) for entry in sampled if entry.id in sound]
+        return {key: sound[entry.id] for key, entry in look.donors().items() if entry.id in sound}
+
+    def _read(self, copy: Path, keys: list[str]) -> dict[str, bytes]:
+        """Return vectors of a copy; where chromadb cannot read it, those that plain SQLite can, and nothing else stays.
+
+        Raises:
+            ChromaFailed: another version of chromadb wrote it.
+        """
+        try:
+            return collection.vectors_of(copy, keys)
+        except ChromaFailed as failed:
+            if failed.is_other_version:
+                raise
+            if self.look.providers.is_changed:
+                return {}
+            found = difference.plain_vectors(self.look.folder)
+            sound = {key: one for key, one in found.items() if difference.is_sound(one, self.look.dimension)}
+            self.look = self.look.without_files(str(failed), sound)
+            self._choose()
+            return sound
+
+    def _fill(self, scope: Staging, together: Shared) -> None:
+        """Embed what still lacks a vector."""
+        self._estimate(scope)
+        if not self.show_plan(self._planned()):
+            raise Declined(path=self.wish.path)
+        settings, outcome = self.settings, self.outcome
+        if settings is None or outcome is None or not outcome.survey.lacking:
+            return
+        with (
+            embedders.opened(settings) as embedder,
+            stops_whole(self.wish.path, settings.name, lambda: outcome.filled.newly_ready),
+        ):
+            self._embed(scope, together, embedder, outcome)
+
+    def _embed(self, scope: Staging, together: Shared, embedder: Embedder, outcome: Outcome) -> None:
+        if self.wish.probes:
+            outcome.probe = probing.proof(embedder, outcome.name, self.sample, scope.dimensions)
+        crew = Crew(embedder.settings.name, meter := Meter(embedder, Limits()), embedder.settings.parallel)
+        try:
+            fill_scope(scope, outcome, embedder, crew, meter, together, self.progress)
+        finally:
+            crew.end()
+
+    def _publishing(self, store: Store) -> Plan:
+        """Return the plan that puts the new collection into its place, by what is there now."""
+        look = difference.look(store.root, self.wish.provider)
+        if look is None or not look.is_needed:
+            return Plan()
+        if self.look.unreadable is not None:
+            look = look.without_files(self.look.unreadable, difference.plain_vectors(look.folder))
+        with staging.reading(self.staged) as scope:
+            ready = scope.ready_keys()
+        made = vectors.plan(Build(store.root, look, self.staged, ready, self.chromadb))
+        if self.wish.provider is not None and providers(store.root).in_use != look.folder:
+            # What the user says, nobody else can know.
+            made.mends.clear()
+        return made

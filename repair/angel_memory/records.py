@@ -1,0 +1,192 @@
+"""``repair`` of AngelMemory: the records follow the files below ``raw/``, as the system's own scan would make them.
+
+The index of files changes before the records: killed in between, the records still differ from what their files give,
+and the next run goes on (``docs/angel-memory.md``, "Records").
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import apsw
+
+from checks import angel_findings as angel
+from checks.angel_records import Compared, State, compare
+from checks.findings import FINDINGS, Finding
+from regraft import notices
+from regraft.formats import angel_memory
+from regraft.formats.angel_memory import FILES, NOTE_TAGS, RECORDS, SEQUENCE, TAGS, Record
+from regraft.formats.angel_notes import Note
+from regraft.text import counted
+from repair.mending import Wish
+from repair.plan import Action, Left, Plan, RowsChange
+from repair.store import Store
+
+_OF_STATE = {
+    State.CHANGED: (angel.RECORD_CHANGED, "replace-records", "{path} changed: make {records} of it anew"),
+    State.NEW: (angel.RECORD_MISSING, "add-records", "{path} has no record: make {records} of it"),
+    State.GONE: (angel.FILE_MISSING, "delete-records", "{path} is gone: delete {records} of it"),
+}
+#: Findings that are mended.
+NAMES = (*(finding for finding, _, _ in _OF_STATE.values()), angel.SHORT_ID_SEQUENCE, angel.SHORT_ID_DOUBLE)
+#: About how many bytes a record, and its relations, hold.
+_RECORD_BYTES = 600
+
+
+def plan(store: Store, wish: Wish) -> Plan:
+    """Return what is going to be mended; nothing is written."""
+    found: dict[str, list[Finding]] = defaultdict(list)
+    for finding in store.findings():
+        found[finding.name].append(finding)
+    wanted = {name for name in NAMES if name in found and (not wish.only or name in wish.only)}
+    made = Plan()
+    if wanted:
+        work = _work(store, wanted)
+        made.changes += [change for change in (_of_files(work), _of_records(work)) if change is not None]
+        made.mends = {(name, None) for name in wanted}
+    if not wish.only:
+        others = (one for name, every in found.items() if name not in NAMES for one in every)
+        made.left = [_left(one) for one in others if notices.at_least(one.severity, "warning")]
+    return made
+
+
+def _left(finding: Finding) -> Left:
+    said = f"{finding.message}; {FINDINGS[finding.name].mended_by}"
+    return Left(finding.name, said, None, finding.subject, finding.count, finding.severity)
+
+
+@dataclass
+class _Work:
+    """What is to be done to both databases."""
+
+    #: The files whose records change, each with the id that it gets in the index of files; None: it has none there.
+    files: list[tuple[Compared, int | None]] = field(default_factory=list)
+    #: Records that get a new short id, since one that was stored before has theirs.
+    doubles: list[Record] = field(default_factory=list)
+    #: The first short id that is free.
+    next_id: int = 0
+    #: Whether the sequence is to be set although no record gets a new id.
+    sets_sequence: bool = False
+
+
+def _work(store: Store, wanted: set[str]) -> _Work:
+    root = store.root
+    work = _Work(sets_sequence=angel.SHORT_ID_SEQUENCE in wanted)
+    with angel_memory.reading(root) as db:
+        records = list(angel_memory.records(db))
+        highest: Any = db.execute(f"SELECT ifnull(max(note_short_id), -1) FROM {RECORDS}").get
+        work.next_id = max(angel_memory.next_short_id(db), highest + 1)
+        if angel.SHORT_ID_DOUBLE in wanted:
+            later = db.execute(
+                f"SELECT source_id FROM {RECORDS} r WHERE EXISTS (SELECT 1 FROM {RECORDS} o "
+                "WHERE o.note_short_id = r.note_short_id AND o.rowid < r.rowid)"
+            )
+            keys = {str(key) for (key,) in later}
+            work.doubles = [one for one in records if one.source_id in keys]
+    states = [state for state, (finding, _, _) in _OF_STATE.items() if finding in wanted]
+    if states:
+        with angel_memory.reading_files(root) as files:
+            indexed = list(angel_memory.indexed_files(files))
+            number = _next_file_id(files)
+        for one in compare(root / angel_memory.RAW, records, indexed):
+            if one.state in states:
+                work.files.append((one, None if one.state is State.GONE else number))
+                number += one.state is not State.GONE
+    return work
+
+
+def _next_file_id(files: apsw.Connection) -> int:
+    """Return the id that the system would give to the next file: none is given twice."""
+    used: Any = files.execute(f"SELECT ifnull(max(id), 0) FROM {FILES}").get
+    given: Any = files.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = ?", (FILES,)).get
+    return int(max(used, given or 0)) + 1
+
+
+# --- the index of files -------------------------------------------------------------------------------------------
+
+
+def _of_files(work: _Work) -> RowsChange | None:
+    """Return the change of the index of files: what is read now is not read again by the system's next scan."""
+    changed = [(one, number) for one, number in work.files if one.indexed is not None or number is not None]
+    if not changed:
+        return None
+
+    def apply(db: apsw.Connection) -> None:
+        for one, number in changed:
+            db.execute(f"DELETE FROM {FILES} WHERE relative_path = ?", (one.path,))
+            if number is not None and one.file is not None:
+                values = (number, one.path, one.file.seconds)
+                db.execute(f"INSERT INTO {FILES} (id, relative_path, file_timestamp) VALUES (?, ?, ?)", values)
+
+    said = f"bring {counted(len(changed), 'file')} up to date in the index of files"
+    action = Action("index-files", said, None, angel_memory.FILE_INDEX, len(changed))
+    return RowsChange(angel_memory.FILE_INDEX, (action,), apply, (FILES,), _RECORD_BYTES * len(changed))
+
+
+# --- the records --------------------------------------------------------------------------------------------------
+
+
+def _of_records(work: _Work) -> RowsChange | None:
+    actions = [*map(_action, (one for one, _ in work.files)), *_numbering(work)]
+    if not actions:
+        return None
+
+    def apply(db: apsw.Connection) -> None:
+        following = work.next_id
+        for record in work.doubles:
+            db.execute(f"UPDATE {RECORDS} SET note_short_id = ? WHERE source_id = ?", (following, record.source_id))
+            following += 1
+        for one, _ in work.files:
+            _remove(db, (record.source_id for record in one.records))
+        for one, number in work.files:
+            # An id may be left over, with another path or with relations alone.
+            _remove(db, (note.source_id for note in one.notes))
+            for note in one.notes:
+                _add(db, note, one, str(number), following)
+                following += 1
+        db.execute(f"INSERT OR REPLACE INTO {SEQUENCE} (id, next_id) VALUES (1, ?)", (following,))
+
+    rows = sum(len(one.records) + len(one.notes) for one, _ in work.files) + len(work.doubles)
+    tables = (RECORDS, TAGS, NOTE_TAGS, SEQUENCE)
+    return RowsChange(angel_memory.DATABASE, tuple(actions), apply, tables, _RECORD_BYTES * rows)
+
+
+def _action(one: Compared) -> Action:
+    finding, name, said = _OF_STATE[one.state]
+    count = len(one.records) if one.state is State.GONE else len(one.notes)
+    message = said.format(path=one.path, records=counted(count, "record"))
+    return Action(name, message, None, one.path, count, finding=finding)
+
+
+def _numbering(work: _Work) -> Iterable[Action]:
+    if work.doubles:
+        said = f"give {counted(len(work.doubles), 'record')} a short id of their own"
+        yield Action("renumber-records", said, None, None, len(work.doubles), finding=angel.SHORT_ID_DOUBLE)
+    if work.sets_sequence:
+        said = "set the next short id behind the highest"
+        yield Action("set-sequence", said, None, None, finding=angel.SHORT_ID_SEQUENCE)
+
+
+def _remove(db: apsw.Connection, keys: Iterable[str]) -> None:
+    for key in keys:
+        db.execute(f"DELETE FROM {NOTE_TAGS} WHERE source_id = ?", (key,))
+        db.execute(f"DELETE FROM {RECORDS} WHERE source_id = ?", (key,))
+
+
+def _add(db: apsw.Connection, note: Note, one: Compared, file_id: str, short_id: int) -> None:
+    """Store a note of a file, its tags, and what relates them."""
+    updated_at = float(one.file.seconds) if one.file is not None else 0.0
+    values = (note.source_id, short_id, file_id, one.path, *note.headings, note.total_lines, updated_at)
+    db.execute(
+        f"INSERT INTO {RECORDS} (source_id, note_short_id, file_id, source_file_path, heading_h1, heading_h2,"
+        f" heading_h3, heading_h4, heading_h5, heading_h6, total_lines, updated_at)"
+        f" VALUES ({', '.join('?' * len(values))})",
+        values,
+    )
+    for tag in note.tags:
+        if db.execute(f"SELECT 1 FROM {TAGS} WHERE name = ?", (tag,)).get is None:
+            db.execute(f"INSERT INTO {TAGS} (name) VALUES (?)", (tag,))
+        db.execute(f"INSERT INTO {NOTE_TAGS} SELECT ?, id FROM {TAGS} WHERE name = ?", (note.source_id, tag))

@@ -1,0 +1,201 @@
+"""Vectors of texts that wait for their collection: each is paid for once, whatever stops the run.
+
+The file lies below the store's ``.regraft``, and goes once the collection has what is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from regraft import durable, sqlite
+from repair import files
+from repair.backfill.scope import Lacking, Survey, Written
+
+_BUSY_MS = 60_000
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS origin (provider TEXT NOT NULL, model TEXT NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS text (
+         key TEXT NOT NULL PRIMARY KEY,
+         text TEXT NOT NULL,
+         is_stale INTEGER NOT NULL,
+         vector BLOB)""",
+)
+_OF_KEYS = "key IN (SELECT value FROM json_each(?))"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A text that lacks its vector, by its hash; ``is_stale``: what it belongs to has one, of another text."""
+
+    key: str
+    text: str
+    is_stale: bool
+
+
+class Staging:
+    """The texts that lack a vector, as a scope of backfill; see :func:`opened` and :func:`reading`.
+
+    ``ready`` is the number of texts that had a vector before.
+    """
+
+    def __init__(self, db: apsw.Connection, name: str = "", ready: int = 0, dimensions: int | None = None) -> None:
+        self._db = db
+        self._ready = ready
+        self._dimensions = dimensions
+        self.name = name
+        self.label = "The notes"
+
+    @property
+    def dimensions(self) -> int | None:
+        """Return how many numbers its vectors have, None where none is known."""
+        if self._dimensions is None:
+            size: Any = self._db.execute("SELECT length(vector) FROM text WHERE vector IS NOT NULL LIMIT 1").get
+            self._dimensions = None if size is None else size // 4
+        return self._dimensions
+
+    def survey(self) -> Survey:
+        """Count the texts of the collection."""
+        query = "SELECT count(vector), total(vector IS NULL AND NOT is_stale), total(vector IS NULL AND is_stale)"
+        row: Any = self._db.execute(f"{query} FROM text").fetchone()
+        staged, pending, stale = row
+        return Survey(self._ready + staged, int(pending), int(stale))
+
+    def lacking(self) -> Iterator[str]:
+        """Return the key of every text without a vector, in order."""
+        found = self._db.execute("SELECT key FROM text WHERE vector IS NULL ORDER BY key").fetchall()
+        return (str(key) for (key,) in found)
+
+    def texts(self, keys: Sequence[str]) -> dict[str, Lacking]:
+        """Return the texts of those keys that still lack a vector."""
+        rows = self._of("key, text, is_stale", keys, " AND vector IS NULL")
+        return {str(key): Lacking(str(text), bool(is_stale)) for key, text, is_stale in rows}
+
+    def write(self, vectors: Mapping[str, bytes], now_ms: int) -> Written:
+        """Write vectors in one transaction; one that is there stays."""
+        del now_ms
+        was_stale = []
+        with sqlite.transaction(self._db):
+            for key, vector in vectors.items():
+                query = "UPDATE text SET vector = ? WHERE key = ? AND vector IS NULL RETURNING is_stale"
+                was_stale += [bool(is_stale) for (is_stale,) in self._db.execute(query, (vector, key))]
+        return Written(was_stale.count(False), was_stale.count(True))
+
+    def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the vectors of those of the keys that have one."""
+        return {str(key): bytes(vector) for key, vector in self._of("key, vector", keys, " AND vector IS NOT NULL")}
+
+    def sample(self, count: int) -> list[tuple[str, bytes]]:
+        """Return some texts with their vectors."""
+        query = "SELECT text, vector FROM text WHERE vector IS NOT NULL ORDER BY key LIMIT ?"
+        return [(str(text), bytes(vector)) for text, vector in self._db.execute(query, (count,))]
+
+    def failed(self, key: str, code: str, now_ms: int) -> None:
+        """Take note of nothing: the queue knows what failed."""
+
+    def finished(self, now_ms: int, *, wrote: bool) -> None:
+        """Take note of nothing: the collection is still to be written."""
+
+    def ready_keys(self) -> frozenset[str]:
+        """Return the keys that have a vector."""
+        return frozenset(str(key) for (key,) in self._db.execute("SELECT key FROM text WHERE vector IS NOT NULL"))
+
+    def wait_for(self, texts: Iterable[Waiting]) -> None:
+        """Let these texts wait, and no others; vectors that are there stay."""
+        with sqlite.transaction(self._db):
+            self._db.execute("CREATE TEMP TABLE wanted (key TEXT PRIMARY KEY) WITHOUT ROWID")
+            for one in texts:
+                self._db.execute("INSERT INTO wanted VALUES (?)", (one.key,))
+                self._db.execute(
+                    "INSERT INTO text (key, text, is_stale) VALUES (?1, ?2, ?3)"
+                    " ON CONFLICT (key) DO UPDATE SET is_stale = ?3",
+                    (one.key, one.text, one.is_stale),
+                )
+            self._db.execute("DELETE FROM text WHERE key NOT IN (SELECT key FROM wanted)")
+            self._db.execute("DROP TABLE wanted")
+
+    def _of(self, columns: str, keys: Sequence[str], more: str) -> list[Any]:
+        wanted = msgspec.json.encode(list(keys)).decode()
+        return self._db.execute(f"SELECT {columns} FROM text WHERE {_OF_KEYS}{more}", (wanted,)).fetchall()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the vectors of a staging file are of: a provider's name, and the embedder's model, "" where it has none."""
+
+    provider: str
+    model: str
+
+
+@contextmanager
+def opened(path: Path, origin: Origin, ready: int, dimensions: int | None) -> Iterator[Staging]:
+    """Open a staging file, made anew where there is none; vectors of another origin go.
+
+    Args:
+        path: where it is.
+        origin: what its vectors are of.
+        ready: how many texts had a vector before.
+        dimensions: of vectors, None where nobody knows.
+
+    Raises:
+        apsw.Error, OSError: it cannot be written.
+    """
+    durable.make_folders(path.parent)
+    with sqlite.writing(path, create=True) as db:
+        db.set_busy_timeout(_BUSY_MS)
+        with sqlite.transaction(db):
+            _prepare(db, origin)
+        yield Staging(db, origin.provider, ready, dimensions)
+
+
+@contextmanager
+def imagined(path: Path, origin: Origin, ready: int, dimensions: int | None) -> Iterator[Staging]:
+    """Open what a staging file would be, for a look: nothing is written.
+
+    Raises:
+        apsw.Error, OSError: the file that is there cannot be read.
+    """
+    with sqlite.in_memory() as db:
+        _prepare(db, origin)
+        if path.is_file():
+            with sqlite.reading(path) as old:
+                if _origin(old) == (origin.provider, origin.model):
+                    db.executemany("INSERT INTO text VALUES (?, ?, ?, ?)", old.execute("SELECT * FROM text"))
+        yield Staging(db, origin.provider, ready, dimensions)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Staging]:
+    """Open a staging file for reading.
+
+    Raises:
+        apsw.Error, OSError: it cannot be read.
+    """
+    with sqlite.reading(path) as db:
+        yield Staging(db)
+
+
+def discard(path: Path) -> None:
+    """Remove a staging file, and its folder with it."""
+    for file in (path, *sqlite.companions(path)):
+        durable.remove_tree(file)
+    files.prune(path.parent, path.parent.parent)
+
+
+def _prepare(db: apsw.Connection, origin: Origin) -> None:
+    for statement in _TABLES:
+        db.execute(statement)
+    if _origin(db) != (origin.provider, origin.model):
+        db.execute("DELETE FROM text")
+        db.execute("DELETE FROM origin")
+        db.execute("INSERT INTO origin VALUES (?, ?)", (origin.provider, origin.model))
+
+
+def _origin(db: apsw.Connection) -> object:
+    return db.execute("SELECT provider, model FROM origin").fetchone()

@@ -1,0 +1,224 @@
+"""The plan that makes the vectors of AngelMemory's notes follow the records (``docs/angel-memory.md``, "Reconcile").
+
+The collection that is to be is built beside the one that is there, out of a copy of it, and takes its place as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from checks import angel_findings as angel
+from checks import angel_vectors
+from checks.findings import FINDINGS
+from regraft import clock, durable, identity, sqlite
+from regraft.formats import angel_memory, chroma
+from regraft.formats.angel_memory import PROVIDER_KEYS, STATE, AngelProblem, ProviderFolder
+from regraft.system_errors import CollectionOfOtherVersion, CollectionRefused
+from regraft.text import counted
+from repair import files
+from repair.angel_memory import collection
+from repair.angel_memory.collection import ChromaFailed, Work
+from repair.angel_memory.difference import Look
+from repair.plan import Action, FileChange, Left, Plan
+
+#: Why a vector is written where the collection stays, and what is said of it.
+_WRITTEN = (
+    (angel.VECTOR_MISSING, "add-vectors", "add {} that notes lack"),
+    (angel.DOCUMENT_STALE, "replace-vectors", "replace {} of texts that changed"),
+    (angel.DIMENSION, "replace-vectors", "replace {} of another length"),
+    (angel.VECTOR_UNUSABLE, "replace-vectors", "replace {} that cannot be used"),
+)
+#: What is wrong with vectors and is right once a collection is made anew.
+_OF_VECTORS = (*(finding for finding, _, _ in _WRITTEN), angel.VECTOR_ORPHAN, angel.METADATA)
+
+
+@dataclass(frozen=True)
+class Build:
+    """All that the new collection is made of: a look, the vectors that were staged, and who writes them."""
+
+    root: Path
+    look: Look
+    staged: Path
+    #: Hashes of the texts whose vector is staged.
+    ready: Collection[str]
+    chromadb: str
+
+    def writes(self, source_id: str) -> bool:
+        """Tell whether the vector of a record's text is there to be written."""
+        return identity.text_hash(self.look.texts[source_id]) in self.ready
+
+    def lacking(self) -> set[str]:
+        """Return the source ids whose vector is to be written, and is not there."""
+        return {key for key in self.look.written if not self.writes(key)}
+
+    def work(self) -> Work:
+        """Return what is done to the collection."""
+        look, differences = self.look, self.look.differences
+        rows = [(key, look.texts[key], identity.text_hash(look.texts[key])) for key in look.written if self.writes(key)]
+        if look.is_rebuilt:
+            return Work(True, (), tuple(rows), (), (), {})
+        missing = frozenset(differences.missing)
+        replaced = tuple(row for row in rows if row[0] not in missing)
+        done = {key for key, _, _ in replaced}
+        relabelled = tuple(key for key in differences.metadata if key not in done)
+        added = tuple(row for row in rows if row[0] in missing)
+        return Work(False, tuple(differences.orphans), added, replaced, relabelled, look.extra)
+
+
+def plan(build: Build) -> Plan:
+    """Return what makes the collection, and the state file, follow; nothing is written."""
+    look, made = build.look, Plan()
+    folder = look.folder.chroma.relative_to(build.root).as_posix()
+    lacking = build.lacking()
+    actions = [*(_rebuilt if look.is_rebuilt else _changed)(build, folder)]
+    if actions:
+        size = files.size_of(look.folder.chroma) + len(look.written) * 4 * (look.dimension or 0)
+        made.changes.append(FileChange(folder, tuple(actions), partial(_make, build), size))
+    if look.states_provider:
+        made.changes.append(_state(build))
+    made.left += _left(look, lacking)
+    left = {one.finding for one in made.left}
+    promised = set(_OF_VECTORS) if look.is_rebuilt else {str(action.finding) for action in actions}
+    if look.states_provider:
+        promised |= {angel.PROVIDER_CHANGED, angel.STATE}
+    made.mends |= {(finding, None) for finding in promised - left}
+    return made
+
+
+def _rebuilt(build: Build, folder: str) -> Iterator[Action]:
+    look = build.look
+    count = sum(map(build.writes, look.written))
+    if not count and not look.differences:
+        return
+    if look.providers.is_changed:
+        before = f", it was {look.providers.stated}" if look.providers.stated else ""
+        said = f"make the vectors of {counted(count, 'note')} anew: the provider is {look.folder.name}{before}"
+        yield Action("rebuild-collection", said, None, folder, count, finding=angel.PROVIDER_CHANGED)
+    elif look.unreadable is not None:
+        said = f"write {counted(count, 'vector')} into a new collection: chromadb cannot read the old one's"
+        yield Action("rebuild-collection", said, None, folder, count, finding=angel.VECTOR_UNUSABLE)
+    else:
+        said = f"write {counted(count, 'vector')} into a new collection: none can be kept"
+        yield Action("rebuild-collection", said, None, folder, count, finding=angel.VECTOR_MISSING)
+
+
+def _changed(build: Build, folder: str) -> Iterator[Action]:
+    work, differences = build.work(), build.look.differences
+    of = {
+        angel.VECTOR_MISSING: differences.missing,
+        angel.DOCUMENT_STALE: differences.stale,
+        angel.DIMENSION: differences.lengths,
+        angel.VECTOR_UNUSABLE: differences.unusable,
+    }
+    seen: set[str] = set()
+    for finding, action, said in _WRITTEN:
+        keys = [key for key in of[finding] if build.writes(key) and key not in seen]
+        seen.update(keys)
+        if keys:
+            yield Action(action, said.format(counted(len(keys), "vector")), None, folder, len(keys), finding=finding)
+    if work.relabelled:
+        said = f"mend the metadata of {counted(len(work.relabelled), 'vector')}; nothing is embedded for it"
+        yield Action("update-metadata", said, None, folder, len(work.relabelled), finding=angel.METADATA)
+    if work.deleted:
+        said = f"delete {counted(len(work.deleted), 'vector')} of notes that are not there"
+        yield Action("delete-vectors", said, None, folder, len(work.deleted), finding=angel.VECTOR_ORPHAN)
+
+
+def _left(look: Look, lacking: set[str]) -> Iterator[Left]:
+    missing = frozenset(look.texts if look.is_rebuilt else look.differences.missing)
+    counts = Counter(angel.VECTOR_MISSING if key in missing else angel.DOCUMENT_STALE for key in lacking)
+    for finding, count in sorted(counts.items()):
+        yield Left(finding, f"{counted(count, 'text')} not embedded", count=count, severity=FINDINGS[finding].severity)
+
+
+# --- the collection --------------------------------------------------------------------------------------------------
+
+
+def copied(look: Look, place: Path) -> Path:
+    """Copy Chroma's folder, as far as chromadb is to see it, to below ``place``; returns where it is."""
+    copy = ProviderFolder(look.folder.name, place).chroma
+    if look.folder.chroma.is_dir():
+        shutil.copytree(look.folder.chroma, copy, ignore=shutil.ignore_patterns(*(f"*{one}" for one in sqlite.TRACES)))
+    return copy
+
+
+def _make(build: Build, new: Path) -> None:
+    """Write the folder as it is to be.
+
+    Raises:
+        CollectionOfOtherVersion, CollectionRefused: chromadb cannot make it, or it is not what it has to be.
+    """
+    look = build.look
+    place = new.with_name(f"{new.name}.build")
+    copy = copied(look, place)
+    if look.is_rebuilt and look.segment is not None:
+        # What cannot be read is not given to chromadb, not even to be removed.
+        durable.remove_tree(copy / Path(look.segment).name)
+    with refusals(look.folder.chroma, build.chromadb):
+        collection.follow(copy, build.staged, build.work())
+        after = angel_vectors.differences(ProviderFolder(look.folder.name, place), look.texts)
+        if {*after.embedded} != build.lacking() or after.orphans or after.metadata:
+            raise ChromaFailed("what was written is not what the records say")
+        _demand_same_layout(build.root, copy)
+    copy.replace(new)
+    durable.remove_tree(place)
+
+
+@contextmanager
+def refusals(path: Path, version: str) -> Iterator[None]:
+    """Say what chromadb, of this version, cannot do, and to what.
+
+    Raises:
+        CollectionOfOtherVersion, CollectionRefused
+    """
+    try:
+        yield
+    except ChromaFailed as failed:
+        if failed.is_other_version:
+            raise CollectionOfOtherVersion(path=path, version=version, reason=failed) from failed
+        raise CollectionRefused(path=path, reason=failed) from failed
+
+
+def _demand_same_layout(root: Path, copy: Path) -> None:
+    """Refuse a database that this chromadb made anew, where that of the application made others another way.
+
+    Raises:
+        ChromaFailed
+    """
+    made = _migrations(copy / chroma.FILE)
+    for folder in angel_memory.provider_folders(root):
+        if _migrations(folder.database) != made:
+            raise ChromaFailed(f"its migrations are not those of {folder.path.name}")
+
+
+def _migrations(database: Path) -> list[Any]:
+    with sqlite.reading(database) as db:
+        return sorted(db.execute("SELECT dir, version, hash FROM migrations"))
+
+
+# --- the state file --------------------------------------------------------------------------------------------------
+
+
+def _state(build: Build) -> FileChange:
+    look = build.look
+    finding = angel.STATE if look.providers.problem is not None else angel.PROVIDER_CHANGED
+    said = f"say in the state file that the vectors are those of {look.folder.name}"
+    return FileChange(STATE, (Action("write-state", said, None, STATE, finding=finding),), partial(_write_state, build))
+
+
+def _write_state(build: Build, new: Path) -> None:
+    try:
+        state = angel_memory.read_state(build.root)
+    except AngelProblem:
+        # What is not there has the system's own defaults.
+        state = {}
+    state |= {PROVIDER_KEYS[0]: build.look.folder.name, "last_updated_at": clock.now_ms() / 1000}
+    new.write_text(json.dumps(state, ensure_ascii=False, indent=2), "utf-8")
