@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +17,12 @@ from checks.catalog_rows import base_key
 from checks.findings import Audit, Finding
 from checks.levels import Level
 from regraft import ledger, profiles, sqlite
+from regraft.changes import RunRecord
 from regraft.errors import ApplicationOpen, NotChanged, StoreBusy
 from regraft.formats import angel_memory, codex_mem, v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
+from regraft.text import shown
 from repair import files
 
 #: Kinds that are changed in place.
@@ -88,6 +90,18 @@ class Store:
     def wants(self, base: str | None) -> bool:
         """Tell whether a base is among those that the user chose."""
         return not self.chosen or base in self.chosen
+
+    def runs(self, every: Sequence[RunRecord]) -> list[RunRecord]:
+        """Return the runs that were about it: several databases may lie in one folder, with one ledger."""
+        if self.found.kind is not Kind.CODEX_MEM:
+            return list(every)
+        names = {self.found.path.name, codex_mem.sidecar_of(self.found.path).name}
+        places = {shown(path) for path in (self.path, self.found.path, self.root)}
+
+        def is_mine(run: RunRecord) -> bool:
+            return any(change.path in names for change in run.changes) or (not run.changes and run.source in places)
+
+        return list(filter(is_mine, every))
 
     def audit(self, level: Level = Level.DEFAULT, bases: frozenset[str] | None = None) -> Audit:
         """Check it without writing: all that was chosen, or just ``bases``."""

@@ -407,3 +407,15 @@ def test_with_a_real_server(real_url: str, store: Path, tmp_path: Path) -> None:
     found = run("search", store, "import queue", *options).document
     assert found["mode"] == "hybrid"
     assert found["hits"]
+
+
+def test_each_database_of_a_folder_has_its_own_history(store: Path, config: Path) -> None:
+    other = notes.write(store.parent / "other", excluded=1).rename(store.with_name("other.db"))
+    notes.skew(other)
+    assert run("repair", other, "--json").status == 0
+    assert run("history", store, "--json").document["runs"] == []
+    assert said(run("undo", store, "--json"), "RunUnknown", 2)
+    fill(store, config)
+    [repaired] = run("history", other, "--json").document["runs"]
+    assert repaired["command"] == "repair"
+    assert run("undo", other, "--json").document["undone"] == repaired["id"]

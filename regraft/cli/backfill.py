@@ -15,6 +15,7 @@ from regraft.cli.output import reports_errors
 from regraft.errors import WrongUsage
 from regraft.text import counted, one_line
 from repair.backfill.meter import Limits
+from repair.backfill.notes_filler import NOT_ASKED
 from repair.backfill.run import backfill as run_backfill
 from repair.backfill.wish import NewModel, Wish
 
@@ -89,6 +90,9 @@ def as_text(document: dict[str, Any], *, verbose: bool) -> str:
     lines = action_lines({**document, "actions": others}, verbose=verbose)
     lines += sent_lines(document, verbose=verbose)
     lines += left_lines(document, verbose=verbose)
+    others = sum(left["reason"].startswith(NOT_ASKED) for left in document["left"])
+    if others:
+        lines += ["", f"{counted(others, 'project')} more: --all-projects fills every one, --base the ones you name."]
     if is_dry:
         lines += ["", "Dry run: nothing was sent, and nothing was written."]
     elif not was_run:

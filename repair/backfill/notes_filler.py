@@ -21,8 +21,11 @@ from repair.backfill.scope import Scope, Step, Targets
 from repair.backfill.wish import Wish
 from repair.codex_mem import following, migration
 from repair.growing import Growing
-from repair.plan import Action, FileChange, Plan
+from repair.plan import Action, FileChange, Left, Plan
 from repair.store import Store
+
+#: Why the notes of a project are left.
+NOT_ASKED = "a project that was not asked for"
 
 
 @dataclass(frozen=True)
@@ -87,9 +90,11 @@ class NotesFiller:
         model = settings.model if meta is None else meta.model_id
         name = store.found.path.name
         anew = meta is None and wish.command == "rebuild"
-        targets = (NotesTarget(key, label, name, model, anew) for key, label in _projects(store, wish))
+        meant, others = _projects(store, wish)
+        targets = (NotesTarget(key, label, name, model, anew) for key, label in meant)
+        left = (Left(codex.PENDING, f"{NOT_ASKED}: {label}", key, severity="note") for key, label in others)
         step = following.plan if follows else partial(_prepared, model=model, wish=wish)
-        return Targets(tuple(targets), (), (Step(step),))
+        return Targets(tuple(targets), tuple(left), (Step(step),))
 
 
 def _meta(store: Store, wish: Wish) -> Meta | None:
@@ -111,17 +116,17 @@ def _meta(store: Store, wish: Wish) -> Meta | None:
         raise SidecarUnfit(path=place, reason=problem) from problem
 
 
-def _projects(store: Store, wish: Wish) -> list[tuple[str, str]]:
-    """Return the projects that are meant, each with its name."""
+def _projects(store: Store, wish: Wish) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the projects that are meant, and those that the user may not know of, each with its name."""
     with sqlite.reading(store.found.path) as db:
         every = codex_mem.projects(db)
-        if store.chosen:
-            wanted = {codex_mem.project_id(every, word) for word in store.chosen}
-        elif wish.all_projects or wish.command != "backfill":
-            wanted = set(every)
-        else:
+        named = {codex_mem.project_id(every, word) for word in store.chosen}
+        wanted = named or set(every)
+        if not named and wish.command == "backfill" and not wish.all_projects:
             wanted = {codex_mem.project_at_hand(db, Path.cwd())}
-    return [(key, project.name) for key, project in every.items() if key in wanted]
+    meant = [(key, project.name) for key, project in every.items() if key in wanted]
+    others = [(key, project.name) for key, project in every.items() if key not in wanted and not named]
+    return meant, others
 
 
 def _prepared(store: Store, model: str, wish: Wish) -> Plan:
