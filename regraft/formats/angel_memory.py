@@ -250,8 +250,9 @@ def records(db: apsw.Connection, where: str = "", values: tuple[Any, ...] = ()) 
     """
     columns = ", ".join(f"r.{name}" for name in _READ[RECORDS])
     rows = db.execute(
-        f"SELECT {columns}, n.tag_id, CAST(t.name AS TEXT) FROM {RECORDS} r LEFT JOIN {NOTE_TAGS} n ON n.source_id = r.source_id "
-        f"LEFT JOIN {TAGS} t ON t.id = n.tag_id {f'WHERE {where} ' if where else ''}ORDER BY r.source_id, n.tag_id",
+        f"SELECT {columns}, n.tag_id, CAST(t.name AS TEXT) FROM {RECORDS} r "
+        f"LEFT JOIN {NOTE_TAGS} n ON n.source_id = r.source_id LEFT JOIN {TAGS} t ON t.id = n.tag_id "
+        f"{f'WHERE {where} ' if where else ''}ORDER BY r.source_id, n.tag_id",
         values,
     )
     width = len(_READ[RECORDS])

@@ -141,6 +141,8 @@ def _of_records(work: _Work) -> RowsChange | None:
             following += 1
         for one, _ in work.files:
             _remove(db, (record.source_id for record in one.records))
+            # A record without an id has its path all the same.
+            db.execute(f"DELETE FROM {RECORDS} WHERE source_file_path = ?", (one.path,))
         for one, number in work.files:
             # An id may be left over, with another path or with relations alone.
             _remove(db, (note.source_id for note in one.notes))
