@@ -291,7 +291,12 @@ PLANTINGS = {
     ),
     "a note of another model": Planting(
         lambda path: store.set_metadata(path, FIRST, model_id="embed-large"),
-        # Its vector is good for the sidecar's model: it only has to be said so.
+        {"codex.stale": 1},
+        f"reconcile PATH --base {P0}",
+        P0,
+    ),
+    "a crash after a vector of another model": Planting(
+        lambda path: store.set_metadata(path, FIRST, model_id="older", embedded_at="2026-03-01T00:00:00Z"),
         {"codex.orphan": 1},
         f"reconcile PATH --base {P0}",
         P0,
