@@ -230,9 +230,7 @@ class Notes:
     def _agrees(self, metadata: Metadata, content_hash: str) -> bool:
         """Tell whether a note's metadata are about its present text, and about the sidecar's model if there is one."""
         model = metadata.embedding_model_id if self._vectors is None else self._vectors.meta.model_id
-        stated = (
-            metadata.embedding_content_hash,
-            metadata.embedding_content_version,
-            metadata.embedding_model_id,
-        )
-        return stated == (content_hash, CONTENT_VERSION, model)
+        # A column of another type keeps a number as text.
+        version = str(metadata.embedding_content_version)
+        stated = (metadata.embedding_content_hash, version, metadata.embedding_model_id)
+        return stated == (content_hash, str(CONTENT_VERSION), model)
