@@ -60,6 +60,8 @@ class _Seen:
     )
     #: Whether the records could be read.
     has_records: bool = False
+    #: The index of files, None where it could not be read.
+    indexed: list[IndexedFile] | None = None
 
 
 def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -> Audit:
@@ -76,6 +78,7 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
     seen = _Seen(found.tree.path, Ledger(wish.level, deadline))
     steps: list[tuple[str, Callable[[_Seen], None]]] = [
         (angel_memory.DATABASE, _check_records),
+        (angel_memory.FILE_INDEX, _read_index),
         (angel_memory.RAW, _check_files),
         ("providers", _check_providers),
     ]
@@ -179,18 +182,20 @@ _SAID = {
 }
 
 
+def _read_index(seen: _Seen) -> None:
+    with _watched(seen, angel_memory.FILE_INDEX, angel_memory.reading_files(seen.root)) as files:
+        seen.indexed = list(angel_memory.indexed_files(files))
+
+
 def _check_files(seen: _Seen) -> None:
     """Compare the records with what the files give: quick looks do not read them."""
     raw = seen.root / angel_memory.RAW
     if not raw.is_dir():
         raise AngelProblem("it is missing")
-    if not seen.has_records or seen.ledger.level is Level.QUICK:
+    if not seen.has_records or seen.indexed is None or seen.ledger.level is Level.QUICK:
         return
-    indexed: list[IndexedFile] = []
-    with _watched(seen, angel_memory.FILE_INDEX, angel_memory.reading_files(seen.root)) as files:
-        indexed = list(angel_memory.indexed_files(files))
     with angel_memory.reading(seen.root) as db:
-        for one in compare(raw, angel_memory.records(db), indexed, seen.ledger.check_time):
+        for one in compare(raw, angel_memory.records(db), seen.indexed, seen.ledger.check_time):
             seen.checked["raw_files"] += one.file is not None
             _say(one, seen.ledger)
 

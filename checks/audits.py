@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from checks import angel_memory, store
+from checks import angel_memory, codex_mem, store
 from checks.findings import Audit
 from checks.mended_by import CommandLine
 from checks.store import Wish
+from regraft.errors import BaseUnknown
 from regraft.locate import Kind, Located
 
 
@@ -22,11 +23,14 @@ class Auditor:
 
     audit: Callable[[Located, Wish, CommandLine | None], Audit]
     bases: Callable[[Located], Sequence[str]]
+    #: What else chooses one of them, such as its name.
+    names: Callable[[Located], Mapping[str, str]] = lambda _: {}
 
 
 _V2 = Auditor(store.audit, store.base_ids)
 AUDITORS: dict[Kind, Auditor] = {
     **dict.fromkeys(store.KINDS, _V2),
+    Kind.CODEX_MEM: Auditor(codex_mem.audit, codex_mem.base_ids, codex_mem.ids_by_name),
     Kind.ANGEL_MEMORY: Auditor(angel_memory.audit, angel_memory.bases),
 }
 
@@ -39,3 +43,17 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
 def base_ids(found: Located) -> Sequence[str]:
     """Return the ids by which a user can choose a part of a store."""
     return AUDITORS[found.kind].bases(found)
+
+
+def chosen_bases(found: Located, words: Sequence[str]) -> tuple[str, ...]:
+    """Return the ids of the parts of a store that a user chose, by their ids or by what else tells them.
+
+    Raises:
+        BaseUnknown: there is none of them.
+    """
+    known = base_ids(found) if words else ()
+    names = AUDITORS[found.kind].names(found) if words else {}
+    for word in words:
+        if word not in known and word not in names:
+            raise BaseUnknown(base=word, known=", ".join(known) or "none")
+    return tuple(word if word in known else names[word] for word in words)

@@ -30,6 +30,7 @@ _NOUNS = {
     "items": "item",
     "rows": "row",
     "units": "unit",
+    "notes": "note",
     "records": "record",
     "vectors": "vector",
 }

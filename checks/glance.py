@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from checks import glance_angel_memory, glance_preview, glance_v1, glance_v2
+from checks import glance_angel_memory, glance_codex_mem, glance_preview, glance_v1, glance_v2
 from regraft.locate import NAMES, PREVIEW_SOURCES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress, human_bytes
 from regraft.text import counted
@@ -14,10 +14,22 @@ from regraft.text import counted
 _V2_FOLDERS = (Kind.LIBRARY, Kind.BASE, Kind.V2_PROFILE)
 #: What looks into stores of other systems; ``health`` has whatever else is worth knowing of them.
 _SYSTEMS: dict[Kind, Callable[[Located], tuple[list[dict[str, Any]], dict[str, Any]]]] = {
+    Kind.CODEX_MEM: glance_codex_mem.look,
     Kind.ANGEL_MEMORY: glance_angel_memory.look,
 }
-#: What says to a person what there is, of stores that have no bases.
-_TOLD: dict[Kind, Callable[[dict[str, Any]], Iterator[str]]] = {Kind.ANGEL_MEMORY: glance_angel_memory.told}
+
+
+def _nothing(_: dict[str, Any]) -> Iterator[str]:
+    yield from ()
+
+
+#: What a store of another system says of one of its parts, and of the whole beside what every store has.
+_TOLD: dict[Kind, tuple[Callable[[dict[str, Any]], Iterator[str]], Callable[[dict[str, Any]], Iterator[str]]]] = {
+    Kind.CODEX_MEM: (glance_codex_mem.base_lines, glance_codex_mem.health_lines),
+    Kind.ANGEL_MEMORY: (_nothing, glance_angel_memory.told),
+}
+#: Kinds that have no bases, nor anything in their place.
+_WITHOUT_BASES = (Kind.ANGEL_MEMORY,)
 
 
 def look(source: Located, progress: Progress) -> dict[str, Any]:
@@ -43,15 +55,15 @@ def look(source: Located, progress: Progress) -> dict[str, Any]:
 
 def as_text(document: dict[str, Any], *, verbose: bool = False) -> str:
     """Return a look's document as text for a person."""
-    kind = NAMES[Kind(document["kind"])]
-    lines = [f"{document['source']['path']} is {kind}.", ""]
+    kind = Kind(document["kind"])
+    told, of_all = _TOLD.get(kind, (_nothing, _nothing))
+    lines = [f"{document['source']['path']} is {NAMES[kind]}.", ""]
     for base in document["bases"]:
-        lines += _base_lines(base, verbose)
-    told = _TOLD.get(Kind(document["kind"]))
-    if told is None:
+        head, *more = _base_lines(base, verbose)
+        lines += [head, *told(base), *more]
+    lines += of_all(document["health"])
+    if kind not in _WITHOUT_BASES:
         lines.append(f"{counted(len(document['bases']), 'base')}, {human_bytes(document['health']['bytes'])}.")
-    else:
-        lines += told(document["health"])
     lines += _health_lines(document["health"], document["bases"])
     return "\n".join(lines) + "\n"
 

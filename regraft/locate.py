@@ -224,10 +224,12 @@ def _locate(path: Path, kind: Kind | None) -> Located:
 
 def _of_a_system(path: Path, kind: Kind | None) -> Located | None:
     """Recognise a store of another system."""
-    if kind in (None, Kind.CODEX_MEM) and (database := codex_mem.database_at(path)) is not None:
-        return Located(Kind.CODEX_MEM, database, FolderTree(database.parent))
-    if kind in (None, Kind.ANGEL_MEMORY) and (root := angel_memory.root_of(path)) is not None:
-        return Located(Kind.ANGEL_MEMORY, root, FolderTree(root))
+    # Why nobody can look there is said by who looks next.
+    with contextlib.suppress(OSError):
+        if kind in (None, Kind.CODEX_MEM) and (database := codex_mem.database_at(path)) is not None:
+            return Located(Kind.CODEX_MEM, database, FolderTree(database.parent))
+        if kind in (None, Kind.ANGEL_MEMORY) and (root := angel_memory.root_of(path)) is not None:
+            return Located(Kind.ANGEL_MEMORY, root, FolderTree(root))
     return None
 
 
@@ -403,7 +405,7 @@ def _database(path: Path, kind: Kind | None) -> Located:
         with sqlite.reading(path) as db:
             tables = {str(row[0]) for row in db.execute("SELECT name FROM sqlite_master")}
     except (apsw.Error, UnicodeDecodeError) as error:
-        if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW):
+        if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW, Kind.CODEX_MEM):
             return Located(kind, path, FolderTree(path.parent))
         layout = libsql_preview.look(path).layout
         if layout not in (libsql_preview.Layout.PREVIEW, libsql_preview.Layout.CURRENT):

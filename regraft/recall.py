@@ -74,7 +74,7 @@ def recall(root: Path, short_id: int, span: Span, token_budget: int | None = Non
     except OSError as error:
         raise SourceUnreadable(path=place, reason=error.strerror or error) from error
     start = min(max(1, span.first or 1), len(lines))
-    end = min(max(1, span.last or len(lines)), len(lines))
+    end = min(max(1, len(lines) if span.last is None else span.last), len(lines))
     wanted = lines[max(0, start - 1) : end]
     kept = wanted if token_budget is None else wanted[: _fitting(wanted, token_budget)]
     content = "\n".join(kept)

@@ -271,6 +271,16 @@ def writing(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
 
 
 @contextmanager
+def scratch() -> Iterator[apsw.Connection]:
+    """Give a database that lies in a temporary file where it grows large, and forget it at the end."""
+    connection = apsw.Connection("")
+    try:
+        yield connection
+    finally:
+        connection.close(force=True)
+
+
+@contextmanager
 def in_memory() -> Iterator[apsw.Connection]:
     """Give a database that is nowhere on a disk, with foreign keys enforced, and forget it at the end."""
     connection = apsw.Connection(":memory:")

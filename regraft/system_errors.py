@@ -14,6 +14,10 @@ class MigrationForeign(RegraftError, ValueError):
     that codex-mem."""
 
 
+class SidecarUnfit(RegraftError, ValueError):
+    """{path}: {reason}; regraft rebuild makes all vectors of the notes anew."""
+
+
 class CollectionOfOtherVersion(RegraftError, ValueError):
     """{path}: another version of chromadb than {version} wrote it, and that one could not read it any more afterwards
     ({reason}); nothing was changed, install the chromadb that the application uses beside regraft."""

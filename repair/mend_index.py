@@ -183,6 +183,8 @@ def _worked_out(db: apsw.Connection, target: Target) -> Outcome | None:
     """Mend the rows in the temporary tables; None where two of them would have one id."""
     job = Job(db, target.wanted, frozenset(target.found))
     lay_out(db)
+    # Numbers prove bodies and texts; they are gone over again by the places that are right then.
+    mend_keys.order_units(job)
     mend_keys.link_bodies(job)
     mend_texts.mend_contents(job)
     mend_keys.link_contents(job)

@@ -16,24 +16,25 @@ _BODY_KEY = "CAST({} || ' ' || {} || ' ' || kind AS BLOB)"
 def link_bodies(job: Job) -> None:
     """Find the units of bodies that name none, for units without a body.
 
-    Such a body names the id that the unit has by its fields, or its own id follows from one of the unit's.
+    Such a body names the id that the unit has by its fields, with the number that it had or the one that it has now, or
+    its own id follows from one of the unit's.
     """
     if not job.wants(v2.NO_BODY):
         return
     db = job.db
     for table in ("m_lost", "m_stray"):
         db.execute(f"DROP TABLE IF EXISTS temp.{table}")
-    db.execute(f"CREATE TEMP TABLE m_lost AS SELECT rid, id, {DERIVED} AS derived FROM temp.m_unit WHERE {_BODILESS}")
+    was_derived = DERIVED.replace("idx", "was_idx")
+    db.execute(
+        f"CREATE TEMP TABLE m_lost AS SELECT rid, id, {was_derived} AS was_derived, {DERIVED} AS derived"
+        f" FROM temp.m_unit WHERE {_BODILESS}"
+    )
     db.execute("CREATE TEMP TABLE m_stray AS SELECT rid, id, target FROM temp.m_body WHERE unit IS NULL")
     db.execute("CREATE INDEX temp.m_stray_id ON m_stray (id)")
     db.execute("CREATE INDEX temp.m_stray_target ON m_stray (target)")
     body_id = "sha256_hex(CAST('search_unit ' || {} || ' body' AS BLOB))"
-    for proof in (
-        "s.target = l.id",
-        "s.target = l.derived",
-        f"s.id = {body_id.format('l.id')}",
-        f"s.id = {body_id.format('l.derived')}",
-    ):
+    keys = ("l.id", "l.was_derived", "l.derived")
+    for proof in (*(f"s.target = {key}" for key in keys), *(f"s.id = {body_id.format(key)}" for key in keys)):
         pairs = f"""SELECT min(s.rid) AS body, l.rid AS unit FROM temp.m_lost l CROSS JOIN temp.m_stray s ON {proof}
              WHERE NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE b.unit = l.rid) GROUP BY l.rid"""
         job.change(
@@ -60,11 +61,11 @@ def link_contents(job: Job) -> None:
     job.leave(v2.NO_CONTENT, "its units do not agree on a text that is there", left)
 
 
-def number_units(job: Job) -> None:
+def order_units(job: Job) -> None:
     """Number the units of a material from 0, in their order.
 
     That is the order of their numbers; where the id of a unit shows that its number may be wrong, it is the order of
-    their places in the text.
+    their places in the text, as far as these are mended.
     """
     if not job.wants(v2.UNIT_GAP):
         return
@@ -73,8 +74,8 @@ def number_units(job: Job) -> None:
     db.execute(
         "CREATE TEMP TABLE m_gap AS SELECT material,"
         " min(follows) = 0 AND count(DISTINCT content) = 1 AND min(typeof(char_start) = 'integer') AS by_place,"
-        " min(typeof(idx) = 'integer') AS by_number FROM temp.m_unit GROUP BY material"
-        " HAVING min(idx) IS NOT 0 OR max(idx) IS NOT count(*) - 1 OR count(DISTINCT idx) <> count(*)"
+        " min(typeof(was_idx) = 'integer') AS by_number FROM temp.m_unit GROUP BY material"
+        " HAVING min(was_idx) IS NOT 0 OR max(was_idx) IS NOT count(*) - 1 OR count(DISTINCT was_idx) <> count(*)"
     )
     # The id of a unit whose material is gone may still tell what that was.
     db.execute(
@@ -83,14 +84,21 @@ def number_units(job: Job) -> None:
     )
     ordered = (
         "SELECT u.rid, row_number() OVER (PARTITION BY u.material ORDER BY CASE WHEN g.by_place THEN u.char_start"
-        " ELSE u.idx END, u.idx, u.rid) - 1 AS number FROM temp.m_gap g CROSS JOIN temp.m_unit u"
+        " ELSE u.was_idx END, u.was_idx, u.rid) - 1 AS number FROM temp.m_gap g CROSS JOIN temp.m_unit u"
         " ON u.material = g.material WHERE g.by_place OR g.by_number"
     )
-    job.change(
-        "number-units",
+    db.execute(
         f"UPDATE temp.m_unit SET idx = o.number, touched = TRUE FROM ({ordered}) o"
-        " WHERE o.rid = m_unit.rid AND o.number IS NOT m_unit.idx",
+        " WHERE o.rid = m_unit.rid AND o.number IS NOT m_unit.idx"
     )
+
+
+def number_units(job: Job) -> None:
+    """Number the units of materials whose numbers have gaps, and say where nothing tells their order."""
+    if not job.wants(v2.UNIT_GAP):
+        return
+    order_units(job)
+    job.done["number-units"] += job.count("SELECT count(*) FROM temp.m_unit WHERE idx IS NOT was_idx")
     left = job.count("SELECT count(*) FROM temp.m_gap WHERE NOT (by_place OR by_number)")
     job.leave(v2.UNIT_GAP, "neither numbers nor places tell the order of its units, or it is gone", left)
 

@@ -224,7 +224,8 @@ def mend_places(job: Job) -> None:
             "UPDATE temp.m_body SET bad = TRUE WHERE rid IN (SELECT rowid FROM main.search_text WHERE"
             " typeof(text) <> 'text' OR embedding_text_hash IS NOT sha256_hex(CAST(text AS BLOB)))"
         )
-    if not job.found.isdisjoint((v2.BODY_HASH, v2.UNIT_OFFSETS, v2.CONTENT_HASH)):
+    # Of a unit that had no body the audit could not tell whether its place is right.
+    if job.done["link-bodies"] or not job.found.isdisjoint((v2.BODY_HASH, v2.UNIT_OFFSETS, v2.CONTENT_HASH)):
         for rid in _numbers(db, "m_known", "is_whole"):
             _mend_slices(job, rid, _Whole(_text_of_content(db, rid)))
     if job.wants(v2.BODY_HASH):

@@ -132,7 +132,7 @@ def undo_run(
     """
     with recognised(path, kind, "undo") as store:
         run = Run("undo", dry_run, store.found.kind.value, path)
-        chosen = undo.chosen_run(store.root, ledger.read_runs(store.root), run_id)
+        chosen = undo.chosen_run(store.root, store.runs(ledger.read_runs(store.root)), run_id)
         if dry_run:
             with _looking(store):
                 undo.demand_unchanged(store.root, chosen, dry_run=True)
@@ -141,7 +141,7 @@ def undo_run(
         demand_quiet(store)
         with opened(store) as book, clean_stop(store, book):
             changing.recover(store.root, book)
-            chosen = undo.chosen_run(store.root, book.changes.runs(), run_id)
+            chosen = undo.chosen_run(store.root, store.runs(book.changes.runs()), run_id)
             planned = _undo_document(store, run, chosen)
             if not show_plan(planned):
                 raise Declined(path=path)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+import apsw
 
 from checks import audits
 from checks import store as checked
 from checks.catalog_rows import base_key
 from checks.findings import Audit, Finding
 from checks.levels import Level
-from regraft import ledger, profiles
-from regraft.errors import ApplicationOpen, BaseUnknown, NotChanged, StoreBusy
-from regraft.formats import angel_memory, v2_places
+from regraft import ledger, profiles, sqlite
+from regraft.changes import RunRecord
+from regraft.errors import ApplicationOpen, NotChanged, StoreBusy
+from regraft.formats import angel_memory, codex_mem, v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
+from regraft.text import shown
 from repair import files
 
 #: Kinds that are changed in place.
@@ -75,6 +79,9 @@ class Store:
     @cached_property
     def names(self) -> dict[str, str]:
         """Return what a person calls each base, by its id; empty where no catalog can be read."""
+        if self.found.kind is Kind.CODEX_MEM:
+            with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.reading(self.found.path) as db:
+                return {key: project.name for key, project in codex_mem.projects(db).items()}
         with contextlib.suppress(CatalogProblem):
             rows = [] if self.catalog is None else read_catalog(self.root / self.catalog, data=False).bases
             return {base_key(row): str(row.get("name")) for row in rows}
@@ -83,6 +90,18 @@ class Store:
     def wants(self, base: str | None) -> bool:
         """Tell whether a base is among those that the user chose."""
         return not self.chosen or base in self.chosen
+
+    def runs(self, every: Sequence[RunRecord]) -> list[RunRecord]:
+        """Return the runs that were about it: several databases may lie in one folder, with one ledger."""
+        if self.found.kind is not Kind.CODEX_MEM:
+            return list(every)
+        names = {self.found.path.name, codex_mem.sidecar_of(self.found.path).name}
+        places = {shown(path) for path in (self.path, self.found.path, self.root)}
+
+        def is_mine(run: RunRecord) -> bool:
+            return any(change.path in names for change in run.changes) or (not run.changes and run.source in places)
+
+        return list(filter(is_mine, every))
 
     def audit(self, level: Level = Level.DEFAULT, bases: frozenset[str] | None = None) -> Audit:
         """Check it without writing: all that was chosen, or just ``bases``."""
@@ -129,11 +148,7 @@ def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ..
     with located(path, kind) as found:
         if not _takes(command, found.kind) or found.is_archive:
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(command, found))
-        known = audits.base_ids(found)
-        for base in bases:
-            if base not in known:
-                raise BaseUnknown(base=base, known=", ".join(known) or "none")
-        yield Store(path, found.tree.path, found, frozenset(bases))
+        yield Store(path, found.tree.path, found, frozenset(audits.chosen_bases(found, bases)))
 
 
 def recognised_after(store: Store, command: str) -> AbstractContextManager[Store]:

@@ -8,19 +8,19 @@ from regraft.locate import Kind
 from repair import gc, mending, reconcile
 from repair.angel_memory import gc as angel_gc
 from repair.angel_memory import records as angel_records
+from repair.codex_mem import following, full_text
 from repair.plan import Plan
 from repair.store import Store
 
 _MENDS: dict[Kind, Callable[[Store, mending.Wish], Plan]] = {
+    Kind.CODEX_MEM: full_text.plan,
     Kind.ANGEL_MEMORY: angel_records.plan,
 }
-_RECONCILES: dict[Kind, Callable[[Store], Plan]] = {}
-_COLLECTS: dict[Kind, Callable[[Store, gc.Wish], Plan]] = {
-    Kind.ANGEL_MEMORY: angel_gc.plan,
-}
+_RECONCILES: dict[Kind, Callable[[Store], Plan]] = {Kind.CODEX_MEM: following.plan}
+_COLLECTS: dict[Kind, Callable[[Store, gc.Wish], Plan]] = {Kind.ANGEL_MEMORY: angel_gc.plan}
 
 #: Findings that ``repair`` mends, of all kinds.
-MENDED = (*mending.NAMES, *angel_records.NAMES)
+MENDED = (*mending.NAMES, *full_text.NAMES, *angel_records.NAMES)
 #: Findings that ``gc`` removes what they are about, of all kinds.
 COLLECTED = (*gc.NAMES, *angel_gc.NAMES)
 

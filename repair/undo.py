@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,17 @@ from regraft.ledger import FOLDER, Ledger
 from repair import changing, copies, files, rows
 
 
-def history(root: Path) -> list[dict[str, Any]]:
-    """Return all runs of a store, latest first, as a document has them.
+def history(root: Path, chosen: Callable[[Sequence[RunRecord]], Sequence[RunRecord]] = tuple) -> list[dict[str, Any]]:
+    """Return the runs of a store, latest first, as a document has them.
+
+    Args:
+        root: the store's root.
+        chosen: which of all runs there.
 
     Raises:
         LedgerUnreadable
     """
-    return [_run(record) for record in reversed(ledger.read_runs(root))]
+    return [_run(record) for record in reversed(chosen(ledger.read_runs(root)))]
 
 
 def _run(record: RunRecord) -> dict[str, Any]:

@@ -127,9 +127,11 @@ _WRITE = (
           SET unit_id = 'regraft ' || search_unit.rowid, unit_index = search_unit.rowid + 1099511627776
          FROM temp.m_unit m WHERE m.rid = search_unit.rowid AND (m.new_id IS NOT NULL OR m.touched)""",
     """UPDATE main.search_unit
-          SET unit_id = ifnull(m.new_id, m.id), content_hash = m.content, unit_index = m.idx,
-              char_start = m.char_start, char_end = m.char_end
+          SET unit_id = ifnull(m.new_id, m.id), unit_index = m.idx, char_start = m.char_start, char_end = m.char_end
          FROM temp.m_unit m WHERE m.rid = search_unit.rowid AND (m.new_id IS NOT NULL OR m.touched)""",
+    # A reference that leads nowhere and stays so must not be written: SQLite refuses it as if it were new.
+    """UPDATE main.search_unit SET content_hash = m.content
+         FROM temp.m_unit m WHERE m.rid = search_unit.rowid AND m.content IS NOT m.was_content""",
     """UPDATE main.material SET current_content_hash = m.new_content
          FROM temp.m_material m WHERE m.rid = material.rowid AND m.new_content IS NOT NULL""",
     """DELETE FROM main.content WHERE rowid IN (SELECT rid FROM temp.m_content WHERE state = 'rekeyed')

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import codex_mem_store
 import pytest
 from cogapp.cogapp import Cog, CogError
 from conftest import NOW, REPO, run
@@ -48,6 +49,7 @@ GUIDES = [
         "docs/commands.md",
         "docs/backfill.md",
         "docs/codes.md",
+        "docs/codex-mem.md",
         "docs/findings.md",
         "docs/errors.md",
         "docs/rules.md",
@@ -174,7 +176,8 @@ def keys(value: Any, *, data: bool = False) -> Iterator[str]:
         for name, entry in value.items():
             if not data:
                 yield name
-            keyed_by_data = name in ("skipped", "items", "lengths") or (data and isinstance(entry, dict))
+            keyed = ("skipped", "items", "lengths", "by_status", "by_type")
+            keyed_by_data = name in keyed or (data and isinstance(entry, dict))
             yield from keys(entry, data=keyed_by_data)
 
 
@@ -184,11 +187,13 @@ def test_every_key_of_the_documents_is_in_the_reference(tmp_path):
     base = library / "KnowledgeBase" / migrated["bases"][0]["id"]
     config = tmp_path / "regraft.yaml"
     config.write_text("embedders: {one: {provider: openai, model: bge-m3}}")
+    memory = codex_mem_store.write(tmp_path / "memory", notes=1, excluded=1)
     documents = {
         "backfill": [run("backfill", library, "--json", "--dry-run", "--config", config).document],
         "migrate": [migrated, run("migrate", SAMPLE, "--to", tmp_path / "other", "--json", "--dry-run").document],
-        "check": [run("check", SAMPLE, "--json").document],
-        "inspect": [run("inspect", path, "--json").document for path in (SAMPLE, library, base)],
+        "check": [run("check", path, "--json").document for path in (SAMPLE, memory)],
+        "inspect": [run("inspect", path, "--json").document for path in (SAMPLE, library, base, memory)],
+        "search": [run("search", memory, "queue", "--json").document],
     }
     reference = section(text_of("docs/commands.md"), "JSON")
     general = reference.partition("\n### ")[0]

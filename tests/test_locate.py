@@ -11,11 +11,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import codex_mem_store
 import pytest
 
 from regraft.errors import ArchiveUnsafe, BrokenJson, SourceNotFound, SourceUnreadable, SourceUnrecognised
+from regraft.formats import codex_mem, sidecar
 from regraft.formats.v1_places import STATE_KEY, StatePlaces
-from regraft.locate import NAMES, V1_SOURCES, Kind, Located, located
+from regraft.locate import NAMES, SYSTEMS, V1_SOURCES, Kind, Located, located
 from regraft.tree import FolderTree, ZipTree
 
 KNOWLEDGE = {"bases": []}
@@ -150,7 +152,7 @@ FILES = {"index": Kind.INDEX, "preview": Kind.PREVIEW, "vectors": Kind.V1_VECTOR
 
 
 def test_every_kind_is_tried_here_and_has_a_name() -> None:
-    assert {*FOLDERS, *FILES.values()} == set(Kind) == set(NAMES)
+    assert {*FOLDERS, *FILES.values(), *SYSTEMS} == set(Kind) == set(NAMES)
     assert set(V1_SOURCES) <= set(Kind)
 
 
@@ -517,3 +519,18 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SourceUnreadable, match="not a file"), located(tmp_path / "pipe"):
         pass
+
+
+# --- stores of other systems ---------------------------------------------------------------------------------------
+
+
+def test_a_database_of_codex_mem_is_told_by_its_tables(tmp_path: Path) -> None:
+    path = codex_mem_store.write(tmp_path / "data")
+    for place in (path, path.parent):
+        with located(place) as found:
+            assert (found.kind, found.path, found.tree.path) == (Kind.CODEX_MEM, path, path.parent)
+    renamed = path.rename(tmp_path / "notes")
+    assert find(renamed).kind is Kind.CODEX_MEM
+    sidecar.create(codex_mem.sidecar_of(renamed), "a-model", None, "2026-01-01T00:00:00Z")
+    assert unrecognised(codex_mem.sidecar_of(renamed)) == f"the vectors of {renamed}: give that"
+    assert "none of the known tables" in unrecognised(database(tmp_path, "codex-mem.db", "other"))

@@ -207,6 +207,31 @@ def test_numbers_that_changed_places_follow_the_text(path: Path) -> None:
     assert names(path) == set()
 
 
+def test_units_of_a_text_that_is_gone_are_numbered(path: Path) -> None:
+    """What they name is not there, before and after."""
+    run_sql(
+        path,
+        f"DELETE FROM content WHERE content_hash = {CONTENT_A}",
+        f"UPDATE search_unit SET unit_index = 9 WHERE {LAST_OF_A}",
+    )
+    assert mended(path) == {"number-units": 1}
+    assert "unit.gap" not in names(path)
+
+
+def test_a_right_number_proves_text_and_body(tmp_path: Path) -> None:
+    path = place_of(tmp_path)
+    with IndexStore(path, BASE, create=True) as store:
+        vectors = {identity.text_hash(body): vector(1, 2, 3, 4) for body in ("one", "two")}
+        store.rebuild_material("a", "a", "onetwo", [(0, 3), (3, 6)], vectors, NOW_MS)
+    run_sql(
+        path,
+        "UPDATE content SET text = x'ff'",
+        "UPDATE search_unit SET unit_index = 9, unit_id = 'x' WHERE unit_index = 0",
+    )
+    assert mended(path) == {"restore-contents": 1, "number-units": 1, "link-bodies": 1, "rekey-units": 1}
+    assert names(path) == set()
+
+
 def test_the_id_of_a_unit_that_may_still_tell_its_material_stays(path: Path) -> None:
     run_sql(path, f"UPDATE search_unit SET material_id = 'gone' WHERE {LAST_OF_A}")
     before = ask(path, "SELECT unit_id FROM search_unit WHERE material_id = 'gone'")
@@ -229,6 +254,16 @@ def test_the_id_of_a_unit_that_may_still_tell_its_material_stays(path: Path) -> 
 def test_a_body_that_lost_its_unit_finds_it(damage: str, path: Path) -> None:
     run_sql(path, damage)
     assert "link-bodies" in mended(path)
+    assert names(path) == set()
+
+
+def test_a_body_that_finds_its_unit_shows_its_place(path: Path) -> None:
+    run_sql(
+        path,
+        f"UPDATE search_text SET target_id = 'x' WHERE target_id = {UNIT}",
+        f"UPDATE search_unit SET char_end = 'end' WHERE {LAST_OF_A}",
+    )
+    assert mended(path) == {"link-bodies": 1, "place-units": 1, "rekey-bodies": 1}
     assert names(path) == set()
 
 

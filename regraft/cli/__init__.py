@@ -27,7 +27,9 @@ _MODULES = {
     "gc": "gc",
     "repair": "repair",
     "reconcile": "reconcile",
+    "clear-failed": "clear_failed",
     "backfill": "backfill",
+    "rebuild": "rebuild",
     "restore": "restore",
     "upgrade": "upgrade",
     "rescue": "rescue",
@@ -47,7 +49,7 @@ class OnDemand(MutableMapping[str, click.Command]):
         """Return a command."""
         if name not in self._loaded:
             module = import_module(f"{__name__}.{_MODULES[name]}")
-            self._loaded[name] = getattr(module, "import_" if name == "import" else name)
+            self._loaded[name] = getattr(module, "import_" if name == "import" else name.replace("-", "_"))
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from regraft.cli.changing import Asked, action_lines, change_options, closing_lines, end_with, left_lines
-from regraft.cli.embedding import chosen_embedder, embedder_options
+from regraft.cli.embedding import embedder_options, limit_options, limited_embedder
 from regraft.cli.options import model_option
 from regraft.cli.output import reports_errors
-from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import WrongUsage
 from regraft.text import counted, one_line
 from repair.backfill.meter import Limits
+from repair.backfill.notes_filler import NOT_ASKED
 from repair.backfill.run import backfill as run_backfill
 from repair.backfill.wish import NewModel, Wish
 
@@ -23,45 +23,51 @@ from repair.backfill.wish import NewModel, Wish
 @click.command()
 @change_options
 @embedder_options
-@click.option("--limit", "texts", type=click.IntRange(min=1), metavar="N", help="Embed N texts at most.")
-@click.option("--max-requests", "requests", type=click.IntRange(min=1), metavar="N", help="Send N requests at most.")
-@click.option(
-    "--max-cost",
-    "cost",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="N",
-    help="Spend N at most, by the configured price.",
-)
-@click.option("--no-probe", is_flag=True, help="Do not ask first whether it is the model of the vectors there are.")
+@limit_options
 @click.option("--model", metavar="ID", help="For bases without a model: give them this one, provider::model.")
 @click.option("--dimensions", type=click.IntRange(1, 65536), metavar="N", help="Of its vectors.")
+@click.option("--all-projects", is_flag=True, help="codex-mem: every project, not just the one at hand.")
 @reports_errors
-def backfill(path: Path, embedder_name: str | None, config_path: Path | None, **options: Any) -> None:
+def backfill(path: Path, **options: Any) -> None:
     """Embed what has no vector yet in the store at PATH, or one that no search can use, and nothing else.
 
     Every text is sent once, and its vector written at once. What was written stays, whatever stops the run; the next
     one goes on. Several may work on one store at the same time.
     """
-    limits = Limits(options.pop("texts"), options.pop("requests"), options.pop("cost"))
-    probes, model, dimensions = not options.pop("no_probe"), options.pop("model"), options.pop("dimensions")
-    asked = Asked(**options)
-    wish = Wish(
-        path,
-        asked.of_kind(),
-        asked.bases,
-        asked.dry_run,
-        limits,
-        _new_model(model, dimensions),
-        dimensions,
-        probes,
-    )
+    model, dimensions, every = (options.pop(name) for name in ("model", "dimensions", "all_projects"))
+    if every and options["bases"]:
+        raise WrongUsage(problem="--all-projects and --base contradict each other", hint="leave one of them out")
+    new = _new_model(model, dimensions)
+    fill("backfill", path, options, new=new, dimensions=dimensions, all_projects=every)
+
+
+def fill(command: str, path: Path, options: dict[str, Any], **more: Any) -> NoReturn:
+    """Fill what lacks a vector, say what was done, and end the process with its exit status.
+
+    Args:
+        command: what the user runs.
+        path: the store.
+        options: of :func:`change_options`, :func:`embedder_options` and :func:`limit_options`.
+        more: whatever else :class:`~repair.backfill.wish.Wish` has.
+    """
+    document, asked = filled(command, path, options, **more)
+    end_with(document, asked, as_text(document, verbose=asked.verbose > 0))
+
+
+def filled(command: str, path: Path, options: dict[str, Any], **more: Any) -> tuple[dict[str, Any], Asked]:
+    """Fill what lacks a vector; return what was done, and what was asked. See :func:`fill`."""
+    names = ("embedder_name", "config_path", "texts", "requests", "cost", "no_probe")
+    embedder_name, config_path, texts, requests, cost, no_probe = (options[name] for name in names)
+    asked = Asked(**{name: value for name, value in options.items() if name not in names})
+    limits = Limits(texts, requests, cost)
+    wish = Wish(path, asked.of_kind(), asked.bases, asked.dry_run, limits, probes=not no_probe, command=command, **more)
     document = run_backfill(
-        partial(_chosen, config_path, embedder_name, limits),
+        partial(limited_embedder, config_path, embedder_name, limits),
         wish,
         progress=asked.progress(),
         show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
     )
-    end_with(document, asked, as_text(document, verbose=asked.verbose > 0))
+    return document, asked
 
 
 def _new_model(model: str | None, dimensions: int | None) -> NewModel | None:
@@ -71,14 +77,6 @@ def _new_model(model: str | None, dimensions: int | None) -> NewModel | None:
     if dimensions is None:
         raise WrongUsage(problem="--model says nothing of its dimensions", hint="give --dimensions too")
     return NewModel(model_id, dimensions)
-
-
-def _chosen(config_path: Path | None, name: str | None, limits: Limits, models: frozenset[str]) -> EmbedderSettings:
-    settings = chosen_embedder(config_path, name, models)
-    if limits.cost is not None and settings.price_per_million_tokens is None:
-        problem = f"--max-cost without a price of embedder {settings.name}"
-        raise WrongUsage(problem=problem, hint="write price_per_million_tokens into the configuration")
-    return settings
 
 
 # --- for a person ----------------------------------------------------------------------------------------------------
@@ -92,6 +90,9 @@ def as_text(document: dict[str, Any], *, verbose: bool) -> str:
     lines = action_lines({**document, "actions": others}, verbose=verbose)
     lines += sent_lines(document, verbose=verbose)
     lines += left_lines(document, verbose=verbose)
+    others = sum(left["reason"].startswith(NOT_ASKED) for left in document["left"])
+    if others:
+        lines += ["", f"{counted(others, 'project')} more: --all-projects fills every one, --base the ones you name."]
     if is_dry:
         lines += ["", "Dry run: nothing was sent, and nothing was written."]
     elif not was_run:

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from regraft.cli.options import PATH, model_word, only_option, output_options, p
 from regraft.cli.output import echo_json, reports_errors, say, written_list
 from regraft.envelope import Run
 from regraft.errors import (
-    BaseUnknown,
     NotChecked,
     SourceNotMigratable,
     SourceUnreadable,
@@ -144,10 +144,7 @@ def _refuse(options: dict[str, Any], about: str) -> None:
 
 
 def _v2_audit(path: Path, found: Located, wish: store.Wish, kind: str | None) -> tuple[dict[str, Any], findings.Audit]:
-    known = audits.base_ids(found)
-    for base in wish.bases:
-        if base not in known:
-            raise BaseUnknown(base=base, known=", ".join(known) or "none")
+    wish = replace(wish, bases=audits.chosen_bases(found, wish.bases))
     run = Run("check", source_kind=found.kind, source=path)
     audit = audits.audit(found, wish, partial(_command_line, path, kind))
     run.end()

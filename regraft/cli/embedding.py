@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from regraft import config
+from regraft import config, embedders
+from regraft.embedders import ServerFailing, TextsRejected
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import EmbedderUnnamed
+from regraft.errors import EmbedderUnnamed, QueryNotEmbedded, WrongUsage
 from regraft.text import counted
+from repair.backfill.meter import Limits
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,6 +37,42 @@ def embedder_options(command: F) -> F:
         help="The embedder, by its name in the configuration; may be left out where only one fits.",
     )
     return config_option(chosen(command))
+
+
+def limit_options(command: F) -> F:
+    """Add how much is sent at most, and whether the model is compared first."""
+    for option in (
+        click.option(
+            "--no-probe", is_flag=True, help="Do not ask first whether it is the model of the vectors there are."
+        ),
+        click.option(
+            "--max-cost",
+            "cost",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="N",
+            help="Spend N at most, by the configured price.",
+        ),
+        click.option(
+            "--max-requests", "requests", type=click.IntRange(min=1), metavar="N", help="Send N requests at most."
+        ),
+        click.option("--limit", "texts", type=click.IntRange(min=1), metavar="N", help="Embed N texts at most."),
+    ):
+        command = option(command)
+    return command
+
+
+def limited_embedder(path: Path | None, name: str | None, limits: Limits, models: frozenset[str]) -> EmbedderSettings:
+    """Return the settings of the embedder that is meant, which has a price where one is needed; see
+    :func:`chosen_embedder`.
+
+    Raises:
+        WrongUsage: costs are limited, and nobody knows the price.
+    """
+    settings = chosen_embedder(path, name, models)
+    if limits.cost is not None and settings.price_per_million_tokens is None:
+        problem = f"--max-cost without a price of embedder {settings.name}"
+        raise WrongUsage(problem=problem, hint="write price_per_million_tokens into the configuration")
+    return settings
 
 
 def chosen_embedder(path: Path | None, name: str | None, models: frozenset[str]) -> EmbedderSettings:
@@ -64,3 +103,18 @@ def chosen_embedder(path: Path | None, name: str | None, models: frozenset[str])
         problem = f"{counted(len(fitting), 'embedder')} of {len(every)} could be meant"
         known = f"one of {', '.join(sorted(one.name for one in fitting or every))}"
     raise EmbedderUnnamed(path=found.path, problem=problem, known=known)
+
+
+def query_vector(settings: EmbedderSettings, query: str) -> tuple[float, ...]:
+    """Return the vector that an embedder makes of a query.
+
+    Raises:
+        QueryNotEmbedded: it gives none.
+        WrongUsage, EmbedderKeyMissing, ModelUnreadable: it cannot be used.
+    """
+    with embedders.opened(settings) as embedder:
+        try:
+            vector = embedder.embed([query], query=True).vectors[0]
+        except (TextsRejected, ServerFailing) as error:
+            raise QueryNotEmbedded(embedder=settings.name, reason=error.reason) from error
+    return tuple(array("f", vector))

@@ -29,7 +29,7 @@ def history(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
     """List what regraft did to the store at PATH, and what can be taken back. Nothing is written."""
     with recognised(path, Kind(kind) if kind else None, "history") as store:
         run = Run("history", source_kind=store.found.kind.value, source=path)
-        runs = undoing.history(store.root)
+        runs = undoing.history(store.root, store.runs)
     run.end()
     if as_json:
         echo_json({**run.document(), "runs": runs})

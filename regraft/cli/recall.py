@@ -98,7 +98,7 @@ def _head(found: Recalled, *, verbose: bool) -> str:
     """Return what stands above the lines for a person."""
     record = found.record
     headings = " > ".join(heading for heading in record.headings if heading)
-    title = f"{record.short_id}  {record.path}{f'  {headings}' if headings else ''}"
+    title = f"Note {record.short_id}: {record.path}{f', {headings}' if headings else ''}"
     lines = [one_line(title), f"lines {found.start} to {found.end} of {found.total_lines}, about {found.tokens} tokens"]
     if verbose:
         lines += [f"tags {one_line(', '.join(record.names))}", record.source_id]

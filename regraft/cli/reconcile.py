@@ -8,45 +8,81 @@ from typing import Any, NoReturn
 
 import click
 
-from regraft.cli.backfill import planned_lines, sent_lines
+from regraft.cli.backfill import as_text as filled_text
+from regraft.cli.backfill import filled, planned_lines, sent_lines
 from regraft.cli.changing import Asked, as_text, change, change_options, end_with
-from regraft.cli.embedding import chosen_embedder, embedder_options
+from regraft.cli.embedding import chosen_embedder, embedder_options, limit_options
 from regraft.cli.output import reports_errors
-from regraft.errors import WrongUsage
+from regraft.errors import EmbedderUnnamed, ModelDiffers, WrongUsage
 from regraft.locate import Kind
+from regraft.system_errors import SidecarUnfit
 from repair.angel_memory import reconcile as angel_memory
 from repair.store import recognised
 from repair.systems import follow
+
+#: The parameters that only some kinds of stores take, with the options that they are of.
+_LIMITS = {"texts": "--limit", "requests": "--max-requests", "cost": "--max-cost"}
+_EMBEDDING = {"embedder_name": "--embedder", "config_path": "--config", "no_probe": "--no-probe"}
+_PROVIDER = {"provider": "--provider"}
 
 
 @click.command()
 @change_options
 @embedder_options
-@click.option("--provider", metavar="ID", help="Of AngelMemory: the provider in use.  [default: as the data tell]")
-@click.option("--no-probe", is_flag=True, help="Do not ask first whether it is the model of the vectors there are.")
+@limit_options
+@click.option("--provider", metavar="ID", help="AngelMemory: the provider in use.  [default: as the data tell]")
 @reports_errors
-def reconcile(path: Path, embedder_name: str | None, config_path: Path | None, **options: Any) -> None:
-    """Make the index of each base in the store at PATH follow the catalog.
+def reconcile(path: Path, **options: Any) -> None:
+    """Make what is derived in the store at PATH follow what it is derived from.
 
-    Materials without an item go, with all that only they need; a path that differs becomes that of the item. What the
-    index lacks is listed. Of AngelMemory, the vectors of notes follow their records; what they lack is embedded.
+    The index of each base follows the catalog: materials without an item go, with all that only they need; a path that
+    differs becomes that of the item. What the index lacks is listed.
+
+    Of codex-mem and AngelMemory, the vectors follow the notes; what lacks one is embedded.
     """
-    provider, no_probe = options.pop("provider"), options.pop("no_probe")
+    more = {name: options.pop(name) for name in (*_LIMITS, *_EMBEDDING, *_PROVIDER)}
     asked = Asked(**options)
     with recognised(path, asked.of_kind(), "reconcile", asked.bases) as store:
         kind = store.found.kind
     if kind is Kind.ANGEL_MEMORY:
-        wish = angel_memory.Wish(path, asked.of_kind(), asked.dry_run, provider, not no_probe)
-        _angel_memory(wish, asked, embedder_name, config_path)
-    given = {"--embedder": embedder_name, "--config": config_path, "--provider": provider, "--no-probe": no_probe}
-    if name := next((name for name, value in given.items() if value), None):
-        raise WrongUsage(problem=f"{name} for a store in which nothing is embedded", hint="regraft backfill does that")
+        _refuse(more, _LIMITS, "a collection is built as a whole", "regraft reconcile --dry-run tells what it takes")
+        _angel_memory(path, asked, more)
+    _refuse(more, _PROVIDER, "only AngelMemory has providers", "leave it out")
+    if kind is Kind.CODEX_MEM:
+        _codex_mem(path, asked, {**options, **more})
+    hint = "regraft backfill embeds what an index lacks"
+    _refuse(more, {**_LIMITS, **_EMBEDDING}, "an index follows its catalog without an embedder", hint)
     change("reconcile", path, follow, asked)
 
 
-def _angel_memory(wish: angel_memory.Wish, asked: Asked, name: str | None, config_path: Path | None) -> NoReturn:
+def _refuse(given: dict[str, Any], options: dict[str, str], problem: str, hint: str) -> None:
+    """Refuse options that make no sense of a kind of store.
+
+    Raises:
+        WrongUsage: one was given.
+    """
+    for name, option in options.items():
+        if given[name]:
+            raise WrongUsage(problem=f"{option}: {problem}", hint=hint)
+
+
+def _codex_mem(path: Path, asked: Asked, options: dict[str, Any]) -> NoReturn:
+    """Let vectors follow notes; where no embedder is configured, as far as that goes without one."""
+    options = {name: value for name, value in options.items() if name not in _PROVIDER}
+    try:
+        document, _ = filled("reconcile", path, options)
+    except (EmbedderUnnamed, ModelDiffers, SidecarUnfit):
+        if options["embedder_name"] is not None:
+            raise
+        change("reconcile", path, follow, asked)
+    end_with(document, asked, filled_text(document, verbose=asked.verbose > 0))
+
+
+def _angel_memory(path: Path, asked: Asked, more: dict[str, Any]) -> NoReturn:
+    """Let vectors follow the records of notes."""
+    wish = angel_memory.Wish(path, asked.of_kind(), asked.dry_run, more["provider"], not more["no_probe"])
     document = angel_memory.reconcile(
-        partial(chosen_embedder, config_path, name),
+        partial(chosen_embedder, more["config_path"], more["embedder_name"]),
         wish,
         progress=asked.progress(),
         show_plan=lambda planned: asked.confirmed(planned_lines(planned)),

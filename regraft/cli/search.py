@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from array import array
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,13 @@ from typing import Any
 import click
 import msgspec
 
-from regraft import config, embedders, retrieval
-from regraft.cli.embedding import config_option
+from regraft import codex_search, config, retrieval
+from regraft.cli import search_notes
+from regraft.cli.embedding import config_option, query_vector
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
-from regraft.embedders import ServerFailing, TextsRejected
 from regraft.envelope import Run
-from regraft.errors import ModelDiffers, QueryNotEmbedded, SourceUnreadable, WrongUsage
+from regraft.errors import ModelDiffers, SourceUnreadable, WrongUsage
 from regraft.formats.index.search import vector_blob
 from regraft.locate import NAMES, Kind, located
 from regraft.retrieval import Answer, Mode, Request
@@ -81,25 +80,37 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
 ) -> None:
     """Search a base for QUERY as the application does. Nothing is written.
 
-    PATH is a v2 library, profile or backup, one base folder, or an index.sqlite.
+    PATH is a v2 library, profile or backup, one base folder, an index.sqlite, or a database of codex-mem.
     """
     run = Run("search")
     if vector is not None and embedder_name is not None:
         raise WrongUsage(problem="--vector and --embedder exclude each other", hint="give one of them")
     numbers = None if vector is None else _read_vector(vector)
-    embed = None if embedder_name is None else partial(_embedded, query, embedder_name, config_path)
-    request = Request(query, Mode(mode) if mode else None, count, alpha, numbers, embed, raw)
+    wanted = Mode(mode) if mode else None
     with located(path, Kind(kind) if kind else None) as source:
         run.source_kind, run.source = source.kind.value, source.path if source.notices else path
-        answer = retrieval.search(source, base, request)
+        title = f"{shown(path)} is {NAMES[source.kind]}."
+        notes: tuple[str, ...]
+        if source.kind is Kind.CODEX_MEM:
+            search_notes.refuse({"--alpha": alpha is not None, "--raw": raw, "--mode vector": wanted is Mode.VECTOR})
+            embed_for = None if embedder_name is None else search_notes.embed_for(query, embedder_name, config_path)
+            question = codex_search.Request(query, base, wanted, count, numbers, embed_for)
+            of_notes = codex_search.search(source.path, question)
+            notes, document = of_notes.notes, search_notes.as_document(of_notes)
+            text = search_notes.as_text(of_notes, title, None if verbose else _EXCERPT)
+        else:
+            embed = None if embedder_name is None else partial(_embedded, query, embedder_name, config_path)
+            answer = retrieval.search(source, base, Request(query, wanted, count, alpha, numbers, embed, raw))
+            notes, document = answer.notes, _document(answer)
+            text = _as_text(answer, title, whole=verbose > 0)
     run.end()
     if not quiet:
-        for note in answer.notes:
+        for note in notes:
             click.echo(f"note: {note}", err=True)
     if as_json:
-        echo_json({**run.document(), **_document(answer)})
+        echo_json({**run.document(), **document})
     else:
-        say(_as_text(answer, f"{shown(path)} is {NAMES[source.kind]}.", whole=verbose > 0))
+        say(text)
 
 
 def _embedded(query: str, name: str, config_path: Path | None, model_id: str | None) -> tuple[float, ...]:
@@ -113,12 +124,7 @@ def _embedded(query: str, name: str, config_path: Path | None, model_id: str | N
     if model_id is not None and not settings.serves(model_id):
         reason = f"the base's model is {model_id}"
         raise ModelDiffers(embedder=name, model=settings.model, reason=reason)
-    with embedders.opened(settings) as embedder:
-        try:
-            vector = embedder.embed([query], query=True).vectors[0]
-        except (TextsRejected, ServerFailing) as error:
-            raise QueryNotEmbedded(embedder=name, reason=error.reason) from error
-    return tuple(array("f", vector))
+    return query_vector(settings, query)
 
 
 def _read_vector(name: str) -> tuple[float, ...]:

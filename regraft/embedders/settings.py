@@ -54,8 +54,8 @@ class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "USD"
 
     def serves(self, model_id: str) -> bool:
-        """Tell whether a base's model, as ``provider::model``, is this one."""
-        return model_id in self.model_ids or model_id.partition("::")[2] == self.model
+        """Tell whether a base's model, as ``provider::model``, is this one; other systems name no provider."""
+        return model_id in (*self.model_ids, self.model) or model_id.partition("::")[2] == self.model
 
 
 class ServerSettings(EmbedderSettings, frozen=True, kw_only=True):

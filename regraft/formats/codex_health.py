@@ -6,7 +6,7 @@ The states and signals are those of an upstream draft; which state comes before 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -132,23 +132,28 @@ class Survey:
         return total(self.counts.values())
 
 
-def survey(memory: Memory) -> Survey:
+def survey(memory: Memory, each: Callable[[], None] | None = None) -> Survey:
     """Judge every note, and the whole.
 
     A sidecar that turns out to be damaged is one that cannot be read: the survey's own ``memory`` has none then.
+
+    Args:
+        memory: the open database.
+        each: called once for every note.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the database is damaged.
     """
     try:
-        return _survey(memory)
+        return _survey(memory, each)
     except SidecarUnreadable as error:
-        return _survey(replace(memory, notes=Notes(memory.db), vectors=None, is_readable=False, problem=str(error)))
+        blind = replace(memory, notes=Notes(memory.db), vectors=None, is_readable=False, problem=str(error))
+        return _survey(blind, each)
 
 
-def _survey(memory: Memory) -> Survey:
+def _survey(memory: Memory, each: Callable[[], None] | None) -> Survey:
     before = _state_before_counting(memory)
-    counts = memory.notes.counts()
+    counts = memory.notes.counts(each)
     summed = total(counts.values())
     gone = None if memory.vectors is None else memory.vectors.count() - summed.held
     return Survey(memory, _state(before, summed), counts, gone)
@@ -172,6 +177,23 @@ def _state(before: State | None, counts: Counts) -> State:
     return before or next((state for state, number in of_notes if number), State.READY)
 
 
+def obstacle(found: Survey) -> str | None:
+    """Return why no vector can be used as things are, for a person; None where the state is none of those.
+
+    Raises:
+        SidecarUnreadable: the sidecar is damaged.
+        apsw.Error, UnicodeDecodeError: the database is damaged.
+    """
+    memory = found.memory
+    if found.state is State.INCOMPATIBLE:
+        return f"the file of vectors does not fit: {incompatible(memory)}"
+    return {
+        State.DISABLED: "no note has ever been given a vector",
+        State.MISSING: f"the file of vectors is of no use: {memory.problem or 'there is none'}",
+        State.REBUILDING: "a rebuild of the vectors was begun and is not at its end",
+    }.get(found.state)
+
+
 def signals(found: Survey) -> dict[str, Any]:
     """Return the draft's signals by their names, None for what nobody can know from the files.
 
@@ -180,6 +202,7 @@ def signals(found: Survey) -> dict[str, Any]:
     """
     memory, state, counts, meta = found.memory, found.state, found.total, found.memory.meta
     is_hybrid = state not in WORDS_ONLY and counts.ready > 0
+    is_compatible = memory.vectors is not None and state is not State.INCOMPATIBLE
     return {
         "state": state.value,
         "retrieval_mode": "hybrid" if is_hybrid else "lexical",
@@ -196,7 +219,7 @@ def signals(found: Survey) -> dict[str, Any]:
         "excluded": counts.excluded,
         "not_applicable": counts.not_applicable,
         "sidecar_present": memory.is_present,
-        "sidecar_compatible": state not in (State.INCOMPATIBLE, State.MISSING) if memory.is_present else None,
+        "sidecar_compatible": is_compatible if memory.is_present else None,
         "orphans": None if found.gone is None else found.gone + counts.astray,
         "last_backfill": None if meta is None else meta.backfilled_at,
         "last_rebuild": None if meta is None else meta.rebuilt_at,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import os
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,13 +42,19 @@ _SIDECAR = ".embeddings.sqlite"
 
 
 def database_at(path: Path) -> Path | None:
-    """Return the database that a path is, or that is in it by its usual name; None for anything else."""
-    place = path / FILE if path.is_dir() else path
-    if sqlite.is_database(place):
-        with contextlib.suppress(apsw.Error, UnicodeDecodeError), sqlite.reading(place) as db:
+    """Return the database that a path is, or that is in it by its usual name; None for anything else.
+
+    One that is too damaged to be told by its tables is told by that name.
+    """
+    place = path / FILE if os.path.isdir(path) else path  # noqa: PTH112 - this one raises for no path
+    if not sqlite.is_database(place):
+        return None
+    try:
+        with sqlite.reading(place) as db:
             tables = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-            return place if tables >= MARKS else None
-    return None
+    except (apsw.Error, UnicodeDecodeError):
+        return place if place.name == FILE else None
+    return place if tables >= MARKS else None
 
 
 def sidecar_of(database: Path) -> Path:
@@ -109,6 +115,18 @@ def project_id(known: Mapping[str, Project], word: str) -> str | None:
         return word
     found = [one.id for one in known.values() if word in (one.name, one.slug)]
     return found[0] if len(found) == 1 else None
+
+
+def project_at_hand(db: apsw.Connection, folder: Path) -> str | None:
+    """Return the project that a user at work in a folder means: that of the workspace around it, else of the latest
+    session; None where there is neither.
+    """
+    around = {str(place) for place in (folder, *folder.parents)}
+    places = db.execute("SELECT root_path, project_id FROM workspaces ORDER BY length(root_path) DESC, id").fetchall()
+    inside = next((str(project) for root, project in places if str(root).rstrip("/") in around), None)
+    latest = "SELECT project_id FROM sessions ORDER BY started_at DESC, id DESC"
+    found: Any = db.execute(latest).fetchone() if inside is None else (inside,)
+    return None if found is None else str(found[0])
 
 
 def columns_there(db: apsw.Connection) -> list[str]:

@@ -7,7 +7,7 @@ inside a transaction too. Nothing is held in memory.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
@@ -181,11 +181,17 @@ class Notes:
         notes = map(self._judged, self._db.execute(query, (msgspec.json.encode(ids).decode(),)).fetchall())
         return {note.id: note for note in notes}
 
-    def counts(self) -> dict[str, Counts]:
-        """Return how many notes there are of each status, by the ids of their projects."""
+    def counts(self, each: Callable[[], None] | None = None) -> dict[str, Counts]:
+        """Return how many notes there are of each status, by the ids of their projects.
+
+        Args:
+            each: called once for every note.
+        """
         found: dict[str, Counts] = defaultdict(Counts)
         for note in self.judged():
             found[note.project].add(note)
+            if each is not None:
+                each()
         return dict(found)
 
     def _judged(self, row: Any) -> Note:

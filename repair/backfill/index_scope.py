@@ -147,7 +147,7 @@ class IndexScope:
     def failed(self, key: str, code: str, now_ms: int) -> None:
         """Do nothing: an index has no place for that."""
 
-    def finished(self, now_ms: int) -> None:
+    def finished(self, now_ms: int, *, wrote: bool) -> None:
         """Do nothing: an index has no place for that."""
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:

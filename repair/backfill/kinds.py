@@ -10,6 +10,7 @@ from regraft import clock
 from regraft.embedders.settings import EmbedderSettings
 from regraft.locate import Kind
 from repair import indexing
+from repair.backfill.notes_filler import NotesFiller
 from repair.backfill.scope import Filler, Step, Targets
 from repair.backfill.targets import IndexTarget, models_of, targets_of
 from repair.backfill.wish import Wish
@@ -48,4 +49,4 @@ def _adopted(store: Store, target: IndexTarget) -> Plan:
     return Plan([] if change is None else [change])
 
 
-FILLERS: dict[Kind, Filler] = {**dict.fromkeys(V2_KINDS, _Indexes())}
+FILLERS: dict[Kind, Filler] = {**dict.fromkeys(V2_KINDS, _Indexes()), Kind.CODEX_MEM: NotesFiller()}

@@ -37,6 +37,11 @@ class Outcome:
     started_at: int | None = None
     completed_at: int | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether it was filled, and no text is left without a vector."""
+        return self.completed_at is not None and self.ready == self.survey.eligible
+
     def document(self) -> dict[str, Any]:
         """Return it as a document has it."""
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -143,13 +144,14 @@ class _Work:
         crew = Crew(self.settings.name, meter, self.settings.parallel)
         status = "stopped"
         try:
-            for number, one in enumerate(self.look.seen):
-                growing = self._growing(number, one, together.book)
-                try:
-                    self._fill_one(one, growing, embedder, crew, meter, together)
-                finally:
-                    for file in growing:
-                        file.end()
+            with ExitStack() as open_files:
+                growing = self._growing(together.book)
+                for file in growing.values():
+                    open_files.callback(file.end)
+                for one in self.look.seen:
+                    files = [growing[name] for name in one.target.files]
+                    self._fill_one(one, files, embedder, crew, meter, together)
+                self._finish(growing)
             status = "finished"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -160,15 +162,34 @@ class _Work:
                 together.book.changes.record_actions(self.run.id, self._embedding_documents())
                 together.book.end_run(status)
 
-    def _growing(self, number: int, one: Seen, book: Ledger) -> list[Growing]:
-        """Return what records each file of a target."""
-        files = one.target.files
-        kept = (f"{UNDO}/{self.run.id}/{number * len(files) + place:06}" for place in range(1, len(files) + 1))
+    def _growing(self, book: Ledger) -> dict[str, Growing]:
+        """Return what records each file of the targets, by its name; some write to the same ones."""
+        users: dict[str, list[int]] = {}
+        for number, one in enumerate(self.look.seen):
+            for name in one.target.files:
+                users.setdefault(name, []).append(number)
         begin = partial(self._begin, book)
-        return [
-            Growing(self.store.root, book, self.run.id, file, place, (number, 1), begin)
-            for file, place in zip(files, kept, strict=True)
-        ]
+        return {
+            name: Growing(
+                self.store.root,
+                book,
+                self.run.id,
+                name,
+                f"{UNDO}/{self.run.id}/{place:06}",
+                (targets[0], len(targets)),
+                begin,
+            )
+            for place, (name, targets) in enumerate(users.items(), 1)
+        }
+
+    def _finish(self, growing: dict[str, Growing]) -> None:
+        """Let places of vectors that remember it say that all was done."""
+        if any(one.outcome.filled.stopped is not None for one in self.look.seen):
+            return
+        places = {one.target.files: one.target for one in self.look.seen if one.target.remembers}
+        for files, target in places.items():
+            with target.opened(self.store.root, [growing[name] for name in files]) as scope:
+                scope.finished(clock.now_ms(), wrote=self.written > 0)
 
     def _begin(self, book: Ledger) -> None:
         """Record the run; one that writes nothing is none."""
@@ -188,8 +209,6 @@ class _Work:
             outcome.survey = scope.survey()
             self._share(one, scope)
             fill_scope(scope, outcome, embedder, crew, meter, together, self.progress)
-            if outcome.filled.stopped is None:
-                scope.finished(clock.now_ms())
 
     def _share(self, one: Seen, scope: Scope) -> None:
         """Give texts the vectors that equal ones have in another base of the model: a text is paid for once."""
@@ -263,8 +282,11 @@ class _Work:
         seen = self.look.seen
         made = [action for action in self._embedding() if action.count]
         before = [action.document() for action in self.look.first.actions]
+        filled = {(name, one.target.base_id) for one in seen if one.outcome.is_whole for name in one.target.mends}
         others = before if self.others is None else [action for done in self.others for action in done["actions"]]
-        left = [one.document() for one in (*self.look.left, *self.look.first.left)]
+        left = [
+            one.document() for one in (*self.look.left, *self.look.first.left) if (one.finding, one.base) not in filled
+        ]
         bases = {one["base"] for one in (*others, *left)} | {one.target.base_id for one in seen}
         undone_by = self.run.id if self.written else None
         return {

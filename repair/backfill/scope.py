@@ -96,8 +96,8 @@ class Scope(Protocol):
     def failed(self, key: str, code: str, now_ms: int) -> None:
         """Take note that a text cannot be embedded, where the store has a place for that."""
 
-    def finished(self, now_ms: int) -> None:
-        """Take note that all was done that a run meant to do, where the store has a place for that."""
+    def finished(self, now_ms: int, *, wrote: bool) -> None:
+        """Take note that all was done that a run meant to do, and whether that was anything, where there is a place."""
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
         """Return some texts that have a good vector, with it."""
@@ -133,6 +133,14 @@ class Target(Protocol):
     @property
     def shares_with_itself(self) -> bool:
         """Tell whether the place of its vectors holds those of others, too."""
+
+    @property
+    def mends(self) -> frozenset[str]:
+        """Return the names of the findings that are gone once no text of it lacks a vector."""
+
+    @property
+    def remembers(self) -> bool:
+        """Tell whether the place of its vectors says when it was filled."""
 
     @property
     def needs_dimensions(self) -> bool:

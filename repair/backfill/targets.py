@@ -47,6 +47,8 @@ class IndexTarget:
     finding: str = v2.VECTOR_MISSING
     shares_with_itself: bool = False
     needs_dimensions: bool = True
+    remembers: bool = False
+    mends: frozenset[str] = frozenset({v2.VECTOR_MISSING})
 
     @property
     def files(self) -> tuple[str, ...]:

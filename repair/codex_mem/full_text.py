@@ -6,11 +6,13 @@ FTS5's own "rebuild" would make excluded notes findable (``docs/formats/codex_me
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import apsw
 
 from checks import codex_mem_findings as codex
 from checks.findings import FINDINGS, Finding
+from checks.v2_findings import CORRUPT, UNREADABLE
 from regraft import notices, sqlite
 from regraft.formats.codex_mem import FULL_TEXT, NOTES
 from repair.mending import Wish
@@ -18,7 +20,7 @@ from repair.plan import Action, Left, Plan, RowsChange
 from repair.store import Store
 
 #: Findings that are mended.
-NAMES = (codex.FTS_MISSING, codex.FTS_EXTRA, codex.FTS_SKEWED)
+NAMES = (codex.FTS_MISSING, codex.FTS_EXTRA, codex.FTS_SKEWED, codex.FTS_WORDS)
 #: Where FTS5 keeps the index; a change of the virtual table is one of their rows.
 _SHADOWS = tuple(f"{FULL_TEXT}_{name}" for name in ("data", "idx", "docsize"))
 
@@ -30,13 +32,24 @@ def plan(store: Store, wish: Wish) -> Plan:
         found[finding.name].append(finding)
     made = Plan()
     names = [name for name in NAMES if name in found and name in (wish.only or NAMES)]
-    if names:
+    damage = [one for every in found.values() for one in every if _keeps_from(one)]
+    if damage:
+        said = f"{damage[0].message}: that has to be mended first"
+        made.left = [replace(_left(one), reason=said, repair=None) for name in names for one in found[name]]
+    elif names:
         made.changes.append(_refill(store, names))
         # One index: what mends one of them mends all.
         made.mends = {(one.name, one.base) for name in NAMES for one in found[name]}
     if not wish.only:
-        made.left = [_left(one) for name, every in found.items() if name not in NAMES for one in every if _counts(one)]
+        made.left += [_left(one) for name, every in found.items() if name not in NAMES for one in every if _counts(one)]
     return made
+
+
+def _keeps_from(finding: Finding) -> bool:
+    """Tell whether nobody can fill the full-text index while this is so."""
+    if finding.name == codex.TRIGGER:
+        return FULL_TEXT in finding.samples
+    return finding.name in (UNREADABLE, CORRUPT, codex.SCHEMA)
 
 
 def _counts(finding: Finding) -> bool:

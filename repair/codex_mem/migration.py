@@ -29,8 +29,7 @@ def plan(store: Store, now_ms: int) -> Plan:
         MigrationForeign: it has another migration 006, or one of the columns is another one.
     """
     changes = changes_of(store, now_ms)
-    there = {(one.name, one.base) for one in store.audit().findings if one.name == codex.MIGRATION} if changes else ()
-    return Plan([*changes], mends=set(there))
+    return Plan([*changes], mends={(codex.MIGRATION, None)} if changes else set())
 
 
 def changes_of(store: Store, now_ms: int) -> list[FileChange]:
@@ -42,7 +41,7 @@ def changes_of(store: Store, now_ms: int) -> list[FileChange]:
     path = store.found.path
     with sqlite.reading(path) as db:
         missing = missing_columns(db, path)
-        is_recorded = _is_recorded(db, path)
+        is_recorded = _recorded(db) is not None
     if not missing and is_recorded:
         return []
     said = []
@@ -74,7 +73,7 @@ def migrate(db: apsw.Connection, path: Path, applied_at: str) -> None:
     """
     for name in missing_columns(db, path):
         db.execute(f"ALTER TABLE {NOTES} ADD COLUMN {name} {COLUMNS[name]}")
-    if not _is_recorded(db, path):
+    if _recorded(db) is None:
         db.execute(f"INSERT INTO {MIGRATIONS} (version, name, applied_at) VALUES (?, ?, ?)", (*MIGRATION, applied_at))
 
 
@@ -82,7 +81,8 @@ def missing_columns(db: apsw.Connection, path: Path) -> list[str]:
     """Return which columns the notes lack.
 
     Raises:
-        MigrationForeign: one that is there has another type, or must not be empty.
+        MigrationForeign: one that is there has another type, or must not be empty; or some are missing, and another
+            migration of that number is recorded.
     """
     there: dict[str, tuple[str, Any]] = {
         str(name).lower(): (str(kind), notnull)
@@ -93,11 +93,13 @@ def missing_columns(db: apsw.Connection, path: Path) -> list[str]:
         if kind.upper() != wanted or notnull:
             found = f"{kind or 'no type'}{' NOT NULL' if notnull else ''}"
             raise MigrationForeign(path=path, what=f"its notes have a column {name} of {found}")
-    return [name for name in COLUMNS if name not in there]
+    missing = [name for name in COLUMNS if name not in there]
+    recorded = _recorded(db)
+    if missing and recorded not in (None, MIGRATION[1]):
+        raise MigrationForeign(path=path, what=f'its migration {MIGRATION[0]} is called "{recorded}"')
+    return missing
 
 
-def _is_recorded(db: apsw.Connection, path: Path) -> bool:
-    name: Any = db.execute(f"SELECT name FROM {MIGRATIONS} WHERE version = ?", (MIGRATION[0],)).get
-    if name not in (None, MIGRATION[1]):
-        raise MigrationForeign(path=path, what=f'its migration {MIGRATION[0]} is called "{name}"')
-    return name is not None
+def _recorded(db: apsw.Connection) -> object:
+    """Return what the migration of that number is called, None where none is recorded."""
+    return db.execute(f"SELECT name FROM {MIGRATIONS} WHERE version = ?", (MIGRATION[0],)).get

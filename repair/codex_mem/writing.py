@@ -6,14 +6,16 @@ index never had, which skews all ranks for good (``docs/formats/codex_mem.md``, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import apsw
 
 from regraft import sqlite
-from regraft.formats.codex_mem import NOTES
+from regraft.formats.codex_mem import CONTENT_VERSION, NOTES
 
+#: About what a note's metadata take on the disk, in bytes.
+SIZE = 300
 _GUARD = "regraft_excluded_notes"
 
 
@@ -46,3 +48,25 @@ def excluded_guarded(db: apsw.Connection) -> Iterator[None]:
         yield
     finally:
         db.execute(f"DROP TRIGGER IF EXISTS temp.{_GUARD}")
+
+
+def mark_ready(db: apsw.Connection, model_id: str, rows: Iterable[tuple[str, str, str]]) -> None:
+    """Say of notes that they have their vector; inside :func:`metadata`.
+
+    Args:
+        db: the database, in a transaction.
+        model_id: of the vectors.
+        rows: of each note its id, the hash of the text that was embedded, and when that was, RFC 3339.
+    """
+    db.executemany(
+        f"UPDATE {NOTES} SET embedding_eligible = 1, embedding_status = 'ready', embedding_model_id = ?,"
+        " embedding_content_hash = ?, embedding_content_version = ?, embedded_at = ?,"
+        " embedding_error_code = NULL, embedding_error_at = NULL WHERE id = ? AND searchable = 1",
+        ((model_id, text_hash, CONTENT_VERSION, at, note) for note, text_hash, at in rows),
+    )
+
+
+def mark(db: apsw.Connection, rows: Iterable[tuple[str, str]]) -> None:
+    """Give notes, by their ids, another status and nothing else; inside :func:`metadata`."""
+    update = f"UPDATE {NOTES} SET embedding_status = ? WHERE id = ? AND searchable = 1"
+    db.executemany(update, ((status, note) for note, status in rows))

@@ -1,0 +1,91 @@
+"""How ``regraft search`` asks a database of codex-mem, and how it shows what that answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from regraft import config
+from regraft.cli.embedding import query_vector
+from regraft.codex_search import Answer, Embed, NoVector
+from regraft.errors import QueryNotEmbedded, RegraftError, WrongUsage
+from regraft.locate import NAMES, Kind
+from regraft.text import counted, one_line
+
+
+def refuse(options: dict[str, bool]) -> None:
+    """Refuse options that say nothing about notes.
+
+    Raises:
+        WrongUsage
+    """
+    for name, given in options.items():
+        if given:
+            hint = "leave it out; --mode hybrid searches by words and by meaning"
+            raise WrongUsage(problem=f"{name} is not for {NAMES[Kind.CODEX_MEM]}", hint=hint)
+
+
+def embed_for(query: str, name: str, config_path: Path | None) -> Embed:
+    """Return what has an embedder of the configuration make a query's vector, if it is of the model that is asked for.
+
+    Raises:
+        EmbedderUnknown, ConfigInvalid, SourceNotFound, SourceUnreadable: the embedder cannot be used at all.
+    """
+    settings = config.load(config_path).embedder(name)
+
+    def embed(model_id: str) -> tuple[float, ...]:
+        if settings.model != model_id and not settings.serves(model_id):
+            raise NoVector(f"embedder {name} is model {settings.model}, the vectors are of {model_id}")
+        try:
+            return query_vector(settings, query)
+        except QueryNotEmbedded as error:
+            raise NoVector(f"embedder {name} gave no vector for the query ({error.facts['reason']})") from error
+        except RegraftError as error:
+            raise NoVector(f"embedder {name} cannot be used: {error}") from error
+
+    return embed
+
+
+def as_document(answer: Answer) -> dict[str, Any]:
+    """Return what ``--json`` prints of an answer (``docs/commands.md``, "search")."""
+    return {
+        "base": answer.project,
+        "mode": answer.mode.value,
+        "state": answer.state.value,
+        "count": answer.count,
+        "score_kind": "ranking",
+        "notes": list(answer.notes),
+        "hits": [
+            {
+                "rank": rank,
+                "score": found.hit.score,
+                "unit_id": found.hit.unit_id,
+                "material_id": found.hit.material_id,
+                "relative_path": found.hit.relative_path,
+                "unit_index": found.hit.unit_index,
+                "text": found.hit.text,
+                "title": found.title,
+                "type": found.type,
+                "status": found.status,
+            }
+            for rank, found in enumerate(answer.found, 1)
+        ],
+    }
+
+
+def as_text(answer: Answer, title: str, excerpt: int | None) -> str:
+    """Return an answer for a person.
+
+    Args:
+        answer: what was found.
+        title: the first line.
+        excerpt: how many code points of a note are shown; None: all.
+    """
+    where = "All projects" if answer.project is None else f"Project {one_line(answer.project)}"
+    lines = [title, f"{where}: {counted(len(answer.found), 'hit')} by {answer.mode}, {answer.state}."]
+    for rank, found in enumerate(answer.found, 1):
+        body = one_line(found.hit.text.removeprefix(found.title))
+        shown = body if excerpt is None or len(body) <= excerpt else f"{body[:excerpt]}…"
+        kind = one_line(f"{found.type}, {found.status}, {found.hit.material_id}")
+        lines += ["", f"{rank:>3}  {found.hit.score:.6g}  {one_line(found.title)}  ({kind})", f"     {shown}"]
+    return "\n".join(lines) + "\n"

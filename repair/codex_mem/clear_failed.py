@@ -1,0 +1,51 @@
+"""``regraft clear-failed``: notes that an embedder refused are pending again; their texts stay as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import apsw
+
+from checks import codex_mem_findings as codex
+from regraft import sqlite
+from regraft.errors import PlanOutdated
+from regraft.formats import codex_mem
+from regraft.formats.codex_mem import NOTES
+from regraft.text import counted
+from repair.codex_mem import writing
+from repair.plan import Action, Plan, RowsChange
+from repair.store import Store
+
+_FAILED = "embedding_status = 'failed'"
+
+
+def plan(store: Store) -> Plan:
+    """Return which notes are going to be pending again; nothing is written."""
+    path = store.found.path
+    with sqlite.reading(path) as db:
+        if not codex_mem.is_migrated(db):
+            return Plan()
+        failed = f"{_FAILED} AND {codex_mem.eligible(db)}"
+        query = f"SELECT project_id, count(*) FROM {NOTES} WHERE {failed} GROUP BY project_id"
+        found: list[Any] = db.execute(query).fetchall()
+    counts = {project: count for project, count in found if store.wants(project)}
+    if not counts:
+        return Plan()
+
+    def apply(db: apsw.Connection) -> None:
+        update = f"""UPDATE {NOTES} SET embedding_status = 'pending', embedding_error_code = NULL,
+            embedding_error_at = NULL WHERE {failed} AND project_id = ?"""
+        before = db.total_changes()
+        with writing.metadata(db):
+            db.executemany(update, ((project,) for project in counts))
+        if db.total_changes() - before != sum(counts.values()):
+            raise PlanOutdated(path=path, reason="other notes have failed now than were planned")
+
+    actions = tuple(
+        Action(
+            "clear-failed", f"mark {counted(count, 'failed note')} as pending", project, None, count, 0, codex.FAILED
+        )
+        for project, count in counts.items()
+    )
+    change = RowsChange(path.name, actions, apply, (NOTES,), writing.SIZE * sum(counts.values()))
+    return Plan([change], mends={(codex.FAILED, project) for project in counts})

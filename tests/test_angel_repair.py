@@ -1,0 +1,251 @@
+"""``regraft repair`` of AngelMemory: the records follow the files below ``raw/``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from angel_store import READ_AT, SAMPLES, AngelStore, build
+from conftest import Outcome, run, snapshot
+from test_angel_check import check, double_short_id, never_read, untouched
+
+LATER = READ_AT + 100
+EARLIER = READ_AT - 100
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> AngelStore:
+    return build(tmp_path / "data")
+
+
+def repair(store: AngelStore | Path, *options: str) -> Outcome:
+    path = store.root if isinstance(store, AngelStore) else store
+    done = run("repair", path, "--json", *options)
+    assert done.status in (0, 1), done.stderr
+    return done
+
+
+def content(store: AngelStore) -> dict[str, bytes]:
+    """Return what is in every file of a data folder but regraft's own."""
+    return {name: parts[2] for name, parts in snapshot(store.root).items() if not name.startswith(".regraft")}
+
+
+def actions(done: Outcome) -> list[str]:
+    return [action["action"] for action in done.document["actions"]]
+
+
+def of_path(store: AngelStore, path: str) -> list[tuple[str, int | None, str]]:
+    return [(one.headings[0], one.short_id, one.file_id) for one in store.records() if one.path == path]
+
+
+def indexed(store: AngelStore) -> dict[str, tuple[int, int]]:
+    rows = store.rows("SELECT relative_path, id, file_timestamp FROM file_index_global", path=store.file_index)
+    return {path: (number, seconds) for path, number, seconds in rows}
+
+
+# --- what the system's own scan would do -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [LATER, EARLIER], ids=["seen", "unseen"])
+def test_the_records_of_a_changed_file_are_replaced(store: AngelStore, seconds: int) -> None:
+    others = [one for one in store.records() if one.path != "notes/dup.md"]
+    highest = max(number for number, _ in indexed(store).values())
+    store.write("notes/dup.md", "# Same\n# New\n", seconds=seconds)
+    done = repair(store)
+    assert actions(done) == ["index-files", "replace-records"]
+    assert of_path(store, "notes/dup.md") == [("Same", 11, str(highest + 1)), ("New", 12, str(highest + 1))]
+    assert [one for one in store.records() if one.path != "notes/dup.md"] == others
+    assert indexed(store)["notes/dup.md"] == (highest + 1, seconds)
+    assert store.rows("SELECT next_id FROM note_short_id_seq") == [(13,)]
+
+
+def test_what_is_left_is_for_other_commands(store: AngelStore) -> None:
+    store.write("notes/dup.md", "# Another\n", seconds=LATER)
+    done = repair(store)
+    # Nothing is left of the tag of the headings that were there.
+    assert set(check(store)) == {"angel.vector-missing", "angel.vector-orphan", "angel.tag-unused"}
+    assert done.document["left"] == []
+    assert done.document["undo"] is not None
+
+
+def test_a_vector_stays_right_whose_note_did_not_change(store: AngelStore) -> None:
+    store.write("notes/plain.txt", "three\nlines\nnow\n", seconds=LATER)
+    repair(store)
+    assert check(store) == {}
+
+
+def test_records_of_a_file_that_is_gone_are_removed(store: AngelStore) -> None:
+    (store.raw / "notes/plan.md").unlink()
+    done = repair(store)
+    assert actions(done) == ["index-files", "delete-records"]
+    assert of_path(store, "notes/plan.md") == []
+    assert "notes/plan.md" not in indexed(store)
+    assert store.rows("SELECT next_id FROM note_short_id_seq") == [(11,)]
+    found = check(store)
+    assert set(found) == {"angel.vector-orphan", "angel.tag-unused"}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+def test_a_file_without_a_record_gets_one(store: AngelStore, known: bool) -> None:
+    if known:
+        never_read(store)
+    else:
+        store.write("new.md", "# New\n")
+    done = repair(store)
+    assert actions(done) == ["index-files", "add-records"]
+    ((heading, short_id, file_id),) = of_path(store, "new.md")
+    assert (heading, short_id) == ("New", 11)
+    assert indexed(store)["new.md"] == (int(file_id), READ_AT)
+    assert set(check(store)) == {"angel.vector-missing"}
+
+
+def test_short_ids_are_never_given_twice(store: AngelStore) -> None:
+    (store.raw / "notes/中文/笔记.md").unlink()
+    repair(store)
+    store.execute("UPDATE note_short_id_seq SET next_id = 3")
+    store.write("new.txt", "x")
+    done = repair(store)
+    assert "set-sequence" in actions(done)
+    highest = max(one.short_id or 0 for one in store.records() if one.path != "new.txt")
+    assert of_path(store, "new.txt")[0][1] == highest + 1
+    assert store.rows("SELECT next_id FROM note_short_id_seq") == [(highest + 2,)]
+
+
+def test_a_missing_sequence_is_made(store: AngelStore) -> None:
+    store.execute("DELETE FROM note_short_id_seq")
+    assert actions(repair(store)) == ["set-sequence"]
+    assert store.rows("SELECT * FROM note_short_id_seq") == [(1, 11)]
+
+
+def test_who_was_stored_first_keeps_a_short_id(store: AngelStore) -> None:
+    keys = dict(store.rows("SELECT note_short_id, source_id FROM note_index_records"))
+    double_short_id(store)
+    assert actions(repair(store)) == ["renumber-records"]
+    now = {one.source_id: one.short_id for one in store.records()}
+    assert (now[keys[1]], now[keys[2]]) == (1, 11)
+    assert check(store) == {}
+
+
+def test_a_tag_that_is_there_is_used(store: AngelStore) -> None:
+    before = dict(store.rows("SELECT name, id FROM global_tags"))
+    store.write("notes/plain2.txt", "x")
+    repair(store)
+    after = dict(store.rows("SELECT name, id FROM global_tags"))
+    assert after == {**before, "plain2.txt": max(before.values()) + 1}
+
+
+def test_relations_left_of_an_earlier_record_go(store: AngelStore) -> None:
+    (record,) = [one for one in store.records() if one.path == "data.csv"]
+    store.execute("DELETE FROM note_index_records WHERE source_id = ?", record.source_id)
+    store.execute("INSERT INTO note_tag_rel VALUES (?, 99999)", record.source_id)
+    repair(store)
+    assert check(store) == {}
+
+
+def test_an_id_under_another_path_is_taken_over(store: AngelStore) -> None:
+    store.execute("UPDATE note_index_records SET source_file_path = 'zz.csv' WHERE note_short_id = 0")
+    done = repair(store)
+    assert actions(done) == ["index-files", "add-records", "delete-records"]
+    assert check(store) == {}
+
+
+# --- as every command that changes a store ---------------------------------------------------------------------------
+
+
+def spoil(store: AngelStore) -> None:
+    store.write("notes/dup.md", "# Other\n", seconds=EARLIER)
+    (store.raw / "data.csv").unlink()
+    store.write("new.md", "# New\n")
+    store.execute("UPDATE note_short_id_seq SET next_id = 0")
+
+
+def test_a_second_run_changes_nothing(store: AngelStore) -> None:
+    spoil(store)
+    repair(store)
+    before = content(store)
+    done = repair(store)
+    assert done.document["actions"] == []
+    assert content(store) == before
+
+
+def test_a_dry_run_touches_nothing(store: AngelStore) -> None:
+    spoil(store)
+    with untouched(store.root):
+        planned = repair(store, "--dry-run")
+    done = repair(store)
+    assert planned.document["actions"] == done.document["actions"]
+
+
+def test_a_run_can_be_taken_back(store: AngelStore) -> None:
+    spoil(store)
+    records, known = store.records(), indexed(store)
+    repair(store)
+    assert store.records() != records
+    assert run("undo", store.root).status == 0
+    assert (store.records(), indexed(store)) == (records, known)
+
+
+def test_only_what_was_named_is_mended(store: AngelStore) -> None:
+    spoil(store)
+    done = repair(store, "--only", "angel.file-missing")
+    assert actions(done) == ["index-files", "delete-records"]
+    assert {"angel.record-changed", "angel.record-missing"} <= set(check(store))
+
+
+def test_what_nobody_can_mend_is_left(store: AngelStore) -> None:
+    store.execute("UPDATE note_index_records SET source_file_path = '../x' WHERE note_short_id = 0")
+    (store.raw / "data.csv").unlink()
+    done = repair(store)
+    assert done.status == 1
+    assert [left["finding"] for left in done.document["left"]] == ["angel.file-outside"]
+    assert done.document["actions"] == []
+
+
+def test_without_an_index_of_files_records_stay(store: AngelStore) -> None:
+    spoil(store)
+    store.file_index.unlink()
+    done = repair(store)
+    assert actions(done) == ["set-sequence"]
+    assert "angel.unreadable" in {left["finding"] for left in done.document["left"]}
+
+
+def test_a_file_that_changes_meanwhile_takes_the_run_back(store: AngelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    from repair.angel_memory import records
+
+    store.write("notes/dup.md", "# Other\n", seconds=LATER)
+    add: Callable[..., Any] = records._add
+
+    def adding(*arguments: Any) -> None:
+        store.write("notes/dup.md", "# And another\n", seconds=LATER)
+        add(*arguments)
+
+    monkeypatch.setattr(records, "_add", adding)
+    before = store.records()
+    assert run("repair", store.root, "--json").document["error"]["code"] == "NotMended"
+    assert store.records() == before
+
+
+@pytest.mark.parametrize("command", ["backfill", "upgrade", "rebuild"])
+def test_commands_for_other_stores_refuse_it(store: AngelStore, command: str) -> None:
+    from regraft.cli import cli
+
+    if command not in cli.commands:
+        pytest.skip(f"there is no {command} yet")
+    done = run(command, store.root, "--json")
+    assert done.status == 2
+
+
+def test_the_damaged_sample_follows_its_files(tmp_path: Path) -> None:
+    if not SAMPLES.is_dir():
+        pytest.skip("no samples: REGRAFT_SAMPLES is not set, and no shared/samples beside the repository")
+    root = Path(shutil.copytree(SAMPLES / "damaged", tmp_path / "damaged"))
+    changed = root / "raw/notes/family/travel/plan.md"
+    os.utime(changed, (EARLIER, EARLIER))
+    done = repair(root)
+    assert actions(done) == ["index-files", "replace-records", "delete-records", "set-sequence"]
+    assert not any(name.startswith(("angel.record", "angel.file", "angel.short")) for name in check(root))
+    assert repair(root).document["actions"] == []

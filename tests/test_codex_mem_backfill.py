@@ -1,0 +1,421 @@
+"""Giving notes of codex-mem their vectors: backfill, reconcile and rebuild, and that no search by words notices."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import codex_mem_store as notes
+import pytest
+from conftest import Outcome, run
+from fault_server import FaultServer, poisoned, vector_of
+from fault_server import right as right_answer
+from faults import KILLED, die, forked, said, untouched
+from lacking import configured, library
+
+from regraft import sqlite
+from regraft.formats import codex_mem, sidecar
+from repair.backfill.notes_scope import NotesScope
+
+pytest.importorskip("openai", reason="the client of embedding servers is not installed")
+
+#: What a summary of the upstream draft has.
+SUMMARY = {
+    *("scope", "model_id", "eligible", "skipped_ready", "processed_pending", "processed_stale", "retried_failed"),
+    *("newly_ready", "failed", "started_at", "completed_at"),
+}
+QUERIES = ("queue", "WAL mode", "note", "会话记忆", "again", "nothing-of-this")
+
+
+@pytest.fixture
+def server() -> Iterator[FaultServer]:
+    with FaultServer() as one:
+        yield one
+
+
+@pytest.fixture
+def config(server: FaultServer, tmp_path: Path) -> Path:
+    return configured(tmp_path / "regraft.yaml", server)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A database of two projects with six notes each, and one more that is excluded."""
+    return notes.write(tmp_path / "data", excluded=1)
+
+
+def fill(store: Path, config: Path, *options: object, command: str = "backfill") -> Outcome:
+    every = () if command != "backfill" or {"--all-projects", "--base"} & set(options) else ("--all-projects",)
+    return run(command, store, "--config", config, "--json", *every, *options)
+
+
+def sent(server: FaultServer) -> list[str]:
+    """Return the texts of notes that were sent, each as often as it was."""
+    return [text for text in server.texts if text.startswith(("Note", "A new title"))]
+
+
+def held(store: Path) -> dict[str, bytes]:
+    """Return the vectors of the sidecar, by the notes' ids."""
+    return dict(notes.rows(codex_mem.sidecar_of(store), f"SELECT note_id, vector FROM {sidecar.TABLE}"))
+
+
+def right(store: Path, ids: list[str] | None = None) -> dict[str, bytes]:
+    """Return the vectors that the server makes of notes: of all that are searchable."""
+    chosen = notes.searchable(store) if ids is None else ids
+    return {note: vector_of(codex_mem.source_text(*notes.parts_of(store, note))) for note in chosen}
+
+
+def statuses(store: Path) -> dict[str, Any]:
+    return dict(notes.rows(store, "SELECT id, embedding_status FROM memory_items"))
+
+
+def lexical(store: Path) -> list[Any]:
+    """Return all that a search by words goes by: its tables, byte for byte, and what some queries give."""
+    shadows = ("data", "idx", "docsize", "config")
+    tables = [notes.rows(store, f"SELECT * FROM memory_items_fts_{name} ORDER BY 1, 2") for name in shadows]
+    query = "SELECT rowid, bm25(memory_items_fts) FROM memory_items_fts WHERE memory_items_fts MATCH ? ORDER BY 2, 1"
+    return [*tables, *(notes.rows(store, query, f'"{word}"') for word in QUERIES)]
+
+
+def state(store: Path) -> str:
+    return str(run("inspect", store, "--json").document["health"]["semantic"]["state"])
+
+
+def findings(store: Path) -> dict[str, int]:
+    document = run("check", store, "--json", "--deep").document
+    return {one["name"]: one["count"] for one in document["findings"] if one["severity"] != "note"}
+
+
+# --- backfill --------------------------------------------------------------------------------------------------------
+
+
+def test_notes_get_their_vectors_and_searches_by_words_are_as_they_were(
+    store: Path, server: FaultServer, config: Path
+) -> None:
+    before = lexical(store)
+    assert state(store) == "disabled"
+    done = fill(store, config)
+    assert done.status == 0, done
+    assert held(store) == right(store)
+    assert sorted(sent(server)) == sorted(codex_mem.source_text(*notes.parts_of(store, one)) for one in right(store))
+    excluded = {notes.note_id(project, 6) for project in range(2)}
+    assert {note for note, status in statuses(store).items() if status is None} == excluded
+    assert {status for note, status in statuses(store).items() if note not in excluded} == {"ready"}
+    assert lexical(store) == before
+    assert (findings(store), state(store)) == ({}, "ready")
+    for scope in done.document["scopes"]:
+        assert scope.keys() >= SUMMARY
+        assert (scope["eligible"], scope["newly_ready"], scope["processed_pending"], scope["failed"]) == (6, 6, 6, 0)
+        assert (scope["model_id"], scope["skipped_ready"]) == ("embed-small", 0)
+    with sidecar.reading(codex_mem.sidecar_of(store)) as (_, meta):
+        assert (meta.model_id, meta.dimensions, meta.state) == ("embed-small", 8, "ready")
+
+
+def test_a_second_run_sends_and_writes_nothing(store: Path, server: FaultServer, config: Path) -> None:
+    fill(store, config)
+    server.requests.clear()
+    with untouched(store.parent):
+        again = fill(store, config)
+    assert again.status == 0
+    assert [scope["skipped_ready"] for scope in again.document["scopes"]] == [6, 6]
+    assert server.requests == []
+
+
+def test_a_dry_run_tells_what_would_be_done_and_touches_nothing(store: Path, server: FaultServer, config: Path) -> None:
+    with untouched(store.parent):
+        planned = fill(store, config, "--dry-run").document
+    assert server.requests == []
+    assert [action["action"] for action in planned["actions"]] == ["migrate-metadata", "make-sidecar", "embed", "embed"]
+    assert [scope["planned"]["texts"] for scope in planned["scopes"]] == [6, 6]
+    done = fill(store, config).document
+    assert [action["action"] for action in done["actions"]] == [action["action"] for action in planned["actions"]]
+
+
+@pytest.mark.parametrize("state_of_006", ["some columns", "no record", "no columns", "whole"])
+def test_what_is_missing_of_migration_006_is_added(store: Path, config: Path, state_of_006: str) -> None:
+    if state_of_006 in ("some columns", "no record", "whole"):
+        notes.add_columns(store, list(codex_mem.COLUMNS)[: 3 if state_of_006 == "some columns" else None])
+    if state_of_006 in ("no columns", "whole"):
+        notes.record(store)
+    assert fill(store, config).status == 0
+    with sqlite.reading(store) as db:
+        assert codex_mem.is_migrated(db)
+    assert notes.rows(store, "SELECT name FROM schema_migrations WHERE version = 6") == [(codex_mem.MIGRATION[1],)]
+    assert findings(store) == {}
+
+
+def test_one_project_is_filled_unless_more_are_named(
+    store: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes.run_sql(store, "UPDATE sessions SET started_at = '2026-03-21T08:00:00Z' WHERE id = 'sess_1'")
+    document = run("backfill", store, "--config", config, "--json").document
+    assert [scope["scope"] for scope in document["scopes"]] == [notes.project_id(1)]
+    assert set(held(store)) == {notes.note_id(1, number) for number in range(6)}
+    assert state(store) == "degraded_partial_coverage"
+    place = tmp_path / "code" / "deeper"
+    place.mkdir(parents=True)
+    notes.run_sql(store, "UPDATE workspaces SET root_path = ? WHERE id = 'ws_0'", str(tmp_path / "code"))
+    monkeypatch.chdir(place)
+    document = run("backfill", store, "--config", config, "--json").document
+    assert [scope["scope"] for scope in document["scopes"]] == [notes.project_id(0)]
+    assert state(store) == "ready"
+
+
+def test_projects_can_be_named(store: Path, config: Path) -> None:
+    done = fill(store, config, "--base", notes.project_id(0))
+    assert set(held(store)) == {notes.note_id(0, number) for number in range(6)}
+    assert [base["id"] for base in done.document["bases"]] == [notes.project_id(0)]
+    assert said(fill(store, config, "--base", "proj_9"), "BaseUnknown", 2)
+    both = fill(store, config, "--base", notes.project_id(0), "--all-projects")
+    assert "contradict" in said(both, "WrongUsage", 2)
+
+
+def test_an_edited_note_is_embedded_once_more(store: Path, server: FaultServer, config: Path) -> None:
+    fill(store, config)
+    server.requests.clear()
+    edited = notes.note_id(1, 2)
+    notes.edit(store, edited, "Note that was edited")
+    before = lexical(store)
+    assert (findings(store), state(store)) == ({"codex.stale": 1}, "degraded_stale_embeddings")
+    done = fill(store, config)
+    assert [scope["processed_stale"] for scope in done.document["scopes"]] == [0, 1]
+    assert [text for text in server.texts if "that was edited" in text] == [
+        codex_mem.source_text(*notes.parts_of(store, edited))
+    ]
+    assert held(store) == right(store)
+    assert (findings(store), lexical(store)) == ({}, before)
+
+
+def test_equal_notes_are_paid_for_once(store: Path, server: FaultServer, config: Path) -> None:
+    title, kind, content = notes.parts_of(store, notes.note_id(0, 0))
+    for note in (notes.note_id(0, 1), notes.note_id(1, 3)):
+        query = "UPDATE memory_items SET title = ?, type = ?, content = ? WHERE id = ?"
+        notes.run_sql(store, query, title, kind, f"{content} \n", note)
+    assert fill(store, config, "--no-probe").status == 0
+    assert len(server.texts) == len(set(server.texts)) == 12 - 2
+    assert held(store) == right(store)
+
+
+def test_what_was_excluded_meanwhile_is_neither_sent_nor_written(
+    store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = notes.note_id(0, 0)
+    real = NotesScope.write
+
+    def write(self: NotesScope, *arguments: Any) -> Any:
+        if note in notes.searchable(store):
+            notes.exclude(store, note)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(NotesScope, "write", write)
+    fill(store, config)
+    assert statuses(store)[note] is None
+    assert findings(store) == {}
+    assert note not in held(store)
+
+
+def test_a_text_that_no_server_takes_is_remembered_and_can_be_cleared(
+    store: Path, server: FaultServer, config: Path
+) -> None:
+    note = notes.note_id(0, 3)
+    notes.edit(store, note, "poison")
+    server.behave = poisoned("poison")
+    done = fill(store, config)
+    assert done.status == 1
+    assert [scope["failed"] for scope in done.document["scopes"]] == [1, 0]
+    row = "SELECT embedding_status, embedding_error_code, embedding_error_at IS NOT NULL FROM memory_items WHERE id = ?"
+    assert notes.rows(store, row, note) == [("failed", "http_400", 1)]
+    assert (state(store), set(findings(store))) == ("degraded_failed_embeddings", {"codex.failed"})
+    again = fill(store, config)
+    assert [scope["retried_failed"] for scope in again.document["scopes"]] == [1, 0]
+    assert run("clear-failed", store, "--json").status == 0
+    assert notes.rows(store, row, note) == [("pending", None, 0)]
+    server.behave = right_answer
+    assert fill(store, config).status == 0
+    assert (state(store), findings(store)) == ("ready", {})
+
+
+def test_an_embedder_of_another_model_is_refused(
+    store: Path, server: FaultServer, config: Path, tmp_path: Path
+) -> None:
+    fill(store, config)
+    other = configured(tmp_path / "other.yaml", server, model="another")
+    with untouched(store.parent):
+        assert "regraft rebuild" in said(fill(store, other), "ModelDiffers", 2)
+
+
+def test_a_sidecar_that_is_none_is_refused(store: Path, config: Path) -> None:
+    codex_mem.sidecar_of(store).write_bytes(b"something else")
+    with untouched(store.parent):
+        assert "regraft rebuild" in said(fill(store, config), "SidecarUnfit", 2)
+    assert fill(store, config, command="rebuild").status == 0
+    assert (held(store), findings(store)) == (right(store), {})
+
+
+# --- between the two writes ------------------------------------------------------------------------------------------
+
+
+def killed_between_the_writes(store: Path, config: Path) -> None:
+    """Run backfill in another process, which dies once vectors lie in the sidecar and no note tells of them."""
+
+    def work() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(NotesScope, "_as_before", lambda *_: die())
+            fill(store, config, "--no-probe")
+
+    assert forked(work) == KILLED
+
+
+def test_what_a_kill_between_the_two_writes_left_is_mended_and_not_paid_for_again(
+    store: Path, server: FaultServer, config: Path
+) -> None:
+    killed_between_the_writes(store, config)
+    assert len(held(store)) == 3
+    assert "ready" not in statuses(store).values()
+    assert findings(store)["codex.orphan"] == 3
+    server.requests.clear()
+    assert run("reconcile", store, "--json").status in (0, 1)
+    assert list(statuses(store).values()).count("ready") == 3
+    assert server.requests == []
+    assert "codex.orphan" not in findings(store)
+    fill(store, config, "--no-probe")
+    assert len(server.texts) == 9
+    assert (held(store), findings(store)) == (right(store), {})
+
+
+def test_backfill_itself_goes_on_after_such_a_kill(store: Path, server: FaultServer, config: Path) -> None:
+    killed_between_the_writes(store, config)
+    server.requests.clear()
+    done = fill(store, config, "--no-probe")
+    assert done.status == 0
+    assert sum(scope["shared"] for scope in done.document["scopes"]) == 3
+    assert len(server.texts) == 9
+    assert (held(store), findings(store)) == (right(store), {})
+
+
+def test_all_of_it_can_be_taken_back(store: Path, config: Path) -> None:
+    before, words = notes.rows(store, "SELECT rowid, * FROM memory_items ORDER BY id"), lexical(store)
+    fill(store, config)
+    while run("undo", store, "--json").status == 0:
+        assert lexical(store) == words
+    assert notes.rows(store, "SELECT rowid, * FROM memory_items ORDER BY id") == before
+    assert not codex_mem.sidecar_of(store).exists()
+    assert (state(store), findings(store)) == ("disabled", {})
+
+
+def test_dropping_the_sidecar_leaves_searches_by_words(store: Path, config: Path) -> None:
+    fill(store, config)
+    before = [run("search", store, word, "--mode", "bm25", "--json").document["hits"] for word in QUERIES[:3]]
+    codex_mem.sidecar_of(store).unlink()
+    after = [run("search", store, word, "--json").document["hits"] for word in QUERIES[:3]]
+    assert after == before
+    assert state(store) == "degraded_missing_index"
+
+
+# --- reconcile and rebuild -------------------------------------------------------------------------------------------
+
+
+def test_reconcile_embeds_what_changed(store: Path, server: FaultServer, config: Path) -> None:
+    fill(store, config)
+    edited, gone, excluded = notes.note_id(0, 1), notes.note_id(0, 2), notes.note_id(1, 0)
+    notes.edit(store, edited, "Note of another kind")
+    notes.delete(store, gone)
+    notes.exclude(store, excluded)
+    server.requests.clear()
+    before = lexical(store)
+    done = fill(store, config, command="reconcile")
+    assert done.status == 0, done
+    assert len([text for text in server.texts if "another kind" in text]) == 1
+    assert set(held(store)) == set(notes.searchable(store))
+    assert (held(store), lexical(store), findings(store)) == (right(store), before, {})
+    server.requests.clear()
+    with untouched(store.parent):
+        assert fill(store, config, command="reconcile").status == 0
+    assert server.requests == []
+
+
+def test_reconcile_without_an_embedder_does_what_needs_none(
+    store: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(store.parent)
+    fill(store, config)
+    notes.edit(store, notes.note_id(0, 1))
+    notes.delete(store, notes.note_id(0, 2))
+    done = run("reconcile", store, "--json")
+    assert done.status == 1
+    assert set(findings(store)) == {"codex.stale"}
+    assert "regraft backfill" in str(done.document["left"])
+
+
+def test_a_rebuild_makes_all_vectors_anew_with_another_model(
+    store: Path, server: FaultServer, config: Path, tmp_path: Path
+) -> None:
+    fill(store, config)
+    words = lexical(store)
+    other = configured(tmp_path / "other.yaml", server, model="another")
+    server.requests.clear()
+    done = fill(store, other, command="rebuild")
+    assert done.status == 0, done
+    assert len(sent(server)) == 12
+    with sidecar.reading(codex_mem.sidecar_of(store)) as (_, meta):
+        assert (meta.model_id, meta.state, meta.rebuilt_at is not None) == ("another", "ready", True)
+    assert (held(store), findings(store), state(store), lexical(store)) == (right(store), {}, "ready", words)
+    one = fill(store, other, "--base", notes.project_id(0), command="rebuild")
+    assert "those of every project" in said(one, "WrongUsage", 2)
+
+
+def test_a_rebuild_that_was_stopped_goes_on(store: Path, server: FaultServer, config: Path, tmp_path: Path) -> None:
+    fill(store, config)
+    other = configured(tmp_path / "other.yaml", server, model="another")
+    fill(store, other, "--limit", "5", command="rebuild")
+    assert (state(store), len(held(store))) == ("rebuilding", 5)
+    words = run("search", store, "queue", "--mode", "bm25", "--json").document["hits"]
+    assert run("search", store, "queue", "--json").document["hits"] == words
+    server.requests.clear()
+    assert fill(store, other, "--no-probe", command="rebuild").status == 0
+    assert (state(store), len(sent(server)), held(store)) == ("ready", 7, right(store))
+
+
+def test_other_stores_are_not_rebuilt(tmp_path: Path, config: Path) -> None:
+    place = library(tmp_path / "library")
+    for command in ("rebuild", "clear-failed"):
+        assert "it is for a database of codex-mem" in said(run(command, place, "--json"), "NotChanged", 2)
+
+
+# --- the real thing --------------------------------------------------------------------------------------------------
+
+
+@notes.needs_samples
+@pytest.mark.parametrize("name", ["codex-mem.db", "codex-mem-excluded.db"])
+def test_real_databases(name: str, server: FaultServer, config: Path, tmp_path: Path) -> None:
+    store = Path(shutil.copy(notes.SAMPLES / name, tmp_path / name))
+    if name != "codex-mem.db":
+        assert run("repair", store, "--json").status == 0
+    words = lexical(store)
+    assert fill(store, config).status == 0
+    assert (held(store), findings(store), state(store), lexical(store)) == (right(store), {}, "ready", words)
+    assert not any("zebra" in text or "okapi" in text for text in server.texts)
+
+
+def test_with_a_real_server(real_url: str, store: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path / "real.yaml", real_url, model="e5", batch={"texts": 8}, parallel=2)
+    assert fill(store, config).status == 0
+    assert (state(store), findings(store), set(held(store))) == ("ready", {}, set(notes.searchable(store)))
+    options = ("--mode", "hybrid", "--embedder", "mine", "--config", config, "--json")
+    found = run("search", store, "import queue", *options).document
+    assert found["mode"] == "hybrid"
+    assert found["hits"]
+
+
+def test_each_database_of_a_folder_has_its_own_history(store: Path, config: Path) -> None:
+    other = notes.write(store.parent / "other", excluded=1).rename(store.with_name("other.db"))
+    notes.skew(other)
+    assert run("repair", other, "--json").status == 0
+    assert run("history", store, "--json").document["runs"] == []
+    assert said(run("undo", store, "--json"), "RunUnknown", 2)
+    fill(store, config)
+    [repaired] = run("history", other, "--json").document["runs"]
+    assert repaired["command"] == "repair"
+    assert run("undo", other, "--json").document["undone"] == repaired["id"]
