@@ -285,11 +285,27 @@ def test_an_embedder_of_another_model_writes_nothing(damaged, server, config):
     assert names(damaged) == set()
 
 
-def test_without_an_embedder_where_one_is_needed(damaged):
-    with untouched(damaged.root):
-        said(reconcile(damaged), "EmbedderUnnamed", 2)
-        planned = reconcile(damaged, "--dry-run")
-    assert (planned.status, actions(planned)["add-vectors"], planned.document["scopes"]) == (0, 3, [])
+def test_without_an_embedder_what_goes_without_is_done(damaged, config):
+    planned = reconcile(damaged, "--dry-run")
+    done = reconcile(damaged)
+    for one in (planned, done):
+        assert one.status == 1
+        # One of the three has the text of another note, and gets its vector.
+        assert actions(one) == {"add-vectors": 1, "update-metadata": 1, "delete-vectors": 2}
+        left = [(left["finding"], left["count"]) for left in one.document["left"]]
+        assert left == [("angel.document-stale", 1), ("angel.vector-missing", 2)]
+        assert one.document["scopes"] == []
+    assert names(damaged) == {"angel.document-stale", "angel.vector-missing"}
+    assert actions(reconcile(damaged, "--config", config)) == {"add-vectors": 2, "replace-vectors": 1}
+    assert entries(damaged) == expected(damaged)
+
+
+def test_nothing_is_made_anew_without_an_embedder(healthy):
+    healthy.fill(OTHER_PROVIDER, {})
+    with untouched(healthy.root):
+        said(reconcile(healthy), "EmbedderUnnamed", 2)
+        planned = reconcile(healthy, "--dry-run")
+    assert actions(planned) == {"rebuild-collection": len(healthy.texts()), "write-state": 1}
 
 
 def test_without_chromadb_the_plan_is_shown(damaged, config, server, monkeypatch):

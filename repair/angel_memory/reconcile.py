@@ -130,18 +130,23 @@ class _Work:
 
     def planned(self) -> Document:
         """Return what a run would do, as far as plain SQLite can tell."""
-        try:
-            self._choose()
-        except EmbedderUnnamed:
-            # What has to be done is told without one, only not what it takes.
-            return self._planned()
+        self._choose()
         self._estimate(dict.fromkeys(self.look.donors(), b""))
         return self._planned()
 
     def _choose(self) -> None:
-        """Ask which embedder is meant, where one is needed."""
+        """Ask which embedder is meant, where one is needed; without one, what goes without is done.
+
+        Raises:
+            EmbedderUnnamed: nothing goes without.
+        """
         if self.look.waiting().keys() - self.look.donors().keys():
-            self.settings = self.choose(frozenset())
+            try:
+                self.settings = self.choose(frozenset())
+            except EmbedderUnnamed:
+                # Of what has to be done, a plan can tell all but what it takes.
+                if self.look.is_rebuilt and not self.wish.dry_run:
+                    raise
 
     def _origin(self) -> Origin:
         return Origin(self.look.folder.name, "" if self.settings is None else self.settings.model)
@@ -159,7 +164,10 @@ class _Work:
             self.outcome = Outcome(name, label, None, self.look.dimension, scope.survey(), planned)
 
     def _planned(self) -> Document:
-        build = Build(self.store.root, self.look, self.staged, self.look.waiting().keys(), self.chromadb)
+        look = self.look
+        embeds = self.settings is not None or look.is_rebuilt
+        ready = (look.waiting() if embeds else look.donors()).keys()
+        build = Build(self.store.root, look, self.staged, ready, self.chromadb, embeds)
         if self.run.dry_run:
             self.run.end()
         return self._with_sent(document(self.store, self.run, vectors.plan(build), None))
@@ -270,7 +278,7 @@ class _Work:
             look = look.without_files(self.look.unreadable, difference.plain_vectors(look.folder))
         with staging.reading(self.staged) as scope:
             ready = scope.ready_keys()
-        made = vectors.plan(Build(store.root, look, self.staged, ready, self.chromadb))
+        made = vectors.plan(Build(store.root, look, self.staged, ready, self.chromadb, self.settings is not None))
         if self.wish.provider is not None and providers(store.root).in_use != look.folder:
             # What the user says, nobody else can know.
             made.mends.clear()

@@ -50,6 +50,8 @@ class Build:
     #: Hashes of the texts whose vector is staged.
     ready: Collection[str]
     chromadb: str
+    #: Whether there is an embedder.
+    embeds: bool
 
     def writes(self, source_id: str) -> bool:
         """Tell whether the vector of a record's text is there to be written."""
@@ -84,7 +86,7 @@ def plan(build: Build) -> Plan:
         made.changes.append(FileChange(folder, tuple(actions), partial(_make, build), size))
     if look.states_provider:
         made.changes.append(_state(build))
-    made.left += _left(look, lacking)
+    made.left += _left(build, lacking)
     left = {one.finding for one in made.left}
     promised = set(_OF_VECTORS) if look.is_rebuilt else {str(action.finding) for action in actions}
     if look.states_provider:
@@ -132,11 +134,14 @@ def _changed(build: Build, folder: str) -> Iterator[Action]:
         yield Action("delete-vectors", said, None, folder, len(work.deleted), finding=angel.VECTOR_ORPHAN)
 
 
-def _left(look: Look, lacking: set[str]) -> Iterator[Left]:
+def _left(build: Build, lacking: set[str]) -> Iterator[Left]:
+    look = build.look
+    why = "their texts could not be embedded" if build.embeds else "that takes an embedder, and none is named"
     missing = frozenset(look.texts if look.is_rebuilt else look.differences.missing)
     counts = Counter(angel.VECTOR_MISSING if key in missing else angel.DOCUMENT_STALE for key in lacking)
     for finding, count in sorted(counts.items()):
-        yield Left(finding, f"{counted(count, 'text')} not embedded", count=count, severity=FINDINGS[finding].severity)
+        said = f"{counted(count, 'vector')} not made: {why}"
+        yield Left(finding, said, count=count, severity=FINDINGS[finding].severity)
 
 
 # --- the collection --------------------------------------------------------------------------------------------------
