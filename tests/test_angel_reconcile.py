@@ -202,6 +202,14 @@ def test_undo_brings_the_old_collection_back(damaged, config):
     assert reconcile(damaged, "--config", config).status == 0
 
 
+def test_undo_is_refused_once_the_system_went_on(healthy):
+    healthy.put_vector("note_before", "before")
+    assert reconcile(healthy).status == 0
+    healthy.put_vector("note_after", "after")
+    said(run("undo", healthy.root, "--json"), "UndoRefused", 2)
+    assert "note_after" in entries(healthy)
+
+
 def test_without_an_embedder_where_none_is_needed(healthy):
     """Orphans, wrong metadata, and a note whose id changed, but not its text."""
     add_collection(healthy)
@@ -231,6 +239,31 @@ def test_vectors_that_cannot_be_used(healthy, server, config):
     assert reconcile(healthy, "--config", config).status == 0
     assert entries(healthy) == expected(healthy)
     assert server.texts.count(text) == 1
+
+
+def test_vectors_of_another_length(healthy, config):
+    """Chromadb cannot read a collection with such a one; those that are right are kept all the same."""
+    key = next(iter(healthy.texts()))
+    statement = "UPDATE embeddings_queue SET vector = zeroblob(12) WHERE id = ?"
+    healthy.execute(statement, key, path=healthy.chroma())
+    assert names(healthy) == {"angel.dimension"}
+    done = reconcile(healthy, "--config", config)
+    assert done.status == 0, done
+    assert done.document["scopes"][0]["newly_ready"] == 1
+    assert entries(healthy) == expected(healthy)
+    assert names(healthy) == set()
+
+
+def test_vectors_that_are_lost(healthy, config):
+    """They were in files that are gone."""
+    key = next(iter(healthy.texts()))
+    healthy.execute("UPDATE embeddings_queue SET vector = NULL WHERE id = ?", key, path=healthy.chroma())
+    shutil.rmtree(segment_of(healthy))
+    assert names(healthy) == {"angel.vector-unusable"}
+    done = reconcile(healthy, "--config", config)
+    assert done.status == 0, done
+    assert entries(healthy) == expected(healthy)
+    assert names(healthy) == set()
 
 
 # --- the provider ----------------------------------------------------------------------------------------------------
@@ -344,6 +377,15 @@ def test_a_collection_of_an_older_chromadb_is_never_changed(apart, damaged, conf
     with untouched(damaged.root):
         said(reconcile(damaged, "--config", config), "CollectionOfOtherVersion", 2)
     assert server.texts == []
+
+
+def test_a_new_folder_is_of_the_applications_chromadb(healthy, config):
+    forget = "DELETE FROM migrations WHERE dir = 'metadb' AND version > 5"
+    healthy.execute(forget, path=healthy.chroma())
+    before = contents(healthy.root)
+    said(reconcile(healthy, "--config", config, "--provider", "new"), "CollectionOfOtherVersion", 2)
+    assert not healthy.chroma("new").exists()
+    assert {key: value for key, value in contents(healthy.root).items() if key in before} == before
 
 
 def test_what_chromadb_cannot_write_stays_as_it_is(healthy):

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import apsw
+
 from checks import angel_findings as angel
 from checks import angel_vectors
 from checks.findings import FINDINGS
@@ -172,7 +174,7 @@ def _make(build: Build, new: Path) -> None:
         after = angel_vectors.differences(ProviderFolder(look.folder.name, place), look.texts)
         if {*after.embedded} != build.lacking() or after.orphans or after.metadata:
             raise ChromaFailed("what was written is not what the records say")
-        _demand_same_layout(build.root, copy)
+        _demand_same_layout(look, copy, build.root)
     copy.replace(new)
     durable.remove_tree(place)
 
@@ -192,21 +194,24 @@ def refusals(path: Path, version: str) -> Iterator[None]:
         raise CollectionRefused(path=path, reason=failed) from failed
 
 
-def _demand_same_layout(root: Path, copy: Path) -> None:
-    """Refuse a database that this chromadb made anew, where that of the application made others another way.
+def _demand_same_layout(look: Look, copy: Path, root: Path) -> None:
+    """Refuse a database that was made anew, where the application's chromadb made all others another way.
 
     Raises:
         ChromaFailed
     """
-    made = _migrations(copy / chroma.FILE)
-    for folder in angel_memory.provider_folders(root):
-        if _migrations(folder.database) != made:
-            raise ChromaFailed(f"its migrations are not those of {folder.path.name}")
+    others = [_migrations(folder.database) for folder in angel_memory.provider_folders(root)]
+    if not look.folder.database.is_file() and others and _migrations(copy / chroma.FILE) not in others:
+        raise ChromaFailed("its migrations are not those of the other providers' folders")
 
 
-def _migrations(database: Path) -> list[Any]:
-    with sqlite.reading(database) as db:
-        return sorted(db.execute("SELECT dir, version, hash FROM migrations"))
+def _migrations(database: Path) -> list[Any] | None:
+    """Return what made the layout of a database, None where that cannot be read."""
+    try:
+        with sqlite.reading(database) as db:
+            return sorted(db.execute("SELECT dir, version, hash FROM migrations"))
+    except (apsw.Error, OSError, UnicodeDecodeError):
+        return None
 
 
 # --- the state file --------------------------------------------------------------------------------------------------
