@@ -54,7 +54,7 @@ class _Page:
     def __init__(self, document: Document, only: Sequence[str]) -> None:
         self._document = document
         self._only = only
-        self._bases: list[Document] = document["statistics"]["bases"]
+        self._bases: list[Document] = document["statistics"].get("bases", [])
         self._findings: list[Document] = document["findings"]
         #: Of what a migration can carry nobody has looked into an index.
         self._is_planned = "level" not in document
@@ -73,7 +73,9 @@ class _Page:
             yield pages.section(f"Where the rows {'would go' if self._is_planned else 'went'}", *self._rows())
         if self._bases and not self._is_planned:
             yield pages.section("Norms of the vectors", *self._norms())
-        yield pages.section("Bases", self._numbers())
+        # A store of another system has no numbers of bases.
+        if "bases" in self._document["statistics"]:
+            yield pages.section("Bases", self._numbers())
 
     def verdict(self) -> str:
         """Return the sum of it in one sentence."""

@@ -503,6 +503,15 @@ def test_a_damaged_file_is_found_deep_inside(store: AngelStore) -> None:
     assert "angel.unreadable" in check(store, "--deep")
 
 
+def test_a_page_has_numbers_and_no_names(tmp_path: Path) -> None:
+    store = damaged(tmp_path / "data")
+    page = tmp_path / "page.html"
+    assert run("check", store.root, "--report", page).status == 1
+    text = page.read_text()
+    assert "angel.vector-missing" in text
+    assert "plan.md" not in text
+
+
 def test_a_quick_look_reads_no_file(store: AngelStore) -> None:
     changed(store, READ_AT + 9)
     store.put_vector(next(iter(store.texts())), "old words")
