@@ -138,11 +138,11 @@ def check_migration(db: apsw.Connection, ledger: Ledger, *, has_vectors: bool) -
     there = codex_mem.columns_there(db)
     missing = [column for column in COLUMNS if column not in there]
     foreign = _foreign_column(db)
-    if row is not None and row[0] != name:
+    if row is not None and row[0] != name and missing:
         said = f"another migration {version} is recorded ({named(row[0])}): what it makes nobody can tell"
         ledger.add(codex.MIGRATION, said, is_beyond_repair=True)
     elif foreign is not None:
-        said = "a column that migration 006 makes is there, and is another one"
+        said = "a column that migration 006 makes is there, and must not be empty"
         ledger.add(codex.MIGRATION, said, sample=foreign, is_beyond_repair=True)
     elif there and missing:
         said = f"only some columns of migration 006 are there, {', '.join(missing)} not"
@@ -155,8 +155,9 @@ def check_migration(db: apsw.Connection, ledger: Ledger, *, has_vectors: bool) -
 
 
 def _foreign_column(db: apsw.Connection) -> str | None:
-    """Return a column that has the name of one of migration 006, and another type, or must not be empty."""
-    for _, name, kind, notnull, *_ in db.execute(f"PRAGMA table_info({NOTES})"):
-        if name in COLUMNS and (str(kind).upper() != COLUMNS[name] or notnull):
-            return str(name)
-    return None
+    """Return a column that has the name of one of migration 006, and must not be empty.
+
+    What type a column is declared with binds nobody in SQLite.
+    """
+    rows = db.execute(f"PRAGMA table_info({NOTES})")
+    return next((str(name) for _, name, _, notnull, *_ in rows if name in COLUMNS and notnull), None)

@@ -133,8 +133,11 @@ def test_a_dry_run_tells_what_would_be_done_and_touches_nothing(store: Path, ser
     assert [action["action"] for action in done["actions"]] == [action["action"] for action in planned["actions"]]
 
 
-@pytest.mark.parametrize("state_of_006", ["some columns", "no record", "no columns", "whole"])
+@pytest.mark.parametrize("state_of_006", ["some columns", "no record", "no columns", "whole", "another type"])
 def test_what_is_missing_of_migration_006_is_added(store: Path, config: Path, state_of_006: str) -> None:
+    if state_of_006 == "another type":
+        for name in ("embedding_content_version", "embedding_eligible"):
+            notes.run_sql(store, f"ALTER TABLE memory_items ADD COLUMN {name} TEXT")
     if state_of_006 in ("some columns", "no record", "whole"):
         notes.add_columns(store, list(codex_mem.COLUMNS)[: 3 if state_of_006 == "some columns" else None])
     if state_of_006 in ("no columns", "whole"):

@@ -184,7 +184,6 @@ def test_what_the_applications_log_holds_is_migrated_too(path: Path, tmp_path: P
 @pytest.mark.parametrize(
     "statement",
     [
-        "ALTER TABLE memory_items ADD COLUMN embedding_status INTEGER",
         "ALTER TABLE memory_items ADD COLUMN embedding_eligible INTEGER NOT NULL DEFAULT 0",
         "INSERT INTO schema_migrations VALUES (6, '006_something_else.sql', '2026-05-01T00:00:00Z')",
     ],

@@ -73,6 +73,8 @@ class Note:
     metadata: Metadata
     #: What the sidecar has for it.
     held: Held | None
+    #: Whether its vector is good and only its metadata do not say so: a run was killed between the two.
+    is_adoptable: bool
 
     @property
     def text(self) -> str:
@@ -88,11 +90,6 @@ class Note:
     def has_vector(self) -> bool:
         """Tell whether the sidecar has a good vector of its present text."""
         return self.held is not None and fits(self.held, self.hash)
-
-    @property
-    def is_adoptable(self) -> bool:
-        """Tell whether its vector is good and only its metadata do not say so: a run was killed between the two."""
-        return self.is_eligible and self.status is not Status.READY and self.has_vector
 
     @property
     def is_astray(self) -> bool:
@@ -204,7 +201,18 @@ class Notes:
             status = self._status(metadata, held, content_hash)
         else:
             status = Status.NOT_APPLICABLE if searchable else Status.EXCLUDED
-        return Note(rowid, note_id, str(project), title, kind, content, content_hash, status, metadata, held)
+        is_adoptable = (
+            eligible and status is not Status.READY and held is not None and self._is_ours(held, metadata, content_hash)
+        )
+        return Note(
+            rowid, note_id, str(project), title, kind, content, content_hash, status, metadata, held, bool(is_adoptable)
+        )
+
+    def _is_ours(self, held: Held, metadata: Metadata, content_hash: str) -> bool:
+        """Tell whether a vector is a good one of a note, and not older than what is said of another model."""
+        model = None if self._vectors is None else self._vectors.meta.model_id
+        is_younger = str(held.embedded_at) > str(metadata.embedded_at or "")
+        return fits(held, content_hash) and (metadata.embedding_model_id in (None, model) or is_younger)
 
     def _status(self, metadata: Metadata, held: Held | None, content_hash: str) -> Status:
         """Judge a note that may be embedded."""
@@ -222,9 +230,7 @@ class Notes:
     def _agrees(self, metadata: Metadata, content_hash: str) -> bool:
         """Tell whether a note's metadata are about its present text, and about the sidecar's model if there is one."""
         model = metadata.embedding_model_id if self._vectors is None else self._vectors.meta.model_id
-        stated = (
-            metadata.embedding_content_hash,
-            metadata.embedding_content_version,
-            metadata.embedding_model_id,
-        )
-        return stated == (content_hash, CONTENT_VERSION, model)
+        # A column of another type keeps a number as text.
+        version = str(metadata.embedding_content_version)
+        stated = (metadata.embedding_content_hash, version, metadata.embedding_model_id)
+        return stated == (content_hash, str(CONTENT_VERSION), model)

@@ -1,7 +1,7 @@
 """The notes of a project of codex-mem as texts to be embedded: the vector first, what the note says of it after.
 
 A run that is killed between the two leaves a vector that no note tells of; it is found by its text, and not paid for
-again (``docs/formats/codex_mem.md``, "Two writes").
+again (``docs/formats/codex_mem.md``, "Writing").
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regraft.formats.codex_mem import CONTENT_VERSION, NOTES
 from regraft.formats.codex_notes import Note, Notes, Status
 from regraft.formats.sidecar import Meta, Vectors
 from repair.backfill.scope import Lacking, Survey, Written
-from repair.codex_mem.writing import metadata
+from repair.codex_mem import writing
 from repair.growing import Growing
 
 _BUSY_MS = 60_000
@@ -30,11 +30,6 @@ _BUSY_MS = 60_000
 _AT_ONCE = 1000
 #: Which places of :class:`NotesScope` ``growing`` are of which file.
 _SIDECAR, _DATABASE = 0, 1
-#: What a note says once its vector is written.
-_READY = f"""UPDATE {NOTES} SET embedding_eligible = 1, embedding_status = 'ready', embedding_model_id = :model,
-     embedding_content_hash = :hash, embedding_content_version = :version, embedded_at = :now,
-     embedding_error_code = NULL, embedding_error_at = NULL
-   WHERE id = :note AND searchable = 1"""
 _FAILED = f"""UPDATE {NOTES} SET embedding_eligible = 1, embedding_status = 'failed', embedding_model_id = :model,
      embedding_content_hash = :hash, embedding_content_version = :version, embedding_error_code = :code,
      embedding_error_at = :now
@@ -166,13 +161,11 @@ class NotesScope:
                     side.execute(_VECTOR, {**_of(note), "vector": vectors[note.hash], "now": now})
         if self.dimensions is None:
             self._read_sidecar()
-        stale = pending = 0
         with self._writing(_DATABASE, (NOTES,)) as db:
-            for note in self._as_before(notes):
-                db.execute(_READY, {**_of(note), "model": self._model, "now": now})
-                stale += note.status is Status.STALE
-                pending += note.status is not Status.STALE
-        return Written(pending, stale)
+            same = list(self._as_before(notes))
+            writing.mark_ready(db, self._model, ((note.id, note.hash, now) for note in same))
+        stale = sum(note.status is Status.STALE for note in same)
+        return Written(len(same) - stale, stale)
 
     def _demand_length(self, side: apsw.Connection, lengths: set[int]) -> None:
         """Keep the length of vectors with the first ones, and refuse others."""
@@ -285,7 +278,7 @@ def opened(
         if growing:
             side, db = (stack.enter_context(_writer(path)) for path in (place, database))
             sqlite.load_vectors(side)
-            stack.enter_context(metadata(db))
+            stack.enter_context(writing.metadata(db))
         else:
             db = stack.enter_context(sqlite.reading(database, beside_writers=True))
             if place.is_file() and not anew:

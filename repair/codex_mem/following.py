@@ -164,27 +164,18 @@ class _Follows:
 
     def _compare(self, note: Note) -> None:
         stated = note.metadata.embedding_status
-        status = self._status(note)
+        # What a note is once its metadata say of its vector what is so.
+        status = Status.READY if note.is_adoptable else note.status
         if status is Status.EXCLUDED:
             self.claims[note.project] += stated == Status.READY
             return
         if status in _LACKING:
             self.lacking[note.project, status] += 1
-            if note.is_adoptable:
+            if note.has_vector:
                 self.gone[_OTHER_MODEL, note.project].append(note.id)
         is_due = note.is_adoptable if status is Status.READY else stated not in (status, *_LEFT[status])
         if is_due:
             self.due.append(_Due(note.id, note.project, status, note.held))
-
-    def _status(self, note: Note) -> Status:
-        """Return what a note is once its metadata say of its vector what is so."""
-        if not note.is_adoptable or note.held is None:
-            return note.status
-        stated = note.metadata
-        # Killed between the two, a run has written the vector alone: it is younger than what is said of another model.
-        is_younger = str(note.held.embedded_at) > str(stated.embedded_at or "")
-        is_same = stated.embedding_model_id in (None, self._model)
-        return Status.READY if is_same or is_younger else Status.STALE
 
     @property
     def _model(self) -> str:

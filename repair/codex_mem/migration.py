@@ -7,7 +7,6 @@ file, page by page, which then takes the file's place: row numbers and the full-
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import apsw
 
@@ -81,18 +80,14 @@ def missing_columns(db: apsw.Connection, path: Path) -> list[str]:
     """Return which columns the notes lack.
 
     Raises:
-        MigrationForeign: one that is there has another type, or must not be empty; or some are missing, and another
+        MigrationForeign: one that is there must not be empty; or some are missing, and another
             migration of that number is recorded.
     """
-    there: dict[str, tuple[str, Any]] = {
-        str(name).lower(): (str(kind), notnull)
-        for _, name, kind, notnull, *_ in db.execute(f"PRAGMA table_info({NOTES})")
-    }
-    for name, wanted in COLUMNS.items():
-        kind, notnull = there.get(name, (wanted, 0))
-        if kind.upper() != wanted or notnull:
-            found = f"{kind or 'no type'}{' NOT NULL' if notnull else ''}"
-            raise MigrationForeign(path=path, what=f"its notes have a column {name} of {found}")
+    there = {str(row[1]).lower(): bool(row[3]) for row in db.execute(f"PRAGMA table_info({NOTES})")}
+    # What type a column is declared with binds nobody in SQLite.
+    filled = next((name for name in COLUMNS if there.get(name)), None)
+    if filled is not None:
+        raise MigrationForeign(path=path, what=f"its notes have a column {filled} that must not be empty")
     missing = [name for name in COLUMNS if name not in there]
     recorded = _recorded(db)
     if missing and recorded not in (None, MIGRATION[1]):
