@@ -138,7 +138,7 @@ def _check_records(seen: _Seen) -> None:
 
 
 def _check_short_ids(db: apsw.Connection, ledger: Ledger) -> None:
-    highest: Any = db.execute(f"SELECT max(note_short_id) FROM {RECORDS}").get
+    highest = angel_memory.highest_short_id(db)
     following = angel_memory.next_short_id(db)
     if highest is not None and following <= highest:
         said = f"the next short id is {following}, and a record has {highest}"

@@ -88,7 +88,7 @@ def _judge(
         if key not in keys:
             continue
         numbers = array("f", vector)
-        if found.dimension is not None and len(numbers) != found.dimension:
+        if numbers and found.dimension is not None and len(numbers) != found.dimension:
             made.lengths.append(key)
         elif not all(map(math.isfinite, numbers)) or not any(numbers):
             made.unusable.append(key)

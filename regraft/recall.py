@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import apsw
 
@@ -103,7 +102,7 @@ def _record(root: Path, short_id: int) -> Record:
 
 def _known(db: apsw.Connection, short_id: int) -> str:
     """Return the short ids that there are, for a person."""
-    highest: Any = db.execute(f"SELECT max(note_short_id) FROM {RECORDS}").get
+    highest = angel_memory.highest_short_id(db)
     if highest is None:
         return "there are no notes"
     nearest = f"SELECT DISTINCT note_short_id FROM {RECORDS} WHERE note_short_id IS NOT NULL"

@@ -16,10 +16,13 @@ import apsw
 
 from regraft import durable, sqlite
 from regraft.errors import StoreBusy, StoreNotWritable, StoreOnTwoDisks
+from regraft.formats import chroma
 from regraft.sqlite import quoted
 
 #: FTS5 keeps what it has in these tables, besides those that it says are virtual.
 _SHADOWS = ("data", "idx", "docsize", "config", "content")
+#: Tables that hold nothing: numbers that were given, and who may write to a database of Chroma's.
+_EMPTY = {"sqlite_sequence", "acquire_write"}
 #: Where a file system has no hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS}
 
@@ -28,10 +31,12 @@ def mark_of(path: Path) -> str | None:
     """Return what tells whether a file or folder was changed: a hash of what is in it; None where nothing is.
 
     Of a SQLite file it is what its rows say, in any order: that it was opened, or changed and changed back, does not
-    count, nor do the numbers of a full-text index.
+    count, nor do the numbers of a full-text index. Of a folder of Chroma's it is what its database says: the other
+    files follow from that, and are written whenever they are opened.
     """
     if path.is_dir() and not path.is_symlink():
-        parts = (f"{name} {_file_mark(path / name)}\n" for name in sorted(_names(path)))
+        names = [chroma.FILE] if (path / chroma.FILE).is_file() else sorted(_names(path))
+        parts = (f"{name} {_file_mark(path / name)}\n" for name in names)
         return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
     return _file_mark(path) if os.path.lexists(path) else None
 
@@ -72,7 +77,7 @@ def _rows_mark(path: Path) -> str:
 def _ordinary_tables(db: apsw.Connection) -> list[str]:
     found = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
     virtual = [str(name) for name, sql in found if str(sql).upper().startswith("CREATE VIRTUAL")]
-    derived = {*virtual, *(f"{name}_{shadow}" for name in virtual for shadow in _SHADOWS), "sqlite_sequence"}
+    derived = {*virtual, *(f"{name}_{shadow}" for name in virtual for shadow in _SHADOWS), *_EMPTY}
     return sorted(str(name) for name, _ in found if name not in derived and not str(name).startswith("sqlite_stat"))
 
 

@@ -294,10 +294,21 @@ def test_vectors_of_whole_numbers_are_read(store: AngelStore) -> None:
     assert struct.unpack("<8f", collection(store)[1][key]) == tuple(range(8))
 
 
-@pytest.mark.parametrize(("vector", "encoding"), [(b"abc", "FLOAT32"), (b"abcd", "FLOAT64")])
-def test_vectors_of_other_encodings_are_a_problem(vector: bytes, encoding: str) -> None:
-    with pytest.raises(ChromaProblem, match="a vector in the queue"):
-        chroma.as_float32(vector, encoding)
+@pytest.mark.parametrize(("vector", "encoding"), [(b"abc", "FLOAT32"), (b"abcd", "FLOAT64"), (7, "FLOAT32")])
+def test_what_is_no_vector_is_unusable(store: AngelStore, vector: object, encoding: str) -> None:
+    key = next(iter(store.texts()))
+    statement = "UPDATE embeddings_queue SET vector = ?, encoding = ? WHERE id = ?"
+    store.execute(statement, vector, encoding, key, path=store.chroma())
+    assert collection(store)[1][key] == b""
+    assert {name: one["subject"] for name, one in check(store).items()} == {"angel.vector-unusable": key}
+
+
+def test_what_an_operation_says_may_be_no_json(store: AngelStore) -> None:
+    key = next(iter(store.texts()))
+    for metadata in ("{", "[]", 7, "[" * 100_000):
+        values = (chroma.UPDATE, TOPIC, key, None, None, metadata)
+        store.execute("INSERT INTO embeddings_queue VALUES (NULL, ?, ?, ?, ?, ?, ?)", *values, path=store.chroma())
+    assert check(store) == {}
 
 
 @pytest.mark.parametrize(

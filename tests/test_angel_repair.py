@@ -146,6 +146,13 @@ def test_relations_left_of_an_earlier_record_go(store: AngelStore) -> None:
     assert check(store) == {}
 
 
+def test_records_without_an_id_are_replaced(store: AngelStore) -> None:
+    store.execute("DELETE FROM note_tag_rel")
+    store.execute("UPDATE note_index_records SET source_id = NULL")
+    assert set(actions(repair(store))) == {"index-files", "replace-records"}
+    assert check(store) == {}
+
+
 def test_an_id_under_another_path_is_taken_over(store: AngelStore) -> None:
     store.execute("UPDATE note_index_records SET source_file_path = 'zz.csv' WHERE note_short_id = 0")
     done = repair(store)

@@ -438,6 +438,67 @@ def test_what_another_program_put_there_meanwhile_stays_and_so_does_what_was_the
     assert (store / ".regraft" / kept).read_bytes() == whole
 
 
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+OLD_INDEX = f"{toys.OLD_FOLDER}/.cherry/index.sqlite"
+
+
+def test_a_folder_takes_the_place_of_another_as_a_whole(store: Path, disk: QuickDisk) -> None:
+    command = toys.planner(toys.another_folder)
+    before = contents(store)
+    copy = shutil.copytree(store, store.with_name("steps"))
+    steps = steps_of(disk, lambda: change(copy, command))
+    after = contents(copy)
+    assert after.keys() - before.keys() == {f"{toys.OLD_FOLDER}/more.txt"}
+    for at in (at for at, name in enumerate(steps, 1) if name in ("replace", "settle", "intend")):
+        root = shutil.copytree(store, store.with_name(f"at-{at}"))
+        assert killed(disk, at, lambda root=root: change(root, command))
+        change(root, command)
+        assert contents(root) == after, at
+        undo(root)
+        assert contents(root) == before, at
+
+
+def test_a_folder_is_not_replaced_while_a_database_in_it_is_in_use(store: Path) -> None:
+    with closing(apsw.Connection(str(store / OLD_INDEX))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        before = contents(store)
+        with fails("StoreBusy"):
+            change(store, toys.planner(toys.another_folder))
+        other.execute("ROLLBACK")
+    assert contents(store) == before
+    change(store, toys.planner(toys.another_folder))
+    with closing(apsw.Connection(str(store / OLD_INDEX))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with fails("StoreBusy"):
+            undo(store)
+    assert (store / toys.OLD_FOLDER / "more.txt").exists()
+    undo(store)
+
+
+def test_a_folder_whose_database_was_written_to_meanwhile_is_not_replaced(store: Path) -> None:
+    def meanwhile(_: dict[str, Any]) -> bool:
+        toys.write(store / OLD_INDEX, "UPDATE meta SET updated_at = 77")
+        return True
+
+    with fails("PlanOutdated"):
+        change(store, toys.planner(toys.another_folder), show_plan=meanwhile)
+    assert toys.value(store, OLD_INDEX, "SELECT updated_at FROM meta") == 77
+    assert not (store / toys.OLD_FOLDER / "more.txt").exists()
+
+
+def test_what_a_log_has_goes_into_the_copy_of_a_folder(store: Path) -> None:
+    other = apsw.Connection(str(store / OLD_INDEX))
+    other.execute("PRAGMA journal_mode = WAL")
+    other.execute("UPDATE meta SET updated_at = 77")
+    copy = shutil.copytree(store, store.with_name("copy"))
+    other.close()
+    assert sqlite.companions(copy / OLD_INDEX)
+    change(copy, toys.planner(toys.another_folder))
+    assert not sqlite.companions(copy / OLD_INDEX)
+    assert toys.value(copy, OLD_INDEX, "SELECT updated_at FROM meta") == 77
+
+
 # --- how rows are changed --------------------------------------------------------------------------------------------
 
 

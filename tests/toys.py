@@ -195,6 +195,19 @@ def a_base(store: Store) -> list[Change]:
     return [] if made else [FileChange(NEW_FOLDER, done("a new base"), make, 1000)]
 
 
+def another_folder(store: Store) -> list[Change]:
+    """Put another folder in the place of one that has an index: a copy with a file more."""
+    folder = store.root / OLD_FOLDER
+    if (folder / "more.txt").exists():
+        return []
+
+    def make(new: Path) -> None:
+        shutil.copytree(folder, new)
+        (new / "more.txt").write_text("more")
+
+    return [FileChange(OLD_FOLDER, done("another folder"), make, 1000)]
+
+
 def another_index(store: Store) -> list[Change]:
     """Put another index in the place of the one that is there."""
     query = "SELECT updated_at FROM meta"

@@ -250,8 +250,9 @@ def records(db: apsw.Connection, where: str = "", values: tuple[Any, ...] = ()) 
     """
     columns = ", ".join(f"r.{name}" for name in _READ[RECORDS])
     rows = db.execute(
-        f"SELECT {columns}, n.tag_id, t.name FROM {RECORDS} r LEFT JOIN {NOTE_TAGS} n ON n.source_id = r.source_id "
-        f"LEFT JOIN {TAGS} t ON t.id = n.tag_id {f'WHERE {where} ' if where else ''}ORDER BY r.source_id, n.tag_id",
+        f"SELECT {columns}, n.tag_id, CAST(t.name AS TEXT) FROM {RECORDS} r "
+        f"LEFT JOIN {NOTE_TAGS} n ON n.source_id = r.source_id LEFT JOIN {TAGS} t ON t.id = n.tag_id "
+        f"{f'WHERE {where} ' if where else ''}ORDER BY r.source_id, n.tag_id",
         values,
     )
     width = len(_READ[RECORDS])
@@ -290,13 +291,20 @@ def vector_texts(db: apsw.Connection) -> Iterator[tuple[str, str]]:
 def next_short_id(db: apsw.Connection) -> int:
     """Return the short id that the system gives next."""
     number: Any = db.execute(f"SELECT next_id FROM {SEQUENCE} WHERE id = 1").get
-    return int(number or 0)
+    return number if isinstance(number, int) else 0
+
+
+def highest_short_id(db: apsw.Connection) -> int | None:
+    """Return the highest short id that a record has, None where none has one."""
+    number: Any = db.execute(f"SELECT max(note_short_id) FROM {RECORDS} WHERE typeof(note_short_id) = 'integer'").get
+    return None if number is None else int(number)
 
 
 def indexed_files(db: apsw.Connection) -> Iterator[IndexedFile]:
     """Return the files that were read, in the order of paths, from the open index of files."""
-    for number, path, seconds in db.execute(f"SELECT id, relative_path, file_timestamp FROM {FILES} ORDER BY 2"):
-        yield IndexedFile(number, str(path), seconds)
+    columns = "id, relative_path, CAST(file_timestamp AS INTEGER)"
+    for number, path, seconds in db.execute(f"SELECT {columns} FROM {FILES} ORDER BY 2"):
+        yield IndexedFile(number, str(path), seconds or 0)
 
 
 # --- providers ----------------------------------------------------------------------------------------------------

@@ -102,7 +102,8 @@ def collection(db: apsw.Connection, name: str) -> Collection | None:
     row: Any = db.execute(found, (name, _DEFAULT_DATABASE)).fetchone()
     if row is None:
         return None
-    segments = dict(db.execute("SELECT scope, id FROM segments WHERE collection = ?", (row[0],)))
+    found = "SELECT scope, CAST(id AS TEXT) FROM segments WHERE collection = ?"
+    segments = dict(db.execute(found, (row[0],)))
     return Collection(str(row[0]), name, row[2], segments.get("VECTOR"), segments.get("METADATA"))
 
 
@@ -180,7 +181,11 @@ def _pending(db: apsw.Connection, of: Collection) -> dict[str, list[_Operation]]
 
 
 def _decoded(metadata: Any) -> dict[str, Any]:
-    found = json.loads(metadata) if metadata else {}
+    """Return what an operation says, nothing where it says nothing that can be read."""
+    try:
+        found = json.loads(metadata) if isinstance(metadata, str) else {}
+    except (ValueError, RecursionError):
+        return {}
     return found if isinstance(found, dict) else {}
 
 
@@ -200,7 +205,8 @@ def _after(entry: Entry | None, operations: list[_Operation], key: str = "") -> 
 def vectors(db: apsw.Connection, of: Collection) -> Iterator[tuple[str, bytes]]:
     """Return the vectors of a collection's entries that are still in the queue, as little-endian float32.
 
-    An entry that is not among them has its vector in the files of its segment.
+    What is no vector is given as one of no bytes. An entry that is not among them has its vector in the files of its
+    segment.
     """
     latest: dict[str, int] = {}
     rows = db.execute(
@@ -218,20 +224,13 @@ def vectors(db: apsw.Connection, of: Collection) -> Iterator[tuple[str, bytes]]:
             row: Any = db.execute(
                 "SELECT vector, encoding FROM embeddings_queue WHERE seq_id = ?", (latest[entry.id],)
             ).fetchone()
-            yield entry.id, as_float32(*row)
+            yield entry.id, _as_float32(*row)
 
 
-def as_float32(vector: bytes, encoding: str) -> bytes:
-    """Return a vector of the queue as little-endian float32.
-
-    Raises:
-        ChromaProblem: it is of another encoding than FLOAT32 and INT32, or cut off.
-    """
-    if len(vector) % 4:
-        raise ChromaProblem(f"a vector in the queue has {len(vector)} bytes")
-    if encoding == "FLOAT32":
-        return vector
+def _as_float32(vector: Any, encoding: Any) -> bytes:
+    """Return a vector of the queue as little-endian float32, no bytes where it is none."""
+    if not isinstance(vector, bytes) or len(vector) % 4:
+        return b""
     if encoding == "INT32":
-        numbers = struct.unpack(f"<{len(vector) // 4}i", vector)
-        return struct.pack(f"<{len(numbers)}f", *array("f", numbers))
-    raise ChromaProblem(f"a vector in the queue has the encoding {encoding!r}")
+        return array("f", struct.unpack(f"<{len(vector) // 4}i", vector)).tobytes()
+    return vector if encoding == "FLOAT32" else b""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -107,6 +108,10 @@ def _apart(function: Callable[..., Any], *args: Any) -> Any:
     except EOFError:
         process.join()
         answer, problem = None, f"it ended in the midst of it (exit status {process.exitcode})"
+    except BaseException:
+        # All that it writes to is a copy.
+        process.terminate()
+        raise
     finally:
         process.join()
         mine.close()
@@ -118,6 +123,7 @@ def _apart(function: Callable[..., Any], *args: Any) -> Any:
 def _answer(other: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Run in the process: Ctrl-C is the parent's to handle, and so is what is to be said."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(silence, stream)
@@ -127,6 +133,14 @@ def _answer(other: Connection, function: Callable[..., Any], args: tuple[Any, ..
     except BaseException as error:
         answer, problem = None, f"{type(error).__name__}: {' '.join(str(error).split())}"
     other.send((answer, problem))
+
+
+def _end_with_parent() -> None:
+    """End where the parent was killed: the next run removes what it was writing to."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _client(folder: Path) -> Any:

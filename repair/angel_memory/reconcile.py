@@ -5,6 +5,7 @@ What has to be embedded waits in a staging file below ``.regraft`` until the col
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.angel_providers import providers
-from regraft import clock, durable, embedders
+from regraft import clock, embedders, ledger
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.envelope import Run
@@ -31,7 +32,7 @@ from repair.backfill.estimate import estimate, nothing
 from repair.backfill.meter import Limits, Meter
 from repair.backfill.outcome import Outcome
 from repair.backfill.run import fill_scope
-from repair.backfill.sharing import Shared, shared
+from repair.backfill.sharing import settle, shared
 from repair.backfill.stopping import stops_whole
 from repair.backfill.wish import Choice
 from repair.changing import RECONCILING
@@ -78,6 +79,10 @@ def reconcile(
     run = Run("reconcile", wish.dry_run, source=wish.path)
     with recognised(wish.path, wish.kind, "reconcile") as store:
         run.source_kind = store.found.kind.value
+        if not wish.dry_run and _is_unsettled(store):
+            # A folder may be on its way: what is not in its place seems to be missing.
+            demand_quiet(store)
+            settle(store)
         look = difference.look(store.root, wish.provider)
         if look is None or not look.is_needed:
             if look is not None and not wish.dry_run:
@@ -87,6 +92,12 @@ def reconcile(
             return {**document(store, run, Plan(), None), "embedder": None, "scopes": []}
         work = _Work(store, wish, run, look, choose, progress, show_plan)
         return work.planned() if wish.dry_run else work.done()
+
+
+def _is_unsettled(store: Store) -> bool:
+    """Tell whether a run was killed in the midst of a change."""
+    changes = (change for run in ledger.read_runs(store.root) for change in run.changes)
+    return any(change.state in ("intended", "undoing") for change in changes)
 
 
 def _staged(store: Store, look: Look) -> Path:
@@ -119,34 +130,44 @@ class _Work:
 
     def planned(self) -> Document:
         """Return what a run would do, as far as plain SQLite can tell."""
-        try:
-            self._choose()
-        except EmbedderUnnamed:
-            # What has to be done is told without one, only not what it takes.
-            return self._planned()
-        with staging.imagined(self.staged, self._origin(), self.look.ready(), self.look.dimension) as scope:
-            scope.wait_for(self.look.waiting().values())
-            scope.write(dict.fromkeys(self.look.donors(), b""), clock.now_ms())
-            self._estimate(scope)
+        self._choose()
+        self._estimate(dict.fromkeys(self.look.donors(), b""))
         return self._planned()
 
     def _choose(self) -> None:
-        """Ask which embedder is meant, where one is needed."""
+        """Ask which embedder is meant, where one is needed; without one, what goes without is done.
+
+        Raises:
+            EmbedderUnnamed: nothing goes without.
+        """
         if self.look.waiting().keys() - self.look.donors().keys():
-            self.settings = self.choose(frozenset())
+            try:
+                self.settings = self.choose(frozenset())
+            except EmbedderUnnamed:
+                # Of what has to be done, a plan can tell all but what it takes.
+                if self.look.is_rebuilt and not self.wish.dry_run:
+                    raise
 
     def _origin(self) -> Origin:
         return Origin(self.look.folder.name, "" if self.settings is None else self.settings.model)
 
-    def _estimate(self, scope: Staging) -> None:
+    def _estimate(self, kept: dict[str, bytes]) -> None:
+        """Look what has to be embedded besides what is kept, and what that takes."""
         settings, limits = self.settings, Limits()
-        if settings is not None:
+        if settings is None:
+            return
+        with staging.imagined(self.staged, self._origin(), self.look.ready(), self.look.dimension) as scope:
+            scope.wait_for(self.look.waiting().values())
+            scope.write(kept, clock.now_ms())
             planned = estimate(scope, settings, embedders.counter(settings), limits, nothing(settings))
             name, label = scope.name, scope.label
             self.outcome = Outcome(name, label, None, self.look.dimension, scope.survey(), planned)
 
     def _planned(self) -> Document:
-        build = Build(self.store.root, self.look, self.staged, self.look.waiting().keys(), self.chromadb)
+        look = self.look
+        embeds = self.settings is not None or look.is_rebuilt
+        ready = (look.waiting() if embeds else look.donors()).keys()
+        build = Build(self.store.root, look, self.staged, ready, self.chromadb, embeds)
         if self.run.dry_run:
             self.run.end()
         return self._with_sent(document(self.store, self.run, vectors.plan(build), None))
@@ -165,45 +186,65 @@ class _Work:
         self._choose()
         demand_quiet(self.store)
         files.settle_logs(self.look.folder.chroma)
-        with shared(self.store) as together, self._kept_staging():
-            kept = self._surveyed()
-            with staging.opened(self.staged, self._origin(), self.look.ready(), self.look.dimension) as scope:
-                scope.wait_for(self.look.waiting().values())
-                scope.write(kept, clock.now_ms())
-                self._fill(scope, together)
+        kept = self._surveyed()
+        self._estimate(kept)
+        if not self.show_plan(self._planned()):
+            raise Declined(path=self.wish.path)
+        settings, outcome = self.settings, self.outcome
+        if settings is None or outcome is None or not outcome.survey.lacking:
+            with shared(self.store), self._opened(kept):
+                pass
+        else:
+            written = lambda: outcome.filled.newly_ready  # noqa: E731 - it has no name elsewhere
+            with embedders.opened(settings) as embedder, stops_whole(self.wish.path, settings.name, written):
+                self._embed(kept, embedder, outcome)
         done = run_command("reconcile", self.wish.path, self._publishing, kind=self.wish.kind, progress=self.progress)
         staging.discard(self.staged)
         return self._with_sent(done)
 
-    @contextmanager
-    def _kept_staging(self) -> Iterator[None]:
-        """Keep of a run that stops what was paid for; what holds nothing goes."""
+    def _embed(self, kept: dict[str, bytes], embedder: Embedder, outcome: Outcome) -> None:
+        """Embed what lacks a vector, once it is known that the embedder is the one of the others."""
+        if self.wish.probes:
+            outcome.probe = probing.proof(embedder, outcome.name, self.sample, self.look.dimension)
+        crew = Crew(embedder.settings.name, meter := Meter(embedder, Limits()), embedder.settings.parallel)
         try:
-            yield
+            with shared(self.store) as together, self._opened(kept) as scope:
+                fill_scope(scope, outcome, embedder, crew, meter, together, self.progress)
+        finally:
+            crew.end()
+
+    @contextmanager
+    def _opened(self, kept: dict[str, bytes]) -> Iterator[Staging]:
+        """Open the staging file; of a run that stops, what was paid for stays, and what holds nothing goes."""
+        try:
+            with staging.opened(self.staged, self._origin(), self.look.ready(), self.look.dimension) as scope:
+                scope.wait_for(self.look.waiting().values())
+                scope.write(kept, clock.now_ms())
+                yield scope
         except BaseException:
-            holds_nothing = True
-            if self.staged.is_file():
-                with staging.reading(self.staged) as scope:
-                    holds_nothing = not scope.ready_keys()
-            if holds_nothing:
+            if not self._has_paid():
                 staging.discard(self.staged)
             raise
+
+    def _has_paid(self) -> bool:
+        if not self.staged.is_file():
+            return False
+        with staging.reading(self.staged) as scope:
+            return bool(scope.ready_keys())
 
     def _surveyed(self) -> dict[str, bytes]:
         """Return the vectors that are kept and needed elsewhere, by the hash of their text; chromadb reads them all."""
         look = self.look
         if not look.folder.database.is_file():
             return {}
-        donors = look.donors()
         sampled = sorted(look.kept.values(), key=lambda entry: (len(entry.document or ""), entry.id))
         sampled = sampled[: probing.SAMPLE]
-        place = self.staged.with_suffix(".look")
-        try:
-            copy = vectors.copied(look, place)
-            with vectors.refusals(look.folder.chroma, self.chromadb):
-                found = self._read(copy, [entry.id for entry in (*donors.values(), *sampled)])
-        finally:
-            durable.remove_tree(place)
+        wanted = [entry.id for entry in (*look.donors().values(), *sampled)]
+        with (
+            tempfile.TemporaryDirectory(prefix="regraft-") as place,
+            vectors.refusals(look.folder.chroma, self.chromadb),
+        ):
+            found = self._read(vectors.copied(look, Path(place)), wanted)
         look = self.look
         sound = {key: vector for key, vector in found.items() if difference.is_sound(vector, look.dimension)}
         self.sample = [(str(entry.document), sound[entry.id]) for entry in sampled if entry.id in sound]
@@ -228,29 +269,6 @@ class _Work:
             self._choose()
             return sound
 
-    def _fill(self, scope: Staging, together: Shared) -> None:
-        """Embed what still lacks a vector."""
-        self._estimate(scope)
-        if not self.show_plan(self._planned()):
-            raise Declined(path=self.wish.path)
-        settings, outcome = self.settings, self.outcome
-        if settings is None or outcome is None or not outcome.survey.lacking:
-            return
-        with (
-            embedders.opened(settings) as embedder,
-            stops_whole(self.wish.path, settings.name, lambda: outcome.filled.newly_ready),
-        ):
-            self._embed(scope, together, embedder, outcome)
-
-    def _embed(self, scope: Staging, together: Shared, embedder: Embedder, outcome: Outcome) -> None:
-        if self.wish.probes:
-            outcome.probe = probing.proof(embedder, outcome.name, self.sample, scope.dimensions)
-        crew = Crew(embedder.settings.name, meter := Meter(embedder, Limits()), embedder.settings.parallel)
-        try:
-            fill_scope(scope, outcome, embedder, crew, meter, together, self.progress)
-        finally:
-            crew.end()
-
     def _publishing(self, store: Store) -> Plan:
         """Return the plan that puts the new collection into its place, by what is there now."""
         look = difference.look(store.root, self.wish.provider)
@@ -260,7 +278,7 @@ class _Work:
             look = look.without_files(self.look.unreadable, difference.plain_vectors(look.folder))
         with staging.reading(self.staged) as scope:
             ready = scope.ready_keys()
-        made = vectors.plan(Build(store.root, look, self.staged, ready, self.chromadb))
+        made = vectors.plan(Build(store.root, look, self.staged, ready, self.chromadb, self.settings is not None))
         if self.wish.provider is not None and providers(store.root).in_use != look.folder:
             # What the user says, nobody else can know.
             made.mends.clear()

@@ -77,8 +77,8 @@ def _work(store: Store, wanted: set[str]) -> _Work:
     work = _Work(sets_sequence=angel.SHORT_ID_SEQUENCE in wanted)
     with angel_memory.reading(root) as db:
         records = list(angel_memory.records(db))
-        highest: Any = db.execute(f"SELECT ifnull(max(note_short_id), -1) FROM {RECORDS}").get
-        work.next_id = max(angel_memory.next_short_id(db), highest + 1)
+        highest = angel_memory.highest_short_id(db)
+        work.next_id = max(angel_memory.next_short_id(db), 0 if highest is None else highest + 1)
         if angel.SHORT_ID_DOUBLE in wanted:
             later = db.execute(
                 f"SELECT source_id FROM {RECORDS} r WHERE EXISTS (SELECT 1 FROM {RECORDS} o "
@@ -101,7 +101,7 @@ def _work(store: Store, wanted: set[str]) -> _Work:
 def _next_file_id(files: apsw.Connection) -> int:
     """Return the id that the system would give to the next file: none is given twice."""
     used: Any = files.execute(f"SELECT ifnull(max(id), 0) FROM {FILES}").get
-    given: Any = files.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = ?", (FILES,)).get
+    given: Any = files.execute("SELECT max(CAST(seq AS INTEGER)) FROM sqlite_sequence WHERE name = ?", (FILES,)).get
     return int(max(used, given or 0)) + 1
 
 
@@ -141,6 +141,8 @@ def _of_records(work: _Work) -> RowsChange | None:
             following += 1
         for one, _ in work.files:
             _remove(db, (record.source_id for record in one.records))
+            # A record without an id has its path all the same.
+            db.execute(f"DELETE FROM {RECORDS} WHERE source_file_path = ?", (one.path,))
         for one, number in work.files:
             # An id may be left over, with another path or with relations alone.
             _remove(db, (note.source_id for note in one.notes))

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import apsw
+
 from checks import angel_findings as angel
 from checks import angel_vectors
 from checks.findings import FINDINGS
@@ -50,6 +52,8 @@ class Build:
     #: Hashes of the texts whose vector is staged.
     ready: Collection[str]
     chromadb: str
+    #: Whether there is an embedder.
+    embeds: bool
 
     def writes(self, source_id: str) -> bool:
         """Tell whether the vector of a record's text is there to be written."""
@@ -84,7 +88,7 @@ def plan(build: Build) -> Plan:
         made.changes.append(FileChange(folder, tuple(actions), partial(_make, build), size))
     if look.states_provider:
         made.changes.append(_state(build))
-    made.left += _left(look, lacking)
+    made.left += _left(build, lacking)
     left = {one.finding for one in made.left}
     promised = set(_OF_VECTORS) if look.is_rebuilt else {str(action.finding) for action in actions}
     if look.states_provider:
@@ -132,11 +136,14 @@ def _changed(build: Build, folder: str) -> Iterator[Action]:
         yield Action("delete-vectors", said, None, folder, len(work.deleted), finding=angel.VECTOR_ORPHAN)
 
 
-def _left(look: Look, lacking: set[str]) -> Iterator[Left]:
+def _left(build: Build, lacking: set[str]) -> Iterator[Left]:
+    look = build.look
+    why = "their texts could not be embedded" if build.embeds else "that takes an embedder, and none is named"
     missing = frozenset(look.texts if look.is_rebuilt else look.differences.missing)
     counts = Counter(angel.VECTOR_MISSING if key in missing else angel.DOCUMENT_STALE for key in lacking)
     for finding, count in sorted(counts.items()):
-        yield Left(finding, f"{counted(count, 'text')} not embedded", count=count, severity=FINDINGS[finding].severity)
+        said = f"{counted(count, 'vector')} not made: {why}"
+        yield Left(finding, said, count=count, severity=FINDINGS[finding].severity)
 
 
 # --- the collection --------------------------------------------------------------------------------------------------
@@ -167,7 +174,7 @@ def _make(build: Build, new: Path) -> None:
         after = angel_vectors.differences(ProviderFolder(look.folder.name, place), look.texts)
         if {*after.embedded} != build.lacking() or after.orphans or after.metadata:
             raise ChromaFailed("what was written is not what the records say")
-        _demand_same_layout(build.root, copy)
+        _demand_same_layout(look, copy, build.root)
     copy.replace(new)
     durable.remove_tree(place)
 
@@ -187,21 +194,24 @@ def refusals(path: Path, version: str) -> Iterator[None]:
         raise CollectionRefused(path=path, reason=failed) from failed
 
 
-def _demand_same_layout(root: Path, copy: Path) -> None:
-    """Refuse a database that this chromadb made anew, where that of the application made others another way.
+def _demand_same_layout(look: Look, copy: Path, root: Path) -> None:
+    """Refuse a database that was made anew, where the application's chromadb made all others another way.
 
     Raises:
         ChromaFailed
     """
-    made = _migrations(copy / chroma.FILE)
-    for folder in angel_memory.provider_folders(root):
-        if _migrations(folder.database) != made:
-            raise ChromaFailed(f"its migrations are not those of {folder.path.name}")
+    others = [_migrations(folder.database) for folder in angel_memory.provider_folders(root)]
+    if not look.folder.database.is_file() and others and _migrations(copy / chroma.FILE) not in others:
+        raise ChromaFailed("its migrations are not those of the other providers' folders")
 
 
-def _migrations(database: Path) -> list[Any]:
-    with sqlite.reading(database) as db:
-        return sorted(db.execute("SELECT dir, version, hash FROM migrations"))
+def _migrations(database: Path) -> list[Any] | None:
+    """Return what made the layout of a database, None where that cannot be read."""
+    try:
+        with sqlite.reading(database) as db:
+            return sorted(db.execute("SELECT dir, version, hash FROM migrations"))
+    except (apsw.Error, OSError, UnicodeDecodeError):
+        return None
 
 
 # --- the state file --------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def _entered(store: Store, stack: ExitStack) -> Ledger:
 
 def _tried(store: Store, stack: ExitStack) -> Ledger:
     with contextlib.suppress(TargetLocked):
-        _settle(store)
+        settle(store)
     try:
         store.own.mkdir(exist_ok=True)
         return stack.enter_context(ledger.shared(store.root))
@@ -89,8 +89,8 @@ def _tried(store: Store, stack: ExitStack) -> Ledger:
         raise StoreNotWritable(path=store.root, reason=reason) from error
 
 
-def _settle(store: Store) -> None:
-    """Settle what killed runs left.
+def settle(store: Store) -> None:
+    """Settle what killed runs left, alone.
 
     Raises:
         TargetLocked: another run is at work.
