@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -74,8 +73,7 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
 
     Never raises for what is in the data.
     """
-    deadline = None if wish.max_duration is None else time.monotonic() + wish.max_duration
-    seen = _Seen(found.tree.path, Ledger(wish.level, deadline))
+    seen = _Seen(found.tree.path, Ledger(wish.level, wish.max_duration))
     steps: list[tuple[str, Callable[[_Seen], None]]] = [
         (angel_memory.DATABASE, _check_records),
         (angel_memory.FILE_INDEX, _read_index),
@@ -277,13 +275,14 @@ def _check_whole(seen: _Seen, name: str) -> None:
 
 def _audit(seen: _Seen) -> Audit:
     ledger = seen.ledger
-    missing = tuple(dict.fromkeys(ledger.not_checked))
-    closing = "That is all of it."
-    if missing:
-        closing = f"Time was over: {counted(len(missing), 'check')} missing ({', '.join(missing[:3])}…)."
-    elif ledger.level is Level.QUICK:
-        closing = "Looked at structure and counts; without --quick, files and texts are read too."
-    return Audit(ledger.findings(), seen.checked, {}, closing, not_checked=missing, level=ledger.level.name.lower())
+    return Audit(
+        ledger.findings(),
+        seen.checked,
+        {},
+        ledger.closing("files and texts"),
+        not_checked=ledger.missing(),
+        level=ledger.level.name.lower(),
+    )
 
 
 def _with_commands(audited: Audit, command_line: CommandLine) -> Audit:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 import apsw
 
+from regraft import following
 from regraft.formats import angel_memory, chroma
 from regraft.formats.angel_memory import ProviderFolder
 
 
 @dataclass
 class Differences:
-    """Source ids by what is wrong with their vectors, each in the order of records or of the collection."""
+    """Source ids by what is wrong with their vectors."""
 
     missing: list[str] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
@@ -59,22 +60,17 @@ def differences(folder: ProviderFolder, texts: Mapping[str, str], *, ids_only: b
         found = chroma.collection(db, angel_memory.COLLECTION)
         if found is None:
             return Differences(missing=list(texts))
-        made = Differences(dimension=found.dimension)
-        seen: set[str] = set()
-        for entry in chroma.entries(db, found):
-            seen.add(entry.id)
-            if entry.id not in texts:
-                made.orphans.append(entry.id)
-            elif not ids_only:
-                if entry.document != texts[entry.id]:
-                    made.stale.append(entry.id)
-                if entry.metadata != {angel_memory.SOURCE_ID: entry.id}:
-                    made.metadata.append(entry.id)
-        made.count = len(seen)
-        made.missing = [key for key in texts if key not in seen]
+        held = {entry.id: entry for entry in chroma.entries(db, found)}
+        made = Differences(count=len(held), dimension=found.dimension)
+        lists = {"missing": made.missing, "stale": made.stale, "orphaned": made.orphans}
+        documents = ((key, None if ids_only else held[key].document) for key in sorted(held))
+        for one in following.differences(((key, None if ids_only else texts[key]) for key in sorted(texts)), documents):
+            lists[one.kind].append(one.id)
         if not ids_only:
+            both = held.keys() & texts.keys()
+            made.metadata = [key for key in sorted(both) if held[key].metadata != {angel_memory.SOURCE_ID: key}]
             has_files = found.vectors is not None and (folder.chroma / found.vectors).is_dir()
-            _judge(db, found, made, seen.intersection(texts), has_files=has_files)
+            _judge(db, found, made, both, has_files=has_files)
         return made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,6 @@ from regraft.formats.codex_health import Memory, State, Survey
 from regraft.formats.codex_mem import NOTES, Project
 from regraft.formats.codex_notes import Counts
 from regraft.locate import Located
-from regraft.text import counted
 
 #: Commands that take the id of a project.
 _OF_ONE_PROJECT = {"reconcile", "backfill", "clear-failed"}
@@ -53,8 +51,7 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
 
     Never raises for what is in the data.
     """
-    deadline = None if wish.max_duration is None else time.monotonic() + wish.max_duration
-    seen = _Seen(Ledger(wish.level, deadline), wish.bases)
+    seen = _Seen(Ledger(wish.level, wish.max_duration), wish.bases)
     path = found.path
     problem = problem_with(path)
     try:
@@ -158,12 +155,6 @@ class _Audit:
 
 def _as_audit(path: Path, seen: _Seen) -> Audit:
     ledger, survey = seen.ledger, seen.survey
-    missing = tuple(dict.fromkeys(ledger.not_checked))
-    closing = "That is all of it."
-    if missing:
-        closing = f"Time was over: {counted(len(missing), 'check')} missing ({', '.join(missing[:3])})."
-    elif ledger.level is Level.QUICK:
-        closing = "Looked at structure and counts; without --quick, the words of the full-text index are read too."
     vectors = None if survey is None else survey.memory.vectors
     files = (path, codex_mem.sidecar_of(path))
     return Audit(
@@ -175,9 +166,9 @@ def _as_audit(path: Path, seen: _Seen) -> Audit:
             "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         },
         names={key: one.name for key, one in seen.projects.items()},
-        closing=closing,
+        closing=ledger.closing("the words of the full-text index"),
         statistics={"bases": [_statistics(one, survey) for one in seen.projects.values()]},
-        not_checked=missing,
+        not_checked=ledger.missing(),
         level=ledger.level.name.lower(),
     )
 

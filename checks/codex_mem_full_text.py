@@ -12,13 +12,11 @@ from collections.abc import Iterator
 import apsw
 
 from checks import codex_mem_findings as codex
+from checks.full_text import AVERAGES, words_agree
 from checks.levels import Ledger, Level
 from regraft.formats.codex_mem import FULL_TEXT, NOTES
 
-_PARTS = ("data", "idx", "docsize", "config")
 _COLUMNS = 2
-#: Of the index's data, the row with its counts.
-_AVERAGES = 1
 _SEARCHABLE = f"EXISTS (SELECT 1 FROM {NOTES} n WHERE n.rowid = d.id AND n.searchable = 1)"
 _MISSING = f"""SELECT CAST(n.id AS BLOB) FROM {NOTES} n WHERE n.searchable = 1
    AND NOT EXISTS (SELECT 1 FROM {FULL_TEXT}_docsize d WHERE d.id = n.rowid)"""
@@ -58,7 +56,7 @@ def _said(counts: list[int]) -> str:
 
 def _stated(db: apsw.Connection) -> list[int]:
     """Return how many rows the index says that it has, and how many words in each column; none yet is 0."""
-    raw = db.execute(f"SELECT block FROM {FULL_TEXT}_data WHERE id = ?", (_AVERAGES,)).get
+    raw = db.execute(f"SELECT block FROM {FULL_TEXT}_data WHERE id = ?", (AVERAGES,)).get
     numbers = list(_numbers(raw)) if isinstance(raw, bytes) else []
     # A count below nothing is a large one as SQLite writes it.
     signed = [number - (1 << 64) if number >= 1 << 63 else number for number in numbers]
@@ -97,34 +95,5 @@ def _packed(numbers: list[int]) -> bytes:
 
 
 def _words_agree(db: apsw.Connection, counts: list[int]) -> bool:
-    # The file itself was opened for reading only; this allows for temporary tables.
-    db.execute("PRAGMA query_only = 0")
-    try:
-        for statement in _copy():
-            db.execute(statement)
-        averages = f"REPLACE INTO temp.{FULL_TEXT}_data VALUES (?, ?)"
-        db.execute(averages, (_AVERAGES, _packed(counts)))
-        try:
-            db.execute(f"INSERT INTO temp.{FULL_TEXT} ({FULL_TEXT}, rank) VALUES ('integrity-check', 1)")
-        except apsw.CorruptError as error:
-            if getattr(error, "extendedresult", 0) != apsw.SQLITE_CORRUPT_VTAB:
-                raise
-            return False
-        return True
-    finally:
-        for what in (f"TABLE IF EXISTS temp.{FULL_TEXT}", f"VIEW IF EXISTS temp.{NOTES}"):
-            db.execute(f"DROP {what}")
-        db.execute("PRAGMA query_only = 1")
-
-
-def _copy() -> Iterator[str]:
-    """Return what makes a full-text table in the temporary schema, with the file's data and the searchable notes."""
-    yield f"""CREATE TEMP VIEW {NOTES} AS
-        SELECT rowid AS number, title, content FROM main.{NOTES} WHERE searchable = 1"""
-    yield (
-        f"CREATE VIRTUAL TABLE temp.{FULL_TEXT}"
-        f" USING fts5 (title, content, content = '{NOTES}', content_rowid = 'number')"
-    )
-    for part in _PARTS:
-        yield f"DELETE FROM temp.{FULL_TEXT}_{part}"
-        yield f"INSERT INTO temp.{FULL_TEXT}_{part} SELECT * FROM main.{FULL_TEXT}_{part}"
+    searchable = f"SELECT rowid AS number, title, content FROM main.{NOTES} WHERE searchable = 1"
+    return words_agree(db, FULL_TEXT, NOTES, searchable, "title, content", _packed(counts))

@@ -134,12 +134,12 @@ def check_migration(db: apsw.Connection, ledger: Ledger, *, has_vectors: bool) -
         apsw.Error, UnicodeDecodeError: the file is damaged.
     """
     version, name = MIGRATION
-    row = db.execute(f"SELECT name FROM {MIGRATIONS} WHERE version = ?", (version,)).fetchone()
+    recorded = codex_mem.migration_recorded(db)
     there = codex_mem.columns_there(db)
     missing = [column for column in COLUMNS if column not in there]
-    foreign = _foreign_column(db)
-    if row is not None and row[0] != name and missing:
-        said = f"another migration {version} is recorded ({named(row[0])}): what it makes nobody can tell"
+    foreign = codex_mem.foreign_column(db)
+    if recorded not in (None, name) and missing:
+        said = f"another migration {version} is recorded ({named(recorded)}): what it makes nobody can tell"
         ledger.add(codex.MIGRATION, said, is_beyond_repair=True)
     elif foreign is not None:
         said = "a column that migration 006 makes is there, and must not be empty"
@@ -147,17 +147,8 @@ def check_migration(db: apsw.Connection, ledger: Ledger, *, has_vectors: bool) -
     elif there and missing:
         said = f"only some columns of migration 006 are there, {', '.join(missing)} not"
         ledger.add(codex.MIGRATION, said, sample=missing[0])
-    elif missing and (row is not None or has_vectors):
-        what = "it is recorded" if row is not None else "there is a file of vectors"
+    elif missing and (recorded is not None or has_vectors):
+        what = "it is recorded" if recorded is not None else "there is a file of vectors"
         ledger.add(codex.MIGRATION, f"no column of migration 006 is there, and {what}")
-    elif not missing and row is None:
+    elif not missing and recorded is None:
         ledger.add(codex.MIGRATION, "all columns of migration 006 are there, and it is not recorded")
-
-
-def _foreign_column(db: apsw.Connection) -> str | None:
-    """Return a column that has the name of one of migration 006, and must not be empty.
-
-    What type a column is declared with binds nobody in SQLite.
-    """
-    rows = db.execute(f"PRAGMA table_info({NOTES})")
-    return next((str(name) for _, name, _, notnull, *_ in rows if name in COLUMNS and notnull), None)

@@ -6,7 +6,6 @@ are (``docs/formats/index.md``, "Reading without a trace").
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import zip_longest
 
 import apsw
@@ -16,6 +15,8 @@ from checks.levels import Ledger, Level
 from checks.schema_shape import FULL_TEXT, Shape
 
 _PARTS = ("data", "idx", "docsize", "config")
+#: Of an index's data, the row with its counts.
+AVERAGES = 1
 
 
 def check(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -> None:
@@ -61,32 +62,45 @@ def _add_number(ledger: Ledger, base: str | None, body: tuple[int, bytes] | None
 
 
 def _words_agree(db: apsw.Connection, number: str) -> bool:
+    bodies = f"SELECT {number} AS number, text FROM main.search_text WHERE {number} IS NOT NULL"
+    return words_agree(db, FULL_TEXT, "search_text", bodies, "text, tokenize = 'trigram'")
+
+
+def words_agree(
+    db: apsw.Connection, index: str, source: str, bodies: str, arguments: str, averages: bytes | None = None
+) -> bool:
+    """Tell by FTS5's own check whether a full-text index holds the words of its texts.
+
+    Args:
+        db: the file, opened for reading.
+        index: the virtual table.
+        source: the table whose texts it is of.
+        bodies: a query for these texts, each with its ``number``.
+        arguments: the columns, and with what else the index is made.
+        averages: the row with the index's counts, where those that it has are not to be believed.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
     # The file itself was opened for reading only; this allows for temporary tables.
     db.execute("PRAGMA query_only = 0")
     try:
-        for statement in _copy(number):
-            db.execute(statement)
+        db.execute(f"CREATE TEMP VIEW {source} AS {bodies}")
+        made_of = f"{arguments}, content = '{source}', content_rowid = 'number'"
+        db.execute(f"CREATE VIRTUAL TABLE temp.{index} USING fts5 ({made_of})")
+        for part in _PARTS:
+            db.execute(f"DELETE FROM temp.{index}_{part}")
+            db.execute(f"INSERT INTO temp.{index}_{part} SELECT * FROM main.{index}_{part}")
+        if averages is not None:
+            db.execute(f"REPLACE INTO temp.{index}_data VALUES (?, ?)", (AVERAGES, averages))
         try:
-            db.execute(f"INSERT INTO temp.{FULL_TEXT} ({FULL_TEXT}, rank) VALUES ('integrity-check', 1)")
+            db.execute(f"INSERT INTO temp.{index} ({index}, rank) VALUES ('integrity-check', 1)")
         except apsw.CorruptError as error:
             if getattr(error, "extendedresult", 0) != apsw.SQLITE_CORRUPT_VTAB:
                 raise
             return False
         return True
     finally:
-        for what in (f"TABLE IF EXISTS temp.{FULL_TEXT}", "VIEW IF EXISTS temp.search_text"):
+        for what in (f"TABLE IF EXISTS temp.{index}", f"VIEW IF EXISTS temp.{source}"):
             db.execute(f"DROP {what}")
         db.execute("PRAGMA query_only = 1")
-
-
-def _copy(number: str) -> Iterator[str]:
-    """Return what makes a full-text table in the temporary schema, with the file's data and the file's bodies."""
-    numbered = f"SELECT {number} AS number, text FROM main.search_text WHERE {number} IS NOT NULL"
-    yield f"CREATE TEMP VIEW search_text AS {numbered}"
-    yield (
-        f"CREATE VIRTUAL TABLE temp.{FULL_TEXT}"
-        " USING fts5 (text, content = 'search_text', content_rowid = 'number', tokenize = 'trigram')"
-    )
-    for part in _PARTS:
-        yield f"DELETE FROM temp.{FULL_TEXT}_{part}"
-        yield f"INSERT INTO temp.{FULL_TEXT}_{part} SELECT * FROM main.{FULL_TEXT}_{part}"

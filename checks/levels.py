@@ -12,12 +12,15 @@ import apsw
 
 from checks.findings import FINDINGS, SAMPLES, Finding
 from checks.v2_findings import CORRUPT
+from regraft.text import counted
 
 #: SQLite calls back after so many steps of its machine.
 _STEPS = 20_000
 #: A damaged file can lead SQLite in circles: it may take so many steps, and so many for each byte of the file.
 _LEAST_STEPS = 40_000_000
 _STEPS_PER_BYTE = 8
+#: How many checks are named for which time did not suffice.
+_NAMED = 3
 
 
 class Level(IntEnum):
@@ -46,11 +49,12 @@ class Ledger:
     """What has been found so far: one finding for each name, base and sentence, with a count and some samples."""
 
     level: Level = Level.DEFAULT
-    #: When the audit has to end, by ``time.monotonic``; None: never.
-    deadline: float | None = None
+    #: How long the audit may take, in seconds; None: as long as it takes.
+    max_duration: float | None = None
     #: The checks that time did not suffice for, as a person calls them.
     not_checked: list[str] = field(default_factory=list)
     _tallies: dict[tuple[str, str | None, str], _Tally] = field(default_factory=dict)
+    _begun: float = field(default_factory=time.monotonic)
 
     def add(
         self,
@@ -88,7 +92,7 @@ class Ledger:
         places = {name: place for place, name in enumerate(FINDINGS)}
         found = []
         for (name, base, _), tally in self._tallies.items():
-            message = tally.said.replace("{n}", _counted(tally.count, tally.noun)) if tally.noun else tally.said
+            message = tally.said.replace("{n}", counted(tally.count, tally.noun)) if tally.noun else tally.said
             subject = tally.samples[0] if tally.samples and tally.count == 1 else None
             severity = FINDINGS[name].severity
             samples = tuple(tally.samples)
@@ -97,14 +101,35 @@ class Ledger:
             )
         return tuple(sorted(found, key=lambda finding: places[finding.name]))
 
+    def closing(self, missed: str) -> str:
+        """Return the sentence that an audit ends with.
+
+        Args:
+            missed: what a quick look does not read.
+        """
+        left = self.missing()
+        if left:
+            more = "…" if len(left) > _NAMED else ""
+            return f"Time was over: {counted(len(left), 'check')} missing ({', '.join(left[:_NAMED])}{more})."
+        if self.level is Level.QUICK:
+            return f"Looked at structure and counts; without --quick, {missed} are read too."
+        return "That is all of it."
+
+    def missing(self) -> tuple[str, ...]:
+        """Return the checks that time did not suffice for, each once."""
+        return tuple(dict.fromkeys(self.not_checked))
+
     def check_time(self) -> None:
         """Go on only while there is time.
 
         Raises:
             OutOfTime: there is none left.
         """
-        if self.deadline is not None and time.monotonic() > self.deadline:
+        if self._is_over():
             raise OutOfTime
+
+    def _is_over(self) -> bool:
+        return self.max_duration is not None and time.monotonic() > self._begun + self.max_duration
 
     def run(self, what: str, steps: Sequence[tuple[str, Callable[[], None]]], base: str | None) -> None:
         """Run the checks of one file one after the other; damage in one does not end the others.
@@ -138,18 +163,13 @@ class Ledger:
         def is_over() -> bool:
             nonlocal left
             left -= 1
-            return left < 0 or (self.deadline is not None and time.monotonic() > self.deadline)
+            return left < 0 or self._is_over()
 
         connection.set_progress_handler(is_over, _STEPS)
         try:
             yield
         finally:
             connection.set_progress_handler(None)
-
-
-def _counted(number: int, noun: str) -> str:
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def named(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,8 +58,7 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
 
     Never raises for what is in the data.
     """
-    deadline = None if wish.max_duration is None else time.monotonic() + wish.max_duration
-    seen = _Seen(Ledger(wish.level, deadline))
+    seen = _Seen(Ledger(wish.level, wish.max_duration))
     root = found.tree.path
     catalog = _catalog(root, found, seen.ledger)
     bases = root / found.stores.bases
@@ -222,12 +220,6 @@ def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:
     rows = [dict(rows_of(index)) for index in seen.indexes.values()]
     checked = {name: sum(one[name] for one in rows) for name in ("materials", "units", "bodies", "embeddings")}
     ledger = seen.ledger
-    missing = tuple(dict.fromkeys(ledger.not_checked))
-    closing = "That is all of it."
-    if missing:
-        closing = f"Time was over: {counted(len(missing), 'check')} missing ({', '.join(missing[:3])}…)."
-    elif ledger.level is Level.QUICK:
-        closing = "Looked at structure and counts; without --quick, texts and vectors are read too."
     return Audit(
         findings=ledger.findings(),
         checked={
@@ -238,9 +230,9 @@ def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:
             "bytes": seen.bytes,
         },
         names=seen.names,
-        closing=closing,
+        closing=ledger.closing("texts and vectors"),
         statistics=statistics_of(seen.indexes, seen.names, None if found is None else root / "report.json"),
-        not_checked=missing,
+        not_checked=ledger.missing(),
         level=ledger.level.name.lower(),
     )
 

@@ -97,7 +97,8 @@ def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural where it is not one."""
     if number == 1:
         return f"{number:,} {noun}"
-    return f"{number:,} {noun[:-1]}ies" if noun.endswith("dy") else f"{number:,} {noun}s"
+    is_changed = noun.endswith("y") and noun[-2] not in "aeiou"
+    return f"{number:,} {noun[:-1]}ies" if is_changed else f"{number:,} {noun}s"
 
 
 def escaped(text: str) -> str:

@@ -22,12 +22,12 @@ from checks.index_file import path_problem
 from checks.levels import Level
 from regraft import sqlite
 from regraft.errors import NotChanged, PlanOutdated, SourceUnreadable
+from regraft.following import OutOfOrder, differences
 from regraft.formats import v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES
 from regraft.text import argument, counted
 from repair.evidence import DAMAGE
-from repair.following import OutOfOrder, differences
 from repair.plan import Action, Left, Plan, RowsChange
 from repair.store import Store
 

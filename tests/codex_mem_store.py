@@ -137,6 +137,8 @@ def write(folder: Path, *, projects: int = 2, notes: int = 6, excluded: int = 0,
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / codex_mem.FILE
     with closing(apsw.Connection(str(path))) as db:
+        # What a power cut does to it is not the matter.
+        db.execute("PRAGMA synchronous = OFF")
         if wal:
             db.execute("PRAGMA journal_mode = WAL")
         with db:
@@ -206,6 +208,7 @@ def add_note(
 def run_sql(path: Path, sql: str, *values: Any, triggers: bool = True) -> None:
     """Run statements, without foreign keys and checks; without ``triggers`` the full-text index hears nothing of it."""
     with closing(apsw.Connection(str(path))) as db:
+        db.execute("PRAGMA synchronous = OFF")
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute("PRAGMA ignore_check_constraints = ON")
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, int(triggers))

@@ -219,6 +219,46 @@ def test_what_was_excluded_meanwhile_is_neither_sent_nor_written(
     assert note not in held(store)
 
 
+def test_what_another_run_wrote_of_a_newer_text_stays(
+    store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note, real, others = notes.note_id(0, 0), NotesScope._writing, []
+
+    def writing(self: NotesScope, *arguments: Any) -> Any:
+        if not others:
+            others.append(note)
+            notes.edit(store, note)
+            notes.put_vector(store, note)
+            notes.mark_ready(store, note)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(NotesScope, "_writing", writing)
+    fill(store, config, "--no-probe")
+    assert (held(store), findings(store)) == (right(store), {})
+
+
+def test_a_text_that_another_run_embedded_meanwhile_did_not_fail(
+    store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note, fail, write = notes.note_id(0, 3), NotesScope.failed, NotesScope._writing
+    notes.edit(store, note, "poison")
+    server.behave = poisoned("poison")
+
+    def writing(self: NotesScope, *arguments: Any) -> Any:
+        notes.embed(store, [note])
+        return write(self, *arguments)
+
+    def failed(self: NotesScope, *arguments: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(NotesScope, "_writing", writing)
+            fail(self, *arguments)
+
+    monkeypatch.setattr(NotesScope, "failed", failed)
+    fill(store, config)
+    assert set(statuses(store).values()) == {"ready", None}
+    assert findings(store) == {}
+
+
 def test_a_text_that_no_server_takes_is_remembered_and_can_be_cleared(
     store: Path, server: FaultServer, config: Path
 ) -> None:

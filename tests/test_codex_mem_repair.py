@@ -126,8 +126,10 @@ def test_migration_006_adds_columns_and_a_record_and_changes_nothing_else(path: 
     assert path.read_bytes() == raw
 
 
+ADD_COLUMN = "ALTER TABLE memory_items ADD COLUMN"
 MIXED: dict[str, tuple[int, Callable[[Path], None]]] = {
     "some columns": (5, lambda path: made.add_columns(path, ["embedding_status", "embedded_at", "embedding_eligible"])),
+    "a column in capitals": (7, lambda path: made.run_sql(path, f"{ADD_COLUMN} EMBEDDING_STATUS TEXT")),
     "columns without a record": (1, made.add_columns),
     "a record without columns": (8, made.record),
     "some columns and a record": (7, lambda path: [made.add_columns(path, ["embedded_at"]), made.record(path)][0]),
@@ -184,7 +186,7 @@ def test_what_the_applications_log_holds_is_migrated_too(path: Path, tmp_path: P
 @pytest.mark.parametrize(
     "statement",
     [
-        "ALTER TABLE memory_items ADD COLUMN embedding_eligible INTEGER NOT NULL DEFAULT 0",
+        f"{ADD_COLUMN} embedding_eligible INTEGER NOT NULL DEFAULT 0",
         "INSERT INTO schema_migrations VALUES (6, '006_something_else.sql', '2026-05-01T00:00:00Z')",
     ],
 )

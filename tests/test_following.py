@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repair.following import Difference, OutOfOrder, differences
+from regraft.following import Difference, OutOfOrder, differences
 
 ids = st.text(st.sampled_from("ab\0ÿ一🎉\ue000"), max_size=4)
 stores = st.dictionaries(ids, st.integers(0, 3) | st.none(), max_size=12)

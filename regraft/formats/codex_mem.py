@@ -130,9 +130,27 @@ def project_at_hand(db: apsw.Connection, folder: Path) -> str | None:
 
 
 def columns_there(db: apsw.Connection) -> list[str]:
-    """Return which columns of migration 006 the notes have."""
-    there = {str(row[1]) for row in db.execute(f"PRAGMA table_info({NOTES})")}
-    return [name for name in COLUMNS if name in there]
+    """Return which columns of migration 006 the notes have, as the migration calls them."""
+    return list(_columns(db))
+
+
+def foreign_column(db: apsw.Connection) -> str | None:
+    """Return a column that has the name of one of migration 006 and must not be empty: it is another one.
+
+    What type a column is declared with binds nobody in SQLite.
+    """
+    return next((name for name, is_never_empty in _columns(db).items() if is_never_empty), None)
+
+
+def _columns(db: apsw.Connection) -> dict[str, bool]:
+    """Return which columns of migration 006 there are, whatever the case of their names, and if they must be filled."""
+    there = {str(name).lower(): bool(notnull) for _, name, _, notnull, *_ in db.execute(f"PRAGMA table_info({NOTES})")}
+    return {name: there[name] for name in COLUMNS if name in there}
+
+
+def migration_recorded(db: apsw.Connection) -> object:
+    """Return what the migration of the number of 006 is called, None where none is recorded."""
+    return db.execute(f"SELECT name FROM {MIGRATIONS} WHERE version = ?", (MIGRATION[0],)).get
 
 
 def is_migrated(db: apsw.Connection) -> bool:

@@ -150,12 +150,14 @@ class NotesScope:
         Raises:
             AnswerUnfit: they are not as long as the others.
         """
-        notes = self._lacking(list(vectors))
-        if not notes:
+        keys = list(vectors)
+        if not self._lacking(keys):
             return Written(0, 0)
         now = clock.iso_time(now_ms)
         with self._writing(_SIDECAR, (sidecar.TABLE, "meta")) as side:
-            self._demand_length(side, {len(vectors[note.hash]) for note in notes})
+            # Whoever else writes vectors waits now: what he wrote before, of a text that is newer, stays.
+            notes = self._lacking(keys)
+            self._demand_length(side, set(map(len, vectors.values())))
             for note in notes:
                 if not note.has_vector:
                     side.execute(_VECTOR, {**_of(note), "vector": vectors[note.hash], "now": now})
@@ -185,9 +187,9 @@ class NotesScope:
 
     def failed(self, key: str, code: str, now_ms: int) -> None:
         """Let the notes of a text say that it cannot be embedded."""
-        notes = self._lacking([key])
         with self._writing(_DATABASE, (NOTES,)) as db:
-            for note in self._as_before(notes):
+            # What another run embedded meanwhile did not fail.
+            for note in self._lacking([key]):
                 values = {**_of(note), "model": self._model, "code": code, "now": clock.iso_time(now_ms)}
                 db.execute(_FAILED, values)
 

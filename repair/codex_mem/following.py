@@ -19,6 +19,7 @@ from checks.findings import FINDINGS
 from checks.levels import Level
 from checks.v2_findings import CORRUPT, UNREADABLE
 from regraft.errors import PlanOutdated
+from regraft.following import OutOfOrder, differences
 from regraft.formats import codex_health, codex_mem, sidecar
 from regraft.formats.codex_health import Memory
 from regraft.formats.codex_mem import CONTENT_VERSION, NOTES
@@ -26,7 +27,6 @@ from regraft.formats.codex_notes import Note, Status
 from regraft.formats.sidecar import Held, SidecarUnreadable, Vectors
 from regraft.text import argument, counted
 from repair.codex_mem import writing
-from repair.following import OutOfOrder, differences
 from repair.plan import Action, Left, Plan, RowsChange
 from repair.store import Store
 

@@ -13,6 +13,7 @@ import apsw
 from checks import codex_mem_findings as codex
 from regraft import sqlite
 from regraft.clock import iso_time
+from regraft.formats import codex_mem
 from regraft.formats.codex_mem import COLUMNS, MIGRATION, MIGRATIONS, NOTES
 from regraft.system_errors import MigrationForeign
 from regraft.text import counted
@@ -40,7 +41,7 @@ def changes_of(store: Store, now_ms: int) -> list[FileChange]:
     path = store.found.path
     with sqlite.reading(path) as db:
         missing = missing_columns(db, path)
-        is_recorded = _recorded(db) is not None
+        is_recorded = codex_mem.migration_recorded(db) is not None
     if not missing and is_recorded:
         return []
     said = []
@@ -72,7 +73,7 @@ def migrate(db: apsw.Connection, path: Path, applied_at: str) -> None:
     """
     for name in missing_columns(db, path):
         db.execute(f"ALTER TABLE {NOTES} ADD COLUMN {name} {COLUMNS[name]}")
-    if _recorded(db) is None:
+    if codex_mem.migration_recorded(db) is None:
         db.execute(f"INSERT INTO {MIGRATIONS} (version, name, applied_at) VALUES (?, ?, ?)", (*MIGRATION, applied_at))
 
 
@@ -83,18 +84,12 @@ def missing_columns(db: apsw.Connection, path: Path) -> list[str]:
         MigrationForeign: one that is there must not be empty; or some are missing, and another
             migration of that number is recorded.
     """
-    there = {str(row[1]).lower(): bool(row[3]) for row in db.execute(f"PRAGMA table_info({NOTES})")}
-    # What type a column is declared with binds nobody in SQLite.
-    filled = next((name for name in COLUMNS if there.get(name)), None)
+    filled = codex_mem.foreign_column(db)
     if filled is not None:
         raise MigrationForeign(path=path, what=f"its notes have a column {filled} that must not be empty")
+    there = codex_mem.columns_there(db)
     missing = [name for name in COLUMNS if name not in there]
-    recorded = _recorded(db)
+    recorded = codex_mem.migration_recorded(db)
     if missing and recorded not in (None, MIGRATION[1]):
         raise MigrationForeign(path=path, what=f'its migration {MIGRATION[0]} is called "{recorded}"')
     return missing
-
-
-def _recorded(db: apsw.Connection) -> object:
-    """Return what the migration of that number is called, None where none is recorded."""
-    return db.execute(f"SELECT name FROM {MIGRATIONS} WHERE version = ?", (MIGRATION[0],)).get
