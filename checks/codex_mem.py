@@ -38,6 +38,8 @@ class _Seen:
     is_whole: bool = False
     projects: dict[str, Project] = field(default_factory=dict)
     survey: Survey | None = None
+    #: The draft's state and signals of the whole.
+    signals: dict[str, Any] | None = None
     checked: dict[str, int] = field(default_factory=dict)
 
 
@@ -140,6 +142,7 @@ class _Audit:
     def _vectors(self) -> None:
         if self._seen.is_whole:
             survey = self._seen.survey = codex_health.survey(self._memory, self._ledger.check_time)
+            self._seen.signals = codex_health.signals(survey)
             if survey.state is not State.DISABLED:
                 codex_mem_notes.check(survey, self._seen.projects, self._seen.chosen, self._ledger)
 
@@ -166,11 +169,18 @@ def _as_audit(path: Path, seen: _Seen) -> Audit:
             "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         },
         names={key: one.name for key, one in seen.projects.items()},
-        closing=ledger.closing("the words of the full-text index"),
-        statistics={"bases": [_statistics(one, survey) for one in seen.projects.values()]},
+        closing=f"{_state_of(seen)}{ledger.closing('the words of the full-text index')}",
+        statistics={
+            "bases": [_statistics(one, survey) for one in seen.projects.values()],
+            "semantic": seen.signals,
+        },
         not_checked=ledger.missing(),
         level=ledger.level.name.lower(),
     )
+
+
+def _state_of(seen: _Seen) -> str:
+    return "" if seen.signals is None else f"Search by meaning: {seen.signals['state']}. "
 
 
 def _statistics(project: Project, survey: Survey | None) -> dict[str, Any]:

@@ -80,7 +80,10 @@ def lexical(store: Path) -> list[Any]:
 
 
 def state(store: Path) -> str:
-    return str(run("inspect", store, "--json").document["health"]["semantic"]["state"])
+    """Return the state of the whole, of which ``inspect`` and ``check`` say the same."""
+    semantic = run("inspect", store, "--json").document["health"]["semantic"]
+    assert run("check", store, "--quick", "--json").document["statistics"]["semantic"] == semantic
+    return str(semantic["state"])
 
 
 def findings(store: Path) -> dict[str, int]:
