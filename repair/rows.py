@@ -16,8 +16,8 @@ import apsw
 
 from regraft import durable, sqlite
 from regraft.errors import StoreBusy, StoreNotWritable
+from regraft.formats.codex_mem import excluded_guarded
 from regraft.formats.index.bulk import is_cjk, rebuild_full_text
-from repair.codex_mem.writing import excluded_guarded
 
 BODIES = "search_text"
 #: A changeset is held in memory while it is recorded: what is larger is done on a copy of the file.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ STATUSES = ("not_applicable", "pending", "ready", "stale", "failed")
 CONTENT_VERSION = 1
 #: Beside a database of this name, its vectors.
 _SIDECAR = ".embeddings.sqlite"
+_GUARD = "regraft_excluded_notes"
 
 
 def database_at(path: Path) -> Path | None:
@@ -174,3 +176,21 @@ def eligible(db: apsw.Connection, notes: str = NOTES) -> str:
     )
     decided = f"CASE WHEN {word} IS NULL THEN {status} IS NOT 'not_applicable' ELSE {word} <> 0 END"
     return f"({notes}.searchable = 1 AND {decided})"
+
+
+@contextmanager
+def excluded_guarded(db: apsw.Connection) -> Iterator[None]:
+    """Let no UPDATE of an excluded note pass, whichever statement it is of; a file without notes is as it was."""
+    columns = {str(row[1]) for row in db.execute(f"PRAGMA main.table_info({NOTES})")}
+    if "searchable" not in columns:
+        yield
+        return
+    # Triggers in temp run even where those of the file do not.
+    db.execute(
+        f"CREATE TEMP TRIGGER {_GUARD} BEFORE UPDATE ON main.{NOTES} WHEN old.searchable IS NOT 1"
+        " BEGIN SELECT RAISE(ABORT, 'an excluded note is never changed'); END"
+    )
+    try:
+        yield
+    finally:
+        db.execute(f"DROP TRIGGER IF EXISTS temp.{_GUARD}")

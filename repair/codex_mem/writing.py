@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import apsw
 
 from regraft import sqlite
+from regraft.formats import codex_mem
 from regraft.formats.codex_mem import CONTENT_VERSION, NOTES
 
 #: About what a note's metadata take on the disk, in bytes.
 SIZE = 300
-_GUARD = "regraft_excluded_notes"
 
 
 @contextmanager
@@ -28,26 +28,8 @@ def metadata(db: apsw.Connection) -> Iterator[None]:
     Raises:
         apsw.ConstraintError: a note is excluded.
     """
-    with sqlite.without_triggers(db), excluded_guarded(db):
+    with sqlite.without_triggers(db), codex_mem.excluded_guarded(db):
         yield
-
-
-@contextmanager
-def excluded_guarded(db: apsw.Connection) -> Iterator[None]:
-    """Let no UPDATE of an excluded note pass, whichever statement it is of; a file without notes is as it was."""
-    columns = {str(row[1]) for row in db.execute(f"PRAGMA main.table_info({NOTES})")}
-    if "searchable" not in columns:
-        yield
-        return
-    # Triggers in temp run even where those of the file do not.
-    db.execute(
-        f"CREATE TEMP TRIGGER {_GUARD} BEFORE UPDATE ON main.{NOTES} WHEN old.searchable IS NOT 1"
-        " BEGIN SELECT RAISE(ABORT, 'an excluded note is never changed'); END"
-    )
-    try:
-        yield
-    finally:
-        db.execute(f"DROP TRIGGER IF EXISTS temp.{_GUARD}")
 
 
 def mark_ready(db: apsw.Connection, model_id: str, rows: Iterable[tuple[str, str, str]]) -> None:
