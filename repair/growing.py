@@ -14,7 +14,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft import durable
+from regraft import durable, interrupts, sqlite
 from regraft.changes import Recorded
 from regraft.ledger import FOLDER, Ledger
 from repair import rows
@@ -55,8 +55,16 @@ class Growing:
         self._size = self._written = 0
 
     @contextmanager
-    def section(self, db: apsw.Connection, tables: Sequence[str]) -> Iterator[None]:
-        """Record what happens to the rows of ``tables``, as a part of the transaction that the caller commits next."""
+    def transaction(self, db: apsw.Connection, tables: Sequence[str]) -> Iterator[None]:
+        """Change rows of ``tables`` in one transaction that is recorded as a section; Ctrl-C waits for its end."""
+        with interrupts.held_back():
+            with sqlite.transaction(db), self._section(db, tables):
+                yield
+            self.committed()
+
+    @contextmanager
+    def _section(self, db: apsw.Connection, tables: Sequence[str]) -> Iterator[None]:
+        """Record what happens to the rows of ``tables``, as a part of the transaction that is committed next."""
         self._begin()
         session = apsw.Session(db, "main")
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lacking import configured, library
 from regraft import sqlite
 from regraft.formats import codex_mem, sidecar
 from repair.backfill.notes_scope import NotesScope
+from repair.growing import Growing
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -329,6 +331,24 @@ def test_what_a_kill_between_the_two_writes_left_is_mended_and_not_paid_for_agai
     fill(store, config, "--no-probe")
     assert len(server.texts) == 9
     assert (held(store), findings(store)) == (right(store), {})
+
+
+def test_control_c_right_after_a_commit_loses_nothing_of_what_takes_it_back(
+    store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a killed run left is taken over before anything is sent: no answer's own care keeps Ctrl-C back there."""
+    killed_between_the_writes(store, config)
+    real = Growing.committed
+
+    def committed(self: Growing) -> None:
+        monkeypatch.setattr(Growing, "committed", real)
+        signal.raise_signal(signal.SIGINT)
+        real(self)
+
+    monkeypatch.setattr(Growing, "committed", committed)
+    assert fill(store, config, "--no-probe").status == 130
+    assert run("undo", store, "--json").status == 0
+    assert "ready" not in statuses(store).values()
 
 
 def test_backfill_itself_goes_on_after_such_a_kill(store: Path, server: FaultServer, config: Path) -> None:

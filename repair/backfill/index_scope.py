@@ -112,15 +112,9 @@ class IndexScope:
 
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> Written:
         """See :class:`~repair.backfill.scope.Scope`."""
-        with sqlite.transaction(self._db):
-            if self._growing is None:
-                written = self._write(vectors, now_ms)
-            else:
-                with self._growing.section(self._db, ("embedding",)):
-                    written = self._write(vectors, now_ms)
-        if self._growing is not None:
-            self._growing.committed()
-        return written
+        growing, db = self._growing, self._db
+        with sqlite.transaction(db) if growing is None else growing.transaction(db, ("embedding",)):
+            return self._write(vectors, now_ms)
 
     def _write(self, vectors: Mapping[str, bytes], now_ms: int) -> Written:
         pending = stale = 0

@@ -210,10 +210,8 @@ class NotesScope:
         """Change one of the two files in one transaction, and record what takes that back."""
         db = self._side if place == _SIDECAR else self._db
         assert db is not None
-        growing = self._growing[place]
-        with sqlite.transaction(db), growing.section(db, tables):
+        with self._growing[place].transaction(db, tables):
             yield db
-        growing.committed()
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
         """See :class:`~repair.backfill.scope.Scope`; they lie all over the sidecar, and are always the same ones."""
