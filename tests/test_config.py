@@ -135,7 +135,10 @@ def test_models_of_bases():
     assert settings.serves("ollama::bge-m3")
     assert settings.serves("silicon::BAAI/bge-m3")
     assert not settings.serves("silicon::bge-large")
-    assert not settings.serves("bge-m3")
+    # Other systems name no provider.
+    assert settings.serves("bge-m3")
+    assert not settings.serves("bge-large")
+    assert not settings.serves("BAAI/bge-m3")
 
 
 # --- where there is none ---------------------------------------------------------------------------------------------
