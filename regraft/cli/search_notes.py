@@ -34,7 +34,7 @@ def embed_for(query: str, name: str, config_path: Path | None) -> Embed:
     settings = config.load(config_path).embedder(name)
 
     def embed(model_id: str) -> tuple[float, ...]:
-        if settings.model != model_id and not settings.serves(model_id):
+        if not settings.serves(model_id):
             raise NoVector(f"embedder {name} is model {settings.model}, the vectors are of {model_id}")
         try:
             return query_vector(settings, query)
