@@ -381,6 +381,46 @@ def test_a_rebuild_that_was_stopped_goes_on(store: Path, server: FaultServer, co
     assert (state(store), len(sent(server)), held(store)) == ("ready", 7, right(store))
 
 
+def test_a_rebuild_that_was_stopped_begins_again_with_another_model(
+    store: Path, server: FaultServer, config: Path, tmp_path: Path
+) -> None:
+    fill(store, configured(tmp_path / "other.yaml", server, model="another"), "--limit", "5", command="rebuild")
+    assert fill(store, config, command="rebuild").status == 0
+    with sidecar.reading(codex_mem.sidecar_of(store)) as (_, meta):
+        assert (meta.model_id, meta.state) == ("embed-small", "ready")
+    assert (held(store), findings(store), state(store)) == (right(store), {}, "ready")
+
+
+def test_a_rebuild_that_was_stopped_begins_again_where_its_file_is_damaged(store: Path, config: Path) -> None:
+    fill(store, config)
+    fill(store, config, "--limit", "5", command="rebuild")
+    place = codex_mem.sidecar_of(store)
+    raw = place.read_bytes()
+    place.write_bytes(raw[: 2 * 4096] + bytes(len(raw) - 2 * 4096))
+    assert fill(store, config, command="rebuild").status == 0
+    assert (held(store), findings(store), state(store)) == (right(store), {}, "ready")
+
+
+def test_a_vector_of_no_length_before_the_first_one_is_no_damage_of_the_file(store: Path, config: Path) -> None:
+    notes.migrate(store)
+    sidecar.create(codex_mem.sidecar_of(store), "embed-small", None, notes.EMBEDDED)
+    notes.put_vector(store, notes.note_id(0, 0), vector=b"")
+    assert run("inspect", store, "--json").status == 0
+    assert fill(store, config).status == 0
+    assert (held(store), findings(store), state(store)) == (right(store), {}, "ready")
+
+
+def test_reconcile_with_an_embedder_leaves_a_database_without_all_columns(
+    store: Path, server: FaultServer, config: Path
+) -> None:
+    notes.add_columns(store, list(codex_mem.COLUMNS)[:3])
+    sidecar.create(codex_mem.sidecar_of(store), "embed-small", 8, notes.EMBEDDED)
+    was = store.read_bytes()
+    done = fill(store, config, command="reconcile")
+    assert (done.status, [one["finding"] for one in done.document["left"]]) == (1, ["codex.migration"])
+    assert (server.requests, store.read_bytes()) == ([], was)
+
+
 def test_other_stores_are_not_rebuilt(tmp_path: Path, config: Path) -> None:
     place = library(tmp_path / "library")
     for command in ("rebuild", "clear-failed"):

@@ -341,6 +341,15 @@ PLANTINGS = {
     "eligible and not applicable": Planting(
         lambda path: lone(path, "not_applicable"), {"codex.metadata": 1}, f"reconcile PATH --base {P0}", P0
     ),
+    "ready and not to be embedded": Planting(
+        lambda path: [
+            run_sql(codex_mem.sidecar_of(path), "DELETE FROM embedding WHERE note_id = ?", FIRST),
+            store.set_metadata(path, FIRST, eligible=0),
+        ],
+        {"codex.metadata": 1},
+        f"reconcile PATH --base {P0}",
+        P0,
+    ),
     "a vector with NaN": Planting(
         partial(put, FIRST, floats(math.nan, *[0.0] * 7)), {"codex.vector": 1}, f"reconcile PATH --base {P0}", P0
     ),
