@@ -170,7 +170,7 @@ def test_projects_can_be_named(store: Path, config: Path) -> None:
     done = fill(store, config, "--base", notes.project_id(0))
     assert set(held(store)) == {notes.note_id(0, number) for number in range(6)}
     assert [base["id"] for base in done.document["bases"]] == [notes.project_id(0)]
-    assert said(fill(store, config, "--base", "proj_9"), "BaseUnknown", 2)
+    assert said(fill(store, config, "--base", "proj_9"), "ProjectUnknown", 2)
     both = fill(store, config, "--base", notes.project_id(0), "--all-projects")
     assert "contradict" in said(both, "WrongUsage", 2)
 
@@ -247,6 +247,25 @@ def test_an_embedder_of_another_model_is_refused(
     other = configured(tmp_path / "other.yaml", server, model="another")
     with untouched(store.parent):
         assert "regraft rebuild" in said(fill(store, other), "ModelDiffers", 2)
+
+
+@pytest.mark.parametrize("command", ["backfill", "rebuild"])
+def test_a_damaged_database_is_refused(command: str, store: Path, server: FaultServer, config: Path) -> None:
+    raw = store.read_bytes()[:9000]
+    store.write_bytes(raw)
+    said(fill(store, config, command=command), "SourceUnreadable", 2)
+    assert (server.requests, store.read_bytes()) == ([], raw)
+
+
+def test_a_link_leads_to_the_database(store: Path, config: Path, tmp_path: Path) -> None:
+    link = tmp_path / "elsewhere" / "codex-mem.db"
+    link.parent.mkdir()
+    link.symlink_to(store)
+    assert fill(link, config).status == 0
+    assert (link.is_symlink(), [*link.parent.iterdir()]) == (True, [link])
+    assert (held(store), findings(link), state(store)) == (right(store), {}, "ready")
+    assert run("undo", link, "--json").status == 0
+    assert (link.is_symlink(), held(store)) == (True, {})
 
 
 def test_a_sidecar_that_is_none_is_refused(store: Path, config: Path) -> None:

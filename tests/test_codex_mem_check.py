@@ -89,7 +89,7 @@ def test_a_healthy_database_has_no_finding(
     vectors = 12 if name == "whole" else 0
     size = document["checked"].pop("bytes")
     assert size > 0
-    assert document["checked"] == {"bases": 2, "notes": 14, "handoffs": 2, "embeddings": vectors}
+    assert document["checked"] == {"projects": 2, "notes": 14, "handoffs": 2, "embeddings": vectors}
     assert document["level"] == (level or "--default").removeprefix("--")
 
 
