@@ -327,6 +327,18 @@ def test_all_of_it_can_be_taken_back(store: Path, config: Path) -> None:
     assert (state(store), findings(store)) == ("disabled", {})
 
 
+def test_nothing_is_taken_back_while_the_application_has_the_database_open(store: Path, config: Path) -> None:
+    fill(store, config)
+    assert run("undo", store, "--json").status == 0
+    place = codex_mem.sidecar_of(store)
+    with sqlite.writing(store) as app:
+        app.execute("SELECT count(*) FROM memory_items").fetchall()
+        assert said(run("undo", store, "--json"), "StoreBusy", 2)
+        assert place.exists()
+    assert run("undo", store, "--json").status == 0
+    assert not place.exists()
+
+
 def test_dropping_the_sidecar_leaves_searches_by_words(store: Path, config: Path) -> None:
     fill(store, config)
     before = [run("search", store, word, "--mode", "bm25", "--json").document["hits"] for word in QUERIES[:3]]
