@@ -146,7 +146,7 @@ def reading(path: Path) -> Iterator[tuple[apsw.Connection, Meta]]:
 def is_sound(db: apsw.Connection) -> bool:
     """Tell whether every page of an open sidecar can be read."""
     try:
-        return db.execute("PRAGMA quick_check(1)").get == "ok"
+        return bool(db.execute("PRAGMA quick_check(1)").get == "ok")
     except (apsw.Error, UnicodeDecodeError):
         return False
 
