@@ -11,6 +11,7 @@ from checks.mended_by import CommandLine
 from checks.store import Wish
 from regraft.errors import BaseUnknown
 from regraft.locate import Kind, Located
+from regraft.system_errors import ProjectUnknown
 
 
 @dataclass(frozen=True)
@@ -55,5 +56,6 @@ def chosen_bases(found: Located, words: Sequence[str]) -> tuple[str, ...]:
     names = AUDITORS[found.kind].names(found) if words else {}
     for word in words:
         if word not in known and word not in names:
-            raise BaseUnknown(base=word, known=", ".join(known) or "none")
+            unknown = ProjectUnknown if found.kind is Kind.CODEX_MEM else BaseUnknown
+            raise unknown(base=word, known=", ".join(known) or "none")
     return tuple(word if word in known else names[word] for word in words)

@@ -163,7 +163,7 @@ def _as_audit(path: Path, seen: _Seen) -> Audit:
     return Audit(
         findings=ledger.findings(),
         checked={
-            "bases": len(seen.projects),
+            "projects": len(seen.projects),
             **{name: seen.checked.get(name, 0) for name in ("notes", "handoffs")},
             "embeddings": 0 if vectors is None or survey is None else (survey.gone or 0) + survey.total.held,
             "bytes": sum(file.stat().st_size for file in files if file.is_file()),

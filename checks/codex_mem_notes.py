@@ -102,13 +102,22 @@ def _said_of_excluded(note: Note) -> tuple[str, str] | None:
 def _said_of_each(note: Note) -> tuple[str, str] | None:
     """Return the finding that a note is, with what is said of it; None where nothing is wrong."""
     if not note.is_eligible:
-        astray = (codex.ORPHAN, "{n} with a vector that is not to have one") if note.is_astray else None
-        return _said_of_excluded(note) or astray
+        return _said_of_excluded(note) or _said_of_unwanted(note)
     if note.is_adoptable:
         return codex.ORPHAN, "{n} with a good vector that its row does not name"
     if note.held is not None and note.held.flaw is not None:
         return codex.VECTOR, _FLAWS[note.held.flaw]
     return None if note.status is Status.READY else _said_of_lacking(note)
+
+
+def _said_of_unwanted(note: Note) -> tuple[str, str] | None:
+    """Return the finding that a note is that is not to be embedded; what an excluded one says stays as it is."""
+    if note.is_astray:
+        return codex.ORPHAN, "{n} with a vector that is not to have one"
+    is_said = note.metadata.embedding_status in (None, Status.NOT_APPLICABLE)
+    if note.status is Status.EXCLUDED or is_said:
+        return None
+    return codex.METADATA, "{n} not to be embedded, with a status that says otherwise"
 
 
 def _said_of_lacking(note: Note) -> tuple[str, str]:

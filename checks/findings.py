@@ -27,6 +27,7 @@ SAMPLES = 3
 #: What a person hears of what was looked at.
 _NOUNS = {
     "bases": "base",
+    "projects": "project",
     "items": "item",
     "rows": "row",
     "units": "unit",

@@ -63,7 +63,8 @@ def as_text(document: dict[str, Any], *, verbose: bool = False) -> str:
         lines += [head, *told(base), *more]
     lines += of_all(document["health"])
     if kind not in _WITHOUT_BASES:
-        lines.append(f"{counted(len(document['bases']), 'base')}, {human_bytes(document['health']['bytes'])}.")
+        noun = "project" if kind is Kind.CODEX_MEM else "base"
+        lines.append(f"{counted(len(document['bases']), noun)}, {human_bytes(document['health']['bytes'])}.")
     lines += _health_lines(document["health"], document["bases"])
     return "\n".join(lines) + "\n"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft.errors import BaseUnknown, QueryWithoutWord, SourceUnreadable
+from regraft.errors import QueryWithoutWord, SourceUnreadable
 from regraft.formats import codex_health, codex_mem
 from regraft.formats.codex_health import State, Survey
 from regraft.formats.codex_mem import FULL_TEXT, NOTES
@@ -24,6 +24,7 @@ from regraft.formats.index.search import FUSION_DEPTH, Hit, fused, vector_blob
 from regraft.formats.sidecar import SidecarUnreadable
 from regraft.formats.vector_table import decoder
 from regraft.retrieval import Mode
+from regraft.system_errors import ProjectUnknown
 from regraft.text import counted
 
 #: How many hits the application gives where nobody says.
@@ -85,7 +86,7 @@ def search(database: Path, request: Request) -> Answer:
     """Search the notes of one project, or of all.
 
     Raises:
-        BaseUnknown: there is no such project.
+        ProjectUnknown: there is no such project.
         QueryWithoutWord: the query is blank.
         SourceUnreadable: the database is damaged.
     """
@@ -96,7 +97,7 @@ def search(database: Path, request: Request) -> Answer:
             projects = codex_mem.projects(memory.db)
             project = request.project if request.project is None else codex_mem.project_id(projects, request.project)
             if project is None and request.project is not None:
-                raise BaseUnknown(base=request.project, known=", ".join(projects) or "none")
+                raise ProjectUnknown(base=request.project, known=", ".join(projects) or "none")
             return _Search(codex_health.survey(memory), project, request).answer()
     except (apsw.Error, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=database, reason=error) from error

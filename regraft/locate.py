@@ -227,7 +227,9 @@ def _of_a_system(path: Path, kind: Kind | None) -> Located | None:
     # Why nobody can look there is said by who looks next.
     with contextlib.suppress(OSError):
         if kind in (None, Kind.CODEX_MEM) and (database := codex_mem.database_at(path)) is not None:
-            return Located(Kind.CODEX_MEM, database, FolderTree(database.parent))
+            # What lies beside it, or takes its place, does so where the file itself is.
+            real = database.resolve() if database.is_symlink() else database
+            return Located(Kind.CODEX_MEM, real, FolderTree(real.parent))
         if kind in (None, Kind.ANGEL_MEMORY) and (root := angel_memory.root_of(path)) is not None:
             return Located(Kind.ANGEL_MEMORY, root, FolderTree(root))
     return None

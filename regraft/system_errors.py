@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regraft.errors import RegraftError
+from regraft.errors import BaseUnknown, RegraftError
 
 
 class GenerationUnknown(RegraftError, ValueError):
@@ -12,6 +12,10 @@ class GenerationUnknown(RegraftError, ValueError):
 class MigrationForeign(RegraftError, ValueError):
     """{path}: {what}, which is not the migration 006 that regraft knows; nothing was changed, ask for a regraft of
     that codex-mem."""
+
+
+class ProjectUnknown(BaseUnknown):
+    """{base}: no project of the database has this id, and no single one this name or slug; it has {known}."""
 
 
 class SidecarUnfit(RegraftError, ValueError):

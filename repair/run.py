@@ -88,12 +88,12 @@ def run_command(
 
 
 def _planned(store: Store, planner: Planner) -> Plan:
-    with _looking(store):
+    with looking(store):
         return planner(store)
 
 
 @contextmanager
-def _looking(store: Store) -> Iterator[None]:
+def looking(store: Store) -> Iterator[None]:
     """Report what cannot be looked at before anything is written."""
     try:
         yield
@@ -134,7 +134,7 @@ def undo_run(
         run = Run("undo", dry_run, store.found.kind.value, path)
         chosen = undo.chosen_run(store.root, store.runs(ledger.read_runs(store.root)), run_id)
         if dry_run:
-            with _looking(store):
+            with looking(store):
                 undo.demand_unchanged(store.root, chosen, dry_run=True)
             run.end()
             return _undo_document(store, run, chosen)

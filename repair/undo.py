@@ -108,7 +108,12 @@ def _changed(root: Path, change: Recorded, dry_run: bool) -> str | None:
     if kept is not None and not os.path.lexists(kept):
         return "what would take it back is gone, it"
     if change.means == "file":
-        return None if files.mark_of(path) == change.detail["mark"] else "it"
+        if files.mark_of(path) != change.detail["mark"]:
+            return "it"
+        if not dry_run:
+            # Who has one file open is told before any other was taken back.
+            files.settle_logs(path)
+        return None
     if kept is None or not path.is_file():
         return "it"
     with _trial(path, dry_run) as place, rows.locked(place, keep=False) as db:

@@ -175,7 +175,7 @@ def test_projects_can_be_named(store: Path, config: Path) -> None:
     done = fill(store, config, "--base", notes.project_id(0))
     assert set(held(store)) == {notes.note_id(0, number) for number in range(6)}
     assert [base["id"] for base in done.document["bases"]] == [notes.project_id(0)]
-    assert said(fill(store, config, "--base", "proj_9"), "BaseUnknown", 2)
+    assert said(fill(store, config, "--base", "proj_9"), "ProjectUnknown", 2)
     both = fill(store, config, "--base", notes.project_id(0), "--all-projects")
     assert "contradict" in said(both, "WrongUsage", 2)
 
@@ -294,6 +294,25 @@ def test_an_embedder_of_another_model_is_refused(
         assert "regraft rebuild" in said(fill(store, other), "ModelDiffers", 2)
 
 
+@pytest.mark.parametrize("command", ["backfill", "rebuild"])
+def test_a_damaged_database_is_refused(command: str, store: Path, server: FaultServer, config: Path) -> None:
+    raw = store.read_bytes()[:9000]
+    store.write_bytes(raw)
+    said(fill(store, config, command=command), "SourceUnreadable", 2)
+    assert (server.requests, store.read_bytes()) == ([], raw)
+
+
+def test_a_link_leads_to_the_database(store: Path, config: Path, tmp_path: Path) -> None:
+    link = tmp_path / "elsewhere" / "codex-mem.db"
+    link.parent.mkdir()
+    link.symlink_to(store)
+    assert fill(link, config).status == 0
+    assert (link.is_symlink(), [*link.parent.iterdir()]) == (True, [link])
+    assert (held(store), findings(link), state(store)) == (right(store), {}, "ready")
+    assert run("undo", link, "--json").status == 0
+    assert (link.is_symlink(), held(store)) == (True, {})
+
+
 def test_a_sidecar_that_is_none_is_refused(store: Path, config: Path) -> None:
     codex_mem.sidecar_of(store).write_bytes(b"something else")
     with untouched(store.parent):
@@ -371,6 +390,18 @@ def test_all_of_it_can_be_taken_back(store: Path, config: Path) -> None:
     assert (state(store), findings(store)) == ("disabled", {})
 
 
+def test_nothing_is_taken_back_while_the_application_has_the_database_open(store: Path, config: Path) -> None:
+    fill(store, config)
+    assert run("undo", store, "--json").status == 0
+    place = codex_mem.sidecar_of(store)
+    with sqlite.writing(store) as app:
+        app.execute("SELECT count(*) FROM memory_items").fetchall()
+        assert said(run("undo", store, "--json"), "StoreBusy", 2)
+        assert place.exists()
+    assert run("undo", store, "--json").status == 0
+    assert not place.exists()
+
+
 def test_dropping_the_sidecar_leaves_searches_by_words(store: Path, config: Path) -> None:
     fill(store, config)
     before = [run("search", store, word, "--mode", "bm25", "--json").document["hits"] for word in QUERIES[:3]]
@@ -442,6 +473,46 @@ def test_a_rebuild_that_was_stopped_goes_on(store: Path, server: FaultServer, co
     server.requests.clear()
     assert fill(store, other, "--no-probe", command="rebuild").status == 0
     assert (state(store), len(sent(server)), held(store)) == ("ready", 7, right(store))
+
+
+def test_a_rebuild_that_was_stopped_begins_again_with_another_model(
+    store: Path, server: FaultServer, config: Path, tmp_path: Path
+) -> None:
+    fill(store, configured(tmp_path / "other.yaml", server, model="another"), "--limit", "5", command="rebuild")
+    assert fill(store, config, command="rebuild").status == 0
+    with sidecar.reading(codex_mem.sidecar_of(store)) as (_, meta):
+        assert (meta.model_id, meta.state) == ("embed-small", "ready")
+    assert (held(store), findings(store), state(store)) == (right(store), {}, "ready")
+
+
+def test_a_rebuild_that_was_stopped_begins_again_where_its_file_is_damaged(store: Path, config: Path) -> None:
+    fill(store, config)
+    fill(store, config, "--limit", "5", command="rebuild")
+    place = codex_mem.sidecar_of(store)
+    raw = place.read_bytes()
+    place.write_bytes(raw[: 2 * 4096] + bytes(len(raw) - 2 * 4096))
+    assert fill(store, config, command="rebuild").status == 0
+    assert (held(store), findings(store), state(store)) == (right(store), {}, "ready")
+
+
+def test_a_vector_of_no_length_before_the_first_one_is_no_damage_of_the_file(store: Path, config: Path) -> None:
+    notes.migrate(store)
+    sidecar.create(codex_mem.sidecar_of(store), "embed-small", None, notes.EMBEDDED)
+    notes.put_vector(store, notes.note_id(0, 0), vector=b"")
+    assert run("inspect", store, "--json").status == 0
+    assert fill(store, config).status == 0
+    assert (held(store), findings(store), state(store)) == (right(store), {}, "ready")
+
+
+def test_reconcile_with_an_embedder_leaves_a_database_without_all_columns(
+    store: Path, server: FaultServer, config: Path
+) -> None:
+    notes.add_columns(store, list(codex_mem.COLUMNS)[:3])
+    sidecar.create(codex_mem.sidecar_of(store), "embed-small", 8, notes.EMBEDDED)
+    was = store.read_bytes()
+    done = fill(store, config, command="reconcile")
+    assert (done.status, [one["finding"] for one in done.document["left"]]) == (1, ["codex.migration"])
+    assert (server.requests, store.read_bytes()) == ([], was)
 
 
 def test_other_stores_are_not_rebuilt(tmp_path: Path, config: Path) -> None:

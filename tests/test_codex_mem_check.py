@@ -89,7 +89,7 @@ def test_a_healthy_database_has_no_finding(
     vectors = 12 if name == "whole" else 0
     size = document["checked"].pop("bytes")
     assert size > 0
-    assert document["checked"] == {"bases": 2, "notes": 14, "handoffs": 2, "embeddings": vectors}
+    assert document["checked"] == {"projects": 2, "notes": 14, "handoffs": 2, "embeddings": vectors}
     assert document["level"] == (level or "--default").removeprefix("--")
 
 
@@ -340,6 +340,15 @@ PLANTINGS = {
     ),
     "eligible and not applicable": Planting(
         lambda path: lone(path, "not_applicable"), {"codex.metadata": 1}, f"reconcile PATH --base {P0}", P0
+    ),
+    "ready and not to be embedded": Planting(
+        lambda path: [
+            run_sql(codex_mem.sidecar_of(path), "DELETE FROM embedding WHERE note_id = ?", FIRST),
+            store.set_metadata(path, FIRST, eligible=0),
+        ],
+        {"codex.metadata": 1},
+        f"reconcile PATH --base {P0}",
+        P0,
     ),
     "a vector with NaN": Planting(
         partial(put, FIRST, floats(math.nan, *[0.0] * 7)), {"codex.vector": 1}, f"reconcile PATH --base {P0}", P0

@@ -163,7 +163,7 @@ def test_options_that_say_nothing_about_notes_are_refused(option: tuple[object, 
 
 
 def test_an_unknown_project_is_refused(path: Path) -> None:
-    assert P0 in said(run("search", path, ALL, "--json", "--base", "x"), "BaseUnknown", 2)
+    assert P0 in said(run("search", path, ALL, "--json", "--base", "x"), "ProjectUnknown", 2)
 
 
 def test_a_database_that_cannot_be_searched_is_refused(path: Path) -> None:

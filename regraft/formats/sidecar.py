@@ -143,6 +143,14 @@ def reading(path: Path) -> Iterator[tuple[apsw.Connection, Meta]]:
         yield db, meta
 
 
+def is_sound(db: apsw.Connection) -> bool:
+    """Tell whether every page of an open sidecar can be read."""
+    try:
+        return bool(db.execute("PRAGMA quick_check(1)").get == "ok")
+    except (apsw.Error, UnicodeDecodeError):
+        return False
+
+
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
@@ -167,9 +175,9 @@ class Held:
 
 #: A number too long for single precision, in which sqlite-vec counts, has its norm worked out once more.
 _HELD = f"""SELECT note_id, content_hash, content_version, embedded_at,
-       CASE WHEN typeof(vector) = 'blob' AND length(vector) = :size
+       CASE WHEN typeof(vector) = 'blob' AND length(vector) = :size AND :size > 0
             THEN vec_distance_l2(vector, zeroblob(:size)) END AS norm,
-       typeof(vector) = 'blob' AND length(vector) = :size AS fits
+       typeof(vector) = 'blob' AND length(vector) = :size AND :size > 0 AS fits
   FROM {TABLE}"""
 
 

@@ -21,6 +21,7 @@ from repair.backfill.outcome import Outcome
 from repair.backfill.scope import Scope, Step, Target, Unfit
 from repair.backfill.wish import Wish
 from repair.plan import Left, Plan
+from repair.run import looking
 from repair.store import Store
 
 
@@ -59,8 +60,9 @@ def look(store: Store, settings: EmbedderSettings, wish: Wish) -> Look:
         DimensionsMissing: nobody knows how long the vectors of a base are to be.
         RegraftError: it cannot be looked at.
     """
-    found = FILLERS[store.found.kind].targets(store, settings, wish)
-    first = found.steps[0].planner(store) if found.steps else Plan()
+    with looking(store):
+        found = FILLERS[store.found.kind].targets(store, settings, wish)
+        first = found.steps[0].planner(store) if found.steps else Plan()
     seen = Look([], list(found.left), first, found.steps)
     made = {action.base for action in first.actions}
     sent = nothing(settings)

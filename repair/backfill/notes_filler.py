@@ -80,12 +80,13 @@ class NotesFiller:
             ModelDiffers: the sidecar holds vectors of another model.
             SidecarUnfit: it cannot be used.
         """
-        meta = _meta(store, wish)
+        meta = _filled(store, settings, wish)
         if meta is not None and not settings.serves(meta.model_id):
             reason = f"the vectors of {store.found.path.name} are of {meta.model_id}; regraft rebuild makes all anew"
             raise ModelDiffers(embedder=settings.name, model=settings.model, reason=reason)
         follows = wish.command == "reconcile"
-        if follows and meta is None:
+        if follows and (meta is None or not _is_migrated(store)):
+            # There is nothing to follow, and what is lacking is left with what mends it.
             return Targets((), (), (Step(following.plan),))
         model = settings.model if meta is None else meta.model_id
         name = store.found.path.name
@@ -93,7 +94,7 @@ class NotesFiller:
         meant, others = _projects(store, wish)
         targets = (NotesTarget(key, label, name, model, anew) for key, label in meant)
         left = (Left(codex.PENDING, f"{NOT_ASKED}: {label}", key, severity="note") for key, label in others)
-        step = following.plan if follows else partial(_prepared, model=model, wish=wish)
+        step = following.plan if follows else partial(_prepared, settings=settings, model=model, wish=wish)
         return Targets(tuple(targets), tuple(left), (Step(step),))
 
 
@@ -105,15 +106,32 @@ def _meta(store: Store, wish: Wish) -> Meta | None:
     """
     place = codex_mem.sidecar_of(store.found.path)
     try:
-        with sidecar.reading(place) as (_, meta):
+        with sidecar.reading(place) as (db, meta):
             # A rebuild that was stopped goes on; of any other, nothing is kept.
-            return meta if wish.command != "rebuild" or meta.is_rebuilding else None
+            goes_on = wish.command != "rebuild" or (meta.is_rebuilding and sidecar.is_sound(db))
+            return meta if goes_on else None
     except FileNotFoundError:
         return None
     except SidecarProblem as problem:
         if wish.command == "rebuild":
             return None
         raise SidecarUnfit(path=place, reason=problem) from problem
+
+
+def _filled(store: Store, settings: EmbedderSettings, wish: Wish) -> Meta | None:
+    """Return :func:`_meta`, but of a rebuild that was begun with another model nothing is kept.
+
+    Raises:
+        SidecarUnfit: it cannot be used.
+    """
+    meta = _meta(store, wish)
+    is_other = meta is not None and not settings.serves(meta.model_id)
+    return None if is_other and wish.command == "rebuild" else meta
+
+
+def _is_migrated(store: Store) -> bool:
+    with sqlite.reading(store.found.path) as db:
+        return codex_mem.is_migrated(db)
 
 
 def _projects(store: Store, wish: Wish) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -129,12 +147,12 @@ def _projects(store: Store, wish: Wish) -> tuple[list[tuple[str, str]], list[tup
     return meant, others
 
 
-def _prepared(store: Store, model: str, wish: Wish) -> Plan:
+def _prepared(store: Store, settings: EmbedderSettings, model: str, wish: Wish) -> Plan:
     """Return the plan that gives a database the columns of its notes' metadata, and a sidecar."""
     now = clock.now_ms()
     made = migration.plan(store, now)
     place = codex_mem.sidecar_of(store.found.path)
-    if wish.command == "rebuild" and _meta(store, wish) is None:
+    if wish.command == "rebuild" and _filled(store, settings, wish) is None:
         said = f"make {place.name} anew, for vectors of {model}"
     elif not place.exists():
         said = f"make {place.name}, for vectors of {model}"
