@@ -163,7 +163,7 @@ def test_equal_texts_of_two_bases_are_paid_for_once(store: Path, server: FaultSe
     assert vectors(store, OTHER)[text] == vector_of(text)
     assert run("undo", store, "-q").status == 0
     assert contents(store) == before
-    assert "1 of them are those of equal texts in other bases" in run("backfill", store, "--config", config).stdout
+    assert "1 of them are those of equal texts that had theirs" in run("backfill", store, "--config", config).stdout
 
 
 def test_a_second_run_sends_nothing(store: Path, server: FaultServer, config: Path) -> None:

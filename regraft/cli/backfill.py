@@ -152,7 +152,7 @@ def _done_lines(scope: dict[str, Any], verbose: bool) -> list[str]:
         if probe["requests"]:
             lines.append(f"  its model was compared by {counted(probe['texts'], 'text')}: {sent}")
     if scope["shared"]:
-        lines.append(f"  {scope['shared']:,} of them are those of equal texts in other bases of the model")
+        lines.append(f"  {scope['shared']:,} of them are those of equal texts that had theirs")
     if scope["requests"]:
         cost = "" if scope["cost"] is None else f", {_money(scope['cost'])} {planned['currency']}"
         lines.append(f"  {counted(scope['requests'], 'request')}, {counted(scope['tokens'], 'token')}{cost}")
