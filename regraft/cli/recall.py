@@ -109,7 +109,8 @@ def _head(found: Recalled, *, verbose: bool) -> str:
     record = found.record
     headings = " > ".join(heading for heading in record.headings if heading)
     title = f"Note {record.short_id}: {record.path}{f', {headings}' if headings else ''}"
-    lines = [one_line(title), f"lines {found.start} to {found.end} of {found.total_lines}, about {counted(found.tokens, 'token')}"]
+    tokens = counted(found.tokens, "token")
+    lines = [one_line(title), f"lines {found.start} to {found.end} of {found.total_lines}, about {tokens}"]
     if verbose:
         lines += [f"tags {one_line(', '.join(record.names))}", record.source_id]
     return "".join(f"{line}\n" for line in [*lines, ""])
