@@ -114,6 +114,3 @@ PROVIDER_LEFTOVER = register(
     "`regraft gc`, which moves it to the trash.",
     "gc",
 )
-
-#: Findings after whose repair records have other vectors and tags: that comes first.
-OF_RECORDS = frozenset({FILE_MISSING, RECORD_CHANGED, RECORD_MISSING})

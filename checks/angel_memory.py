@@ -286,15 +286,12 @@ def _audit(seen: _Seen) -> Audit:
 
 
 def _with_commands(audited: Audit, command_line: CommandLine) -> Audit:
-    """Return an audit whose findings give the command line to run next: records come before what follows them."""
-    records_first = any(one.name in angel.OF_RECORDS for one in audited.findings)
+    """Return an audit whose findings give the command line that mends them."""
 
     def mended(one: Finding) -> Finding:
         words = FINDINGS[one.name].command
         if not words or one.is_beyond_repair:
             return one
-        if records_first and words[0] != "repair" and one.name != angel.PROVIDER_LEFTOVER:
-            words = ("repair",)
         return replace(one, repair=command_line(words[:1], words[1:]))
 
     return replace(audited, findings=tuple(map(mended, audited.findings)))

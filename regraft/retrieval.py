@@ -191,6 +191,8 @@ def search(source: Located, wanted: str | None, request: Request) -> Answer:
     """
     if source.kind not in SEARCHED:
         advice = "migrate it first, and search the library"
+        if source.kind is Kind.ANGEL_MEMORY:
+            advice = "regraft recall reads a note of it"
         raise NotSearchable(path=source.path, what=NAMES[source.kind], advice=advice)
     catalog = None if request.raw else catalog_of(source)
     bases = known_bases(source, catalog)

@@ -523,15 +523,14 @@ def test_time_can_be_over(store: AngelStore) -> None:
     assert answer["not_checked"]
 
 
-def test_what_records_need_comes_first(store: AngelStore) -> None:
-    """Vectors of records that are about to change are made afterwards."""
+def test_commands_stand_in_an_order_in_which_they_mend_all(store: AngelStore) -> None:
     changed(store, READ_AT + 9)
     store.drop_vectors(next(iter(store.texts())))
     store.add_tag("unused")
     found = check(store)
-    path = str(store.root)
-    assert found["angel.record-changed"]["repair"] == f"regraft repair {path} --only angel.record-changed"
-    assert found["angel.vector-missing"]["repair"] == found["angel.tag-unused"]["repair"] == f"regraft repair {path}"
+    repairs = [one["repair"].split()[1] for one in reversed(found.values())]
+    assert repairs == ["repair", "reconcile", "gc"]
+    assert found["angel.tag-unused"]["repair"] == f"regraft gc {store.root} --only angel.tag-unused"
 
 
 def test_memories_count_as_users_of_tags(store: AngelStore) -> None:

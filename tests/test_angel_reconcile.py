@@ -491,6 +491,21 @@ def test_a_text_that_cannot_be_embedded_is_left(damaged, server, config):
     assert entries(damaged) == expected(damaged)
 
 
+@pytest.mark.parametrize("left", [b"", b"no database", None], ids=["empty", "other", "beginning"])
+def test_what_is_left_of_a_staging_file_that_was_never_made(damaged, config, left):
+    """The disk was full, say."""
+    place = damaged.root / ".regraft" / "reconciling" / f"{PROVIDER}.sqlite"
+    place.parent.mkdir(parents=True)
+    if left is None:
+        damaged.execute("CREATE TABLE origin (provider TEXT, model TEXT)", path=place)
+    else:
+        place.write_bytes(left)
+    assert reconcile(damaged, "--config", config, "--dry-run").status == 0
+    assert reconcile(damaged, "--config", config).status == 0
+    assert names(damaged) == set()
+    assert not place.exists()
+
+
 def test_killed_before_the_collection_is_built_nothing_is_paid_twice(damaged, server, config):
     before = entries(damaged)
 

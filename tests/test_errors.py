@@ -197,7 +197,7 @@ class Bad:
     more: tuple[str, ...] = ()
 
 
-KNOWN = "give a v1 backup (zip or folder), a profile folder, an export folder, a knowledge JSON file, or a library"
+KNOWN = "give a v1 backup (zip or folder), a profile folder, an export folder, a knowledge JSON file, a library"
 COMPLETE = "check that the file is complete and that you may read it"
 ANOTHER = "the source is incomplete or damaged, take another one"
 

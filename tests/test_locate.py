@@ -73,8 +73,8 @@ def unrecognised(path: Path, kind: Kind | None = None) -> str:
     message = str(caught.value)
     assert message.startswith(f"{path}: not a knowledge base that regraft knows (")
     assert message.endswith(
-        "); give a v1 backup (zip or folder), a profile folder, an export folder, a knowledge JSON file, or a library "
-        "that regraft wrote."
+        "); give a v1 backup (zip or folder), a profile folder, an export folder, a knowledge JSON file, a library "
+        "that regraft wrote, a database of codex-mem, or a data folder of AngelMemory."
     )
     return message.partition("regraft knows (")[2].rpartition("); give")[0]
 

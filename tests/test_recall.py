@@ -127,6 +127,16 @@ def test_an_unknown_id_gets_the_nearest(store: AngelStore) -> None:
     assert "the nearest are 0, 1, 2, the highest is 2" in message
 
 
+def test_the_id_that_the_system_shows_for_zero_is_explained(store: AngelStore) -> None:
+    assert "give 0" in refused("WrongUsage", run("recall", store.root, "-1", "--json"))
+
+
+def test_numbers_may_be_of_any_size(store: AngelStore) -> None:
+    refused("WrongUsage", run("recall", store.root, 2**63, "--json"))
+    refused("NoteUnknown", run("recall", store.root, 2**63 - 1, "--json"))
+    assert span(recalled(store, 0, "--lines", f"2:{10**20}")) == (2, 10, 10)
+
+
 def test_without_notes_no_id_is_known(tmp_path: Path) -> None:
     empty = build(tmp_path / "empty", {})
     assert "there are no notes" in refused("NoteUnknown", run("recall", empty.root, 0, "--json"))
@@ -168,6 +178,10 @@ def test_only_a_data_folder_has_notes(tmp_path: Path) -> None:
     other.mkdir()
     (other / "data.json").write_text('{"version": 5, "localStorage": {}, "indexedDB": {}}')
     assert "a v1 backup" in refused("NotRecalled", run("recall", other, 0, "--json"))
+
+
+def test_a_data_folder_is_not_searched(store: AngelStore) -> None:
+    assert "regraft recall reads a note" in refused("NotSearchable", run("search", store.root, "plan", "--json"))
 
 
 def test_a_span_goes_forward() -> None:

@@ -15,9 +15,18 @@ from regraft.envelope import Run
 from regraft.locate import NAMES, Kind, located
 from regraft.recall import Recalled, Span
 from regraft.system_errors import NotRecalled
-from regraft.text import one_line
+from regraft.text import counted, one_line
 
-_LINES = re.compile(r"(?=.*\d)(\d{0,9}):(\d{0,9})", re.ASCII)
+_LINES = re.compile(r"(?=.*\d)(\d*):(\d*)", re.ASCII)
+
+#: SQLite has no higher numbers.
+_HIGHEST = 2**63 - 1
+
+
+def _refuse_shown(_context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    """Say what is meant by the id that AngelMemory shows for 0."""
+    if value:
+        raise click.UsageError("AngelMemory shows the short id 0 as -1; give 0")
 
 
 def _span(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Span:
@@ -35,7 +44,8 @@ def _span(_context: click.Context, _parameter: click.Parameter, value: str | Non
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.argument("short_id", type=click.IntRange(min=0))
+@click.argument("short_id", type=click.IntRange(min=0, max=_HIGHEST))
+@click.option("-1", "is_shown", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_refuse_shown)
 @click.option(
     "--lines", "span", callback=_span, metavar="A:B", help="Only lines A to B, from 1 on; either may be left out."
 )
@@ -99,7 +109,8 @@ def _head(found: Recalled, *, verbose: bool) -> str:
     record = found.record
     headings = " > ".join(heading for heading in record.headings if heading)
     title = f"Note {record.short_id}: {record.path}{f', {headings}' if headings else ''}"
-    lines = [one_line(title), f"lines {found.start} to {found.end} of {found.total_lines}, about {found.tokens} tokens"]
+    tokens = counted(found.tokens, "token")
+    lines = [one_line(title), f"lines {found.start} to {found.end} of {found.total_lines}, about {tokens}"]
     if verbose:
         lines += [f"tags {one_line(', '.join(record.names))}", record.source_id]
     return "".join(f"{line}\n" for line in [*lines, ""])

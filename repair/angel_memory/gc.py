@@ -16,7 +16,6 @@ import apsw
 from checks import angel_findings as angel
 from checks.angel_memory import DANGLING, ORPHANED, UNUSED
 from checks.angel_providers import entries_elsewhere, providers
-from checks.findings import Finding
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats import angel_memory
 from regraft.formats.angel_memory import MEMORY_TAGS, NOTE_TAGS, TAGS, AngelProblem, ProviderFolder
@@ -95,10 +94,6 @@ def _plan_rows(store: Store, wish: Wish, made: Plan) -> None:
     if not wanted:
         return
     findings = store.findings()
-    first = sorted({one.name for one in findings if one.name in angel.OF_RECORDS})
-    if first:
-        made.left += [_left_for_repair(store, one, first) for one in findings if one.name in wanted]
-        return
     rows = [*_relations(wanted), *([_tags(wanted)] if angel.TAG_UNUSED in wanted else [])]
     counts = _counts(store.root, rows)
     actions = [
@@ -119,8 +114,9 @@ def _plan_rows(store: Store, wish: Wish, made: Plan) -> None:
     gone = sum(action.count for action in actions if action.finding == angel.TAG_UNUSED)
     if unused is not None and angel.TAG_UNUSED in wanted and gone < unused.count:
         made.mends.discard((angel.TAG_UNUSED, None))
+        again = shlex.join(["regraft", "gc", argument(store.path)])
         reason = f"{counted(unused.count - gone, 'tag')} that only relations to nothing name: these go first"
-        made.left.append(Left(angel.TAG_UNUSED, reason, count=unused.count - gone, repair=_command(store, "gc")))
+        made.left.append(Left(angel.TAG_UNUSED, reason, count=unused.count - gone, repair=again))
 
 
 def _counts(root: Path, rows: list[_Rows]) -> list[int]:
@@ -130,15 +126,6 @@ def _counts(root: Path, rows: list[_Rows]) -> list[int]:
             return [int(number) for number in found]
     except (AngelProblem, apsw.Error) as problem:
         raise SourceUnreadable(path=root / angel_memory.DATABASE, reason=problem) from problem
-
-
-def _left_for_repair(store: Store, finding: Finding, first: list[str]) -> Left:
-    reason = f"{finding.message}, and it may be needed once {', '.join(first)} is mended"
-    return Left(finding.name, reason, count=finding.count, repair=_command(store, "repair"))
-
-
-def _command(store: Store, command: str) -> str:
-    return shlex.join(["regraft", command, argument(store.path)])
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------

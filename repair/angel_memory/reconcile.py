@@ -222,15 +222,9 @@ class _Work:
                 scope.write(kept, clock.now_ms())
                 yield scope
         except BaseException:
-            if not self._has_paid():
+            if not staging.has_vectors(self.staged):
                 staging.discard(self.staged)
             raise
-
-    def _has_paid(self) -> bool:
-        if not self.staged.is_file():
-            return False
-        with staging.reading(self.staged) as scope:
-            return bool(scope.ready_keys())
 
     def _surveyed(self) -> dict[str, bytes]:
         """Return the vectors that are kept and needed elsewhere, by the hash of their text; chromadb reads them all."""

@@ -6,7 +6,7 @@ The file lies below the store's ``.regraft``, and goes once the collection has w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ _TABLES = (
          is_stale INTEGER NOT NULL,
          vector BLOB)""",
 )
+#: What reading a file says that is no database, and one that is only the beginning of a staging file.
+_DAMAGED = (apsw.NotADBError, apsw.CorruptError)
+_UNUSABLE = (*_DAMAGED, apsw.SQLError)
 _OF_KEYS = "key IN (SELECT value FROM json_each(?))"
 
 
@@ -146,6 +149,8 @@ def opened(path: Path, origin: Origin, ready: int, dimensions: int | None) -> It
     Raises:
         apsw.Error, OSError: it cannot be written.
     """
+    if _is_damaged(path):
+        discard(path)
     durable.make_folders(path.parent)
     with sqlite.writing(path, create=True) as db:
         db.set_busy_timeout(_BUSY_MS)
@@ -164,7 +169,7 @@ def imagined(path: Path, origin: Origin, ready: int, dimensions: int | None) -> 
     with sqlite.in_memory() as db:
         _prepare(db, origin)
         if path.is_file():
-            with sqlite.reading(path) as old:
+            with suppress(*_UNUSABLE), sqlite.reading(path) as old:
                 if _origin(old) == (origin.provider, origin.model):
                     db.executemany("INSERT INTO text VALUES (?, ?, ?, ?)", old.execute("SELECT * FROM text"))
         yield Staging(db, origin.provider, ready, dimensions)
@@ -179,6 +184,24 @@ def reading(path: Path) -> Iterator[Staging]:
     """
     with sqlite.reading(path) as db:
         yield Staging(db)
+
+
+def has_vectors(path: Path) -> bool:
+    """Tell whether there is a staging file with a vector in it."""
+    if path.is_file():
+        with suppress(*_UNUSABLE), reading(path) as scope:
+            return bool(scope.ready_keys())
+    return False
+
+
+def _is_damaged(path: Path) -> bool:
+    if path.is_file():
+        try:
+            with sqlite.reading(path) as db:
+                db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        except _DAMAGED:
+            return True
+    return False
 
 
 def discard(path: Path) -> None:
