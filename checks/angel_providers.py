@@ -71,13 +71,27 @@ def _state(root: Path) -> tuple[str, float, str | None]:
 
 
 def _begun(folders: list[ProviderFolder], stated: str, saved_at: float) -> ProviderFolder | None:
-    """Return the folder of a provider that was chosen since the last sync: its collection is empty."""
-    empty = [
-        folder
-        for folder in folders
-        if folder.name != stated and entries_of(folder) == 0 and folder.database.stat().st_mtime >= saved_at - GIVEN_UP
-    ]
-    return _latest(empty)
+    """Return the folder of a provider that was chosen since the last sync: it is not filled, or only in part."""
+    others = (folder for folder in folders if folder.name != stated)
+    return _latest([folder for folder in others if _is_due(folder, saved_at)])
+
+
+def _is_due(folder: ProviderFolder, saved_at: float) -> bool:
+    if entries_of(folder) == 0:
+        return folder.database.stat().st_mtime >= saved_at - GIVEN_UP
+    written_at = _written_at(folder)
+    # A sync that was stopped has not told the state file.
+    return written_at is not None and saved_at > 0 and written_at > saved_at
+
+
+def _written_at(folder: ProviderFolder) -> float | None:
+    """Return when the latest vector of a note was written, in s; None where there is none, or nothing tells."""
+    try:
+        with chroma.reading(folder.database) as db:
+            found = chroma.collection(db, angel_memory.COLLECTION)
+            return None if found is None else chroma.written_at(db, found)
+    except (ChromaProblem, OSError, apsw.Error, UnicodeDecodeError):
+        return None
 
 
 def _latest(folders: list[ProviderFolder]) -> ProviderFolder | None:

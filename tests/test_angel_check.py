@@ -577,6 +577,24 @@ def test_an_empty_collection_of_long_ago_was_given_up(store: AngelStore) -> None
     assert set(check(store)) == {"angel.provider-leftover"}
 
 
+@pytest.mark.parametrize("is_younger", [True, False])
+def test_a_collection_that_a_stopped_sync_has_begun_is_a_change_that_is_due(
+    store: AngelStore, is_younger: bool
+) -> None:
+    store.fill(OTHER_PROVIDER, dict(list(store.texts().items())[:2]))
+    store.set_state(last_updated_at=READ_AT)
+    with store.opened(store.chroma(OTHER_PROVIDER)) as db:
+        db.execute("ALTER TABLE embeddings ADD COLUMN created_at TIMESTAMP")
+        db.execute(
+            "UPDATE embeddings SET created_at = datetime(?, 'unixepoch')", (READ_AT + (60 if is_younger else -60),)
+        )
+    used = providers(store.root)
+    assert used.in_use is not None
+    assert used.in_use.name == (OTHER_PROVIDER if is_younger else PROVIDER)
+    assert ("angel.provider-changed" in check(store)) == is_younger
+    assert ("angel.provider-leftover" in check(store)) != is_younger
+
+
 def test_of_several_empty_collections_the_latest_counts(store: AngelStore) -> None:
     store.fill("one", {})
     store.fill("two", {})

@@ -121,6 +121,16 @@ def count(db: apsw.Connection, of: Collection) -> int:
     return int(number)
 
 
+def written_at(db: apsw.Connection, of: Collection) -> float | None:
+    """Return when the latest entry of a collection was written, in s; None where there is none, or nothing tells."""
+    columns = {str(row[1]) for row in db.execute("PRAGMA table_info(embeddings)")}
+    if "created_at" not in columns:
+        return None
+    query = "SELECT CAST(max(unixepoch(created_at)) AS REAL) FROM embeddings WHERE segment_id = ?"
+    latest: Any = db.execute(query, (of.metadata,)).get
+    return None if latest is None else float(latest)
+
+
 def entries(db: apsw.Connection, of: Collection) -> Iterator[Entry]:
     """Return the entries of a collection, as Chroma would give them, in the order in which they were added."""
     pending = _pending(db, of)
