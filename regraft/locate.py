@@ -226,10 +226,8 @@ def _of_a_system(path: Path, kind: Kind | None) -> Located | None:
     """Recognise a store of another system."""
     # Why nobody can look there is said by who looks next.
     with contextlib.suppress(OSError):
-        if kind in (None, Kind.CODEX_MEM) and (database := codex_mem.database_at(path)) is not None:
-            # What lies beside it, or takes its place, does so where the file itself is.
-            real = database.resolve() if database.is_symlink() else database
-            return Located(Kind.CODEX_MEM, real, FolderTree(real.parent))
+        if kind in (None, Kind.CODEX_MEM) and (database := codex_mem.database_in(path)) is not None:
+            return _codex_mem(database)
         if kind in (None, Kind.ANGEL_MEMORY) and (root := angel_memory.root_of(path)) is not None:
             return Located(Kind.ANGEL_MEMORY, root, FolderTree(root))
     return None
@@ -394,6 +392,12 @@ def _json_file(path: Path, kind: Kind | None) -> Located:
     return Located(recognised, path, tree, places)
 
 
+def _codex_mem(database: Path) -> Located:
+    # What lies beside it, or takes its place, does so where the file itself is.
+    real = database.resolve() if database.is_symlink() else database
+    return Located(Kind.CODEX_MEM, real, FolderTree(real.parent))
+
+
 def _other_database(path: Path) -> str:
     """Say what a SQLite file is that is none of the known kinds."""
     notes = codex_mem.database_of(path)
@@ -402,29 +406,43 @@ def _other_database(path: Path) -> str:
     return "a SQLite file with none of the known tables"
 
 
+def _by_tables(path: Path, tables: set[str]) -> Kind:
+    """Return what a SQLite file is, by its tables.
+
+    Raises:
+        SourceUnrecognised: none of the known kinds.
+    """
+    if tables >= codex_mem.MARKS:
+        return Kind.CODEX_MEM
+    if libsql_preview.TABLE in tables and libsql_preview.look(path).layout is libsql_preview.Layout.PREVIEW:
+        return Kind.PREVIEW
+    if "search_unit" in tables:
+        return Kind.INDEX
+    if "vectors" in tables:
+        return Kind.V1_VECTORS
+    if "knowledge_base" in tables:
+        return Kind.V2_PROFILE if path.name == PROFILE_DATABASE else Kind.LIBRARY
+    raise SourceUnrecognised(path=path, found=_other_database(path))
+
+
 def _database(path: Path, kind: Kind | None) -> Located:
     try:
         with sqlite.reading(path) as db:
             tables = {str(row[0]) for row in db.execute("SELECT name FROM sqlite_master")}
     except (apsw.Error, UnicodeDecodeError) as error:
-        if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW, Kind.CODEX_MEM):
+        if kind is Kind.CODEX_MEM or (kind is None and path.name == codex_mem.FILE):
+            return _codex_mem(path)
+        if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW):
             return Located(kind, path, FolderTree(path.parent))
         layout = libsql_preview.look(path).layout
         if layout not in (libsql_preview.Layout.PREVIEW, libsql_preview.Layout.CURRENT):
             raise SourceUnreadable(path=path, reason=error) from error
         tables = {libsql_preview.TABLE, "search_unit"}
-    if libsql_preview.TABLE in tables and libsql_preview.look(path).layout is libsql_preview.Layout.PREVIEW:
-        recognised = Kind.PREVIEW
-    elif "search_unit" in tables:
-        recognised = Kind.INDEX
-    elif "vectors" in tables:
-        recognised = Kind.V1_VECTORS
-    elif "knowledge_base" in tables:
-        recognised = Kind.V2_PROFILE if path.name == PROFILE_DATABASE else Kind.LIBRARY
-    else:
-        raise SourceUnrecognised(path=path, found=_other_database(path))
+    recognised = _by_tables(path, tables)
     if kind not in (None, recognised):
         raise SourceUnrecognised(path=path, found=f"{NAMES[recognised]}, not {NAMES[kind]}")
+    if recognised is Kind.CODEX_MEM:
+        return _codex_mem(path)
     if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):
         return Located(recognised, path.parent, FolderTree(path.parent))
     return Located(recognised, path, FolderTree(path.parent))

@@ -43,19 +43,19 @@ _SIDECAR = ".embeddings.sqlite"
 _GUARD = "regraft_excluded_notes"
 
 
-def database_at(path: Path) -> Path | None:
-    """Return the database that a path is, or that is in it by its usual name; None for anything else.
+def database_in(folder: Path) -> Path | None:
+    """Return the database that lies in a folder by its usual name; None where there is none.
 
     One that is too damaged to be told by its tables is told by that name.
     """
-    place = path / FILE if os.path.isdir(path) else path  # noqa: PTH112 - this one raises for no path
-    if not sqlite.is_database(place):
+    place = folder / FILE
+    if not os.path.isdir(folder) or not sqlite.is_database(place):  # noqa: PTH112 - this one raises for no path
         return None
     try:
         with sqlite.reading(place) as db:
             tables = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     except (apsw.Error, UnicodeDecodeError):
-        return place if place.name == FILE else None
+        return place
     return place if tables >= MARKS else None
 
 
