@@ -7,8 +7,10 @@ soon as it starts with that provider.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import apsw
 
@@ -16,6 +18,7 @@ from regraft.formats import angel_memory, chroma
 from regraft.formats.angel_memory import AngelProblem, ProviderFolder
 from regraft.formats.chroma import ChromaProblem
 
+T = TypeVar("T")
 #: An empty collection that was not written to for so long before the last maintenance was given up, in s.
 GIVEN_UP = 86_400
 
@@ -79,19 +82,9 @@ def _begun(folders: list[ProviderFolder], stated: str, saved_at: float) -> Provi
 def _is_due(folder: ProviderFolder, saved_at: float) -> bool:
     if entries_of(folder) == 0:
         return folder.database.stat().st_mtime >= saved_at - GIVEN_UP
-    written_at = _written_at(folder)
+    written_at = _asked(folder, chroma.written_at)
     # A sync that was stopped has not told the state file.
     return written_at is not None and saved_at > 0 and written_at > saved_at
-
-
-def _written_at(folder: ProviderFolder) -> float | None:
-    """Return when the latest vector of a note was written, in s; None where there is none, or nothing tells."""
-    try:
-        with chroma.reading(folder.database) as db:
-            found = chroma.collection(db, angel_memory.COLLECTION)
-            return None if found is None else chroma.written_at(db, found)
-    except (ChromaProblem, OSError, apsw.Error, UnicodeDecodeError):
-        return None
 
 
 def _latest(folders: list[ProviderFolder]) -> ProviderFolder | None:
@@ -105,10 +98,15 @@ def entries_of(folder: ProviderFolder) -> int | None:
 
     One that cannot be read counts as none.
     """
+    return _asked(folder, chroma.count)
+
+
+def _asked(folder: ProviderFolder, question: Callable[[apsw.Connection, chroma.Collection], T | None]) -> T | None:
+    """Ask the collection of notes in a provider's folder; None where there is none that can be read."""
     try:
         with chroma.reading(folder.database) as db:
             found = chroma.collection(db, angel_memory.COLLECTION)
-            return None if found is None else chroma.count(db, found)
+            return None if found is None else question(db, found)
     except (ChromaProblem, OSError, apsw.Error, UnicodeDecodeError):
         return None
 
