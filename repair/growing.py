@@ -19,8 +19,28 @@ from regraft.changes import Recorded
 from regraft.ledger import FOLDER, Ledger
 from repair import rows
 
+#: How long such a writer waits for others, and who looks meanwhile for it, in ms.
+BUSY_MS = 60_000
 #: What is recorded of such a change besides what every change of rows has.
 DETAIL = "grows"
+
+
+@contextmanager
+def writer(path: Path) -> Iterator[apsw.Connection]:
+    """Open a SQLite file for writing what is paid for, transaction by transaction, beside others that do.
+
+    Raises:
+        apsw.Error: it cannot be written.
+    """
+    with sqlite.writing(path) as db:
+        # What could not be written is not to be paid for.
+        with sqlite.transaction(db):
+            pass
+        db.execute("PRAGMA trusted_schema = 0")
+        # What is paid for is not lost in a power cut.
+        db.execute("PRAGMA synchronous = FULL")
+        db.set_busy_timeout(BUSY_MS)
+        yield db
 
 
 class Growing:

@@ -206,12 +206,12 @@ class _Work:
         """Embed what lacks a vector, once it is known that the embedder is the one of the others."""
         if self.wish.probes:
             outcome.probe = probing.proof(embedder, outcome.name, self.sample, self.look.dimension)
-        crew = Crew(embedder.settings.name, meter := Meter(embedder, Limits()), embedder.settings.parallel)
-        try:
-            with shared(self.store) as together, self._opened(kept) as scope:
-                fill_scope(scope, outcome, embedder, crew, meter, together, self.progress)
-        finally:
-            crew.end()
+        with (
+            Crew(embedder.settings.name, meter := Meter(embedder, Limits()), embedder.settings.parallel) as crew,
+            shared(self.store) as together,
+            self._opened(kept) as scope,
+        ):
+            fill_scope(scope, outcome, embedder, crew, meter, together, self.progress)
 
     @contextmanager
     def _opened(self, kept: dict[str, bytes]) -> Iterator[Staging]:

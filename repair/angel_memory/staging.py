@@ -102,9 +102,6 @@ class Staging:
     def failed(self, key: str, code: str, now_ms: int) -> None:
         """Take note of nothing: the queue knows what failed."""
 
-    def finished(self, now_ms: int, *, wrote: bool) -> None:
-        """Take note of nothing: the collection is still to be written."""
-
     def ready_keys(self) -> frozenset[str]:
         """Return the keys that have a vector."""
         return frozenset(str(key) for (key,) in self._db.execute("SELECT key FROM text WHERE vector IS NOT NULL"))

@@ -63,6 +63,15 @@ class Crew:
         for number in range(count):
             threading.Thread(target=self._work, name=f"embedding-{number}", daemon=True).start()
 
+    def __enter__(self) -> Crew:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the threads end once they have nothing to do."""
+        for _number in range(self.count):
+            self._tasks.put(None)
+
     def submit(self, task: Task) -> None:
         """Let a task be worked off."""
         self._tasks.put(task)
@@ -87,11 +96,6 @@ class Crew:
                 return tasks
             if task is not None:
                 tasks.append(task)
-
-    def end(self) -> None:
-        """Let the threads end once they have nothing to do."""
-        for _ in range(self.count):
-            self._tasks.put(None)
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:

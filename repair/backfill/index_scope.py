@@ -18,9 +18,8 @@ from regraft.formats.index import opening
 from regraft.formats.vector_table import decoder
 from regraft.text import is_blank
 from repair.backfill.scope import Lacking, Survey, Written
-from repair.growing import Growing
+from repair.growing import BUSY_MS, Growing, writer
 
-_BUSY_MS = 60_000
 #: How many keys are read at once: a query that is still open would keep others from writing.
 _AT_ONCE = 1000
 #: A vector that a search can use, by the rules of ``check``: of the usual length, finite, and not of no length. Single
@@ -141,9 +140,6 @@ class IndexScope:
     def failed(self, key: str, code: str, now_ms: int) -> None:
         """Do nothing: an index has no place for that."""
 
-    def finished(self, now_ms: int, *, wrote: bool) -> None:
-        """Do nothing: an index has no place for that."""
-
     def sample(self, count: int) -> list[tuple[str, bytes]]:
         """See :class:`~repair.backfill.scope.Scope`; they lie all over the file, and are always the same ones."""
         low, high = self._db.execute("SELECT min(rowid), max(rowid) FROM embedding").get or (None, None)
@@ -188,17 +184,11 @@ def opened(
     with ExitStack() as stack:
         if writable:
             stack.enter_context(opening.writer(path))
-            db = stack.enter_context(sqlite.writing(path))
-            # What could not be written is not to be paid for.
-            with sqlite.transaction(db):
-                pass
-            db.execute("PRAGMA trusted_schema = 0")
-            # What is paid for is not lost in a power cut.
-            db.execute("PRAGMA synchronous = FULL")
+            db = stack.enter_context(writer(path))
             sqlite.load_vectors(db)
         else:
             db = stack.enter_context(sqlite.reading(path, vectors=True, beside_writers=True))
-        db.set_busy_timeout(_BUSY_MS)
+            db.set_busy_timeout(BUSY_MS)
         db.create_scalar_function("has_norm", _has_norm, 1, deterministic=True)
         opening.demand_identity(db, path, base_id if is_placed else None)
         yield IndexScope(db, name=base_id, label=label or base_id, dimensions=dimensions, growing=growing)

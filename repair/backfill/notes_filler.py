@@ -42,7 +42,6 @@ class NotesTarget:
     is_new: bool = False
     shares_with_itself: bool = True
     needs_dimensions: bool = False
-    remembers: bool = True
     mends: frozenset[str] = frozenset({codex.PENDING, codex.STALE, codex.FAILED})
 
     @property
@@ -52,6 +51,11 @@ class NotesTarget:
 
     def demand_fit(self, scope: Scope) -> None:
         """Do nothing: a sidecar that does not fit is no target."""
+
+    def finish(self, root: Path, growing: Sequence[Growing], now_ms: int, *, wrote: bool) -> None:
+        """Let the sidecar say so."""
+        with self.opened(root, growing) as scope:
+            scope.finished(now_ms, wrote=wrote)
 
     def opened(self, root: Path, growing: Sequence[Growing] = ()) -> AbstractContextManager[NotesScope]:
         """Open its notes as a scope."""

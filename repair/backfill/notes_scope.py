@@ -23,9 +23,8 @@ from regraft.formats.codex_notes import Note, Notes, Status
 from regraft.formats.sidecar import Meta, Vectors
 from repair.backfill.scope import Lacking, Survey, Written
 from repair.codex_mem import writing
-from repair.growing import Growing
+from repair.growing import Growing, writer
 
-_BUSY_MS = 60_000
 #: How many keys are read at once: a query that is still open would keep others from writing.
 _AT_ONCE = 1000
 #: Which places of :class:`NotesScope` ``growing`` are of which file.
@@ -276,7 +275,7 @@ def opened(
         side: apsw.Connection | None = None
         place = codex_mem.sidecar_of(database)
         if growing:
-            side, db = (stack.enter_context(_writer(path)) for path in (place, database))
+            side, db = (stack.enter_context(writer(path)) for path in (place, database))
             sqlite.load_vectors(side)
             stack.enter_context(writing.metadata(db))
         else:
@@ -285,16 +284,3 @@ def opened(
                 side, _ = stack.enter_context(sidecar.reading(place))
         scratch = stack.enter_context(sqlite.scratch())
         yield NotesScope(db, side, scratch, name=project, label=label, model_id=model_id, growing=growing)
-
-
-@contextmanager
-def _writer(path: Path) -> Iterator[apsw.Connection]:
-    with sqlite.writing(path) as db:
-        # What could not be written is not to be paid for.
-        with sqlite.transaction(db):
-            pass
-        db.execute("PRAGMA trusted_schema = 0")
-        # What is paid for is not lost in a power cut.
-        db.execute("PRAGMA synchronous = FULL")
-        db.set_busy_timeout(_BUSY_MS)
-        yield db

@@ -125,16 +125,13 @@ class _Filler:
             raise Declined(path=asked.path)
         outcome.probe = probing.proof(self.embedder, outcome.name, (), dimensions)
         root, _ = whole_of(asked.path, asked.base)
-        crew = Crew(asked.settings.name, meter := Meter(self.embedder, Limits()), asked.settings.parallel)
-        try:
-            with (
-                recognised(root, asked.kind if root == asked.path else None, "restore") as store,
-                shared(store) as together,
-                index_scope.opened(index, str(base), label=label, dimensions=dimensions, writable=True) as scope,
-            ):
-                fill_scope(scope, outcome, self.embedder, crew, meter, together, self.progress)
-        finally:
-            crew.end()
+        with (
+            Crew(asked.settings.name, meter := Meter(self.embedder, Limits()), asked.settings.parallel) as crew,
+            recognised(root, asked.kind if root == asked.path else None, "restore") as store,
+            shared(store) as together,
+            index_scope.opened(index, str(base), label=label, dimensions=dimensions, writable=True) as scope,
+        ):
+            fill_scope(scope, outcome, self.embedder, crew, meter, together, self.progress)
 
     def _planned(self, scope: IndexScope, dimensions: int) -> Outcome:
         settings = self.asked.settings

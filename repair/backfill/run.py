@@ -141,10 +141,9 @@ class _Work:
                     steady[outcome.dimensions] = replace(outcome.probe, requests=0, tokens=0)
 
     def _fill(self, embedder: Embedder, meter: Meter, together: Shared) -> None:
-        crew = Crew(self.settings.name, meter, self.settings.parallel)
         status = "stopped"
         try:
-            with ExitStack() as open_files:
+            with Crew(self.settings.name, meter, self.settings.parallel) as crew, ExitStack() as open_files:
                 growing = self._growing(together.book)
                 for file in growing.values():
                     open_files.callback(file.end)
@@ -157,7 +156,6 @@ class _Work:
             status = "interrupted"
             raise
         finally:
-            crew.end()
             if self._is_recorded:
                 together.book.changes.record_actions(self.run.id, self._embedding_documents())
                 together.book.end_run(status)
@@ -183,13 +181,13 @@ class _Work:
         }
 
     def _finish(self, growing: dict[str, Growing]) -> None:
-        """Let places of vectors that remember it say that all was done."""
+        """Let places of vectors say that all was done; several targets may have one."""
         if any(one.outcome.filled.stopped is not None for one in self.look.seen):
             return
-        places = {one.target.files: one.target for one in self.look.seen if one.target.remembers}
+        places = {one.target.files: one.target for one in self.look.seen}
         for files, target in places.items():
-            with target.opened(self.store.root, [growing[name] for name in files]) as scope:
-                scope.finished(clock.now_ms(), wrote=self.written > 0)
+            recorded = [growing[name] for name in files]
+            target.finish(self.store.root, recorded, clock.now_ms(), wrote=self.written > 0)
 
     def _begin(self, book: Ledger) -> None:
         """Record the run; one that writes nothing is none."""

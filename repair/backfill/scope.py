@@ -96,9 +96,6 @@ class Scope(Protocol):
     def failed(self, key: str, code: str, now_ms: int) -> None:
         """Take note that a text cannot be embedded, where the store has a place for that."""
 
-    def finished(self, now_ms: int, *, wrote: bool) -> None:
-        """Take note that all was done that a run meant to do, and whether that was anything, where there is a place."""
-
     def sample(self, count: int) -> list[tuple[str, bytes]]:
         """Return some texts that have a good vector, with it."""
 
@@ -139,10 +136,6 @@ class Target(Protocol):
         """Return the names of the findings that are gone once no text of it lacks a vector."""
 
     @property
-    def remembers(self) -> bool:
-        """Tell whether the place of its vectors says when it was filled."""
-
-    @property
     def needs_dimensions(self) -> bool:
         """Tell whether somebody has to say how long its first vectors are to be."""
 
@@ -159,6 +152,9 @@ class Target(Protocol):
         Raises:
             RegraftError, apsw.Error, OSError, ValueError: it cannot be opened.
         """
+
+    def finish(self, root: Path, growing: Sequence[Growing], now_ms: int, *, wrote: bool) -> None:
+        """Take note that all was done that a run meant to do, and whether that was anything, where there is a place."""
 
 
 class Unfit(Exception):

@@ -47,7 +47,6 @@ class IndexTarget:
     finding: str = v2.VECTOR_MISSING
     shares_with_itself: bool = False
     needs_dimensions: bool = True
-    remembers: bool = False
     mends: frozenset[str] = frozenset({v2.VECTOR_MISSING})
 
     @property
@@ -61,6 +60,9 @@ class IndexTarget:
             who, advice = ("--dimensions says", "") if self.is_said else ("the catalog says", ": regraft repair first")
             reason = f"{who} {self.dimensions} dimensions, the vectors have {scope.dimensions}{advice}"
             raise Unfit(v2.BASE_DIMENSIONS, reason)
+
+    def finish(self, root: Path, growing: Sequence[Growing], now_ms: int, *, wrote: bool) -> None:
+        """Do nothing: an index has no place for that."""
 
     def opened(self, root: Path, growing: Sequence[Growing] = ()) -> AbstractContextManager[IndexScope]:
         """Open its index as a scope."""
