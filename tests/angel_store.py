@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import conftest
 
 from regraft.formats import angel_memory, angel_notes
 
-REPO = Path(__file__).parents[1]
-#: Data folders that the system itself wrote: tests that use them skip where there are none.
-SAMPLES = Path(os.environ.get("REGRAFT_SAMPLES") or REPO.parent / "shared" / "samples") / "angel_memory"
+#: Data folders that the system itself wrote.
+SAMPLES = conftest.SAMPLES / "angel_memory"
+needs_samples = conftest.needs_samples
 
 PROVIDER = "openai-embed_v1"
 OTHER_PROVIDER = "bge-m3"
@@ -278,6 +280,14 @@ def damaged(folder: Path, *, real: bool = False) -> AngelStore:
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
+
+
+def sample(name: str, folder: Path) -> AngelStore:
+    """Copy one of the system's own data folders, so that it can be written to."""
+    root = Path(shutil.copytree(SAMPLES / name, folder / name))
+    for path in (root, *root.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return AngelStore(root, real=True)
 
 
 def add_note(db: apsw.Connection, note: angel_notes.Note, file_id: str, file: angel_notes.NoteFile) -> None:

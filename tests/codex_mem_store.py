@@ -5,15 +5,13 @@ The schema is written from what is known of the layout (``docs/formats/codex_mem
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import apsw
-import pytest
-from conftest import REPO
+import conftest
 from fault_server import vector_of
 
 from regraft import sqlite
@@ -24,9 +22,9 @@ MODEL, DIMENSIONS = "embed-small", 8
 #: When everything was written that does not say otherwise.
 TIME = "2026-03-20T08:00:00.5Z"
 EMBEDDED = "2026-04-01T12:00:00Z"
-#: Real databases, where they lie beside the repository.
-SAMPLES = Path(os.environ.get("REGRAFT_SAMPLES", REPO.parent / "shared" / "samples")) / "codex_mem"
-needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="no samples of codex-mem here")
+#: Real databases.
+SAMPLES = conftest.SAMPLES / "codex_mem"
+needs_samples = conftest.needs_samples
 
 _TIMES = ("created_at TEXT NOT NULL", "updated_at TEXT NOT NULL")
 _CONTROL = ("searchable INTEGER NOT NULL DEFAULT 1", "exclusion_reason TEXT NOT NULL DEFAULT ''")

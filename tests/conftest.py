@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ settings.load_profile("regraft")
 
 HERE = Path(__file__).parent
 REPO = HERE.parent
+#: Real data of other systems, where it lies beside the repository.
+SAMPLES = Path(os.environ.get("REGRAFT_SAMPLES") or REPO.parent / "shared" / "samples")
+needs_samples = pytest.mark.skipif(
+    not SAMPLES.is_dir(), reason="no samples: REGRAFT_SAMPLES is not set, and no shared/samples beside the repository"
+)
 NOW = "2026-11-21T12:00:00.000Z"
 NOW_MS = 1795262400000
 
@@ -70,6 +76,23 @@ def golden(tmp_path: Path):
         return folder
 
     return unpack
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    """Run a server with a log."""
+    from fault_server import FaultServer
+
+    with FaultServer() as one:
+        yield one
+
+
+@pytest.fixture
+def config(server: Any, tmp_path: Path) -> Path:
+    """Write a configuration with that server as its one embedder, and return where it is."""
+    from lacking import configured
+
+    return configured(tmp_path / "regraft.yaml", server)
 
 
 @pytest.fixture(scope="session")

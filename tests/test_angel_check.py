@@ -21,12 +21,13 @@ from angel_store import (
     OTHER_PROVIDER,
     PROVIDER,
     READ_AT,
-    SAMPLES,
     TOPIC,
     AngelStore,
     build,
     damaged,
     embed,
+    needs_samples,
+    sample,
 )
 from conftest import run, snapshot
 
@@ -58,18 +59,6 @@ def untouched(folder: Path) -> Iterator[None]:
     before = snapshot(folder)
     yield
     assert snapshot(folder) == before
-
-
-@pytest.fixture
-def sample(tmp_path: Path):
-    """Copy one of the system's own data folders and return the copy."""
-    if not SAMPLES.is_dir():
-        pytest.skip("no samples: REGRAFT_SAMPLES is not set, and no shared/samples beside the repository")
-
-    def copied(name: str) -> Path:
-        return Path(shutil.copytree(SAMPLES / name, tmp_path / name))
-
-    return copied
 
 
 # --- recognising -----------------------------------------------------------------------------------------------------
@@ -650,14 +639,16 @@ def test_a_look_says_what_cannot_be_read(store: AngelStore) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_nothing_is_wrong_with_the_healthy_sample(sample: Any, level: str) -> None:
-    root = sample("healthy")
+@needs_samples
+def test_nothing_is_wrong_with_the_healthy_sample(tmp_path: Path, level: str) -> None:
+    root = sample("healthy", tmp_path).root
     with untouched(root):
         assert check(root, level) == {}
 
 
-def test_every_damage_of_the_damaged_sample_is_named(sample: Any) -> None:
-    root = sample("damaged")
+@needs_samples
+def test_every_damage_of_the_damaged_sample_is_named(tmp_path: Path) -> None:
+    root = sample("damaged", tmp_path).root
     with untouched(root):
         found = check(root)
     assert {name: one["count"] for name, one in found.items()} == {
@@ -676,8 +667,9 @@ def test_every_damage_of_the_damaged_sample_is_named(sample: Any) -> None:
     assert found["angel.record-changed"]["subject"] == "notes/family/travel/plan.md"
 
 
-def test_the_sample_whose_provider_changed_is_told(sample: Any) -> None:
-    root = sample("provider_changed_before_sync")
+@needs_samples
+def test_the_sample_whose_provider_changed_is_told(tmp_path: Path) -> None:
+    root = sample("provider_changed_before_sync", tmp_path).root
     with untouched(root):
         found = check(root)
     assert set(found) == {"angel.provider-changed"}

@@ -15,7 +15,7 @@ from typing import Any
 
 import angel_store
 import pytest
-from angel_store import OTHER_PROVIDER, PROVIDER, SAMPLES, AngelStore, collection, embed
+from angel_store import OTHER_PROVIDER, PROVIDER, AngelStore, collection, embed, needs_samples, sample
 from conftest import Outcome, run
 from fault_server import FaultServer, Reply, Request, answer, poisoned
 from faults import KILLED, die, forked, said, untouched
@@ -68,11 +68,6 @@ def server() -> Iterator[FaultServer]:
     with FaultServer() as one:
         one.behave = as_the_store
         yield one
-
-
-@pytest.fixture
-def config(server: FaultServer, tmp_path: Path) -> Path:
-    return configured(tmp_path / "regraft.yaml", server)
 
 
 @pytest.fixture(scope="module")
@@ -563,20 +558,6 @@ def test_killed_in_the_swap(damaged, server, config, at):
 # --- the system's own data -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def sample(tmp_path: Path) -> Any:
-    if not SAMPLES.is_dir():
-        pytest.skip("no samples: REGRAFT_SAMPLES is not set, and no shared/samples beside the repository")
-
-    def copied(name: str) -> AngelStore:
-        folder = shutil.copytree(SAMPLES / name, tmp_path / name)
-        for path in (folder, *folder.rglob("*")):
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        return AngelStore(folder, real=True)
-
-    return copied
-
-
 def clean(store: AngelStore) -> None:
     found = run("check", store.root, "--json", "--deep")
     assert (found.status, found.document["findings"]) == (0, [])
@@ -586,12 +567,14 @@ def clean(store: AngelStore) -> None:
     assert contents(store.root) == before
 
 
-def test_sample_healthy(sample):
-    clean(sample("healthy"))
+@needs_samples
+def test_sample_healthy(tmp_path):
+    clean(sample("healthy", tmp_path))
 
 
-def test_sample_damaged(apart, sample, config):
-    store = sample("damaged")
+@needs_samples
+def test_sample_damaged(apart, tmp_path, config):
+    store = sample("damaged", tmp_path)
     assert run("repair", store.root, "-y", "--fail-on", "never").status == 0
     done = reconcile(store, "--config", config, "--no-probe")
     assert done.status == 0, done
@@ -602,9 +585,10 @@ def test_sample_damaged(apart, sample, config):
     }
 
 
-def test_sample_after_the_systems_own_sync(sample, config):
+@needs_samples
+def test_sample_after_the_systems_own_sync(tmp_path, config):
     """It has the right ids then, and leaves a stale document and wrong metadata."""
-    store = sample("damaged")
+    store = sample("damaged", tmp_path)
     assert run("repair", store.root, "-y", "--fail-on", "never").status == 0
     texts = store.texts()
     with collection(store.chroma().parent) as found:
@@ -628,8 +612,9 @@ def test_sample_after_the_systems_own_sync(sample, config):
     assert names(store) == set()
 
 
-def test_sample_with_another_provider(sample, config):
-    store = sample("provider_changed_before_sync")
+@needs_samples
+def test_sample_with_another_provider(tmp_path, config):
+    store = sample("provider_changed_before_sync", tmp_path)
     old = store.chroma().read_bytes()
     assert reconcile(store, "--config", config).status == 0
     assert entries(store, OTHER_PROVIDER).keys() == store.texts().keys()

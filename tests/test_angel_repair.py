@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from angel_store import READ_AT, SAMPLES, AngelStore, build
+from angel_store import READ_AT, AngelStore, build, needs_samples, sample
 from conftest import Outcome, run, snapshot
 from test_angel_check import check, double_short_id, never_read, untouched
 
@@ -238,18 +237,13 @@ def test_a_file_that_changes_meanwhile_takes_the_run_back(store: AngelStore, mon
 
 @pytest.mark.parametrize("command", ["backfill", "upgrade", "rebuild"])
 def test_commands_for_other_stores_refuse_it(store: AngelStore, command: str) -> None:
-    from regraft.cli import cli
-
-    if command not in cli.commands:
-        pytest.skip(f"there is no {command} yet")
     done = run(command, store.root, "--json")
-    assert done.status == 2
+    assert (done.status, done.document["error"]["code"]) == (2, "NotChanged")
 
 
+@needs_samples
 def test_the_damaged_sample_follows_its_files(tmp_path: Path) -> None:
-    if not SAMPLES.is_dir():
-        pytest.skip("no samples: REGRAFT_SAMPLES is not set, and no shared/samples beside the repository")
-    root = Path(shutil.copytree(SAMPLES / "damaged", tmp_path / "damaged"))
+    root = sample("damaged", tmp_path).root
     changed = root / "raw/notes/family/travel/plan.md"
     os.utime(changed, (EARLIER, EARLIER))
     done = repair(root)

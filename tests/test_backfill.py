@@ -7,7 +7,6 @@ import shutil
 import socket
 import struct
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +55,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(whole: Path, tmp_path: Path) -> Path:
     return taken_away(shutil.copytree(whole, tmp_path / "library"))
-
-
-@pytest.fixture
-def server() -> Iterator[FaultServer]:
-    with FaultServer() as one:
-        yield one
-
-
-@pytest.fixture
-def config(server: FaultServer, tmp_path: Path) -> Path:
-    return configured(tmp_path / "regraft.yaml", server)
 
 
 def tokens(texts: list[str]) -> int:

@@ -9,7 +9,6 @@ import shutil
 import struct
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,17 +61,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(whole: Path, tmp_path: Path) -> Path:
     return shutil.copytree(whole, tmp_path / "library")
-
-
-@pytest.fixture
-def server() -> Iterator[FaultServer]:
-    with FaultServer() as one:
-        yield one
-
-
-@pytest.fixture
-def config(server: FaultServer, tmp_path: Path) -> Path:
-    return configured(tmp_path / "regraft.yaml", server)
 
 
 @pytest.fixture(autouse=True)

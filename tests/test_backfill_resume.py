@@ -10,7 +10,7 @@ import stat
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -57,17 +57,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(whole: Path, tmp_path: Path) -> Path:
     return shutil.copytree(whole, tmp_path / "library")
-
-
-@pytest.fixture
-def server() -> Iterator[FaultServer]:
-    with FaultServer() as one:
-        yield one
-
-
-@pytest.fixture
-def config(server: FaultServer, tmp_path: Path) -> Path:
-    return configured(tmp_path / "regraft.yaml", server)
 
 
 def queue(store: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,6 @@ SUMMARY = {
     *("newly_ready", "failed", "started_at", "completed_at"),
 }
 QUERIES = ("queue", "WAL mode", "note", "会话记忆", "again", "nothing-of-this")
-
-
-@pytest.fixture
-def server() -> Iterator[FaultServer]:
-    with FaultServer() as one:
-        yield one
-
-
-@pytest.fixture
-def config(server: FaultServer, tmp_path: Path) -> Path:
-    return configured(tmp_path / "regraft.yaml", server)
 
 
 @pytest.fixture

@@ -204,21 +204,26 @@ def test_a_migration_of_another_name_with_all_columns_is_that(path: Path) -> Non
         assert migrate(path)["actions"] == []
 
 
+def holds_through_kills(path: Path, disk: QuickDisk, place: Path, work: Callable[[Path], object]) -> None:
+    """Kill what changes a copy at every step: it is as before or as after, and the next run finishes it."""
+    before = every_row(path)
+    changed = shutil.copytree(path.parent, place / "changed") / path.name
+    steps = steps_of(disk, lambda: work(changed))
+    after = every_row(changed)
+    for at in moments(steps):
+        shutil.rmtree(place / "copy", ignore_errors=True)
+        copy = shutil.copytree(path.parent, place / "copy") / path.name
+        killed(disk, at, lambda copy=copy: work(copy))
+        assert every_row(copy) in (before, after), steps[at - 1]
+        work(copy)
+        assert every_row(copy) == after, steps[at - 1]
+
+
 @posix
 def test_a_kill_of_the_migration_at_any_step_leaves_the_old_or_the_new_file(
     path: Path, disk: QuickDisk, tmp_path: Path
 ) -> None:
-    before = every_row(path)
-    changed = shutil.copytree(path.parent, tmp_path / "changed") / path.name
-    steps = steps_of(disk, lambda: migrate(changed))
-    after = every_row(changed)
-    for at in moments(steps):
-        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
-        copy = shutil.copytree(path.parent, tmp_path / "copy") / path.name
-        killed(disk, at, lambda copy=copy: migrate(copy))
-        assert every_row(copy) in (before, after), steps[at - 1]
-        migrate(copy)
-        assert every_row(copy) == after, steps[at - 1]
+    holds_through_kills(path, disk, tmp_path, migrate)
 
 
 @made.needs_samples
@@ -342,17 +347,7 @@ def test_a_kill_of_repair_at_any_step_leaves_the_old_or_the_new_index(
     def repair(found: Path) -> None:
         assert run("repair", found, "--yes").status == 0
 
-    before = every_row(path)
-    changed = shutil.copytree(path.parent, tmp_path / "changed") / path.name
-    steps = steps_of(disk, lambda: repair(changed))
-    after = every_row(changed)
-    for at in moments(steps):
-        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
-        copy = shutil.copytree(path.parent, tmp_path / "copy") / path.name
-        killed(disk, at, lambda copy=copy: repair(copy))
-        assert every_row(copy) in (before, after), steps[at - 1]
-        repair(copy)
-        assert every_row(copy) == after, steps[at - 1]
+    holds_through_kills(path, disk, tmp_path, repair)
 
 
 # --- metadata --------------------------------------------------------------------------------------------------------

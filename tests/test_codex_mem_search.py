@@ -399,11 +399,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultServer]:
         yield one
 
 
-@pytest.fixture
-def config(server: FaultServer, tmp_path: Path) -> Path:
-    return configured(tmp_path / "regraft.yaml", server)
-
-
 def test_an_embedder_makes_the_vector_of_the_query(path: Path, server: FaultServer, config: Path) -> None:
     found = searched(path, NONE, "--embedder", "mine", "--config", config)
     assert (found["mode"], server.texts) == ("hybrid", [NONE])

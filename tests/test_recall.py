@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from angel_store import SAMPLES, AngelStore, build
+from angel_store import SAMPLES, AngelStore, build, needs_samples
 from conftest import Outcome, run
 from test_angel_check import double_short_id, untouched
 
@@ -189,9 +189,8 @@ def test_a_span_goes_forward() -> None:
         Span(3, 2)
 
 
-def test_notes_of_the_system_itself(tmp_path: Path) -> None:
-    if not SAMPLES.is_dir():
-        pytest.skip("no samples: REGRAFT_SAMPLES is not set, and no shared/samples beside the repository")
+@needs_samples
+def test_notes_of_the_system_itself() -> None:
     found = recall(SAMPLES / "healthy", 8, Span(3, 5))
     assert (found.record.headings[:2], found.content, found.total_lines) == (
         ("Trip plan", "Hotels"),

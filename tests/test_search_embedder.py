@@ -32,11 +32,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultServer]:
         yield one
 
 
-@pytest.fixture
-def config(server: FaultServer, tmp_path: Path) -> Path:
-    return configured(tmp_path / "regraft.yaml", server)
-
-
 def search(store: Path, *options: object, query: str = QUERY) -> Outcome:
     return run("search", store, query, "--base", KB, "--json", *options)
 
