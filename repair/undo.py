@@ -55,10 +55,14 @@ def made_actions(record: RunRecord) -> Iterator[dict[str, Any]]:
         # Some are known by their count only once they are done.
         yield from (action for action in record.actions if action.get("count") != 0)
         return
+    made: set[int] = set()
     for change in record.changes:
         if change.state != "dropped":
             start, count = change.detail["actions"]
-            yield from record.actions[start : start + count]
+            made.update(range(start, start + count))
+    # Several files may change for one thing that is done, or that was not come to.
+    actions = (action for number, action in enumerate(record.actions) if number in made)
+    yield from (action for action in actions if action.get("count") != 0)
 
 
 def _state(record: RunRecord) -> str:

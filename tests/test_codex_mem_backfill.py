@@ -106,6 +106,18 @@ def test_notes_get_their_vectors_and_searches_by_words_are_as_they_were(
         assert (meta.model_id, meta.dimensions, meta.state) == ("embed-small", 8, "ready")
 
 
+def test_vectors_that_projects_share_are_compared_once(store: Path, server: FaultServer, config: Path) -> None:
+    fill(store, config)
+    for project in range(2):
+        notes.edit(store, notes.note_id(project, 1), f"Note {project} that was edited")
+    server.requests.clear()
+    done = fill(store, config)
+    [first, second] = (scope["probe"] for scope in done.document["scopes"])
+    assert (first["texts"], first["requests"] > 0) == (second["texts"], True)
+    assert (second["requests"], second["tokens"]) == (0, 0)
+    assert len(server.texts) == len(set(server.texts))
+
+
 def test_a_second_run_sends_and_writes_nothing(store: Path, server: FaultServer, config: Path) -> None:
     fill(store, config)
     server.requests.clear()
@@ -354,6 +366,9 @@ def test_control_c_right_after_a_commit_loses_nothing_of_what_takes_it_back(
 
     monkeypatch.setattr(Growing, "committed", committed)
     assert fill(store, config, "--no-probe").status == 130
+    # Both files changed for one thing, and the other project was not come to.
+    [stopped, _] = run("history", store, "--json").document["runs"][:2]
+    assert [(action["action"], action["base"]) for action in stopped["actions"]] == [("embed", notes.project_id(0))]
     assert run("undo", store, "--json").status == 0
     assert "ready" not in statuses(store).values()
 

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from checks.findings import FINDINGS
-from regraft import clock, embedders
+from regraft import clock, embedders, interrupts
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.envelope import Run
@@ -128,17 +128,17 @@ class _Work:
 
     def _probe(self, embedder: Embedder) -> None:
         """Look whether the embedder is the model of what is there; what that takes counts against no limit."""
-        steady: dict[int | None, probing.Probe] = {}
+        proven: dict[tuple[int | None, tuple[tuple[str, bytes], ...]], probing.Probe] = {}
         for one in self.look.seen:
             outcome = one.outcome
-            if one.sample is not None:
-                if not one.sample and outcome.dimensions in steady:
-                    outcome.probe = steady[outcome.dimensions]
-                    continue
-                outcome.probe = probing.proof(embedder, outcome.name, one.sample, outcome.dimensions)
-                if not one.sample:
-                    # What it makes of words of its own is the same for every base.
-                    steady[outcome.dimensions] = replace(outcome.probe, requests=0, tokens=0)
+            if one.sample is None:
+                continue
+            # What it makes of words of its own is the same for every base, and of vectors that several share, too.
+            key = outcome.dimensions, tuple(one.sample)
+            if key in proven:
+                outcome.probe = replace(proven[key], requests=0, tokens=0)
+            else:
+                outcome.probe = proven[key] = probing.proof(embedder, outcome.name, one.sample, outcome.dimensions)
 
     def _fill(self, embedder: Embedder, meter: Meter, together: Shared) -> None:
         status = "stopped"
@@ -157,7 +157,7 @@ class _Work:
             raise
         finally:
             if self._is_recorded:
-                together.book.changes.record_actions(self.run.id, self._embedding_documents())
+                together.book.changes.record_actions(self.run.id, self._embedding_documents(is_over=True))
                 together.book.end_run(status)
 
     def _growing(self, book: Ledger) -> dict[str, Growing]:
@@ -196,8 +196,8 @@ class _Work:
             book.changes.record_actions(self.run.id, self._embedding_documents())
             self._is_recorded = True
 
-    def _embedding_documents(self) -> list[dict[str, Any]]:
-        return [action.document() for action in self._embedding()]
+    def _embedding_documents(self, *, is_over: bool = False) -> list[dict[str, Any]]:
+        return [action.document() for action in self._embedding(is_over=is_over)]
 
     def _fill_one(
         self, one: Seen, growing: list[Growing], embedder: Embedder, crew: Crew, meter: Meter, together: Shared
@@ -262,12 +262,13 @@ class _Work:
 
     # --- documents ---------------------------------------------------------------------------------------------------
 
-    def _embedding(self) -> list[Action]:
-        """Return what is done to vectors."""
+    def _embedding(self, *, is_over: bool = False) -> list[Action]:
+        """Return what is done to vectors: what is meant of targets that may still be come to."""
         actions = []
         for one in self.look.seen:
             outcome = one.outcome
-            count = outcome.filled.newly_ready if outcome.completed_at is not None else outcome.survey.lacking
+            is_known = is_over or outcome.completed_at is not None
+            count = outcome.filled.newly_ready if is_known else outcome.survey.lacking
             said = f"give {counted(count, 'text')} the vectors that they lack"
             size = count * 4 * (outcome.dimensions or 0)
             actions.append(Action("embed", said, outcome.scope, None, count, size, one.target.finding))
@@ -309,9 +310,11 @@ def _copy_vectors(source: Scope, scope: Scope, outcome: Outcome) -> None:
     while keys := list(islice(lacking, _AT_ONCE)):
         found = source.vectors(keys)
         if found:
-            written = scope.write(found, clock.now_ms())
-            outcome.shared += written.pending + written.stale
-            outcome.filled.newly_ready += written.pending + written.stale
+            # What is written is counted, whatever comes.
+            with interrupts.held_back():
+                written = scope.write(found, clock.now_ms())
+                outcome.shared += written.pending + written.stale
+                outcome.filled.newly_ready += written.pending + written.stale
 
 
 def fill_scope(
