@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from migrators.stages.drafts import DEFAULT_CHUNK_SEPARATOR, DEFAULT_CHUNK_STRATEGY, Settings
-from migrators.stages.values import read_number, read_settings
+from migrators.stages.values import read_settings
 from regraft.formats.catalog_reader import Row
 
 #: Columns by what the rules of v1's settings call them.
@@ -16,7 +16,6 @@ _NUMBERS = {
     "threshold": "threshold",
     "documentCount": "document_count",
 }
-_SEARCH_MODES = ("vector", "bm25", "hybrid")
 _STRATEGIES = ("structured", "delimiter")
 
 
@@ -24,26 +23,15 @@ def read_base_settings(row: Row) -> tuple[Settings, list[str]]:
     """Return a base's settings and the names of those columns that hold something and are not valid."""
     settings, invalid = read_settings({name: row.get(column) for name, column in _NUMBERS.items()})
     columns = [_NUMBERS[name] for name in invalid]
-    alpha = read_number(row.get("hybrid_alpha"))
-    if alpha is not None and not 0 <= alpha <= 1:
-        alpha = None
     separator = row.get("chunk_separator")
     found: dict[str, Any] = {
-        "search_mode": _one_of(row.get("search_mode"), _SEARCH_MODES),
-        "hybrid_alpha": None if alpha is None else float(alpha),
         "chunk_strategy": _one_of(row.get("chunk_strategy"), _STRATEGIES),
         "chunk_separator": separator if isinstance(separator, str) and separator else None,
     }
     columns += [name for name, value in found.items() if value is None and row.get(name) is not None]
-    mode = found["search_mode"] or "hybrid"
-    if mode == "bm25" and row.get("embedding_model_id") is None:
-        # It was searched by words for want of a model. Where it has one now, its vectors are searched too.
-        mode = "hybrid"
     return (
         replace(
             settings,
-            search_mode=mode,
-            hybrid_alpha=found["hybrid_alpha"],
             chunk_strategy=found["chunk_strategy"] or DEFAULT_CHUNK_STRATEGY,
             chunk_separator=found["chunk_separator"] or DEFAULT_CHUNK_SEPARATOR,
         ),

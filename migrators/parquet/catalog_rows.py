@@ -58,7 +58,6 @@ def _base_row(base: AboutBase, now_ms: int) -> dict[str, Any]:
     values |= {"status": "completed", "error": None}
     if base.dimensions is None:
         values |= {"embedding_model_id": None}
-        usual |= {"search_mode": "bm25"}
     elif base.model is None:
         values |= {"status": "failed", "error": MODEL_UNKNOWN}
     values |= {"created_at": now_ms, "updated_at": now_ms, "rerank_model_id": None, "file_processor_id": None}

@@ -242,8 +242,6 @@ class _Carrier:
                 chunk_overlap=draft.settings.chunk_overlap,
                 threshold=draft.settings.threshold,
                 document_count=draft.settings.document_count,
-                search_mode=draft.settings.search_mode,
-                hybrid_alpha=draft.settings.hybrid_alpha,
                 chunk_strategy=draft.settings.chunk_strategy,
                 chunk_separator=draft.settings.chunk_separator,
                 created_at=self._time(draft.created_at),

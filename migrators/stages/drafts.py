@@ -33,8 +33,6 @@ class Settings:
     chunk_overlap: int = DEFAULT_CHUNK_OVERLAP
     threshold: float | None = None
     document_count: int | None = None
-    search_mode: str = "hybrid"
-    hybrid_alpha: float | None = None
     chunk_strategy: str = DEFAULT_CHUNK_STRATEGY
     chunk_separator: str = DEFAULT_CHUNK_SEPARATOR
 

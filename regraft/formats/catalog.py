@@ -27,6 +27,7 @@ TABLES = (
          name TEXT NOT NULL,
          "group" TEXT,
          capabilities TEXT NOT NULL,
+         supports_streaming INTEGER NOT NULL,
          order_key TEXT NOT NULL,
          created_at INTEGER NOT NULL,
          updated_at INTEGER NOT NULL)""",
@@ -46,15 +47,13 @@ TABLES = (
          chunk_separator TEXT NOT NULL DEFAULT '\\n\\n',
          threshold REAL CHECK (threshold BETWEEN 0 AND 1),
          document_count INTEGER CHECK (document_count > 0),
-         search_mode TEXT NOT NULL CHECK (search_mode IN ('vector', 'bm25', 'hybrid')),
-         hybrid_alpha REAL CHECK (hybrid_alpha BETWEEN 0 AND 1),
          created_at INTEGER NOT NULL,
          updated_at INTEGER NOT NULL,
          CHECK (CASE status
                   WHEN 'failed' THEN error IS NOT NULL AND length(trim(error)) > 0
                   ELSE error IS NULL
                    AND (embedding_model_id IS NULL) = (dimensions IS NULL)
-                   AND CASE WHEN dimensions IS NULL THEN search_mode = 'bm25' ELSE dimensions > 0 END
+                   AND (dimensions IS NULL OR dimensions > 0)
                 END))""",
     """CREATE TABLE knowledge_item (
          id TEXT PRIMARY KEY NOT NULL,
@@ -79,6 +78,10 @@ TABLES = (
 #: How long a note may be in the application, in UTF-16 units.
 MAX_NOTE_UNITS = 1_000_000
 
+#: What a model of texts' vectors can do, and one that ranks hits again.
+EMBEDDING = ("embedding",)
+RERANK = ("rerank",)
+
 _ORDER_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -100,6 +103,9 @@ class ModelRow:
     model_id: str
     name: str
     group: str | None
+    #: Without ``embedding`` the application takes it for a chat model.
+    capabilities: tuple[str, ...] = EMBEDDING
+    supports_streaming: bool = True
 
 
 @dataclass(frozen=True)
@@ -120,8 +126,6 @@ class BaseRow:
     document_count: int | None
     created_at: int
     updated_at: int
-    search_mode: str = "hybrid"
-    hybrid_alpha: float | None = None
     chunk_strategy: str = "structured"
     #: Four characters: backslash, n, backslash, n.
     chunk_separator: str = "\\n\\n"
@@ -209,10 +213,15 @@ def _write_models(db: apsw.Connection, record: BaseRecord) -> None:
             (provider.provider_id, provider.name, int(provider.is_enabled), key, *times),
         )
     for model in record.models:
-        key = order_key(db.execute("SELECT count(*) FROM user_model").get)
+        count = "SELECT count(*) FROM user_model WHERE provider_id = ?"
+        key = order_key(db.execute(count, (model.provider_id,)).get)
+        capabilities, streaming = json.dumps(model.capabilities), int(model.supports_streaming)
         db.execute(
-            "INSERT INTO user_model VALUES (?, ?, ?, ?, ?, '[]', ?, ?, ?) ON CONFLICT DO NOTHING",
-            (model.id, model.provider_id, model.model_id, model.name, model.group, key, *times),
+            "INSERT INTO user_model VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            (
+                *(model.id, model.provider_id, model.model_id, model.name, model.group),
+                *(capabilities, streaming, key, *times),
+            ),
         )
 
 
@@ -220,9 +229,9 @@ def _write_base(db: apsw.Connection, base: BaseRow) -> None:
     db.execute(
         """INSERT INTO knowledge_base (
              id, name, dimensions, embedding_model_id, status, error, rerank_model_id, file_processor_id, chunk_size,
-             chunk_overlap, chunk_strategy, chunk_separator, threshold, document_count, search_mode, hybrid_alpha,
-             created_at, updated_at)
-           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+             chunk_overlap, chunk_strategy, chunk_separator, threshold, document_count, created_at,
+             updated_at)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         (
             base.id,
             base.name,
@@ -238,8 +247,6 @@ def _write_base(db: apsw.Connection, base: BaseRow) -> None:
             base.chunk_separator,
             base.threshold,
             base.document_count,
-            base.search_mode,
-            base.hybrid_alpha,
             base.created_at,
             base.updated_at,
         ),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from regraft import identity
 from regraft.clock import iso_time
-from regraft.formats.catalog import BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow, write_catalog
+from regraft.formats.catalog import RERANK, BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow, write_catalog
 from regraft.formats.index import BODY_SEPARATOR, IndexStore
 from regraft.formats.okf import note_snapshot, url_snapshot
 from regraft.formats.v2_places import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
@@ -23,7 +23,7 @@ _NOW_MS = 1_795_262_400_000
 _TIMES = st.integers(1_600_000_000_000, _NOW_MS)
 _PROVIDER = ProviderRow("acme", "Acme", True)
 _MODEL = ModelRow("acme::embed-3", "acme", "embed-3", "Embed 3", "embed")
-_RERANK_MODEL = ModelRow("acme::rerank-1", "acme", "rerank-1", "Rerank 1", None)
+_RERANK_MODEL = ModelRow("acme::rerank-1", "acme", "rerank-1", "Rerank 1", None, RERANK)
 _STEMS = ("a", "Report", "名字", "é", "e\u0301", "🎉", "a b", "_.cherry", "100%_")
 _ERRORS = ("indexing_interrupted", "the page is gone (404)")
 #: What a base needs, so that any damage can be planted in it.
@@ -152,8 +152,6 @@ class _Drawn:
             document_count=draw(st.none() | st.integers(1, 50)),
             created_at=draw(_TIMES),
             updated_at=draw(_TIMES),
-            search_mode=draw(st.sampled_from(["hybrid", "vector", "bm25"])) if has_model else "bm25",
-            hybrid_alpha=draw(st.none() | st.floats(0, 1)),
         )
 
     # --- items -----------------------------------------------------------------------------------------------------
