@@ -30,7 +30,7 @@ class Auditor:
 
 _V2 = Auditor(store.audit, store.base_ids)
 AUDITORS: dict[Kind, Auditor] = {
-    **dict.fromkeys(store.KINDS, _V2),
+    **dict.fromkeys(store.AUDITED, _V2),
     Kind.CODEX_MEM: Auditor(codex_mem.audit, codex_mem.base_ids, codex_mem.ids_by_name),
     Kind.ANGEL_MEMORY: Auditor(angel_memory.audit, angel_memory.bases),
 }

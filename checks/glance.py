@@ -9,9 +9,10 @@ from checks import glance_angel_memory, glance_codex_mem, glance_preview, glance
 from regraft.locate import NAMES, PREVIEW_SOURCES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress, human_bytes
 from regraft.text import counted
+from regraft.unpacking import on_disk
 
-#: Kinds of v2 data that are looked into where they are folders; an archive of one is only named.
-_V2_FOLDERS = (Kind.LIBRARY, Kind.BASE, Kind.V2_PROFILE)
+#: Kinds of v2 data; an archive is unpacked first.
+_V2_KINDS = (Kind.LIBRARY, Kind.PACK, Kind.V2_BACKUP, Kind.V2_PROFILE, Kind.BASE, Kind.INDEX)
 #: What looks into stores of other systems; ``health`` has whatever else is worth knowing of them.
 _SYSTEMS: dict[Kind, Callable[[Located], tuple[list[dict[str, Any]], dict[str, Any]]]] = {
     Kind.CODEX_MEM: glance_codex_mem.look,
@@ -46,8 +47,9 @@ def look(source: Located, progress: Progress) -> dict[str, Any]:
         bases, health = glance_preview.look(source)
     elif source.kind in _SYSTEMS:
         bases, health = _SYSTEMS[source.kind](source)
-    elif source.kind is Kind.INDEX or (source.kind in _V2_FOLDERS and source.path.is_dir()):
-        bases, health = glance_v2.look(source)
+    elif source.kind in _V2_KINDS:
+        with on_disk(source, raw=False) as unpacked:
+            bases, health = glance_v2.look(unpacked)
     else:
         bases, health = glance_v1.look_without_state(source)
     return {"kind": source.kind.value, "bases": bases, "health": health}
@@ -107,6 +109,7 @@ def _health_lines(health: dict[str, Any], bases: list[dict[str, Any]]) -> Iterat
             f"{health['coverage']:.2%} of the texts have their vector; "
             f"{counted(health['orphans'], 'orphan')}, {health['stale']:,} stale."
         )
+    yield from (f"note: {note}" for note in health.get("notes", ()))
     shown = {f"{base['name']}: {base['problem']}" for base in bases}
     for problem in health["problems"]:
         if problem not in shown:

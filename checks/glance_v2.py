@@ -16,6 +16,8 @@ from regraft.formats.index import SCHEMA_VERSION
 from regraft.locate import INDEX_FILE, Kind, Located
 from regraft.text import counted
 
+_SLIM = "a slim backup: it has the rows of its bases, and neither their indexes nor their files"
+
 Look = tuple[list[dict[str, Any]], dict[str, Any]]
 
 _COUNTS = {
@@ -51,9 +53,12 @@ def look(source: Located) -> Look:
         "orphans": sum(store["orphans"] for store in stores),
         "stale": sum(store["stale"] or 0 for store in stores),
         "bytes": sum(base["store"]["bytes"] for base in bases if base["store"]),
-        "problems": [f"{base['name']}: {base['problem']}" for base in bases if base["problem"]],
+        "problems": [
+            *(f"{name} cannot be read: {reason}" for name, reason in source.damaged.items()),
+            *(f"{base['name']}: {base['problem']}" for base in bases if base["problem"]),
+        ],
     }
-    return bases, health
+    return bases, health | ({"notes": [_SLIM]} if source.is_slim else {})
 
 
 def _one_base(source: Located, index: Path) -> dict[str, Any]:
@@ -109,7 +114,7 @@ def _library(source: Located) -> list[dict[str, Any]]:
     catalog = _catalog_path(source)
     stores = (*source.stores.current, *source.stores.preview)
     indexes = {str(store.base_id): source.tree.path / store.name for store in stores}
-    known = _catalog(catalog, indexes) if catalog else []
+    known = _catalog(catalog, indexes, is_slim=source.is_slim) if catalog else []
     named = {base["id"] for base in known}
     for base_id, path in sorted(indexes.items()):
         if base_id not in named:
@@ -119,7 +124,9 @@ def _library(source: Located) -> list[dict[str, Any]]:
     return known
 
 
-def _catalog(catalog: Path, indexes: dict[str, Path], only: str | None = None) -> list[dict[str, Any]]:
+def _catalog(
+    catalog: Path, indexes: dict[str, Path], only: str | None = None, *, is_slim: bool = False
+) -> list[dict[str, Any]]:
     """Return what a catalog says of its bases (or of one of them), with a look into each index, by its base's id."""
     try:
         found = read_catalog(catalog, data=False)
@@ -137,7 +144,8 @@ def _catalog(catalog: Path, indexes: dict[str, Path], only: str | None = None) -
         path = indexes.get(str(base_id))
         failed = f"failed at the upgrade: {row.get('error')}" if status == "failed" else None
         if path is None:
-            bases.append({**base, "store": None, "problem": failed or "its index file is missing"})
+            missing = None if is_slim else "its index file is missing"
+            bases.append({**base, "store": None, "problem": failed or missing})
         else:
             ids = None if own is None else {str(item.get("id")) for item in own}
             # A failed base may have texts, which miss their vectors also where its model is gone.

@@ -119,11 +119,14 @@ class _Audit:
         self._shape = Shape()
 
     def run(self) -> None:
-        steps = [("structure", self._structure), ("identity", self._identity), ("counts", self._counts)]
-        steps += [("relations", self._relations), ("materials", self._materials), ("coverage", self._coverage)]
+        steps = [("structure", self._structure), ("identity", self._identity), ("materials", self._materials)]
+        if self._ledger.level >= Level.QUICK:
+            steps.insert(2, ("counts", self._counts))
+            steps += [("relations", self._relations), ("coverage", self._coverage)]
         if self._ledger.level >= Level.DEFAULT:
             steps += [("texts", self._texts), ("vectors", self._vectors)]
-        steps.append(("full text", self._full_text))
+        if self._ledger.level >= Level.QUICK:
+            steps.append(("full text", self._full_text))
         if self._ledger.level >= Level.DEEP:
             steps.append(("integrity", self._integrity))
         self._ledger.run("index" if self._expected.base is None else self._expected.base, steps, self._expected.base)

@@ -24,8 +24,13 @@ _NAMED = 3
 
 
 class Level(IntEnum):
-    """How deep: structure and counts; also all texts, ids and vectors; also SQLite's own check and every raw file."""
+    """How deep an audit looks.
 
+    Whether a base can be opened (for what copies whole files and proves the copies by their bytes); structure and
+    counts; also all texts, ids and vectors; also SQLite's own check and every raw file.
+    """
+
+    SHAPE = -1
     QUICK = 0
     DEFAULT = 1
     DEEP = 2

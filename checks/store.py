@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checks import catalog_rows, raw_files
+from checks import catalog_rows, packs, raw_files
 from checks import v2_findings as v2
 from checks.findings import Audit
 from checks.index_file import Expected, Index, audit_index, rows_of
@@ -22,8 +22,10 @@ from regraft.locate import Kind, Located
 from regraft.progress import human_bytes
 from regraft.text import counted
 
-#: Kinds that are audited here, where they are files and folders; an archive of one is not.
+#: Kinds that are changed in place.
 KINDS = (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE)
+#: Kinds that are audited here, as files and folders; an archive is unpacked first (:mod:`regraft.unpacking`).
+AUDITED = (*KINDS, Kind.V2_BACKUP, Kind.PACK)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,12 @@ class _Seen:
     """What an audit has seen of a whole store."""
 
     ledger: Ledger
+    #: Whether indexes and files lie elsewhere.
+    is_slim: bool = False
+    #: Files that could not be read out of an archive.
+    damaged: Collection[str] = ()
+    #: The folder of all bases.
+    bases: str = ""
     names: dict[str, str] = field(default_factory=dict)
     indexes: dict[str, Index] = field(default_factory=dict)
     items: int = 0
@@ -52,14 +60,17 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
     """Check v2 data without writing anything.
 
     Args:
-        found: of one of :data:`KINDS`, in a folder.
+        found: of one of :data:`AUDITED`, in a folder.
         wish: what to look at.
         command_line: gives the command lines that mend what is found; without it, none is given.
 
     Never raises for what is in the data.
     """
-    seen = _Seen(Ledger(wish.level, wish.max_duration))
+    seen = _Seen(
+        Ledger(wish.level, wish.max_duration), is_slim=found.is_slim, bases=found.stores.bases, damaged=found.damaged
+    )
     root = found.tree.path
+    packs.name_damaged(found, seen.ledger)
     catalog = _catalog(root, found, seen.ledger)
     bases = root / found.stores.bases
     chosen = set(wish.bases) or None
@@ -69,12 +80,16 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
     rows = {} if catalog is None else {catalog_rows.base_key(row): row for row in catalog.bases}
     if catalog is not None:
         _check_rows(catalog, chosen, profiles.sign_of_life(root) is not None, seen)
+    if found.is_slim:
+        packs.name_slim(rows, chosen, seen.ledger)
     for key in [*rows, *(key for key in stores if key not in rows)]:
         if chosen is None or key in chosen:
             items = None if catalog is None or catalog.items is None else catalog.items.get(key, [])
             _check_base(root, bases / key, key, rows.get(key), items, stores.get(key), seen)
     if found.stores.is_whole and chosen is None:
-        _check_folder(bases, rows if catalog is not None else None, stores, seen, found.kind is Kind.V2_PROFILE)
+        _check_folder(bases, rows if catalog is not None else None, stores, seen, found.kind)
+    if found.kind in (Kind.PACK, Kind.LIBRARY):
+        packs.check(found, chosen, seen.ledger)
     audited = _audit(found, seen, root)
     if command_line is None:
         return audited
@@ -126,6 +141,8 @@ def _check_base(
     seen.names.setdefault(key, key)
     seen.items += len(items or ())
     if store is None:
+        if seen.is_slim or f"{seen.bases}/{key}/{INDEX_FILE}" in seen.damaged:
+            return
         if row is not None and row.get("status") == "completed":
             ledger.add(v2.BASE_NO_INDEX, "completed, and its index file is missing", base=key)
         elif row is not None and items is not None and is_name(key):
@@ -167,9 +184,7 @@ def _expected(key: str, store: Store, row: Row | None) -> Expected:
     return Expected(key, folder, has_model, dimensions if isinstance(dimensions, int) else None)
 
 
-def _check_folder(
-    bases: Path, rows: dict[str, Row] | None, stores: dict[str, Store], seen: _Seen, is_profile: bool
-) -> None:
+def _check_folder(bases: Path, rows: dict[str, Row] | None, stores: dict[str, Store], seen: _Seen, kind: Kind) -> None:
     """Look for folders of bases that the catalog does not name, and for what v1 left."""
     leftovers: list[tuple[str, int]] = []
     for finding, path in strays(bases, rows or {}, stores):
@@ -178,8 +193,8 @@ def _check_folder(
         elif rows is not None:
             said = "{n} that no row of the catalog names"
             seen.ledger.add(v2.INDEX_ORPHAN, said, noun="folder", sample=path.name)
-    if leftovers:
-        hint = "; --kind v1-profile checks what v1 left" if is_profile else ""
+    if leftovers and kind is not Kind.V2_BACKUP:
+        hint = "; --kind v1-profile checks what v1 left" if kind is Kind.V2_PROFILE else ""
         size = human_bytes(sum(size for _, size in leftovers))
         said = f"{counted(len(leftovers), 'vector file')} of v1 still there, {size}{hint}"
         for name, _ in leftovers:

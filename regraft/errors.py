@@ -97,6 +97,25 @@ class ArchiveEncrypted(RegraftError, ValueError):
     """{path}: the archive is protected by a password; unpack it yourself and give the folder."""
 
 
+class PackUnreadable(RegraftError, ValueError):
+    """{path}: this is no manifest of a pack that can be read ({reason}); take another copy of the pack, or a newer
+    regraft."""
+
+
+class PackDamaged(RegraftError, ValueError):
+    """{path}: {file} is not what was packed ({reason}); nothing was written, take another copy of the pack."""
+
+
+class ProfileInUse(RegraftError, BlockingIOError):
+    """{path}: the application is running ({sign}), so that what is read could change meanwhile; nothing was written,
+    quit it first."""
+
+
+class BackupSlim(RegraftError, LookupError):
+    """{path}: a slim backup has the rows of base {base}, and neither its index nor its files; take a full backup, or
+    the profile that it was made of."""
+
+
 class ApplicationRunning(RegraftError, BlockingIOError):
     """{path}: the application is running ({sign}), so that its data may change while it is read; quit it, or give
     --while-running to read what it has written so far (safe for a copy that nobody writes to)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -15,7 +15,7 @@ import msgspec
 
 from regraft import ledger, notices, profiles, sqlite
 from regraft.errors import ProfileAmbiguous, RegraftError, SourceNotFound, SourceUnreadable, SourceUnrecognised
-from regraft.formats import angel_memory, codex_mem, json_text, libsql_preview, v1_state, v2_places
+from regraft.formats import angel_memory, codex_mem, json_text, libsql_preview, pack, v1_state, v2_places
 from regraft.formats.v1_places import (
     BROWSER_PROFILE,
     LOCAL_STORAGE,
@@ -59,6 +59,7 @@ class Kind(StrEnum):
     V2_BACKUP = "v2-backup"
     V2_PROFILE = "v2-profile"
     LIBRARY = "library"
+    PACK = "pack"
     BASE = "base"
     INDEX = "index"
     PREVIEW = "preview-index"
@@ -78,6 +79,7 @@ NAMES = {
     Kind.V2_BACKUP: "a v2 backup (version 7)",
     Kind.V2_PROFILE: "a v2 profile folder",
     Kind.LIBRARY: "a v2 library",
+    Kind.PACK: "a pack of bases",
     Kind.BASE: "the folder of one v2 base",
     Kind.INDEX: "the index file of one v2 base",
     Kind.PREVIEW: "an index file of a preview build",
@@ -94,7 +96,9 @@ V1_SOURCES = (Kind.V1_BACKUP, Kind.V1_BACKUP_6, Kind.V1_PROFILE, Kind.V1_EXPORT,
 #: Kinds that are migrated, too. Bases of preview builds in a v2 library, profile or backup are migrated out of it.
 PREVIEW_SOURCES = (Kind.PREVIEW, Kind.PREVIEW_LIBRARY)
 #: Kinds whose bases lie as v2 and preview builds lay them out.
-_V2_KINDS = (*PREVIEW_SOURCES, Kind.V2_BACKUP, Kind.V2_PROFILE, Kind.LIBRARY, Kind.BASE, Kind.INDEX)
+_V2_KINDS = (*PREVIEW_SOURCES, Kind.V2_BACKUP, Kind.V2_PROFILE, Kind.LIBRARY, Kind.PACK, Kind.BASE, Kind.INDEX)
+#: Kinds with a catalog, of which bases can be packed and installed.
+BASE_SOURCES = (Kind.LIBRARY, Kind.PACK, Kind.V2_BACKUP, Kind.V2_PROFILE)
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,10 @@ class Located:
     notices: tuple[Notice, ...] = ()
     #: The stores of v2 and of preview builds.
     stores: Stores = field(default_factory=Stores)
+    #: Of a backup: whether it is a slim one, which has the database and neither indexes nor files of its bases.
+    is_slim: bool = False
+    #: Members of an archive that could not be extracted, each with the reason.
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def profile(self) -> Path | None:
@@ -163,7 +171,7 @@ def _with_stores(found: Located, kind: Kind | None) -> Located:
         return found
     tree, inside = found.tree, ""
     if isinstance(tree, ZipTree):
-        inside = _inner_folder(tree)
+        inside = inner_folder(tree)
     else:
         tree, inside = v2_places.rooted(found.path)
     stores = v2_places.find_stores(tree, inside)
@@ -243,7 +251,7 @@ def _describe(start: bytes) -> str:
 
 
 def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Located:
-    folder = _inner_folder(tree)
+    folder = inner_folder(tree)
     found = _recognise(path, tree, "" if isinstance(tree, FolderTree) else folder)
     if found is None and folder:
         # A folder that somebody unpacked an archive into: v1 sources are read through their tree from any depth.
@@ -268,7 +276,7 @@ def _described(path: Path, tree: FolderTree | ZipTree, folder: str) -> str:
     return f"{'an archive' if isinstance(tree, ZipTree) else 'a folder'} with {inside or 'nothing'} in it"
 
 
-def _inner_folder(tree: Tree) -> str:
+def inner_folder(tree: Tree) -> str:
     """Return the folder of an archive that holds everything, where things were packed together with their folder."""
     folder = ""
     while True:
@@ -283,17 +291,19 @@ def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: 
     def has(name: str, kind: str = "file") -> bool:
         return tree.kind(join(folder, name)) == kind
 
-    backup_version = _stated_version(tree, join(folder, "metadata.json")) if has("metadata.json") else None
+    backup = _backup_of(tree, join(folder, "metadata.json")) if has("metadata.json") else _Backup()
+    backup_version = backup.version
     if has(PROFILE_DATABASE) or has(f"Data/{PROFILE_DATABASE}") or backup_version == 7:
         kind = Kind.V2_BACKUP if backup_version is not None else Kind.V2_PROFILE
-        return Located(kind, path, tree, version=backup_version)
+        is_slim = kind is Kind.V2_BACKUP and backup.resources.get("indexedDB") is False
+        return Located(kind, path, tree, version=backup_version, is_slim=is_slim)
     if has("data.json"):
         places = file_places(tree, folder, backup=join(folder, "data.json"))
         return Located(Kind.V1_BACKUP, path, tree, places)
     if backup_version == 6:
         return Located(Kind.V1_BACKUP_6, path, tree, chromium_places(tree, folder), version=backup_version)
     if has(CATALOG_FILE) or (has(ledger.FOLDER, "folder") and has(KNOWLEDGE_FOLDER, "folder")):
-        return Located(Kind.LIBRARY, path, tree)
+        return Located(_library_or_pack(tree, folder), path, tree)
     profile = next((place for place in _PROFILES if has(join(place, LOCAL_STORAGE), "folder")), None)
     if profile is not None:
         return Located(Kind.V1_PROFILE, path, tree, chromium_places(tree, join(folder, profile) if profile else folder))
@@ -303,6 +313,12 @@ def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: 
     if has(INDEX_FILE):
         return Located(Kind.BASE, path, tree)
     return _knowledge_folder(path, tree, folder)
+
+
+def _library_or_pack(tree: Tree, folder: str) -> Kind:
+    """Tell a pack from a library that somebody zipped; unpacked, a pack is a library."""
+    is_pack = isinstance(tree, ZipTree) and tree.kind(join(folder, pack.MANIFEST)) == "file"
+    return Kind.PACK if is_pack else Kind.LIBRARY
 
 
 def _knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
@@ -353,15 +369,25 @@ def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
 # --- single files --------------------------------------------------------------------------------------------------
 
 
-class _Version(msgspec.Struct):
+class _Metadata(msgspec.Struct):
     version: Any = None
+    resources: Any = None
 
 
-def _stated_version(tree: Tree, name: str) -> int | None:
+@dataclass(frozen=True)
+class _Backup:
+    """What a backup states of itself: its version, and which parts of a profile it has."""
+
+    version: int | None = None
+    resources: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _backup_of(tree: Tree, name: str) -> _Backup:
     with contextlib.suppress(json_text.JsonProblem, SourceUnreadable):
-        version = json_text.decode(v1_state.read_text(tree, name), _Version).version
-        return version if isinstance(version, int) else None
-    return None
+        stated = json_text.decode(v1_state.read_text(tree, name), _Metadata)
+        resources = stated.resources if isinstance(stated.resources, dict) else {}
+        return _Backup(stated.version if isinstance(stated.version, int) else None, resources)
+    return _Backup()
 
 
 def _json_state(tree: Tree, name: str) -> str | None:

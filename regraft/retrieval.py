@@ -16,6 +16,7 @@ import apsw
 
 from regraft import identity, sqlite
 from regraft.errors import (
+    BackupSlim,
     BaseFailed,
     BaseNotListed,
     BaseUnknown,
@@ -50,7 +51,7 @@ DEFAULT_COUNT = 10
 #: The index is asked for this many times the hits wanted, since the catalog may drop some.
 OVERFETCH = 5
 #: Kinds in which there are bases to search.
-SEARCHED = (Kind.LIBRARY, Kind.V2_PROFILE, Kind.V2_BACKUP, Kind.BASE, Kind.INDEX)
+SEARCHED = (Kind.LIBRARY, Kind.PACK, Kind.V2_PROFILE, Kind.V2_BACKUP, Kind.BASE, Kind.INDEX)
 #: Where a base has no model, it has no vectors.
 _NO_VECTORS = "it has no vectors: searched by bm25"
 
@@ -183,7 +184,7 @@ def search(source: Located, wanted: str | None, request: Request) -> Answer:
     Raises:
         NotSearchable: there is nothing to search in the source.
         BaseUnknown, WrongUsage: there is no such base, or none is named where there are several.
-        BaseFailed, BaseNotListed, BaseWithoutIndex: the base cannot be searched.
+        BaseFailed, BaseNotListed, BaseWithoutIndex, BackupSlim: the base cannot be searched.
         IndexForeign, IndexVersionUnknown: its index is that of another base, or of another layout.
         QueryWithoutWord, QueryTooLong: the query has no word, or too many or too long ones.
         QueryVectorMissing, QueryVectorUnfit: the mode needs a vector, or one of another length.
@@ -201,6 +202,8 @@ def search(source: Located, wanted: str | None, request: Request) -> Answer:
     if not request.raw and not tokens(request.query):
         raise QueryWithoutWord
     store = bases[base_id]
+    if store is None and source.is_slim:
+        raise BackupSlim(path=source.path, base=base_id)
     if store is None:
         raise BaseWithoutIndex(path=source.path, base=base_id)
     items = None if catalog is None else _living(catalog, base_id)

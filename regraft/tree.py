@@ -23,13 +23,16 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, Protocol
 
 from regraft import sqlite
-from regraft.errors import ArchiveEncrypted, ArchiveUnsafe, SourceUnreadable
+from regraft.errors import ArchiveEncrypted, ArchiveUnsafe, SourceUnreadable, WorkFolderTooSmall
+from regraft.progress import human_bytes
 
 CHUNK_BYTES = 1 << 20
 #: A member that grows by more than this factor, and to more than this size, is a bomb: text packs to a tenth,
 #: vectors hardly at all, and repeated pages to a hundredth.
 BOMB_RATIO = 500
 BOMB_BYTES = 16 << 20
+#: Longer and deeper names are no file's on any system, and take memory for each of their parts.
+LONGEST_NAME, MOST_PARTS = 4_096, 255
 #: What stands before a member's bytes at the least.
 _LOCAL_HEADER_BYTES = 30
 
@@ -247,6 +250,8 @@ class ZipTree:
         parts = [part for part in name.split("/") if part and part != "."]
         if not parts:
             return
+        if len(name) > LONGEST_NAME or len(parts) > MOST_PARTS:
+            raise ArchiveUnsafe(path=self.path, reason=f"a name in it has {len(name):,} characters")
         for depth in range(len(parts)):
             self._folders.setdefault("/".join(parts[:depth]), set()).add(parts[depth])
         plain = "/".join(parts)
@@ -322,12 +327,23 @@ class ZipTree:
         with _work_folder(work) as folder:
             place = folder / "member"
             if self.kind(name) == "file":
+                demand_room(folder, self.size(name))
                 self.extract(name, place)
                 for suffix in ("-wal", "-journal"):
                     self._extract_companion(name + suffix, place.with_name(place.name + suffix), suffix)
             else:
                 place.mkdir()
             yield place
+
+    def files(self, folder: str) -> Iterator[str]:
+        """Yield the names of all files below a folder, sorted; links are among them."""
+        start = f"{self._find(folder)}/" if folder else ""
+        yield from sorted(name for name in self._members if name.startswith(start))
+
+    def is_link(self, name: str) -> bool:
+        """Tell whether a member is a symbolic link: its bytes are the path that it leads to."""
+        member = self._member(name)
+        return member.create_system != 0 and stat.S_ISLNK(member.external_attr >> 16)
 
     def _extract_companion(self, name: str, place: Path, suffix: str) -> None:
         if self.kind(name) != "file":
@@ -346,6 +362,17 @@ class ZipTree:
         """
         with self.open(name) as file, place.open("wb") as copy:
             shutil.copyfileobj(file, copy, CHUNK_BYTES)
+
+
+def demand_room(folder: Path, needed: int) -> None:
+    """Refuse to extract more into a temporary folder than fits there.
+
+    Raises:
+        WorkFolderTooSmall
+    """
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise WorkFolderTooSmall(path=folder, needed=human_bytes(needed), free=human_bytes(free))
 
 
 @contextmanager

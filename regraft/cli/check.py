@@ -29,6 +29,7 @@ from regraft.errors import (
 )
 from regraft.locate import INDEX_FILE, NAMES, Kind, Located, located
 from regraft.text import argument
+from regraft.unpacking import on_disk
 
 
 def _levels(command: Any) -> Any:
@@ -89,7 +90,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
             _check_page(page, path, found)
         if isinstance(found, SourceUnreadable):
             head, audit = _head(path, Kind.INDEX), store.unreadable(path, str(found.facts["reason"]))
-        elif found.kind in audits.AUDITORS and not found.is_archive:
+        elif found.kind in audits.AUDITORS:
             _refuse(models, "of a v1 source or a preview build")
             head, audit = _v2_audit(path, found, wish, kind)
         else:
@@ -144,11 +145,20 @@ def _refuse(options: dict[str, Any], about: str) -> None:
 
 
 def _v2_audit(path: Path, found: Located, wish: store.Wish, kind: str | None) -> tuple[dict[str, Any], findings.Audit]:
-    wish = replace(wish, bases=audits.chosen_bases(found, wish.bases))
     run = Run("check", source_kind=found.kind, source=path)
-    audit = audits.audit(found, wish, partial(_command_line, path, kind))
+    # What lies in an archive, or is a backup, is nothing that a command mends.
+    is_fixed = found.is_archive or found.kind is Kind.V2_BACKUP
+    with on_disk(found, _chosen_in(found, wish.bases)) as unpacked:
+        wish = replace(wish, bases=audits.chosen_bases(unpacked, wish.bases))
+        audit = audits.audit(unpacked, wish, None if is_fixed else partial(_command_line, path, kind))
     run.end()
     return run.document(), audit
+
+
+def _chosen_in(found: Located, bases: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the bases that have to be extracted; none where that is all, or where only the catalog can tell."""
+    known = {store.base_id for store in (*found.stores.current, *found.stores.preview)}
+    return bases if known.issuperset(bases) else ()
 
 
 def _head(path: Path, kind: Kind) -> dict[str, Any]:

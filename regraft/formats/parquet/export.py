@@ -26,7 +26,7 @@ from regraft.text import shown
 from regraft.tree import join
 
 #: Kinds whose bases have an index of the current layout.
-V2_KINDS = (Kind.LIBRARY, Kind.V2_PROFILE, Kind.V2_BACKUP, Kind.BASE, Kind.INDEX)
+V2_KINDS = (Kind.LIBRARY, Kind.PACK, Kind.V2_PROFILE, Kind.V2_BACKUP, Kind.BASE, Kind.INDEX)
 V1_KINDS = (*V1_SOURCES, Kind.V1_VECTORS)
 _DAMAGE = (apsw.Error, StoreProblem, SourceUnreadable, OSError, UnicodeDecodeError)
 
@@ -202,6 +202,8 @@ def _v2_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> Parts
     for part in chosen:
         if part.about.id in files:
             _look_into(part, source, files[part.about.id], keep)
+        elif source.is_slim:
+            part.problem = "a slim backup has neither its texts nor its vectors"
     return Parts("v2", chosen, catalog)
 
 

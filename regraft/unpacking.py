@@ -1,0 +1,102 @@
+"""An archive of v2 data as a folder: what is needed of it, extracted member by member and removed at the end.
+
+Names and sizes were checked as a whole when the archive was opened (:class:`regraft.tree.ZipTree`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from regraft import ledger
+from regraft.errors import ArchiveUnsafe, SourceUnreadable
+from regraft.formats import pack, v2_places
+from regraft.locate import Located, inner_folder
+from regraft.sqlite import TRACES
+from regraft.tree import FolderTree, ZipTree, demand_room, join
+
+#: Small files beside a catalog that say where its bases come from.
+_BESIDE = (pack.MANIFEST, "report.json", "metadata.json")
+
+
+@contextmanager
+def on_disk(source: Located, bases: Collection[str] = (), *, raw: bool = True) -> Iterator[Located]:
+    """Give an archive of v2 data as a folder of the same kind; a folder as it is.
+
+    Args:
+        source: v2 data; its ``path`` stays the archive's.
+        bases: ids of the only bases whose folders are needed; empty: all.
+        raw: whether the files of bases are needed too, not only their indexes.
+
+    Yields:
+        The source over a temporary folder. ``damaged`` has the members that could not be extracted.
+
+    Raises:
+        WorkFolderTooSmall: the temporary folder has no room for it.
+        ArchiveUnsafe: two of its members would be one file here.
+        OSError: the temporary folder cannot be written.
+    """
+    tree = source.tree
+    if not isinstance(tree, ZipTree):
+        yield source
+        return
+    inside = inner_folder(tree)
+    needed = dict.fromkeys(_needed(source, tree, inside, frozenset(bases), raw))
+    names = [name for name in needed if not tree.is_link(name)]
+    with tempfile.TemporaryDirectory(prefix="regraft-", ignore_cleanup_errors=True) as work:
+        folder = Path(work)
+        demand_room(folder, sum(tree.size(name) for name in names))
+        damaged = {}
+        for name in names:
+            try:
+                _extract(tree, name, folder / PurePosixPath(name).relative_to(inside or "."))
+            except SourceUnreadable as error:
+                damaged[str(PurePosixPath(name).relative_to(inside or "."))] = str(error.facts["reason"])
+        extracted = FolderTree(folder)
+        stores = v2_places.find_stores(extracted, "")
+        # Where no base has a folder, one is looked for in the place that the layout gives it.
+        place = str(PurePosixPath(source.stores.bases).relative_to(inside)) if inside else source.stores.bases
+        yield replace(source, tree=extracted, stores=replace(stores, bases=place), damaged=damaged)
+
+
+def _needed(source: Located, tree: ZipTree, inside: str, bases: frozenset[str], raw: bool) -> Iterator[str]:
+    stores = source.stores
+    if stores.catalog is not None:
+        yield from (f"{stores.catalog}{end}" for end in ("", *TRACES) if tree.kind(f"{stores.catalog}{end}") == "file")
+    yield from (name for name in (join(inside, beside) for beside in _BESIDE) if tree.kind(name) == "file")
+    own = {store.name for store in (*stores.current, *stores.preview)}
+    start = len(join(stores.bases, "x")) - 1
+    # A source without a folder of bases has anything at its root.
+    has_bases = own or PurePosixPath(stores.bases).name == v2_places.KNOWLEDGE_FOLDER
+    for name in tree.files(stores.bases) if has_bases else ():
+        base, _, rest = name[start:].partition("/")
+        if (not bases or base in bases or v2_places.base_id_of(name) in bases) and _is_needed(name, rest, own, raw):
+            yield name
+
+
+def _is_needed(name: str, rest: str, own: Collection[str], raw: bool) -> bool:
+    """Tell whether a file below the folder of all bases is read: vector files of v1 beside those of bases are not."""
+    if not rest:
+        return name in own
+    return raw or rest.startswith(f"{v2_places.INDEX_FILE}")
+
+
+def _extract(tree: ZipTree, name: str, target: Path) -> None:
+    """Extract a member to a file that is not there yet."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch(exist_ok=False)
+        tree.extract(name, target)
+    except SourceUnreadable:
+        target.unlink(missing_ok=True)
+        raise
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ArchiveUnsafe(path=tree.path, reason=f"{name} and another member are one file on this system") from error
+
+
+def is_pristine(root: Path) -> bool:
+    """Tell whether an unpacked pack is as it was packed, as far as regraft knows: no run has changed it since."""
+    return not (root / ledger.FOLDER).exists()
