@@ -129,6 +129,10 @@ class BaseUnknown(RegraftError, LookupError):
     """{base}: no base of the source has this id or is migrated to it; the source has {known}."""
 
 
+class BaseAmbiguous(RegraftError, LookupError):
+    """{base}: several bases of the source are called so or begin so ({known}); give the id of the one that you mean."""
+
+
 class ModelOptionInvalid(RegraftError, ValueError):
     """{option} {value}: {reason}."""
 
@@ -138,6 +142,14 @@ class ModelOptionInvalid(RegraftError, ValueError):
 
 class TargetNotOurs(RegraftError, FileExistsError):
     """{path}: not empty and not written by regraft ({found}); give an empty or a new folder."""
+
+
+class PackThere(RegraftError, FileExistsError):
+    """{path}: there is {what} already; nothing was written, name another file or move this one away."""
+
+
+class NothingToPack(RegraftError, LookupError):
+    """{path}: none of its bases can be packed ({reason}); nothing was written."""
 
 
 class TargetOverlapsSource(RegraftError, ValueError):

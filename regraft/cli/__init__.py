@@ -34,6 +34,7 @@ _MODULES = {
     "upgrade": "upgrade",
     "rescue": "rescue",
     "install": "install",
+    "pack": "pack",
     "history": "history",
     "undo": "history",
 }

@@ -1,0 +1,92 @@
+"""``regraft pack``: chosen bases as one file, for another machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from regraft import clock, notices, progress
+from regraft.cli.changing import left_lines
+from regraft.cli.options import PATH, output_options, time_of
+from regraft.cli.output import echo_json, reports_errors, say, written_list
+from regraft.locate import Kind
+from regraft.progress import human_bytes
+from regraft.text import counted, one_line, shown
+from repair import pack as packing
+
+
+@click.command()
+@click.argument("source", type=PATH)
+@click.argument("target", type=PATH, metavar="FILE.zip")
+@click.option("--base", "bases", multiple=True, metavar="NAME", help="Only this base; may be repeated.")
+@click.option("--dry-run", is_flag=True, help="Show what would be packed, and write nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Accepted, and never needed: nothing that is there is changed.")
+@click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")
+@output_options
+@reports_errors
+def pack(  # noqa: PLR0913, PLR0917 - one parameter for every option
+    source: Path,
+    target: Path,
+    bases: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,  # noqa: ARG001 - part of what every command that writes takes
+    now: int | None,
+    as_json: bool,
+    quiet: bool,
+    verbose: int,
+    kind: str | None,
+) -> None:
+    """Write bases of SOURCE to FILE.zip: vectors, files, rows and checksums, for another machine.
+
+    SOURCE is a library, a v2 profile, a v2 backup or another pack. It is only read. Without --base all bases are
+    packed; a base is named by its name or id, or a unique beginning of the id. Unpacked, FILE.zip is a library;
+    regraft install puts it into another profile.
+
+    \b
+    Example:
+      regraft pack ~/.config/CherryStudio handbook.zip --base Handbook
+    """
+    options = packing.PackOptions(
+        source=source,
+        target=target,
+        now_ms=clock.now_ms() if now is None else now,
+        kind=Kind(kind) if kind else None,
+        bases=bases,
+        dry_run=dry_run,
+    )
+    document = packing.pack(options, progress.for_person(quiet=quiet or as_json))
+    if as_json:
+        echo_json(document)
+    else:
+        say(_as_text(document, target, verbose=verbose > 0))
+    sys.exit(int(any(notices.at_least(one["severity"], "warning") for one in document["left"])))
+
+
+def _as_text(document: dict[str, Any], target: Path, *, verbose: bool) -> str:
+    lines = [_base_line(base) for base in document["bases"]]
+    lines += left_lines(document, verbose=verbose)
+    lines += ["", *_closing(document, target)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _base_line(base: dict[str, Any]) -> str:
+    held = f"{counted(base['items'], 'item')}, {counted(base['files'], 'file')}, {human_bytes(base['bytes'])}"
+    return f"{one_line(base['name'])}  ({base['id']}): {held}"
+
+
+def _closing(document: dict[str, Any], target: Path) -> list[str]:
+    packed, left = len(document["bases"]), len({one["base"] for one in document["left"]} - _ids(document))
+    size = f"{packed:,} of {counted(packed + left, 'base')}, {human_bytes(document['bytes'])}"
+    if document["outcome"] == "planned":
+        return [f"Would pack {size}.", "Dry run: nothing was written."]
+    if document["outcome"] == "unchanged":
+        return [f"{shown(target)} is this very pack already ({size}): nothing was written."]
+    next_step = f"On the other machine: regraft install {shown(Path(target.name))} --profile PROFILE"
+    return [f"Packed {size}.", written_list([target]).rstrip(), next_step]
+
+
+def _ids(document: dict[str, Any]) -> set[str]:
+    return {base["id"] for base in document["bases"]}

@@ -1,0 +1,230 @@
+"""Writing a pack: one zip file, beside its place first, read back, and then put there in one step.
+
+Files are stored, so that vectors cost no time to pack; small texts are deflated. The same files and the same time give
+the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from regraft import durable
+from regraft.errors import CopyDiffers, PackThere, PlanOutdated, TargetLocked, TargetNotWritable
+from regraft.formats.pack import MANIFEST, Manifest, PackedFile
+from regraft.progress import Progress
+
+#: Read, hashed and written at once.
+CHUNK_BYTES = 4 << 20
+#: Larger files are stored: a file that shrinks much would be taken for a bomb.
+_DEFLATED_BYTES = 1 << 20
+_PLAIN_TEXT = {".md", ".txt", ".csv", ".json", ".html", ".htm", ".xml", ".sqlite"}
+#: The years that a zip file can tell.
+_FIRST_YEAR, _LAST_YEAR = 1980, 2107
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EACCES, errno.ENOSYS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A file that is packed: its name in the pack, where its bytes are, how many, and its time of change in ns."""
+
+    name: str
+    path: Path
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, name: str, path: Path) -> Member:
+        """Return a file as it is now.
+
+        Raises:
+            OSError: it cannot be looked at.
+        """
+        status = path.stat()
+        return cls(name=name, path=path, size=status.st_size, changed_ns=status.st_mtime_ns)
+
+    def demand_unchanged(self) -> None:
+        """Refuse a file that was written to since it was listed.
+
+        Raises:
+            PlanOutdated
+        """
+        with contextlib.suppress(OSError):
+            status = self.path.stat()
+            if (status.st_size, status.st_mtime_ns) == (self.size, self.changed_ns):
+                return
+        raise PlanOutdated(path=self.path, reason="it was written to meanwhile")
+
+
+def hashed(members: Sequence[Member], progress: Progress) -> tuple[PackedFile, ...]:
+    """Return what a manifest says of files, without writing one.
+
+    Raises:
+        PlanOutdated: one was written to meanwhile.
+        OSError: one cannot be read.
+    """
+    return tuple(_packed(member, lambda _: None, progress) for member in members)
+
+
+def _packed(member: Member, write: Callable[[bytes], object], progress: Progress) -> PackedFile:
+    """Read a file to its end, give its bytes to ``write``, and return what a manifest says of it."""
+    digest, size = hashlib.sha256(), 0
+    with member.path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            write(chunk)
+            size += len(chunk)
+            progress.step(len(chunk), len(chunk))
+    member.demand_unchanged()
+    if size != member.size:
+        raise PlanOutdated(path=member.path, reason="it was written to meanwhile")
+    return PackedFile(path=member.name, bytes=size, sha256=digest.hexdigest())
+
+
+def write(
+    target: Path,
+    members: Sequence[Member],
+    manifest_of: Callable[[tuple[PackedFile, ...]], Manifest],
+    now_ms: int,
+    progress: Progress,
+) -> None:
+    """Write a pack to ``target``, whole and read back, where nothing is yet.
+
+    Args:
+        target: its place; its folder exists.
+        members: its files, in their order.
+        manifest_of: makes the manifest when the checksums are known.
+        now_ms: the time that members carry.
+        progress: told of bytes.
+
+    Raises:
+        PlanOutdated: a file was written to meanwhile.
+        PackThere: something came to its place meanwhile.
+        TargetLocked, TargetNotWritable: another regraft writes it, or its folder is not to be written to.
+        CopyDiffers: what was written does not read back.
+        OSError: a file cannot be read, or the disk is full.
+    """
+    with _temporary(target) as temporary:
+        with zipfile.ZipFile(temporary, "w", allowZip64=True) as archive:
+            packed = tuple(_add(archive, member, now_ms, progress) for member in members)
+            manifest = manifest_of(packed)
+            encoded = manifest.encoded()
+            archive.writestr(_info(MANIFEST, len(encoded), now_ms), encoded)
+        durable.sync_file(temporary)
+        _read_back(temporary, manifest)
+        _put(temporary, target)
+
+
+@contextmanager
+def _temporary(target: Path) -> Iterator[Path]:
+    """Give a file beside ``target``, which is locked as long as it is written, and removed at the end.
+
+    What a killed run left is written over.
+    """
+    path = target.with_name(f".{target.name}.regraft-part")
+    try:
+        lock = path.open("ab")
+    except OSError as error:
+        if error.errno in durable.NO_ROOM - {errno.EROFS}:
+            raise
+        raise TargetNotWritable(path=target, reason=error.strerror or error) from error
+    with lock:
+        if not _is_locked(lock.fileno()):
+            raise TargetLocked(path=target)
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Lock an open file; False where somebody else has. A system without such locks lets everybody in."""
+    try:
+        import fcntl  # noqa: PLC0415 - not there on Windows
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _info(name: str, size: int, now_ms: int) -> zipfile.ZipInfo:
+    moment = datetime.fromtimestamp(now_ms / 1000, UTC)
+    year = min(max(moment.year, _FIRST_YEAR), _LAST_YEAR)
+    info = zipfile.ZipInfo(name, (year, *moment.timetuple()[1:6]))
+    info.create_system = 3
+    info.external_attr = 0o100644 << 16
+    is_small = size <= _DEFLATED_BYTES and Path(name).suffix.lower() in _PLAIN_TEXT
+    info.compress_type = zipfile.ZIP_DEFLATED if is_small else zipfile.ZIP_STORED
+    info.file_size = size
+    return info
+
+
+def _add(archive: zipfile.ZipFile, member: Member, now_ms: int, progress: Progress) -> PackedFile:
+    progress.at(member.name)
+    with archive.open(_info(member.name, member.size, now_ms), "w") as file:
+        return _packed(member, file.write, progress)
+
+
+def _read_back(temporary: Path, manifest: Manifest) -> None:
+    """Hold every member of the written file against the manifest.
+
+    Raises:
+        CopyDiffers
+    """
+    problem = problem_of(temporary, manifest)
+    if problem is not None:
+        raise CopyDiffers(path=temporary, reason=problem)
+
+
+def problem_of(path: Path, manifest: Manifest) -> str | None:
+    """Return why a zip file does not hold what a manifest lists; None where it does.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for packed in manifest.files:
+                with archive.open(packed.path) as file:
+                    digest = hashlib.sha256()
+                    while chunk := file.read(CHUNK_BYTES):
+                        digest.update(chunk)
+                if digest.hexdigest() != packed.sha256:
+                    return f"{packed.path} does not read back"
+    except (zipfile.BadZipFile, KeyError, zlib.error, EOFError) as error:
+        return str(error)
+    return None
+
+
+def _put(temporary: Path, target: Path) -> None:
+    """Give a written file its name, where nothing has it.
+
+    Raises:
+        PackThere
+    """
+    try:
+        # Unlike a rename, a link never takes the place of a file that came meanwhile.
+        os.link(temporary, target)
+    except FileExistsError as error:
+        raise PackThere(path=target, what="another file") from error
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(target):
+            raise PackThere(path=target, what="another file") from error
+        durable.replace(temporary, target)
+    durable.sync_folder(target.parent)
