@@ -290,11 +290,6 @@ class PlanOutdated(RegraftError, ValueError):
     """{path}: {reason}; nothing of it was changed, run the same command again."""
 
 
-class ProfileHolds(RegraftError, FileExistsError):
-    """{path}: it has {what} already, with other content; nothing was changed, name the bases to install with
-    --base."""
-
-
 class CopyDiffers(RegraftError, OSError):
     """{path}: this copy is not what was copied ({reason}); it was not used, check the disk."""
 

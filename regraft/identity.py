@@ -15,6 +15,7 @@ _ITEM_NAME = "regraft/v1-item"
 _CHILD_NAME = "regraft/v1-directory-child"
 _RESTORED_BASE_NAME = "regraft/restored-base"
 _RESTORED_ITEM_NAME = "regraft/restored-item"
+_COPIED_BASE_NAME = "regraft/copied-base"
 _MAX_MILLISECONDS = (1 << 48) - 1
 
 
@@ -76,6 +77,11 @@ def restored_base_id(base: str, model: str, dimensions: int, name: str | None) -
     return _shaped(_digest(_RESTORED_BASE_NAME, base, model, str(dimensions), *([] if name is None else [name])), 4)
 
 
+def copied_base_id(base: str) -> str:
+    """Return the UUID v4 of what a base becomes where it comes as a new one beside the one of its id."""
+    return _shaped(_digest(_COPIED_BASE_NAME, base), 4)
+
+
 def restored_item_id(restored_base: str, item: str, created_at: int | None) -> str:
-    """Return the UUID v7 of a base's item in what the base was restored to."""
+    """Return the UUID v7 of a base's item in what the base was restored or copied to."""
     return _shaped_v7(created_at, _digest(_RESTORED_ITEM_NAME, restored_base, item))

@@ -143,7 +143,7 @@ class Changer:
             if final.is_file() and staged.is_file():
                 shutil.copymode(final, staged)
             durable.sync_tree(staged) if staged.is_dir() else durable.sync_file(staged)
-            mark = files.mark_of(staged)
+            mark = (change.mark or files.mark_of)(staged)
         if is_replaced:
             files.settle_logs(final)
         if _planned_mark(final) != before:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import apsw
@@ -18,11 +19,19 @@ from regraft import durable, sqlite
 from regraft.errors import StoreBusy, StoreNotWritable, StoreOnTwoDisks
 from regraft.formats import chroma
 from regraft.sqlite import quoted
+from repair.copies import copy_database
 
 #: FTS5 keeps what it has in these tables, besides those that it says are virtual.
 _SHADOWS = ("data", "idx", "docsize", "config", "content")
 #: Tables that hold nothing: numbers that were given, and who may write to a database of Chroma's.
 _EMPTY = {"sqlite_sequence", "acquire_write"}
+#: Read at once.
+CHUNK_BYTES = 4 << 20
+#: How a mark begins that is one of bytes.
+_OF_BYTES = "bytes "
+_HEADER_BYTES = 100
+#: Where a SQLite header has its write and read versions, its change counter, and for which of these it holds.
+_OPENING = (slice(18, 20), slice(24, 28), slice(92, 100))
 #: Where a file system has no hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS}
 
@@ -39,6 +48,85 @@ def mark_of(path: Path) -> str | None:
         parts = (f"{name} {_file_mark(path / name)}\n" for name in names)
         return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
     return _file_mark(path) if os.path.lexists(path) else None
+
+
+def bytes_mark_of(path: Path) -> str | None:
+    """Return what tells whether the bytes of a file or folder were changed; None where nothing is.
+
+    What opening changes in a SQLite file does not count, so that of one that somebody only read it stays the same. It
+    takes no longer than reading the bytes, where :func:`mark_of` reads every row.
+    """
+    if path.is_dir() and not path.is_symlink():
+        return folder_mark({name: _bytes_mark(path / name) for name in _names(path)})
+    return f"{_OF_BYTES}{_bytes_mark(path)}" if os.path.lexists(path) else None
+
+
+def folder_mark(settled: Mapping[str, str]) -> str:
+    """Return what :func:`bytes_mark_of` says of a folder, of the digests of its files by their names."""
+    whole = hashlib.sha256()
+    for name in sorted(settled):
+        whole.update(f"{name} {settled[name]}\n".encode("utf-8", "surrogatepass"))
+    return f"{_OF_BYTES}{whole.hexdigest()}"
+
+
+def _bytes_mark(path: Path) -> str:
+    if path.is_symlink():
+        return f"link {path.readlink()}"
+    if sqlite.companions(path.resolve()) and sqlite.is_database(path):
+        with tempfile.TemporaryDirectory(prefix="regraft-") as folder:
+            copy = Path(folder, "copy.sqlite")
+            copy_database(path, copy)
+            return Digest.of(copy).settled
+    return Digest.of(path).settled
+
+
+def is_changed(path: Path, mark: str | None) -> bool:
+    """Tell whether a file or folder is another than when it had a mark, of either kind."""
+    by_bytes = mark is not None and mark.startswith(_OF_BYTES)
+    return (bytes_mark_of(path) if by_bytes else mark_of(path)) != mark
+
+
+class Digest:
+    """The SHA-256 of a file's bytes, with the header of a SQLite file apart."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._rest = hashlib.sha256()
+
+    @classmethod
+    def of(cls, path: Path) -> Digest:
+        """Return that of a file on disk.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        digest = cls()
+        with path.open("rb", buffering=0) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+        return digest
+
+    def update(self, chunk: bytes) -> None:
+        """Add the bytes that follow."""
+        missing = _HEADER_BYTES - len(self._head)
+        if missing > 0:
+            self._head += chunk[:missing]
+            chunk = chunk[missing:]
+        self._rest.update(chunk)
+
+    @property
+    def exact(self) -> str:
+        """Return what every byte counts for."""
+        return f"{self._head.hex()} {self._rest.hexdigest()}"
+
+    @property
+    def settled(self) -> str:
+        """Return the same without what opening changes: whether a log is kept, and counters of changes."""
+        head = bytearray(self._head)
+        if head.startswith(sqlite.MAGIC) and len(head) == _HEADER_BYTES:
+            for part in _OPENING:
+                head[part] = bytes(part.stop - part.start)
+        return f"{bytes(head).hex()} {self._rest.hexdigest()}"
 
 
 def _names(folder: Path) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import apsw
 
+from checks.levels import Level
 from regraft.changes import Recorded
 from regraft.notices import Severity
 
@@ -96,6 +97,8 @@ class FileChange:
     make: Callable[[Path], None] | None
     bytes: int = 0
     trash: bool = False
+    #: Returns what tells later whether the new one was changed; None: :func:`repair.files.mark_of`.
+    mark: Callable[[Path], str | None] | None = None
 
 
 Change = RowsChange | FileChange
@@ -126,6 +129,8 @@ class Plan:
     expiring: list[Action] = field(default_factory=list)
     #: Index files whose free space is given back at the end.
     reclaims: list[Reclaim] = field(default_factory=list)
+    #: How deep a store is looked into again afterwards: what was copied and proven by its bytes need not be read again.
+    level: Level = Level.DEFAULT
     #: Whether what takes this run back is kept; else it is deleted at its end.
     keeps_undo: bool = True
 

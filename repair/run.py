@@ -208,7 +208,7 @@ def _check_mended(store: Store, book: Ledger, run: Run, plan: Plan) -> None:
     # What was chosen may be gone: it was the folder of no base.
     with recognised_after(store, run.command) as after:
         touched = frozenset(base for _, base in plan.mends if base is not None)
-        found = {(one.name, one.base) for one in (after.audit(bases=touched).findings if touched else ())}
+        found = {(one.name, one.base) for one in (after.audit(plan.level, touched).findings if touched else ())}
         if any(base is None for _, base in plan.mends):
             # Of no base is what rows of the catalog and names of files tell; another system may have no bases at all.
             level = Level.DEFAULT if after.found.kind in SYSTEMS else Level.QUICK

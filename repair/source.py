@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -69,6 +69,9 @@ class BaseSource:
     chosen: tuple[str, ...] = ()
     #: Of a pack, zipped or unpacked, that nobody has changed since.
     manifest: pack.Manifest | None = None
+    #: The archive that it was unpacked from, and the folder in that where it begins.
+    archive: ZipTree | None = None
+    archive_folder: str = ""
     #: Links among the members of an archive, by base.
     archived_links: tuple[str, ...] = ()
     #: Ids of bases by those that they had in v1, as the source itself knows them.
@@ -115,6 +118,12 @@ class BaseSource:
     def inside(self, path: Path) -> str:
         """Return the name of a file in the source."""
         return path.relative_to(self.store.root).as_posix()
+
+    def crc32(self, path: Path) -> int:
+        """Return the CRC-32 that the archive gives of an extracted file."""
+        if self.archive is None:
+            raise ValueError("no archive")
+        return self.archive.crc32(join(self.archive_folder, self.inside(path)))
 
     def base_of(self, name: str) -> str | None:
         """Return the id of the base that an id is of: its own, or that which it had in v1."""
@@ -268,7 +277,16 @@ def opened(path: Path, kind: Kind | None, named: Sequence[str], command: str) ->
         with on_disk(found, chosen) as unpacked:
             store = Store(path, unpacked.tree.path, unpacked, frozenset(chosen))
             pristine = manifest if found.is_archive or is_pristine(store.root) else None
-            yield BaseSource(store, rows, tuple(chosen), pristine, _links(found), tuple(legacy.items()))
+            yield BaseSource(
+                store=store,
+                catalog=rows,
+                chosen=tuple(chosen),
+                manifest=pristine,
+                archive=found.tree if isinstance(found.tree, ZipTree) else None,
+                archive_folder=inside,
+                archived_links=_links(found),
+                legacy_ids=tuple(legacy.items()),
+            )
 
 
 def _advice(found: Located) -> str:
@@ -345,8 +363,3 @@ def _meant(name: str, bases: dict[str, Row], legacy: dict[str, str]) -> str:
     if len(matching) > 1:
         raise BaseAmbiguous(base=name, known=", ".join(matching))
     return matching[0]
-
-
-def narrowed(source: BaseSource, chosen: Sequence[str]) -> BaseSource:
-    """Return a source of which only some of the chosen bases are meant."""
-    return replace(source, chosen=tuple(chosen))

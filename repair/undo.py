@@ -112,7 +112,7 @@ def _changed(root: Path, change: Recorded, dry_run: bool) -> str | None:
     if kept is not None and not os.path.lexists(kept):
         return "what would take it back is gone, it"
     if change.means == "file":
-        if files.mark_of(path) != change.detail["mark"]:
+        if files.is_changed(path, change.detail["mark"]):
             return "it"
         if not dry_run:
             # Who has one file open is told before any other was taken back.

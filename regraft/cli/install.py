@@ -1,4 +1,4 @@
-"""``regraft install``: a migrated library comes into a profile."""
+"""``regraft install``: bases of a library, a pack, a backup or another profile come into a profile."""
 
 from __future__ import annotations
 
@@ -10,18 +10,27 @@ from typing import Any
 import click
 
 from regraft import clock
-from regraft.cli.changing import Asked, change, change_options
+from regraft.cli.changing import Asked, as_text, change_options, end_with
 from regraft.cli.options import PATH, model_options, model_word, time_of
 from regraft.cli.output import reports_errors
+from regraft.text import counted, one_line
 from repair import install as installing
-
-_CLOSING = "Start the application: the bases are there.\n"
+from repair.run import run_command
+from repair.source import BaseSource, opened
 
 
 @click.command()
 @change_options
 @click.option("--profile", type=PATH, required=True, metavar="PROFILE", help="The application's profile folder (v2).")
 @model_options
+@click.option(
+    "--recreate-provider",
+    "providers",
+    multiple=True,
+    metavar="ID",
+    help="Make this provider where the profile lacks it: disabled, without keys.",
+)
+@click.option("--as-new", is_flag=True, help="Let a base that is there already come as a new one beside it.")
 @click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")
 @reports_errors
 def install(
@@ -29,18 +38,43 @@ def install(
     profile: Path,
     map_model: tuple[str, ...],
     recreate_model: tuple[str, ...],
+    providers: tuple[str, ...],
+    as_new: bool,
     now: int | None,
     **options: Any,
 ) -> None:
-    """Put the library at PATH, as regraft migrate wrote it, into a v2 profile.
+    """Put bases of PATH into a v2 profile.
 
-    The application must not be running. Its database is backed up first, nothing that is there is overwritten, and
-    regraft undo PROFILE takes all of it back. --base takes v1 or v2 ids of the library.
+    PATH is a library, a pack, a v2 backup or another v2 profile; it is only read. The application must not be running.
+    Its database is backed up first, nothing that is there is overwritten, and regraft undo PROFILE takes all of it
+    back. --base takes names, v1 or v2 ids, or a unique beginning of an id.
     """
     asked = Asked(**options)
-    kind = asked.of_kind()
-    word = model_word(map_model, recreate_model)
-    wish = installing.Wish(path, clock.now_ms() if now is None else now, kind, asked.bases, word)
-    # Bases and kind are the library's; what is changed is the profile.
-    of_profile = replace(asked, bases=(), kind=None)
-    change("install", profile, partial(installing.plan, wish=wish), of_profile, closing=_CLOSING)
+    options_ = installing.InstallOptions(
+        now_ms=clock.now_ms() if now is None else now,
+        models=model_word(map_model, recreate_model),
+        providers=frozenset(providers),
+        as_new=as_new,
+    )
+    with opened(path, asked.of_kind(), asked.bases, "install") as source:
+        document = run_command(
+            "install",
+            profile,
+            partial(installing.plan, source=source, options=options_),
+            dry_run=asked.dry_run,
+            progress=asked.progress(),
+            show_plan=asked.agreed,
+        )
+        # Bases and kind are the source's; what is changed is the profile.
+        end_with(document, replace(asked, bases=(), kind=None), _as_text(document, source, verbose=asked.verbose > 0))
+
+
+def _as_text(document: dict[str, Any], source: BaseSource, *, verbose: bool) -> str:
+    text = as_text(document, verbose=verbose)
+    if document["undo"] is None:
+        return text
+    came = {one["base"] for one in document["actions"] if one["action"] in ("insert-base", "copy-base")}
+    stayed = {one["base"]: one["reason"] for one in document["left"] if one["base"] not in (None, *came)}
+    lines = [f"Start the application: {len(came):,} of {counted(len(source.chosen), 'base')} came into it."]
+    lines += [f"Not done: {one_line(source.name_of(base))}, because {one_line(why)}" for base, why in stayed.items()]
+    return text + "".join(f"{line}\n" for line in lines)

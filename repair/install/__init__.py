@@ -1,8 +1,8 @@
-"""Putting a migrated library into a profile of the application: folders of bases, and rows of the profile's database.
+"""Putting bases of another store into a profile of the application: their folders, and rows of the profile's database.
 
 Rules: ``docs/rules.md``, "Install".
 """
 
-from repair.install.plan import Wish, plan
+from repair.install.plan import InstallOptions, plan
 
-__all__ = ["Wish", "plan"]
+__all__ = ["InstallOptions", "plan"]

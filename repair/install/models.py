@@ -11,7 +11,7 @@ from migrators.stages.models import SEPARATOR, ModelWord
 from regraft.formats.catalog import EMBEDDING, RERANK, ModelRow
 from regraft.formats.catalog_generation import model_of
 from regraft.formats.catalog_reader import Row
-from repair.install.library import Library
+from repair.source import BaseSource
 
 
 class ModelMissing(Exception):
@@ -22,13 +22,15 @@ class ModelMissing(Exception):
 class Models:
     """The models of a profile, and those that come with the bases of a library."""
 
-    library: Library
+    library: BaseSource
     word: ModelWord
     there: set[Any]
     #: Providers with their models' own ids: no two models of a provider have the same.
     pairs: set[tuple[Any, Any]]
     #: Ids of the providers that are there.
     providers: set[Any]
+    #: Ids of the providers that are made because the user says so.
+    recreated: frozenset[str] = frozenset()
     #: Models that are inserted, by their ids.
     new: dict[str, ModelRow] = field(default_factory=dict)
     _used: set[str] = field(default_factory=set)
@@ -50,11 +52,12 @@ class Models:
             return str(named)
         provider = str(named).partition(SEPARATOR)[0]
         mapped = f"--map-model '{named}=PROVIDER::MODEL' gives one that is there"
-        if provider in self.providers:
+        if provider in self.providers or provider in self.recreated:
             again = f"--recreate-model '{named}'"
             raise ModelMissing(f"its model {named} is neither in the profile nor in the library: {again}, or {mapped}")
         gone = f"its model {named} and the provider {provider} are not in the profile"
-        raise ModelMissing(f"{gone}: add the provider in the application first, or {mapped}")
+        made = f"--recreate-provider '{provider}' makes it as one of your own, disabled and without keys"
+        raise ModelMissing(f"{gone}: {made}, or {mapped}")
 
     def rerank(self, named: Any) -> str | None:
         """Return the rerank model that a base keeps; None where it cannot."""
@@ -66,9 +69,11 @@ class Models:
     def unused(self) -> list[str]:
         """Return the user's words that met no base: a typing error, most likely."""
         made = self.there | self.new.keys()
+        providers = {model.provider_id for model in self.new.values()} | self.providers
         return [
-            *(old for old in self.word.mapped if old not in self._used),
-            *sorted(self.word.recreated - made),
+            *(f"the model {old}" for old in self.word.mapped if old not in self._used),
+            *(f"the model {model}" for model in sorted(self.word.recreated - made)),
+            *(f"the provider {provider}" for provider in sorted(self.recreated - providers)),
         ]
 
     def _is_there(self, named: Any) -> bool:
@@ -78,7 +83,7 @@ class Models:
         """Re-create a model as the library has it, or as the user's word has it, where its provider is there."""
         provider, _, model = named.partition(SEPARATOR)
         row = self.library.models.get(named)
-        if provider not in self.providers or (row is None and named not in self.word.recreated):
+        if provider not in self.providers | self.recreated or (row is None and named not in self.word.recreated):
             return False
         known: Row = row if row is not None and row.get("provider_id") == provider else {}
         model = known.get("model_id") or model
@@ -89,12 +94,14 @@ class Models:
         return True
 
 
-def read_models(db: apsw.Connection, library: Library, word: ModelWord) -> Models:
-    """Read which models and providers a profile has; keys are never read.
+def read_models(db: apsw.Connection, library: BaseSource, word: ModelWord, recreated: frozenset[str]) -> Models:
+    """Read which models and providers a profile has, of which ``recreated`` are made where it lacks them.
+
+    Keys are never read.
 
     Raises:
         apsw.Error: it cannot be read.
     """
     pairs = {(row[1], row[2]): row[0] for row in db.execute("SELECT id, provider_id, model_id FROM user_model")}
     providers = {row[0] for row in db.execute("SELECT provider_id FROM user_provider")}
-    return Models(library, word, set(pairs.values()), set(pairs), providers)
+    return Models(library, word, set(pairs.values()), set(pairs), providers, recreated - providers)

@@ -21,11 +21,13 @@ from regraft.formats.catalog_generation import (
     GIVEN,
     ITEMS,
     MODELS,
+    PROVIDERS,
     Tables,
     copy_definitions,
     dangling,
 )
 from regraft.formats.catalog_reader import Row
+from repair.install.rekeying import NewIds
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,23 @@ class NewBase:
     """A base that is inserted, with the models that it has in the profile."""
 
     id: str
-    model: str | None
-    rerank: str | None
+    #: Its id in the source.
+    origin: str
+    model: str | None = None
+    rerank: str | None = None
+    #: Given where it comes as a new base.
+    new_ids: NewIds | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NewRows:
     """All rows that are inserted; bases and items are read from the library's catalog when they are needed."""
 
     tables: Tables
     catalog: Path
     mark: tuple[int, int] | None
+    #: Rows of providers.
+    providers: tuple[Row, ...]
     #: Rows of models.
     models: tuple[Row, ...]
     bases: tuple[NewBase, ...]
@@ -53,7 +61,7 @@ class NewRows:
     @property
     def changed(self) -> tuple[str, ...]:
         """Return the tables that rows are inserted into."""
-        more = ((MODELS, self.models), (ASSISTANT_LINKS, self.links))
+        more = ((PROVIDERS, self.providers), (MODELS, self.models), (ASSISTANT_LINKS, self.links))
         return (BASES, ITEMS, *(table for table, rows in more if rows))
 
     def apply(self, db: apsw.Connection) -> None:
@@ -67,6 +75,7 @@ class NewRows:
         before = set(dangling(db))
         try:
             db.execute("PRAGMA defer_foreign_keys = ON")
+            insert(db, self.tables, PROVIDERS, self.providers)
             insert(db, self.tables, MODELS, self.models)
             with sqlite.reading(self.catalog) as source:
                 for base in self.bases:
@@ -88,9 +97,10 @@ def insert(db: apsw.Connection, tables: Tables, table: str, rows: Iterable[Row])
 
 def insert_base(db: apsw.Connection, source: apsw.Connection, tables: Tables, base: NewBase) -> None:
     """Insert a base of the library ``source`` with its items; its group is the user's own and none of the profile's."""
-    own = {"group_id": None, "embedding_model_id": base.model, "rerank_model_id": base.rerank}
-    insert(db, tables, BASES, ({**row, **own} for row in _read(source, BASES, "id", base.id)))
-    insert(db, tables, ITEMS, _read(source, ITEMS, "base_id", base.id))
+    own = {"id": base.id, "group_id": None, "embedding_model_id": base.model, "rerank_model_id": base.rerank}
+    insert(db, tables, BASES, ({**row, **own} for row in _read(source, BASES, "id", base.origin)))
+    items = _read(source, ITEMS, "base_id", base.origin)
+    insert(db, tables, ITEMS, items if base.new_ids is None else map(base.new_ids.row, items))
 
 
 def _read(source: apsw.Connection, table: str, key: str, value: str) -> Iterator[Row]:
