@@ -514,8 +514,8 @@ def test_a_word_that_no_base_needs_is_said(stranded):
 def test_vectors_of_another_model_are_not_mixed_in(whole):
     sql(
         whole / DATABASE,
-        "INSERT INTO user_model (id, provider_id, model_id, name, capabilities, order_key, created_at, updated_at)"
-        " VALUES ('acme::new', 'acme', 'new', 'new', '[]', 'a1', 0, 0)",
+        "INSERT INTO user_model (id, provider_id, model_id, name, capabilities, supports_streaming, order_key,"
+        " created_at, updated_at) VALUES ('acme::new', 'acme', 'new', 'new', '[]', 1, 'a1', 0, 0)",
         f"UPDATE knowledge_base SET embedding_model_id = 'acme::new' WHERE id = '{base_of('kb')}'",
     )
     index_of(whole).unlink()
