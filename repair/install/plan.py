@@ -158,9 +158,7 @@ class _Planner:
             self._store.names[ids.base] = self._library.name_of(base)
             return copy
         if there is not _SAME:
-            self._leave(
-                base, v2.BASE_STATUS, f"what it comes as, base {ids.base}, is there already, with other content"
-            )
+            self._leave(base, v2.BASE_STATUS, f"its copy, base {ids.base}, is there already, with other content")
         return None
 
     def _there(self, new: NewBase) -> str | None:
@@ -275,15 +273,7 @@ class _Planner:
         name = str(self._store.catalog)
         actions = [
             Action("back-up-database", f"back up {self._path.name}", None, name, 1, size),
-            *(
-                Action(
-                    "insert-provider",
-                    f"add the provider {row['provider_id']}, disabled and without keys",
-                    None,
-                    row["provider_id"],
-                )
-                for row in providers
-            ),
+            *(self._insert_provider(str(row["provider_id"])) for row in providers),
             *(Action("insert-model", f"add the model {row['id']}", None, str(row["id"])) for row in models),
             *(self._insert_action(base) for base in bases),
             *(
@@ -307,6 +297,9 @@ class _Planner:
         for model in self._models.new.values():
             if model.id in used:
                 yield model_values(model, keys.next_model(model.provider_id), self._options.now_ms)
+
+    def _insert_provider(self, provider: str) -> Action:
+        return Action("insert-provider", f"add the provider {provider}, disabled and without keys", None, provider)
 
     def _insert_action(self, base: NewBase) -> Action:
         size = "ifnull(sum(length(CAST(data AS BLOB))), 0)"

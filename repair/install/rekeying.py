@@ -7,7 +7,7 @@ vectors stay as they are: they are keyed by what they say.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,9 +64,13 @@ def rekey(index: Path, ids: NewIds) -> None:
     """
     with sqlite.writing(index) as db:
         db.execute("PRAGMA foreign_keys = OFF")
-        db.create_scalar_function("new_item", ids.item, 1, deterministic=True)
-        db.create_scalar_function("new_unit", identity.unit_id, 5, deterministic=True)
-        db.create_scalar_function("new_body", identity.body_id, 1, deterministic=True)
+        functions: dict[str, Callable[..., Any]] = {
+            "new_item": ids.item,
+            "new_unit": identity.unit_id,
+            "new_body": identity.body_id,
+        }
+        for name, function in functions.items():
+            db.create_scalar_function(name, function, deterministic=True)
         with sqlite.without_triggers(db), sqlite.transaction(db):
             for statement in _STATEMENTS:
                 db.execute(statement)
