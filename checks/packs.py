@@ -7,10 +7,10 @@ from pathlib import PurePosixPath
 
 from checks import v2_findings as v2
 from checks.levels import Ledger, Level, OutOfTime
-from regraft.errors import PackUnreadable
 from regraft.formats import pack
 from regraft.formats.pack import PackedFile
 from regraft.locate import Located
+from regraft.move_errors import PackUnreadable
 from regraft.text import counted
 from regraft.unpacking import is_pristine
 

@@ -97,25 +97,6 @@ class ArchiveEncrypted(RegraftError, ValueError):
     """{path}: the archive is protected by a password; unpack it yourself and give the folder."""
 
 
-class PackUnreadable(RegraftError, ValueError):
-    """{path}: this is no manifest of a pack that can be read ({reason}); take another copy of the pack, or a newer
-    regraft."""
-
-
-class PackDamaged(RegraftError, ValueError):
-    """{path}: {file} is not what was packed ({reason}); nothing was written, take another copy of the pack."""
-
-
-class ProfileInUse(RegraftError, BlockingIOError):
-    """{path}: the application is running ({sign}), so that what is read could change meanwhile; nothing was written,
-    quit it first."""
-
-
-class BackupSlim(RegraftError, LookupError):
-    """{path}: a slim backup has the rows of base {base}, and neither its index nor its files; take a full backup, or
-    the profile that it was made of."""
-
-
 class ApplicationRunning(RegraftError, BlockingIOError):
     """{path}: the application is running ({sign}), so that its data may change while it is read; quit it, or give
     --while-running to read what it has written so far (safe for a copy that nobody writes to)."""
@@ -129,10 +110,6 @@ class BaseUnknown(RegraftError, LookupError):
     """{base}: no base of the source has this id or is migrated to it; the source has {known}."""
 
 
-class BaseAmbiguous(RegraftError, LookupError):
-    """{base}: several bases of the source are called so or begin so ({known}); give the id of the one that you mean."""
-
-
 class ModelOptionInvalid(RegraftError, ValueError):
     """{option} {value}: {reason}."""
 
@@ -142,14 +119,6 @@ class ModelOptionInvalid(RegraftError, ValueError):
 
 class TargetNotOurs(RegraftError, FileExistsError):
     """{path}: not empty and not written by regraft ({found}); give an empty or a new folder."""
-
-
-class PackThere(RegraftError, FileExistsError):
-    """{path}: there is {what} already; nothing was written, name another file or move this one away."""
-
-
-class NothingToPack(RegraftError, LookupError):
-    """{path}: none of its bases can be packed ({reason}); nothing was written."""
 
 
 class TargetOverlapsSource(RegraftError, ValueError):
@@ -519,7 +488,8 @@ class Interrupted(RegraftError, RuntimeError):
 
 
 def error_classes() -> list[type[RegraftError]]:
-    """Return every concrete error class: those of this module, then those of other systems, each in order."""
-    modules = (globals(), vars(import_module("regraft.system_errors")))
+    """Return every concrete error class: of this module, of what is moved, and of other systems, each in order."""
+    others = ("regraft.move_errors", "regraft.system_errors")
+    modules = (globals(), *(vars(import_module(name)) for name in others))
     found = (value for module in modules for value in module.values() if isinstance(value, type))
     return [value for value in dict.fromkeys(found) if issubclass(value, RegraftError) and value is not RegraftError]

@@ -16,7 +16,6 @@ import apsw
 
 from regraft import identity, sqlite
 from regraft.errors import (
-    BackupSlim,
     BaseFailed,
     BaseNotListed,
     BaseUnknown,
@@ -44,6 +43,7 @@ from regraft.formats.index.search import (
 )
 from regraft.formats.v2_places import Store
 from regraft.locate import NAMES, Kind, Located
+from regraft.move_errors import BackupSlim
 from regraft.text import shown
 
 #: How many hits a base gives that says nothing of it.

@@ -142,7 +142,8 @@ class Changer:
             change.make(staged)
             if final.is_file() and staged.is_file():
                 shutil.copymode(final, staged)
-            durable.sync_tree(staged) if staged.is_dir() else durable.sync_file(staged)
+            if change.mark is None:
+                durable.sync_tree(staged) if staged.is_dir() else durable.sync_file(staged)
             mark = (change.mark or files.mark_of)(staged)
         if is_replaced:
             files.settle_logs(final)

@@ -97,7 +97,8 @@ class FileChange:
     make: Callable[[Path], None] | None
     bytes: int = 0
     trash: bool = False
-    #: Returns what tells later whether the new one was changed; None: :func:`repair.files.mark_of`.
+    #: Returns what tells later whether the new one was changed, where ``make`` flushes what it makes and knows that
+    #: already; None: it is flushed and asked :func:`repair.files.mark_of`.
     mark: Callable[[Path], str | None] | None = None
 
 

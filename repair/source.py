@@ -22,17 +22,11 @@ from checks.catalog_rows import base_key
 from checks.findings import Finding
 from checks.levels import Level
 from regraft import identity, profiles, sqlite
-from regraft.errors import (
-    BaseAmbiguous,
-    BaseUnknown,
-    NotChanged,
-    PackDamaged,
-    ProfileInUse,
-    SourceUnreadable,
-)
+from regraft.errors import BaseUnknown, NotChanged, SourceUnreadable
 from regraft.formats import pack
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.locate import BASE_SOURCES, INDEX_FILE, NAMES, RAW_FOLDER, V1_SOURCES, Kind, Located, inner_folder, located
+from regraft.move_errors import BaseAmbiguous, PackDamaged, ProfileInUse
 from regraft.text import one_line
 from regraft.tree import Tree, ZipTree, is_plain_name, join
 from regraft.unpacking import is_pristine, on_disk
@@ -162,6 +156,8 @@ class BaseSource:
     def findings(self) -> list[Finding]:
         """Return what a look at the chosen bases finds: whether each can be opened and read, not what texts say."""
         found = self.store.audit(Level.SHAPE, frozenset(self.chosen)).findings
+        if self.manifest is not None:
+            return list(found)  # each file is held against its checksum, and was looked into when it was packed
         return [*found, *(one for base in self.chosen if (one := self._damage(base)) is not None)]
 
     def _damage(self, base: str) -> Finding | None:

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from regraft import __version__
-from regraft.errors import PackUnreadable, SourceUnreadable
+from regraft.errors import SourceUnreadable
+from regraft.move_errors import PackUnreadable
 from regraft.tree import CHUNK_BYTES, Tree, join
 
 #: The name of the manifest in a pack.

@@ -93,6 +93,7 @@ class FolderCopy:
             return
         if self._new_ids is not None:
             rekey(index, self._new_ids)
+            durable.sync_file(index)
             self._settled[INDEX_FILE] = Digest.of(index).settled
         with sqlite.reading(index) as db:
             demand_identity(db, index, self._base if self._new_ids is None else self._new_ids.base)

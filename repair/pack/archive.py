@@ -19,8 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from regraft import durable
-from regraft.errors import CopyDiffers, PackThere, PlanOutdated, TargetLocked, TargetNotWritable
+from regraft.errors import CopyDiffers, PlanOutdated, TargetLocked, TargetNotWritable
 from regraft.formats.pack import MANIFEST, Manifest, PackedFile
+from regraft.move_errors import PackThere
 from regraft.progress import Progress
 
 #: Read, hashed and written at once.
@@ -180,12 +181,20 @@ def _add(archive: zipfile.ZipFile, member: Member, now_ms: int, progress: Progre
 
 
 def _read_back(temporary: Path, manifest: Manifest) -> None:
-    """Hold every member of the written file against the manifest.
+    """Read every member of the written file to its end; its checksum in the archive is that of what was read.
 
     Raises:
         CopyDiffers
     """
-    problem = problem_of(temporary, manifest)
+    problem = None
+    try:
+        with zipfile.ZipFile(temporary) as archive:
+            for packed in (*(file.path for file in manifest.files), MANIFEST):
+                with archive.open(packed) as file:
+                    while file.read(CHUNK_BYTES):
+                        pass
+    except (zipfile.BadZipFile, KeyError, zlib.error, EOFError) as error:
+        problem = str(error)
     if problem is not None:
         raise CopyDiffers(path=temporary, reason=problem)
 

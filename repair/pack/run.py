@@ -18,18 +18,10 @@ from checks import v2_findings as v2
 from regraft import sqlite
 from regraft.clock import iso_time
 from regraft.envelope import Run
-from regraft.errors import (
-    NotEnoughSpace,
-    NothingToPack,
-    PackThere,
-    PackUnreadable,
-    RegraftError,
-    SourceUnreadable,
-    TargetNotWritable,
-    WrongUsage,
-)
+from regraft.errors import NotEnoughSpace, RegraftError, SourceUnreadable, TargetNotWritable, WrongUsage
 from regraft.formats.pack import MANIFEST, Manifest, PackedBase, PackedFile, read_manifest
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, Kind
+from regraft.move_errors import NothingToPack, PackThere, PackUnreadable
 from regraft.progress import Progress, human_bytes, stage
 from regraft.text import counted, one_line
 from regraft.tree import LONGEST_NAME, MOST_PARTS, ZipTree

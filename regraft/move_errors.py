@@ -1,0 +1,36 @@
+"""Errors of what takes bases from one machine to another: packs, backups of version 7, other profiles."""
+
+from __future__ import annotations
+
+from regraft.errors import RegraftError
+
+
+class PackUnreadable(RegraftError, ValueError):
+    """{path}: this is no manifest of a pack that can be read ({reason}); take another copy of the pack, or a newer
+    regraft."""
+
+
+class PackDamaged(RegraftError, ValueError):
+    """{path}: {file} is not what was packed ({reason}); nothing was written, take another copy of the pack."""
+
+
+class ProfileInUse(RegraftError, BlockingIOError):
+    """{path}: the application is running ({sign}), so that what is read could change meanwhile; nothing was written,
+    quit it first."""
+
+
+class BackupSlim(RegraftError, LookupError):
+    """{path}: a slim backup has the rows of base {base}, and neither its index nor its files; take a full backup, or
+    the profile that it was made of."""
+
+
+class BaseAmbiguous(RegraftError, LookupError):
+    """{base}: several bases of the source are called so or begin so ({known}); give the id of the one that you mean."""
+
+
+class PackThere(RegraftError, FileExistsError):
+    """{path}: there is {what} already; nothing was written, name another file or move this one away."""
+
+
+class NothingToPack(RegraftError, LookupError):
+    """{path}: none of its bases can be packed ({reason}); nothing was written."""
