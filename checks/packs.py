@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import PurePosixPath
 
 from checks import v2_findings as v2
+from checks.findings import register
 from checks.levels import Ledger, Level, OutOfTime
 from regraft.formats import pack
 from regraft.formats.pack import PackedFile
@@ -13,6 +14,13 @@ from regraft.locate import Located
 from regraft.move_errors import PackUnreadable
 from regraft.text import counted
 from regraft.unpacking import is_pristine
+
+BACKUP_SLIM = register(
+    "note",
+    "backup.slim",
+    "A slim backup has the database alone: the rows of its bases, and neither their indexes nor their files.",
+    "Nothing is wrong. A full backup, or the profile that it was made of, has the rest.",
+)
 
 
 def name_slim(bases: Collection[str], chosen: Collection[str] | None, ledger: Ledger) -> None:
@@ -22,7 +30,7 @@ def name_slim(bases: Collection[str], chosen: Collection[str] | None, ledger: Le
         f"a slim backup: the rows of {counted(count, 'base')} are in it, their indexes and files are not; restoring it"
         " leaves those of the profile as they are"
     )
-    ledger.add(v2.BACKUP_SLIM, said)
+    ledger.add(BACKUP_SLIM, said)
 
 
 def name_damaged(found: Located, ledger: Ledger) -> None:

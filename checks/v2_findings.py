@@ -334,12 +334,6 @@ RAW_ORPHAN = register(
     "`regraft gc`. It costs space, and nothing else.",
     "gc",
 )
-BACKUP_SLIM = register(
-    "note",
-    "backup.slim",
-    "A slim backup has the database alone: the rows of its bases, and neither their indexes nor their files.",
-    "Nothing is wrong. A full backup, or the profile that it was made of, has the rest.",
-)
 LEFTOVER = register(
     "note",
     "v1.leftover",

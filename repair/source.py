@@ -21,6 +21,7 @@ from checks import v2_findings as v2
 from checks.catalog_rows import base_key
 from checks.findings import Finding
 from checks.levels import Level
+from checks.packs import BACKUP_SLIM
 from regraft import identity, profiles, sqlite
 from regraft.errors import BaseUnknown, NotChanged, SourceUnreadable
 from regraft.formats import pack
@@ -178,7 +179,7 @@ class BaseSource:
             return Finding(v2.BASE_STATUS, "error", "its id is no name of a folder", base)
         if self.is_slim and base not in self.store.stores:
             said = "a slim backup has its rows, and neither its index nor its files: take a full one, or the profile"
-            return Finding(v2.BACKUP_SLIM, "warning", said, base)
+            return Finding(BACKUP_SLIM, "warning", said, base)
         return next((one for one in findings if one.base == base and one.name in _GRAVE), None)
 
     def demand_whole(self) -> None:

@@ -38,9 +38,10 @@ from faults import (
 )
 from profiles import KEYS, changed, profile, rows, tables
 
-from regraft import changes, identity, ledger, sqlite
+from regraft import changes, durable, identity, ledger, sqlite
 from regraft.cli.changing import as_text
 from repair import changing
+from repair.install import copying
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 ALPHA, BETA, GAMMA = (identity.base_id(name) for name in ("alpha", "beta", "gamma"))
@@ -174,7 +175,9 @@ def test_a_second_run_has_nothing_to_do(case):
 def test_the_text_says_what_comes_next(case):
     text = run("install", case.library, "--profile", case.profile, "-y").stdout
     assert "Base alpha  (" in text
-    assert text.endswith(f"Take it back: regraft undo {case.profile}\nStart the application: the bases are there.\n")
+    assert text.endswith(
+        f"Take it back: regraft undo {case.profile}\nStart the application: 3 of 3 bases came into it.\n"
+    )
     assert "Start the application" not in as_text(case.install("--dry-run").document, verbose=True)
 
 
@@ -364,18 +367,33 @@ def test_what_v1_left_may_be_anything(case, state):
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
+def stays_out(case: Case, what: str) -> None:
+    """Assert that base beta stays out and is named, dry or not, that it is as it was, and that the others come."""
+    before = rows(case.database, f"SELECT * FROM knowledge_base WHERE id = '{BETA}'"), state_of(case.folder(BETA))
+    for options in (("--dry-run",), ()):
+        done = case.install(*options)
+        (left,) = done.document["left"]
+        assert (done.status, left["base"]) == (1, BETA)
+        assert what in left["reason"]
+        assert "--as-new" in left["reason"]
+    after = rows(case.database, f"SELECT * FROM knowledge_base WHERE id = '{BETA}'"), state_of(case.folder(BETA))
+    assert after == before
+    assert rows(case.database, f"SELECT count(*) FROM knowledge_base WHERE id IN ('{ALPHA}', '{GAMMA}')") == [(2,)]
+
+
 def test_a_base_of_this_id_with_other_items(case):
     case.install("--base", "beta")
     changed(case.profile, "DELETE FROM knowledge_item WHERE rowid IN (SELECT max(rowid) FROM knowledge_item)")
-    assert f"base {BETA} already" in refused(case, "ProfileHolds")
-    assert case.install("--base", "alpha").status == 0
+    stays_out(case, f"base {BETA}")
+    text = run("install", case.library, "--profile", case.profile, "-y", "--base", "beta").stdout
+    assert "[base.status]" in text
 
 
 def test_a_base_of_this_id_with_another_index(case):
     case.install("--base", "beta")
     with closing(apsw.Connection(str(case.folder(BETA) / ".cherry" / "index.sqlite"))) as db:
         db.execute("UPDATE embedding SET vector_blob = zeroblob(32) WHERE rowid = 1")
-    assert f"folder of base {BETA}" in refused(case, "ProfileHolds")
+    stays_out(case, f"folder of base {BETA}")
 
 
 def test_an_item_of_this_id(case):
@@ -383,14 +401,116 @@ def test_an_item_of_this_id(case):
         "INSERT INTO knowledge_item SELECT id, 'own', NULL, type, data, status, error, 0, 1, 1 FROM old.knowledge_item"
     )
     changed(case.profile, f"ATTACH '{case.library / 'catalog.sqlite'}' AS old", f"{row} WHERE base_id = '{BETA}'")
-    assert f"of base {BETA}" in refused(case, "ProfileHolds")
+    stays_out(case, "item ")
 
 
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.write_text("mine")])
 def test_a_folder_of_this_id(case, make: Callable[[Path], object]):
     case.folder(BETA).parent.mkdir()
     make(case.folder(BETA))
-    assert f"folder of base {BETA}" in refused(case, "ProfileHolds")
+    stays_out(case, f"folder of base {BETA}")
+
+
+# --- as a new base ---------------------------------------------------------------------------------------------------
+
+
+def vectors_of(index: Path) -> list[tuple[str, bytes]]:
+    return rows(index, "SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY 1")
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_base_that_is_there_comes_as_a_new_one(case, edited):
+    case.install("--base", "beta")
+    if edited:
+        changed(case.profile, f"DELETE FROM knowledge_item WHERE base_id = '{BETA}'")
+    before = tables(case.profile)
+    done = case.install("--base", "beta", "--as-new")
+    assert (done.status, done.document["left"]) == (0, []), done.stderr
+    new = identity.copied_base_id(BETA)
+    assert [(one["base"], one["subject"]) for one in done.document["actions"] if one["action"] == "insert-base"] == [
+        (new, BETA)
+    ]
+    query = "SELECT name, dimensions, embedding_model_id, created_at FROM knowledge_base WHERE id = ?"
+    assert rows(case.database, query, (new,)) == rows(case.database, query, (BETA,))
+    query = "SELECT type, data, status, created_at FROM knowledge_item WHERE base_id = ? ORDER BY rowid"
+    assert rows(case.database, query, (new,)) == rows(case.library / "catalog.sqlite", query, (BETA,))
+    query = "SELECT id FROM knowledge_item WHERE base_id = ? ORDER BY id"
+    ids = [item for (item,) in rows(case.database, query, (new,))]
+    assert not set(ids) & {item for (item,) in rows(case.library / "catalog.sqlite", query, (BETA,))}
+    index, old = (case.folder(base) / ".cherry" / "index.sqlite" for base in (new, BETA))
+    assert {item for (item,) in rows(index, "SELECT material_id FROM material")} <= set(ids)
+    assert vectors_of(index) == vectors_of(old)
+    assert files_of(case.folder(new) / "raw") == files_of(case.folder(BETA) / "raw")
+    checked = run("check", case.profile, "--deep", "--base", new, "--json").document["findings"]
+    assert [one for one in checked if one["severity"] != "note"] == []
+    assert case.install("--base", "beta", "--as-new").document["actions"] == []
+    assert run("undo", case.profile, "-y").status == 0
+    assert tables(case.profile) == before
+    assert not case.folder(new).exists()
+
+
+def test_a_new_base_that_was_changed_stays_out(case):
+    case.install("--base", "beta")
+    case.install("--base", "beta", "--as-new")
+    new = identity.copied_base_id(BETA)
+    changed(case.profile, f"DELETE FROM knowledge_item WHERE base_id = '{new}'")
+    done = case.install("--base", "beta", "--as-new")
+    (left,) = done.document["left"]
+    assert (done.status, left["base"], new in left["reason"]) == (1, BETA, True)
+
+
+def test_a_path_that_is_an_items_own_id_becomes_the_new_one(case):
+    index = case.library / "KnowledgeBase" / ALPHA / ".cherry" / "index.sqlite"
+    (item,) = rows(index, "SELECT min(material_id) FROM material")[0]
+    with closing(apsw.Connection(str(index))) as db:
+        db.execute("UPDATE material SET relative_path = material_id WHERE material_id = ?", (item,))
+    case.catalog(f"UPDATE knowledge_item SET data = json_set(data, '$.relativePath', id) WHERE id = '{item}'")
+    case.install("--base", "alpha")
+    assert case.install("--base", "alpha", "--as-new").status == 0
+    new = identity.copied_base_id(ALPHA)
+    found = rows(case.folder(new) / ".cherry" / "index.sqlite", "SELECT material_id, relative_path FROM material")
+    (own,) = [material for material, path in found if material == path]
+    query = "SELECT data ->> 'relativePath' FROM knowledge_item WHERE id = ?"
+    assert rows(case.database, query, (own,)) == [(own,)]
+
+
+# --- providers -------------------------------------------------------------------------------------------------------
+
+
+def without_provider(case: Case) -> None:
+    changed(case.profile, "DELETE FROM user_model", "DELETE FROM user_provider")
+
+
+def test_a_base_whose_provider_is_missing_stays_out_and_both_ways_on_are_named(case):
+    without_provider(case)
+    done = case.install("--base", "beta")
+    (left,) = done.document["left"]
+    assert (done.status, left["base"], done.document["actions"]) == (1, BETA, [])
+    assert "--recreate-provider 'acme'" in left["reason"]
+    assert f"--map-model '{MODEL}=PROVIDER::MODEL'" in left["reason"]
+
+
+def test_a_provider_is_made_as_one_of_the_users_own(case):
+    without_provider(case)
+    before = tables(case.profile)
+    done = case.install("--base", "beta", "--recreate-provider", "acme")
+    assert (done.status, actions(done)) == (
+        0,
+        ["copy-base", "back-up-database", "insert-provider", "insert-model", "insert-base"],
+    )
+    query = "SELECT provider_id, preset, name, api_keys, is_enabled, order_key, created_at FROM user_provider"
+    assert rows(case.database, query) == [("acme", None, "Acme", "[]", 0, "a0", NOW_MS)]
+    assert rows(case.database, "SELECT id, provider_id FROM user_model") == [(MODEL, "acme")]
+    assert errors(case.profile) == set()
+    assert case.install("--base", "beta", "--recreate-provider", "acme").document["actions"] == []
+    assert run("undo", case.profile, "-y").status == 0
+    assert tables(case.profile) == before
+
+
+def test_a_provider_that_nobody_needs_is_not_made_and_said(case):
+    done = case.install("--recreate-provider", "typo")
+    assert (done.status, "typo" in done.document["left"][0]["reason"]) == (1, True)
+    assert rows(case.database, "SELECT provider_id FROM user_provider") == [("acme",)]
 
 
 def test_an_equal_folder_of_no_base_is_taken(case):
@@ -584,13 +704,14 @@ def test_a_library_that_is_written_to_meanwhile(case, monkeypatch):
 
 
 def test_a_copy_that_differs_is_not_used(case, monkeypatch):
-    real = shutil.copyfile
+    real = durable.sync_tree
 
-    def copy(source: Path, target: Path) -> None:
-        real(source, target)
-        target.write_bytes(target.read_bytes()[:-1] + b"?")
+    def flush(folder: Path) -> None:
+        real(folder)
+        for path in folder.rglob("*.sqlite"):
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
 
-    monkeypatch.setattr(shutil, "copyfile", copy)
+    monkeypatch.setattr(durable, "sync_tree", flush)
     before = tables(case.profile)
     said(case.install(), "CopyDiffers", STOPPED)
     assert tables(case.profile) == before
@@ -610,7 +731,7 @@ def one_base(place: Path) -> Path:
 
 def wire(patch: pytest.MonkeyPatch, spring: Callable[[], object], at: int) -> Tripwire:
     found = Tripwire(patch, spring, at)
-    found.watch(os, "mkdir", "replace", "rmdir", "unlink").watch(shutil, "copyfile").watch(changing, "back_up")
+    found.watch(os, "mkdir", "replace", "rmdir", "unlink").watch(copying, "_copy").watch(changing, "back_up")
     return found.watch(ledger.Ledger, "begin_run", "end_run").watch(changes.ChangeLog, "intend", "settle")
 
 

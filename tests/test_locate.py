@@ -152,7 +152,7 @@ FILES = {"index": Kind.INDEX, "preview": Kind.PREVIEW, "vectors": Kind.V1_VECTOR
 
 
 def test_every_kind_is_tried_here_and_has_a_name() -> None:
-    assert {*FOLDERS, *FILES.values(), *SYSTEMS} == set(Kind) == set(NAMES)
+    assert {*FOLDERS, *FILES.values(), *SYSTEMS, Kind.PACK} == set(Kind) == set(NAMES)
     assert set(V1_SOURCES) <= set(Kind)
 
 
@@ -170,6 +170,15 @@ def test_folders_and_their_archives(tmp_path: Path, kind: Kind, build: Callable[
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
     # The user's word, where it is right, changes nothing.
     assert find(path, kind).kind is kind
+
+
+@pytest.mark.parametrize("inside", ["", "My pack/"])
+def test_a_pack_is_a_library_once_it_is_unpacked(tmp_path: Path, inside: str) -> None:
+    folder = tmp_path / "source"
+    library(folder)
+    put(folder, "pack.json", {"pack": 1})
+    assert find(folder).kind is Kind.LIBRARY
+    assert find(zipped(folder, inside)).kind is Kind.PACK
 
 
 @pytest.mark.parametrize("kind", [*V1_SOURCES, Kind.V1_BACKUP_6])

@@ -21,6 +21,7 @@ from pathlib import Path
 from regraft import durable
 from regraft.errors import CopyDiffers, PlanOutdated, TargetLocked, TargetNotWritable
 from regraft.formats.pack import MANIFEST, Manifest, PackedFile
+from regraft.locate import CATALOG_FILE
 from regraft.move_errors import PackThere
 from regraft.progress import Progress
 
@@ -28,7 +29,7 @@ from regraft.progress import Progress
 CHUNK_BYTES = 4 << 20
 #: Larger files are stored: a file that shrinks much would be taken for a bomb.
 _DEFLATED_BYTES = 1 << 20
-_PLAIN_TEXT = {".md", ".txt", ".csv", ".json", ".html", ".htm", ".xml", ".sqlite"}
+_PLAIN_TEXT = {".md", ".txt", ".csv", ".json", ".html", ".htm", ".xml"}
 #: The years that a zip file can tell.
 _FIRST_YEAR, _LAST_YEAR = 1980, 2107
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EACCES, errno.ENOSYS}
@@ -168,8 +169,8 @@ def _info(name: str, size: int, now_ms: int) -> zipfile.ZipInfo:
     info = zipfile.ZipInfo(name, (year, *moment.timetuple()[1:6]))
     info.create_system = 3
     info.external_attr = 0o100644 << 16
-    is_small = size <= _DEFLATED_BYTES and Path(name).suffix.lower() in _PLAIN_TEXT
-    info.compress_type = zipfile.ZIP_DEFLATED if is_small else zipfile.ZIP_STORED
+    is_text = name in (CATALOG_FILE, MANIFEST) or Path(name).suffix.lower() in _PLAIN_TEXT
+    info.compress_type = zipfile.ZIP_DEFLATED if is_text and size <= _DEFLATED_BYTES else zipfile.ZIP_STORED
     info.file_size = size
     return info
 
