@@ -126,6 +126,8 @@ def _takes(command: str, kind: Kind) -> bool:
 
 
 def _advice(command: str, found: Located) -> str:
+    if found.kind is Kind.V2_BACKUP:
+        return "restore it in the application, or let regraft install take its bases into a profile"
     if found.is_archive:
         return "unpack it first"
     if found.kind in _FOR_SYSTEMS:
