@@ -19,6 +19,7 @@ from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, r
 from regraft.formats.libsql_preview import Layout
 from regraft.formats.v2_places import INDEX_FILE, RAW_FOLDER, Store, is_uuid
 from regraft.locate import Kind, Located
+from regraft.pending import pending_in
 from regraft.progress import human_bytes
 from regraft.text import counted
 
@@ -61,6 +62,7 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
     seen = _Seen(Ledger(wish.level, wish.max_duration))
     root = found.tree.path
     catalog = _catalog(root, found, seen.ledger)
+    _check_profile(root, found, seen.ledger)
     bases = root / found.stores.bases
     chosen = set(wish.bases) or None
     stores = {str(store.base_id or store.name): store for store in (*found.stores.current, *found.stores.preview)}
@@ -76,7 +78,8 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
     if found.stores.is_whole and chosen is None:
         _check_folder(bases, rows if catalog is not None else None, stores, seen, found.kind is Kind.V2_PROFILE)
     audited = _audit(found, seen, root)
-    if command_line is None:
+    # While a restore or reset is pending every command refuses.
+    if command_line is None or seen.ledger.count(v2.PENDING, None):
         return audited
     rescues = found.kind is Kind.V2_PROFILE and seen.ledger.count(v2.LEFTOVER, None) > 0
     is_whole = found.stores.is_whole
@@ -100,6 +103,18 @@ def _catalog(root: Path, found: Located, ledger: Ledger) -> StoredCatalog | None
     except CatalogProblem as problem:
         ledger.add(v2.UNREADABLE, f"the catalog {problem}", sample=name)
         return None
+
+
+def _check_profile(root: Path, found: Located, ledger: Ledger) -> None:
+    """Say what the application is going to do with the profile, and which of two databases was read."""
+    reason = pending_in(root)
+    if reason is not None:
+        said = f"{reason}. What is written now is thrown away at the next start, so that nothing is mended before it"
+        ledger.add(v2.PENDING, said)
+    stale = found.stores.stale_copy
+    if stale is not None:
+        said = f"{stale} is a left-over of a beta, which nothing reads: the live database is {found.stores.catalog}"
+        ledger.add(v2.STALE_COPY, said, sample=stale)
 
 
 def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, seen: _Seen) -> None:

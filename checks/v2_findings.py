@@ -342,3 +342,17 @@ LEFTOVER = register(
     "migrated again.",
     "gc --v1-leftovers",
 )
+STALE_COPY = register(
+    "note",
+    "catalog.stale-copy",
+    "A `cherrystudio.sqlite` in the profile's root beside the live one in `Data/`: a left-over of a beta. The"
+    " application does not open it, and it is never read here.",
+    "Nothing has to be mended; the application's own clean-up of old data deletes it.",
+)
+PENDING = register(
+    "error",
+    "catalog.pending",
+    "A restore is staged or being put into place, or a reset waits: what is written now is thrown away at the next"
+    " start. A record of either that cannot be read counts as pending. Every command that writes refuses.",
+    "Starting the application once, letting it finish, and quitting it. Before a reset: copying what you want to keep.",
+)
