@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import ada_url
 
-from regraft.names import legal_name
+from regraft.names import material_name
 from regraft.text import JS_WHITESPACE, trim, utf16_cut
 
 #: Titles and stems are cut to this many UTF-16 units.
@@ -67,7 +67,7 @@ def _short(text: str) -> str:
 
 def _stem(text: str) -> str | None:
     """Return the sanitised stem, or None where nothing or ``untitled`` is left of it."""
-    stem = legal_name(_short(text))
+    stem = material_name(_short(text))
     return None if stem in ("", "untitled") else stem
 
 
