@@ -232,7 +232,7 @@ class Looker:
         path = path_of(row)
         if path is not None and (item.type == "file" or self._is_raw_file(base, path)):
             data["relativePath"] = path
-        return replace(item, id=row["id"], data=data)
+        return replace(item, id=row["id"], data=data, file_name=None)
 
     def _is_raw_file(self, base: Base, path: Any) -> bool:
         return is_safe(path) and (self._raw(base) / path).is_file()
