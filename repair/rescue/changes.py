@@ -15,7 +15,7 @@ from regraft.text import counted
 from repair.plan import Action, FileChange, Left, Plan
 from repair.rescue import carrying
 from repair.rescue.base import Rescued, is_safe
-from repair.rescue.catalog import Statements, next_order_key
+from repair.rescue.catalog import Statements
 from repair.rescue.source import V1Left
 from repair.store import Store
 
@@ -40,7 +40,7 @@ class Maker:
         self._models = {row.get("id") for row in catalog.models or ()}
         self._now = now_ms
         self._made = made
-        self.statements = Statements()
+        self.statements = Statements(store.root / str(store.catalog))
         self.rows: list[Action] = []
 
     def bring_back(self, rescued: Rescued) -> None:
@@ -109,8 +109,7 @@ class Maker:
             return
         if model.id not in self._models and self._store.catalog is not None:
             self._models.add(model.id)
-            path = self._store.root / self._store.catalog
-            self.statements.insert_model(model, next_order_key(path, model.provider_id, self.statements), self._now)
+            self.statements.insert_model(model, self._now)
             said = f"add the model {model.id}, as you said"
             self.rows.append(Action("add-model", said, base.key, model.id))
         self.statements.complete_base(base.row, plan.dimensions, model.id)
