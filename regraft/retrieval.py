@@ -31,13 +31,13 @@ from regraft.errors import (
 )
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.index import SCHEMA_VERSION
+from regraft.formats.index.queries import tokens
 from regraft.formats.index.search import (
     DEFAULT_ALPHA,
     Hit,
     bm25_hits,
     dimensions_of,
     hybrid_hits,
-    tokens,
     vector_blob,
     vector_hits,
 )
