@@ -26,13 +26,13 @@ _RUN = regex.compile(rf"(?P<unsegmented>[{_UNSEGMENTED}]+)|[^{_UNSEGMENTED}]+")
 
 @dataclass(frozen=True)
 class Compiled:
-    """A query as full text is asked for it; nothing stands twice in ``terms`` or in ``shorts``."""
+    """A query as full text is asked for it."""
 
     #: Runs of letters, numbers and ``_``, as they stand in the query.
     tokens: tuple[str, ...]
-    #: What the trigram index is asked for, any of it: words, then windows.
+    #: What the trigram index is asked for, any of it: different words, then different windows.
     terms: tuple[str, ...]
-    #: Words that are too short for it.
+    #: Different words that are too short for it.
     shorts: tuple[str, ...]
 
 
@@ -42,7 +42,8 @@ def tokens(query: str) -> list[str]:
     Letters and numbers are Unicode's categories L and N, as JavaScript's ``\p{L}`` and ``\p{N}``; combining marks end
     a run.
     """
-    return _TOKEN.findall(query)
+    found: list[str] = _TOKEN.findall(query)
+    return found
 
 
 def compiled(query: str) -> Compiled:
@@ -50,7 +51,8 @@ def compiled(query: str) -> Compiled:
     every = tokens(query)
     runs = [(run[0], run["unsegmented"] is not None) for token in every for run in _RUN.finditer(token)]
     words = [run for run, is_unsegmented in runs if not is_unsegmented or len(run) <= TRIGRAM]
-    terms = dict.fromkeys(chain((word for word in words if len(word) >= TRIGRAM), _windows(runs)))
+    # A word that is a window of another run, too, is asked for twice and counts twice.
+    terms = chain(dict.fromkeys(word for word in words if len(word) >= TRIGRAM), dict.fromkeys(_windows(runs)))
     shorts = dict.fromkeys(word for word in words if len(word) < TRIGRAM)
     return Compiled(tuple(every), tuple(islice(terms, MAX_TERMS)), tuple(shorts))
 
