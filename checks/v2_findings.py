@@ -200,7 +200,8 @@ VECTOR_LENGTH = register(
 VECTOR_NON_FINITE = register(
     "error",
     "embedding.non-finite",
-    "A vector with NaN or infinity: vector search never gives it.",
+    "A vector with NaN or infinity: the released application throws on every vector query of the base, so that no"
+    " search with a model answers.",
     "`regraft backfill`, which embeds its text again; `regraft repair` only drops the vector.",
     "backfill",
 )
@@ -236,14 +237,16 @@ ITEM_NO_BASE = register("error", "item.no-base", "An item of a base that does no
 ITEM_STATUS = register(
     "error",
     "item.status",
-    "Status, error and type of an item do not go together, or it is being worked on and nobody is working.",
+    "Status, error and type of an item do not go together, or it is being worked on and nobody is working. Or its type"
+    " is no text.",
     "`regraft repair`.",
     "repair",
 )
 ITEM_DATA = register(
     "error",
     "item.data",
-    "An item's data is not what its type needs: the application refuses the base's whole list.",
+    "An item's data is not what its type needs, or has what its type does not have: the application refuses the base's"
+    " whole list.",
     "`regraft repair`, where what is missing can be derived; else a backup of the catalog.",
     "repair",
 )
@@ -253,6 +256,22 @@ ITEM_CONTAINER = register(
     "A folder's status does not follow from its children, or an item's folder is missing, no folder, or inside itself.",
     "`regraft repair`.",
     "repair",
+)
+ITEM_PATH_IS_ID = register(
+    "note",
+    "item.path-is-id",
+    "A folder's file whose path is its own id, as releases 2.0.0 to 2.0.3 and earlier builds gave it: the application"
+    " shows that id for its name. It is searched like any other.",
+    "`regraft repair --only item.path-is-id`, which gives folders and their files readable paths; never `regraft"
+    " repair` by itself.",
+    "repair",
+)
+ITEM_FOREIGN = register(
+    "note",
+    "item.foreign-type",
+    "An item of a type that a newer application has, such as `external`, or one of these that is being deleted. Every"
+    " command leaves it alone.",
+    "Nothing has to be mended.",
 )
 ITEM_TOMBSTONE = register(
     "note",
@@ -318,7 +337,8 @@ MATERIAL_PATH = register(
 RAW_MISSING = register(
     "warning",
     "raw.missing",
-    "A material's file is gone. Its text is found; it cannot be indexed again. Virtual paths do not count.",
+    "A material's file is gone. Its text is found; it cannot be indexed again. The virtual paths of folders' files do"
+    " not count: their own id, or below their folder's prefix.",
     "A full backup, or adding the file again.",
 )
 RAW_CHANGED = register(
