@@ -28,8 +28,15 @@ DATA = {
 }
 
 
-def check_base(row: Row, models: set[Any] | None, ledger: Ledger) -> None:
-    """Check a row of ``knowledge_base``; ``models`` are the ids of those that exist, None where that is not known."""
+def check_base(row: Row, models: set[Any] | None, ledger: Ledger, carried_by: str = "upgrade") -> None:
+    """Check a row of ``knowledge_base``.
+
+    Args:
+        row: the row.
+        models: the ids of those that exist, None where that is not known.
+        ledger: what is wrong goes there.
+        carried_by: what brought the base to v2: the application's upgrade, or a migration.
+    """
     base = base_key(row)
     problem = base_problem(row)
     if problem is not None:
@@ -38,8 +45,8 @@ def check_base(row: Row, models: set[Any] | None, ledger: Ledger) -> None:
         ledger.add(v2.BASE_STATUS, problem, base=base, is_beyond_repair=is_unknown and row.get("hybrid_alpha") is None)
     elif row.get("status") == "failed":
         known = row.get("error") in (MISSING_MODEL, MISSING_STORE)
-        said = f"failed at the upgrade: {row['error']}" if known else f"failed: {row['error']}"
-        ledger.add(v2.BASE_FAILED, said, base=base)
+        said = f"failed at the {carried_by}: {row['error']}" if known else f"failed: {row['error']}"
+        ledger.add(v2.BASE_FAILED, said, base=base, severity="warning")
     for column in ("embedding_model_id", "rerank_model_id"):
         model = row.get(column)
         if model is not None and models is not None and model not in models:
@@ -127,7 +134,7 @@ def _check_item(item: Row, base: str, is_running: bool, ledger: Ledger) -> None:
         ledger.add(v2.ITEM_DATA, said, base=base, noun="item", sample=item.get("id"), is_beyond_repair=more)
     if is_tombstone(item):
         said = "{n} that the upgrade left behind"
-        ledger.add(v2.ITEM_TOMBSTONE, said, base=base, noun="folder", sample=item.get("id"))
+        ledger.add(v2.ITEM_TOMBSTONE, said, base=base, noun="folder", sample=item.get("id"), severity="warning")
 
 
 def is_tombstone(item: Row) -> bool:

@@ -16,6 +16,7 @@ from regraft import identity
 from regraft.formats import okf
 from regraft.formats.catalog_reader import Row
 from regraft.names import NO_TEXT_EXTENSIONS
+from regraft.notices import Severity
 from regraft.text import decode_utf8, is_blank
 
 #: A file that is younger may belong to an item that is being added, in seconds.
@@ -27,7 +28,14 @@ _LARGEST_SNAPSHOT = 64 << 20
 
 
 def check_materials(
-    base: str, items: list[Row], materials: list[Material], raw: Path, ledger: Ledger, *, is_completed: bool
+    base: str,
+    items: list[Row],
+    materials: list[Material],
+    raw: Path,
+    ledger: Ledger,
+    *,
+    is_completed: bool,
+    without_rows: int = 0,
 ) -> None:
     """Hold the items of a base against its materials.
 
@@ -38,6 +46,7 @@ def check_materials(
         raw: its folder of raw files.
         ledger: what is wrong goes there.
         is_completed: whether the base is; items of a failed one have no material.
+        without_rows: of how many of its files it is recorded that v1 had no rows.
     """
     by_id = {str(item.get("id")): item for item in items}
     there = {material.id for material in materials}
@@ -52,20 +61,33 @@ def check_materials(
             said = "{n} with another path than its item"
             ledger.add(v2.MATERIAL_PATH, said, base=base, noun="material", sample=material.id)
     if is_completed:
-        _without_material([item for key, item in by_id.items() if key not in there], base, raw, ledger)
+        lacking = [item for key, item in by_id.items() if key not in there and _is_done(item)]
+        files = sum(item.get("type") == "file" for item in lacking)
+        _without_material(lacking, base, raw, ledger, is_recorded=files <= without_rows)
 
 
-def _without_material(items: list[Row], base: str, raw: Path, ledger: Ledger) -> None:
+def _is_done(item: Row) -> bool:
+    return item.get("status") == "completed" and item.get("type") in ("file", "url", "note")
+
+
+def _without_material(items: list[Row], base: str, raw: Path, ledger: Ledger, *, is_recorded: bool) -> None:
     for item in items:
         kind, path = item.get("type"), path_of(item)
-        if item.get("status") != "completed" or kind not in ("file", "url", "note"):
-            continue
         is_indexed = kind == "file" or path is not None
         name = v2.ITEM_NO_MATERIAL if is_indexed else v2.ITEM_NOT_INDEXED
         said = "{n} completed and without a text in the index" if is_indexed else "{n} completed and never indexed"
         lacks = _lack(item, raw)
         said = said if lacks is None else f"{said}, and {lacks}"
-        ledger.add(name, said, base=base, noun="item", sample=item.get("id"), is_beyond_repair=lacks is not None)
+        severity: Severity | None = "note" if kind == "file" and is_recorded else None
+        ledger.add(
+            name,
+            f"{said}: v1 had no rows of it" if severity else said,
+            base=base,
+            noun="item",
+            sample=item.get("id"),
+            is_beyond_repair=lacks is not None,
+            severity=severity,
+        )
 
 
 def _lack(item: Row, raw: Path) -> str | None:

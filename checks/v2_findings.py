@@ -219,11 +219,12 @@ VECTOR_DUPLICATE = register(
     "A look at the texts; if they differ in meaning, indexing their items again.",
 )
 ITEM_NO_MATERIAL = register(
-    "error",
+    "warning",
     "item.no-material",
-    "In a completed base, a completed file, url or note that has a path has no material: nothing finds it.",
-    "`regraft rescue`, where the vector file of v1 is still there; else `regraft backfill`, where its text can be read"
-    " from `raw/`; else indexing the item again in the application.",
+    "In a completed base, a completed file, or a completed url or note that has a path, has no material: nothing finds"
+    " it. A note where it is recorded that v1 had no rows of it.",
+    "`regraft rescue`, where its rows are still in the vector file of v1; else `regraft backfill`, where its text can"
+    " be read from `raw/`; else indexing the item again in the application.",
     "backfill",
 )
 ITEM_NOT_INDEXED = register(
@@ -274,10 +275,11 @@ ITEM_FOREIGN = register(
     "Nothing has to be mended.",
 )
 ITEM_TOMBSTONE = register(
-    "note",
+    "error",
     "item.tombstone",
-    "A folder that the upgrade left behind.",
-    "`regraft rescue`, where the vector file of v1 is still there; else deleting the folder in the application"
+    "A folder that the upgrade left behind: an error where its rows are still there to be brought back, else a"
+    " warning.",
+    "`regraft rescue`, where the vector file of v1 has its rows; else deleting the folder in the application"
     " and adding it again.",
 )
 BASE_STATUS = register(
@@ -301,10 +303,11 @@ BASE_DIMENSIONS = register(
     "repair",
 )
 BASE_FAILED = register(
-    "note",
+    "error",
     "base.failed",
-    "A base that failed at the upgrade.",
-    "`regraft rescue`, where the vector file of v1 is still there; else `regraft restore`, or restoring it in the"
+    "A base that failed at the upgrade or at a migration: an error where `regraft rescue` can bring it back, else a"
+    " warning.",
+    "`regraft rescue`, where the vector file of v1 has its rows; else `regraft restore`, or restoring it in the"
     " application: both make a new base and embed everything anew.",
 )
 BASE_NO_INDEX = register(
@@ -357,10 +360,10 @@ RAW_ORPHAN = register(
 LEFTOVER = register(
     "note",
     "v1.leftover",
-    "Vector files of v1 are still on disk.",
-    "`regraft gc --v1-leftovers`, which removes those whose every vector is in v2; until then they can be "
-    "migrated again.",
-    "gc --v1-leftovers",
+    "Vector files of v1 are still on disk. While something can be rescued from them: the application's own clean-up of"
+    " old data deletes them, those of failed bases, too.",
+    "`regraft gc --v1-leftovers`, which removes those whose every vector is in v2; `regraft check --deep` gives the"
+    " command where that is all of them.",
 )
 STALE_COPY = register(
     "note",

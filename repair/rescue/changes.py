@@ -166,11 +166,11 @@ class Maker:
         told = {ids.get(str(said.item)): said.message for said in rescued.notices if said.code == notices.NOT_MIGRATED}
         for folder in _tombstones(rescued):
             why = told.get(folder, "v1 has no rows of its files")
-            self._made.left.append(Left(v2.ITEM_TOMBSTONE, why, key, folder, severity="note"))
+            self._made.left.append(Left(v2.ITEM_TOMBSTONE, why, key, folder, severity="warning"))
         without = _without_text(rescued)
         if without:
             said = f"v1 has no rows of {counted(len(without), 'completed item')}"
-            self._made.left.append(Left(v2.ITEM_NO_MATERIAL, said, key, without[0], len(without)))
+            self._made.left.append(Left(v2.ITEM_NO_MATERIAL, said, key, without[0], len(without), severity="note"))
 
 
 def _tombstones(rescued: Rescued) -> list[str]:
