@@ -46,7 +46,8 @@ MODEL = register(
     "error",
     "v1.model",
     "Error: nobody knows which model made a base's vectors; the base would migrate as failed. Warning: the source does "
-    "not list models, a rerank model is gone, or an option met no base. Note: a model is re-created or mapped.",
+    "not list models, a rerank model is gone, a provider is retired, or an option met no base. Note: a model is "
+    "re-created or mapped.",
     "For an error, your word: the command that the finding gives; if you do not know, `regraft migrate --carry-text` "
     "and then `regraft restore`. For a warning, a look at the base's models in the application.",
 )
@@ -192,6 +193,7 @@ FINDING_OF: dict[str, str] = {
     notices.MODEL_MAPPED: MODEL,
     notices.OPTION_UNUSED: MODEL,
     notices.RERANK_CLEARED: MODEL,
+    notices.PROVIDER_RETIRED: MODEL,
     notices.MISSING_STORE: NO_VECTORS,
     notices.NO_ID_OR_TYPE: ITEM,
     notices.UNSUPPORTED_TYPE: ITEM,
@@ -240,6 +242,7 @@ FINDING_OF: dict[str, str] = {
     notices.CHILD_SHARED: SHARED_LOADER,
     notices.NON_INDEXABLE: FOLDER,
     notices.ENTRIES_WITHOUT_ROWS: FOLDER,
+    notices.CHILD_OUTSIDE: FOLDER,
     notices.NOT_MIGRATED: FOLDER,
     notices.CHILD_NOT_MIGRATED: FOLDER,
 }

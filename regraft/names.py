@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 from regraft.text import JS_WHITESPACE, utf8_cut, utf16_cut
 
@@ -16,7 +17,9 @@ MAX_NAME_BYTES = 255
 MAX_EXTENSION_BYTES = 100
 #: The longest sanitised base id, in UTF-16 units.
 MAX_BASE_ID_UNITS = 255
-#: Uploads of these kinds reserve ``<stem>.md`` for what a file processor makes of them.
+#: Uploads of this kind reserve ``<stem>.md`` for what a file processor makes of them.
+RESERVING_EXTENSION = ".pdf"
+#: Uploads of these kinds are what a file processor has made an ``.md`` of; releases up to 2.0.3 reserved it for all.
 PROCESSED_EXTENSIONS = frozenset({".pdf", ".doc", ".docx", ".pptx", ".xlsx", ".xls"})
 #: Extensions of files that hold no plain text: the application has a loader of their own for them, or none.
 NO_TEXT_EXTENSIONS = frozenset(
@@ -34,7 +37,8 @@ _ILLEGAL = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[1-9]|lpt[1-9])(?=\.|$)", re.IGNORECASE)
 #: Windows takes superscript digits for digits here; v1's own sanitising does not.
 _SUPERSCRIPT_DEVICE = re.compile(r"(com|lpt)[¹²³](?=\.|$)", re.IGNORECASE)
-_TRAILING = JS_WHITESPACE + "."
+#: What no name may end with.
+TRAILING = JS_WHITESPACE + "."
 
 
 def sanitise(name: str) -> str:
@@ -46,7 +50,7 @@ def sanitise(name: str) -> str:
         return ""
     legal = _ILLEGAL.sub("_", name)
     legal = _DEVICE.sub("_", legal, count=1) if _DEVICE.match(legal) else legal
-    return legal.rstrip(_TRAILING) or "untitled"
+    return legal.rstrip(TRAILING) or "untitled"
 
 
 def vector_file_name(base_id: str) -> str:
@@ -54,16 +58,13 @@ def vector_file_name(base_id: str) -> str:
     return utf16_cut(sanitise(base_id), MAX_BASE_ID_UNITS)
 
 
-def legal_name(name: str) -> str:
-    """Return ``name`` sanitised until nothing is left to do: cutting blanks can lay bare a device name (``CON ``)."""
+def material_name(name: str) -> str:
+    """Return ``name`` made legal for ``raw/``: sanitised until nothing is left to do.
+
+    Cutting blanks can lay bare a device name (``CON ``). That ``.cherry`` is reserved, :class:`FreeNames` knows.
+    """
     legal = sanitise(sanitise(name))
     return _SUPERSCRIPT_DEVICE.sub("_", legal, count=1) if _SUPERSCRIPT_DEVICE.match(legal) else legal
-
-
-def material_name(name: str) -> str:
-    """Return ``name`` made legal for ``raw/``, where ``.cherry`` itself is reserved."""
-    legal = legal_name(name)
-    return f"_{RESERVED_NAME}" if legal.casefold() == RESERVED_NAME else legal
 
 
 def split_extension(name: str) -> tuple[str, str]:
@@ -72,19 +73,24 @@ def split_extension(name: str) -> tuple[str, str]:
     return (name, "") if dot <= 0 else (name[:dot], name[dot:])
 
 
-def _key(name: str) -> str:
-    """Return what two names share when a case-insensitive, normalising file system takes them for one."""
-    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
+def fold(name: str) -> str:
+    """Return ``name`` for comparing only: two names with one fold count as one (NFC, then lower case)."""
+    return unicodedata.normalize("NFC", name).lower()
 
 
 class FreeNames:
     """Hands out names of one folder, each only once, ignoring case and Unicode normalisation.
 
-    ``reserve_processed`` keeps ``<stem>.md`` free beside every upload that a file processor would turn into one.
+    :data:`RESERVED_NAME` is taken from the start.
+
+    Args:
+        taken: keys of names that are taken (:func:`fold`).
+        reserve_processed: whether ``<stem>.md`` is kept free beside every upload that a file processor would turn into
+            one.
     """
 
-    def __init__(self, taken: frozenset[str] = frozenset(), *, reserve_processed: bool = False) -> None:
-        self._taken = set(taken)
+    def __init__(self, taken: Iterable[str] = (), *, reserve_processed: bool = False) -> None:
+        self._taken = {RESERVED_NAME, *taken}
         self._next: dict[str, int] = {}
         self._reserve_processed = reserve_processed
 
@@ -100,13 +106,13 @@ class FreeNames:
         stem, extension = split_extension(name)
         if len(extension.encode()) > MAX_EXTENSION_BYTES:
             stem, extension = name, ""
-        reserves = self._reserve_processed and extension.lower() in PROCESSED_EXTENSIONS
+        reserves = self._reserve_processed and extension.lower() == RESERVING_EXTENSION
         # Names of the same request are numbered upwards and never given back: start where the last one ended.
-        request = f"{_key(name)}\0{reserves}"
+        request = f"{fold(name)}\0{reserves}"
         number = self._next.get(request, 0)
         while True:
             candidate, beside = self._numbered(stem, extension, number, reserves)
-            wanted = {_key(candidate)} | ({_key(beside)} if beside else set())
+            wanted = {fold(candidate)} | ({fold(beside)} if beside else set())
             if not wanted & self._taken:
                 self._taken |= wanted
                 self._next[request] = number + 1
@@ -123,5 +129,5 @@ class FreeNames:
         if len(stem.encode()) > room:
             short = utf8_cut(stem, room)
             if not suffix and not extension:
-                short = short.rstrip(_TRAILING) or "_"
+                short = short.rstrip(TRAILING) or "_"
         return f"{short}{suffix}{extension}", f"{short}{suffix}.md" if reserves else None

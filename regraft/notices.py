@@ -237,9 +237,16 @@ DROPPED_FIELD = _register(
     "base", "note", "dropped_field", "v2 has no place for this field; its text is kept in the report."
 )
 MODEL_RECREATED = _register(
-    "base", "note", "model_recreated", "The model was gone, its provider is there: a minimal entry for it is created."
+    "base", "note", "model_recreated", "The model was gone, its provider is there: an entry for it is created."
 )
 MODEL_MAPPED = _register("base", "note", "model_mapped", "Your word: the base's vectors are of the model you named.")
+PROVIDER_RETIRED = _register(
+    "base",
+    "warning",
+    "provider_retired",
+    "The model's provider is one that the application has no more, or only up to 2.0.8. The base is carried; to be "
+    "searched by meaning it needs a provider that is there.",
+)
 RERANK_CLEARED = _register(
     "base", "warning", "rerank_model_cleared", "The rerank model no longer exists; it is cleared."
 )
@@ -322,6 +329,13 @@ LOADER_SHARED = _register(
 )
 ENTRIES_WITHOUT_ROWS = _register(
     "item", "warning", "directory_entries_without_rows", "Files of the folder have no rows in v1 and become no items."
+)
+CHILD_OUTSIDE = _register(
+    "item",
+    "note",
+    "directory_child_outside",
+    "Files of the folder have no path in it, as far as v1 recorded: a snippet of their text, or another place. They "
+    "are called by its last part alone.",
 )
 NOT_MIGRATED = _register(
     "item",

@@ -25,7 +25,7 @@ from checks.index_file import path_problem
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.catalog_reader import Row
-from regraft.names import FreeNames, material_name
+from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
 from regraft.text import counted
 from repair.plan import Action, FileChange, Left, RowsChange
 
@@ -127,7 +127,8 @@ class FileRename:
         parts = [part for part in _SEPARATORS.split(old.decode("utf-8", "replace")) if part not in ("", ".", "..")]
         safe = [material_name(part) for part in parts] or ["untitled"]
         folder = "/".join(safe[:-1])
-        prefix = f"{folder}/" if folder and self._is_inside(self._folder / folder) else ""
+        is_reserved = fold(safe[0]) == RESERVED_NAME
+        prefix = f"{folder}/" if folder and not is_reserved and self._is_inside(self._folder / folder) else ""
         beside = {path[len(prefix) :] for path in taken if path.startswith(prefix)}
         source = self._inside(old)
         names = FreeNames()

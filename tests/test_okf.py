@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regraft.formats.okf import Snapshot, leading_line, note_snapshot, strip_block, url_snapshot
+from regraft.text import trim
 
 QUICK = settings(max_examples=200, deadline=None)
 TIMESTAMP = "2025-03-14T09:30:57.000Z"
@@ -214,7 +215,6 @@ def test_the_url_is_kept_as_stored() -> None:
     [
         ("Meeting notes", "Meeting notes"),
         ("https://example.com/clip?x=1", "https___example.com_clip_x=1"),
-        ("Meeting notes\n\nBody", "Meeting notes__Body"),
         ("  padded  ", "padded"),
         ("y" * 200, "y" * 80),
         ("\U0001f600" * 50, "\U0001f600" * 40),
@@ -227,7 +227,22 @@ def test_the_url_is_kept_as_stored() -> None:
     ],
 )
 def test_snapshot_of_a_note(source: str, stem: str) -> None:
-    assert note_snapshot(source) == Snapshot(stem, "Note", source, None)
+    assert note_snapshot(source) == Snapshot(stem, "Note", trim(source), None)
+
+
+@pytest.mark.parametrize(
+    ("source", "stem", "title"),
+    [
+        ("Meeting notes\n\nBody", "Meeting notes", "Meeting notes"),
+        ("\n \ufeff\n\t## Meeting: notes \r\nBody", "## Meeting_ notes", "## Meeting: notes"),
+        ("a\rb\u2028c\nd", "a_b\u2028c", "a\rb\u2028c"),
+        ("...\nBody", "note", "..."),
+        (f"{'y' * 100}\nBody", "y" * 80, "y" * 100),
+        (f"{'y' * 79} z\n", "y" * 79, f"{'y' * 79} z"),
+    ],
+)
+def test_a_note_is_called_by_its_first_line(source: str, stem: str, title: str) -> None:
+    assert note_snapshot(source) == Snapshot(stem, "Note", title, None)
 
 
 @pytest.mark.parametrize("stem", [".cherry", ".Cherry"])

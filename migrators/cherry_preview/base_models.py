@@ -30,8 +30,9 @@ class BaseModels:
             self.notices.append(Notice(notices.MODELS_UNKNOWN, said))
         self._rows = {row.get("id"): row for row in (catalog.models if catalog else None) or ()}
         self._word = word
-        self._models = Models(providers, word)
-        named = {_unique(self._raw(row.get("embedding_model_id"))) for row in (catalog.bases if catalog else ())}
+        models = [self._raw(row.get("embedding_model_id")) for row in (catalog.bases if catalog else ())]
+        self._models = Models(providers, word, models)
+        named = set(map(_unique, models))
         only = next(iter(word.recreated)) if len(word.recreated) == 1 else None
         #: The one model that is re-created, for a base of which no catalog says a word.
         self._of_unlisted = only

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from migrators.stages.drafts import Content, Upload, cut_note
 from regraft import notices
-from regraft.names import RESERVED_NAME, FreeNames, material_name
+from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
 from regraft.notices import Notice
 from regraft.text import is_blank
 from regraft.tree import Tree, join
@@ -56,7 +55,7 @@ class RawPaths:
         folder, _, name = path.rpartition("/")
         if not folder:
             return self._names.take(name)
-        top, key = folder.split("/")[0], unicodedata.normalize("NFD", path.casefold())
+        top, key = folder.split("/")[0], fold(path)
         if top not in self._folders and self._names.take(top) == top:
             self._folders.add(top)
         if top not in self._folders or key in self._below:
@@ -176,7 +175,7 @@ def _is_safe(path: str) -> bool:
     """Tell whether a path stays below ``raw/`` on every system (``docs/formats/index.md``, "What always holds")."""
     parts = path.split("/")
     legal = not set(path) & {"\\", "\0"} and not re.match(r"[A-Za-z]:", path)
-    return legal and all(part not in ("", ".", "..") for part in parts) and parts[0].casefold() != RESERVED_NAME
+    return legal and all(part not in ("", ".", "..") for part in parts) and fold(parts[0]) != RESERVED_NAME
 
 
 def _url(given: dict[str, Any], item_id: str, place: Place) -> Content:

@@ -20,7 +20,8 @@ from regraft.text import counted, is_blank, trim, without_nul
 
 def draft_library(state: V1State, word: ModelWord) -> LibraryDraft:
     """Draft every base of ``state``; ``word`` is what the user says of models."""
-    models = Models(state.providers, word)
+    named = [raw.get("model") for raw in state.bases if isinstance(raw, dict)]
+    models = Models(state.providers, word, named)
     context = item_rules.Context(state.files, state.notes, set())
     drafts: list[BaseDraft] = []
     skipped: list[SkippedBase] = []
@@ -83,9 +84,6 @@ def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context
         said.append(Notice(notices.INVALID_ITEMS, "the list of items is no list", base=legacy_id))
         raw_items = None
     drafted = item_rules.draft_items(raw_items or [], legacy_id, context, names)
-    if drafted.renamed:
-        text = f"{counted(drafted.renamed, 'file')} got another name because theirs was taken"
-        said.append(Notice(notices.RENAMED, text, legacy_id, count=drafted.renamed))
     return BaseDraft(
         legacy_id=legacy_id,
         id=identity.base_id(legacy_id),
@@ -99,7 +97,7 @@ def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context
         updated_at=read_time(raw.get("updated_at")),
         items=tuple(drafted.items),
         skipped_items=tuple(drafted.skipped),
-        taken_names=names.taken(),
+        taken_names=frozenset(),
         vector_file=vector_file_name(legacy_id),
         notices=(*said, *embedding.notices, *rerank.notices, *drafted.notices),
     )

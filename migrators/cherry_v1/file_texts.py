@@ -1,4 +1,4 @@
-"""The loader ids that v1 gave to a text file, told from the file's bytes, and a readable name where there is no file.
+"""The loader ids that v1 gave to a text file, told from the file's bytes.
 
 The ids of text, HTML and JSON files hash what v1 read (``docs/formats/v1.md``, "Loader ids" and "Text"). v1 guessed the
 encoding, and its guess is not kept, so that every usual one is tried, guided by the snippet that v1 did keep.
@@ -17,14 +17,13 @@ from functools import cache, cached_property
 from typing import Any
 
 from regraft.names import NO_TEXT_EXTENSIONS
-from regraft.text import JS_WHITESPACE, trim, utf16_len, whole
+from regraft.text import JS_WHITESPACE, trim, whole
 
 TEXT, WEB, JSON = "TextLoader_", "WebLoader_", "JsonLoader_"
 #: Loaders that are named after a file's text; their rows have a snippet of it for a ``source``.
 TEXT_KINDS = (TEXT, WEB, JSON)
-#: How long v1 let a snippet be, and where it cut: UTF-16 units.
-SNIPPET_UNITS, FRONT_UNITS, BACK_UNITS = 50, 24, 23
-_GAP = "..."
+#: Where v1 cut a snippet, in UTF-16 units.
+FRONT_UNITS = 24
 #: Units at the start of a text and of its snippet that are surely the same: the cut may halve the one after them.
 _SURE_UNITS = FRONT_UNITS - 1
 #: Bytes in which they are, whatever the encoding, after a byte order mark.
@@ -250,22 +249,3 @@ def cleaned(text: str) -> str:
     text = text.replace("\\", "").replace("#", " ").replace(". .", ".")
     text = re.sub(r"\r\n|\n|\r", " ", _SPACES.sub(" ", text))
     return trim(text)
-
-
-# --- names ---------------------------------------------------------------------------------------------------------
-
-_CONTROLS = re.compile("[\0-\x1f\x7f-\x9f]")
-_RUNS = re.compile(f"[{JS_WHITESPACE}]+")
-
-
-def readable(snippet: str) -> str:
-    """Return a snippet as one readable line, which is a file's name where its path is lost.
-
-    What v1's cut left of an emoji goes, on both sides of it; what is one clean line already stays as it is.
-    """
-    units = snippet.encode("utf-16-le", "surrogatepass")
-    front, gap, back = units[: 2 * FRONT_UNITS], units[2 * FRONT_UNITS : -2 * BACK_UNITS], units[-2 * BACK_UNITS :]
-    if utf16_len(snippet) == SNIPPET_UNITS and gap.decode("utf-16-le", "replace") == _GAP:
-        texts = (part.decode("utf-16-le", "replace") for part in (front, back))
-        snippet = f"{next(texts).removesuffix('�')}{_GAP}{next(texts).removeprefix('�')}"
-    return trim(_CONTROLS.sub("", _RUNS.sub(" ", snippet)))

@@ -19,7 +19,7 @@ from migrators.stages.drafts import (
 )
 from migrators.stages.values import read_time
 from regraft import identity, notices
-from regraft.names import FreeNames, material_name
+from regraft.names import TRAILING, FreeNames, material_name
 from regraft.notices import Notice
 from regraft.text import is_blank, trim, without_nul
 
@@ -66,7 +66,6 @@ def _draft_item(raw: Any, legacy_base: str, context: Context, names: FreeNames, 
     item_type, reader = read
     content = reader(raw, context, names)
     context.migrated.add(legacy_id)
-    drafted.renamed += content.renamed
     drafted.notices += [replace(said, base=legacy_base, item=legacy_id) for said in content.notices]
     if not is_blank(raw.get("remark")):
         drafted.notices.append(Notice(notices.DROPPED_FIELD, f"remark: {raw['remark']}", legacy_base, legacy_id))
@@ -83,6 +82,7 @@ def _draft_item(raw: Any, legacy_base: str, context: Context, names: FreeNames, 
         updated_at=read_time(raw.get("updated_at")),
         loader_ids=_loader_ids(raw),
         upload=content.upload,
+        file_name=content.file_name,
         entries=_texts(raw.get("uniqueIds")) if item_type == "directory" else (),
     )
 
@@ -127,12 +127,15 @@ def _file(raw: dict[str, Any], context: Context, names: FreeNames) -> Content:
     source = next((known[key] for key in ("path", "name", "origin_name") if not is_blank(known[key])), raw["id"])
     # Only the empty string falls back: what sanitising empties is called "untitled".
     wanted = material_name(known["origin_name"]) or material_name(known["name"]) or material_name(raw["id"])
+    # What it is called in a base without folders: planning knows which of these have a prefix.
     name = names.take(wanted)
-    return Content(
-        {"source": source, "relativePath": name},
-        Upload(f"{known['id']}{known['ext']}"),
-        renamed=name != wanted,
-    )
+    return Content({"source": source, "relativePath": name}, _upload(known["id"], known["ext"]), file_name=wanted)
+
+
+def _upload(file_id: str, extension: str) -> Upload:
+    """Return where the bytes of a file are, first choice first; v1's own name of it is never asked."""
+    plain = extension.removeprefix(".").rstrip(TRAILING)
+    return Upload(f"{file_id}.{plain}" if plain else file_id, other_name=f"{file_id}{extension}")
 
 
 def _url(raw: dict[str, Any], _context: Context, _names: FreeNames) -> Content:

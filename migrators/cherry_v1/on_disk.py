@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from migrators.cherry_v1.file_texts import TEXT_KINDS, Wanted, readable
+from migrators.cherry_v1.file_texts import TEXT_KINDS, Wanted
 from migrators.cherry_v1.twins import find_twins, lost_entries, lost_files
 from migrators.stages.drafts import BaseDraft, ItemDraft
 from migrators.stages.journey import Hints
 from migrators.stages.options import Options
 from regraft.formats.vector_table import Survey
 from regraft.locate import Located
-from regraft.text import is_blank, shown, whole
+from regraft.text import shown, whole
 
 #: A base's folders are looked through no further than this: a better name is not worth minutes.
 MAX_FILES = 20_000
@@ -38,8 +38,7 @@ def hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) -
     found = real_paths(draft, survey)
     twins = find_twins(source, draft, survey, found, texts=options.carry_text)
     paths = {loader: shown(path) for loader, path in found.items()}
-    names = _snippet_names(draft, survey)
-    return Hints(paths=paths, names=names, twins=twins, restore_twins=options.restore_duplicates)
+    return Hints(paths=paths, twins=twins, restore_twins=options.restore_duplicates)
 
 
 def real_paths(draft: BaseDraft, survey: Survey) -> dict[str, Path]:
@@ -64,13 +63,6 @@ def _snippet(survey: Survey, loader: str) -> str | None:
     """Return the snippet that the rows of a text file's loader have, None for any other loader."""
     rows = survey.loaders.get(loader) if loader.startswith(TEXT_KINDS) else None
     return None if rows is None else rows.source
-
-
-def _snippet_names(draft: BaseDraft, survey: Survey) -> dict[str, str]:
-    """Return a readable name for every text file of a base's folders, by loader id."""
-    entries = {entry for item in draft.items for entry in item.entries}
-    names = {entry: readable(text) for entry in entries if (text := _snippet(survey, entry)) is not None}
-    return {entry: name for entry, name in names.items() if not is_blank(name)}
 
 
 @dataclass

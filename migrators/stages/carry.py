@@ -113,7 +113,7 @@ class _Carrier:
         self._raw = staging / RAW_FOLDER
         self._now = now_ms
         self._watch = watch
-        self._names = FreeNames(plan.draft.taken_names, reserve_processed=plan.draft.file_processor_id is not None)
+        self._names = FreeNames(plan.taken_names, reserve_processed=plan.draft.file_processor_id is not None)
         #: Snapshots and their paths by position of their item.
         self._snapshots: dict[int, tuple[okf.Snapshot, str]] = {}
         self.said: list[Notice] = []

@@ -39,10 +39,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Upload:
-    """An uploaded file: its name in a folder of the source (None: the source's folder of uploads)."""
+    """An uploaded file: its name in a folder of the source (None: the source's folder of uploads).
+
+    ``other_name`` is where else it may be, looked at where nothing has the name.
+    """
 
     name: str
     folder: str | None = None
+    other_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,9 @@ class ItemDraft:
     updated_at: int | None
     loader_ids: tuple[str, ...]
     upload: Upload | None = None
+    #: What an uploaded file asks to be called in ``raw/``; planning gives it a name that is free there. None where
+    #: ``data`` has the final path.
+    file_name: str | None = None
     #: The entries of a directory's ``uniqueIds`` that are text and not blank, in order, repeats too.
     entries: tuple[str, ...] = ()
     #: The id of the folder that the item belongs to, where items of one are listed each by itself.
@@ -80,6 +87,7 @@ class Content:
     upload: Upload | None = None
     notices: list[Notice] = field(default_factory=list)
     renamed: bool = False
+    file_name: str | None = None
 
 
 def cut_note(text: str, base: str | None = None, item: str | None = None) -> tuple[str, list[Notice]]:
@@ -127,7 +135,7 @@ class BaseDraft:
     updated_at: int | None
     items: tuple[ItemDraft, ...]
     skipped_items: tuple[SkippedItem, ...]
-    #: Keys of the names in ``raw/`` that the files of this base have taken.
+    #: Keys of the names in ``raw/`` that items with a final path have taken.
     taken_names: frozenset[str]
     vector_file: str
     notices: tuple[Notice, ...]

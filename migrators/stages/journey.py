@@ -53,8 +53,6 @@ class Hints:
 
     #: Paths of files on disk, by loader id.
     paths: dict[str, str] = field(default_factory=dict)
-    #: Readable names for files without a path, by loader id.
-    names: dict[str, str] = field(default_factory=dict)
     #: Files whose rows v1 never stored, because another file of the base has the same bytes.
     twins: tuple[Twin, ...] = ()
     #: Whether they get the rows of those files; else it is only said.

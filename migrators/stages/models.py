@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regraft import notices
-from regraft.formats.catalog import ModelRow, ProviderRow
+from regraft.formats.catalog import EMBEDDING, RERANK, ModelRow, ProviderRow
 from regraft.notices import Notice
 from regraft.text import is_blank, trim
 
 SEPARATOR = "::"
+#: Providers that v2 has no more, even where v1 lists them.
+RETIRED_PROVIDERS = frozenset({"cephalon", "tokenflux"})
+#: Providers that later releases have no more.
+RETIRING_PROVIDERS = frozenset({"github"})
 
 
 @dataclass(frozen=True)
@@ -71,15 +75,23 @@ def _objects(values: Any) -> Iterator[dict[str, Any]]:
 
 
 class Models:
-    """The models of a source, and those re-created for its bases so far."""
+    """The models of a source, and those re-created for its bases so far.
 
-    def __init__(self, providers: list[Any] | None, word: ModelWord) -> None:
+    Args:
+        providers: the providers of the source, with their models; None where it does not tell.
+        word: what the user says of models.
+        embedding: what the bases of the source name as their embedding models.
+    """
+
+    def __init__(self, providers: list[Any] | None, word: ModelWord, embedding: Iterable[Any] = ()) -> None:
         #: Without an `llm` slice every model that a base names counts as existing.
         self._all_exist = providers is None
         self._word = word
         self._used: set[str] = set()
         self._providers: dict[str, ProviderRow] = {}
         self._models: dict[str, ModelRow] = {}
+        named = (unique_model_id(raw.get("provider"), raw.get("id")) for raw in embedding if isinstance(raw, dict))
+        self._embeds = {*filter(None, named), *word.mapped.values()}
         for provider in _objects(providers or []):
             self._read_provider(provider)
 
@@ -88,16 +100,21 @@ class Models:
         if is_blank(provider):
             return
         provider = trim(str(provider))
+        if provider in RETIRED_PROVIDERS:
+            return
         name = raw.get("name")
         row = ProviderRow(provider, provider if is_blank(name) else str(name), raw.get("enabled") is not False)
         self._providers.setdefault(provider, row)
         for model in _objects(raw.get("models")):
             unique = unique_model_id(provider, model.get("id"))
-            if unique is not None:
+            if unique is not None and _provider_of(unique) not in RETIRED_PROVIDERS:
                 self._models.setdefault(unique, _model_row(unique, model))
 
     def embedding(self, raw: Any, legacy_base: str) -> ModelChoice:
         """Resolve the embedding model that a base names."""
+        return self._kept(self._embedding(raw, legacy_base), legacy_base)
+
+    def _embedding(self, raw: Any, legacy_base: str) -> ModelChoice:
         named = raw if isinstance(raw, dict) else {}
         unique = unique_model_id(named.get("provider"), named.get("id"))
         for old in (unique, legacy_base):
@@ -121,8 +138,10 @@ class Models:
         if _provider_of(unique) in self._providers:
             said = Notice(notices.MODEL_RECREATED, f"{unique} is re-created, its provider exists", base=legacy_base)
             return self._exists(unique, named, said)
+        is_retired = _provider_of(unique) in RETIRED_PROVIDERS
+        why = "as the application has its provider no more" if is_retired else "and so is the provider"
         return ModelChoice(
-            problem=f"its embedding model {unique} is gone, and so is the provider; its vectors are carried with "
+            problem=f"its embedding model {unique} is gone, {why}; its vectors are carried with "
             f"--recreate-model '{unique}'",
             gone=unique,
         )
@@ -133,16 +152,35 @@ class Models:
             return ModelChoice()
         unique = unique_model_id(raw.get("provider"), raw.get("id"))
         if unique is not None and (unique in self._models or self._all_exist):
-            return self._exists(unique, raw)
+            return self._kept(self._exists(unique, raw, capabilities=self._capabilities_of_rerank(unique)), legacy_base)
         said = Notice(notices.RERANK_CLEARED, f"{unique or 'a model without a name'} does not exist", base=legacy_base)
         return ModelChoice(notices=(said,))
 
-    def _exists(self, unique: str, named: dict[str, Any], said: Notice | None = None) -> ModelChoice:
+    def _capabilities_of_rerank(self, unique: str) -> tuple[str, ...]:
+        """Return what a rerank model can do; without ``embedding`` no base could have it for its embedding model."""
+        return EMBEDDING if unique in self._embeds else RERANK
+
+    def _exists(
+        self,
+        unique: str,
+        named: dict[str, Any],
+        said: Notice | None = None,
+        capabilities: tuple[str, ...] = EMBEDDING,
+    ) -> ModelChoice:
         """Return the catalog rows of a model; one that the source does not list is kept for later bases."""
-        model = self._models.setdefault(unique, _model_row(unique, named))
+        model = replace(self._models.setdefault(unique, _model_row(unique, named)), capabilities=capabilities)
         provider = _provider_of(unique)
         row = self._providers.get(provider) or ProviderRow(provider, provider, is_enabled=True)
         return ModelChoice(unique, model, row, notices=() if said is None else (said,))
+
+    def _kept(self, choice: ModelChoice, legacy_base: str) -> ModelChoice:
+        """Return a choice with a notice where releases have the model's provider no more."""
+        provider = "" if choice.model is None else choice.model.provider_id
+        if provider not in RETIRED_PROVIDERS | RETIRING_PROVIDERS:
+            return choice
+        since = "has no such provider" if provider in RETIRED_PROVIDERS else "has it up to 2.0.8, later ones do not"
+        said = f"the provider {provider} of the model {choice.id} is retired: the application {since}"
+        return replace(choice, notices=(*choice.notices, Notice(notices.PROVIDER_RETIRED, said, base=legacy_base)))
 
     def unused_words(self) -> Iterator[Notice]:
         """Say which of the user's words met no base: a typing error, most likely."""
@@ -162,6 +200,6 @@ def _model_row(unique: str, raw: dict[str, Any]) -> ModelRow:
         id=unique,
         provider_id=_provider_of(unique),
         model_id=model,
-        name=model if is_blank(name) else str(name),
-        group=None if is_blank(group) else str(group),
+        name=model if is_blank(name) else trim(str(name)),
+        group=None if is_blank(group) else trim(str(group)),
     )

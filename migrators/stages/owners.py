@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -31,9 +30,10 @@ def expand(
 ) -> dict[str, tuple[Child, ...]]:
     """Return the children of every completed folder that has any, by the folder's id.
 
-    A child stands for an entry with at least one row with a source, whatever that row's vector. ``paths`` are real
-    paths by loader id, where v1 has only a snippet of the text. ``restored`` are the paths of entries without a row
-    that get the rows of another file; what they are does not hang on other children, nor other children on them.
+    A child stands for an entry with at least one row with a source, whatever that row's vector, and for an entry that
+    comes again only once. ``paths`` are real paths by loader id, where v1 has only a snippet of the text. ``restored``
+    are the paths of entries without a row that get the rows of another file; what they are does not hang on other
+    children, nor other children on them.
     """
     expanded = {}
     for item in draft.items:
@@ -48,17 +48,19 @@ def _children(
     item: ItemDraft, survey: Survey, paths: Mapping[str, str], restored: Mapping[str, str]
 ) -> Iterator[Child]:
     place = 0
-    again: Counter[str] = Counter()
+    seen: set[str] = set()
     for loader in item.entries:
-        rows = survey.loaders.get(loader)
+        rows, is_first = survey.loaders.get(loader), loader not in seen
+        seen.add(loader)
         if rows is not None and rows.source is not None:
-            child_id = identity.child_id(item.id, loader, place, item.created_at)
-            yield Child(child_id, loader, paths.get(loader, rows.source))
+            if is_first:
+                child_id = identity.child_id(item.id, loader, place, item.created_at)
+                yield Child(child_id, loader, paths.get(loader, rows.source))
+            # An entry that comes again counts, so that the ids of those behind it are what they always were.
             place += 1
-        elif rows is None and loader in restored:
-            child_id = identity.child_id(item.id, loader, again[loader], item.created_at)
+        elif is_first and rows is None and loader in restored:
+            child_id = identity.child_id(item.id, loader, 0, item.created_at)
             yield Child(child_id, loader, restored[loader])
-            again[loader] += 1
 
 
 class Owners:

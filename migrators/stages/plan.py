@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from migrators.stages.books import EXAMPLES, WITHOUT_VECTOR, Books, Share, Terms
 from migrators.stages.drafts import BaseDraft, ItemDraft
+from migrators.stages.folders import TakenPaths, lay_out
 from migrators.stages.journey import Found, Hints
 from migrators.stages.owners import Child, Owners, expand
 from migrators.stages.planned import BasePlan, Directories, ItemPlan, MaterialPlan, Rows
@@ -32,7 +33,7 @@ from regraft.formats.vector_table import LoaderRows, Survey
 from regraft.notices import Notice
 from regraft.text import counted
 
-__all__ = ["BasePlan", "ItemPlan", "MaterialPlan", "Rows", "plan_base"]
+__all__ = ["BasePlan", "ItemPlan", "MaterialPlan", "Rows", "TakenPaths", "plan_base"]
 
 #: SQLite's limit for one row is 1,000,000,000 bytes; a content text may take all of it but for its hash and time.
 MAX_CONTENT_BYTES = 1_000_000_000 - 1_000
@@ -41,7 +42,12 @@ TOO_LARGE_TEXT = "The text of this item is over SQLite's limit of 1 GB."
 
 
 def plan_base(
-    draft: BaseDraft, found: Survey | str, hints: Hints | None = None, *, carry_text: bool = False
+    draft: BaseDraft,
+    found: Survey | str,
+    hints: Hints | None = None,
+    *,
+    carry_text: bool = False,
+    taken: TakenPaths | None = None,
 ) -> BasePlan:
     """Plan one base.
 
@@ -50,6 +56,7 @@ def plan_base(
         found: its vector file's survey, or why there is none (for a person).
         hints: what other files tell.
         carry_text: whether texts come along whose vector cannot.
+        taken: paths below ``raw/`` that are there already.
     """
     survey = found if isinstance(found, Survey) else None
     vector_bytes = survey.vector_bytes if survey else None
@@ -62,15 +69,18 @@ def plan_base(
         error = notices.MISSING_STORE
     problem = found if isinstance(found, str) else "holds no usable vector"
     terms = Terms(error, vector_bytes or 0, carry_text and survey is not None, MAX_CONTENT_BYTES)
-    planner = _Planner(draft, survey or Survey(), terms, problem)
+    planner = _Planner(draft, survey or Survey(), terms, problem, taken)
     return planner.plan(hints or Hints(), unreadable=survey is None)
 
 
 class _Planner:
     """Works one base out, step by step; used once."""
 
-    def __init__(self, draft: BaseDraft, survey: Survey, terms: Terms, problem: str) -> None:
+    def __init__(
+        self, draft: BaseDraft, survey: Survey, terms: Terms, problem: str, taken: TakenPaths | None = None
+    ) -> None:
         self._draft = draft
+        self._taken = taken
         self._error = terms.error
         self._survey = survey
         self._terms = terms
@@ -86,7 +96,7 @@ class _Planner:
     def plan(self, hints: Hints, *, unreadable: bool) -> BasePlan:
         draft = self._draft
         self._unreadable, self._hints = unreadable, hints
-        sources = {**hints.names, **hints.paths}
+        sources = hints.paths
         expanded = expand(draft, self._survey, sources) if self._carries else {}
         owners = Owners(draft, expanded)
         self._books = Books(self._survey, owners, self._terms)
@@ -98,6 +108,7 @@ class _Planner:
             paths = {loader: one.twin.path for loader, one in found.items() if one.twin.path}
             expanded = expand(draft, self._survey, sources, paths)
             owners = Owners(draft, expanded)
+        self._layout = lay_out(draft, expanded, self._taken)
         items, index = self._items(expanded, {*carried, *self._restored_items(owners)})
         own, copies = self._materials(carried, index), self._copies(owners, carried, index)
         missing = self._missing(owners, items)
@@ -122,6 +133,7 @@ class _Planner:
             directories=Directories(len(expanded), sum(map(len, expanded.values())), tombstones),
             children={loader: child.id for loader, child in owners.children.items()},
             notices=(*draft.notices, *hints.notices, *self._said),
+            taken_names=self._layout.names,
             found=self._found(found),
             carry_text=self._terms.carry_text,
         )
@@ -215,16 +227,19 @@ class _Planner:
                 items.append(self._single(draft))
                 continue
             lost = [child for child in children if child.id not in filled]
-            items.append(_item(draft, failed=len(lost) == len(children)))
-            items.extend(_child_item(draft, child, failed=child.id not in filled) for child in children)
+            paths = self._layout.children
+            items.append(_item(draft, self._layout.prefixes[draft.id], failed=len(lost) == len(children)))
+            items.extend(_child_item(draft, one, paths[one.id], failed=one.id not in filled) for one in children)
             self._say_lost(draft, children, lost)
+            self._say_outside(draft)
         return items, {item.id: position for position, item in enumerate(items)}
 
     def _single(self, draft: ItemDraft) -> ItemPlan:
+        path = self._layout.files.get(draft.id)
         if draft.id in self._books.too_large:
             self._say_too_large(draft, self._books.too_large[draft.id])
-            return replace(_item(draft, failed=True), error=TOO_LARGE_TEXT)
-        return _item(draft, failed=draft.is_to_expand)
+            return replace(_item(draft, path, failed=True), error=TOO_LARGE_TEXT)
+        return _item(draft, path, failed=draft.is_to_expand)
 
     # --- notices ---------------------------------------------------------------------------------------------------
 
@@ -257,14 +272,24 @@ class _Planner:
                 len(unexplained),
             )
 
+    def _say_outside(self, draft: ItemDraft) -> None:
+        count = self._layout.outside[draft.id]
+        if count:
+            said = (
+                f"{counted(count, 'file')} of the folder {draft.data['source']} named by the last part of what v1 "
+                f"recorded of them, which is no path in the folder"
+            )
+            self._note(notices.CHILD_OUTSIDE, said, draft.legacy_id, count)
+
     def _say_without_rows(self, draft: ItemDraft, children: tuple[Child, ...]) -> None:
         made = {child.loader_id for child in children}
-        without = [entry for entry in draft.entries if entry not in self._survey.loaders and entry not in made]
+        entries = dict.fromkeys(draft.entries)
+        without = [entry for entry in entries if entry not in self._survey.loaders and entry not in made]
         if without:
             folder, paths = draft.data["source"], self._hints.paths
             known = [name_in(folder, paths[entry]) for entry in without if entry in paths]
             names = f" ({listed_names(known)})" if known else ""
-            said = f"without rows: {len(without)} of {len(draft.entries)} files of the folder {folder}{names}"
+            said = f"without rows: {len(without)} of {len(entries)} files of the folder {folder}{names}"
             self._note(notices.ENTRIES_WITHOUT_ROWS, said, draft.legacy_id, len(without))
 
     def _say_duplicates(self, owners: Owners, found: dict[str, Restored]) -> None:
@@ -276,6 +301,7 @@ class _Planner:
 
     def _say(self, owners: Owners, rows: Rows, missing: list[Missing]) -> None:
         self._say_failed()
+        self._say_renamed()
         self._said.extend(owners.notices)
         for item in self._draft.items:
             if item.is_to_expand and item.id in owners.containers:
@@ -290,6 +316,12 @@ class _Planner:
             said = f"{counted(count, 'vector')} zero, NaN or infinite; carried as they are"
             self._note(notices.DEGENERATE, said, count=count)
         self._said.extend(said_of_missing(self._draft.legacy_id, missing))
+
+    def _say_renamed(self) -> None:
+        count = self._layout.renamed
+        if count:
+            said = f"{counted(count, 'file')} got another name because theirs was taken"
+            self._note(notices.RENAMED, said, count=count)
 
     def _say_failed(self) -> None:
         if self._error is None:
@@ -319,7 +351,7 @@ class _Planner:
         later = ""
         if self._error == notices.MISSING_STORE and self._unreadable:
             later = "; a later run can still recover it, once the vector file can be read"
-        none = f"none of its {len(item.entries)} files has rows" if item.entries else "v1 lists no files of it"
+        none = f"none of its {len(set(item.entries))} files has rows" if item.entries else "v1 lists no files of it"
         why = none if self._carries else "its base failed"
         said = f"the folder {item.data['source']} stays one failed item: {why}{later}"
         self._note(notices.NOT_MIGRATED, said, item.legacy_id)
@@ -338,13 +370,13 @@ def _called(item: ItemPlan) -> str:
     return item.data["relativePath"] if item.type == "file" else item.data.get("url", item.data["source"])
 
 
-def _item(draft: ItemDraft, *, failed: bool) -> ItemPlan:
+def _item(draft: ItemDraft, path: str | None, *, failed: bool) -> ItemPlan:
     return ItemPlan(
         id=draft.id,
         legacy_id=draft.legacy_id,
         group_id=draft.group_id,
         type=draft.type,
-        data=draft.data,
+        data=draft.data if path is None else {**draft.data, "relativePath": path},
         status="failed" if failed else draft.status,
         error=notices.NOT_MIGRATED if failed else draft.error,
         created_at=draft.created_at,
@@ -353,13 +385,13 @@ def _item(draft: ItemDraft, *, failed: bool) -> ItemPlan:
     )
 
 
-def _child_item(container: ItemDraft, child: Child, *, failed: bool) -> ItemPlan:
+def _child_item(container: ItemDraft, child: Child, path: str, *, failed: bool) -> ItemPlan:
     return ItemPlan(
         id=child.id,
         legacy_id=None,
         group_id=container.id,
         type="file",
-        data={"source": child.source, "relativePath": child.id},
+        data={"source": child.source, "relativePath": path},
         status="failed" if failed else "completed",
         error=notices.NOT_MIGRATED if failed else None,
         created_at=container.created_at,

@@ -78,6 +78,8 @@ class BasePlan:
     #: By loader id: the id of the child that owns its rows.
     children: dict[str, str]
     notices: tuple[Notice, ...]
+    #: Keys of the names in ``raw/`` that are taken before any snapshot has one.
+    taken_names: frozenset[str] = frozenset()
     #: What other files told of it.
     found: Found = field(default_factory=Found)
     #: Whether texts come along whose vector cannot.

@@ -20,15 +20,15 @@ class SourceFailed(Exception):
 def upload_name(tree: Tree, uploads: str | None, upload: Upload) -> str | None:
     """Return the name of an uploaded file in the source, or None where it is not there."""
     folder = uploads if upload.folder is None else upload.folder
-    if folder is None or not is_plain_name(upload.name):
-        return None
-    name = join(folder, upload.name)
-    return name if tree.kind(name) == "file" else None
+    for name in (upload.name, upload.other_name):
+        if folder is not None and name is not None and is_plain_name(name) and tree.kind(join(folder, name)) == "file":
+            return join(folder, name)
+    return None
 
 
 def missing_upload(path: str, problem: str, base: str, item: str | None) -> Notice:
     """Say that an item's uploaded file is not there, for a reason; ``path`` is its name under ``raw/``."""
-    said = f"{path}: {problem}; without it the item cannot be indexed anew"
+    said = f"{path}: {problem}; the item stays searchable, but cannot be reindexed without it"
     return Notice(notices.MISSING_UPLOAD, said, base, item)
 
 

@@ -30,6 +30,7 @@ from regraft.errors import (
 from regraft.locate import INDEX_FILE, NAMES, Kind, Located, located
 from regraft.text import argument
 from regraft.unpacking import on_disk
+from repair import proven_hints
 
 
 def _levels(command: Any) -> Any:
@@ -146,11 +147,14 @@ def _refuse(options: dict[str, Any], about: str) -> None:
 
 def _v2_audit(path: Path, found: Located, wish: store.Wish, kind: str | None) -> tuple[dict[str, Any], findings.Audit]:
     run = Run("check", source_kind=found.kind, source=path)
+    command_line = partial(_command_line, path, kind)
     # What lies in an archive, or is a backup, is nothing that a command mends.
     is_fixed = found.is_archive or found.kind is Kind.V2_BACKUP
     with on_disk(found, _chosen_in(found, wish.bases)) as unpacked:
         wish = replace(wish, bases=audits.chosen_bases(unpacked, wish.bases))
-        audit = audits.audit(unpacked, wish, None if is_fixed else partial(_command_line, path, kind))
+        audit = audits.audit(unpacked, wish, None if is_fixed else command_line)
+    if found.kind in store.KINDS and not is_fixed:
+        audit = proven_hints.with_hints(audit, found, wish.level, wish.bases, command_line)
     run.end()
     return run.document(), audit
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import ada_url
 
-from regraft.names import legal_name
+from regraft.names import material_name
 from regraft.text import JS_WHITESPACE, trim, utf16_cut
 
 #: Titles and stems are cut to this many UTF-16 units.
@@ -46,19 +47,29 @@ def strip_block(text: str) -> str:
     return text[match.end() :] if match else text
 
 
-def leading_line(text: str) -> str:
-    """Return the first heading of ``text`` without its marks, else its first non-empty line, else ``""``."""
-    first = ""
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines of ``text``, each trimmed, without a list of them all."""
     start = 0
     while start <= len(text):
         end = text.find("\n", start)
         end = len(text) if end < 0 else end
-        line = trim(text[start:end])
+        yield trim(text[start:end])
+        start = end + 1
+
+
+def leading_line(text: str) -> str:
+    """Return the first heading of ``text`` without its marks, else its first non-empty line, else ``""``."""
+    first = ""
+    for line in _lines(text):
         if heading := _HEADING.match(line):
             return line[heading.end() :]
         first = first or line
-        start = end + 1
     return first
+
+
+def first_line(text: str) -> str:
+    """Return the first non-empty line of ``text``, heading marks and all, else ``""``."""
+    return next(filter(None, _lines(text)), "")
 
 
 def _short(text: str) -> str:
@@ -67,7 +78,7 @@ def _short(text: str) -> str:
 
 def _stem(text: str) -> str | None:
     """Return the sanitised stem, or None where nothing or ``untitled`` is left of it."""
-    stem = legal_name(_short(text))
+    stem = material_name(_short(text))
     return None if stem in ("", "untitled") else stem
 
 
@@ -92,4 +103,5 @@ def url_snapshot(url: str, content: str) -> Snapshot:
 
 def note_snapshot(source: str) -> Snapshot:
     """Describe the snapshot of a note; ``source`` is its source URL, or its text."""
-    return Snapshot(_stem(source) or "note", "Note", source)
+    line = first_line(source)
+    return Snapshot(_stem(line) or "note", "Note", line)

@@ -385,4 +385,7 @@ DAMAGES: dict[str, Damage] = {
     "a changed snapshot": Damage("raw.changed", planting.changed_snapshot, "deep"),
     "a stray file": Damage("raw.orphan", planting.stray_file),
     "v1's files": Damage("v1.leftover", planting.vector_file, about="library"),
+    # --- profiles
+    "a beta's database": Damage("catalog.stale-copy", planting.stale_copy, about="library"),
+    "a restore that waits": Damage("catalog.pending", planting.staged_restore, about="library"),
 }
