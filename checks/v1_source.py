@@ -137,13 +137,14 @@ MIXED_DIMENSIONS = register(
 UNUSABLE_VECTOR = register(
     "warning",
     "v1.unusable-vector",
-    "Rows have no vector, or something that is none. They are not carried.",
+    "Rows have no vector, something that is none, or one that holds a NaN or an infinity, on which the application "
+    "fails at every search of the base. They are not carried.",
     _TEXT_ALONE,
 )
 DEGENERATE = register(
     "warning",
     "v1.degenerate",
-    "Vectors are all zeros, or hold NaN or infinity: carried as they are, found by words and never by meaning.",
+    "Vectors are all zeros: carried as they are, found by words and never by meaning.",
     _INDEX_AGAIN,
 )
 SHARED_LOADER = register(
@@ -210,6 +211,7 @@ FINDING_OF: dict[str, str] = {
     notices.MISSING_PAYLOAD: UNUSABLE_VECTOR,
     notices.UNSUPPORTED_ENCODING: UNUSABLE_VECTOR,
     notices.DIMENSION_MISMATCH: MIXED_DIMENSIONS,
+    notices.NON_FINITE: UNUSABLE_VECTOR,
     notices.WITHOUT_VECTOR: UNUSABLE_VECTOR,
     notices.DIFFERING_VECTOR: MIXED_DIMENSIONS,
     notices.DEGENERATE: DEGENERATE,
@@ -254,6 +256,7 @@ _HAS_TEXT = {
     notices.MISSING_PAYLOAD,
     notices.UNSUPPORTED_ENCODING,
     notices.DIMENSION_MISMATCH,
+    notices.NON_FINITE,
 }
 
 # --- the audit -----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from migrators.stages.plan import BasePlan, plan_base
 from migrators.stages.restored import read_times
 from regraft.formats import vector_table
 from regraft.formats.v1_state import V1State
-from regraft.formats.vector_table import MISSING, UNSUPPORTED, LoaderRows, Survey, Tally
+from regraft.formats.vector_table import MISSING, UNSUPPORTED, LoaderRows, StoreProblem, Survey, Tally
 from regraft.names import FreeNames
 from regraft.notices import Notice
 
@@ -475,8 +475,8 @@ def test_books_always_balance(fields: dict[str, Any], found: Survey | str) -> No
 
 
 def test_the_model_is_to_blame_before_the_vector_file() -> None:
-    assert plan_base(drafted(model=None), "does not exist").error == "missing_embedding_model"
-    assert plan_base(drafted(), "does not exist").error == "missing_vector_store"
+    assert plan_base(drafted(model=None), StoreProblem("does not exist")).error == "missing_embedding_model"
+    assert plan_base(drafted(), StoreProblem("does not exist")).error == "missing_vector_store"
     assert plan_base(drafted(), survey(*rows("L"))).error is None
 
 
@@ -486,8 +486,9 @@ def test_the_model_is_to_blame_before_the_vector_file() -> None:
         (7, MODEL, survey(*rows("L")), 4),
         (7, None, survey(*rows("L")), 7),
         (None, None, survey(*rows("L")), None),
-        (7, MODEL, "does not exist", None),
-        (7, None, "does not exist", 7),
+        (7, MODEL, StoreProblem("does not exist"), None),
+        (7, MODEL, StoreProblem("lacks a column", 48), 12),
+        (7, None, StoreProblem("does not exist", 48), 7),
     ],
 )
 def test_dimensions(stated: Any, model: Any, found: Survey | str, dimensions: int | None) -> None:
@@ -610,7 +611,7 @@ def test_completed_files_without_rows_are_named_once() -> None:
     [said] = [notice for notice in plan.notices if notice.code == "file_without_rows"]
     assert (said.base, said.item, said.count) == ("kb", None, 3)
     assert said.message == "3 completed files without any text, as there are no rows: b.txt, none.txt, a.csv"
-    failed = plan_base(drafted(*items), "does not exist")
+    failed = plan_base(drafted(*items), StoreProblem("does not exist"))
     assert "file_without_rows" not in {notice.code for notice in failed.notices}
 
 

@@ -27,7 +27,7 @@ from regraft.envelope import Run
 from regraft.formats import embedjs, vector_table
 from regraft.formats.catalog import write_catalog
 from regraft.formats.v1_state import V1State
-from regraft.formats.vector_table import LoaderRows, Survey, Tally
+from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey, Tally
 from regraft.tree import FolderTree
 
 # --- arbitrary states ----------------------------------------------------------------------------------------------
@@ -148,15 +148,17 @@ HINTS = st.builds(
 
 
 @st.composite
-def surveys(draw: st.DrawFn) -> Survey | str:
+def surveys(draw: st.DrawFn) -> Survey | StoreProblem:
     """Return what a vector file could hold of the loaders that items name."""
     if draw(st.booleans()) and draw(st.booleans()):
-        return draw(st.sampled_from(["does not exist", "is a folder"]))
+        return draw(st.sampled_from([StoreProblem("is a folder"), StoreProblem("lacks a column", 48)]))
     found = Survey()
     sources = st.one_of(st.none(), st.just("/docs/a.md"), TEXTS)
     for loader in draw(st.lists(st.one_of(st.none(), LOADERS), max_size=4, unique=True)):
         kinds = draw(
-            st.lists(st.sampled_from([16, 20, vector_table.MISSING, vector_table.UNSUPPORTED]), min_size=1, max_size=4)
+            st.lists(
+                st.sampled_from([16, 20, -16, vector_table.MISSING, vector_table.UNSUPPORTED]), min_size=1, max_size=4
+            )
         )
         source = draw(sources)
         entry = LoaderRows(rows=len(kinds), source=source if source and source.strip() else None)
@@ -166,8 +168,8 @@ def surveys(draw: st.DrawFn) -> Survey | str:
             entry.runs.extend((found.rows, found.rows))
             tally = entry.kinds.setdefault(kind, Tally(first_rowid=found.rows))
             tally.count += 1
-            if kind > 0:
-                found.lengths[kind] = found.lengths.get(kind, 0) + 1
+            if kind % 4 == 0:
+                found.lengths[abs(kind)] = found.lengths.get(abs(kind), 0) + 1
         found.loaders[loader] = entry
     return found
 
