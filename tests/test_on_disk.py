@@ -373,6 +373,6 @@ def test_what_children_are_called(tmp_path: Path) -> None:
     assert [tuple(child["data"].values()) for child in library.children("d")] == [
         (str(place / "here.txt"), "docs/here.txt"),
         (str(place / "list.json"), "docs/list.json"),
-        (sources["WebLoader_gone"], "docs/html"),
+        (sources["WebLoader_gone"], "docs/html__"),
         ("/home/mei/docs/odd \n name.pdf", "docs/odd _ name.pdf"),
     ]

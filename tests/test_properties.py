@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import struct
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -289,7 +291,8 @@ def owners_of(items: list[dict[str, Any]], rows: list[Row]) -> dict[str, tuple[s
             standalone |= dict.fromkeys(loaders_of(item), (item["id"], True))
             continue
         completed = item["processingStatus"] == "completed" and item["uniqueId"].strip()
-        entries = [loader for loader in item["uniqueIds"] if loader.strip() and loader in sources] if completed else []
+        listed = dict.fromkeys(item["uniqueIds"]) if completed else []
+        entries = [loader for loader in listed if loader.strip() and loader in sources]
         children |= {loader: (f"{item['id']}#{place}", True) for place, loader in enumerate(entries)}
         if not entries:
             containers |= dict.fromkeys(loaders_of(item), (item["id"], False))
@@ -307,7 +310,7 @@ def wanted_length(rows: list[Row]) -> int | None:
 
 
 def why_not(row: Row, owners: dict[str, tuple[str, bool]], length: int | None) -> str | None:
-    """Return why a row is not carried: base, owner, payload, encoding, length."""
+    """Return why a row is not carried: base, owner, payload, encoding, length, numbers."""
     owner = owners.get(row.loader) if isinstance(row.loader, str) else None
     if length is None:
         return "missing_vector_store"
@@ -319,7 +322,13 @@ def why_not(row: Row, owners: dict[str, tuple[str, bool]], length: int | None) -
         return "missing_vector_payload"
     if not usable(row.vector):
         return "unsupported_vector_encoding"
-    return None if len(row.vector) == length else "dimension_mismatch"
+    if len(row.vector) != length:
+        return "dimension_mismatch"
+    return None if is_finite(row.vector) else "non_finite_vector"
+
+
+def is_finite(vector: bytes) -> bool:
+    return all(map(math.isfinite, struct.unpack(f"<{len(vector) // 4}f", vector)))
 
 
 def text_of(body: Any) -> str:
