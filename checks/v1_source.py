@@ -112,7 +112,8 @@ ITEM = register(
 FOLDER = register(
     "warning",
     "v1.folder",
-    "A folder, or files of it, have no rows that could be carried: they become failed items or none.",
+    "A folder, or files of it, have no rows that could be carried: they become failed items or none. Note: files are "
+    "not where their folder is, as far as v1 recorded, and are called by their last name alone.",
     "Deleting the folder in the application after the upgrade and adding it again, while it is still on disk.",
 )
 NO_TEXT = register(
@@ -124,8 +125,8 @@ NO_TEXT = register(
 MISSING_UPLOAD = register(
     "warning",
     "v1.missing-upload",
-    "An uploaded file is not in the source. Its text is searchable; it cannot be indexed again.",
-    "A full backup; else adding the file again when it has to be indexed anew.",
+    "An uploaded file is not in the source. Its text is searchable; it cannot be reindexed.",
+    "A full backup. Nothing of its text is lost: only to be reindexed it needs its file.",
 )
 MIXED_DIMENSIONS = register(
     "warning",

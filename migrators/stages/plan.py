@@ -1,6 +1,6 @@
 """The second half of the plan: a drafted base and what its vector file holds → what becomes of every item and row.
 
-Pure, like the draft. What a dry run prints is this very plan. Rules: ``docs/rules.md``, "Directories", "Rows" and
+Pure, like the draft. What a dry run prints is this very plan. Rules: ``docs/rules.md``, "Folders", "Rows" and
 "Duplicates".
 """
 
