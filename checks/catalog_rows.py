@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from checks import v2_findings as v2
@@ -28,8 +28,15 @@ DATA = {
 }
 
 
-def check_base(row: Row, models: set[Any] | None, ledger: Ledger) -> None:
-    """Check a row of ``knowledge_base``; ``models`` are the ids of those that exist, None where that is not known."""
+def check_base(row: Row, models: set[Any] | None, ledger: Ledger, carried_by: str = "upgrade") -> None:
+    """Check a row of ``knowledge_base``.
+
+    Args:
+        row: the row.
+        models: the ids of those that exist, None where that is not known.
+        ledger: what is wrong goes there.
+        carried_by: what brought the base to v2: the application's upgrade, or a migration.
+    """
     base = base_key(row)
     problem = base_problem(row)
     if problem is not None:
@@ -38,8 +45,8 @@ def check_base(row: Row, models: set[Any] | None, ledger: Ledger) -> None:
         ledger.add(v2.BASE_STATUS, problem, base=base, is_beyond_repair=is_unknown and row.get("hybrid_alpha") is None)
     elif row.get("status") == "failed":
         known = row.get("error") in (MISSING_MODEL, MISSING_STORE)
-        said = f"failed at the upgrade: {row['error']}" if known else f"failed: {row['error']}"
-        ledger.add(v2.BASE_FAILED, said, base=base)
+        said = f"failed at the {carried_by}: {row['error']}" if known else f"failed: {row['error']}"
+        ledger.add(v2.BASE_FAILED, said, base=base, severity="warning")
     for column in ("embedding_model_id", "rerank_model_id"):
         model = row.get(column)
         if model is not None and models is not None and model not in models:
@@ -96,18 +103,38 @@ def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
         _check_containers(items, base, ledger)
 
 
+def is_foreign(item: Row) -> bool:
+    """Tell whether an item is of a type that a newer application has: nobody here knows its rules."""
+    return isinstance(item.get("type"), str) and item["type"] not in DATA
+
+
 def _check_item(item: Row, base: str, is_running: bool, ledger: Ledger) -> None:
+    if is_foreign(item):
+        going = ", which is being deleted" if item.get("status") == "deleting" else ""
+        said = f"{{n}} of the type {item['type']}, of a newer application{going}: left alone"
+        ledger.add(v2.ITEM_FOREIGN, said, base=base, noun="item", sample=item.get("id"))
+        return
+    if is_own_path(item):
+        said = "{n} of a folder with its own id for a path: the application shows that as its name"
+        ledger.add(v2.ITEM_PATH_IS_ID, said, base=base, noun="file", sample=item.get("id"))
     problem = status_problem(item, is_running)
     if problem is not None:
         is_unknown = item.get("type") not in DATA
-        said = f"{{n}}: {problem}"
-        ledger.add(v2.ITEM_STATUS, said, base=base, noun="item", sample=item.get("id"), is_beyond_repair=is_unknown)
+        ledger.add(
+            v2.ITEM_STATUS,
+            f"{{n}}: {problem}",
+            base=base,
+            noun="item",
+            sample=item.get("id"),
+            is_beyond_repair=is_unknown,
+        )
     problem = data_problem(item)
     if problem is not None:
-        ledger.add(v2.ITEM_DATA, f"{{n}}: {problem}", base=base, noun="item", sample=item.get("id"))
+        said, more = f"{{n}}: {problem}", bool(unknown_fields(item))
+        ledger.add(v2.ITEM_DATA, said, base=base, noun="item", sample=item.get("id"), is_beyond_repair=more)
     if is_tombstone(item):
         said = "{n} that the upgrade left behind"
-        ledger.add(v2.ITEM_TOMBSTONE, said, base=base, noun="folder", sample=item.get("id"))
+        ledger.add(v2.ITEM_TOMBSTONE, said, base=base, noun="folder", sample=item.get("id"), severity="warning")
 
 
 def is_tombstone(item: Row) -> bool:
@@ -118,6 +145,8 @@ def is_tombstone(item: Row) -> bool:
 def status_problem(item: Row, is_running: bool) -> str | None:  # noqa: PLR0911 - one rule each
     """Return what is wrong with an item's status, error and type; None where nothing is."""
     status, error, kind = (item.get(key) for key in ("status", "error", "type"))
+    if is_foreign(item):
+        return None
     if kind not in DATA:
         return f"its type is {kind}"
     if status not in _STATUSES:
@@ -144,6 +173,12 @@ def data_of(item: Row) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def unknown_fields(item: Row) -> list[str]:
+    """Return what an item's data hold that those of its type do not; nobody here throws that away."""
+    needed, more = DATA.get(str(item.get("type")), ((), ()))
+    return sorted(data_of(item).keys() - {*needed, *more})
+
+
 def data_problem(item: Row) -> str | None:
     """Return what keeps the application from reading an item's data; None where nothing does."""
     kind = item.get("type")
@@ -159,6 +194,8 @@ def data_problem(item: Row) -> str | None:
     wrong += [name for name in needed if name not in ("content", *wrong) and is_blank(data[name])]
     if wrong:
         return f"its data has no text for {', '.join(wrong)}"
+    if unknown_fields(item):
+        return f"its data has {', '.join(unknown_fields(item))}, which no {kind} has"
     if kind == "note" and utf16_len(data["content"].encode("utf-8", "replace").decode()) > MAX_NOTE_UNITS:
         return f"its content is longer than {MAX_NOTE_UNITS:,} units"
     return None
@@ -169,6 +206,24 @@ def path_of(item: Row) -> str | None:
     data = data_of(item)
     path = data.get("indexedRelativePath") or data.get("relativePath")
     return path if isinstance(path, str) and path else None
+
+
+def is_own_path(item: Row) -> bool:
+    """Tell whether an item is a file of a folder that has its own id for a path, as early releases gave them."""
+    if item.get("type") != "file" or item.get("group_id") is None:
+        return False
+    return isinstance(item.get("id"), str) and data_of(item).get("relativePath") == item["id"]
+
+
+def virtual_prefixes(items: Iterable[Row]) -> dict[str, str]:
+    """Return what the paths of files of folders begin with, by the files' ids: they have no file by design."""
+    every = list(items)
+    prefixes = {}
+    for item in every:
+        prefix = data_of(item).get("relativePath") if item.get("type") == "directory" else None
+        if isinstance(prefix, str) and prefix:
+            prefixes[item.get("id")] = f"{prefix.rstrip('/')}/"
+    return {str(item.get("id")): prefixes[group] for item in every if (group := item.get("group_id")) in prefixes}
 
 
 def _check_containers(items: list[Row], base: str, ledger: Ledger) -> None:
@@ -202,6 +257,8 @@ def group_problem(item: Row, by_id: Mapping[Any, Row]) -> str | None:
     container = by_id.get(item.get("group_id"))
     if container is None:
         return "whose folder is not there"
+    if is_foreign(item) or is_foreign(container):
+        return None
     if container.get("type") != "directory":
         return "inside what is no folder"
     seen = {item.get("id")}

@@ -114,5 +114,6 @@ def _health_lines(health: dict[str, Any], bases: list[dict[str, Any]]) -> Iterat
     above = sum(problem in shown for problem in health["problems"])
     if above:
         yield f"{counted(above, 'base')} with a problem, see above."
+    yield from (f"note: {note}" for note in health.get("notes", ()))
     if not health["problems"]:
         yield "No problem at a glance."

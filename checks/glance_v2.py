@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import apsw
 
 from checks import glance_preview
+from checks import v2_findings as v2
 from regraft import sqlite
 from regraft.formats import libsql_preview
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.formats.index import SCHEMA_VERSION
 from regraft.locate import INDEX_FILE, Kind, Located
+from regraft.pending import pending_in
 from regraft.text import counted
 
 Look = tuple[list[dict[str, Any]], dict[str, Any]]
@@ -46,14 +49,29 @@ def look(source: Located) -> Look:
         bases = _library(source)
     stores = [base["store"] for base in bases if base["store"] and "bodies" in base["store"]]
     bodies = sum(store["bodies"] for store in stores)
-    health = {
+    health: dict[str, Any] = {
         "coverage": _share(bodies - sum(store["missing"] for store in stores), bodies),
         "orphans": sum(store["orphans"] for store in stores),
         "stale": sum(store["stale"] or 0 for store in stores),
         "bytes": sum(base["store"]["bytes"] for base in bases if base["store"]),
-        "problems": [f"{base['name']}: {base['problem']}" for base in bases if base["problem"]],
+        "problems": [*_pending(source), *(f"{base['name']}: {base['problem']}" for base in bases if base["problem"])],
     }
-    return bases, health
+    notes = list(_stale_copy(source))
+    return bases, {**health, "notes": notes} if notes else health
+
+
+def _pending(source: Located) -> Iterator[str]:
+    """Yield that the application is going to throw away what is written, as ``check`` names it."""
+    reason = pending_in(source.tree.path)
+    if reason is not None:
+        yield f"{v2.PENDING}: {reason}"
+
+
+def _stale_copy(source: Located) -> Iterator[str]:
+    """Yield that a database is not read because another one is the live one, as ``check`` names it."""
+    if source.stores.stale_copy is not None:
+        live = source.stores.catalog
+        yield f"{v2.STALE_COPY}: {source.stores.stale_copy} is a left-over of a beta; the live database is {live}"
 
 
 def _one_base(source: Located, index: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import apsw
 
 from checks.findings import FINDINGS, SAMPLES, Finding
 from checks.v2_findings import CORRUPT
+from regraft.notices import Severity
 from regraft.text import counted
 
 #: SQLite calls back after so many steps of its machine.
@@ -41,6 +42,8 @@ class _Tally:
     noun: str
     count: int = 0
     samples: list[str] = field(default_factory=list)
+    #: None: that of the definition.
+    severity: Severity | None = None
     is_beyond_repair: bool = False
 
 
@@ -66,6 +69,7 @@ class Ledger:
         noun: str = "",
         count: int = 1,
         is_beyond_repair: bool = False,
+        severity: Severity | None = None,
     ) -> None:
         """Count something.
 
@@ -77,8 +81,10 @@ class Ledger:
             noun: what is counted.
             count: how many at once.
             is_beyond_repair: whether no command mends what this sentence says.
+            severity: that of what this sentence says, where it is not the gravest that the finding can be.
         """
-        tally = self._tallies.setdefault((name, base, said), _Tally(said, noun, is_beyond_repair=is_beyond_repair))
+        new = _Tally(said, noun, severity=severity, is_beyond_repair=is_beyond_repair)
+        tally = self._tallies.setdefault((name, base, said), new)
         tally.count += count
         if sample is not None and len(tally.samples) < SAMPLES:
             tally.samples.append(named(sample))
@@ -94,7 +100,7 @@ class Ledger:
         for (name, base, _), tally in self._tallies.items():
             message = tally.said.replace("{n}", counted(tally.count, tally.noun)) if tally.noun else tally.said
             subject = tally.samples[0] if tally.samples and tally.count == 1 else None
-            severity = FINDINGS[name].severity
+            severity = tally.severity or FINDINGS[name].severity
             samples = tuple(tally.samples)
             found.append(
                 Finding(name, severity, message, base, subject, tally.count, samples, None, tally.is_beyond_repair)

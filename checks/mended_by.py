@@ -12,8 +12,6 @@ from checks.findings import FINDINGS, Audit, Finding
 #: Returns the command line for a path: it is given the words of the command, and those that come after the path.
 CommandLine = Callable[[Sequence[str], Sequence[str]], str]
 
-#: What the vector files of v1 can bring back, where they are still there.
-_RESCUED = frozenset({v2.ITEM_NO_MATERIAL, v2.ITEM_TOMBSTONE, v2.BASE_FAILED, v2.BASE_NO_INDEX})
 #: What is said of the rows of an index file: nothing mends these while it cannot be read as a whole.
 _OF_AN_INDEX = (
     *("schema.", "meta.", "content.", "material.", "unit.", "body.", "fts.", "embedding."),
@@ -44,16 +42,13 @@ _FIRST: dict[str, tuple[str, ...]] = {
 }
 
 
-def with_commands(
-    audit: Audit, command_line: CommandLine, *, is_whole: bool, rescues: bool, orphans: Collection[str] = ()
-) -> Audit:
+def with_commands(audit: Audit, command_line: CommandLine, *, is_whole: bool, orphans: Collection[str] = ()) -> Audit:
     """Return an audit whose findings give the command lines that mend them, where one does.
 
     Args:
         audit: of v2 data.
         command_line: makes a command line.
         is_whole: whether it is of several bases, one of which a command has to be told.
-        rescues: whether it is of a profile in which the vector files of v1 still are.
         orphans: ids of the bases that have a folder and are not in the catalog.
     """
     together: dict[str | None, dict[str, Finding]] = defaultdict(dict)
@@ -63,11 +58,7 @@ def with_commands(
 
     def mended(finding: Finding) -> Finding:
         goes_with_folder = finding.name in _BY_CATALOG and finding.base in orphans
-        words = (
-            FINDINGS[v2.INDEX_ORPHAN].command
-            if goes_with_folder
-            else _words(finding, together[finding.base], rescues=rescues)
-        )
+        words = FINDINGS[v2.INDEX_ORPHAN].command if goes_with_folder else _words(finding, together[finding.base])
         if finding.repair is not None or not words or (words[0] in _NEED_CATALOG and not has_catalog):
             return finding
         if goes_with_folder:
@@ -78,10 +69,8 @@ def with_commands(
     return replace(audit, findings=tuple(map(mended, audit.findings)))
 
 
-def _words(finding: Finding, others: Mapping[str, Finding], *, rescues: bool) -> Sequence[str]:
+def _words(finding: Finding, others: Mapping[str, Finding]) -> Sequence[str]:
     """Return the words of the command that is to be run next because of a finding; none where none helps."""
-    if finding.name in _RESCUED and (rescues or not FINDINGS[finding.name].command):
-        return ("rescue",) if rescues else ()
     words = FINDINGS[finding.name].command
     # A failed base gets no vectors: a new one is made of it.
     if finding.is_beyond_repair or (words == FINDINGS[v2.VECTOR_MISSING].command and v2.BASE_FAILED in others):
@@ -96,4 +85,4 @@ def _words(finding: Finding, others: Mapping[str, Finding], *, rescues: bool) ->
         is_newer = any(one.is_beyond_repair for one in layout)
         return () if is_newer else FINDINGS[layout[0].name].command
     first = next((name for name in _FIRST.get(finding.name, ()) if name in others), None)
-    return words if first is None else _words(others[first], others, rescues=rescues)
+    return words if first is None else _words(others[first], others)

@@ -6,15 +6,17 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from checks import v2_findings as v2
-from checks.catalog_rows import data_of, path_of
+from checks.catalog_rows import data_of, is_foreign, path_of, virtual_prefixes
 from checks.index_file import Material, path_problem
 from checks.levels import Ledger, Level, OutOfTime
 from regraft import identity
 from regraft.formats import okf
 from regraft.formats.catalog_reader import Row
 from regraft.names import NO_TEXT_EXTENSIONS
+from regraft.notices import Severity
 from regraft.text import decode_utf8, is_blank
 
 #: A file that is younger may belong to an item that is being added, in seconds.
@@ -26,7 +28,14 @@ _LARGEST_SNAPSHOT = 64 << 20
 
 
 def check_materials(
-    base: str, items: list[Row], materials: list[Material], raw: Path, ledger: Ledger, *, is_completed: bool
+    base: str,
+    items: list[Row],
+    materials: list[Material],
+    raw: Path,
+    ledger: Ledger,
+    *,
+    is_completed: bool,
+    without_rows: int = 0,
 ) -> None:
     """Hold the items of a base against its materials.
 
@@ -37,34 +46,48 @@ def check_materials(
         raw: its folder of raw files.
         ledger: what is wrong goes there.
         is_completed: whether the base is; items of a failed one have no material.
+        without_rows: of how many of its files it is recorded that v1 had no rows.
     """
     by_id = {str(item.get("id")): item for item in items}
     there = {material.id for material in materials}
     for material in materials:
         item = by_id.get(material.id)
-        if item is None or item.get("status") == "deleting":
+        if item is None or (item.get("status") == "deleting" and not is_foreign(item)):
             said = "{n} without an item" if item is None else "{n} of an item that is being deleted"
             ledger.add(v2.MATERIAL_ORPHAN, said, base=base, noun="material", sample=material.id)
             continue
-        path = path_of(item)
+        path = None if is_foreign(item) else path_of(item)
         if path is not None and path != material.path:
             said = "{n} with another path than its item"
             ledger.add(v2.MATERIAL_PATH, said, base=base, noun="material", sample=material.id)
     if is_completed:
-        _without_material([item for key, item in by_id.items() if key not in there], base, raw, ledger)
+        lacking = [item for key, item in by_id.items() if key not in there and _is_done(item)]
+        files = sum(item.get("type") == "file" for item in lacking)
+        _without_material(lacking, base, raw, ledger, is_recorded=files <= without_rows)
 
 
-def _without_material(items: list[Row], base: str, raw: Path, ledger: Ledger) -> None:
+def _is_done(item: Row) -> bool:
+    return item.get("status") == "completed" and item.get("type") in ("file", "url", "note")
+
+
+def _without_material(items: list[Row], base: str, raw: Path, ledger: Ledger, *, is_recorded: bool) -> None:
     for item in items:
         kind, path = item.get("type"), path_of(item)
-        if item.get("status") != "completed" or kind not in ("file", "url", "note"):
-            continue
         is_indexed = kind == "file" or path is not None
         name = v2.ITEM_NO_MATERIAL if is_indexed else v2.ITEM_NOT_INDEXED
         said = "{n} completed and without a text in the index" if is_indexed else "{n} completed and never indexed"
         lacks = _lack(item, raw)
         said = said if lacks is None else f"{said}, and {lacks}"
-        ledger.add(name, said, base=base, noun="item", sample=item.get("id"), is_beyond_repair=lacks is not None)
+        severity: Severity | None = "note" if kind == "file" and is_recorded else None
+        ledger.add(
+            name,
+            f"{said}: v1 had no rows of it" if severity else said,
+            base=base,
+            noun="item",
+            sample=item.get("id"),
+            is_beyond_repair=lacks is not None,
+            severity=severity,
+        )
 
 
 def _lack(item: Row, raw: Path) -> str | None:
@@ -91,19 +114,26 @@ def check(raw: Path, base: str, items: list[Row] | None, materials: list[Materia
     """
     try:
         ledger.check_time()
-        _materials_on_disk(raw, base, items or [], materials or [], ledger)
+        _materials_on_disk(raw, base, items, materials or [], ledger)
         return _files_on_disk(raw, base, items, ledger)
     except OutOfTime:
         ledger.not_checked.append(f"{base}: raw files")
         return 0
 
 
-def _materials_on_disk(raw: Path, base: str, items: list[Row], materials: list[Material], ledger: Ledger) -> None:
-    snapshots = {str(item.get("id")) for item in items if item.get("type") in ("url", "note")}
+def _materials_on_disk(
+    raw: Path, base: str, items: list[Row] | None, materials: list[Material], ledger: Ledger
+) -> None:
+    snapshots = {str(item.get("id")) for item in items or () if item.get("type") in ("url", "note")}
+    prefixes = virtual_prefixes(items or ())
+    foreign = {str(item.get("id")) for item in items or () if is_foreign(item)}
     for material in materials:
         ledger.check_time()
-        # A virtual path is the item's own id and has no file by design.
-        if material.path == material.id or path_problem(material.path.encode("utf-8", "replace")) is not None:
+        # Without a catalog nobody knows which folder is one of an item.
+        prefix = prefixes.get(material.id) if items is not None else material.path.rpartition("/")[0]
+        # A virtual path is the item's own id, or lies below its folder's prefix, and has no file by design.
+        is_virtual = material.path == material.id or (prefix and material.path.startswith(prefix))
+        if is_virtual or material.id in foreign or path_problem(material.path.encode("utf-8", "replace")) is not None:
             continue
         path = raw / material.path
         if not _is_file(path):
@@ -153,14 +183,30 @@ def orphans_among(items: list[Row]) -> Callable[[str, float], bool]:
     known = {
         one[key] for one in data for key in ("relativePath", "indexedRelativePath") if isinstance(one.get(key), str)
     }
+    # Of an item of a newer application nobody knows which text is a path, and of what.
+    foreign = {
+        text for item, one in zip(items, data, strict=True) if is_foreign(item) for text in _texts_in(one) if text
+    }
+    known |= foreign
     # A folder item names what its files begin with.
     prefixes = tuple(
         f"{one['relativePath'].rstrip('/')}/"
         for item, one in zip(items, data, strict=True)
         if item.get("type") == "directory" and isinstance(one.get("relativePath"), str)
     )
+    prefixes += tuple(f"{text.rstrip('/')}/" for text in foreign)
     latest = time.time() - YOUNG
     return lambda name, changed_at: name not in known and not name.startswith(prefixes) and changed_at < latest
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield every text in what an item holds."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
 
 
 def _files(raw: Path) -> Iterator[tuple[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +18,15 @@ from checks.statistics import statistics_of
 from regraft import profiles, sqlite
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.libsql_preview import Layout
-from regraft.formats.v2_places import INDEX_FILE, RAW_FOLDER, Store, is_uuid
+from regraft.formats.v2_places import CATALOG_FILE, INDEX_FILE, RAW_FOLDER, Store, is_uuid
 from regraft.locate import Kind, Located
+from regraft.notices import FILE_WITHOUT_ROWS
+from regraft.pending import pending_in
 from regraft.progress import human_bytes
 from regraft.text import counted
 
+#: What a library has of its last migration.
+REPORT = "report.json"
 #: Kinds that are audited here, where they are files and folders; an archive of one is not.
 KINDS = (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE)
 
@@ -43,6 +48,10 @@ class _Seen:
     ledger: Ledger
     names: dict[str, str] = field(default_factory=dict)
     indexes: dict[str, Index] = field(default_factory=dict)
+    #: What brought the bases to v2, for a person.
+    carried_by: str = "upgrade"
+    #: Of how many files of each base it is recorded that v1 had no rows.
+    without_rows: dict[str, int] = field(default_factory=dict)
     items: int = 0
     bytes: int = 0
     raw_files: int = 0
@@ -58,9 +67,12 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
 
     Never raises for what is in the data.
     """
-    seen = _Seen(Ledger(wish.level, wish.max_duration))
+    is_library = found.stores.catalog is not None and Path(found.stores.catalog).name == CATALOG_FILE
+    seen = _Seen(Ledger(wish.level, wish.max_duration), carried_by="migration" if is_library else "upgrade")
     root = found.tree.path
+    seen.without_rows = _recorded_without_rows(root, found)
     catalog = _catalog(root, found, seen.ledger)
+    _check_profile(root, found, seen.ledger)
     bases = root / found.stores.bases
     chosen = set(wish.bases) or None
     stores = {str(store.base_id or store.name): store for store in (*found.stores.current, *found.stores.preview)}
@@ -76,12 +88,12 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
     if found.stores.is_whole and chosen is None:
         _check_folder(bases, rows if catalog is not None else None, stores, seen, found.kind is Kind.V2_PROFILE)
     audited = _audit(found, seen, root)
-    if command_line is None:
+    # While a restore or reset is pending every command refuses.
+    if command_line is None or seen.ledger.count(v2.PENDING, None):
         return audited
-    rescues = found.kind is Kind.V2_PROFILE and seen.ledger.count(v2.LEFTOVER, None) > 0
     is_whole = found.stores.is_whole
     orphans = stores.keys() - rows.keys() if is_whole and catalog is not None else ()
-    return with_commands(audited, command_line, is_whole=is_whole, rescues=rescues, orphans=orphans)
+    return with_commands(audited, command_line, is_whole=is_whole, orphans=orphans)
 
 
 def unreadable(path: Path, reason: str) -> Audit:
@@ -102,13 +114,39 @@ def _catalog(root: Path, found: Located, ledger: Ledger) -> StoredCatalog | None
         return None
 
 
+def _recorded_without_rows(root: Path, found: Located) -> dict[str, int]:
+    """Return of how many files of each base a library's own record says that v1 had no rows."""
+    if found.kind is not Kind.LIBRARY:
+        return {}
+    try:
+        record: Any = json.loads((root / REPORT).read_bytes())
+        ids = {base["legacy_id"]: str(base["id"]) for base in record["bases"]}
+        said = [one for one in record["warnings"] if one["code"] == FILE_WITHOUT_ROWS and one["base"] in ids]
+        counts = [(ids[one["base"]], one["count"]) for one in said]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return {}  # it may be anybody's file
+    return {base: count for base, count in counts if isinstance(count, int)}
+
+
+def _check_profile(root: Path, found: Located, ledger: Ledger) -> None:
+    """Say what the application is going to do with the profile, and which of two databases was read."""
+    reason = pending_in(root)
+    if reason is not None:
+        said = f"{reason}. What is written now is thrown away at the next start, so that nothing is mended before it"
+        ledger.add(v2.PENDING, said)
+    stale = found.stores.stale_copy
+    if stale is not None:
+        said = f"{stale} is a left-over of a beta, which nothing reads: the live database is {found.stores.catalog}"
+        ledger.add(v2.STALE_COPY, said, sample=stale)
+
+
 def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, seen: _Seen) -> None:
     models = None if catalog.models is None else {row.get("id") for row in catalog.models}
     for row in catalog.bases:
         key = catalog_rows.base_key(row)
         if chosen is None or key in chosen:
             seen.names[key] = str(row.get("name", key))
-            catalog_rows.check_base(row, models, seen.ledger)
+            catalog_rows.check_base(row, models, seen.ledger, seen.carried_by)
     catalog_rows.check_items(catalog, chosen, is_running, seen.ledger)
 
 
@@ -142,7 +180,15 @@ def _check_base(
     seen.bytes += path.stat().st_size if path.is_file() else 0
     raw = root / store.raw
     if items is not None and index.materials is not None:
-        raw_files.check_materials(key, items, index.materials, raw, ledger, is_completed=_is_completed(row))
+        raw_files.check_materials(
+            key,
+            items,
+            index.materials,
+            raw,
+            ledger,
+            is_completed=_is_completed(row),
+            without_rows=seen.without_rows.get(key, 0),
+        )
     materials = index.materials if index.materials is not None else []
     # Of an index file by itself nobody knows where the base's files are.
     if path.parent.parent == raw.parent or raw.is_dir():

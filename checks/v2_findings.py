@@ -200,7 +200,8 @@ VECTOR_LENGTH = register(
 VECTOR_NON_FINITE = register(
     "error",
     "embedding.non-finite",
-    "A vector with NaN or infinity: vector search never gives it.",
+    "A vector with NaN or infinity: the released application throws on every vector query of the base, so that no"
+    " search with a model answers.",
     "`regraft backfill`, which embeds its text again; `regraft repair` only drops the vector.",
     "backfill",
 )
@@ -218,11 +219,12 @@ VECTOR_DUPLICATE = register(
     "A look at the texts; if they differ in meaning, indexing their items again.",
 )
 ITEM_NO_MATERIAL = register(
-    "error",
+    "warning",
     "item.no-material",
-    "In a completed base, a completed file, url or note that has a path has no material: nothing finds it.",
-    "`regraft rescue`, where the vector file of v1 is still there; else `regraft backfill`, where its text can be read"
-    " from `raw/`; else indexing the item again in the application.",
+    "In a completed base, a completed file, or a completed url or note that has a path, has no material: nothing finds"
+    " it. A note where it is recorded that v1 had no rows of it.",
+    "`regraft rescue`, where its rows are still in the vector file of v1; else `regraft backfill`, where its text can"
+    " be read from `raw/`; else indexing the item again in the application.",
     "backfill",
 )
 ITEM_NOT_INDEXED = register(
@@ -236,14 +238,16 @@ ITEM_NO_BASE = register("error", "item.no-base", "An item of a base that does no
 ITEM_STATUS = register(
     "error",
     "item.status",
-    "Status, error and type of an item do not go together, or it is being worked on and nobody is working.",
+    "Status, error and type of an item do not go together, or it is being worked on and nobody is working. Or its type"
+    " is no text.",
     "`regraft repair`.",
     "repair",
 )
 ITEM_DATA = register(
     "error",
     "item.data",
-    "An item's data is not what its type needs: the application refuses the base's whole list.",
+    "An item's data is not what its type needs, or has what its type does not have: the application refuses the base's"
+    " whole list.",
     "`regraft repair`, where what is missing can be derived; else a backup of the catalog.",
     "repair",
 )
@@ -254,11 +258,28 @@ ITEM_CONTAINER = register(
     "`regraft repair`.",
     "repair",
 )
-ITEM_TOMBSTONE = register(
+ITEM_PATH_IS_ID = register(
     "note",
+    "item.path-is-id",
+    "A folder's file whose path is its own id, as releases 2.0.0 to 2.0.3 and earlier builds gave it: the application"
+    " shows that id for its name. It is searched like any other.",
+    "`regraft repair --only item.path-is-id`, which gives folders and their files readable paths; never `regraft"
+    " repair` by itself.",
+    "repair",
+)
+ITEM_FOREIGN = register(
+    "note",
+    "item.foreign-type",
+    "An item of a type that a newer application has, such as `external`, or one of these that is being deleted. Every"
+    " command leaves it alone.",
+    "Nothing has to be mended.",
+)
+ITEM_TOMBSTONE = register(
+    "error",
     "item.tombstone",
-    "A folder that the upgrade left behind.",
-    "`regraft rescue`, where the vector file of v1 is still there; else deleting the folder in the application"
+    "A folder that the upgrade left behind: an error where its rows are still there to be brought back, else a"
+    " warning.",
+    "`regraft rescue`, where the vector file of v1 has its rows; else deleting the folder in the application"
     " and adding it again.",
 )
 BASE_STATUS = register(
@@ -282,10 +303,11 @@ BASE_DIMENSIONS = register(
     "repair",
 )
 BASE_FAILED = register(
-    "note",
+    "error",
     "base.failed",
-    "A base that failed at the upgrade.",
-    "`regraft rescue`, where the vector file of v1 is still there; else `regraft restore`, or restoring it in the"
+    "A base that failed at the upgrade or at a migration: an error where `regraft rescue` can bring it back, else a"
+    " warning.",
+    "`regraft rescue`, where the vector file of v1 has its rows; else `regraft restore`, or restoring it in the"
     " application: both make a new base and embed everything anew.",
 )
 BASE_NO_INDEX = register(
@@ -318,7 +340,8 @@ MATERIAL_PATH = register(
 RAW_MISSING = register(
     "warning",
     "raw.missing",
-    "A material's file is gone. Its text is found; it cannot be indexed again. Virtual paths do not count.",
+    "A material's file is gone. Its text is found; it cannot be indexed again. The virtual paths of folders' files do"
+    " not count: their own id, or below their folder's prefix.",
     "A full backup, or adding the file again.",
 )
 RAW_CHANGED = register(
@@ -337,8 +360,22 @@ RAW_ORPHAN = register(
 LEFTOVER = register(
     "note",
     "v1.leftover",
-    "Vector files of v1 are still on disk.",
-    "`regraft gc --v1-leftovers`, which removes those whose every vector is in v2; until then they can be "
-    "migrated again.",
-    "gc --v1-leftovers",
+    "Vector files of v1 are still on disk. While something can be rescued from them: the application's own clean-up of"
+    " old data deletes them, those of failed bases, too.",
+    "`regraft gc --v1-leftovers`, which removes those whose every vector is in v2; `regraft check --deep` gives the"
+    " command where that is all of them.",
+)
+STALE_COPY = register(
+    "note",
+    "catalog.stale-copy",
+    "A `cherrystudio.sqlite` in the profile's root beside the live one in `Data/`: a left-over of a beta. The"
+    " application does not open it, and it is never read here.",
+    "Nothing has to be mended; the application's own clean-up of old data deletes it.",
+)
+PENDING = register(
+    "error",
+    "catalog.pending",
+    "A restore is staged or being put into place, or a reset waits: what is written now is thrown away at the next"
+    " start. A record of either that cannot be read counts as pending. Every command that writes refuses.",
+    "Starting the application once, letting it finish, and quitting it. Before a reset: copying what you want to keep.",
 )

@@ -23,7 +23,7 @@ _HIGHEST = 10.0
 
 _SAID = {
     v2.VECTOR_LENGTH: "that is no vector of {dimensions} dimensions, as most are",
-    v2.VECTOR_NON_FINITE: "with NaN or infinity",
+    v2.VECTOR_NON_FINITE: "with NaN or infinity: the released application throws on every vector query of the base",
     v2.VECTOR_ZERO: "of no length",
 }
 _ROWS = """SELECT rowid, CAST(embedding_text_hash AS BLOB),

@@ -243,6 +243,11 @@ class ApplicationOpen(RegraftError, BlockingIOError):
     """{path}: the application is running ({sign}); quit it first, its data are not changed under it."""
 
 
+class ProfilePending(RegraftError, BlockingIOError):
+    """{path}: {pending}. What is written now would be thrown away at the next start: start the application once, let it
+    finish, quit it, then run the same command again."""
+
+
 class StoreBusy(RegraftError, BlockingIOError):
     """{path}: another program has it open for writing; quit that, then run the same command again."""
 

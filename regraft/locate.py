@@ -36,6 +36,7 @@ PROFILE_DATABASE = v2_places.PROFILE_DATABASE
 KNOWLEDGE_FOLDER = v2_places.KNOWLEDGE_FOLDER
 INDEX_FILE = v2_places.INDEX_FILE
 RAW_FOLDER = v2_places.RAW_FOLDER
+DATA_FOLDER = v2_places.DATA_FOLDER
 
 _REDUX_FILES = (
     "redux.json",
@@ -202,6 +203,7 @@ def _locate(path: Path, kind: Kind | None) -> Located:
             raise SourceNotFound(path=path)
         if path.is_dir():
             next(path.iterdir(), None)
+            path = v2_places.profile_of(path.absolute()) if path.name in ("", DATA_FOLDER) else path
             return _in_tree(path, FolderTree(path), kind)
         if not path.is_file():
             raise SourceUnreadable(path=path, reason="a pipe, a socket or a device, not a file")
@@ -473,5 +475,6 @@ def _database(path: Path, kind: Kind | None) -> Located:
     if recognised is Kind.CODEX_MEM:
         return _codex_mem(path)
     if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):
-        return Located(recognised, path.parent, FolderTree(path.parent))
+        folder = v2_places.profile_of(path.absolute().parent) if recognised is Kind.V2_PROFILE else path.parent
+        return Located(recognised, folder, FolderTree(folder))
     return Located(recognised, path, FolderTree(path.parent))

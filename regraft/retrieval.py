@@ -1,13 +1,13 @@
-"""A search in one base by the rules of the application's service: with the catalog's settings (``docs/search.md``).
+"""A search in one base by the rules of the application's service (``docs/search.md``, "The rules of the service").
 
-The index gives candidates (:mod:`regraft.formats.index.search`); the catalog says how the base is searched, and which
-hits count.
+The index gives candidates (:mod:`regraft.formats.index.search`); the catalog says which of them count, and what they
+are called. How a base is searched follows from its model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -29,30 +29,35 @@ from regraft.errors import (
     SourceUnreadable,
     WrongUsage,
 )
-from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.catalog_lookup import CatalogLookup, item_data, opened_catalog
+from regraft.formats.catalog_reader import CatalogProblem, Row
 from regraft.formats.index import SCHEMA_VERSION
+from regraft.formats.index.queries import tokens
 from regraft.formats.index.search import (
     DEFAULT_ALPHA,
     Hit,
     bm25_hits,
     dimensions_of,
     hybrid_hits,
-    tokens,
     vector_blob,
     vector_hits,
 )
+from regraft.formats.item_names import item_name
 from regraft.formats.v2_places import Store
 from regraft.locate import NAMES, Kind, Located
-from regraft.text import shown
+from regraft.text import lenient_text, shown
 
 #: How many hits a base gives that says nothing of it.
 DEFAULT_COUNT = 10
-#: The index is asked for this many times the hits wanted, since the catalog may drop some.
+#: The index is asked for this many times the hits wanted, since the catalog may drop some, up to a limit.
 OVERFETCH = 5
+MAX_CANDIDATES = 200
 #: Kinds in which there are bases to search.
 SEARCHED = (Kind.LIBRARY, Kind.V2_PROFILE, Kind.V2_BACKUP, Kind.BASE, Kind.INDEX)
 #: Where a base has no model, it has no vectors.
 _NO_VECTORS = "it has no vectors: searched by bm25"
+#: What a base with a model is searched by needs more than the query's words.
+_NO_QUERY_VECTOR = "searched by words alone: by meaning, too, as the application does, with --embedder or --vector"
 
 
 class Mode(StrEnum):
@@ -65,7 +70,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked. What is None is the base's own setting, else the application's default."""
+    """What is asked. What is None follows from the base, else it is the application's default."""
 
     query: str
     mode: Mode | None = None
@@ -83,32 +88,39 @@ class Answer:
     """What was found, best first, and how it was searched."""
 
     base_id: str
+    #: None where no catalog says it.
+    base_name: str | None
     mode: Mode
     count: int
     #: The weight of the vector lane; None where there was one lane.
     alpha: float | None
-    #: The lowest score that counted; None where any did.
-    threshold: float | None
     hits: tuple[Hit, ...]
-    #: Hits that the catalog did not let through: their item is missing, of another base, or being deleted.
+    #: What the application calls the items of the hits, by their ids, where a catalog says it.
+    item_names: dict[str, str | None] = field(default_factory=dict)
+    #: Hits that the catalog did not let through: their item is missing, of another base, or not completed.
     dropped: int = 0
     notes: tuple[str, ...] = ()
 
     @property
     def score_kind(self) -> str:
-        """Return what scores mean: ``relevance`` can be held against a threshold, ``ranking`` only orders hits."""
+        """Return what scores mean: ``relevance`` measures how near a hit is, ``ranking`` only orders hits."""
         return "relevance" if self.mode is Mode.VECTOR else "ranking"
 
 
 # --- which base ----------------------------------------------------------------------------------------------------
 
 
-def known_bases(source: Located, catalog: StoredCatalog | None) -> dict[str, Store | None]:
-    """Return the bases of a source by id, each with its index; None for a base of the catalog that has none."""
+def known_bases(source: Located, rows: list[Row] | None) -> dict[str, Store | None]:
+    """Return the bases of a source by id, each with its index; None for a base of the catalog that has none.
+
+    Args:
+        source: where they lie.
+        rows: the catalog's bases; None: no catalog has a say.
+    """
     stores: dict[str, Store | None] = {store.base_id or source.path.name: store for store in source.stores.current}
-    if catalog is None or source.kind in (Kind.BASE, Kind.INDEX):
+    if rows is None or source.kind in (Kind.BASE, Kind.INDEX):
         return stores
-    return {**{str(row.get("id")): None for row in catalog.bases}, **stores}
+    return {**{str(row.get("id")): None for row in rows}, **stores}
 
 
 def chosen_base(source: Located, bases: dict[str, Store | None], wanted: str | None) -> str:
@@ -133,17 +145,20 @@ def chosen_base(source: Located, bases: dict[str, Store | None], wanted: str | N
     raise WrongUsage(problem=problem, hint=f"give --base, one of {', '.join(bases)}")
 
 
-def catalog_of(source: Located) -> StoredCatalog | None:
-    """Return the catalog of a source, None where there is none.
+@contextmanager
+def catalog_of(source: Located) -> Iterator[CatalogLookup | None]:
+    """Open the catalog of a source, None where there is none.
 
     Raises:
-        SourceUnreadable: it is there and cannot be read.
+        SourceUnreadable: it is there and cannot be read, or turns out to be damaged while it is.
     """
     if source.stores.catalog is None:
-        return None
+        yield None
+        return
     with source.tree.local(source.stores.catalog, None) as path:
         try:
-            return read_catalog(path, data=False)
+            with opened_catalog(path) as catalog:
+                yield catalog
         except CatalogProblem as problem:
             reason = f"the catalog {problem}; --raw does without it"
             raise SourceUnreadable(path=source.path, reason=reason) from problem
@@ -194,27 +209,31 @@ def search(source: Located, wanted: str | None, request: Request) -> Answer:
         if source.kind is Kind.ANGEL_MEMORY:
             advice = "regraft recall reads a note of it"
         raise NotSearchable(path=source.path, what=NAMES[source.kind], advice=advice)
-    catalog = None if request.raw else catalog_of(source)
-    bases = known_bases(source, catalog)
+    with ExitStack() as opened:
+        catalog = None if request.raw else opened.enter_context(catalog_of(source))
+        return _searched(source, wanted, request, catalog)
+
+
+def _searched(source: Located, wanted: str | None, request: Request, catalog: CatalogLookup | None) -> Answer:
+    rows = None if catalog is None else catalog.bases()
+    bases = known_bases(source, rows)
     base_id = chosen_base(source, bases, wanted)
-    row = None if catalog is None else _row(source, catalog, base_id)
+    row = None if rows is None else _row(source, rows, base_id)
     if not request.raw and not tokens(request.query):
         raise QueryWithoutWord
     store = bases[base_id]
     if store is None:
         raise BaseWithoutIndex(path=source.path, base=base_id)
-    items = None if catalog is None else _living(catalog, base_id)
     with opened_index(source, store) as db:
-        raw = request.raw or catalog is None
-        stated, notes = _checked_identity(db, _place(source, store), base_id, raw=raw)
+        stated, notes = _checked_identity(db, _place(source, store), base_id, raw=catalog is None)
         # A file that lies anywhere is of the base that it names itself.
         named = base_id if store.base_id is not None else stated
-        return _Search(db, source.path, named, row or {}, request, items, notes).answer()
+        return _Search(db, source.path, named, row, request, catalog, notes).answer()
 
 
-def _row(source: Located, catalog: StoredCatalog, base_id: str) -> Row:
+def _row(source: Located, rows: list[Row], base_id: str) -> Row:
     """Return a base's row; refuse what the application would not search."""
-    row = next((row for row in catalog.bases if row.get("id") == base_id), None)
+    row = next((row for row in rows if row.get("id") == base_id), None)
     if row is None:
         raise BaseNotListed(path=source.path, base=base_id)
     if row.get("status") == "failed":
@@ -222,75 +241,82 @@ def _row(source: Located, catalog: StoredCatalog, base_id: str) -> Row:
     return row
 
 
-def _living(catalog: StoredCatalog, base_id: str) -> set[str] | None:
-    """Return the ids of the base's items but of those being deleted; None where the catalog has no items at all."""
-    if catalog.items is None:
-        return None
-    return {str(item.get("id")) for item in catalog.items.get(base_id, ()) if item.get("status") != "deleting"}
-
-
 def _checked_identity(db: apsw.Connection, path: Path, base_id: str, *, raw: bool) -> tuple[str, list[str]]:
     """Hold an index against the base that it should be of; return the id that it states, and what is worth saying."""
-    version, stated = db.execute("SELECT schema_version, base_id FROM meta").get or (None, None)
+    version, id_bytes = db.execute("SELECT schema_version, CAST(base_id AS BLOB) FROM meta").get or (None, b"")
     if version not in (1, SCHEMA_VERSION):
         raise IndexVersionUnknown(path=path, found=version, known=f"1 and {SCHEMA_VERSION}")
+    stated = lenient_text(id_bytes)
     if stated != base_id and not raw:
         advice = "the application would refuse it, --raw asks it alone"
         raise IndexForeign(path=path, found=stated, base=base_id, advice=advice)
     if version != SCHEMA_VERSION:
-        said = f"the index is of version {version}; the application would empty it instead of searching it"
-        return str(stated), [said]
-    return str(stated), []
+        note = f"the index is of version {version}; the application would empty it instead of searching it"
+        return stated, [note]
+    return stated, []
 
 
 @dataclass
 class _Search:
-    """One search, step by step; used once."""
+    """One search, step by step; used once. Without a row of the catalog, the index alone is asked."""
 
     db: apsw.Connection
     path: Path
     base_id: str
-    row: Row
+    row: Row | None
     request: Request
-    items: set[str] | None
+    catalog: CatalogLookup | None
     notes: list[str] = field(default_factory=list)
 
     def answer(self) -> Answer:
         dimensions = dimensions_of(self.db)
         mode = self._mode(dimensions)
-        count = self.request.count or _positive(self.row.get("document_count")) or DEFAULT_COUNT
+        count = self.request.count or _positive(self._setting("document_count")) or DEFAULT_COUNT
         blob = b"" if mode is Mode.BM25 else self._blob(mode, dimensions)
         alpha = self._alpha() if mode is Mode.HYBRID else None
-        threshold = _number(self.row.get("threshold")) if mode is Mode.VECTOR else None
-        hits, dropped = self._counted(self._lane(mode, blob, alpha), count)
-        if threshold is not None:
-            hits = [hit for hit in hits if hit.score >= threshold]
-        if self.row.get("rerank_model_id"):
-            self.notes.append("the application would rerank these hits by a model; regraft has none")
-        return Answer(self.base_id, mode, count, alpha, threshold, tuple(hits), dropped, tuple(self.notes))
+        hits, names, dropped = self._counted(self._lane(mode, blob, alpha), count)
+        self._say_what_is_left_out(count)
+        name = self._setting("name")
+        base_name = None if name is None else str(name)
+        return Answer(self.base_id, base_name, mode, count, alpha, tuple(hits), names, dropped, tuple(self.notes))
+
+    def _setting(self, column: str) -> object:
+        return None if self.row is None else self.row.get(column)
+
+    # --- how ---------------------------------------------------------------------------------------------------------
 
     def _mode(self, dimensions: int | None) -> Mode:
-        """Return the mode: the one asked for, else the base's own; bm25 where there are no vectors."""
-        own = self.row.get("search_mode")
-        usual = Mode.BM25 if self.request.vector is None and self.request.embed is None else Mode.HYBRID
-        mode = self.request.mode or (Mode(own) if own in list(Mode) else usual)
-        lexical = bool(self.row) and self.row.get("embedding_model_id") is None
-        if mode is not Mode.BM25 and (lexical or dimensions is None):
+        """Return the mode that is asked for, else the base's; bm25 where the base or the query has no vectors."""
+        mode = self.request.mode or self._usual_mode()
+        is_lexical = self.row is not None and self._setting("embedding_model_id") is None
+        if mode is not Mode.BM25 and (is_lexical or dimensions is None):
             self.notes.append(_NO_VECTORS)
             mode = Mode.BM25
-        if mode is Mode.BM25 and self.request.vector is not None:
+        if mode is Mode.HYBRID and self.request.mode is None and not self._has_vector():
+            self.notes.append(_NO_QUERY_VECTOR)
+            mode = Mode.BM25
+        elif mode is Mode.BM25 and self.request.vector is not None:
             self.notes.append("the vector is not used: bm25 looks for words only")
         return mode
 
+    def _usual_mode(self) -> Mode:
+        """Return the mode that follows from the base's model; of an index alone, from what is asked."""
+        if self.row is None:
+            return Mode.HYBRID if self._has_vector() else Mode.BM25
+        has_model = self._setting("embedding_model_id") is not None and _positive(self._setting("dimensions"))
+        return Mode.HYBRID if has_model and self._setting("status") == "completed" else Mode.BM25
+
+    def _has_vector(self) -> bool:
+        return self.request.vector is not None or self.request.embed is not None
+
     def _blob(self, mode: Mode, dimensions: int | None) -> bytes:
         """Return the query's vector as the index compares it."""
-        vector = self.request.vector
+        vector, model = self.request.vector, self._setting("embedding_model_id")
         if vector is None and self.request.embed is not None:
-            model_id = self.row.get("embedding_model_id")
-            vector = self.request.embed(None if model_id is None else str(model_id))
+            vector = self.request.embed(None if model is None else str(model))
         if vector is None:
-            model = self.row.get("embedding_model_id") or "the base's model"
-            raise QueryVectorMissing(path=self.path, base=self.base_id, mode=mode, dimensions=dimensions, model=model)
+            whose = model or "the base's model"
+            raise QueryVectorMissing(path=self.path, base=self.base_id, mode=mode, dimensions=dimensions, model=whose)
         if len(vector) != dimensions:
             raise QueryVectorUnfit(path=self.path, base=self.base_id, found=len(vector), expected=dimensions)
         blob = vector_blob(vector)
@@ -299,10 +325,7 @@ class _Search:
         return blob
 
     def _alpha(self) -> float:
-        if self.request.alpha is not None:
-            return self.request.alpha
-        own = _number(self.row.get("hybrid_alpha"))
-        return DEFAULT_ALPHA if own is None else own
+        return DEFAULT_ALPHA if self.request.alpha is None else self.request.alpha
 
     def _lane(self, mode: Mode, blob: bytes, alpha: float | None) -> Callable[[int], list[Hit]]:
         """Return what gives the index's own best hits, as many as it is asked for."""
@@ -314,25 +337,38 @@ class _Search:
         weight = DEFAULT_ALPHA if alpha is None else alpha
         return lambda count: hybrid_hits(self.db, query, blob, count, weight)
 
-    def _counted(self, lane: Callable[[int], list[Hit]], count: int) -> tuple[list[Hit], int]:
-        """Return the hits that the catalog lets through, cut to ``count``, and how many before them it did not."""
-        if self.items is None:
-            return lane(count), 0
-        asked = count * OVERFETCH
-        while True:
-            found = lane(asked)
-            kept = [hit for hit in found if hit.material_id in self.items]
-            if len(kept) >= count or len(found) < asked:
-                break
-            # So many are dropped that the usual surplus does not do.
-            asked *= 4
-        last = found.index(kept[count - 1]) if len(kept) >= count else len(found) - 1
-        dropped = sum(hit.material_id not in self.items for hit in found[: last + 1])
-        return kept[:count], dropped
+    # --- what counts -------------------------------------------------------------------------------------------------
+
+    def _counted(self, lane: Callable[[int], list[Hit]], count: int) -> tuple[list[Hit], dict[str, str | None], int]:
+        """Return the hits that the catalog lets through, the names of their items, and how many it dropped."""
+        if self.catalog is None:
+            return lane(count), {}, 0
+        candidates = lane(min(count * OVERFETCH, MAX_CANDIDATES))
+        items = self.catalog.items(hit.material_id for hit in candidates)
+        kept = [hit for hit in candidates if items is None or self._is_living(items.get(hit.material_id))]
+        hits = kept[:count]
+        names = {hit.material_id: _item_name((items or {}).get(hit.material_id)) for hit in hits}
+        return hits, names, len(candidates) - len(kept)
+
+    def _is_living(self, item: Row | None) -> bool:
+        """Tell whether an item is one of the base's, and is done."""
+        return item is not None and item.get("base_id") == self.base_id and item.get("status") == "completed"
+
+    def _say_what_is_left_out(self, count: int) -> None:
+        """Say what the application does and this search does not."""
+        threshold = self._setting("threshold")
+        has_threshold = isinstance(threshold, int | float) and threshold > 0
+        if self._setting("rerank_model_id"):
+            cut = f", and leave out those below its threshold of {threshold:g}" if has_threshold else ""
+            self.notes.append(f"the application would rerank these hits by a model{cut}; regraft has none")
+        elif has_threshold:
+            self.notes.append(f"the threshold of {threshold:g} has no part: it cuts hits that a model has reranked")
+        if self.catalog is not None and count > MAX_CANDIDATES:
+            self.notes.append(f"at most {MAX_CANDIDATES} hits are looked at, as in the application; --raw gives more")
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+def _item_name(item: Row | None) -> str | None:
+    return None if item is None else item_name(item.get("type"), item_data(item))
 
 
 def _positive(value: object) -> int | None:

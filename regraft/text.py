@@ -72,6 +72,15 @@ def decode_utf8(raw: bytes) -> str:
     return _RAW_SURROGATES.sub(_mended, raw).decode("utf-8", "replace")
 
 
+def lenient_text(value: object) -> str:
+    """Return a column's value as text, whatever the file has there: read it with ``CAST(column AS BLOB)``.
+
+    Bytes are decoded as by :func:`decode_utf8`, so that half surrogates become U+FFFD. SQLite gives text that is no
+    UTF-8 to Python as an error, and the application stores such names (``docs/formats/index.md``).
+    """
+    return decode_utf8(value) if isinstance(value, bytes) else whole(str(value))
+
+
 def _mended(match: re.Match[bytes]) -> bytes:
     """Return surrogates that stand as if they were characters as UTF-8: those that pair, else U+FFFD for each."""
     return whole(match.group().decode("utf-8", "surrogatepass")).encode()

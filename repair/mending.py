@@ -22,10 +22,11 @@ from regraft.formats import v2_places
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.libsql_preview import Layout
 from regraft.text import argument
-from repair import mend_catalog, mend_index, mend_paths
+from repair import mend_catalog, mend_index, mend_paths, readable_paths
 from repair.mend_index import Target
 from repair.mend_paths import Renamed
 from repair.plan import Left, Plan, RowsChange
+from repair.readable_paths import NewPaths, materials_of, new_paths
 from repair.store import Store
 
 Findings = Mapping[str | None, list[Finding]]
@@ -36,6 +37,8 @@ CatalogMender = Callable[[Store, Findings, frozenset[str]], tuple[list[RowsChang
 CATALOG_MENDERS: tuple[CatalogMender, ...] = (mend_catalog.changes,)
 #: Findings that are mended.
 NAMES: tuple[str, ...] = (*mend_index.NAMES, *mend_catalog.NAMES)
+#: Findings that are mended only where they are asked for by name.
+BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID,)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class _Planner:
         self._plan = Plan()
         #: Bases of whose index it is said already what stays as it is.
         self._said: set[str | None] = set()
+        #: The paths of materials, of bases whose files get others.
+        self._materials: dict[str, dict[str, str]] = {}
 
     def plan(self) -> Plan:
         made = self._plan
@@ -79,10 +84,12 @@ class _Planner:
                     indexes += self._of_index(base, one, moved)
                 except (apsw.Error, OSError, UnicodeDecodeError) as error:
                     self._leave_all(base, f"the index cannot be read as a whole: {error}", None)
+        readable = self._readable_paths() if v2.ITEM_PATH_IS_ID in self._wish.only else []
         made.changes += [change for one in moved.values() for change in one.made]
-        made.changes += self._of_catalog(moved)
+        made.changes += self._of_catalog(moved, readable)
         made.changes += [change for one in moved.values() for change in one.removed]
-        made.changes += indexes
+        indexes += [change for one in readable if (change := self._with_paths(one)) is not None]
+        made.changes += [joined(changes) for changes in _by_path(indexes)]
         made.changes += [change for one in moved.values() for change in one.removed_last]
         self._leave_others(moved)
         return made
@@ -160,9 +167,44 @@ class _Planner:
                 left = Left(finding.name, reason, base, finding.subject, finding.count, finding.severity, repair)
                 self._plan.left.append(left)
 
+    # --- paths of files of folders --------------------------------------------------------------------------------
+
+    def _readable_paths(self) -> list[NewPaths]:
+        made = []
+        for base, found in self._findings.items():
+            finding = next((one for one in found if one.name == v2.ITEM_PATH_IS_ID), None)
+            if base is None or finding is None:
+                continue
+            paths = NewPaths(base)
+            try:
+                paths = self._paths_of(base)
+            except (apsw.Error, OSError, UnicodeDecodeError) as error:
+                paths.leave(f"its index cannot be read: {error}", None, finding.count)
+            self._plan.left += paths.left
+            self._plan.mends |= set() if paths.left else {(v2.ITEM_PATH_IS_ID, base)}
+            made.append(paths)
+        return made
+
+    def _paths_of(self, base: str) -> NewPaths:
+        one = self._store.stores.get(base)
+        paths = NewPaths(base)
+        if not mend_index.BLOCKING.isdisjoint(self._counts(base)) or (one and one.look.layout is not Layout.CURRENT):
+            paths.leave("its index is damaged, or of another layout: that has to be mended first", None)
+            return paths
+        items = [] if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])
+        self._materials[base] = {} if one is None else materials_of(self._store.root / one.name)
+        raw = self._store.root / self._store.bases / base / v2_places.RAW_FOLDER
+        return new_paths(base, items, self._materials[base], raw)
+
+    def _with_paths(self, paths: NewPaths) -> RowsChange | None:
+        one = self._store.stores.get(paths.base)
+        if one is None or paths.base not in self._materials:
+            return None
+        return readable_paths.index_change(self._store.root, one.name, paths, self._materials[paths.base])
+
     # --- the catalog and what is not mended -----------------------------------------------------------------------
 
-    def _of_catalog(self, moved: Mapping[str, Renamed]) -> list[RowsChange]:
+    def _of_catalog(self, moved: Mapping[str, Renamed], readable: list[NewPaths]) -> list[RowsChange]:
         changes: list[RowsChange] = []
         for mender in CATALOG_MENDERS:
             more, left, mends = mender(self._store, self._findings, self._wish.wanted)
@@ -172,6 +214,8 @@ class _Planner:
         if self._store.catalog is not None:
             paths = {base: one.items for base, one in moved.items()}
             last = mend_paths.catalog_change(self._store.root, self._store.catalog, paths)
+            changes += [] if last is None else [last]
+            last = readable_paths.catalog_change(self._store.root, self._store.catalog, readable)
             changes += [] if last is None else [last]
         return [joined(changes)] if changes else []
 
@@ -196,6 +240,14 @@ class _Planner:
                 self._plan.left.append(
                     Left(finding.name, said, base, finding.subject, finding.count, finding.severity, finding.repair)
                 )
+
+
+def _by_path(changes: list[RowsChange]) -> list[list[RowsChange]]:
+    """Return changes of one file together, in the order of the files."""
+    grouped: dict[str, list[RowsChange]] = defaultdict(list)
+    for change in changes:
+        grouped[change.path].append(change)
+    return list(grouped.values())
 
 
 def joined(changes: list[RowsChange]) -> RowsChange:

@@ -155,7 +155,8 @@ def _plan_base_row(upgrade: Upgrade, row: Row | None) -> None:
     if row is None or planned.error is not None or not planned.materials:
         return
     wanted = {"dimensions": planned.dimensions, "embedding_model_id": planned.draft.embedding.id}
-    wanted |= {"search_mode": planned.draft.settings.search_mode} if row.get("search_mode") == "bm25" else {}
+    # Where a catalog keeps how a base is searched, one without vectors was searched by words.
+    wanted |= {"search_mode": "hybrid"} if row.get("search_mode") == "bm25" else {}
     wanted |= {"status": "completed", "error": None}
     changed = {name: value for name, value in wanted.items() if name in row and row[name] != value}
     if changed:

@@ -16,7 +16,7 @@ from pathlib import Path
 import apsw
 
 from checks import v2_findings as v2
-from checks.catalog_rows import base_key, path_of
+from checks.catalog_rows import base_key, is_foreign, path_of
 from checks.findings import FINDINGS, Finding
 from checks.index_file import path_problem
 from checks.levels import Level
@@ -329,12 +329,15 @@ def _is_file(raw: Path, path: str) -> bool:
 def _items(db: apsw.Connection, base: str) -> Iterator[tuple[bytes, bytes | None]]:
     """Return the items of a base that may have a material, with the path of what is indexed, sorted by id."""
     rows = db.execute(
-        "SELECT CAST(id AS BLOB), data FROM knowledge_item NOT INDEXED"
-        " WHERE base_id = ? AND typeof(id) = 'text' AND status IS NOT 'deleting' ORDER BY 1",
+        "SELECT CAST(id AS BLOB), type, status, data FROM knowledge_item NOT INDEXED"
+        " WHERE base_id = ? AND typeof(id) = 'text' ORDER BY 1",
         (base,),
     )
-    for key, data in rows:
-        path = path_of({"data": data})
+    for key, kind, status, data in rows:
+        item = {"type": kind, "data": data}
+        if status == "deleting" and not is_foreign(item):
+            continue
+        path = None if is_foreign(item) else path_of(item)
         yield key, None if path is None else path.encode("utf-8", "surrogatepass")
 
 

@@ -18,10 +18,11 @@ from checks.findings import Audit, Finding
 from checks.levels import Level
 from regraft import ledger, profiles, sqlite
 from regraft.changes import RunRecord
-from regraft.errors import ApplicationOpen, NotChanged, StoreBusy
+from regraft.errors import ApplicationOpen, NotChanged, ProfilePending, StoreBusy
 from regraft.formats import angel_memory, codex_mem, v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
+from regraft.pending import pending_in
 from regraft.text import shown
 from repair import files
 
@@ -34,6 +35,8 @@ _FOR_SYSTEMS: dict[Kind, frozenset[str]] = {
     Kind.CODEX_MEM: frozenset({"repair", "reconcile", "backfill", "rebuild", "clear-failed", "history", "undo"}),
     Kind.ANGEL_MEMORY: frozenset({"repair", "reconcile", "gc", "history", "undo"}),
 }
+#: Commands that write nothing.
+_ONLY_READ = {"history"}
 #: Commands that nothing else takes.
 _ONLY_SYSTEMS = {"rebuild", "clear-failed"}
 
@@ -142,13 +145,27 @@ def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ..
 
     Raises:
         NotChanged: it is nothing that is changed in place.
+        ProfilePending: the application is going to throw away what is written.
         BaseUnknown: it has no such base.
         RegraftError: it cannot be recognised.
     """
     with located(path, kind) as found:
         if not _takes(command, found.kind) or found.is_archive:
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(command, found))
+        if command not in _ONLY_READ:
+            _demand_settled(found.tree.path)
         yield Store(path, found.tree.path, found, frozenset(audits.chosen_bases(found, bases)))
+
+
+def _demand_settled(root: Path) -> None:
+    """Refuse a profile whose data the application is going to replace or delete, for a dry run, too.
+
+    Raises:
+        ProfilePending
+    """
+    reason = pending_in(root)
+    if reason is not None:
+        raise ProfilePending(path=root, pending=reason)
 
 
 def recognised_after(store: Store, command: str) -> AbstractContextManager[Store]:

@@ -20,7 +20,7 @@ _RECONCILES: dict[Kind, Callable[[Store], Plan]] = {Kind.CODEX_MEM: following.pl
 _COLLECTS: dict[Kind, Callable[[Store, gc.Wish], Plan]] = {Kind.ANGEL_MEMORY: angel_gc.plan}
 
 #: Findings that ``repair`` mends, of all kinds.
-MENDED = (*mending.NAMES, *full_text.NAMES, *angel_records.NAMES)
+MENDED = (*mending.NAMES, *mending.BY_NAME, *full_text.NAMES, *angel_records.NAMES)
 #: Findings that ``gc`` removes what they are about, of all kinds.
 COLLECTED = (*gc.NAMES, *angel_gc.NAMES)
 

@@ -1,5 +1,6 @@
 """Older index layouts, half-applied ones and those of preview builds → version 2, in place, every vector kept.
 
+The catalog of a library that an earlier regraft wrote comes along (:mod:`repair.upgrade_catalog`).
 Rules: ``docs/commands.md``, "regraft upgrade". An index file is never changed row by row: a fresh one is written beside
 it, compared with what was read, and takes its place.
 """
@@ -24,7 +25,7 @@ from regraft.formats.index.older import OldIndex
 from regraft.formats.libsql_preview import Layout
 from regraft.formats.v2_places import Store as Place
 from regraft.text import counted
-from repair import preview
+from repair import preview, upgrade_catalog
 from repair.plan import Action, FileChange, Left, Plan, RowsChange
 from repair.store import Store
 
@@ -60,6 +61,10 @@ def plan(store: Store, wish: Wish) -> Plan:
             _leave_damaged(base, place.name, str(error), made)
     if previews:
         preview.plan(store, previews, wish.word, wish.now_ms, made)
+    try:
+        upgrade_catalog.plan(store, made)
+    except _DAMAGE as error:
+        made.left.append(Left(v2.UNREADABLE, f"the catalog cannot be read: {error}", severity="error"))
     return made
 
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import NOW, NOW_MS, run
 from v1 import LLM, MODEL, Library, Row, Source, base, carried, file, folder, migrate, note, opened, pack, page
 
-from regraft.formats.catalog import order_key
+from regraft.formats.order_keys import order_key
 
 # --- rows ----------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from v1 import Library, Row, base, carried, file, note, opened
 
 from regraft import identity
 from regraft.cli import cli
+from regraft.formats.item_names import item_name
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 TEXTS = [f"needle number {at:02d} {'x' * at}" for at in range(16)]
@@ -70,63 +71,114 @@ def refused(code: str, *arguments: object) -> str:
     return text
 
 
-# --- settings ------------------------------------------------------------------------------------------------------
+# --- how a base is searched ----------------------------------------------------------------------------------------
 
 
-def test_the_base_says_how_it_is_searched(library, vector):
-    configured(library, search_mode="hybrid", hybrid_alpha=0.75, document_count=3)
+def test_a_base_with_a_model_is_searched_by_words_and_by_meaning(library, vector):
     document = found(library, "needle", "--vector", vector)
-    assert (document["mode"], document["alpha"], document["count"]) == ("hybrid", 0.75, 3)
-    assert (document["score_kind"], document["threshold"], len(document["hits"])) == ("ranking", None, 3)
-    assert document["base"] == library.base_id("big")
+    assert (document["mode"], document["alpha"], document["count"]) == ("hybrid", 0.5, 10)
+    assert (document["score_kind"], document["notes"], len(document["hits"])) == ("ranking", [], 10)
+    assert (document["base"], document["base_name"]) == (library.base_id("big"), "Base big")
     assert document["source"] == {"kind": "library", "path": str(library.path)}
 
 
-def test_without_settings_ten_hits_are_given_and_lanes_weigh_the_same(library, vector):
-    configured(library, search_mode="hybrid", hybrid_alpha=None, document_count=None)
+def test_without_a_vector_of_the_query_it_is_searched_by_words_and_says_so(library):
+    document = found(library, "needle")
+    assert (document["mode"], document["alpha"]) == ("bm25", None)
+    assert len(document["notes"]) == 1
+    assert "--embedder or --vector" in document["notes"][0]
+    assert found(library, "needle", "--mode", "bm25")["notes"] == []
+
+
+def test_a_base_without_a_model_is_searched_by_words(library, vector):
+    changed(library, "UPDATE knowledge_base SET embedding_model_id = NULL, dimensions = NULL")
+    document = found(library, "needle")
+    assert (document["mode"], document["notes"], len(document["hits"])) == ("bm25", [], 10)
+    wanted = found(library, "needle", "--mode", "hybrid", "--vector", vector)
+    assert wanted["mode"] == "bm25"
+    assert wanted["notes"] == [
+        "it has no vectors: searched by bm25",
+        "the vector is not used: bm25 looks for words only",
+    ]
+    assert len(wanted["hits"]) == 10
+
+
+def test_modes_of_catalogs_from_before_the_release_say_nothing(library, vector):
+    for column in ("search_mode TEXT", "hybrid_alpha REAL"):
+        changed(library, f"ALTER TABLE knowledge_base ADD COLUMN {column}")
+    configured(library, search_mode="vector", hybrid_alpha=0.75)
     document = found(library, "needle", "--vector", vector)
-    assert (document["alpha"], document["count"], len(document["hits"])) == (0.5, 10, 10)
+    assert (document["mode"], document["alpha"]) == ("hybrid", 0.5)
 
 
-def test_options_go_before_settings(library, vector):
-    configured(library, search_mode="vector", hybrid_alpha=0.75, document_count=3)
+def test_options_go_before_what_follows_from_the_base(library, vector):
+    configured(library, document_count=3)
+    assert len(found(library, "needle", "--vector", vector)["hits"]) == 3
     document = found(library, "needle", "--mode", "hybrid", "--alpha", "0.1", "-k", "5", "--vector", vector)
     assert (document["mode"], document["alpha"], document["count"], len(document["hits"])) == ("hybrid", 0.1, 5, 5)
-    assert found(library, "needle", "--mode", "bm25", "-k", "16")["count"] == 16
+    nearest = found(library, "needle", "--mode", "vector", "-k", "5", "--vector", vector)
+    assert (nearest["mode"], nearest["alpha"], nearest["score_kind"]) == ("vector", None, "relevance")
+
+
+def test_lanes_of_the_application_are_five_times_its_candidates(library, vector):
+    served = found(library, "needle", "-k", "2", "--vector", vector)
+    raw = found(library, "needle", "-k", "10", "--vector", vector, "--raw")
+    assert [(hit["text"], hit["score"]) for hit in served["hits"]] == [
+        (hit["text"], hit["score"]) for hit in raw["hits"][:2]
+    ]
+    assert served["hits"][0]["item_name"] is not None
+    assert {(hit["base_name"], hit["item_name"]) for hit in raw["hits"]} == {(None, None)}
+
+
+def test_at_most_two_hundred_hits_are_looked_at(tmp_path):
+    rows = [Row("L", f"needle {at:03d}") for at in range(210)]
+    made = carried(tmp_path, base("big", file("i", "L")), stores={"big": rows})
+    served = found(made, "needle", "--mode", "bm25", "-k", "205")
+    assert (len(served["hits"]), served["count"]) == (200, 205)
+    assert served["notes"] == ["at most 200 hits are looked at, as in the application; --raw gives more"]
+    raw = found(made, "needle", "--mode", "bm25", "-k", "205", "--raw")
+    assert (len(raw["hits"]), raw["notes"]) == (205, [])
 
 
 def test_hits_tell_all_that_is_known_of_them(library):
-    document = found(library, "needle 03", "--mode", "bm25")
+    document = found(library, "number 03", "--mode", "bm25")
     hit = document["hits"][0]
-    assert list(hit) == ["rank", "score", "unit_id", "material_id", "relative_path", "unit_index", "text"]
+    names = ["base", "base_name", "item_name", "rank", "score", "unit_id", "material_id", "relative_path", "unit_index"]
+    assert list(hit) == [*names, "text"]
     assert (hit["rank"], hit["text"], hit["material_id"]) == (1, TEXTS[3], library.item_id("i3"))
-    # "03" is too short for the full-text index.
-    assert hit["score"] == -len(TEXTS[3])
+    assert (hit["base"], hit["base_name"], hit["item_name"]) == (library.base_id("big"), "Base big", "f3.pdf")
+    # "03" is too short for the full-text index, and no other text has it.
+    assert len(document["hits"]) == 1
+    assert hit["score"] > 0
 
 
-def test_a_threshold_holds_for_relevance_only(library, vector):
-    everything = found(library, "needle", "--vector", vector, "--raw", "--mode", "vector", "-k", "16")["hits"]
-    threshold = everything[7]["score"]
-    configured(library, threshold=threshold, search_mode="vector")
-    document = found(library, "needle", "--vector", vector, "-k", "16")
-    assert document["hits"] == [hit for hit in everything if hit["score"] >= threshold]
-    assert (len(document["hits"]), len(everything)) == (8, 16)
-    assert (document["threshold"], document["score_kind"]) == (threshold, "relevance")
-    for mode in ("bm25", "hybrid"):
-        ranked = found(library, "needle", "--vector", vector, "--mode", mode, "-k", "16")
-        assert (ranked["threshold"], len(ranked["hits"])) == (None, 16)
+def test_a_threshold_holds_for_reranked_hits_only(library, vector):
+    configured(library, threshold=0.99)
+    for mode in ("bm25", "vector", "hybrid"):
+        document = found(library, "needle", "--vector", vector, "--mode", mode, "-k", "16")
+        assert len(document["hits"]) == 16
+        assert "the threshold of 0.99 has no part: it cuts hits that a model has reranked" in document["notes"]
+        assert "threshold" not in document
 
 
 def test_a_rerank_model_is_said_not_to_be_asked(library):
-    changed(library, "INSERT INTO user_model SELECT 'r::r', provider_id, 'r', 'r', '', '[]', 'z', 0, 0 FROM user_model")
+    changed(
+        library,
+        "INSERT INTO user_model (id, provider_id, model_id, name, capabilities, supports_streaming, order_key,"
+        " created_at, updated_at) SELECT 'r::r', provider_id, 'r', 'r', '[]', 1, 'z', 0, 0 FROM user_model",
+    )
     configured(library, rerank_model_id="r::r")
-    assert any("rerank" in said for said in found(library, "needle", "--mode", "bm25")["notes"])
+    said = "the application would rerank these hits by a model; regraft has none"
+    assert found(library, "needle", "--mode", "bm25")["notes"] == [said]
+    configured(library, threshold=0.5)
+    said = "the application would rerank these hits by a model, and leave out those below its threshold of 0.5; "
+    assert found(library, "needle", "--mode", "bm25")["notes"] == [f"{said}regraft has none"]
 
 
 # --- the catalog's word on hits ------------------------------------------------------------------------------------
 
 
-def test_hits_of_deleting_missing_and_foreign_items_are_dropped_before_the_cut(library, vector):
+def test_hits_of_items_that_are_not_done_missing_or_foreign_are_dropped_before_the_cut(library, vector):
     usual = found(library, "needle", "--mode", "bm25", "-k", "16")["hits"]
     changed(library, "UPDATE knowledge_item SET status = 'deleting' WHERE id = ?", library.item_id("i0"))
     changed(library, "DELETE FROM knowledge_item WHERE id = ?", library.item_id("i1"))
@@ -142,30 +194,84 @@ def test_hits_of_deleting_missing_and_foreign_items_are_dropped_before_the_cut(l
         document = found(library, "needle", "--mode", mode, "-k", "4", "--vector", vector)
         assert sorted(texts(document)) == sorted(left)
         assert [hit["rank"] for hit in document["hits"]] == [1, 2, 3, 4]
+        assert document["dropped"] == 12
         raw = found(library, "needle", "--mode", mode, "-k", "16", "--vector", vector, "--raw")
         assert len(raw["hits"]) == 16
         assert raw["dropped"] == 0
-    ranked = found(library, "needle", "--mode", "bm25", "-k", "2")
-    assert texts(ranked) == left[:2]
-    last = [hit["text"] for hit in usual].index(left[1])
-    assert ranked["dropped"] == last - 1
 
 
-@pytest.mark.parametrize("status", ["idle", "processing", "failed", "completed"])
-def test_only_items_being_deleted_are_left_out(library, status):
+@pytest.mark.parametrize("status", ["idle", "processing", "reading", "embedding", "failed", "deleting"])
+def test_hits_of_items_that_are_not_completed_are_dropped(library, status):
     error = "broken" if status == "failed" else None
     sql = "UPDATE knowledge_item SET status = ?, error = ? WHERE id = ?"
     changed(library, sql, status, error, library.item_id("i0"))
-    assert len(found(library, "needle", "--mode", "bm25", "-k", "16")["hits"]) == 16
+    document = found(library, "needle", "--mode", "bm25", "-k", "16")
+    assert (len(document["hits"]), document["dropped"]) == (12, 4)
+    assert library.item_id("i0") not in {hit["material_id"] for hit in document["hits"]}
 
 
-def test_many_dropped_hits_do_not_make_a_search_poorer(tmp_path):
+def test_no_more_candidates_are_asked_for_than_the_application_asks_for(tmp_path):
     rows = [*(Row("gone", f"needle {at}") for at in range(300)), *(Row("kept", f"needle text {at}") for at in range(3))]
     made = carried(tmp_path, base("big", file("g", "gone"), file("k", "kept")), stores={"big": rows})
     changed(made, "UPDATE knowledge_item SET status = 'deleting' WHERE id = ?", made.item_id("g"))
     document = found(made, "needle", "--mode", "bm25", "-k", "3")
-    assert sorted(texts(document)) == ["needle text 0", "needle text 1", "needle text 2"]
-    assert document["dropped"] == 300
+    assert (document["hits"], document["dropped"]) == ([], 15)
+
+
+def test_a_catalog_without_items_lets_every_hit_through(library):
+    changed(library, "DROP TABLE knowledge_item")
+    document = found(library, "needle", "--mode", "bm25", "-k", "16")
+    assert (len(document["hits"]), document["dropped"]) == (16, 0)
+    assert {hit["item_name"] for hit in document["hits"]} == {None}
+
+
+# --- names and texts that are no UTF-8 -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "name"),
+    [
+        ("file", {"relativePath": "docs/a.md", "source": "/x/b.md"}, "a.md"),
+        ("file", {"relativePath": "docs/", "source": ""}, "docs"),
+        ("file", {"source": "C:\\folder\\b.pdf"}, "b.pdf"),
+        ("directory", {"source": "/home/alice/docs/", "relativePath": ""}, "docs"),
+        ("url", {"url": "https://a.test/x?y", "source": "other", "relativePath": "page.md"}, "https://a.test/x?y"),
+        ("url", {"source": "https://a.test/"}, "https://a.test/"),
+        ("note", {"relativePath": "My note.md", "source": "first\nsecond"}, "My note"),
+        ("note", {"source": "\n \r\n first line \nsecond", "content": "text"}, "first line"),
+        ("note", {"source": " ", "content": "# text\u2028more"}, "# text"),
+        ("note", {"content": 7}, None),
+        ("note", {"relativePath": "torn \ud83d.md"}, "torn \ufffd"),
+        ("external", {}, None),
+    ],
+)
+def test_items_are_called_as_the_application_calls_them(kind, data, name):
+    assert item_name(kind, data) == name
+
+
+@pytest.mark.parametrize("data", ["[]", "{", "", 7, "[" * 100_000])
+def test_an_item_whose_data_cannot_be_read_has_no_name(library, data):
+    changed(library, "UPDATE knowledge_item SET data = ?", data)
+    assert {hit["item_name"] for hit in found(library, "needle", "--mode", "bm25")["hits"]} == {None}
+
+
+@pytest.mark.parametrize("mode", ["bm25", "vector", "hybrid"])
+def test_half_surrogates_in_texts_paths_and_names_are_read(library, vector, mode):
+    torn = b"x\xed\xa0\xbd.md"
+    cast = "CAST(? AS TEXT)"
+    changed(library, f"UPDATE knowledge_base SET name = {cast}", torn)
+    data = b'{"source": "a", "relativePath": "' + torn + b'"}'
+    changed(library, f"UPDATE knowledge_item SET data = {cast} WHERE id = ?", data, library.item_id("i0"))
+    with closing(apsw.Connection(str(library.index_path("big")))) as db:
+        change = f"UPDATE material SET relative_path = {cast} WHERE material_id = ?"
+        db.execute(change, (torn, library.item_id("i0")))
+        db.execute(f"UPDATE search_text SET text = {cast} WHERE text = ?", (b"needle \xed\xb0\x80 torn", TEXTS[0]))
+    document = found(library, "needle", "--mode", mode, "-k", "16", "--vector", vector)
+    hit = next(hit for hit in document["hits"] if "torn" in hit["text"])
+    assert hit["text"] == "needle \ufffd torn"
+    assert (hit["relative_path"], hit["item_name"], hit["base_name"]) == ("x\ufffd.md",) * 3
+    done = run("search", library.path, "ne torn", "--base", library.base_id("big"), "--vector", vector, "--mode", mode)
+    assert "x\ufffd.md" in done.stdout
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------
@@ -282,7 +388,8 @@ def test_a_damaged_index_is_one_line(library):
 
 
 def test_a_query_that_is_too_long_is_refused(library):
-    query = " ".join(map(str, range(600)))
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789αβγδεζηθικλμν"
+    query = " ".join(one + two for one in letters for two in letters)
     options = ("--base", library.base_id("big"), "--mode", "bm25")
     assert "too long" in refused("QueryTooLong", library.path, query, *options)
 
@@ -337,21 +444,6 @@ def test_a_v2_backup_is_searched_in_its_archive(library, tmp_path):
     assert done.status == 0, done.stderr
     assert done.document["source"]["kind"] == "v2-backup"
     assert done.document["hits"] == found(library, "needle", "--mode", "bm25")["hits"]
-
-
-def test_a_base_without_vectors_is_searched_by_words_and_says_so(library, vector):
-    changed(
-        library,
-        "UPDATE knowledge_base SET embedding_model_id = NULL, dimensions = NULL, search_mode = 'bm25' WHERE id = ?",
-        library.base_id("big"),
-    )
-    document = found(library, "needle", "--mode", "hybrid", "--vector", vector)
-    assert document["mode"] == "bm25"
-    assert document["notes"] == [
-        "it has no vectors: searched by bm25",
-        "the vector is not used: bm25 looks for words only",
-    ]
-    assert len(document["hits"]) == 10
 
 
 def test_a_vector_of_zeros_is_near_to_nothing(library, tmp_path):

@@ -21,13 +21,13 @@ from v1 import floats, sha
 from regraft import identity, sqlite
 from regraft.errors import QueryTooLong
 from regraft.formats.index import schema
+from regraft.formats.index.queries import tokens
 from regraft.formats.index.search import (
     Hit,
     bm25_hits,
     dimensions_of,
     fused,
     hybrid_hits,
-    tokens,
     vector_blob,
     vector_hits,
 )

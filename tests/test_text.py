@@ -13,6 +13,7 @@ from regraft.text import (
     JS_WHITESPACE,
     decode_utf8,
     is_blank,
+    lenient_text,
     trim,
     utf8_cut,
     utf16_cut,
@@ -203,6 +204,14 @@ def test_surrogates_written_as_utf8_are_paired_or_replaced(text: str) -> None:
         for unit in units_of(text)
     )
     assert decode_utf8(one_by_one) == mended(text)
+
+
+@QUICK
+@given(TORN_TEXTS)
+def test_a_column_is_read_as_text_whatever_it_holds(text: str) -> None:
+    assert lenient_text(text.encode("utf-8", "surrogatepass")) == lenient_text(text) == mended(text)
+    assert lenient_text(b"a\xed\xa0\xbdb\xff") == "a\ufffdb\ufffd"
+    assert [lenient_text(value) for value in (7, 1.5, b"")] == ["7", "1.5", ""]
 
 
 @QUICK

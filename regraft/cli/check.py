@@ -29,6 +29,7 @@ from regraft.errors import (
 )
 from regraft.locate import INDEX_FILE, NAMES, Kind, Located, located
 from regraft.text import argument
+from repair import proven_hints
 
 
 def _levels(command: Any) -> Any:
@@ -146,7 +147,10 @@ def _refuse(options: dict[str, Any], about: str) -> None:
 def _v2_audit(path: Path, found: Located, wish: store.Wish, kind: str | None) -> tuple[dict[str, Any], findings.Audit]:
     wish = replace(wish, bases=audits.chosen_bases(found, wish.bases))
     run = Run("check", source_kind=found.kind, source=path)
-    audit = audits.audit(found, wish, partial(_command_line, path, kind))
+    command_line = partial(_command_line, path, kind)
+    audit = audits.audit(found, wish, command_line)
+    if found.kind in store.KINDS:
+        audit = proven_hints.with_hints(audit, found, wish.level, wish.bases, command_line)
     run.end()
     return run.document(), audit
 

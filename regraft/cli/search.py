@@ -18,7 +18,7 @@ from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
 from regraft.envelope import Run
 from regraft.errors import ModelDiffers, SourceUnreadable, WrongUsage
-from regraft.formats.index.search import vector_blob
+from regraft.formats.index.search import Hit, vector_blob
 from regraft.locate import NAMES, Kind, located
 from regraft.retrieval import Answer, Mode, Request
 from regraft.text import counted, one_line, shown
@@ -34,7 +34,7 @@ _EXCERPT = 160
 @click.option(
     "--mode",
     type=click.Choice([mode.value for mode in Mode]),
-    help="By words, by meaning, or both.  [default: the base's own]",
+    help="By words, by meaning, or both.  [default: both where the base has a model, else by words]",
 )
 @click.option(
     "-k",
@@ -47,7 +47,7 @@ _EXCERPT = 160
     "--alpha",
     type=click.FloatRange(0, 1),
     metavar="A",
-    help="Weight of meaning in hybrid mode.  [default: the base's own, else 0.5]",
+    help="Weight of meaning in hybrid mode.  [default: 0.5]",
 )
 @click.option(
     "--vector", metavar="FILE|-", help="The query's vector: a file (or stdin) with one JSON array of numbers."
@@ -161,15 +161,18 @@ def checked_vector(raw: bytes, where: str) -> tuple[float, ...]:
 def _document(answer: Answer) -> dict[str, Any]:
     return {
         "base": answer.base_id,
+        "base_name": answer.base_name,
         "mode": answer.mode.value,
         "count": answer.count,
         "alpha": answer.alpha,
-        "threshold": answer.threshold,
         "score_kind": answer.score_kind,
         "dropped": answer.dropped,
         "notes": list(answer.notes),
         "hits": [
             {
+                "base": answer.base_id,
+                "base_name": answer.base_name,
+                "item_name": answer.item_names.get(hit.material_id),
                 "rank": rank,
                 "score": hit.score,
                 "unit_id": hit.unit_id,
@@ -185,13 +188,19 @@ def _document(answer: Answer) -> dict[str, Any]:
 
 def _as_text(answer: Answer, title: str, *, whole: bool) -> str:
     weight = "" if answer.alpha is None else f", alpha {answer.alpha:g}"
-    least = "" if answer.threshold is None else f", threshold {answer.threshold:g}"
     dropped = f", {answer.dropped} dropped by the catalog" if answer.dropped else ""
-    found = f"{counted(len(answer.hits), 'hit')} by {answer.mode}{weight}{least}{dropped}."
-    lines = [title, f"Base {answer.base_id}: {found}"]
+    found = f"{counted(len(answer.hits), 'hit')} by {answer.mode}{weight}{dropped}."
+    base = answer.base_id if answer.base_name is None else f"{one_line(answer.base_name)} ({answer.base_id})"
+    lines = [title, f"Base {base}: {found}"]
     for rank, hit in enumerate(answer.hits, 1):
         body = one_line(hit.text)
         excerpt = body if whole or len(body) <= _EXCERPT else f"{body[:_EXCERPT]}…"
-        place = one_line(hit.relative_path or hit.material_id)
-        lines += ["", f"{rank:>3}  {hit.score:.6g}  {place}, unit {hit.unit_index}", f"     {excerpt}"]
+        lines += ["", f"{rank:>3}  {hit.score:.6g}  {_where(answer, hit)}, unit {hit.unit_index}", f"     {excerpt}"]
     return "\n".join(lines) + "\n"
+
+
+def _where(answer: Answer, hit: Hit) -> str:
+    """Return the name of a hit's item, and its path where that says more."""
+    path = one_line(hit.relative_path or hit.material_id)
+    name = one_line(answer.item_names.get(hit.material_id) or path)
+    return name if name == path else f"{name} ({path})"

@@ -11,6 +11,7 @@ from typing import Any
 import apsw
 
 from regraft import sqlite
+from regraft.formats.order_keys import order_key
 
 TABLES = (
     """CREATE TABLE user_provider (
@@ -81,8 +82,6 @@ MAX_NOTE_UNITS = 1_000_000
 #: What a model of texts' vectors can do, and one that ranks hits again.
 EMBEDDING = ("embedding",)
 RERANK = ("rerank",)
-
-_ORDER_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
@@ -155,20 +154,6 @@ class BaseRecord:
     providers: tuple[ProviderRow, ...]
     #: The time that models and providers carry, in ms.
     now_ms: int
-
-
-def order_key(position: int) -> str:
-    """Return the ``order_key`` of the n-th row: keys of any length that sort as text in the order of positions."""
-    for length in range(1, 8):
-        count = len(_ORDER_DIGITS) ** length
-        if position < count:
-            digits = ""
-            for _ in range(length):
-                position, digit = divmod(position, len(_ORDER_DIGITS))
-                digits = _ORDER_DIGITS[digit] + digits
-            return chr(ord("a") + length - 1) + digits
-        position -= count
-    raise ValueError("more rows than order keys")
 
 
 def write_catalog(path: Path, records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:

@@ -17,7 +17,7 @@ from regraft import sqlite
 #: A row by the names of those columns that are there; values are of any type.
 Row = dict[str, Any]
 
-#: The columns of ``knowledge_base``.
+#: The columns of ``knowledge_base``; builds before the first release had ``search_mode`` and ``hybrid_alpha``.
 BASE_COLUMNS = (
     *("id", "name", "group_id", "dimensions", "embedding_model_id", "status", "error", "rerank_model_id"),
     *("file_processor_id", "chunk_size", "chunk_overlap", "chunk_strategy", "chunk_separator", "threshold"),
@@ -29,7 +29,9 @@ _COLUMNS = {
         *("id", "base_id", "group_id", "type", "data", "status", "error", "created_at", "updated_at", "deleted_at"),
     ),
     "user_provider": ("provider_id", "name", "is_enabled"),
-    "user_model": ("id", "provider_id", "model_id", "name", "group"),
+    "user_model": (
+        *("id", "provider_id", "model_id", "preset_model_id", "name", "group", "capabilities", "supports_streaming"),
+    ),
 }
 
 

@@ -22,6 +22,8 @@ KNOWLEDGE_FOLDER = VECTORS_FOLDER
 INDEX_FILE = ".cherry/index.sqlite"
 RAW_FOLDER = "raw"
 DATA_FOLDER = "Data"
+#: Where a released application has its database, below the profile.
+LIVE_DATABASE = f"{DATA_FOLDER}/{PROFILE_DATABASE}"
 
 _INDEX_FOLDER, _, _INDEX_NAME = INDEX_FILE.partition("/")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -53,6 +55,8 @@ class Stores:
     current: tuple[Store, ...] = ()
     #: The catalog beside or above them, None where there is none.
     catalog: str | None = None
+    #: The database that a beta left in the root of a profile, beside the live one in ``Data/``; it is never read.
+    stale_copy: str | None = None
     #: The folder where the catalog's bases lie.
     bases: str = KNOWLEDGE_FOLDER
     #: Whether these are all bases of the catalog, not one that was named.
@@ -105,10 +109,12 @@ def find_stores(tree: Tree, inside: str) -> Stores:
         below = [join(inside, name) for name in (f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER)]
         folders = [folder for folder in below if tree.kind(folder) == "folder"] or [inside]
         stores, bases = list(_chosen(tree, folders)), folders[0]
+    catalog = _catalog(tree, inside)
     return Stores(
         preview=tuple(one for one in stores if one.look.layout in (Layout.PREVIEW, Layout.UNREADABLE)),
         current=tuple(one for one in stores if one.look.layout is Layout.CURRENT),
-        catalog=_catalog(tree, inside),
+        catalog=catalog,
+        stale_copy=_stale_copy(tree, catalog),
         bases=bases,
         is_whole=single is None,
     )
@@ -121,9 +127,27 @@ def _single_names(inside: str) -> tuple[str, ...]:
 
 def _catalog(tree: Tree, inside: str) -> str | None:
     places = [inside, *(str(parent) for parent in PurePosixPath(inside).parents)]
-    names = (PROFILE_DATABASE, f"{DATA_FOLDER}/{PROFILE_DATABASE}", CATALOG_FILE)
+    # The application opens the one in `Data/`; only a beta has one in the profile's root alone.
+    names = (LIVE_DATABASE, PROFILE_DATABASE, CATALOG_FILE)
     found = (join("" if place == "." else place, name) for place in places for name in names)
     return next((name for name in found if tree.kind(name) == "file"), None)
+
+
+def _stale_copy(tree: Tree, catalog: str | None) -> str | None:
+    """Return the database of a beta beside the live one, which nothing reads."""
+    if catalog is None or PurePosixPath(catalog).parts[-2:] != (DATA_FOLDER, PROFILE_DATABASE):
+        return None
+    beside = join(PurePosixPath(catalog).parent.parent.as_posix().removeprefix("."), PROFILE_DATABASE)
+    return beside if tree.kind(beside) == "file" else None
+
+
+def profile_of(path: Path) -> Path:
+    """Return the profile whose ``Data`` folder a path is; any other path as it is."""
+    if path.name != DATA_FOLDER or not (path / PROFILE_DATABASE).is_file():
+        return path
+    # A profile of a beta may itself be called `Data`: then it has such a folder of its own, or the browser's.
+    is_itself = any((path / name).is_dir() for name in (DATA_FOLDER, "Local Storage", "IndexedDB"))
+    return path if is_itself or (path / "metadata.json").is_file() else path.parent
 
 
 def base_id_of(name: str) -> str | None:

@@ -12,7 +12,15 @@ from typing import TypeVar
 import apsw
 
 from regraft import sqlite
-from regraft.formats.v2_places import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
+from regraft.formats.v2_places import (
+    CATALOG_FILE,
+    INDEX_FILE,
+    KNOWLEDGE_FOLDER,
+    LIVE_DATABASE,
+    PROFILE_DATABASE,
+    RAW_FOLDER,
+)
+from regraft.pending import RESTORE_JOURNAL
 
 #: The base that some damage brings in, of which the library knew nothing.
 STRAY_BASE = "aaaaaaaa-0000-4000-8000-000000000001"
@@ -140,6 +148,21 @@ def in_bytes(change: Callable[[bytes], bytes]) -> Plant:
 def no_catalog(target: Target) -> None:
     """Put something else in the place of the catalog."""
     target.catalog.write_bytes(b"x")
+
+
+def stale_copy(target: Target) -> str:
+    """Let the catalog be a profile's, with the database of a beta beside it."""
+    (target.library / LIVE_DATABASE).parent.mkdir()
+    (target.library / PROFILE_DATABASE).write_bytes(target.catalog.read_bytes())
+    target.catalog.rename(target.library / LIVE_DATABASE)
+    return PROFILE_DATABASE
+
+
+def staged_restore(target: Target) -> None:
+    """Leave the record of a restore that waits for the application's next start."""
+    journal = target.library / RESTORE_JOURNAL
+    journal.parent.mkdir()
+    journal.write_text('{"version": 1, "state": "staged"}', encoding="utf-8")
 
 
 def no_index(target: Target) -> None:

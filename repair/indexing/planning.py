@@ -66,7 +66,7 @@ def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Pla
         if is_meant and finding.name in (*NAMES, *_BLOCKING):
             findings[finding.base].append(finding)
     wanted = {base for base, found in findings.items() if any(finding.name in NAMES for finding in found)}
-    statements, rows = Statements(), list[Action]()
+    statements, rows = Statements(store.root / (store.catalog or "")), list[Action]()
     indexes: list[RowsChange] = []
     for row, items in _bases(store) if wanted else ():
         key = base_key(row)
@@ -76,11 +76,10 @@ def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Pla
             rows += base.update(statements)
     if rows and store.catalog is not None:
         path = store.root / store.catalog
-        rehearse(path, statements)
+        rehearse(statements)
         with sqlite.reading(path) as db:
             tables = recorded_tables(db, ("knowledge_item",))
-        apply = statements.applied_to(path)
-        made.changes.append(RowsChange(store.catalog, tuple(rows), apply, tables, statements.bytes))
+        made.changes.append(RowsChange(store.catalog, tuple(rows), statements.applied(), tables, statements.bytes))
     # An item that has a path and no text is found by the next run, too.
     made.changes += indexes
     return made

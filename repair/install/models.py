@@ -8,6 +8,8 @@ from typing import Any
 import apsw
 
 from migrators.stages.models import SEPARATOR, ModelWord
+from regraft.formats.catalog import EMBEDDING, RERANK, ModelRow
+from regraft.formats.catalog_generation import model_of
 from regraft.formats.catalog_reader import Row
 from repair.install.library import Library
 
@@ -25,10 +27,10 @@ class Models:
     there: set[Any]
     #: Providers with their models' own ids: no two models of a provider have the same.
     pairs: set[tuple[Any, Any]]
-    #: The last order key of each provider that is there, None where it has no model.
-    providers: dict[Any, str | None]
-    #: Rows that are inserted, by their ids.
-    new: dict[str, Row] = field(default_factory=dict)
+    #: Ids of the providers that are there.
+    providers: set[Any]
+    #: Models that are inserted, by their ids.
+    new: dict[str, ModelRow] = field(default_factory=dict)
     _used: set[str] = field(default_factory=set)
 
     def embedding(self, base: str, named: Any) -> str | None:
@@ -44,7 +46,7 @@ class Models:
                 self._used.add(old)
                 named = self.word.mapped[old]
                 break
-        if self._is_there(named) or self._created(str(named)):
+        if self._is_there(named) or self._created(str(named), EMBEDDING):
             return str(named)
         provider = str(named).partition(SEPARATOR)[0]
         mapped = f"--map-model '{named}=PROVIDER::MODEL' gives one that is there"
@@ -59,7 +61,7 @@ class Models:
         if named is None:
             return None
         named = self.word.mapped.get(named, named)
-        return str(named) if self._is_there(named) or self._created(str(named)) else None
+        return str(named) if self._is_there(named) or self._created(str(named), RERANK) else None
 
     def unused(self) -> list[str]:
         """Return the user's words that met no base: a typing error, most likely."""
@@ -72,29 +74,18 @@ class Models:
     def _is_there(self, named: Any) -> bool:
         return named in self.there or named in self.new
 
-    def _created(self, named: str) -> bool:
+    def _created(self, named: str, capabilities: tuple[str, ...]) -> bool:
         """Re-create a model as the library has it, or as the user's word has it, where its provider is there."""
         provider, _, model = named.partition(SEPARATOR)
         row = self.library.models.get(named)
         if provider not in self.providers or (row is None and named not in self.word.recreated):
             return False
-        known = row if row is not None and row.get("provider_id") == provider else {}
+        known: Row = row if row is not None and row.get("provider_id") == provider else {}
         model = known.get("model_id") or model
         if (provider, model) in self.pairs:
             return False
-        last = self.providers[provider]
-        # A longer key sorts after its beginning, and the application can still put one in between.
-        key = "a0" if last is None else f"{last}V"
-        self.providers[provider] = key
-        self.new[named] = {
-            "id": named,
-            "provider_id": provider,
-            "model_id": model,
-            "name": known.get("name") or model,
-            "group": known.get("group"),
-            "capabilities": "[]",
-            "order_key": key,
-        }
+        self.new[named] = model_of({**known, "id": named, "provider_id": provider, "model_id": model}, capabilities)
+        self.pairs.add((provider, model))
         return True
 
 
@@ -105,8 +96,5 @@ def read_models(db: apsw.Connection, library: Library, word: ModelWord) -> Model
         apsw.Error: it cannot be read.
     """
     pairs = {(row[1], row[2]): row[0] for row in db.execute("SELECT id, provider_id, model_id FROM user_model")}
-    providers: dict[Any, str | None] = {row[0]: None for row in db.execute("SELECT provider_id FROM user_provider")}
-    for provider, key in db.execute("SELECT provider_id, max(order_key) FROM user_model GROUP BY 1"):
-        if provider in providers and isinstance(key, str):
-            providers[provider] = key
+    providers = {row[0] for row in db.execute("SELECT provider_id FROM user_provider")}
     return Models(library, word, set(pairs.values()), set(pairs), providers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from checks.findings import FINDINGS, Finding
 from migrators.stages.models import ModelWord
 from regraft import sqlite
 from regraft.errors import NotChanged, ProfileHolds, SourceUnreadable
+from regraft.formats.catalog_generation import ASSISTANT_LINKS, MODELS, OrderKeys, model_values, read_tables
+from regraft.formats.catalog_reader import Row
 from regraft.formats.v2_places import DATA_FOLDER
 from regraft.locate import KNOWLEDGE_FOLDER, NAMES, Kind
 from regraft.text import counted
@@ -22,13 +25,11 @@ from repair.install import assistants
 from repair.install.copying import copied, is_same, listed
 from repair.install.library import Library, open_library
 from repair.install.models import ModelMissing, read_models
-from repair.install.rows import NewBase, NewRows, Rehearsal, known_columns, recorded_tables
+from repair.install.rows import NewBase, NewRows, Rehearsal, demand_insertable, recorded_tables
 from repair.plan import Action, FileChange, Left, Plan, RowsChange
 from repair.rescue.held import demand_known_version
 from repair.store import Store
 
-_TABLES = ("knowledge_base", "knowledge_item")
-_MODELS, _LINKS = "user_model", "assistant_knowledge_base"
 #: What tells whether an item is as the library has it; its times do not.
 _ITEM = "id, group_id, type, data, status, error"
 
@@ -83,7 +84,8 @@ class _Planner:
         self._library = library
         self._source = source
         self._wish = wish
-        self._columns = known_columns(path, db, source, _TABLES)
+        self._tables = read_tables(path, db)
+        demand_insertable(self._tables, source)
         self._models = read_models(db, library, wish.word)
         self._made = Plan()
         self._rows: list[Action] = []
@@ -96,14 +98,14 @@ class _Planner:
         wanted = [base for base in chosen if base not in left_out and not self._is_done(base)]
         # What a person calls them: the profile does not know them yet.
         self._store.names.update({base: str(self._library.bases[base].get("name")) for base in wanted})
-        with closing(Rehearsal(self._db, self._source, self._columns)) as rehearsal:
+        with closing(Rehearsal(self._db, self._source, self._tables)) as rehearsal:
             new = [made for base in wanted if (made := self._base(base, rehearsal)) is not None]
-        for one in new:
-            self._folder(one.id)
-            self._promise(one.id, findings)
-        inserted = tuple(one for one in new if not self._has_row(one.id))
-        if inserted:
-            self._insert(inserted)
+            for one in new:
+                self._folder(one.id)
+                self._promise(one.id, findings)
+            inserted = tuple(one for one in new if not self._has_row(one.id))
+            if inserted:
+                self._insert(inserted, rehearsal)
         for word in self._models.unused() if wanted else ():
             self._made.left.append(Left(v2.BASE_MODEL, f"no base that is installed uses the model {word}"))
         return self._made
@@ -183,23 +185,16 @@ class _Planner:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def _insert(self, bases: tuple[NewBase, ...]) -> None:
+    def _insert(self, bases: tuple[NewBase, ...], rehearsal: Rehearsal) -> None:
         ids = {base.id for base in bases}
         links = assistants.links(self._store, self._db, lambda old: self._new_base_of(old, ids))
-        used = {model for base in bases for model in (base.model, base.rerank)}
-        models = tuple(row for row in self._models.new.values() if row["id"] in used)
-        more = [table for table, needed in ((_MODELS, models), (_LINKS, links)) if needed]
-        columns = self._columns | known_columns(self._path, self._db, self._source, more)
-        rows = NewRows(
-            self._path,
-            self._library.rows,
-            sqlite.file_mark(self._library.rows),
-            columns,
-            models,
-            bases,
-            tuple(links),
-            self._wish.now_ms,
-        )
+        times = dict.fromkeys(("created_at", "updated_at"), self._wish.now_ms)
+        new_links = tuple({"assistant_id": one, "knowledge_base_id": base, **times} for one, base in links)
+        models = tuple(self._model_rows(bases))
+        rehearsal.demand(MODELS, models)
+        rehearsal.demand(ASSISTANT_LINKS, new_links)
+        mark = sqlite.file_mark(self._library.rows)
+        rows = NewRows(self._tables, self._library.rows, mark, models, bases, new_links)
         size = self._path.stat().st_size
         name = str(self._store.catalog)
         actions = [
@@ -211,9 +206,16 @@ class _Planner:
                 for assistant, base in links
             ),
         ]
-        tables_changed = recorded_tables(self._db, columns)
         held = sum(action.bytes for action in actions[1:])
-        self._made.changes.append(RowsChange(name, tuple(actions), rows.apply, tables_changed, held, backup=True))
+        recorded = recorded_tables(self._db, rows.changed)
+        self._made.changes.append(RowsChange(name, tuple(actions), rows.apply, recorded, held, backup=True))
+
+    def _model_rows(self, bases: tuple[NewBase, ...]) -> Iterator[Row]:
+        """Yield the rows of the models that come with bases, each behind the last of its provider."""
+        used, keys = {model for base in bases for model in (base.model, base.rerank)}, OrderKeys(self._db)
+        for model in self._models.new.values():
+            if model.id in used:
+                yield model_values(model, keys.next_model(model.provider_id), self._wish.now_ms)
 
     def _insert_action(self, base: NewBase) -> Action:
         size = "ifnull(sum(length(CAST(data AS BLOB))), 0)"

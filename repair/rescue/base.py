@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from checks import v2_findings as v2
-from checks.catalog_rows import data_of, is_tombstone, path_of
-from checks.index_file import path_problem
+from checks.catalog_rows import is_tombstone, path_of
 from migrators import cherry_v1
 from migrators.stages.drafts import BaseDraft, ItemDraft
+from migrators.stages.folders import lay_out
 from migrators.stages.models import ModelWord
 from migrators.stages.plan import plan_base
 from migrators.stages.planned import BasePlan, ItemPlan, MaterialPlan
@@ -21,7 +21,6 @@ from regraft import notices
 from regraft.formats.catalog_reader import Row, StoredCatalog
 from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.locate import RAW_FOLDER
-from regraft.names import FreeNames
 from regraft.notices import Notice
 from regraft.text import argument, is_blank
 from repair.plan import Left
@@ -30,6 +29,7 @@ from repair.rescue.held import Held
 from repair.rescue.matching import fit_children, match_items
 from repair.rescue.source import V1Left
 from repair.store import Store
+from repair.taken_paths import is_safe, snapshot_names, taken_paths
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Looker:
             )
         found, vectors, tree = self._v1.survey(draft)
         own, rows, name = self._adopted(base, draft, found)
-        planned = plan_base(own, found, self._v1.hints(own, found, self._now))
+        planned = self._planned(base, own, found)
         if planned.error is not None:
             raise _Stays(next(said.message for said in planned.notices if said.code == planned.error))
         if base.held is not None and base.held.vector_bytes not in (None, planned.vector_bytes):
@@ -169,11 +169,32 @@ class Looker:
         missing = tuple(self._missing(base, planned, rows))
         bare = tuple(_without_snapshot(base, planned))
         try:
-            names = _names(base, self._is_raw_file)
+            prefixes = [
+                item.data["relativePath"]
+                for item in planned.items
+                if item.type == "directory" and "relativePath" in item.data
+            ]
+            processes = not is_blank(base.row.get("file_processor_id"))
+            # What a run that was stopped has left on disk is used again.
+            known = taken_paths(base.items, base.materials.values())
+            names = snapshot_names(known, prefixes, reserve_processed=processes)
             v1, snapshots = read_through(whole.carrying((*missing, *bare)), names, self._raw(base), base.materials)
         except SourceFailed as failed:
             raise _Stays(f"its vector file {draft.vector_file} cannot be read: {failed}") from failed
         return Rescued(base, v1.carrying(missing), draft, rows, snapshots, planned.notices)
+
+    def _planned(self, base: Base, own: BaseDraft, found: Survey) -> BasePlan:
+        """Plan a base beside what it has; what a run that was stopped put into the index is no one else's."""
+        hints, listed = self._v1.hints(own, found, self._now), {row.get("id") for row in base.items}
+
+        def plan(materials: Iterable[str]) -> BasePlan:
+            return plan_base(own, found, hints, taken=taken_paths(base.items, materials, self._raw(base)))
+
+        known = [path for key, path in base.materials.items() if key in listed]
+        planned = plan(known)
+        coming = {item.id for item in planned.items} | listed
+        others = [path for key, path in base.materials.items() if key not in coming]
+        return plan([*known, *others]) if others else planned
 
     def _raw(self, base: Base) -> Path:
         return self._store.root / self._store.bases / base.key / RAW_FOLDER
@@ -206,12 +227,14 @@ class Looker:
         self, base: Base, draft: BaseDraft, survey: Survey
     ) -> tuple[BaseDraft, dict[str, Row], Callable[[ItemPlan], ItemPlan]]:
         """Give a draft the profile's ids: return it, the rows by these ids, and what names the files of folders."""
-        matched = match_items(base.items, draft.items)
+        matched = match_items(base.items, draft.items, lay_out(draft, {}).files)
         pairs = [(row, item) for row, item in matched.pairs if _has_safe_path(row)]
         rows = {row["id"]: row for row, _ in pairs}
         items = tuple(self._item(base, item, row) for row, item in pairs)
         own = replace(draft, id=base.key, items=items)
-        own, children, unsure = fit_children(own, survey, base.items, lambda folder: is_tombstone(rows[folder]))
+        own, children, unsure = fit_children(
+            own, survey, base.items, lambda folder: is_tombstone(rows[folder]), base.materials
+        )
         for row in [*matched.unsure, *unsure]:
             finding = v2.ITEM_TOMBSTONE if is_tombstone(row) else v2.ITEM_NO_MATERIAL
             self.left.append(Left(finding, "several items of v1 may be this one", base.key, str(row.get("id"))))
@@ -265,25 +288,6 @@ def _without_snapshot(base: Base, planned: BasePlan) -> Iterator[MaterialPlan]:
             yield material
 
 
-def is_safe(path: Any) -> bool:
-    """Tell whether an item's data give a path that stays below ``raw/``."""
-    return isinstance(path, str) and path_problem(path.encode("utf-8", "replace")) is None
-
-
 def _has_safe_path(row: Row) -> bool:
     path = path_of(row)
     return row.get("type") != "file" if path is None else is_safe(path)
-
-
-def _names(base: Base, is_there: Callable[[Base, Any], bool]) -> FreeNames:
-    """Return the names in ``raw/`` that are taken: of items, and of what the index holds."""
-    taken = set(base.materials.values())
-    for row in base.items:
-        data = data_of(row)
-        is_gone = row.get("type") in ("url", "note") and not is_there(base, data.get("relativePath"))
-        keys = ("indexedRelativePath",) if is_gone else ("relativePath", "indexedRelativePath")
-        taken |= {data[key] for key in keys if isinstance(data.get(key), str)}
-    names = FreeNames(reserve_processed=not is_blank(base.row.get("file_processor_id")))
-    for path in sorted(taken):
-        names.take(path)
-    return names

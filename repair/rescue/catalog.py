@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,52 @@ from migrators.stages.planned import ItemPlan
 from regraft import sqlite
 from regraft.errors import PlanOutdated, ProfileUnknown
 from regraft.formats.catalog import ModelRow
+from regraft.formats.catalog_generation import (
+    BASES,
+    ITEMS,
+    MODELS,
+    PROVIDERS,
+    OrderKeys,
+    Statement,
+    Tables,
+    copy_definitions,
+    model_values,
+    provider_values,
+    read_tables,
+)
 from regraft.formats.catalog_reader import Row
 from regraft.text import whole
 
-#: One row that changes: the statement, and its values.
-Statement = tuple[str, tuple[Any, ...]]
-_TIMES = ("created_at", "updated_at")
-#: The columns that are read and written: rows of models and items are inserted, those of bases are not.
+#: The columns that are read and written of rows that are there.
 _KNOWN = {
-    "user_model": ("id", "provider_id", "model_id", "name", "group", "capabilities", "order_key", *_TIMES),
-    "knowledge_base": ("id", "status", "error", "dimensions", "embedding_model_id"),
-    "knowledge_item": ("id", "base_id", "group_id", "type", "data", "status", "error", *_TIMES),
+    MODELS: ("id", "provider_id", "model_id", "order_key"),
+    BASES: ("id", "status", "error", "dimensions", "embedding_model_id"),
+    ITEMS: ("id", "base_id", "group_id", "type", "data", "status", "error", "created_at", "updated_at"),
 }
-#: The tables whose rows change. Providers are never touched: they hold keys.
+#: The tables whose rows change. Providers of a profile are never touched: they hold keys.
 TABLES = tuple(_KNOWN)
 
 
 @dataclass
 class Statements:
-    """The statements of one run, and the ids of the bases that they are about."""
+    """The statements of one run on the catalog at ``path``, and the ids of the bases that they are about."""
 
+    path: Path
     made: list[Statement] = field(default_factory=list)
     bases: set[str] = field(default_factory=set)
+    #: Tables that new rows come into.
+    inserted: set[str] = field(default_factory=set)
+
+    @cached_property
+    def tables(self) -> Tables:
+        """Return what columns the catalog has."""
+        with sqlite.reading(self.path) as db:
+            return read_tables(self.path, db)
+
+    @cached_property
+    def _keys(self) -> OrderKeys:
+        with sqlite.reading(self.path) as db:
+            return OrderKeys(db)
 
     @property
     def bytes(self) -> int:
@@ -50,7 +75,7 @@ class Statements:
     def complete_base(self, row: Row, dimensions: int | None, model: str) -> None:
         """Make a base a completed one."""
         change = "UPDATE knowledge_base SET status = 'completed', error = NULL, dimensions = ?, embedding_model_id = ?"
-        self._update(row["id"], change, (dimensions, model), row, *_KNOWN["knowledge_base"])
+        self._update(row["id"], change, (dimensions, model), row, *_KNOWN[BASES])
 
     def complete_item(self, base: str, row: Row) -> None:
         """Make an item that was not migrated a completed one."""
@@ -72,55 +97,63 @@ class Statements:
         """Insert a file of a folder; ``times`` is the folder's row, for what v1 has no time of."""
         self.bases.add(base)
         data = {key: whole(value) for key, value in item.data.items()}
-        self._insert(
-            "knowledge_item",
-            item.id,
-            base,
-            item.group_id,
-            item.type,
-            json.dumps(data, ensure_ascii=False, separators=(",", ":")),
-            item.status,
-            item.error,
-            times.get("created_at") if item.created_at is None else item.created_at,
-            times.get("updated_at") if item.updated_at is None else item.updated_at,
-        )
+        values = {
+            "id": item.id,
+            "base_id": base,
+            "group_id": item.group_id,
+            "type": item.type,
+            "data": json.dumps(data, ensure_ascii=False, separators=(",", ":")),
+            "status": item.status,
+            "error": item.error,
+            "created_at": times.get("created_at") if item.created_at is None else item.created_at,
+            "updated_at": times.get("updated_at") if item.updated_at is None else item.updated_at,
+        }
+        self._insert(ITEMS, values)
 
-    def set_model(self, row: Row, model: str, dimensions: int, mode: str, now_ms: int) -> None:
-        """Give a base without a model one."""
-        change = "UPDATE knowledge_base SET embedding_model_id = ?, dimensions = ?, search_mode = ?, updated_at = ?"
+    def set_model(self, row: Row, model: str, dimensions: int, now_ms: int) -> None:
+        """Give a base without a model one; how it is searched follows where the catalog has a column for it."""
+        values = {"embedding_model_id": model, "dimensions": dimensions, **self.tables.derived(model)}
+        values = {**values, "updated_at": now_ms}
+        values.pop("hybrid_alpha", None)
+        change = f"UPDATE {BASES} SET {', '.join(f'{name} = ?' for name in values)}"
         known = ("id", "status", "embedding_model_id", "dimensions")
-        self._update(row["id"], change, (model, dimensions, mode, now_ms), row, *known)
+        self._update(row["id"], change, tuple(values.values()), row, *known)
 
-    def copy_row(self, table: str, columns: Sequence[str], key: str, changed: Mapping[str, Any]) -> None:
-        """Copy a row of a base under another id: all columns as they are, but for those that are ``changed``."""
+    def copy_row(self, table: str, key: str, changed: Mapping[str, Any]) -> None:
+        """Copy a row of a base under another id: all columns as they are, but for those that are ``changed``.
+
+        Raises:
+            ProfileUnknown: the table has a column that a row must have and nobody knows.
+        """
+        self.tables.insertable(table, ())
+        columns: Sequence[str] = tuple(self.tables.columns[table])
         listed = ", ".join(map(sqlite.quoted, columns))
         copied = ", ".join("?" if name in changed else sqlite.quoted(name) for name in columns)
         values = [changed[name] for name in columns if name in changed]
+        self.inserted.add(table)
         self.made.append((f"INSERT INTO {table} ({listed}) SELECT {copied} FROM {table} WHERE id = ?", (*values, key)))
 
-    def insert_model(self, model: ModelRow, key: str, now_ms: int) -> None:
-        """Insert a model of a provider that is there; ``key`` is its place in the order of the provider's models."""
+    def insert_model(self, model: ModelRow, now_ms: int) -> None:
+        """Insert a model behind the last one of its provider."""
+        self._insert(MODELS, model_values(model, self._keys.next_model(model.provider_id), now_ms))
+
+    def insert_provider(self, provider: str, now_ms: int) -> None:
+        """Insert a provider into a library: its own name is all that is known of it."""
         self._insert(
-            "user_model",
-            model.id,
-            model.provider_id,
-            model.model_id,
-            model.name,
-            model.group,
-            "[]",
-            key,
-            now_ms,
-            now_ms,
+            PROVIDERS, provider_values(provider, provider, self._keys.next_provider(), now_ms, is_enabled=True)
         )
 
-    def _insert(self, table: str, *values: Any) -> None:
-        columns = ", ".join(f'"{name}"' for name in _KNOWN[table])
-        self.made.append((f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(values))})", values))
+    def _insert(self, table: str, row: Row) -> None:
+        self.inserted.add(table)
+        self.made.append(self.tables.inserting(table, row))
 
-    def applied_to(self, path: Path) -> Callable[[apsw.Connection], None]:
-        """Return what runs them in the database at ``path``; each changes exactly one row."""
+    def applied(self) -> Callable[[apsw.Connection], None]:
+        """Return what runs them; each changes exactly one row."""
+        path = self.path
 
         def apply(db: apsw.Connection) -> None:
+            # An item may be listed before the folder that it is in.
+            db.execute("PRAGMA defer_foreign_keys = ON")
             for sql, values in self.made:
                 try:
                     db.execute(sql, values)
@@ -132,13 +165,14 @@ class Statements:
         return apply
 
 
-def rehearse(path: Path, statements: Statements) -> None:
+def rehearse(statements: Statements) -> None:
     """Try the statements on a copy of nothing but the rows that they are about, under the tables' own rules.
 
     Raises:
         ProfileUnknown: a table, or a column that a row must have, is missing or unknown, or a rule refuses a row.
         apsw.Error: it cannot be read.
     """
+    path, tables = statements.path, {*TABLES, *statements.inserted}
     with (
         tempfile.TemporaryDirectory(prefix="regraft-") as work,
         sqlite.reading(path) as source,
@@ -146,33 +180,19 @@ def rehearse(path: Path, statements: Statements) -> None:
     ):
         # What rows refer to is not copied; the engine's own transaction holds them against it.
         copy.execute("PRAGMA foreign_keys = OFF")
-        for table in TABLES:
-            _demand_columns(path, source, table, statements)
-            ddl = source.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?", (table,)).get
-            copy.execute(str(ddl))
+        for table, known in _KNOWN.items():
+            statements.tables.demand(table, known)
+        copy_definitions(source, copy, sorted(tables))
         # What is there already may break the rules; what is written must not.
         copy.execute("PRAGMA ignore_check_constraints = ON")
         for base in statements.bases:
-            _copy_rows(source, copy, "knowledge_base", "id", base)
-            _copy_rows(source, copy, "knowledge_item", "base_id", base)
+            _copy_rows(source, copy, BASES, "id", base)
+            _copy_rows(source, copy, ITEMS, "base_id", base)
         copy.execute("PRAGMA ignore_check_constraints = OFF")
         try:
-            statements.applied_to(path)(copy)
+            statements.applied()(copy)
         except PlanOutdated as error:
             raise ProfileUnknown(path=path, what=f"rules of its own: {error.facts['reason']}") from error
-
-
-def _demand_columns(path: Path, db: apsw.Connection, table: str, statements: Statements) -> None:
-    known = _KNOWN[table]
-    # A row that is copied has every column.
-    inserted = any(sql.startswith(f"INSERT INTO {table} ") and " SELECT " not in sql for sql, _ in statements.made)
-    there: list[Any] = db.execute(f"PRAGMA table_info('{table}')").fetchall()
-    missing = [name for name in known if name not in {row[1] for row in there}]
-    if missing:
-        raise ProfileUnknown(path=path, what=f"a table {table} without {', '.join(missing)}")
-    unknown = [str(row[1]) for row in there if inserted and row[3] and row[4] is None and row[1] not in known]
-    if unknown:
-        raise ProfileUnknown(path=path, what=f"a table {table} that needs {', '.join(unknown)}")
 
 
 def _copy_rows(source: apsw.Connection, copy: apsw.Connection, table: str, key: str, value: str) -> None:
@@ -180,13 +200,3 @@ def _copy_rows(source: apsw.Connection, copy: apsw.Connection, table: str, key: 
     marks = ", ".join("?" * len(columns))
     rows = source.execute(f"SELECT {', '.join(columns)} FROM {table} WHERE {key} = ?", (value,))
     copy.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
-
-
-def next_order_key(path: Path, provider: str, made: Statements) -> str:
-    """Return a key that sorts after those of all models of a provider, and of those that are going to be inserted."""
-    with sqlite.reading(path) as db:
-        last: Any = db.execute("SELECT max(order_key) FROM user_model WHERE provider_id = ?", (provider,)).get
-    start = "a0" if not isinstance(last, str) else f"{last}V"
-    return start + "V" * sum(
-        sql.startswith("INSERT INTO user_model ") and provider in values for sql, values in made.made
-    )

@@ -8,16 +8,18 @@ from checks import v2_findings as v2
 from checks.catalog_rows import data_of, is_tombstone, path_of
 from checks.v1_source import FINDING_OF
 from migrators.stages import preflight
+from migrators.stages.planned import ItemPlan
 from regraft import notices
 from regraft.formats.catalog_reader import StoredCatalog
 from regraft.locate import RAW_FOLDER
 from regraft.text import counted
 from repair.plan import Action, FileChange, Left, Plan
 from repair.rescue import carrying
-from repair.rescue.base import Rescued, is_safe
-from repair.rescue.catalog import Statements, next_order_key
+from repair.rescue.base import Rescued
+from repair.rescue.catalog import Statements
 from repair.rescue.source import V1Left
 from repair.store import Store
+from repair.taken_paths import is_safe
 
 #: What a fresh index must not have, whatever v1's rows are; odd vectors are v1's own.
 _FRESH = frozenset(
@@ -40,7 +42,7 @@ class Maker:
         self._models = {row.get("id") for row in catalog.models or ()}
         self._now = now_ms
         self._made = made
-        self.statements = Statements()
+        self.statements = Statements(store.root / str(store.catalog))
         self.rows: list[Action] = []
 
     def bring_back(self, rescued: Rescued) -> None:
@@ -109,8 +111,7 @@ class Maker:
             return
         if model.id not in self._models and self._store.catalog is not None:
             self._models.add(model.id)
-            path = self._store.root / self._store.catalog
-            self.statements.insert_model(model, next_order_key(path, model.provider_id, self.statements), self._now)
+            self.statements.insert_model(model, self._now)
             said = f"add the model {model.id}, as you said"
             self.rows.append(Action("add-model", said, base.key, model.id))
         self.statements.complete_base(base.row, plan.dimensions, model.id)
@@ -127,6 +128,7 @@ class Maker:
             self.statements.complete_item(key, rescued.rows[item.id])
             files = sum(one.group_id == item.id for one in new)
             if item.type == "directory":
+                self._set_prefix(rescued, item)
                 said = f"expand the folder {item.data['source']} into {counted(files, 'file')}"
                 self.rows.append(Action("complete-folder", said, key, item.id, finding=v2.ITEM_TOMBSTONE))
             else:
@@ -136,6 +138,12 @@ class Maker:
         if new:
             said = f"list {counted(len(new), 'file')} of its folders"
             self.rows.append(Action("insert-items", said, key, None, len(new)))
+
+    def _set_prefix(self, rescued: Rescued, item: ItemPlan) -> None:
+        """Give a folder that comes back its prefix; one that it has stays."""
+        row = rescued.rows[item.id]
+        if "relativePath" not in data_of(row):
+            self.statements.set_path(rescued.base.key, row, item.data["relativePath"])
 
     # --- what is true afterwards --------------------------------------------------------------------------------------
 
@@ -158,11 +166,11 @@ class Maker:
         told = {ids.get(str(said.item)): said.message for said in rescued.notices if said.code == notices.NOT_MIGRATED}
         for folder in _tombstones(rescued):
             why = told.get(folder, "v1 has no rows of its files")
-            self._made.left.append(Left(v2.ITEM_TOMBSTONE, why, key, folder, severity="note"))
+            self._made.left.append(Left(v2.ITEM_TOMBSTONE, why, key, folder, severity="warning"))
         without = _without_text(rescued)
         if without:
             said = f"v1 has no rows of {counted(len(without), 'completed item')}"
-            self._made.left.append(Left(v2.ITEM_NO_MATERIAL, said, key, without[0], len(without)))
+            self._made.left.append(Left(v2.ITEM_NO_MATERIAL, said, key, without[0], len(without), severity="note"))
 
 
 def _tombstones(rescued: Rescued) -> list[str]:

@@ -7,7 +7,7 @@ nobody's (``docs/rules.md``, "Rescue").
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -128,8 +128,15 @@ def _draft_set(draft: BaseDraft) -> tuple[Hashable, ...]:
 _DETAIL = {"file": "relativePath", "url": "url", "note": "content"}
 
 
-def match_items(rows: Sequence[Row], drafts: Sequence[ItemDraft]) -> Matched[ItemDraft]:
-    """Tell which item of v1 each row of a base is; files of folders are told by :func:`fit_children`."""
+def match_items(rows: Sequence[Row], drafts: Sequence[ItemDraft], names: Mapping[str, str]) -> Matched[ItemDraft]:
+    """Tell which item of v1 each row of a base is; files of folders are told by :func:`fit_children`.
+
+    ``names`` are the names in ``raw/`` that a migration gives the files, by the drafts' ids.
+    """
+
+    def detail(draft: ItemDraft) -> Hashable:
+        return _text(names.get(draft.id, draft.data.get(_DETAIL.get(draft.type, ""))))
+
     return _matched(
         [row for row in rows if row.get("group_id") is None and _is_usable(row)],
         drafts,
@@ -137,13 +144,13 @@ def match_items(rows: Sequence[Row], drafts: Sequence[ItemDraft]) -> Matched[Ite
             _Rule(lambda row: row.get("id"), lambda draft: draft.id),
             _Rule(
                 lambda row: (_seen_item(row), _detail(row, data_of(row))),
-                lambda draft: (_drafted_item(draft), _draft_detail(draft)),
+                lambda draft: (_drafted_item(draft), detail(draft)),
                 in_order=True,
             ),
             _Rule(_seen_item, _drafted_item),
             _Rule(
                 lambda row: (*_seen_item(row)[:2], _detail(row, data_of(row))),
-                lambda draft: (*_drafted_item(draft)[:2], _draft_detail(draft)) if draft.created_at is None else None,
+                lambda draft: (*_drafted_item(draft)[:2], detail(draft)) if draft.created_at is None else None,
             ),
         ],
     )
@@ -177,12 +184,17 @@ def _text(value: Any) -> str | None:
 
 
 def fit_children(
-    draft: BaseDraft, survey: Survey, rows: Sequence[Row], is_open: Callable[[str], bool]
+    draft: BaseDraft,
+    survey: Survey,
+    rows: Sequence[Row],
+    is_open: Callable[[str], bool],
+    texts: Collection[str],
 ) -> tuple[BaseDraft, dict[str, Row], list[Row]]:
     """Fit the folders of a base to the files that the profile lists of them.
 
     Of a folder that lists some, or that is not ``is_open`` (by its id), files that are not listed were taken out by
-    somebody: they do not come back.
+    somebody: they do not come back. An entry that comes again was a row of its own once: its one child is the row that
+    has a text (``texts`` are the ids of those), else the last one.
 
     Returns:
         The base without them; the rows of listed files by the ids that planning derives for these; and the rows that
@@ -199,10 +211,10 @@ def fit_children(
             items.append(item)
             continue
         children = expanded.get(item.id, ())
-        matched = _matched(listed[item.id], children, [_SAME_ID, _SAME_SOURCE])
+        matched = _matched(_one_each(item, survey, listed[item.id], texts), children, [_SAME_ID, _SAME_SOURCE])
         kept = {id(child): row for row, child in matched.pairs}
         twins = _twins(item, survey, listed[item.id])
-        fitted = replace(item, entries=tuple(_entries(item, survey, children, kept, twins)))
+        fitted = replace(item, entries=tuple(_entries(item, children, kept, twins)))
         items.append(fitted)
         again = expand(replace(draft, items=(fitted,)), survey).get(item.id, ())
         found = (kept[id(child)] for child in children if id(child) in kept)
@@ -210,6 +222,30 @@ def fit_children(
         known.update({row["id"]: row for row in twins.values()})
         unsure += [row for row in matched.unsure if row["id"] not in known]
     return replace(draft, items=tuple(items)), known, unsure
+
+
+def _one_each(item: ItemDraft, survey: Survey, listed: list[Row], texts: Collection[str]) -> list[Row]:
+    """Return the rows of files that a folder lists, of those of one entry that came again just one."""
+    entries: dict[Hashable, list[str]] = defaultdict(list)
+    for entry in item.entries:
+        found = survey.loaders.get(entry)
+        if found is not None and found.source is not None:
+            entries[whole(found.source)].append(entry)
+    superseded: set[int] = set()
+    for source, places in _grouped((at, _text(data_of(row).get("source"))) for at, row in enumerate(listed)).items():
+        loaders = entries[source]
+        # Of a source that one loader alone has, every row is its.
+        each = loaders[:1] * len(places) if len(set(loaders)) == 1 else loaders
+        if len(loaders) > len(set(loaders)) and len(each) == len(places):
+            best: dict[str, int] = {}
+            for entry, at in sorted(zip(each, places, strict=True), key=lambda pair: _weight(listed[pair[1]], texts)):
+                best[entry] = at
+            superseded.update(set(places) - set(best.values()))
+    return [row for at, row in enumerate(listed) if at not in superseded]
+
+
+def _weight(row: Row, texts: Collection[str]) -> tuple[bool, bool]:
+    return row["id"] in texts, row.get("status") == "completed"
 
 
 def _twins(item: ItemDraft, survey: Survey, listed: list[Row]) -> dict[str, Row]:
@@ -228,15 +264,12 @@ _SAME_SOURCE: _Rule[Child] = _Rule(
 )
 
 
-def _entries(
-    item: ItemDraft, survey: Survey, children: Sequence[Child], kept: dict[int, Row], twins: dict[str, Row]
-) -> Iterable[str]:
+def _entries(item: ItemDraft, children: Sequence[Child], kept: dict[int, Row], twins: dict[str, Row]) -> Iterable[str]:
     """Return the entries of a folder that stand for files that are listed, in their order."""
-    made, told = iter(children), set(twins)
-    for entry in item.entries:
-        rows = survey.loaders.get(entry)
-        if rows is not None and rows.source is not None:
-            if id(next(made)) in kept:
+    by_loader, told = {child.loader_id: child for child in children}, set(twins)
+    for entry in dict.fromkeys(item.entries):
+        if entry in by_loader:
+            if id(by_loader[entry]) in kept:
                 yield entry
         elif entry in told:
             told.discard(entry)

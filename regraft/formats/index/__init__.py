@@ -1,6 +1,7 @@
 """The v2 index: seven tables in one SQLite file per base (``docs/formats/index.md``)."""
 
 from regraft.formats.index.bulk import BODY_SEPARATOR, Material, Tallies, build_index
+from regraft.formats.index.queries import tokens
 from regraft.formats.index.reclaim import Reclaimed
 from regraft.formats.index.schema import SCHEMA_VERSION
 from regraft.formats.index.search import (
@@ -9,7 +10,6 @@ from regraft.formats.index.search import (
     dimensions_of,
     fused,
     hybrid_hits,
-    tokens,
     vector_blob,
     vector_hits,
 )

@@ -7,8 +7,8 @@ go to the body that was written first.
 
 from __future__ import annotations
 
+import re
 import struct
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice, takewhile
@@ -16,7 +16,8 @@ from itertools import groupby, islice, takewhile
 import apsw
 
 from regraft.errors import QueryTooLong
-from regraft.text import decode_utf8
+from regraft.formats.index.queries import compiled
+from regraft.text import lenient_text
 
 #: The constant of reciprocal rank fusion.
 RRF_K = 60
@@ -24,15 +25,19 @@ RRF_K = 60
 FUSION_DEPTH = 5
 #: The weight of the vector lane where a base has none of its own.
 DEFAULT_ALPHA = 0.5
-#: A token of fewer code points is invisible to the trigram index.
-MIN_TRIGRAM = 3
-#: SQLite takes no longer pattern for LIKE (bytes of UTF-8), and no deeper expression.
+#: SQLite takes no longer pattern for LIKE (bytes of UTF-8), and becomes slow with more of them.
 _MAX_PATTERN = 50_000
-_MAX_LIKES = 500
+_MAX_LIKES = 2_000
+#: LIKE ignores the case of these and of no other.
+_ASCII_LETTERS = re.compile("[A-Za-z]+")
 
 #: A unit with its body, and where from. Beside them a body has its place: the number under which full text knows it,
 #: which grows in the order of writing. Every body is of one kind: the + keeps SQLite from going by the index of kinds.
-_COLUMNS = "u.unit_id, u.material_id, m.relative_path, u.unit_index, CAST(t.text AS BLOB)"
+#: None of them has to be UTF-8.
+_COLUMNS = (
+    "CAST(u.unit_id AS BLOB), CAST(u.material_id AS BLOB), CAST(m.relative_path AS BLOB), u.unit_index, "
+    "CAST(t.text AS BLOB)"
+)
 _UNITS = "JOIN search_unit u ON u.unit_id = t.target_id LEFT JOIN material m ON m.material_id = u.material_id"
 
 
@@ -48,16 +53,6 @@ class Hit:
     #: The unit's body.
     text: str
     score: float
-
-
-def tokens(query: str) -> list[str]:
-    r"""Return what of a query can be searched: its runs of letters, digits and ``_``.
-
-    Letters and digits are those of Unicode's categories L and N, as JavaScript's ``\p{L}`` and ``\p{N}``: combining
-    marks end a run.
-    """
-    runs = groupby(query, key=lambda point: point == "_" or unicodedata.category(point)[0] in "LN")
-    return ["".join(run) for is_word, run in runs if is_word]
 
 
 def vector_blob(numbers: Sequence[float]) -> bytes:
@@ -79,31 +74,34 @@ def dimensions_of(db: apsw.Connection) -> int | None:
 
 
 def bm25_hits(db: apsw.Connection, query: str, count: int) -> list[Hit]:
-    """Return the ``count`` best hits of the words of a query; all of them have to occur.
+    """Return the ``count`` best hits of the words of a query (``docs/search.md``, "The lane of words").
 
-    A hit's score is -bm25(), the higher the better. Where a word has fewer than 3 code points, every word is looked for
-    with LIKE: shortest body first, its score minus its length in code points. A query without a word finds nothing.
+    A hit has one of the query's terms, and every word that is too short for the index; where nothing has all of these
+    short words, they do not count. Its score is -bm25(), the higher the better. A query of short words alone is looked
+    for with LIKE: shortest body first, its score minus its length in code points. A query without a word finds nothing.
 
     Raises:
         QueryTooLong: SQLite cannot look for so many or so long words with LIKE.
-        apsw.Error, UnicodeDecodeError: the index is damaged.
+        apsw.Error: the index is damaged.
     """
-    words = tokens(query)
-    if not words or count < 1:
+    asked = compiled(query)
+    if not asked.tokens or count < 1:
         return []
     place = _place(db)
-    if min(map(len, words)) < MIN_TRIGRAM:
-        return _like_hits(db, words, count, place)
-    match = " AND ".join(f'"{word}"' for word in words)
-    return list(islice(_ranked(db, match, place), count))
+    if not asked.terms:
+        return list(islice(_shortest(db, asked.tokens, place), count))
+    hits = list(islice(_ranked(db, asked.terms, asked.shorts, place), count))
+    return hits or list(islice(_ranked(db, asked.terms, (), place), count if asked.shorts else 0))
 
 
-def _ranked(db: apsw.Connection, match: str, place: str) -> Iterator[Hit]:
+def _ranked(db: apsw.Connection, terms: Sequence[str], shorts: Sequence[str], place: str) -> Iterator[Hit]:
     """Yield units, best first. Row numbers are sorted by themselves, so that only those of hits are joined."""
+    condition, patterns = _contains(shorts)
+    bodies = f"JOIN search_text t ON t.{place} = search_text_fts.rowid AND {condition}" if shorts else ""
     ranked = db.execute(
-        """SELECT rowid, -bm25(search_text_fts) AS score FROM search_text_fts
-            WHERE search_text_fts MATCH ? ORDER BY score DESC, rowid""",
-        (match,),
+        f"""SELECT search_text_fts.rowid, -bm25(search_text_fts) AS score FROM search_text_fts {bodies}
+             WHERE search_text_fts MATCH ? ORDER BY score DESC, search_text_fts.rowid""",
+        (*patterns, " OR ".join(f'"{term}"' for term in terms)),
     )
     unit = f"SELECT {_COLUMNS} FROM search_text t {_UNITS} WHERE t.{place} = ? AND +t.kind = 'body'"
     for rowid, score in ranked:
@@ -111,22 +109,47 @@ def _ranked(db: apsw.Connection, match: str, place: str) -> Iterator[Hit]:
             yield _hit(row, score)
 
 
-def _like_hits(db: apsw.Connection, words: list[str], count: int, place: str) -> list[Hit]:
-    patterns = [f"%{_escaped(word)}%" for word in dict.fromkeys(words)]
-    if len(patterns) > _MAX_LIKES:
-        reason = f"with a word of fewer than {MIN_TRIGRAM} characters, {_MAX_LIKES} words are the limit"
-        raise QueryTooLong(reason=reason)
-    if max(len(pattern.encode()) for pattern in patterns) > _MAX_PATTERN:
-        raise QueryTooLong(reason="one of its words is longer than SQLite looks for")
-    likes = " AND ".join("t.text LIKE ? ESCAPE '\\'" for _ in patterns)
-    rows = db.execute(
-        f"""SELECT {_COLUMNS}, length(t.text)
-              FROM search_text t {_UNITS}
-             WHERE +t.kind = 'body' AND {likes}
-             ORDER BY length(t.text), t.{place} LIMIT ?""",
-        (*patterns, count),
+def _shortest(db: apsw.Connection, words: Sequence[str], place: str) -> Iterator[Hit]:
+    """Yield units whose bodies have every word, shortest first; sorted as in :func:`_ranked`."""
+    condition, patterns = _contains(words)
+    found = db.execute(
+        f"""SELECT t.rowid, length(t.text) AS size FROM search_text t
+             WHERE +t.kind = 'body' AND {condition} ORDER BY size, t.{place}""",
+        patterns,
     )
-    return [_hit(row[:5], -float(row[5])) for row in rows]
+    unit = f"SELECT {_COLUMNS} FROM search_text t {_UNITS} WHERE t.rowid = ?"
+    for rowid, size in found:
+        for row in db.execute(unit, (rowid,)):
+            yield _hit(row, -float(size))
+
+
+def _contains(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the condition that a body ``t.text`` is LIKE each word, with its parameters.
+
+    Raises:
+        QueryTooLong
+    """
+    wanted = sorted(dict.fromkeys(words), key=len, reverse=True)
+    if len(wanted) > _MAX_LIKES:
+        raise QueryTooLong(reason=f"{_MAX_LIKES:,} short words are the limit")
+    conditions, parameters = [], []
+    for word in wanted:
+        pattern = f"%{_escaped(word)}%"
+        if len(pattern.encode()) > _MAX_PATTERN:
+            raise QueryTooLong(reason="one of its words is longer than SQLite looks for")
+        # LIKE is slow outside ASCII: what it can only find as it stands is looked for beforehand.
+        sure = max(_ASCII_LETTERS.split(word), key=len)
+        conditions += ["instr(t.text, ?)"] * bool(sure) + ["t.text LIKE ? ESCAPE '\\'"]
+        parameters += [sure] * bool(sure) + [pattern]
+    return _all_of(conditions), parameters
+
+
+def _all_of(conditions: Sequence[str]) -> str:
+    """Return conditions joined by AND, as a balanced tree: SQLite's depth of expressions is limited."""
+    if len(conditions) <= 2:
+        return " AND ".join(conditions) or "1"
+    middle = len(conditions) // 2
+    return f"({_all_of(conditions[:middle])}) AND ({_all_of(conditions[middle:])})"
 
 
 def _escaped(word: str) -> str:
@@ -150,7 +173,7 @@ def vector_hits(db: apsw.Connection, vector: bytes, count: int) -> list[Hit]:
     and are no hits; where ``vector`` itself is all zeros, nothing is.
 
     Raises:
-        apsw.Error, UnicodeDecodeError: the index is damaged.
+        apsw.Error: the index is damaged.
     """
     return list(islice(_nearest(db, vector), max(count, 0)))
 
@@ -160,7 +183,7 @@ def _nearest(db: apsw.Connection, vector: bytes) -> Iterator[Hit]:
     place = _place(db)
     ranked = db.execute(
         # A condition on the distance would have SQLite work it out twice.
-        """SELECT embedding_text_hash,
+        """SELECT rowid,
                   CASE WHEN typeof(vector_blob) = 'blob' AND octet_length(vector_blob) = ?2
                        THEN vec_distance_cosine(vector_blob, ?1) END AS distance
              FROM embedding NOT INDEXED
@@ -168,10 +191,11 @@ def _nearest(db: apsw.Connection, vector: bytes) -> Iterator[Hit]:
         (vector, len(vector)),
     )
     units = f"""SELECT t.{place}, {_COLUMNS} FROM search_text t {_UNITS}
-                 WHERE +t.kind = 'body' AND t.embedding_text_hash = ?"""
+                 WHERE +t.kind = 'body'
+                   AND t.embedding_text_hash = (SELECT embedding_text_hash FROM embedding WHERE rowid = ?)"""
     known = takewhile(lambda row: row[1] is not None, ranked)
     for distance, group in groupby(known, key=lambda row: row[1]):
-        rows = [row for text_hash, _ in group for row in db.execute(units, (text_hash,))]
+        rows = [row for rowid, _ in group for row in db.execute(units, (rowid,))]
         for row in sorted(rows, key=lambda row: row[0] if isinstance(row[0], int) else 0):
             yield _hit(row[1:], 1 - distance)
 
@@ -204,15 +228,10 @@ def fused(by_vector: Iterable[Hit], by_words: Iterable[Hit], alpha: float) -> li
 def _hit(row: Sequence[object], score: float) -> Hit:
     unit, material, path, number, text = row
     return Hit(
-        unit_id=_text(unit),
-        material_id=_text(material),
-        relative_path=None if path is None else _text(path),
+        unit_id=lenient_text(unit),
+        material_id=lenient_text(material),
+        relative_path=None if path is None else lenient_text(path),
         unit_index=number if isinstance(number, int) else -1,
-        text=_text(text),
+        text=lenient_text(text),
         score=float(score),
     )
-
-
-def _text(value: object) -> str:
-    """Return a value of a column as text, whatever a damaged file has there."""
-    return decode_utf8(value) if isinstance(value, bytes) else str(value)

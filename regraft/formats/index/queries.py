@@ -1,0 +1,63 @@
+"""What a query asks the full-text index for (``docs/search.md``, "Words of a query").
+
+Text without spaces between words is cut by its script, not by dictionaries: Chinese and Japanese text into windows of
+three characters, everything else at what is no letter, number or ``_``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+
+import regex
+
+#: The trigram index knows nothing shorter, in code points; windows are as long.
+TRIGRAM = 3
+#: How many terms full text is asked for; those after them have no part in a search.
+MAX_TERMS = 64
+
+# The standard library knows no Script_Extensions, and its categories are those of an older Unicode.
+_TOKEN = regex.compile(r"[\p{L}\p{N}_]+")
+#: Characters of Chinese and Japanese, those with several scripts among them, such as the prolonged sound mark.
+_UNSEGMENTED = r"\p{scx=Han}\p{scx=Hiragana}\p{scx=Katakana}"
+_RUN = regex.compile(rf"(?P<unsegmented>[{_UNSEGMENTED}]+)|[^{_UNSEGMENTED}]+")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A query as full text is asked for it."""
+
+    #: Runs of letters, numbers and ``_``, as they stand in the query.
+    tokens: tuple[str, ...]
+    #: What the trigram index is asked for, any of it: different words, then different windows.
+    terms: tuple[str, ...]
+    #: Different words that are too short for it.
+    shorts: tuple[str, ...]
+
+
+def tokens(query: str) -> list[str]:
+    r"""Return what of a query can be searched: its longest runs of letters, numbers and ``_``.
+
+    Letters and numbers are Unicode's categories L and N, as JavaScript's ``\p{L}`` and ``\p{N}``; combining marks end
+    a run.
+    """
+    found: list[str] = _TOKEN.findall(query)
+    return found
+
+
+def compiled(query: str) -> Compiled:
+    """Return what the full-text index is asked for."""
+    every = tokens(query)
+    runs = [(run[0], run["unsegmented"] is not None) for token in every for run in _RUN.finditer(token)]
+    words = [run for run, is_unsegmented in runs if not is_unsegmented or len(run) <= TRIGRAM]
+    # A word that is a window of another run, too, is asked for twice and counts twice.
+    terms = chain(dict.fromkeys(word for word in words if len(word) >= TRIGRAM), dict.fromkeys(_windows(runs)))
+    shorts = dict.fromkeys(word for word in words if len(word) < TRIGRAM)
+    return Compiled(tuple(every), tuple(islice(terms, MAX_TERMS)), tuple(shorts))
+
+
+def _windows(runs: list[tuple[str, bool]]) -> Iterator[str]:
+    for run, is_unsegmented in runs:
+        if is_unsegmented and len(run) > TRIGRAM:
+            yield from (run[at : at + TRIGRAM] for at in range(len(run) - TRIGRAM + 1))

@@ -1,0 +1,69 @@
+"""Whether the application is going to replace or delete a profile's data at its next start.
+
+What is written until then is thrown away (``docs/formats/catalog.md``, "Pending restores and resets").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+#: What a restore records of itself, in the profile.
+RESTORE_JOURNAL = "Data/restore-journal.json"
+#: What a reset that waits for the next start records of itself, in the profile.
+RESET_RECORD = "data-reset.pending.json"
+_JOURNAL_VERSION = 1
+_STAGED = {"staged": "a restore is staged", "promoting": "a restore is being put into place"}
+_SETTLED = {"completed", "failed", "expired"}
+#: Neither holds more than a few paths and times.
+_LARGEST = 16 << 20
+
+
+def pending_in(profile: Path) -> str | None:
+    """Return what of a profile's data is going to be replaced or deleted, for a person; None where nothing is.
+
+    A record that cannot be read counts as pending. Nothing is raised.
+    """
+    return _restore(profile) or _reset(profile)
+
+
+def _restore(profile: Path) -> str | None:
+    problem, journal = _read(profile / RESTORE_JOURNAL)
+    if problem is None and journal is None:
+        return None
+    state = journal.get("state") if journal is not None and journal.get("version") == _JOURNAL_VERSION else None
+    if state in _SETTLED:
+        return None
+    if state in _STAGED:
+        return f"{_STAGED[state]} ({RESTORE_JOURNAL})"
+    return f"a restore may be pending: {RESTORE_JOURNAL} {problem or 'says of none of the known states'}"
+
+
+def _reset(profile: Path) -> str | None:
+    problem, record = _read(profile / RESET_RECORD)
+    if problem is None and record is None:
+        return None
+    status = None if record is None else record.get("status")
+    if isinstance(status, str) and status != "pending":
+        return None
+    deleted = "at its next start the application deletes all data here: copy what you want to keep first"
+    if status == "pending":
+        return f"a reset is pending ({RESET_RECORD}); {deleted}"
+    return f"a reset may be pending: {RESET_RECORD} {problem or 'has no status'}; if so, {deleted}"
+
+
+def _read(path: Path) -> tuple[str | None, dict[str, Any] | None]:
+    """Return what is wrong with a record and what it holds; both None where there is none."""
+    try:
+        if not os.path.lexists(path):
+            return None, None
+        if not path.is_file():
+            return "is no file", None
+        with path.open("rb") as file:
+            found: Any = json.loads(file.read(_LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no JSON"
+        return f"cannot be read ({reason})", None
+    return (None, found) if isinstance(found, dict) else ("is no JSON object", None)
