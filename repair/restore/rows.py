@@ -33,6 +33,8 @@ def new_rows(source: Source, wanted: Wanted, items: Sequence[ItemCopy], now_ms: 
     """
     base = wanted.base_id(source.key)
     statements = Statements(source.catalog, bases={source.key})
+    for table in (BASES, ITEMS):
+        statements.tables.insertable(table, ())
     try:
         actions = list(_model(source, wanted.model_id, base, statements, now_ms))
     except ModelUnfit as reason:
