@@ -316,6 +316,30 @@ def test_repair_leaves_a_base_without_a_mode_alone(store: Path) -> None:
     assert findings == []
 
 
+@pytest.mark.parametrize("generation", GENERATIONS[1:])
+def test_a_model_of_the_users_own_that_inherits_nothing_is_found(store: Path) -> None:
+    """That of a preset may be without a name; one without a preset keeps the application from reading any."""
+    changed(store, f"UPDATE user_model SET name = NULL, capabilities = NULL WHERE id = '{MODEL}'")
+    outcome = run("check", store, "--json")
+    (finding,) = outcome.document["findings"]
+    assert (outcome.status, finding["name"], finding["severity"], finding["base"]) == (
+        1,
+        "model.incomplete",
+        "error",
+        None,
+    )
+    assert finding["message"] == "1 model that bases use, without name, capabilities"
+    assert finding["samples"] == [MODEL]
+
+
+@pytest.mark.parametrize("name", ["profile_208_stranded", "profile_stranded"])
+def test_rescue_of_the_applications_own_profiles(name: str, tmp_path: Path) -> None:
+    store = real(name, tmp_path)
+    before = dump(store)
+    document = done(run("rescue", store, "--now", NOW, "--json"), store, before, status=1)
+    assert [one["action"] for one in document["actions"]].count("complete-base") == 3
+
+
 @each_generation
 def test_reconcile(store: Path) -> None:
     changed(store, f"DELETE FROM knowledge_item WHERE base_id = '{KB}' AND type = 'note'")
