@@ -29,6 +29,7 @@ from faults import (
     FullDisk,
     fails,
     forked,
+    give_up_rights,
     on_disk,
     posix,
     said,
@@ -339,8 +340,7 @@ def test_a_read_only_file_or_folder_is_refused(cases: dict[str, Case]) -> None:
 
 
 def refused_as_nobody(root: Path, command: Planner) -> None:
-    if os.geteuid() == 0:
-        os.setuid(65534)
+    give_up_rights()
     with unwritten(root), fails("StoreNotWritable"):
         change(root, command)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import struct
 import tempfile
@@ -17,7 +16,7 @@ import apsw
 import codex_mem_store as made
 import pytest
 from conftest import run
-from faults import REFUSED, forked, posix, said, untouched
+from faults import REFUSED, forked, give_up_rights, posix, said, untouched
 from test_codex_mem_repair import another_process, every_row, names, same_words, undo
 from toys import QuickDisk, killed, moments, quick_disk, steps_of
 
@@ -430,8 +429,7 @@ def test_a_read_only_file_is_refused(path: Path) -> None:
 
 
 def refused_as_nobody(root: Path, command: Callable[[Path], dict[str, Any]]) -> None:
-    if os.geteuid() == 0:
-        os.setuid(65534)
+    give_up_rights()
     with untouched(*root.iterdir()):
         assert command(root / codex_mem.FILE)["error"]["code"] == "StoreNotWritable"
     assert not (root / ".regraft").exists()
