@@ -387,6 +387,11 @@ DAMAGES: dict[str, Damage] = {
     "completed with an error": Damage("base.status", _of_base("error = 'x'")),
     "dimensions in words": Damage("base.status", _of_base("dimensions = 'many'")),
     "a model that is gone": Damage("base.model", in_catalog("DELETE FROM user_model")),
+    "a model that inherits nothing": Damage(
+        "model.incomplete",
+        in_catalog("ALTER TABLE user_model DROP COLUMN name", "ALTER TABLE user_model ADD COLUMN name TEXT"),
+        about="library",
+    ),
     "other dimensions": Damage("base.dimensions", _of_base("dimensions = 768")),
     "a failed base": Damage("base.failed", _of_base("status = 'failed', error = 'missing_vector_store'")),
     "no index": Damage("base.no-index", planting.no_index),
