@@ -32,7 +32,7 @@ HITS = 10
 MAX_RATIO = 1.1
 _MOMENT = 0.001
 _QUERIES = 12
-_ROUNDS = 5
+_ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,8 @@ class Measured:
     kind: str
     floor: float
     regraft: float
-
-    @property
-    def ratio(self) -> float:
-        return self.regraft / self.floor
+    #: The median of the queries' own ratios.
+    ratio: float
 
     @property
     def is_slow(self) -> bool:
@@ -117,12 +115,14 @@ def measured(db: apsw.Connection, kind: str, queries: list[str]) -> Measured:
     Raises:
         AssertionError: the answers differ.
     """
-    best: dict[str, list[float]] = {"floor": [], "regraft": []}
+    pairs = []
     for query in queries:
         assert [len(text) for text in floor(db, query)] == [len(text) for text in regraft(db, query)], query
-        for name, ask in (("floor", floor), ("regraft", regraft)):
-            best[name].append(min(_seconds(ask, db, query) for _ in range(_ROUNDS)))
-    return Measured(kind, statistics.median(best["floor"]), statistics.median(best["regraft"]))
+        rounds = [(_seconds(floor, db, query), _seconds(regraft, db, query)) for _ in range(_ROUNDS)]
+        pairs.append(tuple(map(min, zip(*rounds, strict=True))))
+    least, mine = zip(*pairs, strict=True)
+    ratio = statistics.median(own / base for base, own in pairs)
+    return Measured(kind, statistics.median(least), statistics.median(mine), ratio)
 
 
 def _seconds(ask: Callable[[apsw.Connection, str], object], db: apsw.Connection, query: str) -> float:

@@ -485,11 +485,12 @@ def test_notes_go_to_stderr_and_quiet_leaves_them_out(library, vector):
 
 
 @pytest.mark.skipif(
-    not (GOLDEN / "profile_upgraded" / "cherrystudio.sqlite").is_file(),
+    not (GOLDEN / "profile_208_upgraded").is_dir(),
     reason="no profile of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
 )
-def test_a_profile_of_the_application_is_searched_without_a_trace(tmp_path):
-    profile = GOLDEN / "profile_upgraded"
+@pytest.mark.parametrize("name", ["profile_upgraded", "profile_208_upgraded"])
+def test_a_profile_of_the_application_is_searched_without_a_trace(tmp_path, name):
+    profile = GOLDEN / name
     before = snapshot(profile)
     index = next(profile.glob("Data/KnowledgeBase/*/.cherry/index.sqlite"))
     with opened(index) as db:
@@ -502,4 +503,7 @@ def test_a_profile_of_the_application_is_searched_without_a_trace(tmp_path):
     assert done.status == 0, done.stderr
     assert done.document["hits"][0]["text"] == text
     assert done.document["hits"][0]["score"] == pytest.approx(1, abs=1e-6)
+    both = run("search", profile, "greenhouse", "--vector", file_of_vector, "--json").document
+    assert (both["mode"], both["alpha"], both["base_name"]) == ("hybrid", 0.5, "Research notes")
+    assert all(hit["item_name"] for hit in both["hits"])
     assert snapshot(profile) == before
