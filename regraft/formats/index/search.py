@@ -94,10 +94,12 @@ def bm25_hits(db: apsw.Connection, query: str, count: int) -> list[Hit]:
 def _ranked(db: apsw.Connection, terms: Sequence[str], shorts: Sequence[str], place: str) -> Iterator[Hit]:
     """Yield units, best first. Row numbers are sorted by themselves, so that only those of hits are joined."""
     condition, patterns = _contains(shorts)
-    bodies = f"JOIN search_text t ON t.{place} = search_text_fts.rowid AND {condition}" if shorts else ""
+    # CROSS: full text is asked once, not for each body.
+    bodies = f"CROSS JOIN search_text t ON t.{place} = search_text_fts.rowid AND {condition}" if shorts else ""
     ranked = db.execute(
         f"""SELECT search_text_fts.rowid, -bm25(search_text_fts) AS score FROM search_text_fts {bodies}
              WHERE search_text_fts MATCH ? ORDER BY score DESC, search_text_fts.rowid""",
+        # A term has neither quotes nor NUL in it: it is of letters, numbers and _.
         (*patterns, " OR ".join(f'"{term}"' for term in terms)),
     )
     unit = f"SELECT {_COLUMNS} FROM search_text t {_UNITS} WHERE t.{place} = ? AND +t.kind = 'body'"
