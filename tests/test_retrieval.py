@@ -388,10 +388,8 @@ def test_a_damaged_index_is_one_line(library):
 
 
 def test_a_query_that_is_too_long_is_refused(library):
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789αβγδεζηθικλμν"
-    query = " ".join(one + two for one in letters for two in letters)
     options = ("--base", library.base_id("big"), "--mode", "bm25")
-    assert "too long" in refused("QueryTooLong", library.path, query, *options)
+    assert "too long" in refused("QueryTooLong", library.path, "知a" * 20_000, *options)
 
 
 # --- kinds of paths and bases --------------------------------------------------------------------------------------
@@ -487,11 +485,12 @@ def test_notes_go_to_stderr_and_quiet_leaves_them_out(library, vector):
 
 
 @pytest.mark.skipif(
-    not (GOLDEN / "profile_upgraded" / "cherrystudio.sqlite").is_file(),
+    not (GOLDEN / "profile_208_upgraded").is_dir(),
     reason="no profile of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
 )
-def test_a_profile_of_the_application_is_searched_without_a_trace(tmp_path):
-    profile = GOLDEN / "profile_upgraded"
+@pytest.mark.parametrize("name", ["profile_upgraded", "profile_208_upgraded"])
+def test_a_profile_of_the_application_is_searched_without_a_trace(tmp_path, name):
+    profile = GOLDEN / name
     before = snapshot(profile)
     index = next(profile.glob("Data/KnowledgeBase/*/.cherry/index.sqlite"))
     with opened(index) as db:
@@ -504,4 +503,7 @@ def test_a_profile_of_the_application_is_searched_without_a_trace(tmp_path):
     assert done.status == 0, done.stderr
     assert done.document["hits"][0]["text"] == text
     assert done.document["hits"][0]["score"] == pytest.approx(1, abs=1e-6)
+    both = run("search", profile, "greenhouse", "--vector", file_of_vector, "--json").document
+    assert (both["mode"], both["alpha"], both["base_name"]) == ("hybrid", 0.5, "Research notes")
+    assert all(hit["item_name"] for hit in both["hits"])
     assert snapshot(profile) == before

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import doctest
+import gzip
+import json
 import math
 import struct
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
-from conftest import REPO, snapshot
+from conftest import HERE, REPO, run, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from v1 import floats, sha
@@ -21,7 +27,7 @@ from v1 import floats, sha
 from regraft import identity, sqlite
 from regraft.errors import QueryTooLong
 from regraft.formats.index import schema
-from regraft.formats.index.queries import tokens
+from regraft.formats.index.queries import compiled, tokens
 from regraft.formats.index.search import (
     Hit,
     bm25_hits,
@@ -32,6 +38,7 @@ from regraft.formats.index.search import (
     vector_hits,
 )
 
+GOLDEN = HERE / "golden"
 BASE = "11111111-1111-4111-8111-111111111111"
 
 
@@ -109,24 +116,64 @@ def folded(text: str) -> str:
     return "".join(point.lower() if point.isascii() else point for point in text)
 
 
-def model_bm25(texts: Sequence[str], words: Sequence[str]) -> list[tuple[int, float]]:
-    """Return (number, score) of the texts with all words, best first, by the formula that FTS5 documents."""
+#: What the model knows of characters: those of scripts without spaces, and other letters, digits and ``_``.
+UNSEGMENTED = frozenset("知识库搜索天气道原因々〆ーｰかなカナｶ〇㊀𠮷㈠ゝ")
+SEGMENTED = frozenset("abcdexABCDEÉéßД한국어ไทยខ01239９½²_𝒳ǅ")
+#: These end a token: marks, signs, spaces, wildcards, quotes, half surrogates.
+ENDS = " \t\n\0%\\\"'*^()。，・\u0301\u3099\u0e31😀\u200d-"
+
+
+def model_query(query: str) -> tuple[list[str], list[str], list[str]]:
+    """Return tokens, terms and short words of a query, character by character."""
+    found, runs = [""], [""]
+    for before, point in zip([" ", *query], query, strict=False):
+        is_part = point in UNSEGMENTED or point in SEGMENTED
+        found[-1:] = [found[-1] + point] if is_part else [found[-1], ""]
+        cut = not is_part or (point in UNSEGMENTED) != (before in UNSEGMENTED)
+        runs[-1:] = [runs[-1] + point] if not cut else [runs[-1], point if is_part else ""]
+    words, windows = [], []
+    for part in filter(None, runs):
+        if part[0] in UNSEGMENTED and len(part) > 3:
+            windows += [part[at : at + 3] for at in range(len(part) - 2)]
+        else:
+            words.append(part)
+    long = [word for at, word in enumerate(words) if len(word) >= 3 and word not in words[:at]]
+    cut_out = [window for at, window in enumerate(windows) if window not in windows[:at]]
+    short = [word for at, word in enumerate(words) if len(word) < 3 and word not in words[:at]]
+    return [token for token in found if token], (long + cut_out)[:64], short
+
+
+def model_words(texts: Sequence[str], query: str) -> list[tuple[int, float]]:
+    """Return (number, score) of what the lane of words finds, best first."""
+    every, terms, short = model_query(query)
+    if not every:
+        return []
+    if not terms:
+        found = [at for at, text in enumerate(texts) if all(folded(token) in folded(text) for token in every)]
+        return sorted(((at, -float(len(texts[at]))) for at in found), key=lambda entry: (-entry[1], entry[0]))
+    ranked = model_bm25(texts, terms)
+    filtered = [entry for entry in ranked if all(folded(word) in folded(texts[entry[0]]) for word in short)]
+    return filtered or ranked
+
+
+def model_bm25(texts: Sequence[str], terms: Sequence[str]) -> list[tuple[int, float]]:
+    """Return (number, score) of the texts with any term, best first, by the formula that FTS5 documents."""
     k1, b = 1.2, 0.75
     lengths = [max(len(text) - 2, 0) for text in texts]
     average = sum(lengths) / len(texts)
 
-    def count(text: str, word: str) -> int:
-        return sum(text.lower().startswith(word.lower(), at) for at in range(len(text)))
+    def count(text: str, term: str) -> int:
+        return sum(text.lower().startswith(term.lower(), at) for at in range(len(text)))
 
+    having = {term: sum(count(text, term) > 0 for text in texts) for term in terms}
     scored = []
     for number, text in enumerate(texts):
-        found = [count(text, word) for word in words]
-        if not all(found):
+        found = [(term, count(text, term)) for term in terms]
+        if not any(times for _, times in found):
             continue
         score = 0.0
-        for word, times in zip(words, found, strict=True):
-            having = sum(count(other, word) > 0 for other in texts)
-            weight = math.log((len(texts) - having + 0.5) / (having + 0.5))
+        for term, times in found:
+            weight = math.log((len(texts) - having[term] + 0.5) / (having[term] + 0.5))
             weight = weight if weight > 0 else 1e-6
             score += weight * times * (k1 + 1) / (times + k1 * (1 - b + b * lengths[number] / average))
         scored.append((number, score))
@@ -155,7 +202,83 @@ def test_tokens_are_runs_of_letters_digits_and_underscores(query, found):
     assert tokens(query) == found
 
 
-def test_all_words_have_to_occur_and_scores_are_those_of_bm25(tmp_path):
+@pytest.mark.parametrize(
+    ("query", "terms", "shorts"),
+    [
+        ("boat-workshop of 2024", ["boat", "workshop", "2024"], ["of"]),
+        ("知识库", ["知识库"], []),
+        ("知识", [], ["知识"]),
+        ("知识库搜索", ["知识库", "识库搜", "库搜索"], []),
+        ("知识库搜索 boats", ["boats", "知识库", "识库搜", "库搜索"], []),
+        ("知识库 知识库搜索", ["知识库", "知识库", "识库搜", "库搜索"], []),
+        ("用KB知识库搜索abc的", ["abc", "知识库", "识库搜", "库搜索"], ["用", "KB", "的"]),
+        ("サーバー設定", ["サーバ", "ーバー", "バー設", "ー設定"], []),
+        ("ｻｰﾊﾞｰ", ["ｻｰﾊ", "ｰﾊﾞ", "ﾊﾞｰ"], []),
+        ("人々 〆切日です", ["〆切日", "切日で", "日です"], ["人々"]),
+        ("한국어테스트 ภาษาไทย", ["한국어테스트", "ภาษาไทย"], []),
+        ("ferry Ferry ferry FERRY", ["ferry", "Ferry", "FERRY"], []),
+        ("が\u3099ぎぐげ", ["ぎぐげ"], ["が"]),
+        ("x² 𠮷野家へ ½", ["𠮷野家", "野家へ"], ["x²", "½"]),
+        ("__init__ a_b _", ["__init__", "a_b"], ["_"]),
+        ("㊀㈠〇〇", ["㊀㈠〇", "㈠〇〇"], []),
+        (" ".join(f"w{at:02d}" for at in range(70)), [f"w{at:02d}" for at in range(64)], []),
+        (
+            "".join(map(chr, range(0x4E00, 0x4E80))) + " abc",
+            ["abc", *(chr(at) + chr(at + 1) + chr(at + 2) for at in range(0x4E00, 0x4E3F))],
+            [],
+        ),
+        ("", [], []),
+    ],
+)
+def test_a_query_is_cut_into_words_and_windows(query, terms, shorts):
+    asked = compiled(query)
+    assert (list(asked.terms), list(asked.shorts)) == (terms, shorts)
+
+
+def test_short_words_have_no_limit():
+    assert len(compiled(" ".join(map(chr, range(0x4E00, 0x4E00 + 300)))).shorts) == 300
+
+
+_QUERIES = st.text(st.sampled_from(sorted(UNSEGMENTED | SEGMENTED) + list(ENDS) * 2), max_size=14)
+
+
+@given(query=_QUERIES)
+def test_a_query_is_cut_as_the_model_cuts_it(query):
+    asked = compiled(query)
+    assert (list(asked.tokens), list(asked.terms), list(asked.shorts)) == model_query(query)
+
+
+_BITS = (
+    "知识库",
+    "识库搜索",
+    "天气",
+    "ab",
+    "abc",
+    "Abcd",
+    "éA",
+    "한국어",
+    "9_",
+    " ",
+    " ",
+    "%",
+    "\\",
+    "😀",
+    "e\u0301",
+    "ー",
+)
+_TEXTS = st.lists(st.lists(st.sampled_from(_BITS), max_size=8).map("".join), min_size=1, max_size=8)
+
+
+@given(texts=_TEXTS, query=st.lists(st.sampled_from((*_BITS, "\0", '"', "'")), max_size=6).map("".join))
+def test_words_find_what_the_model_finds(tmp_path_factory, texts, query):
+    with index_of(tmp_path_factory.mktemp("index"), *texts) as db:
+        hits = bm25_hits(db, query, 100)
+    model = model_words(texts, query)
+    assert numbers(hits) == [number for number, _ in model]
+    assert [hit.score for hit in hits] == pytest.approx([score for _, score in model], rel=1e-9)
+
+
+def test_any_word_is_enough_and_scores_are_those_of_bm25(tmp_path):
     texts = [
         "the boat is in the workshop",
         "a workshop for boats, and a boat",
@@ -170,6 +293,7 @@ def test_all_words_have_to_occur_and_scores_are_those_of_bm25(tmp_path):
         cut = bm25_hits(db, "BOAT workshop!", 2)
     model = model_bm25(texts, ["boat", "workshop"])
     assert numbers(hits) == [number for number, _ in model]
+    assert set(numbers(hits)) == {0, 1, 3, 5}
     assert [hit.score for hit in hits] == pytest.approx([score for _, score in model], rel=1e-9)
     assert cut == hits[:2]
     assert {hit.relative_path for hit in hits} == {"m.md"}
@@ -177,8 +301,25 @@ def test_all_words_have_to_occur_and_scores_are_those_of_bm25(tmp_path):
 
 
 def test_words_of_the_query_language_are_words(tmp_path):
-    with index_of(tmp_path, "this AND that OR something NEAR it", "this that something") as db:
-        assert numbers(bm25_hits(db, 'AND "something" NEAR(', 10)) == [0]
+    with index_of(tmp_path, "this AND that", "this that", "something else", "else") as db:
+        assert set(numbers(bm25_hits(db, 'AND "something" NEAR(', 10))) == {0, 2}
+        assert numbers(bm25_hits(db, "some\0thing* ^text:", 10)) == [2]
+
+
+def test_a_short_word_has_to_occur_where_anything_has_it(tmp_path):
+    with index_of(tmp_path, "ferry and 温室", "the ferry", "FERRY a", "none of it", "no", "no") as db:
+        assert numbers(bm25_hits(db, "ferry 温室", 10)) == [0]
+        assert set(numbers(bm25_hits(db, "ferry A", 10))) == {0, 2}
+        # Nothing has all of them: they do not count.
+        assert set(numbers(bm25_hits(db, "ferry zz 温室", 10))) == {0, 1, 2}
+        assert bm25_hits(db, "absent no", 10) == []
+
+
+def test_full_text_ignores_the_case_of_all_letters_and_short_words_that_of_ascii(tmp_path):
+    with index_of(tmp_path, "ÉCOLE du sud", "École É", "ABC é", "nothing", "else") as db:
+        assert set(numbers(bm25_hits(db, "École", 10))) == {0, 1}
+        assert numbers(bm25_hits(db, "é", 10)) == [2]
+        assert numbers(bm25_hits(db, "aBc É", 10)) == [2], "nothing has both, so that the short word does not count"
 
 
 def test_a_tie_goes_to_the_body_written_first(tmp_path):
@@ -187,13 +328,13 @@ def test_a_tie_goes_to_the_body_written_first(tmp_path):
         assert numbers(bm25_hits(db, "te", 4)) == [0, 1, 2, 3]
 
 
-def test_a_short_word_looks_for_every_word_with_like_shortest_body_first(tmp_path):
-    texts = ["知识库的搜索很快 and more of it", "搜索知识库", "知识", "搜索", "知识 😀 搜索"]
+def test_short_words_alone_are_looked_for_with_like_shortest_body_first(tmp_path):
+    texts = ["知识库的搜索很快 and more of it", "搜索知识库", "知识", "搜索", "知识 😀 搜索", "ab知识", "ab 知识"]
     with index_of(tmp_path, *texts) as db:
-        hits = bm25_hits(db, "知识库 搜索", 10)
         both = bm25_hits(db, "知识,搜索", 10)
-    assert [(hit.unit_index, hit.score) for hit in hits] == [(1, -5.0), (0, -float(len(texts[0])))]
+        whole = bm25_hits(db, "ab知识", 10)
     assert [(hit.unit_index, hit.score) for hit in both] == [(1, -5.0), (4, -7.0), (0, -float(len(texts[0])))]
+    assert numbers(whole) == [5], "a token is looked for as it stands, not in its runs"
 
 
 @pytest.mark.parametrize(
@@ -203,48 +344,29 @@ def test_a_short_word_looks_for_every_word_with_like_shortest_body_first(tmp_pat
 def test_wildcards_of_like_stand_for_themselves(tmp_path, query, found):
     texts = ["abc", "a_c", "50% off", "c:\\5%", "x_y_z", "5", "xAB", "É", "é"]
     with index_of(tmp_path, *texts) as db:
-        found_now = bm25_hits(db, query, 10)
-    expected = [number for number in range(len(texts)) if _has_all(texts[number], query)]
-    expected.sort(key=lambda number: (len(texts[number]), number))
-    assert numbers(found_now) == (expected if tokens(query) else [])
-    assert set(numbers(found_now)) == set(found)
-
-
-def _has_all(text: str, query: str) -> bool:
-    return all(folded(word) in folded(text) for word in tokens(query))
-
-
-@given(
-    texts=st.lists(st.text(alphabet="ab_C%\\知识é😀 1", min_size=0, max_size=12), min_size=1, max_size=8),
-    query=st.text(alphabet="ab_C%\\知识é😀\" 1'", max_size=8),
-)
-def test_like_finds_what_the_model_finds(tmp_path_factory, texts, query):
-    words = tokens(query)
-    if not words or min(map(len, words)) > 2:
-        words, query = ["a"], "a"
-    with index_of(tmp_path_factory.mktemp("index"), *texts) as db:
-        hits = bm25_hits(db, query, 100)
-    expected = [number for number, text in enumerate(texts) if _has_all(text, query)]
-    assert [(hit.unit_index, hit.score) for hit in hits] == [
-        (number, -float(len(texts[number]))) for number in sorted(expected, key=lambda at: (len(texts[at]), at))
-    ]
+        assert numbers(bm25_hits(db, query, 10)) == found
 
 
 def test_nothing_to_look_for_finds_nothing(tmp_path):
     with index_of(tmp_path, "text") as db:
         assert bm25_hits(db, "…", 10) == []
+        assert bm25_hits(db, "\0", 10) == []
         assert bm25_hits(db, "text", 0) == []
+        assert bm25_hits(db, "te", 0) == []
         assert bm25_hits(db, "absent", 10) == []
 
 
-def test_a_query_longer_than_sqlite_takes_is_said_to_be(tmp_path):
-    with index_of(tmp_path, "text") as db:
-        with pytest.raises(QueryTooLong, match="500 words"):
-            bm25_hits(db, " ".join(map(str, range(501))), 10)
-        with pytest.raises(QueryTooLong, match="longer"):
-            bm25_hits(db, f"a {'b' * 50_000}", 10)
+def test_long_queries_are_answered_and_those_that_sqlite_does_not_take_are_said_to_be(tmp_path):
+    many = [chr(0x4E00 + at % 20_000) + chr(0x3400 + at // 20_000) for at in range(30_001)]
+    with index_of(tmp_path, "text of all", "一㐀") as db:
         assert bm25_hits(db, " ".join(["te"] * 5000), 10)[0].unit_index == 0
-        assert bm25_hits(db, " ".join(map(str, range(1000, 3000))), 10) == []
+        assert bm25_hits(db, " ".join(many[:1500]), 10) == []
+        assert numbers(bm25_hits(db, f"text {' '.join(many[:1500])}", 10)) == [0]
+        assert bm25_hits(db, "b" * 200_000, 10) == []
+        with pytest.raises(QueryTooLong, match="30,000 short words"):
+            bm25_hits(db, " ".join(many), 10)
+        with pytest.raises(QueryTooLong, match="longer"):
+            bm25_hits(db, "知a" * 20_000, 10)
 
 
 def test_an_index_of_version_1_is_joined_on_its_implicit_rowid(tmp_path):
@@ -367,6 +489,73 @@ def test_a_vector_beyond_float32_is_refused():
 def test_the_examples_of_the_page_run():
     failed, tried = doctest.testfile(str(REPO / "docs" / "search.md"), module_relative=False, encoding="utf-8")
     assert (failed, tried > 10) == (0, True)
+
+
+# --- the released application's own answers --------------------------------------------------------------------------
+
+
+def _short_hash(text: str) -> str:
+    return sha(text)[:16]
+
+
+@pytest.fixture(scope="module")
+def golden_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("golden")
+    with zipfile.ZipFile(GOLDEN / "basic.zip") as archive:
+        archive.extractall(folder)
+    (state,) = folder.rglob("redux.json")
+    assert run("migrate", state.parent, "--to", folder / "library").status in (0, 1)
+    return folder / "library"
+
+
+def golden_answers() -> list[dict[str, Any]]:
+    (answers,) = json.loads(gzip.decompress((GOLDEN / "search.json.gz").read_bytes())).values()
+    return answers
+
+
+def assert_agree(given: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any]], query: str) -> None:
+    """Hold hits (text, number, score) against recorded ones: only those of one score may change places."""
+    assert [hit[2] for hit in given] == pytest.approx([hit[2] for hit in expected], rel=1e-6, abs=1e-7), query
+    at = 0
+    for _, group in groupby(expected, key=lambda hit: hit[2]):
+        wanted = [tuple(hit[:2]) for hit in group]
+        assert sorted(tuple(hit[:2]) for hit in given[at : at + len(wanted)]) == sorted(wanted), query
+        at += len(wanted)
+
+
+@pytest.mark.parametrize("mode", ["bm25", "vector", "hybrid"])
+def test_the_released_store_answers_the_same(golden_library, mode):
+    asked = [answer for answer in golden_answers() if answer["mode"] == mode]
+    assert len(asked) == 189
+    (index,) = golden_library.glob("KnowledgeBase/*/.cherry/index.sqlite")
+    with opened(index) as db:
+        for answer in asked:
+            alpha = 0.5 if answer["alpha"] is None else answer["alpha"]
+            vector = vector_blob(answer["vector"] or ())
+            hits = {
+                "bm25": partial(bm25_hits, db, answer["q"], answer["k"]),
+                "vector": partial(vector_hits, db, vector, answer["k"]),
+                "hybrid": partial(hybrid_hits, db, answer["q"], vector, answer["k"], alpha),
+            }[mode]()
+            given = [(_short_hash(hit.text), hit.unit_index, hit.score) for hit in hits]
+            assert_agree(given, answer["hits"], answer["q"])
+
+
+def test_the_command_asks_the_index_alone_for_the_same(golden_library, tmp_path):
+    for number, answer in enumerate(golden_answers()):
+        if number % 40:
+            continue
+        options = ["--base", answer["base"], "--mode", answer["mode"], "-k", answer["k"], "--raw", "--json"]
+        if answer["alpha"] is not None:
+            options += ["--alpha", answer["alpha"]]
+        if answer["vector"] is not None:
+            (tmp_path / "vector.json").write_text(json.dumps(answer["vector"]))
+            options += ["--vector", tmp_path / "vector.json"]
+        done = run("search", golden_library, answer["q"], *options)
+        assert done.status == 0, done.stderr
+        given = [(_short_hash(hit["text"]), hit["unit_index"], hit["score"]) for hit in done.document["hits"]]
+        assert_agree(given, answer["hits"], answer["q"])
+        assert [hit["rank"] for hit in done.document["hits"]] == [*range(1, len(given) + 1)]
 
 
 # --- damage and traces ---------------------------------------------------------------------------------------------

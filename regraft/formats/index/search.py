@@ -7,7 +7,6 @@ go to the body that was written first.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +24,9 @@ RRF_K = 60
 FUSION_DEPTH = 5
 #: The weight of the vector lane where a base has none of its own.
 DEFAULT_ALPHA = 0.5
-#: SQLite takes no longer pattern for LIKE (bytes of UTF-8), and becomes slow with more of them.
+#: SQLite takes no longer pattern for LIKE (bytes of UTF-8), and not many more parameters of a statement.
 _MAX_PATTERN = 50_000
-_MAX_LIKES = 2_000
-#: LIKE ignores the case of these and of no other.
-_ASCII_LETTERS = re.compile("[A-Za-z]+")
+_MAX_LIKES = 30_000
 
 #: A unit with its body, and where from. Beside them a body has its place: the number under which full text knows it,
 #: which grows in the order of writing. Every body is of one kind: the + keeps SQLite from going by the index of kinds.
@@ -97,10 +94,12 @@ def bm25_hits(db: apsw.Connection, query: str, count: int) -> list[Hit]:
 def _ranked(db: apsw.Connection, terms: Sequence[str], shorts: Sequence[str], place: str) -> Iterator[Hit]:
     """Yield units, best first. Row numbers are sorted by themselves, so that only those of hits are joined."""
     condition, patterns = _contains(shorts)
-    bodies = f"JOIN search_text t ON t.{place} = search_text_fts.rowid AND {condition}" if shorts else ""
+    # CROSS: full text is asked once, not for each body.
+    bodies = f"CROSS JOIN search_text t ON t.{place} = search_text_fts.rowid AND {condition}" if shorts else ""
     ranked = db.execute(
         f"""SELECT search_text_fts.rowid, -bm25(search_text_fts) AS score FROM search_text_fts {bodies}
              WHERE search_text_fts MATCH ? ORDER BY score DESC, search_text_fts.rowid""",
+        # A term has neither quotes nor NUL in it: it is of letters, numbers and _.
         (*patterns, " OR ".join(f'"{term}"' for term in terms)),
     )
     unit = f"SELECT {_COLUMNS} FROM search_text t {_UNITS} WHERE t.{place} = ? AND +t.kind = 'body'"
@@ -129,19 +128,14 @@ def _contains(words: Sequence[str]) -> tuple[str, list[str]]:
     Raises:
         QueryTooLong
     """
-    wanted = sorted(dict.fromkeys(words), key=len, reverse=True)
-    if len(wanted) > _MAX_LIKES:
+    patterns = [f"%{_escaped(word)}%" for word in sorted(dict.fromkeys(words), key=len, reverse=True)]
+    if len(patterns) > _MAX_LIKES:
         raise QueryTooLong(reason=f"{_MAX_LIKES:,} short words are the limit")
-    conditions, parameters = [], []
-    for word in wanted:
-        pattern = f"%{_escaped(word)}%"
-        if len(pattern.encode()) > _MAX_PATTERN:
-            raise QueryTooLong(reason="one of its words is longer than SQLite looks for")
-        # LIKE is slow outside ASCII: what it can only find as it stands is looked for beforehand.
-        sure = max(_ASCII_LETTERS.split(word), key=len)
-        conditions += ["instr(t.text, ?)"] * bool(sure) + ["t.text LIKE ? ESCAPE '\\'"]
-        parameters += [sure] * bool(sure) + [pattern]
-    return _all_of(conditions), parameters
+    if any(len(pattern.encode()) > _MAX_PATTERN for pattern in patterns):
+        raise QueryTooLong(reason="one of its words is longer than SQLite looks for")
+    # An escape costs a little on every body.
+    likes = ["t.text LIKE ?" + " ESCAPE '\\'" * ("\\" in pattern) for pattern in patterns]
+    return _all_of(likes), patterns
 
 
 def _all_of(conditions: Sequence[str]) -> str:
