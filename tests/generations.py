@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import apsw
+from planted_v2 import run_sql
 
 #: Generations by the columns that they have.
 GENERATIONS = ("before release", "2.0.0", "2.0.9", "2.1")
@@ -186,3 +187,16 @@ def query(folder: Path, sql: str) -> list[tuple[object, ...]]:
     """Return what a profile's database holds."""
     with closing(apsw.Connection(str(database(folder)))) as db:
         return list(db.execute(sql))
+
+
+def earlier(folder: Path) -> Path:
+    """Give a library's catalog the shape that earlier versions wrote."""
+    run_sql(
+        folder / "catalog.sqlite",
+        "PRAGMA foreign_keys = OFF",
+        "ALTER TABLE knowledge_base ADD COLUMN search_mode TEXT NOT NULL DEFAULT 'hybrid'",
+        "ALTER TABLE knowledge_base ADD COLUMN hybrid_alpha REAL",
+        "UPDATE user_model SET capabilities = '[]'",
+        "ALTER TABLE user_model DROP COLUMN supports_streaming",
+    )
+    return folder
