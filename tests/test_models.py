@@ -324,3 +324,52 @@ def test_an_embedding_model_created_again_earlier_resolves_a_rerank_model() -> N
     found.embedding(named("lost"), "b1")
     assert found.rerank(named("lost"), "b1").id == "acme::lost"
     assert found.rerank(named("lost"), "b2").id == "acme::lost"
+
+
+def test_what_a_rerank_model_can_do() -> None:
+    ranks = models(ACME).rerank(named("rank"), "b1")
+    assert ranks.model == ModelRow("acme::rank", "acme", "rank", "rank", None, capabilities=("rerank",))
+    # One model for both: no base could be searched by meaning with a model that cannot embed.
+    both = Models([ACME], ModelWord(), [named("rank"), None, "odd"]).rerank(named("rank"), "b1")
+    assert both.model == ModelRow("acme::rank", "acme", "rank", "rank", None, capabilities=("embedding",))
+
+
+# --- providers that are retired ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("provider", ["cephalon", " tokenflux "])
+def test_a_provider_that_v2_has_no_more_is_gone_though_v1_lists_it(provider: str) -> None:
+    found = models(ACME, {"id": provider, "models": [{"id": "embed"}]})
+    choice = found.embedding(named("embed", provider), "b1")
+    gone = f"{provider.strip()}::embed"
+    assert (choice.id, choice.gone) == (None, gone)
+    assert "the application has its provider no more" in choice.problem
+    assert found.embedding(named("other", provider), "b2").id is None
+    assert codes(found.rerank(named("embed", provider), "b3")) == [notices.RERANK_CLEARED]
+    # The user's word counts all the same, and what it means is said.
+    again = models(ACME, recreated=frozenset({gone})).embedding(named("embed", provider), "b1")
+    assert again.id == gone
+    assert codes(again) == [notices.MODEL_RECREATED, notices.PROVIDER_RETIRED]
+
+
+def test_a_model_that_names_a_retired_provider_itself_is_gone() -> None:
+    assert models({**ACME, "models": [{"id": "cephalon::embed"}]}).embedding(named("cephalon::embed"), "b1").id is None
+
+
+@pytest.mark.parametrize("listed", [[{"id": "embed"}], []])
+def test_a_provider_that_later_releases_have_no_more_counts_as_there(listed: list[dict[str, str]]) -> None:
+    found = models({"id": "github", "name": "GitHub", "models": listed})
+    choice = found.embedding(named("embed", "github"), "b1")
+    assert choice.id == "github::embed"
+    said = choice.notices[-1]
+    assert (said.code, said.base, said.severity) == (notices.PROVIDER_RETIRED, "b1", "warning")
+    assert "up to 2.0.8" in said.message
+
+
+def test_names_and_groups_are_trimmed_and_the_first_base_decides() -> None:
+    found = models(ACME)
+    first = found.embedding(named("lost", name=" Lost \t", group="\ufeffgroup "), "b1")
+    assert first.model == ModelRow("acme::lost", "acme", "lost", "Lost", "group")
+    assert found.embedding(named("lost", name="Another"), "b2").model == first.model
+    blank = found.embedding(named("blank", name=" ", group=" "), "b3").model
+    assert blank == ModelRow("acme::blank", "acme", "blank", "blank", None)

@@ -918,6 +918,43 @@ def test_a_missing_upload_keeps_the_item_and_its_rows(tmp_path: Path) -> None:
     assert all(re.search("cannot be (re)?indexed", warning["message"]) for warning in said)
 
 
+UPLOADS = {
+    # The extension as v1 has it, and the files that are there, the one that counts first.
+    "a dot": (".txt", ["{}.txt"]),
+    "no dot": ("txt", ["{}.txt", "{}txt"]),
+    "as it stands": ("txt", ["{}txt"]),
+    "two dots": ("..txt", ["{}..txt"]),
+    "blanks and dots behind": (".txt. .", ["{}.txt", "{}.txt. ."]),
+    "with them": (".txt .", ["{}.txt ."]),
+    "nothing": ("", ["{}"]),
+    "dots alone": ("..", ["{}", "{}.."]),
+    "blanks before": (" .txt", ["{}. .txt", "{} .txt"]),
+}
+
+
+def test_where_an_upload_lies(tmp_path: Path) -> None:
+    items, uploads = [], {}
+    for at, (key, (ext, names)) in enumerate(UPLOADS.items()):
+        items.append(a_file(key, metadata(f"up{at}", f"{at}.bin", ext=ext, name=f"stored{at}.bin")))
+        uploads |= {name.format(f"up{at}"): name.encode() for name in names}
+        uploads[f"stored{at}.bin"] = b"never by this name"
+    library = carried(tmp_path, base("kb", *items), stores={"kb": [Row("L", "x")]}, uploads=uploads)
+    found = {key: library.raw("kb").get(f"{at}.bin") for at, key in enumerate(UPLOADS)}
+    assert found == {key: names[0].encode() for key, (_, names) in UPLOADS.items()}
+    assert "missing_upload" not in library.codes()
+
+
+def test_a_missing_upload_is_named_as_it_should_be_and_not_called_lost(tmp_path: Path) -> None:
+    item = a_file("f", metadata("up", "a.txt", ext="txt. ", name="stored.txt"))
+    library = carried(
+        tmp_path, base("kb", item), stores={"kb": [Row("L", "x")]}, uploads={"stored.txt": b"never by this name"}
+    )
+    [said] = library.warnings("missing_upload")
+    assert "the uploaded file up.txt is not in the source" in said["message"]
+    assert "stays searchable, but cannot be reindexed" in said["message"]
+    assert library.raw("kb") == {}
+
+
 def test_a_damaged_upload_of_an_archive_is_a_missing_one(tmp_path: Path) -> None:
     source = Source(
         [base("kb", file("f", "L", name="a.txt"))], {"kb": [Row("L", "x")]}, uploads={"up-f.txt": b"0123456789" * 9}
