@@ -10,9 +10,10 @@ from pathlib import Path
 import apsw
 
 from regraft import durable, sqlite
-from regraft.errors import CopyDiffers, PlanOutdated
+from regraft.errors import PlanOutdated
 from regraft.formats.index.opening import demand_identity
 from regraft.locate import INDEX_FILE
+from regraft.move_errors import CopyDiffers
 from repair import files
 from repair.copies import copy_database
 from repair.files import CHUNK_BYTES, Digest

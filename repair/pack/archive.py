@@ -19,10 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from regraft import durable
-from regraft.errors import CopyDiffers, PlanOutdated, TargetLocked, TargetNotWritable
+from regraft.errors import PlanOutdated, TargetLocked, TargetNotWritable
 from regraft.formats.pack import MANIFEST, Manifest, PackedFile
 from regraft.locate import CATALOG_FILE
-from regraft.move_errors import PackThere
+from regraft.move_errors import CopyDiffers, PackThere
 from regraft.progress import Progress
 
 #: Read, hashed and written at once.
