@@ -181,9 +181,7 @@ class BaseSource:
             said = "a slim backup has its rows, and neither its index nor its files: take a full one, or the profile"
             return Finding(BACKUP_SLIM, "warning", said, base)
         if INDEX_FILE in self.files(base).links:
-            return Finding(
-                v2.BASE_NO_INDEX, "error", "its index is a link, or lies behind one: it is not followed", base
-            )
+            return Finding(v2.BASE_NO_INDEX, "error", "its index is a link, or behind one: it is not followed", base)
         return next((one for one in findings if one.base == base and one.name in _GRAVE), None)
 
     def demand_whole(self) -> None:
