@@ -195,7 +195,9 @@ class BaseSource:
             if base is not None and base not in self.chosen:
                 continue
             try:
-                problem = self.store.found.damaged.get(name) or pack.problem_of(self._path_of(name), packed)
+                found = self.store.found
+                path, digest = self._path_of(name), found.digests.get(name)
+                problem = found.damaged.get(name) or pack.problem_of(path, packed, digest)
             except (OSError, ValueError) as error:
                 problem = str(error)
             if problem is not None:

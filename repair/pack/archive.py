@@ -13,7 +13,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 from regraft import durable
 from regraft.errors import PlanOutdated, TargetLocked, TargetNotWritable
 from regraft.formats.pack import MANIFEST, Manifest, PackedFile
+from regraft.hashing import Update, in_background
 from regraft.locate import CATALOG_FILE
 from regraft.move_errors import CopyDiffers, PackThere
 from regraft.progress import Progress
@@ -80,9 +81,9 @@ def hashed(members: Sequence[Member], progress: Progress) -> tuple[PackedFile, .
 def _packed(member: Member, write: Callable[[bytes], object], progress: Progress) -> PackedFile:
     """Read a file to its end, give its bytes to ``write``, and return what a manifest says of it."""
     digest, size = hashlib.sha256(), 0
-    with member.path.open("rb", buffering=0) as file:
+    with member.path.open("rb", buffering=0) as file, _hashing(digest.update, member.size) as update:
         while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
+            update(chunk)
             write(chunk)
             size += len(chunk)
             progress.step(len(chunk), len(chunk))
@@ -90,6 +91,11 @@ def _packed(member: Member, write: Callable[[bytes], object], progress: Progress
     if size != member.size:
         raise PlanOutdated(path=member.path, reason="it was written to meanwhile")
     return PackedFile(path=member.name, bytes=size, sha256=digest.hexdigest())
+
+
+def _hashing(update: Update, size: int) -> AbstractContextManager[Update]:
+    """Hash a large file while it is read and written; for a small one a thread costs more than it saves."""
+    return in_background(update) if size > CHUNK_BYTES else contextlib.nullcontext(update)
 
 
 def write(
