@@ -1,7 +1,7 @@
 """Writing a pack: one zip file, beside its place first, read back, and then put there in one step.
 
-Files are stored, so that vectors cost no time to pack; small texts are deflated. The same files and the same time give
-the same bytes.
+Files are stored: deflating texts takes longer than all the rest, and vectors do not shrink. The same files and the same
+time give the same bytes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from regraft.progress import Progress
 
 #: Read, hashed and written at once.
 CHUNK_BYTES = 4 << 20
-#: Larger files are stored: a file that shrinks much would be taken for a bomb.
+#: A larger catalog or manifest is stored: what shrinks much would be taken for a bomb.
 _DEFLATED_BYTES = 1 << 20
-_PLAIN_TEXT = {".md", ".txt", ".csv", ".json", ".html", ".htm", ".xml"}
 #: The years that a zip file can tell.
 _FIRST_YEAR, _LAST_YEAR = 1980, 2107
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EACCES, errno.ENOSYS}
@@ -175,8 +174,8 @@ def _info(name: str, size: int, now_ms: int) -> zipfile.ZipInfo:
     info = zipfile.ZipInfo(name, (year, *moment.timetuple()[1:6]))
     info.create_system = 3
     info.external_attr = 0o100644 << 16
-    is_text = name in (CATALOG_FILE, MANIFEST) or Path(name).suffix.lower() in _PLAIN_TEXT
-    info.compress_type = zipfile.ZIP_DEFLATED if is_text and size <= _DEFLATED_BYTES else zipfile.ZIP_STORED
+    is_small = name in (CATALOG_FILE, MANIFEST) and size <= _DEFLATED_BYTES
+    info.compress_type = zipfile.ZIP_DEFLATED if is_small else zipfile.ZIP_STORED
     info.file_size = size
     return info
 
