@@ -70,7 +70,7 @@ def _check_file(found: Located, packed: PackedFile, base: str | None, ledger: Le
         return
     try:
         if ledger.level >= Level.DEFAULT:
-            problem = pack.problem_of(path, packed)
+            problem = pack.problem_of(path, packed, found.digests.get(packed.path))
         else:
             problem = None if path.is_file() and path.stat().st_size == packed.bytes else "its size is another"
     except (OSError, ValueError) as error:

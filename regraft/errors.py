@@ -264,12 +264,6 @@ class PlanOutdated(RegraftError, ValueError):
     """{path}: {reason}; nothing of it was changed, run the same command again."""
 
 
-class CopyDiffers(RegraftError, OSError):
-    """{path}: this copy is not what was copied ({reason}); it was not used, check the disk."""
-
-    exit_status = STOPPED
-
-
 class ProfileUnknown(RegraftError, ValueError):
     """{path}: {what}, which this regraft does not know; nothing was changed, use a regraft of the application's own
     time."""

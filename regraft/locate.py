@@ -123,6 +123,8 @@ class Located:
     is_slim: bool = False
     #: Members of an archive that could not be extracted, each with the reason.
     damaged: Mapping[str, str] = field(default_factory=dict)
+    #: The SHA-256, in hex, of the members of a pack that were extracted.
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def profile(self) -> Path | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regraft.errors import RegraftError
+from regraft.errors import STOPPED, RegraftError
 
 
 class PackUnreadable(RegraftError, ValueError):
@@ -34,3 +34,9 @@ class PackThere(RegraftError, FileExistsError):
 
 class NothingToPack(RegraftError, LookupError):
     """{path}: none of its bases can be packed ({reason}); nothing was written."""
+
+
+class CopyDiffers(RegraftError, OSError):
+    """{path}: this copy is not what was copied ({reason}); it was not used, check the disk."""
+
+    exit_status = STOPPED

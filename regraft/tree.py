@@ -7,6 +7,7 @@ it is given.
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import lzma
 import os
@@ -18,12 +19,13 @@ import unicodedata
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, Protocol
 
 from regraft import sqlite
 from regraft.errors import ArchiveEncrypted, ArchiveUnsafe, SourceUnreadable, WorkFolderTooSmall
+from regraft.hashing import in_background
 from regraft.progress import human_bytes
 
 CHUNK_BYTES = 1 << 20
@@ -362,6 +364,21 @@ class ZipTree:
         """
         with self.open(name) as file, place.open("wb") as copy:
             shutil.copyfileobj(file, copy, CHUNK_BYTES)
+
+    def extract_hashed(self, name: str, place: Path) -> str:
+        """Do the same, and return the SHA-256 of the bytes in hex.
+
+        Raises:
+            SourceUnreadable, OSError: see :meth:`extract`.
+        """
+        digest = hashlib.sha256()
+        is_large = self.size(name) > CHUNK_BYTES
+        hashing = in_background(digest.update) if is_large else nullcontext(digest.update)
+        with self.open(name) as file, place.open("wb") as copy, hashing as update:
+            while chunk := file.read(CHUNK_BYTES):
+                update(chunk)
+                copy.write(chunk)
+        return digest.hexdigest()
 
 
 def demand_room(folder: Path, needed: int) -> None:

@@ -49,17 +49,21 @@ def on_disk(source: Located, bases: Collection[str] = (), *, raw: bool = True) -
     with tempfile.TemporaryDirectory(prefix="regraft-", ignore_cleanup_errors=True) as work:
         folder = Path(work)
         demand_room(folder, sum(tree.size(name) for name in names))
-        damaged = {}
+        damaged, digests = {}, {}
+        is_pack = tree.kind(join(inside, pack.MANIFEST)) == "file"
         for name in names:
+            own = PurePosixPath(name).relative_to(inside or ".")
             try:
-                _extract(tree, name, folder / PurePosixPath(name).relative_to(inside or "."))
+                digest = _extract(tree, name, folder / own, hashed=is_pack)
+                if digest is not None:
+                    digests[str(own)] = digest
             except SourceUnreadable as error:
-                damaged[str(PurePosixPath(name).relative_to(inside or "."))] = str(error.facts["reason"])
+                damaged[str(own)] = str(error.facts["reason"])
         extracted = FolderTree(folder)
         stores = v2_places.find_stores(extracted, "")
         # Where no base has a folder, one is looked for in the place that the layout gives it.
         place = str(PurePosixPath(source.stores.bases).relative_to(inside)) if inside else source.stores.bases
-        yield replace(source, tree=extracted, stores=replace(stores, bases=place), damaged=damaged)
+        yield replace(source, tree=extracted, stores=replace(stores, bases=place), damaged=damaged, digests=digests)
 
 
 def _needed(source: Located, tree: ZipTree, inside: str, bases: frozenset[str], raw: bool) -> Iterator[str]:
@@ -84,17 +88,20 @@ def _is_needed(name: str, rest: str, own: Collection[str], raw: bool) -> bool:
     return raw or rest.startswith(f"{v2_places.INDEX_FILE}")
 
 
-def _extract(tree: ZipTree, name: str, target: Path) -> None:
-    """Extract a member to a file that is not there yet."""
+def _extract(tree: ZipTree, name: str, target: Path, *, hashed: bool) -> str | None:
+    """Extract a member to a file that is not there yet, and return its checksum where that is wanted."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.touch(exist_ok=False)
+        if hashed:
+            return tree.extract_hashed(name, target)
         tree.extract(name, target)
     except SourceUnreadable:
         target.unlink(missing_ok=True)
         raise
     except (FileExistsError, NotADirectoryError) as error:
         raise ArchiveUnsafe(path=tree.path, reason=f"{name} and another member are one file on this system") from error
+    return None
 
 
 def is_pristine(root: Path) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import apsw
 
 from regraft import durable, sqlite
-from regraft.errors import CopyDiffers
+from regraft.move_errors import CopyDiffers
 
 #: Pages copied at once.
 _PAGES = 4_096

@@ -11,6 +11,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import apsw
@@ -18,6 +19,7 @@ import apsw
 from regraft import durable, sqlite
 from regraft.errors import StoreBusy, StoreNotWritable, StoreOnTwoDisks
 from regraft.formats import chroma
+from regraft.hashing import Update, in_background
 from regraft.sqlite import quoted
 from repair.copies import copy_database
 
@@ -101,10 +103,14 @@ class Digest:
             OSError: it cannot be read.
         """
         digest = cls()
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb", buffering=0) as file, digest.updating(path) as update:
             while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
+                update(chunk)
         return digest
+
+    def updating(self, path: Path) -> AbstractContextManager[Update]:
+        """Give what adds the bytes of a file: of a large one in the background."""
+        return in_background(self.update) if path.stat().st_size > CHUNK_BYTES else nullcontext(self.update)
 
     def update(self, chunk: bytes) -> None:
         """Add the bytes that follow."""

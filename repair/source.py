@@ -180,6 +180,8 @@ class BaseSource:
         if self.is_slim and base not in self.store.stores:
             said = "a slim backup has its rows, and neither its index nor its files: take a full one, or the profile"
             return Finding(BACKUP_SLIM, "warning", said, base)
+        if INDEX_FILE in self.files(base).links:
+            return Finding(v2.BASE_NO_INDEX, "error", "its index is a link, or behind one: it is not followed", base)
         return next((one for one in findings if one.base == base and one.name in _GRAVE), None)
 
     def demand_whole(self) -> None:
@@ -193,7 +195,9 @@ class BaseSource:
             if base is not None and base not in self.chosen:
                 continue
             try:
-                problem = self.store.found.damaged.get(name) or pack.problem_of(self._path_of(name), packed)
+                found = self.store.found
+                path, digest = self._path_of(name), found.digests.get(name)
+                problem = found.damaged.get(name) or pack.problem_of(path, packed, digest)
             except (OSError, ValueError) as error:
                 problem = str(error)
             if problem is not None:

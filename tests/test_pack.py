@@ -251,9 +251,12 @@ def test_an_index_that_is_a_link_is_not_followed(library, target, tmp_path):
     index_of(library, BETA).rename(tmp_path / "elsewhere.sqlite")
     index_of(library, BETA).symlink_to(tmp_path / "elsewhere.sqlite")
     done = pack(library, target)
-    assert done.status == 1
-    with zipfile.ZipFile(target) as packed:
-        assert f"KnowledgeBase/{BETA}/.cherry/index.sqlite" not in packed.namelist()
+    assert (done.status, [base["id"] for base in done.document["bases"]]) == (1, [ALPHA, GAMMA])
+    (left,) = [one for one in done.document["left"] if one["base"] == BETA]
+    assert "link" in left["reason"]
+    place = profile(tmp_path / "profile")
+    assert install(library, place).status == 1
+    assert rows(place / "cherrystudio.sqlite", "SELECT id FROM knowledge_base WHERE id = ?", (BETA,)) == []
 
 
 @posix

@@ -93,8 +93,10 @@ def read_manifest(tree: Tree, inside: str = "") -> Manifest | None:
     return found
 
 
-def problem_of(path: Path, packed: PackedFile) -> str | None:
+def problem_of(path: Path, packed: PackedFile, digest: str | None = None) -> str | None:
     """Return why a file is not the one that was packed; None where it is.
+
+    ``digest`` is its SHA-256 where that is known; else it is read.
 
     Raises:
         OSError: it cannot be read.
@@ -104,7 +106,7 @@ def problem_of(path: Path, packed: PackedFile) -> str | None:
     size = path.stat().st_size
     if size != packed.bytes:
         return f"it has {size:,} bytes, not {packed.bytes:,}"
-    return None if digest_of(path) == packed.sha256 else "its bytes do not match their checksum"
+    return None if (digest or digest_of(path)) == packed.sha256 else "its bytes do not match their checksum"
 
 
 def digest_of(path: Path) -> str:

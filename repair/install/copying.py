@@ -10,9 +10,10 @@ from pathlib import Path
 import apsw
 
 from regraft import durable, sqlite
-from regraft.errors import CopyDiffers, PlanOutdated
+from regraft.errors import PlanOutdated
 from regraft.formats.index.opening import demand_identity
 from regraft.locate import INDEX_FILE
+from regraft.move_errors import CopyDiffers
 from repair import files
 from repair.copies import copy_database
 from repair.files import CHUNK_BYTES, Digest
@@ -50,9 +51,9 @@ class _Copied:
             OSError, apsw.Error: it cannot be read.
         """
         digest, crc = Digest(), 0
-        with self.target.open("rb", buffering=0) as file:
+        with self.target.open("rb", buffering=0) as file, digest.updating(self.target) as update:
             while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
+                update(chunk)
                 crc = crc if self.crc32 is None else zlib.crc32(chunk, crc)
         if self.exact is not None:
             is_same = digest.exact == self.exact
@@ -130,9 +131,9 @@ def _linked(path: Path, target: Path) -> bool:
 
 def _copy(path: Path, target: Path) -> Digest:
     digest = Digest()
-    with path.open("rb", buffering=0) as file, target.open("xb", buffering=0) as copy:
+    with path.open("rb", buffering=0) as file, target.open("xb") as copy, digest.updating(path) as update:
         while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
+            update(chunk)
             copy.write(chunk)
     return digest
 

@@ -1,7 +1,7 @@
 """Writing a pack: one zip file, beside its place first, read back, and then put there in one step.
 
-Files are stored, so that vectors cost no time to pack; small texts are deflated. The same files and the same time give
-the same bytes.
+Files are stored: deflating texts takes longer than all the rest, and vectors do not shrink. The same files and the same
+time give the same bytes.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from regraft import durable
-from regraft.errors import CopyDiffers, PlanOutdated, TargetLocked, TargetNotWritable
+from regraft.errors import PlanOutdated, TargetLocked, TargetNotWritable
 from regraft.formats.pack import MANIFEST, Manifest, PackedFile
+from regraft.hashing import Update, in_background
 from regraft.locate import CATALOG_FILE
-from regraft.move_errors import PackThere
+from regraft.move_errors import CopyDiffers, PackThere
 from regraft.progress import Progress
 
 #: Read, hashed and written at once.
 CHUNK_BYTES = 4 << 20
-#: Larger files are stored: a file that shrinks much would be taken for a bomb.
+#: A larger catalog or manifest is stored: what shrinks much would be taken for a bomb.
 _DEFLATED_BYTES = 1 << 20
-_PLAIN_TEXT = {".md", ".txt", ".csv", ".json", ".html", ".htm", ".xml"}
 #: The years that a zip file can tell.
 _FIRST_YEAR, _LAST_YEAR = 1980, 2107
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EACCES, errno.ENOSYS}
@@ -80,9 +80,9 @@ def hashed(members: Sequence[Member], progress: Progress) -> tuple[PackedFile, .
 def _packed(member: Member, write: Callable[[bytes], object], progress: Progress) -> PackedFile:
     """Read a file to its end, give its bytes to ``write``, and return what a manifest says of it."""
     digest, size = hashlib.sha256(), 0
-    with member.path.open("rb", buffering=0) as file:
+    with member.path.open("rb", buffering=0) as file, _hashing(digest.update, member.size) as update:
         while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
+            update(chunk)
             write(chunk)
             size += len(chunk)
             progress.step(len(chunk), len(chunk))
@@ -90,6 +90,11 @@ def _packed(member: Member, write: Callable[[bytes], object], progress: Progress
     if size != member.size:
         raise PlanOutdated(path=member.path, reason="it was written to meanwhile")
     return PackedFile(path=member.name, bytes=size, sha256=digest.hexdigest())
+
+
+def _hashing(update: Update, size: int) -> AbstractContextManager[Update]:
+    """Hash a large file while it is read and written; for a small one a thread costs more than it saves."""
+    return in_background(update) if size > CHUNK_BYTES else contextlib.nullcontext(update)
 
 
 def write(
@@ -169,8 +174,8 @@ def _info(name: str, size: int, now_ms: int) -> zipfile.ZipInfo:
     info = zipfile.ZipInfo(name, (year, *moment.timetuple()[1:6]))
     info.create_system = 3
     info.external_attr = 0o100644 << 16
-    is_text = name in (CATALOG_FILE, MANIFEST) or Path(name).suffix.lower() in _PLAIN_TEXT
-    info.compress_type = zipfile.ZIP_DEFLATED if is_text and size <= _DEFLATED_BYTES else zipfile.ZIP_STORED
+    is_small = name in (CATALOG_FILE, MANIFEST) and size <= _DEFLATED_BYTES
+    info.compress_type = zipfile.ZIP_DEFLATED if is_small else zipfile.ZIP_STORED
     info.file_size = size
     return info
 
