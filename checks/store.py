@@ -146,7 +146,14 @@ def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
         key = catalog_rows.base_key(row)
         if chosen is None or key in chosen:
             seen.names[key] = str(row.get("name", key))
+<<<<<<< HEAD
             catalog_rows.check_base(row, models, seen.ledger, seen.carried_by)
+=======
+            catalog_rows.check_base(row, models, seen.ledger)
+    if chosen is None:
+        used = {row.get(name) for row in catalog.bases for name in ("embedding_model_id", "rerank_model_id")}
+        catalog_rows.check_models(catalog.models or (), used, seen.ledger)
+>>>>>>> catalog
     catalog_rows.check_items(catalog, chosen, is_running, seen.ledger)
 
 

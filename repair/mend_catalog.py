@@ -25,6 +25,7 @@ from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.text import counted
 from repair import mend_bases, mend_data, mend_items
 from repair.evidence import Evidence, evidence_of
+from repair.install.rows import recorded_tables
 from repair.mend_items import Items
 from repair.plan import Action, Left, RowsChange
 from repair.store import Store
@@ -109,7 +110,10 @@ class _Mender:
         )
         tables = tuple(dict.fromkeys(edit.table for edit in self._edits)) or _TABLES[1:]
         tables = _TABLES if self._data and tables == _TABLES[:1] else tables
-        return [RowsChange(path, actions, self._apply, tables, self._bytes)] if actions else []
+        if not actions:
+            return []
+        with sqlite.reading(self._path) as db:
+            return [RowsChange(path, actions, self._apply, recorded_tables(db, tables), self._bytes)]
 
     def left(self) -> list[Left]:
         """Return what stays as it is."""

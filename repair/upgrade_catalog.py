@@ -13,7 +13,6 @@ from pathlib import Path
 
 import apsw
 
-from checks import v2_findings as v2
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.catalog import EMBEDDING, RERANK, TABLES
@@ -30,7 +29,7 @@ from regraft.formats.catalog_generation import (
 from regraft.formats.v2_places import CATALOG_FILE
 from regraft.text import counted
 from repair.copies import copy_database
-from repair.plan import Action, FileChange, Left, Plan, RowsChange
+from repair.plan import Action, FileChange, Plan, RowsChange
 from repair.store import Store
 
 #: The tables of a library, parents first.
@@ -50,12 +49,9 @@ def plan(store: Store, made: Plan) -> None:
         tables = read_tables(path, db)
         if tables.generation is not Generation.EARLIER_LIBRARY or not {BASES, ITEMS} <= tables.columns.keys():
             return
-        unknown = sorted(_unknown(db, tables))
+        if any(_unknown(db, tables)):
+            return  # no regraft wrote it
         count = sum(_count(db, table) for table in _ORDER if table in tables.columns)
-    if unknown:
-        said = f"the catalog stays as it is: {', '.join(unknown)} is nothing that a library has"
-        made.left.append(Left(v2.SCHEMA_MISSING, said))
-        return
     _add(store.catalog, path, count, made)
 
 
@@ -87,15 +83,15 @@ def _add(name: str, path: Path, count: int, made: Plan) -> None:
 
 
 def _unknown(db: apsw.Connection, tables: Tables) -> Iterator[str]:
-    """Yield what a library's catalog does not have, and nobody knows where to keep."""
+    """Yield the tables and columns that no library's catalog has."""
     own = "type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
     for (name,) in db.execute(f"SELECT name FROM sqlite_schema WHERE {own}"):
         if name not in _ORDER:
-            yield f"a table {name}"
+            yield str(name)
     for table in _ORDER:
         for column in tables.columns.get(table, {}):
             if column not in GIVEN[table]:
-                yield f"a column {column} of {table}"
+                yield column
 
 
 def _count(db: apsw.Connection, table: str) -> int:

@@ -574,7 +574,7 @@ def test_a_failed_base_is_for_restore(store: Path, config: Path) -> None:
     assert backfill(store, config, "--fail-on", "never").status == 0
 
 
-WITHOUT_MODEL = OTHER_ROW.format("embedding_model_id = NULL, dimensions = NULL, search_mode = 'bm25'")
+WITHOUT_MODEL = OTHER_ROW.format("embedding_model_id = NULL, dimensions = NULL")
 
 
 def test_a_base_without_a_model_finds_words_only(store: Path, config: Path) -> None:
@@ -594,15 +594,13 @@ def test_a_base_without_a_model_is_given_one_and_its_texts_their_vectors(
     taken_away(store, OTHER_TEXTS["page"], OTHER)
     before = contents(store)
     asked = ("--base", OTHER, "--model", MODEL, "--dimensions", 8)
-    row = (
-        f"SELECT embedding_model_id || ' ' || dimensions || ' ' || search_mode FROM knowledge_base WHERE id = '{OTHER}'"
-    )
+    row = f"SELECT embedding_model_id || ' ' || dimensions FROM knowledge_base WHERE id = '{OTHER}'"
     with untouched(store):
         planned = backfill(store, config, *asked, "--dry-run").document["scopes"]
     done = backfill(store, config, *asked, "--limit", 1)
     assert (planned[0]["planned"]["texts"], done.document["scopes"][0]["newly_ready"]) == (2, 1)
     # From now on it is a base like any other, and says itself what it lacks.
-    assert value(store, CATALOG, row) == f"{MODEL} 8 hybrid"
+    assert value(store, CATALOG, row) == f"{MODEL} 8"
     assert names(store, OTHER) == {"embedding.missing"}
     assert backfill(store, config, "--base", OTHER).status == 0
     assert vectors(store, OTHER) == all_vectors(OTHER_TEXTS["page"])

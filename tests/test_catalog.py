@@ -12,18 +12,20 @@ from typing import Any
 import apsw
 import pytest
 from conftest import NOW, NOW_MS, run
+from hypothesis import example, given
+from hypothesis import strategies as st
 from v1 import LLM, MODEL, Library, Row, Source, base, carried, file, folder, migrate, note, opened, pack, page
 
-from regraft.formats.order_keys import order_key
+from regraft.formats import order_keys
+from regraft.formats.order_keys import key_after, order_key
 
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 COLUMNS = {
     "user_provider": "provider_id name is_enabled order_key created_at updated_at",
-    "user_model": "id provider_id model_id name group capabilities order_key created_at updated_at",
+    "user_model": "id provider_id model_id name group capabilities supports_streaming order_key created_at updated_at",
     "knowledge_base": "id name group_id dimensions embedding_model_id status error rerank_model_id file_processor_id"
-    " chunk_size chunk_overlap chunk_strategy chunk_separator threshold document_count search_mode hybrid_alpha"
-    " created_at updated_at",
+    " chunk_size chunk_overlap chunk_strategy chunk_separator threshold document_count created_at updated_at",
     "knowledge_item": "id base_id group_id type data status error created_at updated_at",
 }
 
@@ -73,8 +75,6 @@ def test_every_column_of_a_base(library: Library) -> None:
         "chunk_separator": "\\n\\n",
         "threshold": 0.5,
         "document_count": 6,
-        "search_mode": "hybrid",
-        "hybrid_alpha": None,
         "created_at": 1741944474000,
         "updated_at": 1741944535000,
     }
@@ -82,12 +82,13 @@ def test_every_column_of_a_base(library: Library) -> None:
 
 def test_only_models_that_bases_use_and_their_providers(library: Library) -> None:
     models = [{key: row[key] for key in row if key != "order_key"} for row in library.catalog("user_model")]
-    times = {"created_at": NOW_MS, "updated_at": NOW_MS, "capabilities": "[]"}
+    times = {"created_at": NOW_MS, "updated_at": NOW_MS, "supports_streaming": 1}
+    embeds, ranks = ({**times, "capabilities": f'["{can}"]'} for can in ("embedding", "rerank"))
     assert models == [
         {"id": "acme::embed-3", "provider_id": "acme", "model_id": "embed-3", "name": "Embed 3", "group": "embed"}
-        | times,
-        {"id": "other::rerank", "provider_id": "other", "model_id": "rerank", "name": "rerank", "group": None} | times,
-        {"id": "other::second", "provider_id": "other", "model_id": "second", "name": "second", "group": None} | times,
+        | embeds,
+        {"id": "other::rerank", "provider_id": "other", "model_id": "rerank", "name": "rerank", "group": None} | ranks,
+        {"id": "other::second", "provider_id": "other", "model_id": "second", "name": "second", "group": None} | embeds,
     ]
     providers = library.catalog("user_provider")
     assert [(row["provider_id"], row["name"], row["is_enabled"]) for row in providers] == [
@@ -132,13 +133,11 @@ REFUSED = [
         "id = NULL", "name = NULL", "name = ''", "name = '   '", "status = NULL", "status = 'idle'",
         "chunk_size = NULL", "chunk_overlap = NULL", "chunk_size = 0", "chunk_overlap = -1",
         "chunk_overlap = chunk_size", "chunk_strategy = 'other'", "chunk_separator = NULL", "threshold = 1.5",
-        "threshold = -0.1", "document_count = 0", "search_mode = NULL", "search_mode = 'words'",
-        "created_at = NULL", "updated_at = NULL",
+        "threshold = -0.1", "document_count = 0", "created_at = NULL", "updated_at = NULL",
     )),
     *(changed("knowledge_base", change, COMPLETED) for change in (
         "error = 'x'", "dimensions = NULL", "embedding_model_id = NULL", "dimensions = 0", "dimensions = -4",
         "embedding_model_id = 'no::model'", "rerank_model_id = 'no::model'", "status = 'failed'",
-        "dimensions = NULL, embedding_model_id = NULL",
     )),
     *(changed("knowledge_base", change, BROKEN) for change in (
         "error = NULL", "error = ''", "error = ' '", "status = 'completed'",
@@ -154,7 +153,8 @@ REFUSED = [
     changed("knowledge_item", "group_id = (SELECT id FROM knowledge_item WHERE type = 'directory')",
             f"WHERE base_id <> (SELECT id FROM knowledge_base {COMPLETED})"),
     *(changed("user_model", f"{name} = NULL", "") for name in
-      ("id", "provider_id", "model_id", "name", "capabilities", "order_key", "created_at", "updated_at")),
+      ("id", "provider_id", "model_id", "name", "capabilities", "supports_streaming", "order_key", "created_at",
+       "updated_at")),
     changed("user_model", "provider_id = 'none'", ""),
     *(changed("user_provider", f"{name} = NULL", "") for name in
       ("provider_id", "name", "is_enabled", "order_key", "created_at", "updated_at")),
@@ -162,8 +162,8 @@ REFUSED = [
     "DELETE FROM user_provider WHERE provider_id = 'acme'",
 ]  # fmt: skip
 ALLOWED = [
-    changed("knowledge_base", "dimensions = NULL, embedding_model_id = NULL, search_mode = 'bm25'", COMPLETED),
-    changed("knowledge_base", "threshold = 1, hybrid_alpha = 0.25, document_count = 1", ALL_BASES),
+    changed("knowledge_base", "dimensions = NULL, embedding_model_id = NULL", COMPLETED),
+    changed("knowledge_base", "threshold = 1, document_count = 1", ALL_BASES),
     changed("knowledge_item", "status = 'preparing'", "WHERE type = 'directory'"),
     changed("knowledge_item", "status = 'reading'", "WHERE type = 'url'"),
     changed("knowledge_item", "status = 'deleting'", ""),
@@ -214,15 +214,53 @@ def test_order_keys_sort_as_text_in_the_order_of_positions() -> None:
     assert order_key(0) == "a0"
 
 
+DIGITS = st.text(order_keys.DIGITS, max_size=30)
+
+
+@given(st.one_of(DIGITS, st.text(max_size=6), st.builds("{}{}".format, st.sampled_from("azZAyB"), DIGITS)))
+@example("Zz")
+@example("a0V")
+@example("zz")
+@example("z" * 27)
+@example("z" * 40)
+@example("~")
+@example("é")
+def test_a_key_behind_any_other_sorts_behind_it_by_its_bytes(last: str) -> None:
+    assert key_after(last).encode() > last.encode()
+    assert key_after(key_after(last)) > key_after(last)
+
+
+@given(st.integers(0, 10**9))
+def test_a_key_behind_that_of_a_position_is_that_of_the_next(position: int) -> None:
+    assert key_after(order_key(position)) == order_key(position + 1)
+    # What stands between two rows gives way to the next whole number, too.
+    assert key_after(f"{order_key(position)}V") == order_key(position + 1)
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (None, "a0"), ("", "a0"), ("Zz", "a0"), ("Z0", "Z1"), ("Zzz", "a0"), ("Yzz", "Z0"), ("az", "b00"),
+        ("bzz", "c000"), ("a1zzV", "a2"), ("z" * 27, "z" * 27 + "V"), ("z" * 27 + "V", "z" * 27 + "l"),
+        ("z" * 27 + "y", "z" * 28), ("z" * 28, "z" * 28 + "V"), ("a", "b00"), ("b0", "c000"), ("zz", "zzV"),
+        ("[", "a0"), ("9", "a0"), ("~", "~V"),
+    ],
+)  # fmt: skip
+def test_the_key_behind_another(last: str | None, expected: str) -> None:
+    assert key_after(last) == expected
+
+
 def test_rows_of_many_models_keep_their_order(tmp_path: Path) -> None:
-    models = [{"id": f"m{number}", "provider": f"p{number}"} for number in range(140)]
-    providers = [{"id": model["provider"], "models": [model]} for model in models]
+    models = [{"id": f"m{number}", "provider": f"p{number % 2}"} for number in range(140)]
+    providers = [{"id": f"p{one}", "models": models[one::2]} for one in range(2)]
     bases = [base(f"b{number}", model=model) for number, model in enumerate(models)]
     library = carried(tmp_path, *bases, llm={"providers": providers})
-    for table, key, prefix in (("user_model", "model_id", "m"), ("user_provider", "provider_id", "p")):
-        rows = sorted(library.catalog(table), key=lambda row: row["order_key"])
-        assert [row[key] for row in rows] == [f"{prefix}{number}" for number in range(140)]
-        assert len({row["order_key"] for row in rows}) == 140
+    rows = sorted(library.catalog("user_model"), key=lambda row: row["order_key"])
+    for one in range(2):
+        own = [row for row in rows if row["provider_id"] == f"p{one}"]
+        assert [row["model_id"] for row in own] == [f"m{number}" for number in range(one, 140, 2)]
+        assert [row["order_key"] for row in own] == [order_key(place) for place in range(70)]
+    assert [row["order_key"] for row in library.catalog("user_provider")] == ["a0", "a1"]
 
 
 # --- keys ----------------------------------------------------------------------------------------------------------

@@ -143,10 +143,11 @@ def test_rows_are_those_of_the_library_by_the_profiles_own_columns(case):
     assert case.install().status == 0
     query = (
         "SELECT id, name, dimensions, embedding_model_id, status, error, chunk_size, chunk_overlap, chunk_separator,"
-        " search_mode, created_at, updated_at FROM knowledge_base WHERE id <> 'own' ORDER BY rowid"
+        " created_at, updated_at FROM knowledge_base WHERE id <> 'own' ORDER BY rowid"
     )
     assert rows(case.database, query) == rows(case.library / "catalog.sqlite", query)
-    assert rows(case.database, "SELECT DISTINCT icon, group_id FROM knowledge_base") == [("book", None)]
+    own = "SELECT DISTINCT icon, group_id, search_mode, hybrid_alpha FROM knowledge_base WHERE dimensions NOT NULL"
+    assert rows(case.database, own) == [("book", None, "hybrid", None)]
     query = "SELECT id, base_id, group_id, type, data, status, error, created_at, updated_at FROM knowledge_item"
     assert rows(case.database, query) == rows(case.library / "catalog.sqlite", query)
     assert rows(case.database, "SELECT DISTINCT pinned FROM knowledge_item") == [(0,)]
@@ -256,10 +257,12 @@ def test_an_index_with_a_log_is_copied_as_its_readers_see_it(case, tmp_path):
 
 def test_a_model_is_re_created_after_the_last_of_its_provider(case):
     case.install()
-    query = "SELECT id, model_id, name, capabilities, is_hidden, created_at FROM user_model ORDER BY order_key"
+    query = (
+        "SELECT id, model_id, name, capabilities, is_hidden, order_key, created_at FROM user_model ORDER BY order_key"
+    )
     assert rows(case.database, query) == [
-        ("acme::other", "other", "Other", "[]", 0, 1),
-        (MODEL, "embed-small", "Embed small", "[]", 0, NOW_MS),
+        ("acme::other", "other", "Other", "[]", 0, "a0", 1),
+        (MODEL, "embed-small", "Embed small", '["embedding"]', 0, "a1", NOW_MS),
     ]
     assert rows(case.database, "SELECT provider_id, api_keys FROM user_provider") == [("acme", KEYS)]
 

@@ -116,17 +116,25 @@ def test_what_is_planted_is_mended_or_said(name: str, store: Path) -> None:
 
 def test_what_nothing_tells_stays(store: Path) -> None:
     """Of all that is planted, only this cannot be derived."""
+<<<<<<< HEAD
     names = ["a type of bytes", "a long note", "an unknown mode"]
+=======
+    names = ["an unknown type", "a long note"]
+>>>>>>> catalog
     several(*(PLANTED[name].damage for name in names))(store)
     with untouched(store):
         planned = mend(store, dry_run=True)
     assert planned["actions"] == []
     assert left(planned) == [
+<<<<<<< HEAD
         ("base.status", "its search mode is magic"),
         ("item.status", "its type is b'\\x00', so that nobody knows how it is doing"),
+=======
+        ("item.status", "its type is memory, so that nobody knows how it is doing"),
+>>>>>>> catalog
         ("item.data", "its content is longer than 1,000,000 units, and nothing else tells what they have to be"),
     ]
-    assert [one["subject"] is None for one in planned["left"]] == [False, False, False]
+    assert [one["subject"] is None for one in planned["left"]] == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -381,9 +389,8 @@ NO_INDEX = PLANTED["no index"].damage
         ),
         (
             several(catalog(KB_ROW.format("embedding_model_id = NULL")), NO_VECTORS),
-            {"dimensions": None, "search_mode": "bm25"},
+            {"dimensions": None},
         ),
-        (catalog(KB_ROW.format("search_mode = 'x', hybrid_alpha = 0.3")), {"search_mode": "hybrid"}),
     ],
 )
 def test_a_base_follows_from_its_index(damage: Plant, expected: dict[str, Any], store: Path) -> None:

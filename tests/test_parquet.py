@@ -239,7 +239,7 @@ def test_materials_without_units_and_bases_without_vectors_come_back(tmp_path):
     assert indexes_of(back) == {BASE: before}
     assert exported["bases"][0]["dimensions"] is None
     [row] = catalog_of(back / "catalog.sqlite")["knowledge_base"]
-    assert (row["status"], row["search_mode"]) == ("completed", "bm25")
+    assert (row["status"], row["embedding_model_id"]) == ("completed", None)
 
 
 def test_without_a_catalog_a_base_says_that_its_model_is_unknown(tmp_path):

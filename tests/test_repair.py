@@ -62,7 +62,11 @@ def state(target: Path) -> dict[str, object]:
 
 
 #: Damage that says nothing of what was there before.
+<<<<<<< HEAD
 UNDERIVED = {"a type of bytes", "an unknown mode", "a long note"}
+=======
+UNDERIVED = {"an unknown type", "a long note"}
+>>>>>>> catalog
 
 
 @pytest.mark.parametrize("name", MENDED)

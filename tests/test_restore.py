@@ -256,21 +256,15 @@ def test_a_failed_base_without_an_index_is_made_of_its_files(store):
     assert found(store) == [("base.failed", KB)]
 
 
-def test_a_base_without_a_model_becomes_hybrid(store):
+def test_a_base_without_a_model_gets_one_by_the_way(store):
     run_sql(
         store / "catalog.sqlite",
-        "UPDATE knowledge_base SET dimensions = NULL, embedding_model_id = NULL, search_mode = 'bm25'"
-        f" WHERE id = '{KB}'",
+        f"UPDATE knowledge_base SET dimensions = NULL, embedding_model_id = NULL WHERE id = '{KB}'",
     )
     run_sql(index(store), "DELETE FROM embedding")
     made(store)
-    assert base_row(store, NEW)["search_mode"] == "hybrid"
-
-
-def test_words_alone_stay_where_the_user_chose_them(store):
-    run_sql(store / "catalog.sqlite", f"UPDATE knowledge_base SET search_mode = 'bm25' WHERE id = '{KB}'")
-    made(store)
-    assert base_row(store, NEW)["search_mode"] == "bm25"
+    row = base_row(store, NEW)
+    assert (row["status"], row["embedding_model_id"] is None, row["dimensions"] is None) == ("completed", False, False)
 
 
 @pytest.mark.parametrize("damage", ["random bytes", "half a file", "an empty file"])
@@ -429,8 +423,8 @@ def test_a_preview_store_has_to_be_upgraded_first(store):
     base = str(planted.base)
     run_sql(
         store / "catalog.sqlite",
-        "INSERT INTO knowledge_base (id, name, status, error, chunk_size, chunk_overlap, search_mode, created_at,"
-        f" updated_at) VALUES ('{base}', 'p', 'failed', 'x', 9, 0, 'bm25', 0, 0)",
+        "INSERT INTO knowledge_base (id, name, status, error, chunk_size, chunk_overlap, created_at, updated_at)"
+        f" VALUES ('{base}', 'p', 'failed', 'x', 9, 0, 0, 0)",
     )
     with untouched(store), fails("NotRestored", match="regraft upgrade"):
         restored_by(store, Embedder(most=0), base=base)
@@ -614,8 +608,7 @@ def changed(store: Path, base: str, model: str = "acme::embed-9", dimensions: in
 def test_a_base_without_a_model_gets_one(store):
     run_sql(
         store / "catalog.sqlite",
-        "UPDATE knowledge_base SET dimensions = NULL, embedding_model_id = NULL, search_mode = 'bm25'"
-        f" WHERE id = '{KB}'",
+        f"UPDATE knowledge_base SET dimensions = NULL, embedding_model_id = NULL WHERE id = '{KB}'",
     )
     run_sql(index(store), "DELETE FROM embedding")
     change = changed(store, KB)
@@ -625,8 +618,8 @@ def test_a_base_without_a_model_gets_one(store):
         change.apply(db)
         db.execute("COMMIT")
     row = base_row(store, KB)
-    assert [row[name] for name in ("embedding_model_id", "dimensions", "search_mode", "status", "updated_at")] == [
-        *("acme::embed-9", 3, "hybrid", "completed", NOW_MS)
+    assert [row[name] for name in ("embedding_model_id", "dimensions", "status", "updated_at")] == [
+        *("acme::embed-9", 3, "completed", NOW_MS)
     ]
     assert found(store) == [("embedding.missing", KB)]
     assert changed(store, KB) is None

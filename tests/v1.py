@@ -430,7 +430,6 @@ def _check_base_row(row: dict[str, Any], entry: dict[str, Any]) -> None:
         assert row[field] == entry[field]
     assert row["name"].strip(" ")
     assert row["group_id"] is None
-    assert not {"hybrid_alpha", "search_mode"} & row.keys()
     assert (row["chunk_strategy"], row["chunk_separator"]) == ("structured", "\\n\\n")
     assert 0 <= row["chunk_overlap"] < row["chunk_size"]
     if row["status"] == "completed":

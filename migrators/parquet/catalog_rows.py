@@ -14,7 +14,8 @@ import msgspec
 from migrators.stages.drafts import Settings
 from regraft import notices, sqlite
 from regraft.errors import SourceUnreadable
-from regraft.formats.catalog import BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow
+from regraft.formats.catalog import EMBEDDING, RERANK, BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow
+from regraft.formats.catalog_generation import model_of
 from regraft.formats.parquet.columns import About, AboutBase
 from regraft.text import whole
 
@@ -30,9 +31,11 @@ def record_of(file: Path, about: About, base: AboutBase, now_ms: int) -> BaseRec
     """
     try:
         row = msgspec.convert(_base_row(base, now_ms), BaseRow)
-        named = [one for one in (row.embedding_model_id, row.rerank_model_id) if one is not None]
-        listed = {one["id"]: msgspec.convert(one, ModelRow) for one in about.models}
-        models = [listed.get(one) or _unlisted(one) for one in dict.fromkeys(named)]
+        named = {row.embedding_model_id: EMBEDDING}
+        named.setdefault(row.rerank_model_id, RERANK)
+        listed = {one["id"]: one for one in about.models}
+        every = ((one, capabilities) for one, capabilities in named.items() if one is not None)
+        models = [_model(one, listed.get(one), capabilities) for one, capabilities in every]
         known = {one["provider_id"]: msgspec.convert(one, ProviderRow, strict=False) for one in about.providers}
         keys = dict.fromkeys(model.provider_id for model in models)
         providers = [known.get(key) or ProviderRow(key, key, is_enabled=False) for key in keys]
@@ -41,9 +44,24 @@ def record_of(file: Path, about: About, base: AboutBase, now_ms: int) -> BaseRec
     return BaseRecord(row, tuple(models), tuple(providers), now_ms)
 
 
-def _unlisted(model_id: str) -> ModelRow:
-    provider, _, name = model_id.partition("::")
-    return ModelRow(model_id, provider, name or provider, name or provider, None)
+class _Listed(msgspec.Struct):
+    """A model as a file has it; what it inherits from the application is null."""
+
+    id: str
+    provider_id: str
+    model_id: str
+    name: str | None = None
+    group: str | None = None
+    capabilities: str | list[str] | None = None
+    supports_streaming: bool | None = None
+
+
+def _model(model_id: str, listed: Any, capabilities: tuple[str, ...]) -> ModelRow:
+    """Return a model in full: as the file has it, or by its id."""
+    if listed is None:
+        provider, _, name = model_id.partition("::")
+        listed = {"id": model_id, "provider_id": provider, "model_id": name or provider}
+    return model_of(msgspec.structs.asdict(msgspec.convert(listed, _Listed, strict=False)), capabilities)
 
 
 def _base_row(base: AboutBase, now_ms: int) -> dict[str, Any]:

@@ -314,9 +314,7 @@ DAMAGES: dict[str, Damage] = {
     "a vector of nobody": Damage(
         "embedding.orphan", in_index("INSERT INTO embedding VALUES ('h', zeroblob(16), 0)", rows="SELECT 0, 'h'")
     ),
-    "vectors without a model": Damage(
-        "embedding.unexpected", _of_base("embedding_model_id = NULL, dimensions = NULL, search_mode = 'bm25'")
-    ),
+    "vectors without a model": Damage("embedding.unexpected", _of_base("embedding_model_id = NULL, dimensions = NULL")),
     "a long vector": Damage("embedding.length", in_vector(lambda vector: vector + bytes(4)), "default"),
     "an odd vector": Damage("embedding.length", in_vector(lambda vector: vector[:-1]), "default"),
     "a vector in words": Damage(
@@ -387,9 +385,13 @@ DAMAGES: dict[str, Damage] = {
     # --- bases
     "a model without dimensions": Damage("base.status", _of_base("dimensions = NULL")),
     "completed with an error": Damage("base.status", _of_base("error = 'x'")),
-    "an unknown mode": Damage("base.status", _of_base("search_mode = 'magic'")),
     "dimensions in words": Damage("base.status", _of_base("dimensions = 'many'")),
     "a model that is gone": Damage("base.model", in_catalog("DELETE FROM user_model")),
+    "a model that inherits nothing": Damage(
+        "model.incomplete",
+        in_catalog("ALTER TABLE user_model DROP COLUMN name", "ALTER TABLE user_model ADD COLUMN name TEXT"),
+        about="library",
+    ),
     "other dimensions": Damage("base.dimensions", _of_base("dimensions = 768")),
     "a failed base": Damage("base.failed", _of_base("status = 'failed', error = 'missing_vector_store'")),
     "no index": Damage("base.no-index", planting.no_index),
