@@ -243,11 +243,6 @@ class ApplicationOpen(RegraftError, BlockingIOError):
     """{path}: the application is running ({sign}); quit it first, its data are not changed under it."""
 
 
-class ProfilePending(RegraftError, BlockingIOError):
-    """{path}: {pending}. What is written now would be thrown away at the next start: start the application once, let it
-    finish, quit it, then run the same command again."""
-
-
 class StoreBusy(RegraftError, BlockingIOError):
     """{path}: another program has it open for writing; quit that, then run the same command again."""
 
@@ -498,7 +493,7 @@ class Interrupted(RegraftError, RuntimeError):
 
 
 def error_classes() -> list[type[RegraftError]]:
-    """Return every concrete error class: those of this module, then those of other systems, each in order."""
-    modules = (globals(), vars(import_module("regraft.system_errors")))
+    """Return every concrete error class: of this module, then of profiles and of other systems, each in order."""
+    modules = (globals(), *(vars(import_module(f"regraft.{name}")) for name in ("profile_errors", "system_errors")))
     found = (value for module in modules for value in module.values() if isinstance(value, type))
     return [value for value in dict.fromkeys(found) if issubclass(value, RegraftError) and value is not RegraftError]
