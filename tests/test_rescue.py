@@ -173,6 +173,73 @@ def test_golden_indexes_that_are_gone_come_back_as_they_were(tmp_path, name):
     assert shape(made) == before
 
 
+# --- what check says of it -------------------------------------------------------------------------------------------
+
+
+def told(made: Path, *more: object) -> dict[str, list[dict[str, Any]]]:
+    """Return what a check finds, by name."""
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for one in run("check", made, "--json", *more).document["findings"]:
+        by_name.setdefault(one["name"], []).append(one)
+    return by_name
+
+
+@pytest.mark.parametrize("level", [(), ("--quick",), ("--deep",)])
+def test_what_a_rescue_brings_back_is_an_error_with_that_command(stranded, level):
+    with unchanged(stranded):
+        found_there = told(stranded, *level)
+    (base,), (tombstones,) = found_there["base.failed"], found_there["item.tombstone"]
+    command = f"regraft rescue {stranded} --base {base_of('kb')}"
+    assert (base["severity"], base["repair"]) == ("error", command)
+    assert (tombstones["severity"], tombstones["repair"], tombstones["count"]) == ("error", command, 2)
+    (leftover,) = found_there["v1.leftover"]
+    assert "clean-up of old data deletes these files" in leftover["message"]
+    assert (leftover["severity"], leftover["repair"]) == ("note", None)
+    rescued(stranded)
+    after = told(stranded, *level)
+    assert not {"base.failed", "item.tombstone"} & after.keys()
+    assert "clean-up" not in after["v1.leftover"][0]["message"]
+
+
+def test_what_no_rescue_brings_back_is_a_warning_without_a_command(stranded):
+    (stranded / "Data" / "KnowledgeBase" / "kb").unlink()
+    found_there = told(stranded)
+    for name in ("base.failed", "item.tombstone"):
+        assert [(one["severity"], one["repair"]) for one in found_there[name]] == [("warning", None)]
+    assert "clean-up" not in found_there["v1.leftover"][0]["message"]
+
+
+def test_a_rescue_that_needs_a_word_is_offered_with_it(without_model):
+    (base,) = told(without_model)["base.failed"]
+    assert base["severity"] == "error"
+    assert base["repair"].endswith("--recreate-model acme::gone-1")
+
+
+def test_folders_of_which_only_some_come_back_are_told_apart(tmp_path):
+    source = Source(
+        [base("kb", folder("d", "D1", path="/home/alice/d"), folder("e", "nobody", path="/home/alice/e"))],
+        {"kb": rows_of("D1")},
+    )
+    made = profile(tmp_path, source, lost=("kb",))
+    error, warning = sorted(told(made)["item.tombstone"], key=lambda one: one["severity"])
+    assert (error["severity"], error["count"], error["repair"] is None) == ("error", 1, False)
+    assert (warning["severity"], warning["count"], warning["repair"]) == ("warning", 1, None)
+    assert error["message"].startswith("1 folder that the upgrade left behind; v1's vector file still has its rows")
+    rescued(made)
+    assert [one["severity"] for one in told(made)["item.tombstone"]] == ["warning"]
+
+
+def test_files_of_v1_go_by_the_command_only_where_that_would_take_them(tmp_path):
+    whole = profile(tmp_path, small())
+    assert told(whole)["v1.leftover"][0]["repair"] is None
+    assert told(whole, "--deep")["v1.leftover"][0]["repair"] is None  # they are too young
+    for path in (whole / "Data" / "KnowledgeBase").iterdir():
+        os.utime(path, (1_600_000_000, 1_600_000_000))
+    assert told(whole, "--deep")["v1.leftover"][0]["repair"] == f"regraft gc {whole} --v1-leftovers"
+    assert run("gc", whole, "--v1-leftovers").status == 0
+    assert "v1.leftover" not in told(whole)
+
+
 # --- what comes back -------------------------------------------------------------------------------------------------
 
 
