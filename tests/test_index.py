@@ -21,9 +21,10 @@ from regraft.formats import index
 from regraft.formats.index import bulk
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
-PROFILE = GOLDEN / "profile_upgraded"
+PROFILE = GOLDEN / "profile_208_upgraded"
+DATABASE = PROFILE / "Data" / "cherrystudio.sqlite"
 golden_profile = pytest.mark.skipif(
-    not (PROFILE / "cherrystudio.sqlite").is_file(),
+    not DATABASE.is_file(),
     reason="no profile of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
 )
 
@@ -520,7 +521,7 @@ def described(db: apsw.Connection, table: str) -> list[tuple[Any, ...]]:
 
 @golden_profile
 def test_the_catalogs_columns_are_the_applications(library: Library) -> None:
-    with opened(library.path / "catalog.sqlite") as ours, opened(PROFILE / "cherrystudio.sqlite") as theirs:
+    with opened(library.path / "catalog.sqlite") as ours, opened(DATABASE) as theirs:
         for table in ("knowledge_base", "knowledge_item"):
             assert described(ours, table) == described(theirs, table)
             # Groups are a table of the application's that a library does not have.
@@ -550,7 +551,7 @@ def test_every_row_of_a_catalog_goes_into_the_applications_tables(tmp_path: Path
         stores={"kb": [Row(loader, loader) for loader in "FND"]},
     )
     target = tmp_path / "profile.sqlite"
-    shutil.copyfile(PROFILE / "cherrystudio.sqlite", target)
+    shutil.copyfile(DATABASE, target)
     with writable(target) as db:
         for table in reversed(BORROWED):
             db.execute(f"DELETE FROM {table}")

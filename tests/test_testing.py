@@ -13,6 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
+from regraft.formats.vector_numbers import is_finite
 from regraft.testing import (
     IndexStoreMachine,
     MaterialInput,
@@ -119,7 +120,10 @@ def test_any_valid_case_is_carried_whole(case: V1Case) -> None:
     assert done.status in (0, 1), done.stderr
     document = done.document
     assert {base["status"] for base in document["bases"]} == {"completed"}
-    left = sum(row.loader_id == "left" for rows in case.rows.values() for row in rows)
+    every = [row for rows in case.rows.values() for row in rows]
+    left = sum(row.loader_id == "left" for row in every)
+    endless = sum(row.loader_id != "left" and not is_finite(row.vector) for row in every)
     rows = document["totals"]["rows"]
     assert rows["read"] == sum(map(len, case.rows.values()))
-    assert rows["skipped"] == ({"unmapped_loader": left} if left else {})
+    expected = {"unmapped_loader": left, "non_finite_vector": endless}
+    assert rows["skipped"] == {reason: count for reason, count in expected.items() if count}

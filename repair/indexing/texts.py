@@ -75,8 +75,8 @@ def file_of(path: object, raw: Path) -> Path | None:
     try:
         place = (raw / path).resolve()
         return raw / path if place.is_file() and place.is_relative_to(raw.resolve()) else None
-    except (OSError, RuntimeError):
-        return None  # a name that no disk takes, or links in a circle
+    except (OSError, RuntimeError, UnicodeEncodeError):
+        return None  # a name that no disk takes, half of a surrogate pair in it, or links in a circle
 
 
 def _of_snapshot(path: object, raw: Path) -> str:
