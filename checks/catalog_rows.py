@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from checks import v2_findings as v2
 from checks.levels import Ledger
 from regraft.formats.catalog import MAX_NOTE_UNITS
+from regraft.formats.catalog_generation import MODEL_NEEDS
 from regraft.formats.catalog_reader import Row, StoredCatalog
 from regraft.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
-from regraft.text import is_blank, utf16_len
+from regraft.text import is_blank, utf16_len, whole
 
 #: Statuses of an item that somebody is working on.
 ACTIVE = {"preparing", "processing", "reading", "embedding"}
@@ -40,7 +41,7 @@ def check_base(row: Row, models: set[Any] | None, ledger: Ledger, carried_by: st
     base = base_key(row)
     problem = base_problem(row)
     if problem is not None:
-        # A mode that nobody knows says nothing of the one that was meant.
+        # Only builds before the first release keep a mode; an unknown one says nothing of the one that was meant.
         is_unknown = row.get("status") in _BASE_STATUSES and "search_mode" in row and row["search_mode"] not in MODES
         ledger.add(v2.BASE_STATUS, problem, base=base, is_beyond_repair=is_unknown and row.get("hybrid_alpha") is None)
     elif row.get("status") == "failed":
@@ -77,6 +78,24 @@ def base_problem(row: Row) -> str | None:  # noqa: PLR0911 - one rule each
     if model is None and mode not in (None, "bm25"):
         return f"it has no model and its search mode is {mode}"
     return None
+
+
+def check_models(models: Sequence[Row], used: Collection[Any], ledger: Ledger) -> None:
+    """Check the rows of ``user_model``.
+
+    A model with a preset inherits what is null in its row; one of the user's own inherits nothing.
+
+    Args:
+        models: all rows.
+        used: ids of the models that bases name.
+        ledger: what is wrong goes there.
+    """
+    for row in models:
+        lacking = [name for name in MODEL_NEEDS if name in row and row[name] is None]
+        if lacking and row.get("preset_model_id") is None:
+            of_bases = " that bases use," if row.get("id") in used else ""
+            said = f"{{n}}{of_bases} without {', '.join(lacking)}"
+            ledger.add(v2.MODEL_INCOMPLETE, said, noun="model", sample=row.get("id"))
 
 
 def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, ledger: Ledger) -> None:
@@ -202,10 +221,13 @@ def data_problem(item: Row) -> str | None:
 
 
 def path_of(item: Row) -> str | None:
-    """Return the path below ``raw/`` of what is indexed of an item; None where it names none."""
+    """Return the path below ``raw/`` of what is indexed of an item; None where it names none.
+
+    Half of a surrogate pair in it is U+FFFD, as where an index is read.
+    """
     data = data_of(item)
     path = data.get("indexedRelativePath") or data.get("relativePath")
-    return path if isinstance(path, str) and path else None
+    return whole(path) if isinstance(path, str) and path else None
 
 
 def is_own_path(item: Row) -> bool:

@@ -17,7 +17,7 @@ from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.formats.index import SCHEMA_VERSION
 from regraft.locate import INDEX_FILE, Kind, Located
 from regraft.pending import pending_in
-from regraft.text import counted
+from regraft.text import counted, lenient_text
 
 _SLIM = "a slim backup: it has the rows of its bases, and neither their indexes nor their files"
 
@@ -98,11 +98,12 @@ def _one_base(source: Located, index: Path) -> dict[str, Any]:
 
 def _sources(catalog: Path, base_id: str) -> dict[str, str]:
     """Return what the catalog calls the sources of a base's items, by item id."""
-    query = """SELECT id, CASE WHEN json_valid(data) THEN data ->> 'source' END
+    query = """SELECT CAST(id AS BLOB), CASE WHEN json_valid(data) THEN CAST(data ->> 'source' AS BLOB) END
                  FROM knowledge_item WHERE base_id = ?"""
     try:
         with sqlite.reading(catalog) as db:
-            return {str(item): str(source) for item, source in db.execute(query, (base_id,)) if source is not None}
+            rows = db.execute(query, (base_id,))
+            return {lenient_text(item): lenient_text(source) for item, source in rows if source is not None}
     except (apsw.Error, UnicodeDecodeError):
         return {}
 
@@ -110,15 +111,15 @@ def _sources(catalog: Path, base_id: str) -> dict[str, str]:
 def _materials(index: Path, sources: dict[str, str]) -> list[dict[str, Any]]:
     with sqlite.reading(index) as db:
         rows = db.execute(
-            """SELECT m.material_id, m.relative_path, count(u.unit_id), max(u.char_end)
+            """SELECT CAST(m.material_id AS BLOB), CAST(m.relative_path AS BLOB), count(u.unit_id), max(u.char_end)
                  FROM material m LEFT JOIN search_unit u USING (material_id)
                 GROUP BY m.material_id ORDER BY m.rowid"""
         )
         return [
             {
-                "id": material,
-                "path": path,
-                "source": sources.get(material),
+                "id": lenient_text(material),
+                "path": lenient_text(path),
+                "source": sources.get(lenient_text(material)),
                 "units": units,
                 "utf16_units": length or 0,
             }

@@ -20,7 +20,7 @@ from checks.levels import Ledger, Level, named
 from checks.schema_shape import FULL_TEXT, Shape, shape_of
 from regraft import sqlite
 from regraft.formats.index import SCHEMA_VERSION
-from regraft.text import counted
+from regraft.text import counted, decode_utf8
 
 #: Keys are hashes, so that rows are looked up in no order.
 _CACHE_KIB = 64_000
@@ -221,15 +221,13 @@ class _Audit:
             if path_problem(raw) is not None:
                 said = f"a path that is none: {path_problem(raw)}"
                 self._add(v2.PATH_UNSAFE, said, sample=raw)
-            path = (
-                named(b"" if raw is None else raw) if raw is None or len(raw) > 200 else raw.decode("utf-8", "replace")
-            )
+            path = named(b"" if raw is None else raw) if raw is None or len(raw) > 200 else decode_utf8(raw)
             folded = unicodedata.normalize("NFC", path.casefold())
             if folded in seen:
                 said = "{n} with a path that another has, but for letter case or Unicode normalisation"
                 self._add(v2.PATH_CLASH, said, noun="material", sample=path)
             seen.setdefault(folded, path)
-            whole = raw.decode("utf-8", "replace") if raw is not None else ""
+            whole = decode_utf8(raw) if raw is not None else ""
             materials.append(Material(named(key), whole, None if content is None else named(content)))
         self._index.materials = materials
 
@@ -270,7 +268,8 @@ def path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule e
     if not raw:
         return "empty"
     try:
-        path = raw.decode()
+        # Half of a surrogate pair is what a name was cut to: it is read as U+FFFD, and so is the file called.
+        path = raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return "not UTF-8"
     if "\0" in path or "\\" in path:

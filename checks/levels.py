@@ -13,7 +13,7 @@ import apsw
 from checks.findings import FINDINGS, SAMPLES, Finding
 from checks.v2_findings import CORRUPT
 from regraft.notices import Severity
-from regraft.text import counted
+from regraft.text import counted, decode_utf8
 
 #: SQLite calls back after so many steps of its machine.
 _STEPS = 20_000
@@ -185,6 +185,6 @@ class Ledger:
 
 def named(value: object) -> str:
     """Return what names a row, whatever it holds: text of any bytes, numbers, nothing."""
-    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    text = decode_utf8(value) if isinstance(value, bytes) else str(value)
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= 200 else f"{text[:200]}…"

@@ -167,6 +167,9 @@ def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
         if chosen is None or key in chosen:
             seen.names[key] = str(row.get("name", key))
             catalog_rows.check_base(row, models, seen.ledger, seen.carried_by)
+    if chosen is None:
+        used = {row.get(name) for row in catalog.bases for name in ("embedding_model_id", "rerank_model_id")}
+        catalog_rows.check_models(catalog.models or (), used, seen.ledger)
     catalog_rows.check_items(catalog, chosen, is_running, seen.ledger)
 
 

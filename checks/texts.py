@@ -14,10 +14,12 @@ import apsw
 from checks import v2_findings as v2
 from checks.levels import Ledger
 from checks.schema_shape import Shape
+from regraft.text import decode_utf8
 
 _BODIES = """SELECT CAST(search_text_id AS BLOB),
        search_text_id IS NOT sha256_hex(CAST(target_type || ' ' || target_id || ' ' || kind AS BLOB)),
-       typeof(text) <> 'text' OR embedding_text_hash IS NOT sha256_hex(CAST(text AS BLOB))
+       typeof(text) <> 'text' OR (embedding_text_hash IS NOT sha256_hex(CAST(text AS BLOB))
+                                  AND embedding_text_hash IS NOT lenient_hex(CAST(text AS BLOB)))
   FROM search_text"""
 _UNIT_KEY = " || ' ' || ".join(("material_id", "content_hash", "unit_type", "unit_index", "char_start", "char_end"))
 _UNITS = f"""SELECT CAST(unit_id AS BLOB) FROM search_unit
@@ -39,6 +41,7 @@ def check(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -
         OutOfTime: time is over.
     """
     db.create_scalar_function("sha256_hex", _sha256_of_row, 1, deterministic=True)
+    db.create_scalar_function("lenient_hex", _lenient_sha256, 1, deterministic=True)
     if shape.has("search_text"):
         for key, wrong_id, wrong_hash in db.execute(_BODIES):
             if wrong_id:
@@ -73,7 +76,9 @@ def holds_once(text: bytes, body: bytes) -> bool:
 
 def is_right(key: bytes | None, kind: str, text: Any) -> bool:
     """Tell whether a content is a text with this hash; ``kind`` is SQLite's type of it, ``text`` its bytes."""
-    return kind == "text" and key is not None and _sha256(text) == key.decode("utf-8", "replace") and _is_utf8(text)
+    if kind != "text" or key is None or not _is_utf8(text):
+        return False
+    return key.decode("utf-8", "replace") in (_sha256(text), _lenient_sha256(text))
 
 
 def _sha256_of_row(*values: Any) -> str | None:
@@ -84,11 +89,18 @@ def _sha256(raw: Any) -> str | None:
     return hashlib.sha256(raw).hexdigest() if isinstance(raw, bytes) else None
 
 
+def _lenient_sha256(*values: Any) -> str | None:
+    """Return the hash of a text that has half a surrogate pair in it, as JavaScript has it: with U+FFFD for each."""
+    raw = values[0]
+    return _sha256(decode_utf8(raw).encode()) if isinstance(raw, bytes) and not raw.isascii() else None
+
+
 def _is_utf8(text: bytes) -> bool:
+    """Tell whether bytes are UTF-8, but for halves of surrogate pairs."""
     if text.isascii():
         return True
     try:
-        text.decode()
+        text.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return False
     return True
@@ -97,14 +109,14 @@ def _is_utf8(text: bytes) -> bool:
 def _misplaced(db: apsw.Connection, content: int, text: bytes) -> Iterator[tuple[bytes, bytes | None]]:
     """Return the units of a content whose slice of it, in UTF-16 units, is not their body, with that body."""
     ascii_only = text.isascii()
-    whole = text if ascii_only else text.decode().encode("utf-16-le")
+    whole = text if ascii_only else decode_utf8(text).encode("utf-16-le")
     width = 1 if ascii_only else 2
     for unit, start, end, body, body_hash in db.execute(_SLICES, (content,)):
         if not is_span(start, end, len(whole) // width):
             yield unit, body
             continue
         found = whole[start * width : end * width]
-        said = body if ascii_only else (body or b"").decode("utf-8", "replace").encode("utf-16-le")
+        said = body if ascii_only else decode_utf8(body or b"").encode("utf-16-le")
         # A body that is not what was embedded, in a place that still holds that, is wrong itself and not its place.
         if found != said and _sha256_of(found, ascii_only) != body_hash:
             yield unit, body

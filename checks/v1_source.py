@@ -112,7 +112,8 @@ ITEM = register(
 FOLDER = register(
     "warning",
     "v1.folder",
-    "A folder, or files of it, have no rows that could be carried: they become failed items or none.",
+    "A folder, or files of it, have no rows that could be carried: they become failed items or none. Note: files are "
+    "not where their folder is, as far as v1 recorded, and are called by their last name alone.",
     "Deleting the folder in the application after the upgrade and adding it again, while it is still on disk.",
 )
 NO_TEXT = register(
@@ -124,8 +125,8 @@ NO_TEXT = register(
 MISSING_UPLOAD = register(
     "warning",
     "v1.missing-upload",
-    "An uploaded file is not in the source. Its text is searchable; it cannot be indexed again.",
-    "A full backup; else adding the file again when it has to be indexed anew.",
+    "An uploaded file is not in the source. Its text is searchable; it cannot be reindexed.",
+    "A full backup. Nothing of its text is lost: only to be reindexed it needs its file.",
 )
 MIXED_DIMENSIONS = register(
     "warning",
@@ -137,13 +138,14 @@ MIXED_DIMENSIONS = register(
 UNUSABLE_VECTOR = register(
     "warning",
     "v1.unusable-vector",
-    "Rows have no vector, or something that is none. They are not carried.",
+    "Rows have no vector, something that is none, or one that holds a NaN or an infinity, on which the application "
+    "fails at every search of the base. They are not carried.",
     _TEXT_ALONE,
 )
 DEGENERATE = register(
     "warning",
     "v1.degenerate",
-    "Vectors are all zeros, or hold NaN or infinity: carried as they are, found by words and never by meaning.",
+    "Vectors are all zeros: carried as they are, found by words and never by meaning.",
     _INDEX_AGAIN,
 )
 SHARED_LOADER = register(
@@ -210,6 +212,7 @@ FINDING_OF: dict[str, str] = {
     notices.MISSING_PAYLOAD: UNUSABLE_VECTOR,
     notices.UNSUPPORTED_ENCODING: UNUSABLE_VECTOR,
     notices.DIMENSION_MISMATCH: MIXED_DIMENSIONS,
+    notices.NON_FINITE: UNUSABLE_VECTOR,
     notices.WITHOUT_VECTOR: UNUSABLE_VECTOR,
     notices.DIFFERING_VECTOR: MIXED_DIMENSIONS,
     notices.DEGENERATE: DEGENERATE,
@@ -254,6 +257,7 @@ _HAS_TEXT = {
     notices.MISSING_PAYLOAD,
     notices.UNSUPPORTED_ENCODING,
     notices.DIMENSION_MISMATCH,
+    notices.NON_FINITE,
 }
 
 # --- the audit -----------------------------------------------------------------------------------------------------

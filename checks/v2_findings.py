@@ -295,6 +295,13 @@ BASE_MODEL = register(
     "A base names a model that does not exist.",
     "Adding the model in the application under the same id.",
 )
+MODEL_INCOMPLETE = register(
+    "error",
+    "model.incomplete",
+    "A model of the user's own lacks its name, what it can do, or whether it streams: the application reads no model"
+    " at all then.",
+    "Completing or deleting the model's row; a backup of the database.",
+)
 BASE_DIMENSIONS = register(
     "error",
     "base.dimensions",

@@ -243,11 +243,6 @@ class ApplicationOpen(RegraftError, BlockingIOError):
     """{path}: the application is running ({sign}); quit it first, its data are not changed under it."""
 
 
-class ProfilePending(RegraftError, BlockingIOError):
-    """{path}: {pending}. What is written now would be thrown away at the next start: start the application once, let it
-    finish, quit it, then run the same command again."""
-
-
 class StoreBusy(RegraftError, BlockingIOError):
     """{path}: another program has it open for writing; quit that, then run the same command again."""
 
@@ -487,8 +482,8 @@ class Interrupted(RegraftError, RuntimeError):
 
 
 def error_classes() -> list[type[RegraftError]]:
-    """Return every concrete error class: of this module, of what is moved, and of other systems, each in order."""
-    others = ("regraft.move_errors", "regraft.system_errors")
-    modules = (globals(), *(vars(import_module(name)) for name in others))
+    """Return every concrete error class: of this module, of moves, of profiles and of other systems, each in order."""
+    others = ("move_errors", "profile_errors", "system_errors")
+    modules = (globals(), *(vars(import_module(f"regraft.{name}")) for name in others))
     found = (value for module in modules for value in module.values() if isinstance(value, type))
     return [value for value in dict.fromkeys(found) if issubclass(value, RegraftError) and value is not RegraftError]

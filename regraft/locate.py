@@ -18,9 +18,12 @@ from regraft.errors import ProfileAmbiguous, RegraftError, SourceNotFound, Sourc
 from regraft.formats import angel_memory, codex_mem, json_text, libsql_preview, pack, v1_state, v2_places
 from regraft.formats.v1_places import (
     BROWSER_PROFILE,
+    EXPORT_FOLDER,
     LOCAL_STORAGE,
+    SLICES_FOLDER,
     StatePlaces,
     chromium_places,
+    export_places,
     file_places,
 )
 from regraft.formats.v2_places import Stores
@@ -256,7 +259,7 @@ def _describe(start: bytes) -> str:
 
 def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Located:
     folder = inner_folder(tree)
-    found = _recognise(path, tree, "" if isinstance(tree, FolderTree) else folder)
+    found = _of_2_0_export(path, kind) or _recognise(path, tree, "" if isinstance(tree, FolderTree) else folder)
     if found is None and folder:
         # A folder that somebody unpacked an archive into: v1 sources are read through their tree from any depth.
         found = _recognise(path, tree, folder)
@@ -316,7 +319,30 @@ def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: 
             return Located(Kind.V1_EXPORT, path, tree, file_places(tree, folder, redux=join(folder, name)))
     if has(INDEX_FILE):
         return Located(Kind.BASE, path, tree)
-    return _knowledge_folder(path, tree, folder)
+    return _slices(path, tree, folder) or _knowledge_folder(path, tree, folder)
+
+
+def _slices(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognise what releases 2.0.x export: the folder of it, the one of its slices, or a folder that it lies in."""
+    above = folder.rpartition("/")
+    inside = [above[0]] if above[2] == SLICES_FOLDER else []
+    for name in (*inside, folder, join(folder, EXPORT_FOLDER)):
+        places = export_places(tree, name)
+        if places is not None:
+            return Located(Kind.V1_EXPORT, path, tree, places)
+    return None
+
+
+def _of_2_0_export(path: Path, kind: Kind | None) -> Located | None:
+    """Recognise a folder on disk whose data lie beside it, in the profile: the export, or its slices alone."""
+    if kind not in (None, Kind.V1_EXPORT) or not path.is_dir():
+        return None
+    real = path.absolute()
+    export = real.parent if real.name == SLICES_FOLDER else real
+    root = export.parent if export.name == EXPORT_FOLDER else export
+    if root == real:
+        return None
+    return _slices(path, FolderTree(root), "" if root == export else export.name)
 
 
 def _library_or_pack(tree: Tree, folder: str) -> Kind:
@@ -359,6 +385,9 @@ def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
         redux = next((name for name in _REDUX_FILES if tree.kind(join(folder, name)) == "file"), None)
         if redux is not None:
             return Located(kind, path, tree, file_places(tree, folder, redux=join(folder, redux)))
+        exported = _slices(path, tree, folder)
+        if exported is not None:
+            return exported
     if kind in (Kind.V1_PROFILE, Kind.V1_BACKUP_6):
         for place in _PROFILES:
             profile = join(folder, place) if place else folder

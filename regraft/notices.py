@@ -134,6 +134,13 @@ DIMENSION_MISMATCH = _register(
     "dimension_mismatch",
     "The vector has another length than most of the base's vectors. `--carry-text` carries the text, if any.",
 )
+NON_FINITE = _register(
+    "row",
+    "warning",
+    "non_finite_vector",
+    "The vector holds a NaN or an infinity: with it in a base, the application fails on every search there. "
+    "`--carry-text` carries the text, if any.",
+)
 CONTENT_TOO_LARGE = _register(
     "row",
     "error",
@@ -254,7 +261,7 @@ DEGENERATE = _register(
     "base",
     "warning",
     "degenerate_vector",
-    "The vector is zero, NaN or infinite: carried as it is, its text is found by words, never by vector search.",
+    "The vector has no direction, as it is all zeros: carried as it is, its text is found by words, never by meaning.",
 )
 WITHOUT_VECTOR = _register(
     "base",

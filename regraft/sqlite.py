@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import apsw
 import sqlite_vec
+
+from regraft.text import decode_utf8
 
 #: How long a writer waits for another one, in ms.
 BUSY_TIMEOUT_MS = 5_000
@@ -225,6 +228,30 @@ def _used(connection: apsw.Connection, vectors: bool) -> Iterator[apsw.Connectio
         yield connection
     finally:
         connection.close(force=True)
+
+
+def lenient_rows(
+    connection: apsw.Connection, columns: Sequence[str], source: str, values: Sequence[apsw.SQLiteValue] = ()
+) -> Iterator[tuple[Any, ...]]:
+    """Yield columns of rows, text also where its bytes are no UTF-8 (:func:`regraft.text.decode_utf8`).
+
+    Args:
+        connection: where they are.
+        columns: names of columns, as the file has them.
+        source: what comes behind ``FROM``.
+        values: those of its parameters.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    names = [quoted(name) for name in columns]
+    read = ", ".join(
+        f"typeof({name}), CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END" for name in names
+    )
+    with closing(connection.cursor()) as cursor:
+        for row in cursor.execute(f"SELECT {read} FROM {source}", values):
+            pairs = zip(row[::2], row[1::2], strict=True)
+            yield tuple(decode_utf8(value) if kind == "text" else value for kind, value in pairs)
 
 
 @contextmanager

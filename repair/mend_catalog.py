@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.text import counted
 from repair import mend_bases, mend_data, mend_items
 from repair.evidence import Evidence, evidence_of
+from repair.install.rows import recorded_tables
 from repair.mend_items import Items
 from repair.plan import Action, Left, RowsChange
 from repair.store import Store
@@ -109,7 +110,10 @@ class _Mender:
         )
         tables = tuple(dict.fromkeys(edit.table for edit in self._edits)) or _TABLES[1:]
         tables = _TABLES if self._data and tables == _TABLES[:1] else tables
-        return [RowsChange(path, actions, self._apply, tables, self._bytes)] if actions else []
+        if not actions:
+            return []
+        with sqlite.reading(self._path) as db:
+            return [RowsChange(path, actions, self._apply, recorded_tables(db, tables), self._bytes)]
 
     def left(self) -> list[Left]:
         """Return what stays as it is."""
@@ -199,8 +203,7 @@ class _Mender:
     def _items(self, db: apsw.Connection, base: Any) -> tuple[list[int], Items]:
         rowids: list[int] = []
         rows: list[Row] = []
-        columns = ", ".join(_ITEM)
-        for rowid, *values in db.execute(f"SELECT rowid, {columns} FROM {_OF_BASE}", (base,)):
+        for rowid, *values in sqlite.lenient_rows(db, ("rowid", *_ITEM), _OF_BASE, (base,)):
             rowids.append(rowid)
             rows.append(dict(zip(_ITEM, values, strict=True)))
         return rowids, Items(rows)
@@ -252,9 +255,8 @@ _OF_BASE = "knowledge_item NOT INDEXED WHERE base_id IS ? ORDER BY rowid"
 
 
 def _with_data(db: apsw.Connection, where: str, value: Any) -> Iterator[tuple[int, Row]]:
-    with closing(db.cursor()) as cursor:
-        for rowid, *values in cursor.execute(f"SELECT rowid, id, type, data FROM {where}", (value,)):
-            yield rowid, dict(zip(("id", "type", "data"), values, strict=True))
+    for rowid, *values in sqlite.lenient_rows(db, ("rowid", "id", "type", "data"), where, (value,)):
+        yield rowid, dict(zip(("id", "type", "data"), values, strict=True))
 
 
 def _digest(text: str) -> bytes:

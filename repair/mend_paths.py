@@ -26,7 +26,7 @@ from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.catalog_reader import Row
 from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
-from regraft.text import counted
+from regraft.text import counted, decode_utf8
 from repair.plan import Action, FileChange, Left, RowsChange
 
 _SEPARATORS = re.compile(r"[/\\]+")
@@ -107,7 +107,7 @@ def _materials(index: Path) -> tuple[list[_Material], set[str]]:
             "SELECT rowid, CAST(material_id AS BLOB), CAST(relative_path AS BLOB) FROM material ORDER BY rowid"
         ):
             if path_problem(raw) is None:
-                taken.add(raw.decode())
+                taken.add(decode_utf8(raw))
             else:
                 unsafe.append(_Material(rowid, (key or b"").decode("utf-8", "replace"), raw or b""))
     return unsafe, taken

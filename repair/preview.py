@@ -34,6 +34,7 @@ from regraft.formats.v2_places import INDEX_FILE, RAW_FOLDER
 from regraft.formats.v2_places import Store as Place
 from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.text import counted
+from repair.install.rows import recorded_tables
 from repair.plan import Action, FileChange, Left, Plan, RowsChange
 from repair.preview_items import Namer, Source, Upgrade, Write
 from repair.store import Store
@@ -191,7 +192,8 @@ def _catalog_change(store: Store, upgrades: list[Upgrade]) -> Iterator[RowsChang
 
     tables = [name for name in ("knowledge_base", "knowledge_item") if any(f" {name} " in sql for sql, _ in updates)]
     size = sum(len(str(value)) for _, values in updates for value in values)
-    yield RowsChange(store.catalog, tuple(actions), apply, tuple(tables), size)
+    with sqlite.reading(path) as db:
+        yield RowsChange(store.catalog, tuple(actions), apply, recorded_tables(db, tables), size)
 
 
 def _folder_of(place: Place) -> str | None:

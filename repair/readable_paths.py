@@ -23,7 +23,7 @@ from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.folder_paths import ChildPaths, FolderPrefixes
 from regraft.formats.catalog_reader import Row
-from regraft.text import counted, decode_utf8, is_blank, whole
+from regraft.text import counted, is_blank, whole
 from repair.install.rows import recorded_tables
 from repair.plan import Action, Left, RowsChange
 from repair.taken_paths import taken_paths
@@ -98,8 +98,8 @@ def materials_of(index: Path) -> dict[str, str]:
         apsw.Error, OSError: it cannot be read.
     """
     with sqlite.reading(index) as db:
-        rows = db.execute("SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB) FROM material")
-        return {decode_utf8(key or b""): decode_utf8(path or b"") for key, path in rows}
+        rows = sqlite.lenient_rows(db, ("material_id", "relative_path"), "material")
+        return {str(material): str(path) for material, path in rows}
 
 
 # --- the changes -----------------------------------------------------------------------------------------------------

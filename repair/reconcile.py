@@ -26,7 +26,7 @@ from regraft.following import OutOfOrder, differences
 from regraft.formats import v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES
-from regraft.text import argument, counted
+from regraft.text import argument, counted, decode_utf8
 from repair.evidence import DAMAGE
 from repair.plan import Action, Left, Plan, RowsChange
 from repair.store import Store
@@ -213,7 +213,8 @@ class _Follows:
 
     def _stale(self, key: bytes, found: bytes | None, wanted: bytes) -> None:
         material, old, new = _text(key), _text(found), _text(wanted)
-        if material is None or old is None or new is None:
+        # A half surrogate is found again by nobody.
+        if material is None or old is None or new is None or "\ufffd" in old:
             self._leave(v2.MATERIAL_PATH, "one of its two paths is no text", material)
         else:
             self.moves.append(_Move(material, old, new))
@@ -328,24 +329,30 @@ def _is_file(raw: Path, path: str) -> bool:
 
 def _items(db: apsw.Connection, base: str) -> Iterator[tuple[bytes, bytes | None]]:
     """Return the items of a base that may have a material, with the path of what is indexed, sorted by id."""
-    rows = db.execute(
-        "SELECT CAST(id AS BLOB), type, status, data FROM knowledge_item NOT INDEXED"
-        " WHERE base_id = ? AND typeof(id) = 'text' ORDER BY 1",
-        (base,),
-    )
-    for key, kind, status, data in rows:
+    of_base = "knowledge_item NOT INDEXED WHERE base_id = ? AND typeof(id) = 'text' ORDER BY CAST(id AS BLOB)"
+    for key, kind, status, data in sqlite.lenient_rows(db, ("id", "type", "status", "data"), of_base, (base,)):
         item = {"type": kind, "data": data}
         if status == "deleting" and not is_foreign(item):
             continue
         path = None if is_foreign(item) else path_of(item)
-        yield key, None if path is None else path.encode("utf-8", "surrogatepass")
+        yield key.encode(), None if path is None else path.encode()
 
 
 def _materials(db: apsw.Connection) -> Iterator[tuple[bytes, bytes | None]]:
-    return db.execute(
+    rows = db.execute(
         "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB) FROM material"
         " WHERE typeof(material_id) = 'text' ORDER BY 1"
     )
+    yield from ((key, None if path is None else _plain(path)) for key, path in rows)
+
+
+def _plain(path: bytes) -> bytes:
+    """Return a path as that of an item is read; what is no text at all stays as it is."""
+    try:
+        path.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return path
+    return decode_utf8(path).encode()
 
 
 def _counts(db: apsw.Connection, gone: str) -> dict[str, tuple[int, int]]:

@@ -18,11 +18,12 @@ from checks.findings import Audit, Finding
 from checks.levels import Level
 from regraft import ledger, profiles, sqlite
 from regraft.changes import RunRecord
-from regraft.errors import ApplicationOpen, NotChanged, ProfilePending, StoreBusy
+from regraft.errors import ApplicationOpen, NotChanged, StoreBusy
 from regraft.formats import angel_memory, codex_mem, v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
 from regraft.pending import pending_in
+from regraft.profile_errors import ProfilePending
 from regraft.text import shown
 from repair import files
 

@@ -21,7 +21,7 @@ def is_safe(path: Any) -> bool:
     return isinstance(path, str) and path_problem(path.encode("utf-8", "replace")) is None
 
 
-def taken_paths(items: Iterable[Row], materials: Iterable[str], raw: Path) -> TakenPaths:
+def taken_paths(items: Iterable[Row], materials: Iterable[str], raw: Path | None = None) -> TakenPaths:
     """Return the paths of a base that are there: of its items, of its index, and on disk.
 
     A snapshot that is gone is written anew, under its name if that is free.
@@ -29,7 +29,7 @@ def taken_paths(items: Iterable[Row], materials: Iterable[str], raw: Path) -> Ta
     Args:
         items: the base's rows.
         materials: the paths that its index has.
-        raw: the base's folder of raw files.
+        raw: the base's folder of raw files; None: what is on disk does not count.
     """
     prefixes: dict[str, str] = {}
     children: dict[str, list[str]] = defaultdict(list)
@@ -49,7 +49,9 @@ def taken_paths(items: Iterable[Row], materials: Iterable[str], raw: Path) -> Ta
     return TakenPaths(prefixes, frozenset(names - set(prefixes.values()) | on_disk), children)
 
 
-def _root_names(raw: Path) -> Iterator[str]:
+def _root_names(raw: Path | None) -> Iterator[str]:
+    if raw is None:
+        return
     try:
         yield from (path.name for path in raw.iterdir())
     except OSError:
@@ -60,7 +62,7 @@ def snapshot_names(taken: TakenPaths, prefixes: Iterable[str], *, reserve_proces
     """Return the names in the root of ``raw/`` that snapshots can have.
 
     Args:
-        taken: what is there.
+        taken: what is there; whether a file is in the way on disk is looked at for each name.
         prefixes: the prefixes of all folders, also of those that come back.
         reserve_processed: whether beside an upload the name of what a file processor makes of it is kept free.
     """

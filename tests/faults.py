@@ -131,7 +131,7 @@ def small_source(folder: Path) -> Source:
     """Build three bases: one of every kind of item, one of uploads and a note, and one whose vector file is gone."""
     source = Source(folder)
     pages = source.upload("f1", "pages.txt", b"page one\n" * 40)
-    tree = item("tree", "directory", "/home/mei/tree", uniqueIds=["L_left", "L_right"])
+    tree = item("tree", "directory", "/notes", uniqueIds=["L_left", "L_right"])
     items = [pages, item("page", "url", "https://example.org/a"), tree, item("memo", "note", "remember the lamp")]
     source.base("alpha", items)
     write_vectors(source.vectors("alpha"), {"f1": 0, "item-f1": 4, "page": 2, "left": 2, "right": 1, "memo": 1})

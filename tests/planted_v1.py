@@ -16,7 +16,7 @@ import apsw
 from chromium_files import idb_folder, local_key, local_text, names, row, row_key
 from leveldb_files import BLOCK, Folder, batch, log
 from test_golden import as_backup
-from v1 import MODEL, Row, Source, base, file, folder, note, page, vector_of
+from v1 import LLM, MODEL, Row, Source, base, file, folder, note, page, vector_of
 
 
 def whole(place: Path) -> Path:
@@ -79,7 +79,7 @@ def vectors(*statements: str) -> Callable[[Path], Path]:
 
 def insert(row_id: str, loader: str, body: str, vector: str = "") -> str:
     value = vector or f"x'{vector_of(body).hex()}'"
-    return f"INSERT INTO vectors VALUES ('{row_id}', '{body}', '{loader}', '/home/alice/x.md', {value}, '{{}}')"
+    return f"INSERT INTO vectors VALUES ('{row_id}', '{body}', '{loader}', '/home/alice/docs/x.md', {value}, '{{}}')"
 
 
 def bytes_of(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], Path]:
@@ -205,6 +205,7 @@ class Planted:
 
 VECTORS = "KnowledgeBase/kb"
 GONE = {**MODEL, "provider": "gone"}
+RETIRING = {"id": "github", "name": "GitHub", "models": [MODEL]}
 ITEM_CODES = {
     "knowledge_item_missing_id_or_type": (None, None),
     "knowledge_item_unsupported_type": ({"id": "m", "type": "memory"}, "m"),
@@ -299,6 +300,11 @@ PLANTED: dict[str, Planted] = {
     ),
     "no list of models": Planted("v1.model", "models_unknown", llm(None), base=None),
     "a rerank model that is gone": Planted("v1.model", "rerank_model_cleared", kb(rerankModel=GONE)),
+    "a provider that later releases have no more": Planted(
+        "v1.model",
+        "provider_retired",
+        both(kb(model={**MODEL, "provider": "github"}), llm({"providers": [*LLM["providers"], RETIRING]})),
+    ),
     "a word about a model that nothing uses": Planted(
         "v1.model", "model_option_unused", lambda source: source, base=None, options=("--recreate-model", "no::such")
     ),
@@ -372,6 +378,12 @@ PLANTED: dict[str, Planted] = {
     "a note that is too long": Planted(
         "v1.too-large", "note_truncated", items(note("x", text="a" * 1_000_001)), subject="x"
     ),
+    "a vector with a NaN": Planted(
+        "v1.unusable-vector",
+        "non_finite_vector",
+        vectors("UPDATE vectors SET vector = x'0000c07f000000000000000000000000' WHERE id = 'F_0'"),
+        subject=VECTORS,
+    ),
     # --- items and folders
     **{
         f"an item: {code}": Planted("v1.item", code, items(raw), subject=subject)
@@ -413,6 +425,13 @@ PLANTED: dict[str, Planted] = {
         both(items(folder("e", "D2", "E")), vectors(insert("E_0", "E", "one"))),
         "note",
         subject="d",
+    ),
+    "a file of a folder that lies elsewhere": Planted(
+        "v1.folder",
+        "directory_child_outside",
+        both(items(folder("e", "E", path="/srv/docs")), vectors(insert("E_0", "E", "one"))),
+        "note",
+        subject="e",
     ),
     "an upload that is gone": Planted("v1.missing-upload", "missing_upload", gone("Files/up-f.pdf"), subject="f"),
     "two uploads of one name": Planted(

@@ -12,9 +12,12 @@ from typing import Any
 import apsw
 import pytest
 from conftest import NOW, NOW_MS, run
+from hypothesis import example, given
+from hypothesis import strategies as st
 from v1 import LLM, MODEL, Library, Row, Source, base, carried, file, folder, migrate, note, opened, pack, page
 
-from regraft.formats.order_keys import order_key
+from regraft.formats import order_keys
+from regraft.formats.order_keys import key_after, order_key
 
 # --- rows ----------------------------------------------------------------------------------------------------------
 
@@ -209,6 +212,42 @@ def test_order_keys_sort_as_text_in_the_order_of_positions() -> None:
     assert keys == sorted(keys)
     assert len(set(keys)) == len(keys)
     assert order_key(0) == "a0"
+
+
+DIGITS = st.text(order_keys.DIGITS, max_size=30)
+
+
+@given(st.one_of(DIGITS, st.text(max_size=6), st.builds("{}{}".format, st.sampled_from("azZAyB"), DIGITS)))
+@example("Zz")
+@example("a0V")
+@example("zz")
+@example("z" * 27)
+@example("z" * 40)
+@example("~")
+@example("é")
+def test_a_key_behind_any_other_sorts_behind_it_by_its_bytes(last: str) -> None:
+    assert key_after(last).encode() > last.encode()
+    assert key_after(key_after(last)) > key_after(last)
+
+
+@given(st.integers(0, 10**9))
+def test_a_key_behind_that_of_a_position_is_that_of_the_next(position: int) -> None:
+    assert key_after(order_key(position)) == order_key(position + 1)
+    # What stands between two rows gives way to the next whole number, too.
+    assert key_after(f"{order_key(position)}V") == order_key(position + 1)
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (None, "a0"), ("", "a0"), ("Zz", "a0"), ("Z0", "Z1"), ("Zzz", "a0"), ("Yzz", "Z0"), ("az", "b00"),
+        ("bzz", "c000"), ("a1zzV", "a2"), ("z" * 27, "z" * 27 + "V"), ("z" * 27 + "V", "z" * 27 + "l"),
+        ("z" * 27 + "y", "z" * 28), ("z" * 28, "z" * 28 + "V"), ("a", "b00"), ("b0", "c000"), ("zz", "zzV"),
+        ("[", "a0"), ("9", "a0"), ("~", "~V"),
+    ],
+)  # fmt: skip
+def test_the_key_behind_another(last: str | None, expected: str) -> None:
+    assert key_after(last) == expected
 
 
 def test_rows_of_many_models_keep_their_order(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regraft import sqlite
+from regraft.formats import embedjs
 from regraft.formats.embedjs import VECTORS
+from regraft.formats.vector_numbers import is_finite
 from regraft.formats.vector_table import MISSING, UNSUPPORTED, StoreProblem, Survey, check_file
 
 rows, survey = VECTORS.rows, VECTORS.survey
@@ -140,11 +142,9 @@ def test_kinds_of_vectors(tmp_path: Path, vector: Any, kind: int) -> None:
     [
         (floats(0, 0), 1),
         (floats(-0.0, 0), 1),
-        (floats(math.nan, 1), 1),
-        (floats(1, math.nan), 1),
-        (floats(math.inf, 1), 1),
-        (floats(1, -math.inf), 1),
-        (floats(math.inf, math.nan), 1),
+        (floats(3e38, 3e38), 1),
+        (floats(1e-44, 0), 1),
+        (floats(math.nan, 1), 0),
         (floats(0, 1), 0),
         (floats(-1, -1), 0),
         (floats(1e-3, 0), 0),
@@ -161,6 +161,56 @@ def test_kinds_of_vectors(tmp_path: Path, vector: Any, kind: int) -> None:
 def test_vectors_without_a_direction_are_counted(tmp_path: Path, vector: Any, degenerate: int) -> None:
     found = survey(store(tmp_path / "base", [("L_0", "a", "L", "s", vector), ("L_1", "b", "L", "s", floats(1, 1))]))
     assert sum(tally.degenerate for tally in found.loaders["L"].kinds.values()) == degenerate
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [
+        floats(math.nan, 1),
+        floats(1, math.nan),
+        floats(math.inf, 1),
+        floats(1, -math.inf),
+        floats(math.inf, -math.inf),
+        floats(math.inf, math.nan),
+        b"\x01\x00\x80\x7f" + floats(0),
+        b"\x01\x00\xc0\xff" + floats(3e38),
+    ],
+)
+def test_vectors_that_are_not_finite_are_a_kind_of_their_own(tmp_path: Path, vector: bytes) -> None:
+    table = [("L_0", "a", "L", "s", vector), ("L_1", "b", "L", "s", floats(1, 1)), ("L_2", "c", "L", "s", vector)]
+    path = store(tmp_path / "base", table)
+    found = survey(path)
+    assert {kind: (tally.count, tally.degenerate) for kind, tally in found.loaders["L"].kinds.items()} == {
+        -8: (2, 0),
+        8: (1, 0),
+    }
+    assert (found.lengths, found.vector_bytes) == ({8: 3}, 8)
+    assert streamed(path, [(1, 3)], 8) == [("b", floats(1, 1))]
+    with sqlite.reading(path) as db:
+        every = list(embedjs.VECTORS.rows(db, [(1, 3)], 8, any_number=True))
+        texts = list(embedjs.VECTORS.rows_and_texts(db, [(1, 3)], 8))
+    assert every == [("a", vector), ("b", floats(1, 1)), ("c", vector)]
+    assert texts == [("a", None), ("b", floats(1, 1)), ("c", None)]
+
+
+@given(st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=6))
+def test_what_is_finite_is_what_every_number_of_it_is(numbers: list[int]) -> None:
+    vector = struct.pack(f"<{len(numbers)}I", *numbers)
+    assert is_finite(vector) == all(map(math.isfinite, struct.unpack(f"<{len(numbers)}f", vector)))
+
+
+@pytest.mark.parametrize("column", ["pageContent", "uniqueLoaderId", "source", "vector"])
+def test_vectors_of_a_file_that_lacks_another_column_have_a_length(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "base"
+    names = [name for name in ("id", "pageContent", "uniqueLoaderId", "source", "vector") if name != column]
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute(f"CREATE TABLE vectors ({', '.join(names)})")
+        if column != "vector":
+            for vector in (floats(1), floats(1, math.nan), None, "text", b"odd", b"", floats(2, 3), floats(4)):
+                db.execute("INSERT INTO vectors (vector) VALUES (?)", (vector,))
+    with pytest.raises(StoreProblem, match=f"without the column {column}") as raised:
+        survey(path)
+    assert raised.value.vector_bytes == (None if column == "vector" else 4)
 
 
 def test_tallies_by_kind(tmp_path: Path) -> None:
@@ -273,7 +323,8 @@ def test_numbers_are_told_from_a_loader_id_that_ends_in_one(tmp_path: Path) -> N
     ("sources", "last"),
     [
         (["a", "b"], "b"),
-        (["a", "b", "a"], "a"),
+        (["a", "b", "a"], "b"),
+        (["a", "b", "a", "c", "b", "a"], "c"),
         (["a", " ", "", "\ufeff\u00a0"], "a"),
         (["", " "], None),
         (["a", None, 5, b"blob"], "a"),
@@ -345,13 +396,13 @@ def test_loader_ids_that_read_as_one_text_count_as_one_loader(tmp_path: Path) ->
 
 def test_rows_are_streamed_in_order_and_verbatim(tmp_path: Path) -> None:
     table = [
-        ("a", "first", "L", "s", floats(1, math.nan)),
+        ("a", "first", "L", "s", floats(1, 3e38)),
         ("b", None, "L", "s", floats(0, 0)),
         ("c", "wrong length", "L", "s", floats(1)),
         ("d", "text", "L", "s", "12345678"),
         ("e", "odd", "L", "s", b"1234567"),
         ("f", "none", "L", "s", None),
-        ("g", "line\nbreak \U0001f600", "L", "s", floats(-0.0, math.inf)),
+        ("g", "line\nbreak \U0001f600", "L", "s", floats(-0.0, 1e-44)),
     ]
     path = store(tmp_path / "base", table)
     assert streamed(path, [(1, 7)], 8) == [

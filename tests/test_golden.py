@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import unicodedata
 import zipfile
 from collections.abc import Iterator
@@ -40,9 +41,23 @@ def as_backup(v1: Path, target: Path, version: int = 5) -> Path:
     return target
 
 
+def as_export_of_2_0(v1: Path, profile: Path) -> Path:
+    """Lay an export folder out as releases 2.0.x do before their own upgrade: in the profile, one file for a slice."""
+    for name, part in json.loads((v1 / "redux.json").read_text()).items():
+        path = profile / "migration_temp" / "redux_export" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(part))
+    shutil.copytree(v1 / "dexie", profile / "migration_temp" / "dexie_export")
+    for folder in ("Files", "KnowledgeBase"):
+        shutil.copytree(v1 / folder, profile / "Data" / folder)
+    return profile / "migration_temp"
+
+
 def source_of(kind: str, v1: Path, tmp_path: Path) -> Path:
     if kind == "folder":
         return v1
+    if kind == "export of 2.0":
+        return as_export_of_2_0(v1, tmp_path / "profile")
     return as_backup(v1, tmp_path / f"{kind}.zip", version=1 if kind == "zip version 1" else 5)
 
 
@@ -208,7 +223,7 @@ def as_dicts(db: apsw.Connection, query: str) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", ["folder", "zip", "zip version 1"])
+@pytest.mark.parametrize("kind", ["folder", "zip", "zip version 1", "export of 2.0"])
 def test_every_field_is_as_expected(case: str, kind: str, golden, tmp_path: Path) -> None:
     folder = golden(case)
     before = snapshot(folder / "v1")

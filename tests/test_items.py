@@ -231,7 +231,7 @@ def test_source_of_a_file(base: Draft, metadata: dict[str, str], source: str) ->
     [
         ({"origin_name": "a/b:c.md"}, "a_b_c.md"),
         ({"origin_name": "CON.txt"}, "_.txt"),
-        ({"origin_name": ".cherry"}, "_.cherry"),
+        ({"origin_name": ".cherry"}, ".cherry_1"),
         # Only the empty text falls back; what becomes empty is called `untitled`.
         ({"origin_name": " "}, "untitled"),
         ({"origin_name": "..."}, "untitled"),

@@ -271,6 +271,66 @@ def test_places_of_an_export(tmp_path: Path, redux: str, tables: str) -> None:
     )
 
 
+def put_slices(folder: Path) -> None:
+    for name, content in REDUX.items():
+        put(folder, f"redux_export/{name}.json", content)
+    put(folder, "dexie_export/files.json", [])
+    put(folder, "dexie_export/message_blocks.json", [])
+
+
+def test_places_of_an_export_of_2_0_in_a_profile(tmp_path: Path) -> None:
+    profile = tmp_path / "profile"
+    put_slices(profile / "migration_temp")
+    put(profile, "Data/KnowledgeBase/base")
+    put(profile, "Data/Files/")
+    expected = StatePlaces(
+        slices="migration_temp/redux_export",
+        tables={"files": "migration_temp/dexie_export/files.json"},
+        vectors="Data/KnowledgeBase",
+        uploads="Data/Files",
+    )
+    for path in (profile / "migration_temp", profile / "migration_temp" / "redux_export", profile):
+        for kind in (None, Kind.V1_EXPORT):
+            found = find(path, kind)
+            assert (found.kind, found.path, found.tree.path, found.places) == (
+                Kind.V1_EXPORT,
+                path,
+                profile,
+                expected,
+            )
+    assert find(zipped(profile)).places == expected
+    # What the profile itself keeps comes first; the user can say otherwise.
+    put(profile, "Local Storage/leveldb/CURRENT")
+    assert find(profile).kind is Kind.V1_PROFILE
+    assert find(profile, Kind.V1_EXPORT).places == expected
+
+
+@pytest.mark.parametrize(("vectors", "uploads"), [("KnowledgeBase", "Files"), ("Data/KnowledgeBase", "Data/Files")])
+def test_places_of_an_export_of_2_0_with_its_data_beside_it(tmp_path: Path, vectors: str, uploads: str) -> None:
+    export = tmp_path / "copied"
+    put_slices(export)
+    put(export, f"{vectors}/base")
+    put(export, f"{uploads}/f.md")
+    for path in (export, export / "redux_export"):
+        found = find(path)
+        assert (found.kind, found.tree.path) == (Kind.V1_EXPORT, export)
+        assert (found.places.slices, found.places.vectors, found.places.uploads) == ("redux_export", vectors, uploads)
+    inside = find(zipped(export, "copied/")).places
+    assert (inside.slices, inside.vectors) == ("copied/redux_export", f"copied/{vectors}")
+
+
+def test_a_migration_temp_has_its_own_data_where_the_profile_has_none(tmp_path: Path) -> None:
+    put_slices(tmp_path / "migration_temp")
+    put(tmp_path, "migration_temp/KnowledgeBase/base")
+    assert find(tmp_path / "migration_temp").places.vectors == "migration_temp/KnowledgeBase"
+
+
+def test_tables_alone_are_no_export(tmp_path: Path) -> None:
+    put(tmp_path, "migration_temp/dexie_export/files.json", [])
+    with pytest.raises(SourceUnrecognised):
+        find(tmp_path / "migration_temp")
+
+
 def test_an_export_without_tables_and_uploads(tmp_path: Path) -> None:
     put(tmp_path, "redux.json", REDUX)
     put(tmp_path, "KnowledgeBase/base")

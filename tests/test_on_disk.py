@@ -17,7 +17,7 @@ from v1 import Row, base, carried, folder, opened
 
 from migrators.cherry_v1 import file_texts, on_disk
 from migrators.cherry_v1.draft import draft_library
-from migrators.cherry_v1.file_texts import ENCODINGS, WIDE_ENCODINGS, Wanted, cleaned, json_form, readable
+from migrators.cherry_v1.file_texts import ENCODINGS, WIDE_ENCODINGS, Wanted, cleaned, json_form
 from migrators.cherry_v1.on_disk import real_paths
 from migrators.stages.models import ModelWord
 from regraft.formats.v1_state import V1State
@@ -356,35 +356,6 @@ def test_one_json_file_in_an_odd_encoding_does_not_end_the_look(
 # --- names ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kept", "name"),
-    [
-        ("The lighthouse keeper r...sbon and then once more.", "The lighthouse keeper r...sbon and then once more."),
-        ("Safety in the workshop, ... the one who looks up.\n", "Safety in the workshop, ... the one who looks up."),
-        ("# Title\n\nA  text\tof\r\ntwo lines", "# Title A text of two lines"),
-        (
-            snippet("天气日记，二零二五年春天，记录人：老陈。气温用🌤️" + "很多" * 20),
-            "天气日记，二零二五年春天，记录人：老陈。气温用...多" + "很多" * 11,
-        ),
-        (snippet("x" * 40 + "🎉" + "y" * 22), "x" * 24 + "..." + "y" * 22),
-        ("\ufefftext\0 with \x1b[31mcolour\x7f", "text with [31mcolour"),
-        ("a � in a short text", "a � in a short text"),
-        ("and/or", "and/or"),
-        (" \n ", ""),
-    ],
-)
-def test_a_snippet_becomes_one_readable_line(kept: str, name: str) -> None:
-    assert readable(kept) == name
-
-
-@given(st.text(st.characters(codec="utf-8"), max_size=60))
-def test_a_readable_name_is_one_clean_line_and_stays_so(text: str) -> None:
-    name = readable(snippet(text))
-    assert name == name.strip()
-    assert not set(name) & {chr(point) for point in (*range(32), *range(127, 160))}
-    assert readable(name) == name or "�" in name
-
-
 def test_what_children_are_called(tmp_path: Path) -> None:
     place = tmp_path / "docs"
     place.mkdir()
@@ -399,9 +370,9 @@ def test_what_children_are_called(tmp_path: Path) -> None:
     }
     rows = [Row(loader, f"text of {loader}", source=source) for loader, source in sources.items()]
     library = carried(tmp_path, base("kb", folder("d", *sources, path=str(place))), stores={"kb": rows})
-    assert [child["data"]["source"] for child in library.children("d")] == [
-        str(place / "here.txt"),
-        str(place / "list.json"),
-        "<!doctype html> <html la.... ⚓</p> </body></html>",
-        "/home/mei/docs/odd \n name.pdf",
+    assert [tuple(child["data"].values()) for child in library.children("d")] == [
+        (str(place / "here.txt"), "docs/here.txt"),
+        (str(place / "list.json"), "docs/list.json"),
+        (sources["WebLoader_gone"], "docs/html__"),
+        ("/home/mei/docs/odd \n name.pdf", "docs/odd _ name.pdf"),
     ]

@@ -28,7 +28,7 @@ from migrators.stages.plan import BasePlan, plan_base
 from migrators.stages.restored import read_times
 from regraft.formats import vector_table
 from regraft.formats.v1_state import V1State
-from regraft.formats.vector_table import MISSING, UNSUPPORTED, LoaderRows, Survey, Tally
+from regraft.formats.vector_table import MISSING, UNSUPPORTED, LoaderRows, StoreProblem, Survey, Tally
 from regraft.names import FreeNames
 from regraft.notices import Notice
 
@@ -330,7 +330,6 @@ def test_children_stand_in_the_order_of_the_entries() -> None:
     assert children_of("B", "C", "B", "gone", "A", found=found) == [
         ("B", "/docs/B"),
         ("C", "/docs/C"),
-        ("B", "/docs/B"),
         ("A", "/docs/A"),
     ]
 
@@ -381,8 +380,8 @@ CONTAINER, OTHER = folder("c", "L", uniqueId=""), folder("c2", "L", processingSt
         ([STANDALONE, LATER], "later"),
         ([LATER, STANDALONE], "alone"),
         ([EXPANDED], "d#0"),
-        ([TWICE], "twice#1"),
-        ([EXPANDED, TWICE], "twice#1"),
+        ([TWICE], "twice#0"),
+        ([EXPANDED, TWICE], "twice#0"),
         ([TWICE, EXPANDED], "d#0"),
         ([CONTAINER], "c"),
         ([CONTAINER, OTHER], "c2"),
@@ -424,6 +423,8 @@ def test_what_is_said_of_shared_loaders() -> None:
     assert sorted((notice.code, notice.item, notice.count) for notice in plan.notices) == [
         ("directory_child_loader_conflict", "first", 1),
         ("directory_child_loader_shared", "first", 2),
+        ("directory_child_outside", "first", 3),
+        ("directory_child_outside", "second", 2),
         ("directory_not_migrated", "first", 1),
         ("loader_shared", "loser", 1),
     ]
@@ -475,8 +476,8 @@ def test_books_always_balance(fields: dict[str, Any], found: Survey | str) -> No
 
 
 def test_the_model_is_to_blame_before_the_vector_file() -> None:
-    assert plan_base(drafted(model=None), "does not exist").error == "missing_embedding_model"
-    assert plan_base(drafted(), "does not exist").error == "missing_vector_store"
+    assert plan_base(drafted(model=None), StoreProblem("does not exist")).error == "missing_embedding_model"
+    assert plan_base(drafted(), StoreProblem("does not exist")).error == "missing_vector_store"
     assert plan_base(drafted(), survey(*rows("L"))).error is None
 
 
@@ -486,8 +487,9 @@ def test_the_model_is_to_blame_before_the_vector_file() -> None:
         (7, MODEL, survey(*rows("L")), 4),
         (7, None, survey(*rows("L")), 7),
         (None, None, survey(*rows("L")), None),
-        (7, MODEL, "does not exist", None),
-        (7, None, "does not exist", 7),
+        (7, MODEL, StoreProblem("does not exist"), None),
+        (7, MODEL, StoreProblem("lacks a column", 48), 12),
+        (7, None, StoreProblem("does not exist", 48), 7),
     ],
 )
 def test_dimensions(stated: Any, model: Any, found: Survey | str, dimensions: int | None) -> None:
@@ -610,7 +612,7 @@ def test_completed_files_without_rows_are_named_once() -> None:
     [said] = [notice for notice in plan.notices if notice.code == "file_without_rows"]
     assert (said.base, said.item, said.count) == ("kb", None, 3)
     assert said.message == "3 completed files without any text, as there are no rows: b.txt, none.txt, a.csv"
-    failed = plan_base(drafted(*items), "does not exist")
+    failed = plan_base(drafted(*items), StoreProblem("does not exist"))
     assert "file_without_rows" not in {notice.code for notice in failed.notices}
 
 
@@ -632,7 +634,7 @@ def test_what_hints_have_to_say_is_said() -> None:
 
 def test_names_taken_by_files_stay_taken_for_snapshots() -> None:
     draft = drafted(file("f", name="Title.pdf"), preprocessProvider={"provider": {"id": "p"}})
-    names = FreeNames(draft.taken_names, reserve_processed=True)
+    names = FreeNames(plan_base(draft, survey()).taken_names, reserve_processed=True)
     assert names.take("title.md") == "title_1.md"
 
 

@@ -641,6 +641,8 @@ def test_a_profile_keeps_all_that_its_catalog_says(tmp_path):
     assert carried(library) == expected(ROWS)
     row = library.base_row(BASE)
     usual = base_row()
+    # How a base is searched follows from its model.
+    usual = {name: value for name, value in usual.items() if name not in ("search_mode", "hybrid_alpha")}
     assert {name: row[name] for name in usual} == usual
     for item, row in zip(library.items(BASE), ITEMS, strict=True):
         data = {key: item["data"][key] for key in json.loads(row["data"])}
@@ -888,7 +890,7 @@ def test_a_base_of_words_alone_fails_for_its_model_until_one_is_named(tmp_path):
         library = migrate(source, tmp_path / name, *option)
         assert carried(library) == expected(ROWS)
         row = library.base_row(BASE)
-        assert (row["dimensions"], row["search_mode"]) == (4, "hybrid")
+        assert row["dimensions"] == 4
 
 
 def test_a_recreated_model_that_a_base_names_is_that_base_s_alone(tmp_path):
@@ -946,12 +948,7 @@ def test_columns_that_an_older_build_did_not_have_are_as_if_unset(tmp_path):
     models = [{"id": MODEL}]
     library = migrate(profile(tmp_path / "in", bases=bases, items=items, models=models, providers=[]), tmp_path / "out")
     row = library.base_row(BASE)
-    assert (row["name"], row["chunk_size"], row["chunk_overlap"], row["search_mode"]) == (
-        "Harbour",
-        1024,
-        200,
-        "hybrid",
-    )
+    assert (row["name"], row["chunk_size"], row["chunk_overlap"]) == ("Harbour", 1024, 200)
     assert (row["created_at"], row["dimensions"]) == (NOW_MS, 4)
     assert carried(library) == expected(ROWS)
 
@@ -960,14 +957,9 @@ def test_settings_that_are_not_valid_are_replaced_and_named(tmp_path):
     odd = base_row(chunk_size=0, chunk_overlap=-1, threshold=7, search_mode="magic", hybrid_alpha=2, chunk_strategy="x")
     library = migrate(profile(tmp_path / "in", bases=[{**odd, "name": " "}]), tmp_path / "out")
     row = library.base_row(BASE)
-    assert (row["chunk_size"], row["threshold"], row["search_mode"], row["hybrid_alpha"]) == (
-        1024,
-        None,
-        "hybrid",
-        None,
-    )
+    assert (row["chunk_size"], row["threshold"], row["chunk_strategy"]) == (1024, None, "structured")
     said = library.warnings("invalid_base_config")[0]["message"]
-    for name in ("chunk_size", "chunk_overlap", "threshold", "search_mode", "hybrid_alpha", "chunk_strategy"):
+    for name in ("chunk_size", "chunk_overlap", "threshold", "chunk_strategy"):
         assert name in said
     assert library.codes()["blank_base_name"] == 1
     assert row["name"] == BASE

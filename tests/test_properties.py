@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import struct
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -27,7 +29,7 @@ from regraft.envelope import Run
 from regraft.formats import embedjs, vector_table
 from regraft.formats.catalog import write_catalog
 from regraft.formats.v1_state import V1State
-from regraft.formats.vector_table import LoaderRows, Survey, Tally
+from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey, Tally
 from regraft.tree import FolderTree
 
 # --- arbitrary states ----------------------------------------------------------------------------------------------
@@ -148,15 +150,17 @@ HINTS = st.builds(
 
 
 @st.composite
-def surveys(draw: st.DrawFn) -> Survey | str:
+def surveys(draw: st.DrawFn) -> Survey | StoreProblem:
     """Return what a vector file could hold of the loaders that items name."""
     if draw(st.booleans()) and draw(st.booleans()):
-        return draw(st.sampled_from(["does not exist", "is a folder"]))
+        return draw(st.sampled_from([StoreProblem("is a folder"), StoreProblem("lacks a column", 48)]))
     found = Survey()
     sources = st.one_of(st.none(), st.just("/docs/a.md"), TEXTS)
     for loader in draw(st.lists(st.one_of(st.none(), LOADERS), max_size=4, unique=True)):
         kinds = draw(
-            st.lists(st.sampled_from([16, 20, vector_table.MISSING, vector_table.UNSUPPORTED]), min_size=1, max_size=4)
+            st.lists(
+                st.sampled_from([16, 20, -16, vector_table.MISSING, vector_table.UNSUPPORTED]), min_size=1, max_size=4
+            )
         )
         source = draw(sources)
         entry = LoaderRows(rows=len(kinds), source=source if source and source.strip() else None)
@@ -166,8 +170,8 @@ def surveys(draw: st.DrawFn) -> Survey | str:
             entry.runs.extend((found.rows, found.rows))
             tally = entry.kinds.setdefault(kind, Tally(first_rowid=found.rows))
             tally.count += 1
-            if kind > 0:
-                found.lengths[kind] = found.lengths.get(kind, 0) + 1
+            if kind % 4 == 0:
+                found.lengths[abs(kind)] = found.lengths.get(abs(kind), 0) + 1
         found.loaders[loader] = entry
     return found
 
@@ -287,7 +291,8 @@ def owners_of(items: list[dict[str, Any]], rows: list[Row]) -> dict[str, tuple[s
             standalone |= dict.fromkeys(loaders_of(item), (item["id"], True))
             continue
         completed = item["processingStatus"] == "completed" and item["uniqueId"].strip()
-        entries = [loader for loader in item["uniqueIds"] if loader.strip() and loader in sources] if completed else []
+        listed = dict.fromkeys(item["uniqueIds"]) if completed else []
+        entries = [loader for loader in listed if loader.strip() and loader in sources]
         children |= {loader: (f"{item['id']}#{place}", True) for place, loader in enumerate(entries)}
         if not entries:
             containers |= dict.fromkeys(loaders_of(item), (item["id"], False))
@@ -305,7 +310,7 @@ def wanted_length(rows: list[Row]) -> int | None:
 
 
 def why_not(row: Row, owners: dict[str, tuple[str, bool]], length: int | None) -> str | None:
-    """Return why a row is not carried: base, owner, payload, encoding, length."""
+    """Return why a row is not carried: base, owner, payload, encoding, length, numbers."""
     owner = owners.get(row.loader) if isinstance(row.loader, str) else None
     if length is None:
         return "missing_vector_store"
@@ -317,7 +322,13 @@ def why_not(row: Row, owners: dict[str, tuple[str, bool]], length: int | None) -
         return "missing_vector_payload"
     if not usable(row.vector):
         return "unsupported_vector_encoding"
-    return None if len(row.vector) == length else "dimension_mismatch"
+    if len(row.vector) != length:
+        return "dimension_mismatch"
+    return None if is_finite(row.vector) else "non_finite_vector"
+
+
+def is_finite(vector: bytes) -> bool:
+    return all(map(math.isfinite, struct.unpack(f"<{len(vector) // 4}f", vector)))
 
 
 def text_of(body: Any) -> str:

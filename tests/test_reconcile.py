@@ -270,7 +270,8 @@ def test_the_path_of_a_material_that_goes_is_free(store: Path) -> None:
 
 def test_a_path_that_is_taken_or_none_is_left(store: Path) -> None:
     file, url, note = of_types(store, "file", "url", "note")
-    child = next(item for item, path in materials(store).items() if item == path)
+    child = next(path for path in materials(store).values() if "/" in path)
+    owner = next(item for item, path in materials(store).items() if path == child)
     move_item(store, file, child)  # that of a material that stays
     move_item(store, url, "same.md")
     move_item(store, note, "same.md")
@@ -278,7 +279,7 @@ def test_a_path_that_is_taken_or_none_is_left(store: Path) -> None:
         document = reconcile(store, status=1)
     reasons = [reason for finding, reason in left(document) if finding == "material.path"]
     assert sorted(reasons) == [
-        f'the path of its item, "{child}", is that of the material {child}',
+        f'the path of its item, "{child}", is that of the material {owner}',
         'the path of its item, "same.md", is that of several items',
         'the path of its item, "same.md", is that of several items',
     ]

@@ -62,7 +62,7 @@ def state(target: Path) -> dict[str, object]:
 
 
 #: Damage that says nothing of what was there before.
-UNDERIVED = {"an unknown type", "a long note"}
+UNDERIVED = {"a type of bytes", "a long note"}
 
 
 @pytest.mark.parametrize("name", MENDED)

@@ -164,6 +164,7 @@ def test_everything_that_was_skipped_or_failed_is_named(report: dict[str, Any]) 
         ("directory_not_migrated", "kb", "empty"),
         ("directory_entries_without_rows", "kb", "d"),
         ("directory_child_not_migrated", "kb", "d"),
+        ("directory_child_outside", "kb", "d"),
         ("invalid_base_config", "kb", None),
         ("unmapped_loader", "kb", None),
         ("missing_vector_payload", "kb", None),

@@ -70,7 +70,7 @@ def found(made: Path) -> set[tuple[str, str | None]]:
     """Return what a deep check finds, but for v1's files and notes that v1 never indexed."""
     document = run("check", made, "--deep", "--json").document
     named = {(finding["name"], finding["base"]) for finding in document["findings"]}
-    return {one for one in named if one[0] not in ("v1.leftover", "item.not-indexed")}
+    return {one for one in named if one[0] not in ("v1.leftover", "item.not-indexed", "item.path-is-id")}
 
 
 def actions(document: dict[str, Any]) -> list[str]:
@@ -106,12 +106,15 @@ def golden_profile(name: str, tmp_path: Path) -> Path:
     return made
 
 
-def test_the_stranded_profile_comes_out_as_the_application_would_have_made_it(tmp_path):
-    made = golden_profile("profile_stranded", tmp_path)
-    before = tables(made / DATABASE)
+@pytest.mark.parametrize(
+    ("name", "database"), [("profile_208_stranded", "Data/cherrystudio.sqlite"), ("profile_stranded", DATABASE)]
+)
+def test_the_stranded_profile_comes_out_as_the_application_would_have_made_it(tmp_path, name, database):
+    made = golden_profile(name, tmp_path)
+    before = tables(made / database)
     document = rescued(made)
     redux = json.loads((made / "redux.json").read_text())
-    with opened(settled(made / DATABASE)) as db:
+    with opened(settled(made / database)) as db:
         bases = dicts(db, "SELECT id, name FROM knowledge_base ORDER BY rowid")
         rows = dicts(db, "SELECT * FROM knowledge_item WHERE group_id IS NULL ORDER BY rowid")
     legacy = redux["knowledge"]["bases"]
@@ -125,7 +128,7 @@ def test_the_stranded_profile_comes_out_as_the_application_would_have_made_it(tm
             match = [item for item in items if source in (item["content"], item["content"] and _path(item))]
             item_ids[match[0]["id"]] = row["id"]
     (made / "KnowledgeBase").symlink_to(made / "Data" / "KnowledgeBase")
-    (made / "catalog.sqlite").symlink_to(made / DATABASE)
+    (made / "catalog.sqlite").symlink_to(made / database)
     ours = {one["legacyId"]: one for one in Shape(made, {"ids": {"bases": base_ids, "items": item_ids}}).bases()}
     theirs = json.loads((GOLDEN / "directory" / "expected.json").read_text())["bases"]
     for wanted in map(normal, theirs[:3]):
@@ -133,12 +136,13 @@ def test_the_stranded_profile_comes_out_as_the_application_would_have_made_it(tm
         for item in wanted["items"]:
             item["updated_at"] = next(one["updated_at"] for one in mine["items"] if one["key"] == item["key"])
         assert sorted(mine["items"], key=repr) == sorted(wanted["items"], key=repr)
-        assert {key: value for key, value in mine.items() if key != "items"} == {
+        own = {"items", "search_mode", "hybrid_alpha"}  # the last two are a pre-release's
+        assert {key: value for key, value in mine.items() if key not in own} == {
             key: value for key, value in wanted.items() if key != "items"
         }
     still = {("item.tombstone", base_ids["dirD"]), ("item.tombstone", base_ids["dirE"])}
     assert found(made) == still
-    assert {name for name, rows in tables(made / DATABASE).items() if rows != before[name]} == {
+    assert {name for name, rows in tables(made / database).items() if rows != before[name]} == {
         "knowledge_base",
         "knowledge_item",
     }
@@ -169,6 +173,73 @@ def test_golden_indexes_that_are_gone_come_back_as_they_were(tmp_path, name):
     assert shape(made) == before
 
 
+# --- what check says of it -------------------------------------------------------------------------------------------
+
+
+def told(made: Path, *more: object) -> dict[str, list[dict[str, Any]]]:
+    """Return what a check finds, by name."""
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for one in run("check", made, "--json", *more).document["findings"]:
+        by_name.setdefault(one["name"], []).append(one)
+    return by_name
+
+
+@pytest.mark.parametrize("level", [(), ("--quick",), ("--deep",)])
+def test_what_a_rescue_brings_back_is_an_error_with_that_command(stranded, level):
+    with unchanged(stranded):
+        found_there = told(stranded, *level)
+    (base,), (tombstones,) = found_there["base.failed"], found_there["item.tombstone"]
+    command = f"regraft rescue {stranded} --base {base_of('kb')}"
+    assert (base["severity"], base["repair"]) == ("error", command)
+    assert (tombstones["severity"], tombstones["repair"], tombstones["count"]) == ("error", command, 2)
+    (leftover,) = found_there["v1.leftover"]
+    assert "clean-up of old data deletes these files" in leftover["message"]
+    assert (leftover["severity"], leftover["repair"]) == ("note", None)
+    rescued(stranded)
+    after = told(stranded, *level)
+    assert not {"base.failed", "item.tombstone"} & after.keys()
+    assert "clean-up" not in after["v1.leftover"][0]["message"]
+
+
+def test_what_no_rescue_brings_back_is_a_warning_without_a_command(stranded):
+    (stranded / "Data" / "KnowledgeBase" / "kb").unlink()
+    found_there = told(stranded)
+    for name in ("base.failed", "item.tombstone"):
+        assert [(one["severity"], one["repair"]) for one in found_there[name]] == [("warning", None)]
+    assert "clean-up" not in found_there["v1.leftover"][0]["message"]
+
+
+def test_a_rescue_that_needs_a_word_is_offered_with_it(without_model):
+    (base,) = told(without_model)["base.failed"]
+    assert base["severity"] == "error"
+    assert base["repair"].endswith("--recreate-model acme::gone-1")
+
+
+def test_folders_of_which_only_some_come_back_are_told_apart(tmp_path):
+    source = Source(
+        [base("kb", folder("d", "D1", path="/home/alice/d"), folder("e", "nobody", path="/home/alice/e"))],
+        {"kb": rows_of("D1")},
+    )
+    made = profile(tmp_path, source, lost=("kb",))
+    error, warning = sorted(told(made)["item.tombstone"], key=lambda one: one["severity"])
+    assert (error["severity"], error["count"], error["repair"] is None) == ("error", 1, False)
+    assert (warning["severity"], warning["count"], warning["repair"]) == ("warning", 1, None)
+    assert error["message"].startswith("1 folder that the upgrade left behind; v1's vector file still has its rows")
+    rescued(made)
+    assert [one["severity"] for one in told(made)["item.tombstone"]] == ["warning"]
+
+
+def test_files_of_v1_go_by_the_command_only_where_that_would_take_them(tmp_path):
+    whole = profile(tmp_path, small())
+    assert told(whole)["v1.leftover"][0]["repair"] is None
+    assert told(whole, "--deep")["v1.leftover"][0]["repair"] is None  # they are too young
+    for path in (whole / "Data" / "KnowledgeBase").iterdir():
+        os.utime(path, (1_600_000_000, 1_600_000_000))
+    assert told(whole, "--deep")["v1.leftover"][0]["repair"] == f"regraft gc {whole} --v1-leftovers"
+    assert run("gc", whole, "--v1-leftovers").status == 0
+    assert "v1.leftover" not in told(whole)
+
+
 # --- what comes back -------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +268,8 @@ def test_bases_and_items_keep_their_ids(stranded):
     assert before < {row["id"] for row in rows}
     folder_id = renamed(identity.item_id("kb", "d", new[0]["created_at"]))
     assert identity.child_id(folder_id, "D1", 0, new[0]["created_at"]) in {row["id"] for row in new}
-    assert all(json.loads(row["data"])["relativePath"] == row["id"] for row in new)
+    paths = sorted(json.loads(row["data"])["relativePath"] for row in new)
+    assert paths == ["d/D1.md", "d/D2.md", "d/F.md", "e/D2.md", "e/D3.md"]
     assert {row["priority"] for row in new} == {7}
 
 
@@ -787,7 +859,7 @@ def test_nobody_is_taken_for_another(kinds, kept):
         for draft, stays in zip(drafts, kept, strict=False)
         if stays
     ]
-    matched = match_items(rows, drafts)
+    matched = match_items(rows, drafts, {})
     assert len({row["id"] for row, _ in matched.pairs}) == len({id(draft) for _, draft in matched.pairs})
     for row, draft in matched.pairs:
         assert (row["type"], json.loads(row["data"])) == (draft.type, draft.data)

@@ -289,7 +289,7 @@ def test_what_is_damaged_in_the_old_index_is_whole_in_the_new_one(damage, store)
 
 @pytest.mark.parametrize(
     "damage",
-    ["no JSON", "an unknown type", "a folder at work", "a folder that is gone", "folders in a circle", "nobody works",
+    ["no JSON", "a type of bytes", "a folder at work", "a folder that is gone", "folders in a circle", "nobody works",
      "failed without an error", "a tombstone", "a material being deleted", "a material of no item", "another path"],
 )  # fmt: skip
 def test_what_is_damaged_in_the_catalog_is_whole_in_the_new_base(damage, store):

@@ -384,14 +384,15 @@ def test_a_file_that_two_folders_list_goes_to_the_later(tmp_path: Path, docs: Pa
     copy = local(docs / "sub" / "copy.MD")
     items = [
         folder("d", *entries(docs, "report.md", "sub/copy.MD"), path=str(docs)),
-        folder("sub", copy, copy, path=str(docs / "sub")),
+        folder("sub", copy, path=str(docs / "sub")),
     ]
     library = migrated(tmp_path, *items, rows=rows_of(docs, "report.md"))
     assert [child["status"] for child in library.children("d")] == ["completed", "failed"]
-    assert [child["status"] for child in library.children("sub")] == ["failed", "completed"]
+    assert [child["status"] for child in library.children("sub")] == ["completed"]
     assert library.bodies("kb") == ["text of report.md"] * 2
     assert [item for item, _, _ in messages(library, "restored_duplicate")] == ["sub"]
-    assert sum(count for _, _, count in messages(library, "directory_child_loader_shared")) == 2
+    assert sum(count for _, _, count in messages(library, "directory_child_loader_shared")) == 1
+    assert [child["data"]["relativePath"] for child in library.children("sub")] == ["sub/copy.MD"]
 
 
 def test_a_folder_that_is_not_there_gives_nothing(tmp_path: Path, docs: Path) -> None:

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from migrators.cherry_v1.draft import draft_library
 from migrators.stages.drafts import BaseDraft, LibraryDraft, Settings, SkippedBase
 from migrators.stages.models import ModelWord
+from migrators.stages.plan import plan_base
 from migrators.stages.values import read_number, read_settings, read_time, whole_number
 from regraft import notices
 from regraft.formats.catalog import BaseRow
 from regraft.formats.v1_state import V1State
+from regraft.formats.vector_table import Survey
 from regraft.identity import base_id
 from regraft.notices import CODES, Notice
 
@@ -352,7 +354,10 @@ def test_file_processor(provider: Any, processor: str | None) -> None:
 def test_only_a_base_with_a_file_processor_reserves_names(processor: Any, note: str) -> None:
     draft = only(preprocessProvider=processor, items=[upload("1", "paper.pdf"), upload("2", "paper.md")])
     assert [item.data["relativePath"] for item in draft.items] == ["paper.pdf", note]
-    assert codes(draft.notices) == ([notices.RENAMED] if processor else [])
+    assert codes(plan_base(draft, Survey()).notices) == [
+        notices.MISSING_STORE,
+        *([notices.RENAMED] if processor else []),
+    ]
 
 
 def upload(name: str, origin_name: str) -> dict[str, Any]:
@@ -363,14 +368,15 @@ def upload(name: str, origin_name: str) -> dict[str, Any]:
 def test_renamed_files_are_counted_once_for_the_base() -> None:
     draft = only(items=[upload(str(n), name) for n, name in enumerate(["a.md", "A.md", "b.md", "a.md", "a?.md"])])
     assert [item.data["relativePath"] for item in draft.items] == ["a.md", "A_1.md", "b.md", "a_2.md", "a_.md"]
-    (said,) = draft.notices
-    assert (said.code, said.base, said.count, said.severity) == (notices.RENAMED, "b1", 2, "note")
+    [said] = [said for said in plan_base(draft, Survey()).notices if said.code == notices.RENAMED]
+    assert (said.base, said.count, said.severity) == ("b1", 2, "note")
 
 
 def test_every_base_has_names_of_its_own() -> None:
     drafted = library(base(items=[upload("1", "a.md")]), base(id="b2", items=[upload("2", "a.md")]))
     assert [draft.items[0].data["relativePath"] for draft in drafted.bases] == ["a.md", "a.md"]
-    assert drafted.bases[0].taken_names == drafted.bases[1].taken_names != frozenset()
+    plans = [plan_base(draft, Survey()) for draft in drafted.bases]
+    assert plans[0].taken_names == plans[1].taken_names == {".cherry", "a.md"}
 
 
 def test_one_warning_names_all_invalid_settings() -> None:
@@ -404,7 +410,7 @@ def test_times_of_a_base() -> None:
 
 def test_constant_columns_of_a_base() -> None:
     defaults = BaseRow.__dataclass_fields__
-    assert defaults["search_mode"].default == "hybrid"
+    assert "search_mode" not in defaults
     assert defaults["chunk_strategy"].default == "structured"
     assert defaults["chunk_separator"].default == "\\n\\n"
     assert len(defaults["chunk_separator"].default) == 4

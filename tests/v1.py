@@ -378,7 +378,7 @@ _DATA_KEYS = {
     "file": ({"source", "relativePath"}, set()),
     "url": ({"source", "url"}, {"relativePath"}),
     "note": ({"source", "content"}, {"relativePath"}),
-    "directory": ({"source"}, set()),
+    "directory": ({"source"}, {"relativePath"}),
 }
 
 
@@ -390,8 +390,8 @@ def utf16_slice(text: str, start: int, end: int) -> str:
 
 
 def same_file(name: str) -> str:
-    """Return what a file system that ignores case and normalises takes for the same name."""
-    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
+    """Return what two names that count as one have in common."""
+    return unicodedata.normalize("NFC", name).lower()
 
 
 def check_library(library: Library) -> None:
@@ -442,7 +442,7 @@ def _check_base_row(row: dict[str, Any], entry: dict[str, Any]) -> None:
     else:
         assert row["error"] == "missing_vector_store"
         assert row["embedding_model_id"]
-        assert row["dimensions"] is None
+        assert row["dimensions"] is None or row["dimensions"] > 0
     wanted = {"failed"} if row["status"] == "failed" else {"written", "unchanged"}
     assert entry["outcome"] in wanted
 
@@ -462,11 +462,21 @@ def _check_items(rows: list[dict[str, Any]], entry: dict[str, Any]) -> None:
         if row["group_id"] is not None:
             container = known[row["group_id"]]
             assert (container["type"], row["type"]) == ("directory", "file")
-            assert row["data"]["relativePath"] == row["id"]
+            _check_child_path(row["data"]["relativePath"], container["data"]["relativePath"])
             assert container["created_at"] == row["created_at"]
             assert container["updated_at"] == row["updated_at"]
     groups = [row["group_id"] or row["id"] for row in rows]
     assert [*dict.fromkeys(groups)] == [group for at, group in enumerate(groups) if at == 0 or groups[at - 1] != group]
+
+
+def _check_child_path(path: str, prefix: str) -> None:
+    first, *rest = path.split("/")
+    assert first == prefix
+    assert rest
+    for part in (first, *rest):
+        assert part not in ("", ".", "..")
+        assert not set(part) & (set('\\:*?"<>|') | {chr(point) for point in range(32)})
+        assert len(part.encode("utf-16-le")) <= 2 * 255
 
 
 def _check_files(place: Path, rows: list[dict[str, Any]], entry: dict[str, Any]) -> None:
@@ -475,6 +485,13 @@ def _check_files(place: Path, rows: list[dict[str, Any]], entry: dict[str, Any])
     named = {f"raw/{row['data']['relativePath']}" for row in rows if "relativePath" in row["data"]}
     index = ".cherry/index.sqlite"
     assert files - {index} <= named
+    folders = {row["id"]: row for row in rows if row["type"] == "directory"}
+    virtual = {row["data"]["relativePath"] for row in rows if row["group_id"] in folders}
+    prefixes = {row["data"]["relativePath"] for row in folders.values() if "relativePath" in row["data"]}
+    assert not files & {f"raw/{path}" for path in (*virtual, *prefixes)}, "a folder's files have no bytes"
+    assert {row["group_id"] for row in rows if row["group_id"] in folders} == {
+        row["id"] for row in folders.values() if "relativePath" in row["data"]
+    }
     keys = [same_file(row["data"]["relativePath"]) for row in rows if "relativePath" in row["data"]]
     assert len(set(keys)) == len(keys), "two names meet on another file system"
     if entry["status"] == "failed":
@@ -556,7 +573,8 @@ def _check_materials(
         item = items[material["material_id"]]
         assert item["type"] != "directory"
         assert item["data"]["relativePath"] == material["relative_path"]
-        check_relative_path(material["relative_path"])
+        if item["group_id"] is None:
+            check_relative_path(material["relative_path"])
     for item in items.values():
         # A url or note has a path exactly when it has a material; so has every completed child.
         if item["type"] in ("url", "note"):
@@ -571,7 +589,7 @@ def check_relative_path(path: str) -> None:
     assert str(PurePosixPath(path)) == path
     assert not set(path) & (set('/\\:*?"<>|') | {chr(point) for point in range(32)})
     assert path not in (".", "..")
-    assert path.casefold() != ".cherry"
+    assert path.lower() != ".cherry"
     assert len(path.encode()) <= 255
     assert path[-1] not in ". "
 

@@ -1,7 +1,7 @@
 """What the files beside a v1 state tell: real paths of a folder's files, and files that equal another one.
 
 v1 keeps no path for a text file: its loader id hashes the text and its ``source`` is a snippet of it. A file found
-again gives a better name; it is never a condition for anything (``docs/rules.md``, "Directories").
+again gives a better name; it is never a condition for anything (``docs/rules.md``, "Real paths").
 """
 
 from __future__ import annotations

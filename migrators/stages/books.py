@@ -24,6 +24,7 @@ WITHOUT_VECTOR = frozenset(
         notices.MISSING_PAYLOAD,
         notices.UNSUPPORTED_ENCODING,
         notices.DIMENSION_MISMATCH,
+        notices.NON_FINITE,
     }
 )
 
@@ -135,7 +136,9 @@ class Books:
             return notices.MISSING_PAYLOAD
         if kind == vector_table.UNSUPPORTED:
             return notices.UNSUPPORTED_ENCODING
-        return None if kind == self._terms.vector_bytes else notices.DIMENSION_MISMATCH
+        if abs(kind) != self._terms.vector_bytes:
+            return notices.DIMENSION_MISMATCH
+        return notices.NON_FINITE if kind < 0 else None
 
     def _drop_too_large(self) -> None:
         limit = self._terms.max_content

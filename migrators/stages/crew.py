@@ -21,7 +21,7 @@ from migrators.stages.plan import BasePlan, plan_base
 from migrators.stages.uploads import SourceFailed
 from migrators.stages.work import BaseWork, base_folder
 from regraft import durable, interrupts
-from regraft.formats.vector_table import VectorTable
+from regraft.formats.vector_table import StoreProblem, VectorTable
 from regraft.locate import Located
 from regraft.progress import Progress
 from regraft.tree import Tree, ZipTree, open_tree
@@ -112,7 +112,7 @@ def _carry(job: Job, tree: Tree, watch: Watcher) -> Done:
     except SourceFailed as failed:
         # Damage that only shows while whole rows are read: the base is planned anew as one that cannot be read.
         durable.remove_tree(job.staging)
-        plan = plan_base(job.work.draft, f"cannot be read: {failed}")
+        plan = plan_base(job.work.draft, StoreProblem(f"cannot be read: {failed}"))
         carried = carry_base(plan, origin, job.staging, job.now_ms, watch)
     return Done(job.work, plan, carried)
 

@@ -1,6 +1,6 @@
 """The second half of the plan: a drafted base and what its vector file holds → what becomes of every item and row.
 
-Pure, like the draft. What a dry run prints is this very plan. Rules: ``docs/rules.md``, "Directories", "Rows" and
+Pure, like the draft. What a dry run prints is this very plan. Rules: ``docs/rules.md``, "Folders", "Rows" and
 "Duplicates".
 """
 
@@ -29,7 +29,7 @@ from migrators.stages.restored import (
     without_rows,
 )
 from regraft import notices
-from regraft.formats.vector_table import LoaderRows, Survey
+from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey
 from regraft.notices import Notice
 from regraft.text import counted
 
@@ -43,7 +43,7 @@ TOO_LARGE_TEXT = "The text of this item is over SQLite's limit of 1 GB."
 
 def plan_base(
     draft: BaseDraft,
-    found: Survey | str,
+    found: Survey | StoreProblem,
     hints: Hints | None = None,
     *,
     carry_text: bool = False,
@@ -53,7 +53,7 @@ def plan_base(
 
     Args:
         draft: what the state tells of it.
-        found: its vector file's survey, or why there is none (for a person).
+        found: its vector file's survey, or why there is none.
         hints: what other files tell.
         carry_text: whether texts come along whose vector cannot.
         taken: paths below ``raw/`` that are there already.
@@ -67,7 +67,7 @@ def plan_base(
         error = notices.MISSING_MODEL
     elif vector_bytes is None:
         error = notices.MISSING_STORE
-    problem = found if isinstance(found, str) else "holds no usable vector"
+    problem = found if isinstance(found, StoreProblem) else StoreProblem("holds no usable vector")
     terms = Terms(error, vector_bytes or 0, carry_text and survey is not None, MAX_CONTENT_BYTES)
     planner = _Planner(draft, survey or Survey(), terms, problem, taken)
     return planner.plan(hints or Hints(), unreadable=survey is None)
@@ -77,7 +77,7 @@ class _Planner:
     """Works one base out, step by step; used once."""
 
     def __init__(
-        self, draft: BaseDraft, survey: Survey, terms: Terms, problem: str, taken: TakenPaths | None = None
+        self, draft: BaseDraft, survey: Survey, terms: Terms, problem: StoreProblem, taken: TakenPaths | None
     ) -> None:
         self._draft = draft
         self._taken = taken
@@ -141,7 +141,10 @@ class _Planner:
     def _dimensions(self) -> int | None:
         if self._error is None:
             return self._terms.vector_bytes // 4
-        return self._draft.stated_dimensions if self._error == notices.MISSING_MODEL else None
+        if self._error == notices.MISSING_MODEL:
+            return self._draft.stated_dimensions
+        # Of a file that lacks a column but has that of the vectors, their length is known.
+        return None if self._problem.vector_bytes is None else self._problem.vector_bytes // 4
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
@@ -313,7 +316,7 @@ class _Planner:
         self._say_bare()
         if self._books.degenerate:
             count = self._books.degenerate
-            said = f"{counted(count, 'vector')} zero, NaN or infinite; carried as they are"
+            said = f"{counted(count, 'vector')} without a direction, all zeros; carried as they are"
             self._note(notices.DEGENERATE, said, count=count)
         self._said.extend(said_of_missing(self._draft.legacy_id, missing))
 

@@ -105,8 +105,8 @@ def _resolved(target: Path) -> Path:
 
 
 def roots(source: Located) -> list[Path]:
-    """Return the files and folders that a source is made of: a JSON file is read with the folders beside it."""
-    if not isinstance(source.tree, FolderTree) or source.path.is_dir():
+    """Return the files and folders that a source is made of: some are read with the folders beside them."""
+    if not isinstance(source.tree, FolderTree) or (source.path.is_dir() and source.tree.path == source.path):
         return [source.path]
     if source.kind is Kind.PREVIEW:
         return [source.path]

@@ -28,7 +28,7 @@ from regraft.progress import Progress, stage
 from regraft.tree import join
 
 #: Changes when the same input makes different output: an earlier run's bases are then carried anew.
-WRITER = 3
+WRITER = 4
 
 
 class BaseEntry(msgspec.Struct, frozen=True):
@@ -202,19 +202,19 @@ class Looker:
         missing = _missing_uploads(self._source, plan, base_folder(self._target, draft.id))
         return BaseWork(position, draft, mark, plan=replace(plan, notices=(*plan.notices, *missing)), vectors=vectors)
 
-    def _survey(self, draft: BaseDraft, *, texts: bool) -> tuple[Survey | str, Path | None]:
+    def _survey(self, draft: BaseDraft, *, texts: bool) -> tuple[Survey | StoreProblem, Path | None]:
         """Survey a base's vector file; return what it holds, or why it cannot be used, and where it is on disk."""
         name = vector_name(self._source, draft)
         if not name:
-            return "does not exist (the source holds no vector files)", None
+            return StoreProblem("does not exist (the source holds no vector files)"), None
         try:
             found = self._keep.enter_context(self._source.tree.local(name, self._work))
             vectors = self._keep.enter_context(self._journey.opened(found, self._work))
             return self._journey.table.survey(vectors, self._work, texts=texts), vectors
         except StoreProblem as problem:
-            return str(problem), None
+            return problem, None
         except SourceUnreadable as problem:
-            return f"cannot be read: {problem.facts['reason']}", None
+            return StoreProblem(f"cannot be read: {problem.facts['reason']}"), None
 
 
 def _other_wish(stands: BaseEntry, options: Options) -> bool:

@@ -1,4 +1,4 @@
-"""``regraft upgrade``: older index layouts become the current one, in place."""
+"""``regraft upgrade``: older index layouts and library catalogs become the current ones, in place."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from repair import upgrade as upgrading
 @model_options
 @reports_errors
 def upgrade(path: Path, map_model: tuple[str, ...], recreate_model: tuple[str, ...], **options: Any) -> None:
-    """Bring older index files in the store at PATH to the current layout, every vector kept.
+    """Bring older index files and catalogs in the store at PATH to the current layout, every vector kept.
 
-    These are files of version 1, half-applied upgrades, and the tables of preview builds. The old files are kept, so
-    that regraft undo brings them back byte for byte.
+    These are files of version 1, half-applied upgrades, the tables of preview builds, and the catalog of a library
+    that an earlier regraft wrote. The old files are kept, so that regraft undo brings them back byte for byte.
     """
     wish = upgrading.Wish(clock.now_ms(), model_word(map_model, recreate_model))
     change("upgrade", path, partial(upgrading.plan, wish=wish), Asked(**options))

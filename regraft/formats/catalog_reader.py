@@ -51,7 +51,7 @@ class StoredCatalog:
 
 
 def read_catalog(path: Path, *, data: bool = True) -> StoredCatalog:
-    """Read bases, items, models and providers of a catalog on disk.
+    """Read bases, items, models and providers of a catalog on disk; text that is no UTF-8 is read leniently.
 
     Args:
         path: a SQLite file; it is read without a trace.
@@ -80,6 +80,9 @@ def _rows(db: apsw.Connection, table: str, *, data: bool) -> list[Row] | None:
     columns = [name for name in _COLUMNS[table] if name in there and (data or name != "data")]
     if not columns:
         return []
-    quoted = ", ".join(f'"{name}"' for name in columns)
-    rows = db.execute(f"SELECT {quoted} FROM {table} NOT INDEXED ORDER BY rowid")
+    source = f"{table} NOT INDEXED ORDER BY rowid"
+    try:
+        rows = db.execute(f"SELECT {', '.join(map(sqlite.quoted, columns))} FROM {source}").fetchall()
+    except UnicodeDecodeError:
+        rows = list(sqlite.lenient_rows(db, columns, source))
     return [dict(zip(columns, row, strict=True)) for row in rows]

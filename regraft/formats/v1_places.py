@@ -12,6 +12,11 @@ STATE_KEY = "persist:cherry-studio"
 #: The tables of Dexie that hold something of knowledge bases.
 TABLES = ("files", "knowledge_notes")
 _TABLE_FOLDERS = ("dexie", "dexie_export", "", "indexedDB")
+#: What releases 2.0.x write before their own upgrade, in the profile: a folder with one file for each slice of the
+#: state and one for each table.
+EXPORT_FOLDER = "migration_temp"
+SLICES_FOLDER = "redux_export"
+TABLES_FOLDER = "dexie_export"
 #: Where Chromium keeps Local Storage in a profile.
 LOCAL_STORAGE = "Local Storage/leveldb"
 #: What Chromium itself calls the profile below its own root.
@@ -22,12 +27,13 @@ BROWSER_PROFILE = "Default"
 class StatePlaces:
     """Where a source keeps its state, as names in its tree; None where it has no such thing.
 
-    ``backup`` is a ``data.json``; else ``redux`` is a state by slice, ``knowledge`` one slice alone, and
-    ``local_storage`` the folder of Chromium's Local Storage, beside ``indexed_db``.
+    ``backup`` is a ``data.json``; else ``redux`` is a state by slice, ``slices`` a folder with a file for each slice,
+    ``knowledge`` one slice alone, and ``local_storage`` the folder of Chromium's Local Storage, beside ``indexed_db``.
     """
 
     backup: str | None = None
     redux: str | None = None
+    slices: str | None = None
     knowledge: str | None = None
     local_storage: str | None = None
     #: The folder that both lie in.
@@ -93,4 +99,26 @@ def file_places(tree: Tree, folder: str, **state: str) -> StatePlaces:
         is_backup="backup" in state,
         vectors=vectors,
         uploads=uploads,
+    )
+
+
+def export_places(tree: Tree, folder: str) -> StatePlaces | None:
+    """Return where a ``migration_temp`` of 2.0.x keeps its state, None where the folder is none.
+
+    Vector files and uploads are in the profile that it lies in, or beside the slices.
+    """
+    slices, above = join(folder, SLICES_FOLDER), folder.rpartition("/")
+    if tree.kind(join(slices, "knowledge.json")) != "file":
+        return None
+    roots = [above[0], folder] if above[2] == EXPORT_FOLDER else [folder]
+
+    def data(name: str) -> str | None:
+        return _first_folder(tree, *(join(root, place) for root in roots for place in (f"Data/{name}", name)))
+
+    tables = {table: join(folder, f"{TABLES_FOLDER}/{table}.json") for table in TABLES}
+    return StatePlaces(
+        slices=slices,
+        tables={table: name for table, name in tables.items() if tree.kind(name) == "file"},
+        vectors=data(VECTORS_FOLDER) or folder,
+        uploads=data("Files"),
     )

@@ -197,6 +197,9 @@ def _check_version(tree: Tree, raw: msgspec.Raw | None) -> None:
 def _from_export(tree: Tree, places: StatePlaces, wanted: tuple[str, ...] = SLICES) -> _Slices:
     if places.knowledge is not None:
         return {"knowledge": read_text(tree, places.knowledge)} if "knowledge" in wanted else {}
+    if places.slices is not None:
+        files = {name: join(places.slices, f"{name}.json") for name in wanted}
+        return {name: read_text(tree, file) for name, file in files.items() if tree.kind(file) == "file"}
     if places.redux is None:
         return {}
     text = read_text(tree, places.redux)
@@ -223,7 +226,9 @@ def blame(path: Path, where: str) -> Iterator[None]:
 
 def _slice(tree: Tree, name: str, raw: msgspec.Raw | bytearray) -> Any:
     with blame(tree.path, f"the `{name}` state"):
-        return json_text.decode(raw if isinstance(raw, bytearray) else json_text.unwrapped(raw), Any)
+        found = json_text.decode(raw if isinstance(raw, bytearray) else json_text.unwrapped(raw), Any)
+        # A slice as redux-persist keeps it is JSON text in JSON.
+        return json_text.decode(bytearray(found, "utf-8"), Any) if isinstance(found, str) else found
 
 
 def _bases(tree: Tree, raw: msgspec.Raw | bytearray | None, said: list[Notice]) -> list[Any]:

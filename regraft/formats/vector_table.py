@@ -8,6 +8,7 @@ would answer from it (``docs/formats/preview.md``, "The vector index trap").
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,21 +18,38 @@ import apsw
 
 from regraft import sqlite
 from regraft.durable import NO_ROOM
+from regraft.formats.vector_numbers import DEGENERATE, NON_FINITE, flaw_of, prepare
 from regraft.text import JS_WHITESPACE, decode_utf8, is_blank
 
 #: Row ids kept as examples for each loader and kind of vector.
 SAMPLES = 3
+#: Different sources of one loader that are told apart; of a file there is one, of a sitemap one for every page.
+MAX_SOURCES = 1_000
 
-#: Kinds of a row's vector: the length in bytes of a usable one, or one of these.
+#: Kinds of a row's vector: the length in bytes of a usable one, that of one with a NaN or an infinity
+#: (:func:`non_finite`), or one of these.
 MISSING = -1
 UNSUPPORTED = -2
+
+
+def non_finite(length: int) -> int:
+    """Return the kind of a vector of ``length`` bytes that holds a NaN or an infinity."""
+    return -length
+
 
 #: White space as SQL.
 SPACES = f"char({', '.join(str(ord(space)) for space in JS_WHITESPACE)})"
 
 
 class StoreProblem(Exception):
-    """A vector file that cannot be used; the text says why, for a person."""
+    """A vector file that cannot be used; the text says why, for a person.
+
+    ``vector_bytes`` is the length of its vectors where that is known all the same.
+    """
+
+    def __init__(self, why: str, vector_bytes: int | None = None) -> None:
+        super().__init__(why)
+        self.vector_bytes = vector_bytes
 
 
 @dataclass
@@ -73,21 +91,28 @@ class LoaderRows:
     """What a vector file holds of one loader."""
 
     rows: int = 0
-    #: The last source that is text and not blank.
+    #: The last that came up of the different sources, in row order, that are text and not blank (A, B, A: B).
     source: str | None = None
     #: The highest number in a row id ``<loader id>_<n>``, -1 where there is none.
     highest_number: int = -1
-    #: By kind: a usable length in bytes, :data:`MISSING` or :data:`UNSUPPORTED`.
+    #: By kind: a usable length in bytes, one below 0 where the numbers are not finite, :data:`MISSING` or
+    #: :data:`UNSUPPORTED`.
     kinds: dict[int, Tally] = field(default_factory=dict)
     #: First and last rowid of every run of rows without another loader's between them, flat.
     runs: array[int] = field(default_factory=lambda: array("q"))
     _last_source: bytes | None = None
+    _sources: set[bytes] = field(default_factory=set)
 
     def see_source(self, raw: bytes | None) -> None:
         """Take a row's source into account; the same bytes as the row before cost nothing."""
         if raw is None or raw == self._last_source:
             return
         self._last_source = raw
+        mark = hashlib.blake2b(raw, digest_size=16).digest()
+        if mark in self._sources:
+            return
+        if len(self._sources) < MAX_SOURCES:
+            self._sources.add(mark)
         text = decode_utf8(raw)
         if not is_blank(text):
             self.source = text
@@ -100,7 +125,7 @@ class Survey:
     rows: int = 0
     #: By loader id; None for rows whose loader id is no text.
     loaders: dict[str | None, LoaderRows] = field(default_factory=dict)
-    #: Usable vectors by length in bytes, in the order of their first rows.
+    #: Usable vectors by length in bytes, whatever their numbers, in the order of their first rows.
     lengths: dict[int, int] = field(default_factory=dict)
     body_bytes: int = 0
 
@@ -159,13 +184,15 @@ class VectorTable:
             texts: whether rows without a text are told from the others (``Tally.blank``).
 
         Raises:
-            StoreProblem: missing, a folder, empty, no SQLite, damaged, without the table or a column of it.
+            StoreProblem: missing, a folder, empty, no SQLite, damaged, without the table or a column of it; where the
+                column of vectors is there, with their length.
         """
         check_file(path)
         found = Survey()
         try:
             with sqlite.reading(path, vectors=True, work=work) as db:
                 columns = self._columns(db)
+                prepare(db)
                 self._survey_rows(db, found, columns, texts=texts)
         except (apsw.Error, UnicodeDecodeError) as error:
             raise StoreProblem(f"cannot be read: {error}") from error
@@ -176,21 +203,25 @@ class VectorTable:
         return found
 
     def rows(
-        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int
+        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int, *, any_number: bool = False
     ) -> Iterator[tuple[str, bytes]]:
         """Stream (body, vector) of the rows in ``runs``, as :meth:`numbered_rows` gives them."""
-        return ((body, vector) for _, body, vector in self.numbered_rows(db, runs, vector_bytes))
+        numbered = self.numbered_rows(db, runs, vector_bytes, any_number=any_number)
+        return ((body, vector) for _, body, vector in numbered)
 
     def numbered_rows(
-        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int
+        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int, *, any_number: bool = False
     ) -> Iterator[tuple[int, str, bytes]]:
         """Stream (rowid, body, vector) of the rows in ``runs`` whose vector is a BLOB of that length, in rowid order.
 
-        A NULL body is the empty text; unpaired surrogates and other invalid bytes become U+FFFD.
+        A NULL body is the empty text; unpaired surrogates and other invalid bytes become U+FFFD. Vectors with a NaN or
+        an infinity are left out, but for ``any_number``.
         """
+        length = f"typeof({self.vector}) = 'blob' AND octet_length({self.vector}) = ?3"
+        fits = length if any_number else self._fits
         query = f"""SELECT rowid, CAST({self.body} AS BLOB), {self.vector} FROM {self.name} NOT INDEXED
-                     WHERE rowid BETWEEN ? AND ? AND typeof({self.vector}) = 'blob' AND octet_length({self.vector}) = ?
-                     ORDER BY rowid"""
+                     WHERE rowid BETWEEN ?1 AND ?2 AND {fits} ORDER BY rowid"""
+        prepare(db)
         text = decoder(db)
         for first, last in runs:
             for rowid, body, vector in db.execute(query, (first, last, vector_bytes)):
@@ -206,14 +237,23 @@ class VectorTable:
             runs: ranges of rowids.
             vector_bytes: the length of the vectors; with None every row counts for its text alone.
         """
-        fits = f"typeof({self.vector}) = 'blob' AND octet_length({self.vector}) = ?3"
+        fits = self._fits
         query = f"""SELECT CAST({self.body} AS BLOB), CASE WHEN {fits} THEN {self.vector} END
                       FROM {self.name} NOT INDEXED
                      WHERE rowid BETWEEN ?1 AND ?2 AND ({fits} OR {self._has_text}) ORDER BY rowid"""
+        prepare(db)
         text = decoder(db)
         for first, last in runs:
             for body, vector in db.execute(query, (first, last, vector_bytes)):
                 yield text(body) or "", vector
+
+    @property
+    def _fits(self) -> str:
+        """Return SQL that tells whether a row's vector is a BLOB of ``?3`` bytes whose numbers are all finite."""
+        return (
+            f"CASE WHEN typeof({self.vector}) = 'blob' AND octet_length({self.vector}) = ?3"
+            f" THEN {flaw_of(self.vector)} < {NON_FINITE} ELSE 0 END"
+        )
 
     @property
     def _has_text(self) -> str:
@@ -243,23 +283,34 @@ class VectorTable:
         columns = {str(row[1]) for row in db.execute(f"PRAGMA table_info('{self.name}')")}
         missing = [name for name in self.needed if name not in columns]
         if missing:
-            raise StoreProblem(f"has a table `{self.name}` without the column {', '.join(missing)}")
+            length = self._usual_length(db) if self.vector in columns else None
+            raise StoreProblem(f"has a table `{self.name}` without the column {', '.join(missing)}", length)
         return columns
+
+    def _usual_length(self, db: apsw.Connection) -> int | None:
+        """Return the length in bytes that most usable vectors have (a tie goes to the first row), or None."""
+        length = f"octet_length({self.vector})"
+        query = f"""SELECT {length} FROM {self.name} NOT INDEXED
+                     WHERE typeof({self.vector}) = 'blob' AND {length} > 0 AND {length} % 4 = 0
+                     GROUP BY 1 ORDER BY count(*) DESC, min(rowid) LIMIT 1"""
+        return next((int(str(found)) for (found,) in db.execute(query)), None)
 
     def _survey_rows(self, db: apsw.Connection, found: Survey, columns: set[str], *, texts: bool) -> None:
         seen = _Seen(found, self.number)
         recoded = _recoder(db)
-        for rowid, loader, source, row_id, kind, body_bytes, degenerate, has_text in db.execute(
+        for rowid, loader, source, row_id, length, body_bytes, flaw, has_text in db.execute(
             self._survey_query(columns, texts=texts)
         ):
             seen.row(rowid, recoded(loader), recoded(source), recoded(row_id))
-            tally = seen.vector(rowid, kind, body_bytes or 0, degenerate)
+            kind = non_finite(length) if flaw == NON_FINITE else length
+            tally = seen.vector(rowid, kind, body_bytes or 0, flaw == DEGENERATE)
             if texts:
-                seen.text(tally, rowid, body_bytes or 0, degenerate, is_there=bool(has_text))
+                seen.text(tally, rowid, body_bytes or 0, flaw == DEGENERATE, is_there=bool(has_text))
 
     def _survey_query(self, columns: set[str], *, texts: bool) -> str:
         # Vectors are read whole (to see which have no direction), so that damage anywhere in a row shows here and not
-        # later. Text is fetched as bytes: it may be no UTF-8.
+        # later. One with a NaN or an infinity has none either: only of these few the numbers are looked at. Text is
+        # fetched as bytes: it may be no UTF-8.
         vector, length = self.vector, f"octet_length({self.vector})"
         told = (_text_of(some, columns) for some in (self.loader, self.source, self.row_id))
         return f"""
@@ -269,7 +320,7 @@ class VectorTable:
                         ELSE {length} END AS kind,
                    octet_length({self.body}),
                    CASE WHEN typeof({vector}) = 'blob' AND {length} > 0 AND {length} % 4 = 0
-                        THEN vec_distance_cosine({vector}, {vector}) IS NULL ELSE 0 END,
+                        THEN {flaw_of(vector)} ELSE 0 END,
                    {self._has_text if texts else "NULL"}
               FROM {self.name} NOT INDEXED
              ORDER BY rowid"""
@@ -315,7 +366,7 @@ class _Seen:
             loader.highest_number = max(loader.highest_number, self._number(row_id, key))
         self._found.rows += 1
 
-    def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: int) -> Tally:
+    def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: bool) -> Tally:
         """Count the row's vector, and return where."""
         assert self._loader is not None
         tally = self._loader.kinds.get(kind)
@@ -326,12 +377,12 @@ class _Seen:
         tally.body_bytes += body_bytes
         if len(tally.samples) < SAMPLES:
             tally.samples.append(self._name(rowid))
-        if kind > 0:
-            self._found.lengths[kind] = self._found.lengths.get(kind, 0) + 1
+        if kind not in (MISSING, UNSUPPORTED):
+            self._found.lengths[abs(kind)] = self._found.lengths.get(abs(kind), 0) + 1
         self._found.body_bytes += body_bytes
         return tally
 
-    def text(self, tally: Tally, rowid: int, body_bytes: int, degenerate: int, *, is_there: bool) -> None:
+    def text(self, tally: Tally, rowid: int, body_bytes: int, degenerate: bool, *, is_there: bool) -> None:
         """Tell rows without a text from the others."""
         if is_there:
             tally.first_text = rowid if tally.first_text is None else tally.first_text

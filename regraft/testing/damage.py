@@ -353,7 +353,21 @@ DAMAGES: dict[str, Damage] = {
     "nobody works": Damage("item.status", _of_file("status = 'embedding'")),
     "failed without an error": Damage("item.status", _of_file("status = 'failed'")),
     "an unknown status": Damage("item.status", _of_file("status = x'00'")),
-    "an unknown type": Damage("item.status", _of_file("type = 'memory'")),
+    "a type of bytes": Damage("item.status", _of_file("type = x'00'")),
+    "a type of a newer application": Damage("item.foreign-type", _of_file("type = 'external'")),
+    "a type of a newer application, going": Damage(
+        "item.foreign-type", _of_file("type = 'external', status = 'deleting', data = '[]'")
+    ),
+    "a path of an early release": Damage(
+        "item.path-is-id",
+        in_catalog(
+            "INSERT INTO knowledge_item VALUES ('f', :base, NULL, 'directory', '{\"source\":\"/f\"}', 'completed',"
+            " NULL, 0, 0)",
+            "INSERT INTO knowledge_item VALUES ('c', :base, 'f', 'file', '{\"source\":\"/f/a.md\",\"relativePath\":"
+            "\"c\"}', 'failed', 'directory_not_migrated', 0, 0)",
+            rows="SELECT 0, 'c'",
+        ),
+    ),
     "no JSON": Damage("item.data", _of_file("data = '{'")),
     "deep JSON": Damage("item.data", _of_file(f"data = '{'[' * 100_000}'")),
     "no path": Damage("item.data", _of_file(_data(source="a"))),
@@ -373,6 +387,11 @@ DAMAGES: dict[str, Damage] = {
     "completed with an error": Damage("base.status", _of_base("error = 'x'")),
     "dimensions in words": Damage("base.status", _of_base("dimensions = 'many'")),
     "a model that is gone": Damage("base.model", in_catalog("DELETE FROM user_model")),
+    "a model that inherits nothing": Damage(
+        "model.incomplete",
+        in_catalog("ALTER TABLE user_model DROP COLUMN name", "ALTER TABLE user_model ADD COLUMN name TEXT"),
+        about="library",
+    ),
     "other dimensions": Damage("base.dimensions", _of_base("dimensions = 768")),
     "a failed base": Damage("base.failed", _of_base("status = 'failed', error = 'missing_vector_store'")),
     "no index": Damage("base.no-index", planting.no_index),

@@ -199,7 +199,7 @@ def _proof(path: Path, survey: Survey, base: str, index: Path, *, stop: bool) ->
     check_file(path)
     try:
         with sqlite.reading(path) as db, sqlite.reading(index) as v2_index:
-            rows = (row for length in survey.lengths for row in VECTORS.rows(db, _ALL_ROWS, length))
+            rows = (row for length in survey.lengths for row in VECTORS.rows(db, _ALL_ROWS, length, any_number=True))
             for body, vector, has in _held(rows, v2_index):
                 if has == vector:
                     proof.proven += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -159,8 +159,7 @@ class Looker:
             )
         found, vectors, tree = self._v1.survey(draft)
         own, rows, name = self._adopted(base, draft, found)
-        taken = taken_paths(base.items, base.materials.values(), self._raw(base))
-        planned = plan_base(own, found, self._v1.hints(own, found, self._now), taken=taken)
+        planned = self._planned(base, own, found)
         if planned.error is not None:
             raise _Stays(next(said.message for said in planned.notices if said.code == planned.error))
         if base.held is not None and base.held.vector_bytes not in (None, planned.vector_bytes):
@@ -176,11 +175,26 @@ class Looker:
                 if item.type == "directory" and "relativePath" in item.data
             ]
             processes = not is_blank(base.row.get("file_processor_id"))
-            names = snapshot_names(taken, prefixes, reserve_processed=processes)
+            # What a run that was stopped has left on disk is used again.
+            known = taken_paths(base.items, base.materials.values())
+            names = snapshot_names(known, prefixes, reserve_processed=processes)
             v1, snapshots = read_through(whole.carrying((*missing, *bare)), names, self._raw(base), base.materials)
         except SourceFailed as failed:
             raise _Stays(f"its vector file {draft.vector_file} cannot be read: {failed}") from failed
         return Rescued(base, v1.carrying(missing), draft, rows, snapshots, planned.notices)
+
+    def _planned(self, base: Base, own: BaseDraft, found: Survey) -> BasePlan:
+        """Plan a base beside what it has; what a run that was stopped put into the index is no one else's."""
+        hints, listed = self._v1.hints(own, found, self._now), {row.get("id") for row in base.items}
+
+        def plan(materials: Iterable[str]) -> BasePlan:
+            return plan_base(own, found, hints, taken=taken_paths(base.items, materials, self._raw(base)))
+
+        known = [path for key, path in base.materials.items() if key in listed]
+        planned = plan(known)
+        coming = {item.id for item in planned.items} | listed
+        others = [path for key, path in base.materials.items() if key not in coming]
+        return plan([*known, *others]) if others else planned
 
     def _raw(self, base: Base) -> Path:
         return self._store.root / self._store.bases / base.key / RAW_FOLDER

@@ -1,7 +1,7 @@
 """The rows of a profile's own database: which columns it has, and changing exactly those rows that were planned.
 
 A profile's tables have more columns than are known here. Rows are updated column by column, and a row is only inserted
-where every column that it must have is known (``docs/formats/catalog.md``, "A profile's own tables").
+where every column that it must have is known (``docs/formats/catalog.md``, "Generations").
 """
 
 from __future__ import annotations

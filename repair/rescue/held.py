@@ -43,7 +43,7 @@ def held_by(path: Path, base_id: str) -> Held | None:
                 return Held()
             demand_identity(db, path, base_id)
             has_rows = any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").get is not None for table in _TABLES)
-            rows = db.execute("SELECT material_id, relative_path FROM material")
+            rows = sqlite.lenient_rows(db, ("material_id", "relative_path"), "material")
             materials = {str(material): str(path) for material, path in rows}
             length = db.execute(
                 "SELECT length(vector_blob) FROM embedding GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT 1"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from checks.catalog_rows import MODES
 from migrators.stages.models import SEPARATOR, is_model_id
 from regraft import sqlite
 from regraft.errors import ModelNotSet, NotRestored
 from regraft.formats.catalog import ModelRow
 from regraft.formats.catalog_generation import BASES, ITEMS, PROVIDERS
+from regraft.formats.catalog_reader import Row
 from regraft.text import counted, is_blank
 from repair.install.rows import recorded_tables
 from repair.plan import Action, RowsChange
@@ -33,6 +35,8 @@ def new_rows(source: Source, wanted: Wanted, items: Sequence[ItemCopy], now_ms: 
     """
     base = wanted.base_id(source.key)
     statements = Statements(source.catalog, bases={source.key})
+    for table in (BASES, ITEMS):
+        statements.tables.insertable(table, ())
     try:
         actions = list(_model(source, wanted.model_id, base, statements, now_ms))
     except ModelUnfit as reason:
@@ -46,7 +50,7 @@ def new_rows(source: Source, wanted: Wanted, items: Sequence[ItemCopy], now_ms: 
         "embedding_model_id": wanted.model_id,
         "status": "completed",
         "error": None,
-        **statements.tables.derived(wanted.model_id),
+        **_searched(statements, row, wanted.model_id),
         "rerank_model_id": rerank if rerank in source.models or rerank == wanted.model_id else None,
         "created_at": now_ms,
         "updated_at": now_ms,
@@ -63,6 +67,12 @@ def new_rows(source: Source, wanted: Wanted, items: Sequence[ItemCopy], now_ms: 
     said = f"{said} {counted(len(items), 'item')}"
     actions.append(Action("insert-base", said, base, None, 1 + len(items), statements.bytes))
     return _change(source, statements, actions)
+
+
+def _searched(statements: Statements, row: Row, model: str) -> Row:
+    """Return how a restored base is searched, where its catalog keeps that: as the old one, if that can be."""
+    is_kept = row.get("embedding_model_id") is not None and row.get("search_mode") in MODES
+    return {} if is_kept else statements.tables.derived(model)
 
 
 def model_change(store: Store, base_id: str, model_id: str, dimensions: int, now_ms: int) -> RowsChange | None:

@@ -1,0 +1,139 @@
+"""Names and texts with half of a surrogate pair in them, as the application stores what it cut: read, never died of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import apsw
+import pytest
+from conftest import run
+from planted_v2 import KB, index, library
+
+from regraft import identity
+
+HALF = b"half \xed\xa0\xbd"
+READ = "half \ufffd"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "library"))
+
+
+def a_path(store: Path) -> None:
+    """Call a note's snapshot by a name that was cut; on the disk half a pair is U+FFFD."""
+    with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
+        note, old = db.execute(
+            "SELECT id, data ->> '$.relativePath' FROM knowledge_item WHERE type = 'note' AND base_id = ?", (KB,)
+        ).fetchone()
+        path = json.dumps("half \ud83d.md")
+        db.execute(
+            "UPDATE knowledge_item SET data = json_set(data, '$.relativePath', json(?)) WHERE id = ?", (path, note)
+        )
+    with closing(apsw.Connection(str(index(store)))) as db:
+        db.execute("UPDATE material SET relative_path = CAST(? AS TEXT) WHERE material_id = ?", (HALF + b".md", note))
+    raw = index(store).parent.parent / "raw"
+    (raw / old).rename(raw / f"{READ}.md")
+
+
+def a_body(store: Path) -> None:
+    """Let a body and its text end in half a pair; JavaScript hashes U+FFFD in its place."""
+    with closing(apsw.Connection(str(index(store)))) as db:
+        db.execute("PRAGMA foreign_keys = OFF")
+        unit, material = db.execute("SELECT unit_id, material_id FROM search_unit WHERE unit_index = 0").fetchone()
+        new, length = identity.text_hash(READ), len(READ)
+        new_unit = identity.unit_id(material, new, 0, 0, length)
+        db.execute("DELETE FROM search_unit WHERE material_id = ? AND unit_id <> ?", (material, unit))
+        db.execute("DELETE FROM search_text WHERE target_id NOT IN (SELECT unit_id FROM search_unit)")
+        db.execute("INSERT INTO content VALUES (?, CAST(? AS TEXT), 0)", (new, HALF))
+        db.execute("UPDATE material SET current_content_hash = ? WHERE material_id = ?", (new, material))
+        db.execute(
+            "UPDATE search_unit SET unit_id = ?, content_hash = ?, char_start = 0, char_end = ? WHERE unit_id = ?",
+            (new_unit, new, length, unit),
+        )
+        db.execute(
+            "UPDATE search_text SET search_text_id = ?, target_id = ?, text = CAST(? AS TEXT), embedding_text_hash = ?"
+            " WHERE target_id = ?",
+            (identity.body_id(new_unit), new_unit, HALF, new, unit),
+        )
+        db.execute("INSERT INTO embedding SELECT ?, vector_blob, 0 FROM embedding LIMIT 1", (new,))
+        db.execute("DELETE FROM content WHERE content_hash NOT IN (SELECT current_content_hash FROM material)")
+        db.execute(
+            "DELETE FROM embedding WHERE embedding_text_hash NOT IN (SELECT embedding_text_hash FROM search_text)"
+        )
+
+
+def a_source(store: Path) -> None:
+    """Put half a pair into what an item holds, not as an escape."""
+    with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
+        db.execute(
+            "UPDATE knowledge_item SET data = CAST(replace(CAST(data AS BLOB), ?, ?) AS TEXT)"
+            " WHERE type = 'file' AND base_id = ?",
+            (b'"source":"', b'"source":"' + HALF, KB),
+        )
+
+
+def a_name(store: Path) -> None:
+    """Put half a pair into the name of a base."""
+    with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
+        db.execute("UPDATE knowledge_base SET name = CAST(? AS TEXT) WHERE id = ?", (HALF, KB))
+
+
+PLACES = (a_path, a_body, a_source, a_name)
+COMMANDS = {
+    "check": ("check", "{store}", "--deep"),
+    "inspect": ("inspect", "{store}"),
+    "inspect a base": ("inspect", "{store}/KnowledgeBase/{base}"),
+    "gc": ("gc", "{store}"),
+    "gc, vacuum": ("gc", "{store}", "--vacuum"),
+    "reconcile": ("reconcile", "{store}"),
+    "repair": ("repair", "{store}"),
+    "upgrade": ("upgrade", "{store}"),
+    "export": ("export", "{store}", "{store}/../units.parquet"),
+    "search": ("search", "{store}", "half", "--base", "{base}"),
+    "history": ("history", "{store}"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("plant", PLACES)
+def test_every_command_reads_half_a_surrogate_pair(store: Path, plant: Callable[[Path], None], command: str) -> None:
+    plant(store)
+    done = run(*(word.format(store=store, base=KB) for word in COMMANDS[command]))
+    # Of its own texts a changed snapshot is worth reading.
+    assert done.status == 0 or (command == "check" and plant is a_body), done
+    assert "codec" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("plant", PLACES)
+def test_half_a_surrogate_pair_is_no_damage(store: Path, plant: Callable[[Path], None]) -> None:
+    plant(store)
+    found = {one["name"] for one in run("check", store, "--deep", "--json").document["findings"]}
+    assert found <= {"raw.changed", "embedding.duplicate"}
+
+
+def test_half_a_surrogate_pair_is_shown_as_a_replacement(store: Path) -> None:
+    for plant in PLACES:
+        plant(store)
+    seen = run("inspect", f"{store}/KnowledgeBase/{KB}", "--json").document["bases"][0]
+    assert seen["name"] == READ
+    assert f"{READ}.md" in {one["path"] for one in seen["materials"]}
+    assert any(str(one["source"]).startswith(READ) for one in seen["materials"])
+
+
+def test_a_path_with_half_a_surrogate_pair_follows_its_item(store: Path) -> None:
+    a_path(store)
+    with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
+        db.execute("DELETE FROM knowledge_item WHERE type = 'url' AND base_id = ?", (KB,))
+    document = run("reconcile", store, "--json").document
+    assert {one["action"] for one in document["actions"]} >= {"delete-materials"}
+    assert "material.path" not in run("check", store, "--json").document["summary"]["by_name"]
