@@ -482,8 +482,8 @@ class Interrupted(RegraftError, RuntimeError):
 
 
 def error_classes() -> list[type[RegraftError]]:
-    """Return every concrete error class: of this module, of what is moved, of profiles and of other systems, in order."""
-    others = ("regraft.move_errors", "regraft.profile_errors", "regraft.system_errors")
-    modules = (globals(), *(vars(import_module(name)) for name in others))
+    """Return every concrete error class: of this module, of moves, of profiles and of other systems, each in order."""
+    others = ("move_errors", "profile_errors", "system_errors")
+    modules = (globals(), *(vars(import_module(f"regraft.{name}")) for name in others))
     found = (value for module in modules for value in module.values() if isinstance(value, type))
     return [value for value in dict.fromkeys(found) if issubclass(value, RegraftError) and value is not RegraftError]

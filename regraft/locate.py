@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import apsw
-import msgspec
 
 from regraft import ledger, notices, profiles, sqlite
 from regraft.errors import ProfileAmbiguous, RegraftError, SourceNotFound, SourceUnreadable, SourceUnrecognised
 from regraft.formats import angel_memory, codex_mem, json_text, libsql_preview, pack, v1_state, v2_places
+from regraft.formats.backup import Backup, backup_of
 from regraft.formats.v1_places import (
     BROWSER_PROFILE,
     EXPORT_FOLDER,
@@ -298,7 +297,7 @@ def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: 
     def has(name: str, kind: str = "file") -> bool:
         return tree.kind(join(folder, name)) == kind
 
-    backup = _backup_of(tree, join(folder, "metadata.json")) if has("metadata.json") else _Backup()
+    backup = backup_of(tree, join(folder, "metadata.json")) if has("metadata.json") else Backup()
     backup_version = backup.version
     if has(PROFILE_DATABASE) or has(f"Data/{PROFILE_DATABASE}") or backup_version == 7:
         kind = Kind.V2_BACKUP if backup_version is not None else Kind.V2_PROFILE
@@ -400,27 +399,6 @@ def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
 
 
 # --- single files --------------------------------------------------------------------------------------------------
-
-
-class _Metadata(msgspec.Struct):
-    version: Any = None
-    resources: Any = None
-
-
-@dataclass(frozen=True)
-class _Backup:
-    """What a backup states of itself: its version, and which parts of a profile it has."""
-
-    version: int | None = None
-    resources: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _backup_of(tree: Tree, name: str) -> _Backup:
-    with contextlib.suppress(json_text.JsonProblem, SourceUnreadable):
-        stated = json_text.decode(v1_state.read_text(tree, name), _Metadata)
-        resources = stated.resources if isinstance(stated.resources, dict) else {}
-        return _Backup(stated.version if isinstance(stated.version, int) else None, resources)
-    return _Backup()
 
 
 def _json_state(tree: Tree, name: str) -> str | None:
