@@ -410,7 +410,7 @@ def test_a_base_without_any_text(store):
     with untouched(store), fails("NotRestored", match="none of its items has a text here; first, no snapshot"):
         restored_by(store, Embedder(most=0), base=OTHER)
     run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE base_id = '{OTHER}'")
-    put_item(store, "d1", "directory", source="/d", path="/d")
+    put_item(store, "d1", "directory", source="/d")
     run_sql(store / "catalog.sqlite", f"UPDATE knowledge_item SET base_id = '{OTHER}' WHERE id = 'd1'")
     with untouched(store), fails("NotRestored", match="its folders are empty"):
         restored_by(store, Embedder(most=0), base=OTHER)
