@@ -13,7 +13,7 @@ from regraft.formats.catalog import MAX_NOTE_UNITS
 from regraft.formats.catalog_generation import MODEL_NEEDS
 from regraft.formats.catalog_reader import Row, StoredCatalog
 from regraft.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
-from regraft.text import is_blank, utf16_len, whole
+from regraft.text import is_blank, utf16_len
 
 #: Statuses of an item that somebody is working on.
 ACTIVE = {"preparing", "processing", "reading", "embedding"}
@@ -221,13 +221,10 @@ def data_problem(item: Row) -> str | None:
 
 
 def path_of(item: Row) -> str | None:
-    """Return the path below ``raw/`` of what is indexed of an item; None where it names none.
-
-    Half of a surrogate pair in it is U+FFFD, as where an index is read.
-    """
+    """Return the path below ``raw/`` of what is indexed of an item; None where it names none."""
     data = data_of(item)
     path = data.get("indexedRelativePath") or data.get("relativePath")
-    return whole(path) if isinstance(path, str) and path else None
+    return path if isinstance(path, str) and path else None
 
 
 def is_own_path(item: Row) -> bool:

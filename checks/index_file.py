@@ -218,8 +218,9 @@ class _Audit:
             "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB), CAST(current_content_hash AS BLOB)"
             " FROM material ORDER BY rowid"
         ):
-            if path_problem(raw) is not None:
-                said = f"a path that is none: {path_problem(raw)}"
+            problem = stored_problem(raw)
+            if problem is not None:
+                said = f"a path that is none: {problem}"
                 self._add(v2.PATH_UNSAFE, said, sample=raw)
             path = named(b"" if raw is None else raw) if raw is None or len(raw) > 200 else decode_utf8(raw)
             folded = unicodedata.normalize("NFC", path.casefold())
@@ -260,6 +261,15 @@ def _is_found(db: apsw.Connection, table: str, row: int) -> bool:
     return table == "search_unit" or (table == "material" and bool(db.execute(with_units, (row,)).get))
 
 
+def stored_problem(raw: bytes | None) -> str | None:
+    """Return what is wrong with a path that an index has; half of a surrogate pair in it, which is U+FFFD, is not."""
+    try:
+        (raw or b"").decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return path_problem(raw)
+    return path_problem(decode_utf8(raw or b"").encode())
+
+
 def path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule each
     """Return what is wrong with a path below ``raw/``, None where nothing is.
 
@@ -268,8 +278,7 @@ def path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule e
     if not raw:
         return "empty"
     try:
-        # Half of a surrogate pair is what a name was cut to: it is read as U+FFFD, and so is the file called.
-        path = raw.decode("utf-8", "surrogatepass")
+        path = raw.decode()
     except UnicodeDecodeError:
         return "not UTF-8"
     if "\0" in path or "\\" in path:

@@ -17,7 +17,7 @@ from regraft.formats import okf
 from regraft.formats.catalog_reader import Row
 from regraft.names import NO_TEXT_EXTENSIONS
 from regraft.notices import Severity
-from regraft.text import decode_utf8, is_blank
+from regraft.text import decode_utf8, is_blank, whole
 
 #: A file that is younger may belong to an item that is being added, in seconds.
 YOUNG = 3600
@@ -57,7 +57,8 @@ def check_materials(
             ledger.add(v2.MATERIAL_ORPHAN, said, base=base, noun="material", sample=material.id)
             continue
         path = None if is_foreign(item) else path_of(item)
-        if path is not None and path != material.path:
+        # Half of a surrogate pair is U+FFFD, as where the index is read.
+        if path is not None and whole(path) != material.path:
             said = "{n} with another path than its item"
             ledger.add(v2.MATERIAL_PATH, said, base=base, noun="material", sample=material.id)
     if is_completed:

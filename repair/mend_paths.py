@@ -21,7 +21,7 @@ import apsw
 from checks import v2_findings as v2
 from checks.catalog_rows import data_of, path_of
 from checks.findings import FINDINGS
-from checks.index_file import path_problem
+from checks.index_file import path_problem, stored_problem
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.catalog_reader import Row
@@ -106,8 +106,8 @@ def _materials(index: Path) -> tuple[list[_Material], set[str]]:
         for rowid, key, raw in db.execute(
             "SELECT rowid, CAST(material_id AS BLOB), CAST(relative_path AS BLOB) FROM material ORDER BY rowid"
         ):
-            if path_problem(raw) is None:
-                taken.add(decode_utf8(raw))
+            if stored_problem(raw) is None:
+                taken.add(decode_utf8(raw or b""))
             else:
                 unsafe.append(_Material(rowid, (key or b"").decode("utf-8", "replace"), raw or b""))
     return unsafe, taken

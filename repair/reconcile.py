@@ -26,7 +26,7 @@ from regraft.following import OutOfOrder, differences
 from regraft.formats import v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES
-from regraft.text import argument, counted, decode_utf8
+from regraft.text import argument, counted, decode_utf8, whole
 from repair.evidence import DAMAGE
 from repair.plan import Action, Left, Plan, RowsChange
 from repair.store import Store
@@ -335,7 +335,7 @@ def _items(db: apsw.Connection, base: str) -> Iterator[tuple[bytes, bytes | None
         if status == "deleting" and not is_foreign(item):
             continue
         path = None if is_foreign(item) else path_of(item)
-        yield key.encode(), None if path is None else path.encode()
+        yield key.encode(), None if path is None else whole(path).encode()
 
 
 def _materials(db: apsw.Connection) -> Iterator[tuple[bytes, bytes | None]]:
