@@ -109,7 +109,6 @@ def _health_lines(health: dict[str, Any], bases: list[dict[str, Any]]) -> Iterat
             f"{health['coverage']:.2%} of the texts have their vector; "
             f"{counted(health['orphans'], 'orphan')}, {health['stale']:,} stale."
         )
-    yield from (f"note: {note}" for note in health.get("notes", ()))
     shown = {f"{base['name']}: {base['problem']}" for base in bases}
     for problem in health["problems"]:
         if problem not in shown:

@@ -176,7 +176,7 @@ def test_the_text_says_what_comes_next(case):
     text = run("install", case.library, "--profile", case.profile, "-y").stdout
     assert "Base alpha  (" in text
     assert text.endswith(
-        f"Take it back: regraft undo {case.profile}\nStart the application: 3 of 3 bases came into it.\n"
+        f"Take it back: regraft undo {case.profile}\nStart the application: 3 of 3 bases will be there.\n"
     )
     assert "Start the application" not in as_text(case.install("--dry-run").document, verbose=True)
 
