@@ -172,6 +172,13 @@ def test_a_second_run_has_nothing_to_do(case):
     assert "Nothing has to be done" in run("install", case.library, "--profile", case.profile).stdout
 
 
+def test_a_base_that_is_there_already_counts_as_there(case):
+    first = run("inspect", case.library, "--json").document["bases"][0]["id"]
+    case.install("--base", first)
+    text = run("install", case.library, "--profile", case.profile, "-y").stdout
+    assert text.endswith("Start the application: 3 of 3 bases will be there.\n")
+
+
 def test_the_text_says_what_comes_next(case):
     text = run("install", case.library, "--profile", case.profile, "-y").stdout
     assert "Base alpha  (" in text

@@ -75,6 +75,7 @@ def _as_text(document: dict[str, Any], source: BaseSource, *, verbose: bool) -> 
         return text
     came = {one["base"] for one in document["actions"] if one["action"] in ("insert-base", "copy-base")}
     stayed = {one["base"]: one["reason"] for one in document["left"] if one["base"] not in (None, *came)}
-    lines = [f"Start the application: {len(came):,} of {counted(len(source.chosen), 'base')} will be there."]
+    there = len(source.chosen) - len(stayed)
+    lines = [f"Start the application: {there:,} of {counted(len(source.chosen), 'base')} will be there."]
     lines += [f"Not done: {one_line(source.name_of(base))}, because {one_line(why)}" for base, why in stayed.items()]
     return text + "".join(f"{line}\n" for line in lines)
