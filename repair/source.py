@@ -209,7 +209,9 @@ class BaseSource:
 
     def _path_of(self, name: str) -> Path:
         parts = PurePosixPath(name).parts
-        if not all(map(is_plain_name, parts)):
+        # A backslash is part of a name but on Windows, where none can have it.
+        plain = (part.replace("\\", "_") if os.sep == "/" else part for part in parts)
+        if not all(map(is_plain_name, plain)):
             raise ValueError("a name that leads out of the pack")
         return self.store.root.joinpath(*parts)
 

@@ -270,6 +270,16 @@ def test_a_name_that_no_archive_can_hold_is_named(library, target):
     assert run("inspect", target).status == 0
 
 
+@posix
+def test_a_backslash_in_a_name_comes_along(library, target, tmp_path):
+    strange = "of\\old\nfiles.txt"
+    (library / "KnowledgeBase" / BETA / "raw" / strange).write_bytes(b"x")
+    assert pack(library, target).status == 0
+    place = profile(tmp_path / "profile")
+    assert install(target, place, "--base", BETA).status == 0
+    assert (place / "Data" / "KnowledgeBase" / BETA / "raw" / strange).read_bytes() == b"x"
+
+
 def test_a_damaged_base_stays_out(library, target):
     path = index_of(library, BETA)
     path.write_bytes(path.read_bytes()[:5000])
