@@ -276,7 +276,9 @@ def test_a_backslash_in_a_name_comes_along(library, target, tmp_path):
     (library / "KnowledgeBase" / BETA / "raw" / strange).write_bytes(b"x")
     assert pack(library, target).status == 0
     place = profile(tmp_path / "profile")
-    assert install(target, place, "--base", BETA).status == 0
+    done = install(target, place, "--base", BETA)
+    ends = [{"kind": "pack", "path": str(target)}, {"kind": "v2-profile", "path": str(place)}]
+    assert (done.status, [done.document["source"], done.document["target"]]) == (0, ends)
     assert (place / "Data" / "KnowledgeBase" / BETA / "raw" / strange).read_bytes() == b"x"
 
 
