@@ -171,6 +171,27 @@ def test_names_that_no_base_or_several_have(library, target):
     assert BETA in refused(library, target, "BaseAmbiguous", "--base", "Base beta")
 
 
+@pytest.mark.parametrize("name", ["beta", BETA, BETA[:6], "Base beta"])
+def test_every_command_takes_a_base_by_its_name_or_id(library, tmp_path, name):
+    assert run("search", library, "lamp", "--base", name, "--mode", "bm25", "--json").document["base"] == BETA
+    checked = run("check", library, "--base", name, "--json").document
+    assert checked["checked"] == run("check", library, "--base", BETA, "--json").document["checked"]
+    assert checked["checked"]["bases"] == 1
+    assert run("gc", library, "--base", name, "--dry-run", "--json").status == 0
+    exported = run("export", library, tmp_path / "base.parquet", "--base", name, "--json").document
+    assert [base["id"] for base in exported["bases"]] == [BETA]
+
+
+@pytest.mark.parametrize("command", [("search", "lamp"), ("check",), ("gc", "--dry-run")])
+def test_every_command_refuses_a_base_that_none_or_several_are_called(library, command):
+    verb, *rest = command
+    said(run(verb, library, *rest, "--base", "nobody", "--json"), "BaseUnknown", REFUSED)
+    catalog(library, "UPDATE knowledge_base SET name = 'Base beta'")
+    before = state_of(library)
+    said(run(verb, library, *rest, "--base", "Base beta", "--json"), "BaseAmbiguous", REFUSED)
+    assert state_of(library) == before
+
+
 def test_models_are_in_full_and_keys_never(library, target, tmp_path):
     place = profile(
         tmp_path / "profile", "INSERT INTO user_provider VALUES ('other', NULL, 'Other', 'sk-secret', 1, 'a1', 1, 1)"
