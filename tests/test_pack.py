@@ -532,6 +532,8 @@ def test_files_more_or_less_than_were_packed(library, target, tmp_path):
         members[f"KnowledgeBase/{BETA}/raw/more.txt"] = b"more"
 
     more = rewritten(target, target.with_name("more.zip"), add)
+    assert ("file.corrupt", BETA) in findings(more)
+    assert "file.corrupt" not in {name for name, _ in findings(target)}
     assert "more.txt" in said(install(more, profile(tmp_path / "b")), "PackDamaged", REFUSED)
 
 
