@@ -9,6 +9,7 @@ from checks import angel_memory, codex_mem, store
 from checks.findings import Audit
 from checks.mended_by import CommandLine
 from checks.store import Wish
+from regraft.base_names import meant
 from regraft.errors import BaseUnknown
 from regraft.locate import Kind, Located
 from regraft.system_errors import ProjectUnknown
@@ -50,8 +51,11 @@ def chosen_bases(found: Located, words: Sequence[str]) -> tuple[str, ...]:
     """Return the ids of the parts of a store that a user chose, by their ids or by what else tells them.
 
     Raises:
-        BaseUnknown: there is none of them.
+        BaseUnknown, BaseAmbiguous: there is none of them, or several.
     """
+    if words and AUDITORS[found.kind] is _V2:
+        names_there = store.base_names(found)
+        return tuple(meant(word, names_there) for word in words)
     known = base_ids(found) if words else ()
     names = AUDITORS[found.kind].names(found) if words else {}
     for word in words:

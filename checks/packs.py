@@ -10,9 +10,9 @@ from checks.findings import register
 from checks.levels import Ledger, Level, OutOfTime
 from regraft.formats import pack
 from regraft.formats.pack import PackedFile
-from regraft.locate import Located
+from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER, Located
 from regraft.move_errors import PackUnreadable
-from regraft.text import counted
+from regraft.text import counted, shown
 from regraft.unpacking import is_pristine
 
 BACKUP_SLIM = register(
@@ -61,6 +61,18 @@ def check(found: Located, chosen: Collection[str] | None, ledger: Ledger) -> Non
             ledger.not_checked.append("checksums")
             return
         _check_file(found, packed, base, ledger)
+    _name_strangers(found, {packed.path for packed in manifest.files}, chosen, ledger)
+
+
+def _name_strangers(found: Located, packed: Collection[str], chosen: Collection[str] | None, ledger: Ledger) -> None:
+    """Name files of bases that nobody packed: no base with one is installed."""
+    root = found.tree.path
+    for place in sorted((root / KNOWLEDGE_FOLDER).glob("*")):
+        for path in (place / INDEX_FILE, *sorted((place / RAW_FOLDER).rglob("*"))):
+            name = path.relative_to(root).as_posix()
+            is_meant = chosen is None or place.name in chosen
+            if is_meant and name not in packed and path.is_file() and not path.is_symlink():
+                ledger.add(v2.CORRUPT, "no part of the pack", base=place.name, sample=shown(name))
 
 
 def _check_file(found: Located, packed: PackedFile, base: str | None, ledger: Ledger) -> None:

@@ -306,13 +306,19 @@ def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:
     )
 
 
-def base_ids(found: Located) -> Sequence[str]:
-    """Return the ids of the bases that a store has, by its catalog and its folders."""
+def base_names(found: Located) -> dict[str, str]:
+    """Return the names of the bases that a store has by their ids; of one that only has a folder, its id."""
     ledger = Ledger()
     catalog = _catalog(found.tree.path, found, ledger)
-    named_there = [] if catalog is None else [catalog_rows.base_key(row) for row in catalog.bases]
+    rows = [] if catalog is None else catalog.bases
+    named_there = {catalog_rows.base_key(row): str(row.get("name")) for row in rows}
     lying_there = [str(store.base_id or store.name) for store in (*found.stores.current, *found.stores.preview)]
-    return list(dict.fromkeys([*named_there, *lying_there]))
+    return {**named_there, **{base: base for base in lying_there if base not in named_there}}
+
+
+def base_ids(found: Located) -> Sequence[str]:
+    """Return the ids of the bases that a store has, by its catalog and its folders."""
+    return list(base_names(found))
 
 
 def document_of(audit: Audit) -> dict[str, Any]:

@@ -46,6 +46,8 @@ _REDUX_FILES = (
 )
 #: Where a profile lies in the folder that the user names: it is that, in a portable layout, or below a browser's root.
 _PROFILES = ("", "data", "Data", BROWSER_PROFILE)
+#: What a slim backup has not, and every other one has as far as the profile had it.
+_NOT_SLIM = ("IndexedDB", "Local Storage", f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", f"{DATA_FOLDER}/Files")
 #: Folders that mean something by their name: an archive is not read from inside them.
 _NAMED_FOLDERS = {"Data", "data", "Local Storage", "IndexedDB", KNOWLEDGE_FOLDER, ".cherry"}
 
@@ -286,8 +288,9 @@ def inner_folder(tree: Tree) -> str:
     """Return the folder of an archive that holds everything, where things were packed together with their folder."""
     folder = ""
     while True:
-        # macOS adds a folder of its own to every archive.
-        inside = [name for name in tree.children(folder) if name != "__MACOSX"]
+        # macOS adds a folder of its own to every archive, and files of its own beside what it shows.
+        own = ("__MACOSX", ".DS_Store")
+        inside = [name for name in tree.children(folder) if name not in own and not name.startswith("._")]
         if len(inside) != 1 or inside[0] in _NAMED_FOLDERS or tree.kind(join(folder, inside[0])) != "folder":
             return folder
         folder = join(folder, inside[0])
@@ -301,7 +304,10 @@ def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: 
     backup_version = backup.version
     if has(PROFILE_DATABASE) or has(f"Data/{PROFILE_DATABASE}") or backup_version == 7:
         kind = Kind.V2_BACKUP if backup_version is not None else Kind.V2_PROFILE
-        is_slim = kind is Kind.V2_BACKUP and backup.resources.get("indexedDB") is False
+        stated = backup.resources.get("indexedDB")
+        # Where the metadata do not say it, a backup of the database alone is a slim one.
+        has_more = stated is not None or any(has(name, "folder") for name in _NOT_SLIM)
+        is_slim = kind is Kind.V2_BACKUP and (stated is False or not has_more)
         return Located(kind, path, tree, version=backup_version, is_slim=is_slim)
     if has("data.json"):
         places = file_places(tree, folder, backup=join(folder, "data.json"))

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import apsw
 
-from regraft import identity, sqlite
+from regraft import sqlite
+from regraft.base_names import meant
 from regraft.errors import (
     BaseFailed,
     BaseNotListed,
-    BaseUnknown,
     BaseWithoutIndex,
     IndexForeign,
     IndexVersionUnknown,
@@ -124,19 +124,17 @@ def known_bases(source: Located, rows: list[Row] | None) -> dict[str, Store | No
     return {**{str(row.get("id")): None for row in rows}, **stores}
 
 
-def chosen_base(source: Located, bases: dict[str, Store | None], wanted: str | None) -> str:
-    """Return the id of the one base that is meant; ``wanted`` is its id in v2, or the one that it had in v1.
+def chosen_base(source: Located, bases: dict[str, Store | None], rows: list[Row] | None, wanted: str | None) -> str:
+    """Return the id of the one base that is meant; ``wanted`` is its id in v2 or v1, its name, or an id's beginning.
 
     Raises:
-        BaseUnknown: there is none of this id.
+        BaseUnknown, BaseAmbiguous: there is none of this name or id, or there are several.
         NotSearchable: there are none at all.
         WrongUsage: there are several, and none is named.
     """
     if wanted is not None:
-        found = next((key for key in (wanted, identity.base_id(wanted)) if key in bases), None)
-        if found is None:
-            raise BaseUnknown(base=wanted, known=", ".join(bases) or "no bases")
-        return found
+        named = {str(row.get("id")): str(row.get("name")) for row in rows or ()}
+        return meant(wanted, {base: named.get(base, base) for base in bases})
     if len(bases) == 1:
         return next(iter(bases))
     if not bases:
@@ -193,12 +191,12 @@ def search(source: Located, wanted: str | None, request: Request) -> Answer:
 
     Args:
         source: a library, profile, v2 backup, base folder or index file.
-        wanted: the base's id (v2 or v1); None where there is only one.
+        wanted: the base's id (v2 or v1), its name, or the beginning of its id; None where there is only one.
         request: what is asked.
 
     Raises:
         NotSearchable: there is nothing to search in the source.
-        BaseUnknown, WrongUsage: there is no such base, or none is named where there are several.
+        BaseUnknown, BaseAmbiguous, WrongUsage: there is no such base, or it is not said which one of several is meant.
         BaseFailed, BaseNotListed, BaseWithoutIndex, BackupSlim: the base cannot be searched.
         IndexForeign, IndexVersionUnknown: its index is that of another base, or of another layout.
         QueryWithoutWord, QueryTooLong: the query has no word, or too many or too long ones.
@@ -218,7 +216,7 @@ def search(source: Located, wanted: str | None, request: Request) -> Answer:
 def _searched(source: Located, wanted: str | None, request: Request, catalog: CatalogLookup | None) -> Answer:
     rows = None if catalog is None else catalog.bases()
     bases = known_bases(source, rows)
-    base_id = chosen_base(source, bases, wanted)
+    base_id = chosen_base(source, bases, rows, wanted)
     row = None if rows is None else _row(source, rows, base_id)
     if not request.raw and not tokens(request.query):
         raise QueryWithoutWord

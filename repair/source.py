@@ -22,13 +22,13 @@ from checks.catalog_rows import base_key
 from checks.findings import Finding
 from checks.levels import Level
 from checks.packs import BACKUP_SLIM
-from regraft import identity, profiles, sqlite
-from regraft.errors import BaseUnknown, NotChanged, SourceUnreadable
+from regraft import profiles, sqlite
+from regraft.base_names import known_id, meant
+from regraft.errors import NotChanged, SourceUnreadable
 from regraft.formats import pack
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.locate import BASE_SOURCES, INDEX_FILE, NAMES, RAW_FOLDER, V1_SOURCES, Kind, Located, inner_folder, located
-from regraft.move_errors import BaseAmbiguous, PackDamaged, ProfileInUse
-from regraft.text import one_line
+from regraft.move_errors import PackDamaged, ProfileInUse
 from regraft.tree import Tree, ZipTree, is_plain_name, join
 from regraft.unpacking import is_pristine, on_disk
 from repair.copies import table_damage_of
@@ -41,8 +41,6 @@ _GRAVE = frozenset(
         *(v2.META_BASE, v2.PATH_UNSAFE, v2.ITEM_DATA, v2.BASE_STATUS, v2.BASE_NO_INDEX),
     }
 )
-#: A shorter beginning of an id is more likely a name that nothing has.
-_SHORTEST_PREFIX = 4
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ class BaseSource:
 
     def base_of(self, name: str) -> str | None:
         """Return the id of the base that an id is of: its own, or that which it had in v1."""
-        return _known_id(name, self.bases, dict(self.legacy_ids))
+        return known_id(name, dict.fromkeys(self.bases, ""), dict(self.legacy_ids))
 
     def legacy_id(self, base: str) -> str | None:
         """Return the id that a base had in v1, as far as the source knows."""
@@ -209,7 +207,9 @@ class BaseSource:
 
     def _path_of(self, name: str) -> Path:
         parts = PurePosixPath(name).parts
-        if not all(map(is_plain_name, parts)):
+        # A backslash is part of a name but on Windows, where none can have it.
+        plain = (part.replace("\\", "_") if os.sep == "/" else part for part in parts)
+        if not all(map(is_plain_name, plain)):
             raise ValueError("a name that leads out of the pack")
         return self.store.root.joinpath(*parts)
 
@@ -335,32 +335,12 @@ def _reported_ids(tree: Tree, inside: str) -> dict[str, str]:
 # --- which bases -----------------------------------------------------------------------------------------------------
 
 
-def _known_id(name: str, bases: dict[str, Row], legacy: dict[str, str]) -> str | None:
-    candidates = (name, legacy.get(name), identity.base_id(name.encode("utf-8", "replace").decode()))
-    return next((one for one in candidates if one in bases), None)
-
-
 def _chosen(named: Sequence[str], bases: dict[str, Row], legacy: dict[str, str]) -> list[str]:
     """Return the ids of the bases that are meant; without any name, of all.
 
     Raises:
         BaseUnknown, BaseAmbiguous
     """
-    meant = {_meant(name, bases, legacy) for name in named}
-    return [base for base in bases if not named or base in meant]
-
-
-def _meant(name: str, bases: dict[str, Row], legacy: dict[str, str]) -> str:
-    known = _known_id(name, bases, legacy)
-    if known is not None:
-        return known
-    matching = [base for base, row in bases.items() if str(row.get("name")).strip() == name.strip()]
-    if not matching and len(name) >= _SHORTEST_PREFIX:
-        ids = [*((base, base) for base in bases), *legacy.items()]
-        matching = list(dict.fromkeys(base for key, base in ids if key.startswith(name) and base in bases))
-    listed = ", ".join(f"{one_line(str(row.get('name')))} ({base})" for base, row in bases.items())
-    if not matching:
-        raise BaseUnknown(base=name, known=listed or "none")
-    if len(matching) > 1:
-        raise BaseAmbiguous(base=name, known=", ".join(matching))
-    return matching[0]
+    names = {base: str(row.get("name")) for base, row in bases.items()}
+    wanted = {meant(name, names, legacy) for name in named}
+    return [base for base in bases if not named or base in wanted]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -212,3 +213,21 @@ def test_resources_that_say_nothing_are_no_slim_backup(installed, tmp_path):
         folder = full(installed, tmp_path / f"backup-{number}")
         (folder / "metadata.json").write_text(f'{{"version": 7, "resources": {resources}}}')
         assert findings(folder) == findings(installed)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_backup_of_the_database_alone_is_slim_where_it_does_not_say_so(installed, tmp_path, form):
+    folder = slim(installed, tmp_path / "backup")
+    (folder / "metadata.json").write_text('{"version": 7}')
+    found = findings(shaped(folder, form))
+    assert ("backup.slim", None, "note") in found
+    assert "base.no-index" not in {name for name, _, _ in found}
+
+
+def test_what_a_mac_puts_beside_a_packed_folder_is_passed_over(installed, tmp_path):
+    path = shaped(full(installed, tmp_path / "backup"), "zip of its folder")
+    with zipfile.ZipFile(path, "a") as archive:
+        for name in (".DS_Store", "._backup", "__MACOSX/._backup", "__MACOSX/backup/._metadata.json"):
+            archive.writestr(name, b"x")
+    assert run("inspect", path, "--json").document["kind"] == "v2-backup"
+    assert findings(path) == findings(installed)

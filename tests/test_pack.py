@@ -171,6 +171,27 @@ def test_names_that_no_base_or_several_have(library, target):
     assert BETA in refused(library, target, "BaseAmbiguous", "--base", "Base beta")
 
 
+@pytest.mark.parametrize("name", ["beta", BETA, BETA[:6], "Base beta"])
+def test_every_command_takes_a_base_by_its_name_or_id(library, tmp_path, name):
+    assert run("search", library, "lamp", "--base", name, "--mode", "bm25", "--json").document["base"] == BETA
+    checked = run("check", library, "--base", name, "--json").document
+    assert checked["checked"] == run("check", library, "--base", BETA, "--json").document["checked"]
+    assert checked["checked"]["bases"] == 1
+    assert run("gc", library, "--base", name, "--dry-run", "--json").status == 0
+    exported = run("export", library, tmp_path / "base.parquet", "--base", name, "--json").document
+    assert [base["id"] for base in exported["bases"]] == [BETA]
+
+
+@pytest.mark.parametrize("command", [("search", "lamp"), ("check",), ("gc", "--dry-run")])
+def test_every_command_refuses_a_base_that_none_or_several_are_called(library, command):
+    verb, *rest = command
+    said(run(verb, library, *rest, "--base", "nobody", "--json"), "BaseUnknown", REFUSED)
+    catalog(library, "UPDATE knowledge_base SET name = 'Base beta'")
+    before = state_of(library)
+    said(run(verb, library, *rest, "--base", "Base beta", "--json"), "BaseAmbiguous", REFUSED)
+    assert state_of(library) == before
+
+
 def test_models_are_in_full_and_keys_never(library, target, tmp_path):
     place = profile(
         tmp_path / "profile", "INSERT INTO user_provider VALUES ('other', NULL, 'Other', 'sk-secret', 1, 'a1', 1, 1)"
@@ -268,6 +289,18 @@ def test_a_name_that_no_archive_can_hold_is_named(library, target):
     (left,) = [one for one in done.document["left"] if one["severity"] == "warning"]
     assert (done.status, left["base"], left["count"]) == (1, BETA, 2)
     assert run("inspect", target).status == 0
+
+
+@posix
+def test_a_backslash_in_a_name_comes_along(library, target, tmp_path):
+    strange = "of\\old\nfiles.txt"
+    (library / "KnowledgeBase" / BETA / "raw" / strange).write_bytes(b"x")
+    assert pack(library, target).status == 0
+    place = profile(tmp_path / "profile")
+    done = install(target, place, "--base", BETA)
+    ends = [{"kind": "pack", "path": str(target)}, {"kind": "v2-profile", "path": str(place)}]
+    assert (done.status, [done.document["source"], done.document["target"]]) == (0, ends)
+    assert (place / "Data" / "KnowledgeBase" / BETA / "raw" / strange).read_bytes() == b"x"
 
 
 def test_a_damaged_base_stays_out(library, target):
@@ -499,6 +532,8 @@ def test_files_more_or_less_than_were_packed(library, target, tmp_path):
         members[f"KnowledgeBase/{BETA}/raw/more.txt"] = b"more"
 
     more = rewritten(target, target.with_name("more.zip"), add)
+    assert ("file.corrupt", BETA) in findings(more)
+    assert "file.corrupt" not in {name for name, _ in findings(target)}
     assert "more.txt" in said(install(more, profile(tmp_path / "b")), "PackDamaged", REFUSED)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from regraft import clock
 from regraft.cli.changing import Asked, as_text, change_options, end_with
 from regraft.cli.options import PATH, model_options, model_word, time_of
 from regraft.cli.output import reports_errors
-from regraft.text import counted, one_line
+from regraft.text import counted, one_line, shown
 from repair import install as installing
 from repair.run import run_command
 from repair.source import BaseSource, opened
@@ -65,8 +64,10 @@ def install(
             progress=asked.progress(),
             show_plan=asked.agreed,
         )
-        # Bases and kind are the source's; what is changed is the profile.
-        end_with(document, replace(asked, bases=(), kind=None), _as_text(document, source, verbose=asked.verbose > 0))
+        text = _as_text(document, source, verbose=asked.verbose > 0)
+        # What is changed is the profile: it is the run's store, and the target of what the user asked for.
+        ends = {"source": {"kind": source.store.found.kind.value, "path": shown(path)}, "target": document["source"]}
+        end_with({**document, **ends}, asked, text)
 
 
 def _as_text(document: dict[str, Any], source: BaseSource, *, verbose: bool) -> str:

@@ -30,7 +30,7 @@ _EXCERPT = 160
 @click.command()
 @click.argument("path", type=PATH)
 @click.argument("query")
-@click.option("--base", metavar="ID", help="The base (v1 or v2 id); needed where there are several.")
+@click.option("--base", metavar="NAME", help="The base (its name, v1 or v2 id); needed where there are several.")
 @click.option(
     "--mode",
     type=click.Choice([mode.value for mode in Mode]),

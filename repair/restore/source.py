@@ -14,7 +14,8 @@ import apsw
 
 from checks.catalog_rows import base_key
 from regraft import identity, sqlite
-from regraft.errors import BaseUnknown, NotChanged, NotRestored, SourceUnreadable, UnitRefused, WrongUsage
+from regraft.base_names import meant
+from regraft.errors import NotChanged, NotRestored, SourceUnreadable, UnitRefused, WrongUsage
 from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.formats.index.opening import UNREADABLE
 from regraft.formats.index.units import cut
@@ -127,10 +128,7 @@ def _chosen(store: Store, rows: dict[str, Row], wanted: str | None) -> str:
     if wanted is None:
         problem = f"{shown(store.path)} has {len(rows)} bases"
         raise WrongUsage(problem=problem, hint=f"give --base, one of {', '.join(rows)}")
-    found = next((key for key in (wanted, identity.base_id(wanted)) if key in rows), None)
-    if found is None:
-        raise BaseUnknown(base=wanted, known=", ".join(rows) or "none")
-    return found
+    return meant(wanted, {base: str(row.get("name")) for base, row in rows.items()})
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from typing import Any
 
 import apsw
 
-from regraft.errors import BaseUnknown, SourceNotMigratable, SourceUnreadable, TargetNotWritable, WrongUsage
+from regraft.base_names import meant
+from regraft.errors import SourceNotMigratable, SourceUnreadable, TargetNotWritable, WrongUsage
 from regraft.formats import embedjs
 from regraft.formats.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
 from regraft.formats.parquet import columns, legacy, stored
@@ -169,11 +170,9 @@ def _rows(part: Part, *, from_v1: bool) -> Iterator[UnitRow]:
 
 
 def _chosen(parts: list[Part], bases: tuple[str, ...]) -> list[Part]:
-    known = [part.about.id for part in parts]
-    for name in bases:
-        if name not in known:
-            raise BaseUnknown(base=name, known=", ".join(known) or "none")
-    return [part for part in parts if not bases or part.about.id in bases]
+    names = {part.about.id: str(part.about.name) for part in parts}
+    wanted = {meant(name, names) for name in bases}
+    return [part for part in parts if not bases or part.about.id in wanted]
 
 
 # --- v2 ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,47 @@
+"""Which base a user means: by its id in v2 or in v1, by its name, or by the unique beginning of an id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from regraft import identity
+from regraft.errors import BaseUnknown
+from regraft.move_errors import BaseAmbiguous
+from regraft.text import one_line
+
+#: A shorter beginning of an id is more likely a name that nothing has.
+_SHORTEST_PREFIX = 4
+_NO_LEGACY: Mapping[str, str] = {}
+
+
+def known_id(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str] = _NO_LEGACY) -> str | None:
+    """Return the id of the base that an id is of: its own, or that which it had in v1; None where it is of none.
+
+    Args:
+        wanted: the id.
+        names: the names of all bases by their ids.
+        legacy: ids of bases by those that they had in v1, as far as their store knows these.
+    """
+    candidates = (wanted, legacy.get(wanted), identity.base_id(wanted.encode("utf-8", "replace").decode()))
+    return next((one for one in candidates if one in names), None)
+
+
+def meant(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str] = _NO_LEGACY) -> str:
+    """Return the id of the base that a user means; arguments as of :func:`known_id`.
+
+    Raises:
+        BaseUnknown, BaseAmbiguous
+    """
+    known = known_id(wanted, names, legacy)
+    if known is not None:
+        return known
+    matching = [base for base, name in names.items() if name.strip() == wanted.strip()]
+    if not matching and len(wanted) >= _SHORTEST_PREFIX:
+        ids = [*((base, base) for base in names), *legacy.items()]
+        matching = list(dict.fromkeys(base for key, base in ids if key.startswith(wanted) and base in names))
+    if not matching:
+        listed = ", ".join(base if name == base else f"{one_line(name)} ({base})" for base, name in names.items())
+        raise BaseUnknown(base=wanted, known=listed or "none")
+    if len(matching) > 1:
+        raise BaseAmbiguous(base=wanted, known=", ".join(matching))
+    return matching[0]
