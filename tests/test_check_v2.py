@@ -261,6 +261,13 @@ def test_only_some_findings_and_the_exit_status(store: Path) -> None:
     assert status == {"warning": 1, "error": 0}
 
 
+def test_a_note_is_no_complaint_but_for_who_asks(store: Path) -> None:
+    plant("a note never indexed", store)
+    status = {line: run("check", store, "--fail-on", line).status for line in ("note", "warning", "error", "never")}
+    assert {finding["severity"] for finding in found(store)} == {"note"}
+    assert status == {"note": 1, "warning": 0, "error": 0, "never": 0}
+
+
 def test_time_that_is_over_is_said(store: Path) -> None:
     document = check(store, "--max-duration", "0")
     assert document["findings"] == []
