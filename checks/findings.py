@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 from regraft import notices
 from regraft.errors import WrongUsage
@@ -168,10 +168,10 @@ class Audit:
         }
 
     def exit_status(self, fail_on: str) -> int:
-        """Return 0 where there is nothing to complain about, else 1 (``fail_on``: error, warning or never)."""
+        """Return 0 where there is nothing to complain about, else 1 (``fail_on``: error, warning, note or never)."""
         if fail_on == "never":
             return 0
-        line: Severity = "error" if fail_on == "error" else "warning"
+        line = cast(Severity, fail_on)
         return int(any(notices.at_least(finding.severity, line) for finding in self.findings))
 
 

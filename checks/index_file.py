@@ -5,7 +5,6 @@ The file is opened without a trace and read in bulk. Text is read as bytes: a da
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from checks.levels import Ledger, Level, named
 from checks.schema_shape import FULL_TEXT, Shape, shape_of
 from regraft import sqlite
 from regraft.formats.index import SCHEMA_VERSION
+from regraft.names import fold
 from regraft.text import counted, decode_utf8
 
 #: Keys are hashes, so that rows are looked up in no order.
@@ -213,7 +213,7 @@ class _Audit:
         if not self._shape.has("material"):
             return
         materials = []
-        seen: dict[str, str] = {}
+        seen: set[str] = set()
         for key, raw, content in self._db.execute(
             "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB), CAST(current_content_hash AS BLOB)"
             " FROM material ORDER BY rowid"
@@ -222,13 +222,14 @@ class _Audit:
             if problem is not None:
                 said = f"a path that is none: {problem}"
                 self._add(v2.PATH_UNSAFE, said, sample=raw)
-            path = named(b"" if raw is None else raw) if raw is None or len(raw) > 200 else decode_utf8(raw)
-            folded = unicodedata.normalize("NFC", path.casefold())
+            path = named(b"" if raw is None else raw)
+            whole = decode_utf8(raw) if raw is not None else ""
+            # Paths of a folder's files can have a long start in common: all of them is compared.
+            folded = fold(whole)
             if folded in seen:
                 said = "{n} with a path that another has, but for letter case or Unicode normalisation"
                 self._add(v2.PATH_CLASH, said, noun="material", sample=path)
-            seen.setdefault(folded, path)
-            whole = decode_utf8(raw) if raw is not None else ""
+            seen.add(folded)
             materials.append(Material(named(key), whole, None if content is None else named(content)))
         self._index.materials = materials
 

@@ -107,8 +107,9 @@ class FreeNames:
         if len(extension.encode()) > MAX_EXTENSION_BYTES:
             stem, extension = name, ""
         reserves = self._reserve_processed and extension.lower() == RESERVING_EXTENSION
-        # Names of the same request are numbered upwards and never given back: start where the last one ended.
-        request = f"{fold(name)}\0{reserves}"
+        # Names of the same request are numbered upwards and never given back: start where the last one ended. Another
+        # spelling is another request: its stem may be cut elsewhere, so that an earlier number can be free.
+        request = f"{name}\0{reserves}"
         number = self._next.get(request, 0)
         while True:
             candidate, beside = self._numbered(stem, extension, number, reserves)

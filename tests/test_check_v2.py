@@ -15,6 +15,7 @@ from typing import Any
 import apsw
 import click
 import pytest
+import v1
 from conftest import NOW_MS, run
 from faults import said, untouched
 from planted_v2 import KB, OLD, OTHER, index, library, plant, run_sql
@@ -260,6 +261,13 @@ def test_only_some_findings_and_the_exit_status(store: Path) -> None:
     assert status == {"warning": 1, "error": 0}
 
 
+def test_a_note_is_no_complaint_but_for_who_asks(store: Path) -> None:
+    plant("a note never indexed", store)
+    status = {line: run("check", store, "--fail-on", line).status for line in ("note", "warning", "error", "never")}
+    assert {finding["severity"] for finding in found(store)} == {"note"}
+    assert status == {"note": 1, "warning": 0, "error": 0, "never": 0}
+
+
 def test_time_that_is_over_is_said(store: Path) -> None:
     document = check(store, "--max-duration", "0")
     assert document["findings"] == []
@@ -312,6 +320,21 @@ def test_virtual_paths_have_no_file(store: Path) -> None:
         virtual = db.execute("SELECT count(*) FROM material WHERE relative_path LIKE '%/%'").get
     assert virtual == 2
     assert found(store, "--deep") == []
+
+
+def test_long_paths_are_compared_whole(tmp_path: Path) -> None:
+    """Files of a folder far down, and names that are one only where ``ß`` is ``ss``: no two of them meet."""
+    deep = f"/home/alice/docs/{'a long name of a folder/' * 12}"
+    rows = [v1.Row(f"D{number}", f"text {number}", source=f"{deep}{number}.md") for number in range(3)]
+    names = (v1.file("s", "S", name="Straße.md"), v1.file("t", "T", name="Strasse.md"))
+    rows += [v1.Row("S", "one"), v1.Row("T", "two")]
+    stores = {"kb": rows}
+    uploads = {"up-s.md": b"one", "up-t.md": b"two"}
+    v1_base = v1.base("kb", v1.folder("d", "D0", "D1", "D2"), *names)
+    made = v1.carried(tmp_path, v1_base, stores=stores, uploads=uploads)
+    assert [child["data"]["relativePath"][-5:] for child in made.children("d")] == ["/0.md", "/1.md", "/2.md"]
+    done = run("check", made.path, "--json", "--deep")
+    assert (done.status, done.document["findings"]) == (0, [])
 
 
 def test_an_index_by_itself_has_no_files_to_miss(store: Path, tmp_path: Path) -> None:

@@ -332,3 +332,14 @@ def test_many_equal_requests_stay_fast_and_distinct() -> None:
     given_out = [free.take("same.txt") for _ in range(20_000)]
     assert given_out[-1] == "same_19999.txt"
     assert len(set(given_out)) == 20_000
+
+
+def test_another_spelling_of_a_long_name_counts_for_itself() -> None:
+    """Both are one name by fold, but a cut leaves more characters of the one that is shorter in bytes."""
+    free = FreeNames()
+    short, long = "\u00e9" * 90 + ".txt", "e\u0301" * 90 + ".txt"
+    assert free.take(short) == short
+    # Cut to 83 characters it is another name, and free as it is.
+    assert free.take(long) == "e\u0301" * 83 + "e.txt"
+    assert free.take(long) == "e\u0301" * 83 + "_1.txt"
+    assert free.take(short) == "\u00e9" * 90 + "_1.txt"

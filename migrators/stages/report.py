@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from migrators.stages.crew import Done
 from migrators.stages.drafts import LibraryDraft
@@ -207,10 +207,10 @@ def totals(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def exit_status(document: dict[str, Any], fail_on: str) -> int:
-    """Return 0 where there is nothing to complain about, else 1 (``fail_on``: error, warning or never)."""
+    """Return 0 where there is nothing to complain about, else 1 (``fail_on``: error, warning, note or never)."""
     if fail_on == "never":
         return 0
-    line: notices.Severity = "error" if fail_on == "error" else "warning"
+    line = cast(notices.Severity, fail_on)
     warnings = document["warnings"]
     said = any(notices.at_least(notices.EVERY_CODE[one["code"]].severity, line) for one in warnings)
     failed = any(base["status"] == "failed" for base in document["bases"])

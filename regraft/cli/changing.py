@@ -33,7 +33,7 @@ def change_options(command: F) -> F:
         click.option("-y", "--yes", is_flag=True, help="Do not ask."),
         click.option(
             "--fail-on",
-            type=click.Choice(["error", "warning", "never"]),
+            type=click.Choice(["error", "warning", "note", "never"]),
             default="warning",
             show_default=True,
             help="From which severity of what is left on the exit status is 1.",
@@ -193,5 +193,5 @@ def exit_status(document: dict[str, Any], fail_on: str) -> int:
         return 0
     if any(scope["failures"] for scope in document.get("scopes", ())):
         return 1
-    line: Any = "error" if fail_on == "error" else "warning"
+    line: Any = fail_on
     return int(any(notices.at_least(one["severity"], line) for one in document["left"]))

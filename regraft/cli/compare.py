@@ -117,7 +117,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one parameter for every option
 
 def _exit_status(told: list[dict[str, Any]], fail_on: str) -> int:
     outcomes = {base["outcome"] for base in told}
-    worst = {"never": set(), "error": _ERRORS, "warning": set(OUTCOMES) - {"equal"}}[fail_on]
+    worst = {"never": set(), "error": _ERRORS}.get(fail_on, set(OUTCOMES) - {"equal"})
     return int(bool(outcomes & worst))
 
 

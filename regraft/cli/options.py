@@ -54,7 +54,7 @@ def output_options(command: F) -> F:
 
 fail_on_option = click.option(
     "--fail-on",
-    type=click.Choice(["error", "warning", "never"]),
+    type=click.Choice(["error", "warning", "note", "never"]),
     default="warning",
     show_default=True,
     help="From which severity on the exit status is 1.",
