@@ -59,7 +59,7 @@ def vector_file_name(base_id: str) -> str:
 
 
 def material_name(name: str) -> str:
-    """Return ``name`` made legal for ``raw/``: sanitised until nothing is left to do.
+    """Return ``name`` made legal for ``raw/`` where a repair gives it: sanitised until nothing is left to do.
 
     Cutting blanks can lay bare a device name (``CON ``). That ``.cherry`` is reserved, :class:`FreeNames` knows.
     """

@@ -19,7 +19,7 @@ from migrators.stages.drafts import (
 )
 from migrators.stages.values import read_time
 from regraft import identity, notices
-from regraft.names import TRAILING, FreeNames, material_name
+from regraft.names import TRAILING, FreeNames, sanitise
 from regraft.notices import Notice
 from regraft.text import is_blank, trim, without_nul
 
@@ -126,7 +126,7 @@ def _file(raw: dict[str, Any], context: Context, names: FreeNames) -> Content:
         raise _Unusable(notices.INVALID_FILE)
     source = next((known[key] for key in ("path", "name", "origin_name") if not is_blank(known[key])), raw["id"])
     # Only the empty string falls back: what sanitising empties is called "untitled".
-    wanted = material_name(known["origin_name"]) or material_name(known["name"]) or material_name(raw["id"])
+    wanted = sanitise(known["origin_name"]) or sanitise(known["name"]) or sanitise(raw["id"])
     # What it is called in a base without folders: planning knows which of these have a prefix.
     name = names.take(wanted)
     return Content({"source": source, "relativePath": name}, _upload(known["id"], known["ext"]), file_name=wanted)

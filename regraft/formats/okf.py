@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import ada_url
 
-from regraft.names import material_name
+from regraft.names import sanitise
 from regraft.text import JS_WHITESPACE, trim, utf16_cut
 
 #: Titles and stems are cut to this many UTF-16 units.
@@ -78,7 +78,7 @@ def _short(text: str) -> str:
 
 def _stem(text: str) -> str | None:
     """Return the sanitised stem, or None where nothing or ``untitled`` is left of it."""
-    stem = material_name(_short(text))
+    stem = sanitise(_short(text))
     return None if stem in ("", "untitled") else stem
 
 
