@@ -190,8 +190,8 @@ class _Planner:
         return sorted(mapped, key=lambda row: str(row["id"]))
 
     def _items(self, db: apsw.Connection, base: str) -> list[Row]:
-        query = f"SELECT {', '.join(_ITEM)} FROM knowledge_item WHERE base_id = ? ORDER BY id"
-        return [dict(zip(_ITEM, row, strict=True)) for row in db.execute(query, (base,))]
+        rows = sqlite.lenient_rows(db, _ITEM, "knowledge_item WHERE base_id = ? ORDER BY id", (base,))
+        return [dict(zip(_ITEM, row, strict=True)) for row in rows]
 
     def _place(self, base: str) -> Path:
         return self._store.root / self._bases / base

@@ -106,8 +106,7 @@ def insert_base(db: apsw.Connection, source: apsw.Connection, tables: Tables, ba
 def _read(source: apsw.Connection, table: str, key: str, value: str) -> Iterator[Row]:
     there = {str(row[1]) for row in source.execute(f"PRAGMA table_info('{table}')")}
     names = [name for name in GIVEN[table] if name in there]
-    listed = ", ".join(f'"{name}"' for name in names)
-    for row in source.execute(f"SELECT {listed} FROM {table} WHERE {key} = ? ORDER BY rowid", (value,)):
+    for row in sqlite.lenient_rows(source, names, f"{table} WHERE {key} = ? ORDER BY rowid", (value,)):
         yield dict(zip(names, row, strict=True))
 
 

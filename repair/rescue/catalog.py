@@ -196,7 +196,7 @@ def rehearse(statements: Statements) -> None:
 
 
 def _copy_rows(source: apsw.Connection, copy: apsw.Connection, table: str, key: str, value: str) -> None:
-    columns = [f'"{row[1]}"' for row in source.execute(f"PRAGMA table_info('{table}')")]
-    marks = ", ".join("?" * len(columns))
-    rows = source.execute(f"SELECT {', '.join(columns)} FROM {table} WHERE {key} = ?", (value,))
-    copy.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
+    columns = [str(row[1]) for row in source.execute(f"PRAGMA table_info('{table}')")]
+    listed, marks = ", ".join(map(sqlite.quoted, columns)), ", ".join("?" * len(columns))
+    rows = sqlite.lenient_rows(source, columns, f"{table} WHERE {key} = ?", (value,))
+    copy.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)
