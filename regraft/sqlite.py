@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -252,6 +252,20 @@ def lenient_rows(
         for row in cursor.execute(f"SELECT {read} FROM {source}", values):
             pairs = zip(row[::2], row[1::2], strict=True)
             yield tuple(decode_utf8(value) if kind == "text" else value for kind, value in pairs)
+
+
+def still(connection: apsw.Connection, columns: Iterable[str]) -> str:
+    """Return the condition, with a parameter for each column, that a row still has what :func:`lenient_rows` gave."""
+    function = "regraft_lenient"
+    connection.create_scalar_function(function, _decoded, 1, deterministic=True)
+    names = [quoted(name) for name in columns]
+    return " AND ".join(
+        f"CASE typeof({name}) WHEN 'text' THEN {function}(CAST({name} AS BLOB)) ELSE {name} END IS ?" for name in names
+    )
+
+
+def _decoded(*raw: Any) -> str:
+    return decode_utf8(raw[0])
 
 
 @contextmanager

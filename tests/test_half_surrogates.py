@@ -17,6 +17,9 @@ from planted_v2 import KB, index, library
 from v1 import Row, Source, base, file, folder
 
 from regraft import identity
+from regraft.errors import PlanOutdated
+from regraft.formats.catalog_reader import read_catalog
+from repair.rescue.catalog import Statements
 
 HALF = b"half \xed\xa0\xbd"
 READ = "half \ufffd"
@@ -174,3 +177,20 @@ def test_bases_with_halves_of_pairs_are_installed(store: Path, tmp_path: Path, m
         assert db.execute("SELECT name FROM knowledge_base").fetchall() == [(READ,)]
         sources = [json.loads(data)["source"] for (data,) in db.execute("SELECT data FROM knowledge_item").fetchall()]
     assert any(one.startswith(READ) for one in sources)
+
+
+def test_rows_with_halves_of_pairs_are_changed_where_they_are_what_was_read(store: Path) -> None:
+    a_source(store)
+    path = store / "catalog.sqlite"
+    row = next(one for one in read_catalog(path).items[KB] if one["type"] == "file")
+    statements = Statements(path)
+    statements.set_path(KB, row, "new.txt")
+    apply = statements.applied()
+    with closing(apsw.Connection(str(path))) as db:
+        apply(db)
+        ((data,),) = db.execute("SELECT CAST(data AS BLOB) FROM knowledge_item WHERE id = ?", (row["id"],)).fetchall()
+        # All else stays as it is written.
+        assert HALF in data
+        assert b'"relativePath":"new.txt"' in data
+        with pytest.raises(PlanOutdated, match="a row was changed since the plan was made"):
+            apply(db)
