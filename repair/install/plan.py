@@ -27,7 +27,7 @@ from regraft.formats.catalog_generation import (
 from regraft.formats.catalog_reader import Row
 from regraft.formats.v2_places import DATA_FOLDER
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, NAMES, Kind
-from regraft.text import counted
+from regraft.text import counted, decode_halves
 from repair.copies import damage_of
 from repair.install import assistants
 from repair.install.copying import FolderCopy, is_same, listed
@@ -190,7 +190,8 @@ class _Planner:
         return sorted(mapped, key=lambda row: str(row["id"]))
 
     def _items(self, db: apsw.Connection, base: str) -> list[Row]:
-        rows = sqlite.lenient_rows(db, _ITEM, "knowledge_item WHERE base_id = ? ORDER BY id", (base,))
+        where = "knowledge_item WHERE base_id = ? ORDER BY id"
+        rows = sqlite.lenient_rows(db, _ITEM, where, (base,), decode_halves)
         return [dict(zip(_ITEM, row, strict=True)) for row in rows]
 
     def _place(self, base: str) -> Path:
