@@ -34,6 +34,7 @@ def _restore(profile: Path) -> str | None:
     if problem is None and journal is None:
         return None
     state = journal.get("state") if journal is not None and journal.get("version") == _JOURNAL_VERSION else None
+    state = state if isinstance(state, str) else None
     if state in _SETTLED:
         return None
     if state in _STAGED:
@@ -62,7 +63,8 @@ def _read(path: Path) -> tuple[str | None, dict[str, Any] | None]:
         if not path.is_file():
             return "is no file", None
         with path.open("rb") as file:
-            found: Any = json.loads(file.read(_LARGEST))
+            # The application reads UTF-8 and takes no byte order mark; from bytes Python would take both and more.
+            found: Any = json.loads(file.read(_LARGEST).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no JSON"
         return f"cannot be read ({reason})", None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -231,7 +231,11 @@ def _used(connection: apsw.Connection, vectors: bool) -> Iterator[apsw.Connectio
 
 
 def lenient_rows(
-    connection: apsw.Connection, columns: Sequence[str], source: str, values: Sequence[apsw.SQLiteValue] = ()
+    connection: apsw.Connection,
+    columns: Sequence[str],
+    source: str,
+    values: Sequence[apsw.SQLiteValue] = (),
+    decode: Callable[[bytes], str] = decode_utf8,
 ) -> Iterator[tuple[Any, ...]]:
     """Yield columns of rows, text also where its bytes are no UTF-8 (:func:`regraft.text.decode_utf8`).
 
@@ -240,6 +244,7 @@ def lenient_rows(
         columns: names of columns, as the file has them.
         source: what comes behind ``FROM``.
         values: those of its parameters.
+        decode: what reads a text; of rows that are copied elsewhere :func:`regraft.text.decode_halves`.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -251,7 +256,21 @@ def lenient_rows(
     with closing(connection.cursor()) as cursor:
         for row in cursor.execute(f"SELECT {read} FROM {source}", values):
             pairs = zip(row[::2], row[1::2], strict=True)
-            yield tuple(decode_utf8(value) if kind == "text" else value for kind, value in pairs)
+            yield tuple(decode(value) if kind == "text" else value for kind, value in pairs)
+
+
+def still(connection: apsw.Connection, columns: Iterable[str]) -> str:
+    """Return the condition, with a parameter for each column, that a row still has what :func:`lenient_rows` gave."""
+    function = "regraft_lenient"
+    connection.create_scalar_function(function, _decoded, 1, deterministic=True)
+    names = [quoted(name) for name in columns]
+    return " AND ".join(
+        f"CASE typeof({name}) WHEN 'text' THEN {function}(CAST({name} AS BLOB)) ELSE {name} END IS ?" for name in names
+    )
+
+
+def _decoded(*raw: Any) -> str:
+    return decode_utf8(raw[0])
 
 
 @contextmanager

@@ -72,6 +72,15 @@ def decode_utf8(raw: bytes) -> str:
     return _RAW_SURROGATES.sub(_mended, raw).decode("utf-8", "replace")
 
 
+def decode_halves(raw: bytes) -> str:
+    """Decode UTF-8 in which surrogates may stand: each half of a pair is U+FFFD.
+
+    Raises:
+        UnicodeDecodeError: other bytes are no UTF-8, which is damage.
+    """
+    return whole(raw.decode("utf-8", "surrogatepass"))
+
+
 def lenient_text(value: object) -> str:
     """Return a column's value as text, whatever the file has there: read it with ``CAST(column AS BLOB)``.
 

@@ -229,7 +229,7 @@ class _Mender:
 
     def _apply(self, db: apsw.Connection) -> None:
         for edit in self._edits:
-            where = " AND ".join(f'"{name}" IS ?' for name in edit.old)
+            where = sqlite.still(db, edit.old)
             columns = ", ".join(f'"{name}" = ?' for name in edit.new)
             values = (*edit.new.values(), edit.rowid, *edit.old.values())
             db.execute(f"UPDATE {edit.table} SET {columns} WHERE rowid = ? AND {where}", values)

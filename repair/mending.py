@@ -172,7 +172,8 @@ class _Planner:
     def _readable_paths(self) -> list[NewPaths]:
         made = []
         for base, found in self._findings.items():
-            finding = next((one for one in found if one.name == v2.ITEM_PATH_IS_ID), None)
+            # A run that was killed leaves materials behind their items.
+            finding = next((one for one in found if one.name in (v2.ITEM_PATH_IS_ID, v2.MATERIAL_PATH)), None)
             if base is None or finding is None:
                 continue
             paths = NewPaths(base)

@@ -1,8 +1,8 @@
 """Giving folders and their files readable paths where early releases gave the files their own ids.
 
 Only where it is asked for by name. The catalog changes first and the index after it: killed between both, the index has
-the old paths, and ``regraft reconcile`` lets it follow. Rules: ``docs/rules.md``, "Folders"; what is there already
-keeps its path.
+the old paths, and the next run, or ``regraft reconcile``, lets it follow. Rules: ``docs/rules.md``, "Folders"; what is
+there already keeps its path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import apsw
 
 from checks import v2_findings as v2
-from checks.catalog_rows import data_of, is_foreign, is_own_path
+from checks.catalog_rows import data_of, is_foreign, is_own_path, virtual_prefixes
 from checks.findings import FINDINGS
 from migrators.stages.folders import TakenPaths
 from regraft import sqlite
@@ -38,6 +38,8 @@ class NewPaths:
     base: str
     prefixes: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    #: Of files that have such a path already, and whose material does not: a run was killed before the index followed.
+    following: dict[str, str] = field(default_factory=dict)
     left: list[Left] = field(default_factory=list)
 
     def leave(self, reason: str, item: str | None, count: int = 1) -> None:
@@ -55,7 +57,7 @@ def new_paths(base: str, items: Sequence[Row], materials: dict[str, str], raw: P
         materials: the paths that its index has, by the ids of materials.
         raw: its folder of raw files.
     """
-    made = NewPaths(base)
+    made = NewPaths(base, following=dict(_following(items, materials)))
     folders = {str(row.get("id")): row for row in items if row.get("type") == "directory" and not is_foreign(row)}
     files: dict[str, list[Row]] = defaultdict(list)
     for row in filter(is_own_path, items):
@@ -74,6 +76,15 @@ def new_paths(base: str, items: Sequence[Row], materials: dict[str, str], raw: P
         prefix = taken.prefixes.get(key) or made.prefixes[key]
         made.files.update(_file_paths(folders[key], prefix, files[key], taken, materials))
     return made
+
+
+def _following(items: Sequence[Row], materials: dict[str, str]) -> Iterator[tuple[str, str]]:
+    prefixes, taken = virtual_prefixes(items), set(materials.values())
+    for row in items:
+        item, path = str(row.get("id")), str(data_of(row).get("relativePath"))
+        is_behind = row.get("type") == "file" and materials.get(item) == item and path not in taken
+        if is_behind and item in prefixes and path.startswith(prefixes[item]):
+            yield item, path
 
 
 def _file_paths(
@@ -147,7 +158,8 @@ def _set_path(db: apsw.Connection, path: Path, base: str, item: str, new: str, c
 
 def index_change(root: Path, index: str, paths: NewPaths, materials: dict[str, str]) -> RowsChange | None:
     """Return what gives the materials of an index the paths of their items; None where none gets one."""
-    moves = [(new, item) for item, new in paths.files.items() if materials.get(item) == item]
+    every = {**paths.following, **paths.files}
+    moves = [(new, item) for item, new in every.items() if materials.get(item) == item]
     if not moves:
         return None
     said = f"give {counted(len(moves), 'material')} the path of its item"

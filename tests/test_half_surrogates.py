@@ -9,11 +9,17 @@ from contextlib import closing
 from pathlib import Path
 
 import apsw
+import generations
 import pytest
+import stranded
 from conftest import run
 from planted_v2 import KB, index, library
+from v1 import Row, Source, base, file, folder
 
 from regraft import identity
+from regraft.errors import PlanOutdated
+from regraft.formats.catalog_reader import read_catalog
+from repair.rescue.catalog import Statements
 
 HALF = b"half \xed\xa0\xbd"
 READ = "half \ufffd"
@@ -137,3 +143,54 @@ def test_a_path_with_half_a_surrogate_pair_follows_its_item(store: Path) -> None
     document = run("reconcile", store, "--json").document
     assert {one["action"] for one in document["actions"]} >= {"delete-materials"}
     assert "material.path" not in run("check", store, "--json").document["summary"]["by_name"]
+
+
+def test_profiles_with_halves_of_pairs_are_rescued(tmp_path: Path) -> None:
+    rows = {"kb": [Row("A", "text of a", source="/x/a.md"), Row("F", "text of f")]}
+    source = Source([base("kb", folder("d", "A", path="/x"), file("f", "F"))], rows, uploads={"up-f.pdf": b"x"})
+    made = stranded.profile(tmp_path / "p", source, ("kb",), wal=False)
+
+    def stored() -> list[tuple[object, ...]]:
+        with closing(apsw.Connection(str(made / stranded.DATABASE))) as db:
+            columns = "b.status, hex(b.file_processor_id), i.status, hex(i.data)"
+            return list(db.execute(f"SELECT {columns} FROM knowledge_base b, knowledge_item i ORDER BY i.rowid"))
+
+    with closing(apsw.Connection(str(made / stranded.DATABASE))) as db:
+        db.execute("UPDATE knowledge_base SET file_processor_id = CAST(? AS TEXT)", (HALF,))
+    before = stored()
+    done = run("rescue", made, "--json")
+    assert (done.status, done.document["undo"] is not None) == (0, True), done
+    assert {(status, processor) for status, processor, *_ in stored()} == {("completed", HALF.hex().upper())}
+    assert run("undo", made).status == 0
+    assert stored() == before
+
+
+@pytest.mark.parametrize("more", [(), ("--as-new",)])
+def test_bases_with_halves_of_pairs_are_installed(store: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    a_source(store)
+    a_name(store)
+    empty = generations.profile(tmp_path / "p", "2.0.0")
+    done = run("install", store, "--profile", empty, "--base", KB, "--json", *more)
+    assert "codec" not in done.stdout + done.stderr
+    with closing(apsw.Connection(str(generations.database(empty)))) as db:
+        # Half a pair is written nowhere.
+        assert db.execute("SELECT name FROM knowledge_base").fetchall() == [(READ,)]
+        sources = [json.loads(data)["source"] for (data,) in db.execute("SELECT data FROM knowledge_item").fetchall()]
+    assert any(one.startswith(READ) for one in sources)
+
+
+def test_rows_with_halves_of_pairs_are_changed_where_they_are_what_was_read(store: Path) -> None:
+    a_source(store)
+    path = store / "catalog.sqlite"
+    row = next(one for one in read_catalog(path).items[KB] if one["type"] == "file")
+    statements = Statements(path)
+    statements.set_path(KB, row, "new.txt")
+    apply = statements.applied()
+    with closing(apsw.Connection(str(path))) as db:
+        apply(db)
+        ((data,),) = db.execute("SELECT CAST(data AS BLOB) FROM knowledge_item WHERE id = ?", (row["id"],)).fetchall()
+        # All else stays as it is written.
+        assert HALF in data
+        assert b'"relativePath":"new.txt"' in data
+        with pytest.raises(PlanOutdated, match="a row was changed since the plan was made"):
+            apply(db)

@@ -22,6 +22,12 @@ STATES = {
     "cut off": ("Data/restore-journal.json", '{"version": 1, "st', "cannot be read (no JSON)"),
     "another version": ("Data/restore-journal.json", {"version": 2, "state": "completed"}, "a restore may be pending"),
     "another state": ("Data/restore-journal.json", {"version": 1, "state": "waiting"}, "a restore may be pending"),
+    "a state in a list": ("Data/restore-journal.json", {"version": 1, "state": ["staged"]}, "none of the known states"),
+    "a byte order mark": (
+        "Data/restore-journal.json",
+        '\ufeff{"version": 1, "state": "completed"}',
+        "cannot be read (no JSON)",
+    ),
     "a list": ("Data/restore-journal.json", [], "is no JSON object"),
     "empty": ("Data/restore-journal.json", "", "cannot be read (no JSON)"),
     "nested too deep": ("Data/restore-journal.json", "[" * 200_000, "cannot be read (no JSON)"),
@@ -167,6 +173,17 @@ def test_a_database_in_the_root_alone_is_a_betas(tmp_path: Path) -> None:
     names = run("check", made, "--json").document["summary"]["by_name"]
     assert "catalog.stale-copy" not in names
     assert [base["name"] for base in run("inspect", made, "--json").document["bases"]] == ["Base kb"]
+
+
+def test_the_data_folder_of_a_beta_is_its_profile(tmp_path: Path) -> None:
+    made = stranded.profile(tmp_path / "p", some_source(), wal=False)
+    done = run("check", made / "Data", "--json").document
+    assert (done["source"]["kind"], done["checked"]["bases"]) == ("v2-profile", 1)
+    write(made, *STATES["staged"][:2])
+    before = snapshot(made)
+    refused = run("gc", made / "Data")
+    assert (refused.status, "a restore is staged" in refused.stderr) == (2, True)
+    assert snapshot(made) == before
 
 
 def test_a_betas_profile_may_be_called_data(tmp_path: Path) -> None:

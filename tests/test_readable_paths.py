@@ -182,7 +182,11 @@ def test_a_damaged_index_keeps_its_base_as_it_is(early: Path) -> None:
     assert contents(early) == before
 
 
-def test_a_kill_between_catalog_and_index_is_mended_by_reconcile(early: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("again", [("repair", "--only", NAME), ("reconcile",)])
+def test_a_kill_between_catalog_and_index_is_mended_by_the_next_run(
+    early: Path, monkeypatch: pytest.MonkeyPatch, again: tuple[str, ...]
+) -> None:
+    before = rows(early)
     settle = ChangeLog.settle
 
     def stopped(self: ChangeLog, *more: Any) -> None:
@@ -194,8 +198,11 @@ def test_a_kill_between_catalog_and_index_is_mended_by_reconcile(early: Path, mo
         done = run("repair", early, "--only", NAME)
     assert done.status == 3
     assert findings(early)["material.path"]["repair"] is not None
-    assert run("reconcile", early).status == 0
+    assert run(again[0], early, *again[1:]).status == 0
     assert findings(early).keys() == {"v1.leftover"}
+    for _ in range(2):
+        assert run("undo", early).status == 0
+    assert rows(early) == before
 
 
 def test_rows_that_changed_meanwhile_are_not_overwritten(early: Path) -> None:

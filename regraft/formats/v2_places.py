@@ -143,8 +143,12 @@ def _stale_copy(tree: Tree, catalog: str | None) -> str | None:
 
 def profile_of(path: Path) -> Path:
     """Return the profile whose ``Data`` folder a path is; any other path as it is."""
-    if path.name != DATA_FOLDER or not (path / PROFILE_DATABASE).is_file():
+    if path.name != DATA_FOLDER:
         return path
+    if not (path / PROFILE_DATABASE).is_file():
+        # A beta has its database above; a library that somebody called `Data` has a catalog of its own.
+        is_of_beta = (path.parent / PROFILE_DATABASE).is_file() and not (path / CATALOG_FILE).is_file()
+        return path.parent if is_of_beta else path
     # A profile of a beta may itself be called `Data`: then it has such a folder of its own, or the browser's.
     is_itself = any((path / name).is_dir() for name in (DATA_FOLDER, "Local Storage", "IndexedDB"))
     return path if is_itself or (path / "metadata.json").is_file() else path.parent

@@ -27,7 +27,7 @@ from regraft.formats.catalog_generation import (
 from regraft.formats.catalog_reader import Row
 from regraft.formats.v2_places import DATA_FOLDER
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, NAMES, Kind
-from regraft.text import counted
+from regraft.text import counted, decode_halves
 from repair.copies import damage_of
 from repair.install import assistants
 from repair.install.copying import FolderCopy, is_same, listed
@@ -190,8 +190,9 @@ class _Planner:
         return sorted(mapped, key=lambda row: str(row["id"]))
 
     def _items(self, db: apsw.Connection, base: str) -> list[Row]:
-        query = f"SELECT {', '.join(_ITEM)} FROM knowledge_item WHERE base_id = ? ORDER BY id"
-        return [dict(zip(_ITEM, row, strict=True)) for row in db.execute(query, (base,))]
+        where = "knowledge_item WHERE base_id = ? ORDER BY id"
+        rows = sqlite.lenient_rows(db, _ITEM, where, (base,), decode_halves)
+        return [dict(zip(_ITEM, row, strict=True)) for row in rows]
 
     def _place(self, base: str) -> Path:
         return self._store.root / self._bases / base

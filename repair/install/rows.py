@@ -27,6 +27,7 @@ from regraft.formats.catalog_generation import (
     dangling,
 )
 from regraft.formats.catalog_reader import Row
+from regraft.text import decode_halves
 from repair.install.rekeying import NewIds
 
 
@@ -106,8 +107,8 @@ def insert_base(db: apsw.Connection, source: apsw.Connection, tables: Tables, ba
 def _read(source: apsw.Connection, table: str, key: str, value: str) -> Iterator[Row]:
     there = {str(row[1]) for row in source.execute(f"PRAGMA table_info('{table}')")}
     names = [name for name in GIVEN[table] if name in there]
-    listed = ", ".join(f'"{name}"' for name in names)
-    for row in source.execute(f"SELECT {listed} FROM {table} WHERE {key} = ? ORDER BY rowid", (value,)):
+    where = f"{table} WHERE {key} = ? ORDER BY rowid"
+    for row in sqlite.lenient_rows(source, names, where, (value,), decode_halves):
         yield dict(zip(names, row, strict=True))
 
 

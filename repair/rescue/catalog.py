@@ -26,7 +26,6 @@ from regraft.formats.catalog_generation import (
     MODELS,
     PROVIDERS,
     OrderKeys,
-    Statement,
     Tables,
     copy_definitions,
     model_values,
@@ -51,7 +50,8 @@ class Statements:
     """The statements of one run on the catalog at ``path``, and the ids of the bases that they are about."""
 
     path: Path
-    made: list[Statement] = field(default_factory=list)
+    #: Each with the columns, if any, that its last values are those of.
+    made: list[tuple[str, tuple[Any, ...], tuple[str, ...]]] = field(default_factory=list)
     bases: set[str] = field(default_factory=set)
     #: Tables that new rows come into.
     inserted: set[str] = field(default_factory=set)
@@ -70,7 +70,7 @@ class Statements:
     @property
     def bytes(self) -> int:
         """Return about how much the rows hold."""
-        return sum(200 + sum(len(str(value)) for value in values) for _, values in self.made)
+        return sum(200 + sum(len(str(value)) for value in values) for _, values, _ in self.made)
 
     def complete_base(self, row: Row, dimensions: int | None, model: str) -> None:
         """Make a base a completed one."""
@@ -90,8 +90,7 @@ class Statements:
     def _update(self, base: str, change: str, values: tuple[Any, ...], row: Row, *known: str) -> None:
         """Update a row if it still has what is ``known`` of it."""
         self.bases.add(base)
-        same = " AND ".join(f"{name} IS ?" for name in known)
-        self.made.append((f"{change} WHERE {same}", (*values, *(row.get(name) for name in known))))
+        self.made.append((change, (*values, *(row.get(name) for name in known)), known))
 
     def insert_item(self, base: str, item: ItemPlan, times: Row) -> None:
         """Insert a file of a folder; ``times`` is the folder's row, for what v1 has no time of."""
@@ -131,7 +130,8 @@ class Statements:
         copied = ", ".join("?" if name in changed else sqlite.quoted(name) for name in columns)
         values = [changed[name] for name in columns if name in changed]
         self.inserted.add(table)
-        self.made.append((f"INSERT INTO {table} ({listed}) SELECT {copied} FROM {table} WHERE id = ?", (*values, key)))
+        change = f"INSERT INTO {table} ({listed}) SELECT {copied} FROM {table} WHERE id = ?"
+        self.made.append((change, (*values, key), ()))
 
     def insert_model(self, model: ModelRow, now_ms: int) -> None:
         """Insert a model behind the last one of its provider."""
@@ -145,7 +145,7 @@ class Statements:
 
     def _insert(self, table: str, row: Row) -> None:
         self.inserted.add(table)
-        self.made.append(self.tables.inserting(table, row))
+        self.made.append((*self.tables.inserting(table, row), ()))
 
     def applied(self) -> Callable[[apsw.Connection], None]:
         """Return what runs them; each changes exactly one row."""
@@ -154,9 +154,9 @@ class Statements:
         def apply(db: apsw.Connection) -> None:
             # An item may be listed before the folder that it is in.
             db.execute("PRAGMA defer_foreign_keys = ON")
-            for sql, values in self.made:
+            for sql, values, known in self.made:
                 try:
-                    db.execute(sql, values)
+                    db.execute(f"{sql} WHERE {sqlite.still(db, known)}" if known else sql, values)
                 except apsw.ConstraintError as error:
                     raise PlanOutdated(path=path, reason=f"its own rules refuse a row ({error})") from error
                 if db.changes() != 1:
@@ -196,7 +196,7 @@ def rehearse(statements: Statements) -> None:
 
 
 def _copy_rows(source: apsw.Connection, copy: apsw.Connection, table: str, key: str, value: str) -> None:
-    columns = [f'"{row[1]}"' for row in source.execute(f"PRAGMA table_info('{table}')")]
-    marks = ", ".join("?" * len(columns))
-    rows = source.execute(f"SELECT {', '.join(columns)} FROM {table} WHERE {key} = ?", (value,))
-    copy.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
+    columns = [str(row[1]) for row in source.execute(f"PRAGMA table_info('{table}')")]
+    listed, marks = ", ".join(map(sqlite.quoted, columns)), ", ".join("?" * len(columns))
+    rows = sqlite.lenient_rows(source, columns, f"{table} WHERE {key} = ?", (value,))
+    copy.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)

@@ -185,8 +185,7 @@ class _Builder:
         )
 
     def _take_names(self, catalog: apsw.Connection) -> None:
-        query = "SELECT data FROM knowledge_item WHERE base_id = ?"
-        for (data,) in catalog.execute(query, (self._source.key,)):
+        for (data,) in sqlite.lenient_rows(catalog, ("data",), "knowledge_item WHERE base_id = ?", (self._source.key,)):
             found = data_of({"data": data})
             for key in ("relativePath", "indexedRelativePath"):
                 if isinstance(found.get(key), str):
@@ -199,7 +198,7 @@ class _Builder:
             if is_going(row):
                 going += 1
                 continue
-            data = catalog.execute("SELECT data FROM knowledge_item WHERE id = ?", (row.get("id"),)).get
+            ((data,),) = sqlite.lenient_rows(catalog, ("data",), "knowledge_item WHERE id = ?", (row.get("id"),))
             problem = problem_of({**row, "data": data})
             if problem is None:
                 yield row, data

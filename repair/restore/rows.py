@@ -62,7 +62,7 @@ def new_rows(source: Source, wanted: Wanted, items: Sequence[ItemCopy], now_ms: 
         if item.path is not None:
             # Of an item that gets another path, what was indexed under the old one is no concern any more.
             moved = "json_set(json_remove(data, '$.indexedRelativePath'), '$.relativePath', ?)"
-            statements.made.append((f"UPDATE knowledge_item SET data = {moved} WHERE id = ?", (item.path, item.id)))
+            statements.made.append((f"UPDATE knowledge_item SET data = {moved} WHERE id = ?", (item.path, item.id), ()))
     said = f"list it with the model {wanted.model_id}, {wanted.dimensions} dimensions, and"
     said = f"{said} {counted(len(items), 'item')}"
     actions.append(Action("insert-base", said, base, None, 1 + len(items), statements.bytes))

@@ -22,7 +22,7 @@ from regraft.formats.index.units import cut
 from regraft.formats.libsql_preview import Layout
 from regraft.formats.v2_places import DATA_FOLDER, INDEX_FILE, RAW_FOLDER
 from regraft.locate import KNOWLEDGE_FOLDER, NAMES
-from regraft.text import is_blank, shown, whole
+from regraft.text import decode_utf8, is_blank, shown
 from repair.indexing.cutting import Span
 from repair.store import Store
 
@@ -70,7 +70,8 @@ class Source:
         digest = hashlib.sha256()
         with sqlite.reading(self.catalog) as db:
             for table, key in (("knowledge_base", "id"), ("knowledge_item", "base_id")):
-                for row in db.execute(f"SELECT * FROM {table} WHERE {key} = ? ORDER BY rowid", (self.key,)):
+                columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info('{table}')")]
+                for row in sqlite.lenient_rows(db, columns, f"{table} WHERE {key} = ? ORDER BY rowid", (self.key,)):
                     digest.update(repr(row).encode("utf-8", "replace"))
         files = [self.index, *(sqlite.companions(self.index.resolve()) if self.index.exists() else ())]
         for file in (*files, *_files(self.raw)):
@@ -133,11 +134,13 @@ def _chosen(store: Store, rows: dict[str, Row], wanted: str | None) -> str:
 
 # --- texts -----------------------------------------------------------------------------------------------------------
 
-_UNITS = """SELECT u.char_start, u.char_end, t.text
+#: Texts as bytes: the application stores halves of surrogate pairs, which are no UTF-8.
+_UNITS = """SELECT u.char_start, u.char_end, CASE typeof(t.text) WHEN 'text' THEN CAST(t.text AS BLOB) END
   FROM search_unit u
   CROSS JOIN search_text t ON t.target_type = 'search_unit' AND t.target_id = u.unit_id AND t.kind = 'body'
  WHERE u.material_id = ? ORDER BY u.unit_index, u.unit_id"""
-_CONTENT = """SELECT c.content_hash, c.text FROM material m JOIN content c ON c.content_hash = m.current_content_hash
+_CONTENT = """SELECT c.content_hash, CASE typeof(c.text) WHEN 'text' THEN CAST(c.text AS BLOB) END
+  FROM material m JOIN content c ON c.content_hash = m.current_content_hash
  WHERE m.material_id = ?"""
 
 
@@ -169,9 +172,9 @@ class OldIndex:
         except UNREADABLE as error:
             self.problem = str(error)
             return None
-        if not isinstance(text, str) or is_blank(text):
+        text = None if text is None else decode_utf8(text)
+        if text is None or is_blank(text):
             return None
-        text = whole(text)
         return OldText(text, _proven(text, units), identity.text_hash(text) == key)
 
 
@@ -181,7 +184,7 @@ def _proven(text: str, units: list[Any]) -> list[Span] | None:
         bodies = [unit.text for unit in cut("", text, spans)]
     except (UnitRefused, TypeError, ValueError):
         return None
-    return spans if spans and bodies == [body for _, _, body in units] else None
+    return spans if spans and bodies == [None if body is None else decode_utf8(body) for _, _, body in units] else None
 
 
 @contextmanager
