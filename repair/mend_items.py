@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from checks import v2_findings as v2
-from checks.catalog_rows import ACTIVE, DATA, group_problem, status_problem
+from checks.catalog_rows import ACTIVE, DATA, group_problem, is_foreign, status_problem
 from regraft.formats.catalog_reader import Row
 from regraft.text import is_blank
 
@@ -140,7 +140,10 @@ def follow_children(items: Items, changed: Iterable[int] | None) -> None:
         row = items.rows[number]
         if row.get("type") != "directory" or row.get("status") not in _FOLLOWING:
             continue
-        inside = {child.get("status") for child in children.get(row.get("id"), ())}
+        own = children.get(row.get("id"), ())
+        if any(map(is_foreign, own)):
+            continue  # How a newer application counts such a child nobody here knows.
+        inside = {child.get("status") for child in own}
         wanted = "processing" if ACTIVE.intersection(inside) else "completed"
         if row.get("status") != wanted:
             row["status"] = wanted

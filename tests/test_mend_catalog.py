@@ -97,6 +97,19 @@ WITHOUT_MATERIAL = sql(
 # --- everything that is planted --------------------------------------------------------------------------------------
 
 
+def test_a_folder_with_a_child_of_a_newer_type_keeps_its_status(store: Path) -> None:
+    folder = item(store, "directory")["id"]
+    child = "UPDATE knowledge_item SET type = 'external', status = 'processing' WHERE rowid = {}"
+    first = f"(SELECT min(rowid) FROM knowledge_item WHERE group_id = '{folder}')"
+    run_sql(store / "catalog.sqlite", child.format(first))
+    assert "item.container" not in findings(store)
+    # Another child has to be mended: the folder is looked at, and stays as it is.
+    last = f"(SELECT max(rowid) FROM knowledge_item WHERE group_id = '{folder}')"
+    run_sql(store / "catalog.sqlite", f"UPDATE knowledge_item SET error = 'x' WHERE rowid = {last}")
+    mend(store)
+    assert item(store, "directory")["status"] == "completed"
+
+
 @pytest.mark.parametrize("name", [name for name, case in PLANTED.items() if case.finding in MENDED])
 def test_what_is_planted_is_mended_or_said(name: str, store: Path) -> None:
     PLANTED[name].damage(store)
