@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any, Literal
 
 import apsw
@@ -127,6 +127,7 @@ class ChangeLog:
     def _record(
         self, run_id: str, command: str, source: str, status: str, started_at: int, finished_at: int | None
     ) -> RunRecord:
+        demand_name(run_id)
         actions = self._actions(run_id) if self._has_tables else ()
         changes = tuple(self.changes_of(run_id)) if self._has_tables else ()
         return RunRecord(run_id, command, source, status, started_at, finished_at, actions, changes)
@@ -149,9 +150,22 @@ class ChangeLog:
             raise LedgerUnreadable(path=Path(self._db.filename), reason=error) from error
 
 
+def demand_name(name: object) -> None:
+    """Refuse what a ledger calls a run, or what stands in the target, unless it is one plain name of a file.
+
+    A store may come from somebody else, with its ledger: what it names leads nowhere but below the store.
+
+    Raises:
+        TypeError
+    """
+    if not isinstance(name, str) or name in ("", ".", "..") or "\0" in name or PureWindowsPath(name).name != name:
+        raise TypeError(f"it names {name!r}, which is no plain name")
+
+
 def _recorded(
     change: int, run: str, means: Means, path: str, state: State, kept: str | None, size: int, detail: bytes
 ) -> Recorded:
+    demand_name(run)
     found: dict[str, Any] = msgspec.json.decode(detail, type=dict[str, Any])
     for name in (path, kept, found.get("staged"), found.get("made")):
         # A store may come from somebody else, with its ledger: that leads nowhere but into the store.

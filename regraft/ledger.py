@@ -154,13 +154,23 @@ class Ledger:
         )
         with readable(self._target):
             rows: list[Any] = self._db.execute(query).fetchall()
+            self._demand_names(subject for _, subject, *_ in rows)
         return [Step(step, subject, action, Entry(mark, detail)) for step, subject, action, mark, detail in rows]
 
     def entries(self) -> dict[str, Entry]:
         """Return what stands in the target, by subject."""
         with readable(self._target):
             rows: list[Any] = self._db.execute("SELECT subject, fingerprint, detail FROM entry").fetchall()
+            self._demand_names(subject for subject, *_ in rows)
         return {subject: Entry(fingerprint, detail) for subject, fingerprint, detail in rows}
+
+    def _demand_names(self, subjects: Iterable[object]) -> None:
+        """Refuse a ledger whose subjects are more than names: folders are called like them."""
+        try:
+            for subject in subjects:
+                changes.demand_name(subject)
+        except TypeError as error:
+            raise LedgerUnreadable(path=path_of(self._target), reason=error) from error
 
     def parts(self, subject: str) -> Iterator[bytes]:
         """Stream the parts of what stands under ``subject``, in their order."""

@@ -246,6 +246,8 @@ def _remove_remains(root: Path, book: Ledger) -> None:
             forget(root, kept_of(root, change))
     for run in book.changes.runs():
         folder = root / FOLDER / UNDO / run.run_id
+        if folder.resolve() != (root / FOLDER).resolve() / UNDO / run.run_id:
+            raise LedgerUnreadable(path=path_of(root), reason=f"what is kept of {run.run_id} lies elsewhere")
         # Killed before it recorded its intent, a run leaves what nothing names.
         for kept in sorted(folder.iterdir()) if folder.is_dir() else ():
             if kept.relative_to(root / FOLDER).as_posix() not in needed:

@@ -325,3 +325,16 @@ def test_an_empty_file_becomes_a_ledger(target: Path) -> None:
     assert ledger.read_entries(target) == {}
     ran(target, lambda book: book.done(book.intend("a", "publish", TWO)))
     assert json.loads(ledger.read_entries(target)["a"].detail) == {"two": 2}
+
+
+# --- names that lead elsewhere ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../../foo", "..", "/etc/x", "a/b", "C:x", "a\\b", ""])
+def test_a_subject_is_one_plain_name(name: str, target: Path) -> None:
+    ran(target, lambda book: book.intend(name, "publish", ONE))
+    with ledger.opened(target) as book, pytest.raises(LedgerUnreadable, match="no plain name"):
+        book.open_steps()
+    ran(target, lambda book: book.done(book.intend(name, "publish", TWO)), "run-2")
+    with pytest.raises(LedgerUnreadable, match="no plain name"):
+        ledger.read_entries(target)

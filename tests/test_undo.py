@@ -435,3 +435,33 @@ def test_undo_can_be_declined(store: Path) -> None:
     change(store)
     with untouched(store), fails("Declined"):
         undo(store, show_plan=lambda planned: False)
+
+
+# --- ledgers of a stranger -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../../victim", "..", "/etc", "a/b", "C:x", "a\\b", ""])
+@pytest.mark.parametrize("command", ["repair", "gc", "reconcile", "upgrade", "undo", "history"])
+def test_no_run_leads_out_of_the_store(command: str, name: str, store: Path) -> None:
+    victim = store.parent / "victim"
+    victim.mkdir()
+    (victim / "thesis.txt").write_text("years")
+    change(store)
+    write(ledger.path_of(store), f"INSERT INTO run VALUES ('{name}', 'repair', 'x', 'finished', 1, 2)")
+    with untouched(store), untouched(victim):
+        done = run(command, store, "--json", *([] if command == "history" else ["--yes"]))
+    assert (done.status, done.document["error"]["code"]) == (REFUSED, "LedgerUnreadable")
+
+
+@posix
+def test_no_link_below_the_ledger_is_emptied(store: Path) -> None:
+    victim = store.parent / "victim"
+    victim.mkdir()
+    (victim / "thesis.txt").write_text("years")
+    change(store)
+    write(ledger.path_of(store), "INSERT INTO run VALUES ('linked', 'repair', 'x', 'finished', 1, 2)")
+    (store / ".regraft" / "undo" / "linked").symlink_to(victim)
+    with untouched(victim):
+        done = run("repair", store, "--json", "--yes")
+    assert (done.status, done.document["error"]["code"]) == (REFUSED, "LedgerUnreadable")
+    assert "lies elsewhere" in done.document["error"]["message"]
