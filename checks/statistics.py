@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from checks.index_file import Index
-
-#: A report that is larger is none of ours.
-_LARGEST_REPORT = 256 << 20
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
@@ -33,13 +29,13 @@ class _Report(msgspec.Struct):
     bases: list[_Base] = msgspec.field(default_factory=list)
 
 
-def statistics_of(indexes: dict[str, Index], names: dict[str, str], report: Path | None) -> dict[str, Any]:
+def statistics_of(indexes: dict[str, Index], names: dict[str, str], report: bytes) -> dict[str, Any]:
     """Return what was counted in every base, and where v1's rows went if a run's report says so.
 
     Args:
         indexes: what was seen, by the base's id.
         names: what a person calls each base.
-        report: where ``report.json`` of a library lies, if anywhere.
+        report: what the report of a library holds; nothing where there is none.
     """
     rows = _rows(report)
     return {
@@ -68,11 +64,9 @@ def _count(indexes: dict[str, Index], key: str, name: str) -> int | None:
     return _of(indexes, key).counts.get(name)
 
 
-def _rows(report: Path | None) -> dict[str, Any]:
+def _rows(report: bytes) -> dict[str, Any]:
     try:
-        if report is None or not report.is_file() or report.stat().st_size > _LARGEST_REPORT:
-            return {}
-        found = msgspec.json.decode(report.read_bytes(), type=_Report)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = msgspec.json.decode(report, type=_Report)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}  # another program's file of that name
     return {base.id: msgspec.to_builtins(base.rows) for base in found.bases if base.rows is not None}

@@ -17,6 +17,7 @@ from checks.mended_by import CommandLine, with_commands
 from checks.statistics import statistics_of
 from regraft import profiles, sqlite
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.library_report import report_bytes
 from regraft.formats.libsql_preview import Layout
 from regraft.formats.v2_places import CATALOG_FILE, INDEX_FILE, RAW_FOLDER, Store, is_uuid
 from regraft.locate import Kind, Located
@@ -24,9 +25,8 @@ from regraft.notices import FILE_WITHOUT_ROWS
 from regraft.pending import pending_in
 from regraft.progress import human_bytes
 from regraft.text import counted
+from regraft.tree import FolderTree
 
-#: What a library has of its last migration.
-REPORT = "report.json"
 #: Kinds that are changed in place.
 KINDS = (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE)
 #: Kinds that are audited here, as files and folders; an archive is unpacked first (:mod:`regraft.unpacking`).
@@ -138,11 +138,11 @@ def _recorded_without_rows(root: Path, found: Located) -> dict[str, int]:
     if found.kind is not Kind.LIBRARY:
         return {}
     try:
-        record: Any = json.loads((root / REPORT).read_bytes())
+        record: Any = json.loads(report_bytes(FolderTree(root)))
         ids = {base["legacy_id"]: str(base["id"]) for base in record["bases"]}
         said = [one for one in record["warnings"] if one["code"] == FILE_WITHOUT_ROWS and one["base"] in ids]
         counts = [(ids[one["base"]], one["count"]) for one in said]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return {}  # it may be anybody's file
     return {base: count for base, count in counts if isinstance(count, int)}
 
@@ -300,7 +300,7 @@ def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:
         },
         names=seen.names,
         closing=ledger.closing("texts and vectors"),
-        statistics=statistics_of(seen.indexes, seen.names, None if found is None else root / "report.json"),
+        statistics=statistics_of(seen.indexes, seen.names, b"" if found is None else report_bytes(FolderTree(root))),
         not_checked=ledger.missing(),
         level=ledger.level.name.lower(),
     )

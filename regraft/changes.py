@@ -17,6 +17,7 @@ import msgspec
 
 from regraft import sqlite
 from regraft.errors import LedgerUnreadable
+from regraft.tree import is_plain_name
 
 State = Literal["intended", "done", "dropped", "undoing", "undone", "expired"]
 Means = Literal["rows", "file"]
@@ -158,7 +159,7 @@ def demand_name(name: object) -> None:
     Raises:
         TypeError
     """
-    if not isinstance(name, str) or name in ("", ".", "..") or "\0" in name or PureWindowsPath(name).name != name:
+    if not isinstance(name, str) or not is_plain_name(name) or PureWindowsPath(name).drive:
         raise TypeError(f"it names {name!r}, which is no plain name")
 
 

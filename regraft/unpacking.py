@@ -14,12 +14,13 @@ from pathlib import Path, PurePosixPath
 from regraft import ledger
 from regraft.errors import ArchiveUnsafe, SourceUnreadable
 from regraft.formats import pack, v2_places
+from regraft.formats.library_report import REPORT_FILE
 from regraft.locate import Located, inner_folder
 from regraft.sqlite import TRACES
 from regraft.tree import FolderTree, ZipTree, demand_room, join
 
 #: Small files beside a catalog that say where its bases come from.
-_BESIDE = (pack.MANIFEST, "report.json", "metadata.json")
+_BESIDE = (pack.MANIFEST, REPORT_FILE, "metadata.json")
 
 
 @contextmanager

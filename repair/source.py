@@ -27,6 +27,7 @@ from regraft.base_names import known_id, meant
 from regraft.errors import NotChanged, SourceUnreadable
 from regraft.formats import pack
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.library_report import report_bytes
 from regraft.locate import BASE_SOURCES, INDEX_FILE, NAMES, RAW_FOLDER, V1_SOURCES, Kind, Located, inner_folder, located
 from regraft.move_errors import PackDamaged, ProfileInUse
 from regraft.tree import Tree, ZipTree, is_plain_name, join
@@ -321,14 +322,10 @@ def _links(found: Located) -> tuple[str, ...]:
 
 def _reported_ids(tree: Tree, inside: str) -> dict[str, str]:
     """Return the ids of bases by their v1 ids, as the report of the last migration gives them."""
-    name = join(inside, "report.json")
-    if tree.kind(name) != "file":
-        return {}
     try:
-        with tree.open(name) as file:
-            reported: Any = json.loads(file.read())
+        reported: Any = json.loads(report_bytes(tree, inside))
         return {old: new for old, new in reported["ids"]["bases"].items() if isinstance(new, str)}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
 
 

@@ -26,7 +26,6 @@ from regraft.errors import (
     TargetNotOurs,
     TargetNotWritable,
     TargetOverlapsSource,
-    WorkFolderTooSmall,
 )
 from regraft.ledger import Entry
 from regraft.locate import INDEX_FILE, RAW_FOLDER, Kind, Located
@@ -226,14 +225,3 @@ def check_space(target: Path, needed: int) -> int:
     if needed > free:
         raise NotEnoughSpace(path=target, needed=human_bytes(needed), free=human_bytes(free))
     return free
-
-
-def check_work_space(work: Path, needed: int) -> None:
-    """Refuse to extract more into a temporary folder than fits there.
-
-    Raises:
-        WorkFolderTooSmall
-    """
-    free = shutil.disk_usage(work).free
-    if needed > free:
-        raise WorkFolderTooSmall(path=work, needed=human_bytes(needed), free=human_bytes(free))

@@ -11,6 +11,7 @@ import msgspec
 from migrators.stages.work import BaseEntry, base_folder, read_entry
 from regraft import durable, sqlite
 from regraft.formats.catalog import ItemRow, write_catalog
+from regraft.formats.library_report import REPORT_FILE, REPORT_PAGE
 from regraft.ledger import FOLDER, Entry, Ledger, Step
 from regraft.locate import CATALOG_FILE
 
@@ -20,8 +21,6 @@ REPLACE = "replace"
 #: The ledger's subjects besides base ids.
 CATALOG = "catalog"
 REPORT = "report"
-REPORT_FILE = "report.json"
-REPORT_PAGE = "report.html"
 
 
 class Target:

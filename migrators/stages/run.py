@@ -26,6 +26,7 @@ from regraft.ledger import Entry, Ledger
 from regraft.locate import Located
 from regraft.progress import Progress, stage
 from regraft.text import shown
+from regraft.tree import demand_room
 
 COMMAND = "migrate"
 
@@ -144,7 +145,7 @@ def _work_folder(source: Located, bases: list[tuple[int, BaseDraft]]) -> Iterato
         if source.is_archive:
             names = [vector_name(source, draft) for _, draft in bases]
             largest = preflight.unseen_bytes(source, names) / preflight.UNSEEN_FACTOR
-            preflight.check_work_space(work, int(largest))
+            demand_room(work, int(largest))
         yield work
 
 

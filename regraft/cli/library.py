@@ -12,6 +12,7 @@ import click
 import migrators
 from regraft import ledger, render
 from regraft.cli.output import echo_json, say, written_list
+from regraft.formats.library_report import REPORT_FILE, REPORT_PAGE
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
 
 
@@ -41,7 +42,7 @@ def tell(migration: migrators.Migration, target: Path, page: Path | None, *, as_
 
 def _written(target: Path, page: Path | None, *, wrote: bool) -> list[Path]:
     """Return the paths that a run has written, as far as they are there."""
-    names = (CATALOG_FILE, KNOWLEDGE_FOLDER, "report.json", "report.html", ledger.FOLDER) if wrote else ()
+    names = (CATALOG_FILE, KNOWLEDGE_FOLDER, REPORT_FILE, REPORT_PAGE, ledger.FOLDER) if wrote else ()
     return [*(target / name for name in names if (target / name).exists()), *([page] if page else [])]
 
 

@@ -21,7 +21,7 @@ from regraft.formats.v1_state import V1State, read_state
 from regraft.formats.v2_places import DATA_FOLDER
 from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located, located
-from regraft.tree import Tree, ZipTree, join
+from regraft.tree import Tree, ZipTree, demand_room, join
 from repair.store import Store
 
 
@@ -48,7 +48,7 @@ class V1Left:
             name = join(places.vectors, draft.vector_file)
             try:
                 if isinstance(tree, ZipTree) and tree.kind(name) == "file":
-                    preflight.check_work_space(Path(tempfile.gettempdir()), tree.size(name))
+                    demand_room(Path(tempfile.gettempdir()), tree.size(name))
                 path = self.keep.enter_context(tree.local(name, None))
                 return cherry_v1.JOURNEY.table.survey(path), path, tree
             except StoreProblem as found:

@@ -1,0 +1,24 @@
+"""The report that a migration leaves in a library, as far as others read it (``docs/formats/library.md``)."""
+
+from __future__ import annotations
+
+from regraft.errors import SourceUnreadable
+from regraft.tree import Tree, join
+
+REPORT_FILE = "report.json"
+REPORT_PAGE = "report.html"
+
+#: A report that is larger, in bytes, is none of ours.
+_LARGEST = 256 << 20
+
+
+def report_bytes(tree: Tree, folder: str = "") -> bytes:
+    """Return the report beside a library's catalog; nothing where there is none, or none that can be ours."""
+    name = join(folder, REPORT_FILE)
+    try:
+        if tree.kind(name) != "file" or tree.size(name) > _LARGEST:
+            return b""
+        with tree.open(name) as file:
+            return file.read()
+    except (OSError, SourceUnreadable):
+        return b""
