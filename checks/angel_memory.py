@@ -12,6 +12,7 @@ from typing import Any
 import apsw
 
 from checks import angel_findings as angel
+from checks import foreign_schema
 from checks.angel_providers import Providers, entries_elsewhere, providers
 from checks.angel_records import Compared, State, compare
 from checks.angel_vectors import Differences, differences
@@ -129,6 +130,7 @@ def _databases(root: Path) -> list[str]:
 
 def _check_records(seen: _Seen) -> None:
     with _watched(seen, angel_memory.DATABASE, angel_memory.reading(seen.root)) as db:
+        foreign_schema.add(foreign_schema.on_tables(db, angel_memory.TABLES), seen.ledger, None)
         seen.texts = dict(angel_memory.vector_texts(db))
         seen.checked["records"] = angel_memory.record_count(db)
         seen.checked["tags"] = angel_memory.tag_count(db)
@@ -182,6 +184,7 @@ _SAID = {
 
 def _read_index(seen: _Seen) -> None:
     with _watched(seen, angel_memory.FILE_INDEX, angel_memory.reading_files(seen.root)) as files:
+        foreign_schema.add(foreign_schema.on_tables(files, (angel_memory.FILES,)), seen.ledger, None)
         seen.indexed = list(angel_memory.indexed_files(files))
 
 

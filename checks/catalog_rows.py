@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from checks import v2_findings as v2
 from checks.levels import Ledger
-from regraft.formats.catalog import MAX_NOTE_UNITS
 from regraft.formats.catalog_generation import MODEL_NEEDS
 from regraft.formats.catalog_reader import Row, StoredCatalog
+from regraft.formats.item_data import DATA, data_of, data_problem, unknown_fields
 from regraft.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
-from regraft.text import is_blank, utf16_len
+from regraft.text import is_blank
 
 #: Statuses of an item that somebody is working on.
 ACTIVE = {"preparing", "processing", "reading", "embedding"}
 _STATUSES = {"idle", "completed", "failed", "deleting", *ACTIVE}
 _BASE_STATUSES = {"completed", "failed"}
 MODES = {"vector", "bm25", "hybrid"}
-#: Texts that the data of each type has, and those that it may have.
-DATA = {
-    "file": (("source", "relativePath"), ("indexedRelativePath",)),
-    "url": (("source", "url"), ("relativePath",)),
-    "note": (("source", "content"), ("relativePath",)),
-    "directory": (("source",), ("relativePath",)),
-}
 
 
 def check_base(row: Row, models: set[Any] | None, ledger: Ledger, carried_by: str = "upgrade") -> None:
@@ -39,6 +31,7 @@ def check_base(row: Row, models: set[Any] | None, ledger: Ledger, carried_by: st
         carried_by: what brought the base to v2: the application's upgrade, or a migration.
     """
     base = base_key(row)
+    check_types(row, "base", base, ledger)
     problem = base_problem(row)
     if problem is not None:
         # Only builds before the first release keep a mode; an unknown one says nothing of the one that was meant.
@@ -52,6 +45,25 @@ def check_base(row: Row, models: set[Any] | None, ledger: Ledger, carried_by: st
         model = row.get(column)
         if model is not None and models is not None and model not in models:
             ledger.add(v2.BASE_MODEL, f"its model {model} does not exist", base=base, sample=model)
+
+
+#: Columns that hold text, and those that hold numbers; what other findings are about apart.
+_TEXTS = (
+    *("id", "name", "group_id", "base_id", "rerank_model_id", "file_processor_id", "chunk_strategy"),
+    "chunk_separator",
+)
+_NUMBERS = ("chunk_size", "chunk_overlap", "threshold", "document_count", "hybrid_alpha")
+_TIMES = ("created_at", "updated_at", "deleted_at")
+
+
+def check_types(row: Row, noun: str, base: str | None, ledger: Ledger) -> None:
+    """Find values of a row that are of a type which their columns do not hold."""
+    texts = (name for name in _TEXTS if not isinstance(row.get(name), str | None))
+    numbers = (name for name in _NUMBERS if not isinstance(row.get(name), int | float | None))
+    times = (name for name in _TIMES if isinstance(row.get(name), bytes))
+    for name in (*texts, *numbers, *times):
+        said = f"{{n}} whose {name} is {'bytes' if isinstance(row[name], bytes) else 'of another type'}"
+        ledger.add(v2.CATALOG_VALUE, said, base=base, noun=noun, sample=row.get("id"))
 
 
 def base_key(row: Row) -> str:
@@ -118,6 +130,7 @@ def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
                 ledger.add(v2.ITEM_NO_BASE, said, base=base, noun="item", sample=item.get("id"))
             continue
         for item in items:
+            check_types(item, "item", base, ledger)
             _check_item(item, base, is_running, ledger)
         _check_containers(items, base, ledger)
 
@@ -179,44 +192,6 @@ def status_problem(item: Row, is_running: bool) -> str | None:  # noqa: PLR0911 
     # A folder is at work because of its children, or while its files are listed.
     if status in ACTIVE and not is_running and (kind != "directory" or status == "preparing"):
         return f"{status}, and nobody is working"
-    return None
-
-
-def data_of(item: Row) -> dict[str, Any]:
-    """Return what an item holds; nothing where that is no JSON object."""
-    text = item.get("data")
-    try:
-        found = json.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def unknown_fields(item: Row) -> list[str]:
-    """Return what an item's data hold that those of its type do not; nobody here throws that away."""
-    needed, more = DATA.get(str(item.get("type")), ((), ()))
-    return sorted(data_of(item).keys() - {*needed, *more})
-
-
-def data_problem(item: Row) -> str | None:
-    """Return what keeps the application from reading an item's data; None where nothing does."""
-    kind = item.get("type")
-    if kind not in DATA or "data" not in item:
-        return None  # the type itself is what is wrong
-    data = data_of(item)
-    if not data:
-        return "its data is no JSON object"
-    needed, more = DATA[str(kind)]
-    wrong = [name for name in needed if not isinstance(data.get(name), str)]
-    wrong += [name for name in more if name in data and not isinstance(data[name], str)]
-    # Only what a note holds may be empty: a path or an address has to lead somewhere.
-    wrong += [name for name in needed if name not in ("content", *wrong) and is_blank(data[name])]
-    if wrong:
-        return f"its data has no text for {', '.join(wrong)}"
-    if unknown_fields(item):
-        return f"its data has {', '.join(unknown_fields(item))}, which no {kind} has"
-    if kind == "note" and utf16_len(data["content"].encode("utf-8", "replace").decode()) > MAX_NOTE_UNITS:
-        return f"its content is longer than {MAX_NOTE_UNITS:,} units"
     return None
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import apsw
 
 from checks import codex_mem_findings as codex
-from checks import codex_mem_full_text, codex_mem_layout, codex_mem_notes, codex_mem_scope
+from checks import codex_mem_full_text, codex_mem_layout, codex_mem_notes, codex_mem_scope, foreign_schema
 from checks.findings import FINDINGS, Audit, Finding
 from checks.index_file import problem_with
 from checks.levels import Ledger, Level, named
 from checks.mended_by import CommandLine
 from checks.store import Wish
 from checks.v2_findings import CORRUPT, UNREADABLE
-from regraft.formats import codex_health, codex_mem
+from regraft.formats import codex_health, codex_mem, sidecar
 from regraft.formats.codex_health import Memory, State, Survey
 from regraft.formats.codex_mem import NOTES, Project
 from regraft.formats.codex_notes import Counts
@@ -119,6 +119,10 @@ class _Audit:
         if not missing:
             self._seen.projects = codex_mem.projects(self._memory.db)
             codex_mem_layout.check_triggers(self._memory.db, self._ledger)
+        foreign_schema.add(foreign_schema.of_codex_mem(self._memory.db), self._ledger, None)
+        if self._memory.vectors is not None:
+            beside = foreign_schema.on_tables(self._memory.vectors.db, (sidecar.TABLE, "meta"))
+            foreign_schema.add((replace(one, mended=()) for one in beside), self._ledger, None)
 
     def _counts(self) -> None:
         if self._seen.is_whole:

@@ -93,7 +93,8 @@ def _failing(columns: list[str], triggers: dict[str, str]) -> Iterator[str]:
     if len(triggers) < len(_TRIGGERS):
         return
     with sqlite.in_memory() as db:
-        db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        # The triggers are what is tried: the file is nobody's.
+        db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
         db.authorizer = _no_other_file
         db.execute(f"CREATE TABLE {NOTES} ({', '.join(map(sqlite.quoted, columns))})")
         db.execute(_SCRATCH_FULL_TEXT)

@@ -15,7 +15,7 @@ from typing import Any, cast
 from regraft import notices
 from regraft.errors import WrongUsage
 from regraft.notices import Severity
-from regraft.text import counted, one_line
+from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
 
 #: Findings of one name shown in text before the rest is counted.
 SHOWN_PER_NAME = 3
@@ -185,13 +185,13 @@ def as_text(audit: Audit, title: str, *, verbose: bool = False) -> str:
     lines = [title]
     for severity, found in groupby(audit.in_order(), key=lambda finding: finding.severity):
         lines += ["", f"{severity}s:", *_group(list(found), audit.names, verbose)]
-    return "\n".join([*lines, "", _sum(audit)]) + "\n"
+    return shown_lines([*lines, "", _sum(audit)])
 
 
 def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:
     shown: Counter[str] = Counter()
     for base, of_base in groupby(found, key=lambda finding: finding.base):
-        heading = [] if base is None else [f"  {one_line(names.get(base, base))}  ({one_line(base)})"]
+        heading = [] if base is None else [_heading(base, names)]
         for finding in of_base:
             shown[finding.name] += 1
             if verbose or shown[finding.name] <= SHOWN_PER_NAME:
@@ -203,6 +203,10 @@ def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterat
         yield from (f"  … and {count:,} more of {name} (-v shows all)" for name, count in more.items())
 
 
+def _heading(base: str, names: dict[str, str]) -> str:
+    return f"  {one_line(names.get(base, base), LONGEST_NAME)}  ({one_line(base, LONGEST_NAME)})"
+
+
 def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
     indent = "  " if finding.base is None else "    "
     message = one_line(finding.message)
@@ -210,7 +214,7 @@ def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
         message = f"{message[:LONGEST_MESSAGE]}…"
     yield f"{indent}{message} [{finding.name}]"
     if finding.repair is not None:
-        yield f"{indent}  mend it: {one_line(finding.repair)}"
+        yield f"{indent}  mend it: {finding.repair}"
 
 
 def _sum(audit: Audit) -> str:

@@ -13,6 +13,7 @@ import apsw
 from checks import v2_findings as v2
 from checks.levels import Ledger, Level
 from checks.schema_shape import FULL_TEXT, Shape
+from regraft import guarding
 
 _PARTS = ("data", "idx", "docsize", "config")
 #: Of an index's data, the row with its counts.
@@ -85,14 +86,15 @@ def words_agree(
     # The file itself was opened for reading only; this allows for temporary tables.
     db.execute("PRAGMA query_only = 0")
     try:
-        db.execute(f"CREATE TEMP VIEW {source} AS {bodies}")
-        made_of = f"{arguments}, content = '{source}', content_rowid = 'number'"
-        db.execute(f"CREATE VIRTUAL TABLE temp.{index} USING fts5 ({made_of})")
-        for part in _PARTS:
-            db.execute(f"DELETE FROM temp.{index}_{part}")
-            db.execute(f"INSERT INTO temp.{index}_{part} SELECT * FROM main.{index}_{part}")
-        if averages is not None:
-            db.execute(f"REPLACE INTO temp.{index}_data VALUES (?, ?)", (AVERAGES, averages))
+        with guarding.below_the_surface(db):
+            db.execute(f"CREATE TEMP VIEW {source} AS {bodies}")
+            made_of = f"{arguments}, content = '{source}', content_rowid = 'number'"
+            db.execute(f"CREATE VIRTUAL TABLE temp.{index} USING fts5 ({made_of})")
+            for part in _PARTS:
+                db.execute(f"DELETE FROM temp.{index}_{part}")
+                db.execute(f"INSERT INTO temp.{index}_{part} SELECT * FROM main.{index}_{part}")
+            if averages is not None:
+                db.execute(f"REPLACE INTO temp.{index}_data VALUES (?, ?)", (AVERAGES, averages))
         try:
             db.execute(f"INSERT INTO temp.{index} ({index}, rank) VALUES ('integrity-check', 1)")
         except apsw.CorruptError as error:

@@ -8,7 +8,7 @@ from typing import Any
 from checks import glance_angel_memory, glance_codex_mem, glance_preview, glance_v1, glance_v2
 from regraft.locate import NAMES, PREVIEW_SOURCES, V1_SOURCES, Kind, Located
 from regraft.progress import Progress, human_bytes
-from regraft.text import counted
+from regraft.text import LONGEST_NAME, counted, one_line, shown, shown_lines
 from regraft.unpacking import on_disk
 
 #: Kinds of v2 data; an archive is unpacked first.
@@ -68,11 +68,11 @@ def as_text(document: dict[str, Any], *, verbose: bool = False) -> str:
         noun = "project" if kind is Kind.CODEX_MEM else "base"
         lines.append(f"{counted(len(document['bases']), noun)}, {human_bytes(document['health']['bytes'])}.")
     lines += _health_lines(document["health"], document["bases"])
-    return "\n".join(lines) + "\n"
+    return shown_lines(lines)
 
 
 def _base_lines(base: dict[str, Any], verbose: bool) -> Iterator[str]:
-    yield f"{base['name']}  ({base['id']})"
+    yield f"{one_line(str(base['name']), LONGEST_NAME)}  ({shown(base['id'], LONGEST_NAME)})"
     if base.get("status"):
         error = f": {base['error']}" if base.get("error") else ""
         yield f"  status      {base['status']}{error}"
@@ -89,7 +89,7 @@ def _base_lines(base: dict[str, Any], verbose: bool) -> Iterator[str]:
     for material in base.get("materials", ()):
         # A folder's file has its own id for a path: its source is what a person knows it by.
         virtual = material["path"] == material["id"] and material["source"]
-        name = " ".join(str(material["source"] if virtual else material["path"]).split())
+        name = one_line(str(material["source"] if virtual else material["path"]))
         yield f"    {counted(material['units'], 'unit'):>10}  {name}"
     if base.get("problem"):
         yield f"  problem     {base['problem']}"

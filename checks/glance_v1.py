@@ -10,11 +10,12 @@ from regraft import profiles
 from regraft.errors import SourceUnreadable
 from regraft.formats import embedjs
 from regraft.formats.v1_state import read_state
+from regraft.formats.v1_tables import Items
 from regraft.formats.vector_table import StoreProblem
 from regraft.locate import KNOWLEDGE_FOLDER, NAMES, Located
 from regraft.names import vector_file_name
 from regraft.progress import Progress, stage
-from regraft.tree import join
+from regraft.tree import join, notices_of
 
 Look = tuple[list[dict[str, Any]], dict[str, Any]]
 
@@ -31,7 +32,11 @@ def look(source: Located, progress: Progress) -> Look:
             progress.step(1, 0)
     sign = None if source.profile is None else profiles.sign_of_life(source.profile)
     problems = [] if sign is None else [f"the application is running ({sign}): its data may change"]
-    problems += [notice.message for notice in (*source.notices, *state.notices) if notice.severity != "note"]
+    problems += [
+        notice.message
+        for notice in (*source.notices, *notices_of(source.tree), *state.notices)
+        if notice.severity != "note"
+    ]
     problems += [f"{base['name']}: {base['problem']}" for base in bases if base["problem"]]
     if len(raws) < len(state.bases):
         problems.append(f"{len(state.bases) - len(raws)} bases have no id")
@@ -75,7 +80,7 @@ def _health(size: int, problems: list[str]) -> dict[str, Any]:
 
 
 def _base(source: Located, raw: dict[str, Any]) -> dict[str, Any]:
-    items = raw.get("items") if isinstance(raw.get("items"), list) else []
+    items = raw.get("items") if isinstance(raw.get("items"), list | Items) else []
     types = Counter(str(item.get("type")) for item in items or [] if isinstance(item, dict))
     model = raw.get("model") if isinstance(raw.get("model"), dict) else {}
     named = [str(model[key]) for key in ("provider", "id") if isinstance(model, dict) and model.get(key)]

@@ -165,6 +165,8 @@ def _catalog(
         own = None if found.items is None else found.items.get(base_id, [])
         items = Counter(str(item.get("status")) for item in own or ())
         about = {"name": row.get("name", base_id), "status": status, "error": row.get("error"), "model": model}
+        # Columns hold values of any type: bytes are shown as text.
+        about = {key: lenient_text(value) if isinstance(value, bytes) else value for key, value in about.items()}
         base = {"id": base_id, **about, "items": dict(sorted(items.items()))}
         path = indexes.get(str(base_id))
         failed = f"failed at the upgrade: {row.get('error')}" if status == "failed" else None
@@ -180,6 +182,11 @@ def _catalog(
     return bases
 
 
+#: Columns hold values of any type, and text that may be no UTF-8.
+_META = """SELECT CASE typeof(schema_version) WHEN 'integer' THEN schema_version ELSE CAST(schema_version AS BLOB) END,
+                  CAST(base_id AS BLOB) FROM meta"""
+
+
 def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None) -> dict[str, Any]:
     """Look into one index file.
 
@@ -193,18 +200,19 @@ def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None)
     try:
         with sqlite.reading(path) as db:
             counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
-            version, stated = db.execute("SELECT schema_version, base_id FROM meta").get or (None, None)
+            version, stated = db.execute(_META).fetchone() or (None, None)
             stale = None
             if items is not None:
-                stale = sum(row[0] not in items for row in db.execute("SELECT material_id FROM material"))
+                held = db.execute("SELECT CAST(material_id AS BLOB) FROM material")
+                stale = sum(material is None or lenient_text(material) not in items for (material,) in held)
     except (apsw.Error, OSError) as error:
         return {"store": None, "problem": f"its index cannot be read: {error}"}
     orphans = counts["orphan_embeddings"] + counts["orphan_contents"] + counts["orphan_bodies"]
     wants_vectors = counts["embeddings"] > 0 if has_model is None else has_model
     missing = counts["missing"] if wants_vectors else 0
     store = {
-        "schema_version": version,
-        "base_id": stated,
+        "schema_version": version if version is None or isinstance(version, int) else lenient_text(version),
+        "base_id": None if stated is None else lenient_text(stated),
         **counts,
         "missing": missing,
         "coverage": _share(counts["bodies"] - missing, counts["bodies"]),

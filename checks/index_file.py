@@ -13,11 +13,11 @@ from typing import Any
 
 import apsw
 
-from checks import full_text, texts, vectors
+from checks import foreign_schema, full_text, texts, vectors
 from checks import v2_findings as v2
 from checks.levels import Ledger, Level, named
 from checks.schema_shape import FULL_TEXT, Shape, shape_of
-from regraft import sqlite
+from regraft import links, sqlite, steady
 from regraft.formats.index import SCHEMA_VERSION
 from regraft.names import fold
 from regraft.text import counted, decode_utf8
@@ -73,7 +73,7 @@ def problem_with(path: Path) -> str | None:
         if start != sqlite.MAGIC:
             return "it is empty" if not start else "it is no SQLite file"
         # A log or journal may bring what is missing.
-        lost = 0 if sqlite.companions(path.resolve()) else sqlite.missing_bytes(path)
+        lost = 0 if sqlite.companions(links.real_path(path)) else sqlite.missing_bytes(path)
     except (OSError, ValueError) as error:
         return str(error)
     return f"{counted(lost, 'byte')} at its end are missing" if lost else None
@@ -93,6 +93,7 @@ def audit_index(path: Path, expected: Expected, ledger: Ledger) -> Index:
     if _has_journal(path):
         said = "the journal of an unfinished transaction lies beside the index"
         ledger.add(v2.HOT_JOURNAL, said, base=expected.base)
+    mark = steady.mark_of(path)
     try:
         with sqlite.reading(path, vectors=True) as db, ledger.watched(db, path.stat().st_size):
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -100,12 +101,16 @@ def audit_index(path: Path, expected: Expected, ledger: Ledger) -> Index:
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         ledger.add(v2.UNREADABLE, f"{named(path.name)} cannot be read: {error}", base=expected.base)
         index.is_readable = False
+    if steady.mark_of(path) != mark:
+        # What else was found may be of two states at once.
+        ledger.add(v2.UNREADABLE, f"{named(path.name)} cannot be read: {steady.MOVED}", base=expected.base)
+        index.is_readable = False
     return index
 
 
 def _has_journal(path: Path) -> bool:
     try:
-        return any(beside.name.endswith("-journal") for beside in sqlite.companions(path.resolve()))
+        return any(beside.name.endswith("-journal") for beside in sqlite.companions(links.real_path(path)))
     except OSError:
         return False
 
@@ -145,6 +150,7 @@ class _Audit:
         self._shape = shape_of(self._db, self._ledger)
         for what in self._shape.missing:
             self._add(v2.SCHEMA_MISSING, "missing or different: {n} of the layout", noun="part", sample=what)
+        foreign_schema.add(foreign_schema.of_index(self._db), self._ledger, self._expected.base)
 
     def _identity(self) -> None:
         if not self._shape.has("meta"):

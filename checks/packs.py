@@ -12,7 +12,7 @@ from regraft.formats import pack
 from regraft.formats.pack import PackedFile
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER, Located
 from regraft.move_errors import PackUnreadable
-from regraft.text import counted, shown
+from regraft.text import counted, path_text
 from regraft.unpacking import is_pristine
 
 BACKUP_SLIM = register(
@@ -72,7 +72,7 @@ def _name_strangers(found: Located, packed: Collection[str], chosen: Collection[
             name = path.relative_to(root).as_posix()
             is_meant = chosen is None or place.name in chosen
             if is_meant and name not in packed and path.is_file() and not path.is_symlink():
-                ledger.add(v2.CORRUPT, "no part of the pack", base=place.name, sample=shown(name))
+                ledger.add(v2.CORRUPT, "no part of the pack", base=place.name, sample=path_text(name))
 
 
 def _check_file(found: Located, packed: PackedFile, base: str | None, ledger: Ledger) -> None:

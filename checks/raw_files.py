@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -9,12 +10,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from checks import v2_findings as v2
-from checks.catalog_rows import data_of, is_foreign, path_of, virtual_prefixes
+from checks.catalog_rows import is_foreign, path_of, virtual_prefixes
 from checks.index_file import Material, path_problem
 from checks.levels import Ledger, Level, OutOfTime
 from regraft import identity
 from regraft.formats import okf
 from regraft.formats.catalog_reader import Row
+from regraft.formats.item_data import data_of
 from regraft.names import NO_TEXT_EXTENSIONS
 from regraft.notices import Severity
 from regraft.text import decode_utf8, is_blank, whole
@@ -210,10 +212,16 @@ def _texts_in(value: Any) -> Iterator[str]:
         waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
 
 
+def _demand_disk(error: OSError) -> None:
+    """Raise what a failing disk says: files that it does not list are not missing."""
+    if error.errno == errno.EIO:
+        raise error
+
+
 def _files(raw: Path) -> Iterator[tuple[str, float]]:
     """Return the files below a folder by their relative paths, with their times of change; links are not followed."""
     left = _MOST_FILES
-    for folder, _, names in os.walk(raw):
+    for folder, _, names in os.walk(raw, onerror=_demand_disk):
         for name in names:
             path = Path(folder) / name
             left -= 1

@@ -6,15 +6,14 @@ file's own statements.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import apsw
 
 from checks.levels import Ledger
-from regraft import sqlite
+from regraft import durable, sqlite
+from regraft.untouched import ROW_NUMBERS
 
 FULL_TEXT = "search_text_fts"
 _ROWID = "fts_rowid"
@@ -148,6 +147,10 @@ def _columns(db: apsw.Connection, table: str) -> dict[str, tuple[str, int, int, 
 
 def _wrong_columns(db: apsw.Connection, table: str, shape: Shape) -> Iterator[str]:
     there = _columns(db, table)
+    # Rows are told by their numbers.
+    yield from (f"{table}.{name}" for name in there if str(name).lower() in ROW_NUMBERS)
+    if _is_without_numbers(db, table):
+        yield f"{table} (numbers of rows)"
     for name, *about in _COLUMNS[table]:
         if name == _ROWID and not shape.has_rowid:
             continue
@@ -155,6 +158,11 @@ def _wrong_columns(db: apsw.Connection, table: str, shape: Shape) -> Iterator[st
         found = there.get(name)
         if found is None or found[3] or [found[0], found[1] if not found[2] else 0, found[2]] != about:
             yield f"{table}.{name}"
+
+
+def _is_without_numbers(db: apsw.Connection, table: str) -> bool:
+    listed = "SELECT wr FROM pragma_table_list WHERE schema = 'main' AND name = ? COLLATE NOCASE"
+    return bool(db.execute(listed, (table,)).get)
 
 
 def _wrong_keys(db: apsw.Connection, table: str) -> Iterator[str]:
@@ -188,20 +196,23 @@ def _is_wrong_index(db: apsw.Connection, name: str, shape: Shape) -> bool:
 def _wrong_effects(schema: dict[tuple[str, str], str], shape: Shape, ledger: Ledger) -> Iterator[str]:
     """Try out checks and triggers in a scratch file."""
     with (
-        tempfile.TemporaryDirectory(prefix="regraft-") as folder,
-        sqlite.writing(Path(folder) / "scratch.sqlite", create=True) as db,
+        durable.temporary_folder() as folder,
+        sqlite.writing(folder / "scratch.sqlite", create=True) as db,
         ledger.watched(db, 0),
     ):
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute("PRAGMA synchronous = OFF")
         db.execute("PRAGMA journal_mode = MEMORY")
-        db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        # The triggers are what is tried: the file is nobody's.
+        db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
         db.authorizer = _no_other_file
         wanted = [("table", table) for table in (*_COLUMNS, FULL_TEXT)] + [("trigger", name) for name in _TRIGGERS]
         for key in wanted:
             if key in schema:
                 try:
                     db.execute(schema[key])
+                except sqlite.SYSTEM_ERRORS:
+                    raise
                 except (apsw.Error, ValueError):  # ValueError: a NUL or a surrogate in it
                     yield key[1]
                     return
@@ -216,15 +227,17 @@ def _no_other_file(operation: int, *_: object) -> int:
 
 def _is_refused(db: apsw.Connection, sql: str) -> bool:
     db.execute("SAVEPOINT tried")
+    is_refused = False
     try:
         db.execute(sql)
+    except sqlite.SYSTEM_ERRORS:
+        raise  # a full disk says nothing of the layout, and has rolled back already
     except apsw.Error:
-        return True
-    finally:
-        if db.in_transaction:
-            db.execute("ROLLBACK TO tried")
-            db.execute("RELEASE tried")
-    return False
+        is_refused = True
+    if db.in_transaction:
+        db.execute("ROLLBACK TO tried")
+        db.execute("RELEASE tried")
+    return is_refused
 
 
 def _wrong_triggers(db: apsw.Connection, shape: Shape) -> Iterator[str]:
@@ -249,6 +262,8 @@ def _wrong_triggers(db: apsw.Connection, shape: Shape) -> Iterator[str]:
             if (word is not None and (hits(word) != rows or rows == [None])) or (gone is not None and hits(gone)):
                 yield name
                 return
+        except sqlite.SYSTEM_ERRORS:
+            raise
         except apsw.Error:
             yield name
             return

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checks import catalog_rows, packs, raw_files
+import apsw
+
+from checks import catalog_rows, foreign_schema, packs, raw_files
 from checks import v2_findings as v2
 from checks.findings import Audit
 from checks.index_file import Expected, Index, audit_index, rows_of
 from checks.levels import Ledger, Level, named
 from checks.mended_by import CommandLine, with_commands
 from checks.statistics import statistics_of
-from regraft import profiles, sqlite
+from regraft import links, profiles, sqlite
+from regraft.formats import json_text
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.library_report import report_bytes
 from regraft.formats.libsql_preview import Layout
@@ -87,6 +91,7 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
     packs.name_damaged(found, seen.ledger)
     seen.without_rows = _recorded_without_rows(root, found)
     catalog = _catalog(root, found, seen.ledger)
+    _check_schema(root, found, seen.ledger)
     _check_profile(root, found, seen.ledger)
     bases = root / found.stores.bases
     chosen = set(wish.bases) or None
@@ -133,12 +138,21 @@ def _catalog(root: Path, found: Located, ledger: Ledger) -> StoredCatalog | None
         return None
 
 
+def _check_schema(root: Path, found: Located, ledger: Ledger) -> None:
+    """Find what the catalog has on the tables of knowledge that is nobody's business."""
+    name = found.stores.catalog
+    # What cannot be read at all is said already.
+    if name is not None:
+        with suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.reading(root / name) as db:
+            foreign_schema.add(foreign_schema.of_catalog(db), ledger, None)
+
+
 def _recorded_without_rows(root: Path, found: Located) -> dict[str, int]:
     """Return of how many files of each base a library's own record says that v1 had no rows."""
     if found.kind is not Kind.LIBRARY:
         return {}
     try:
-        record: Any = json.loads(report_bytes(FolderTree(root)))
+        record: Any = json_text.loads(report_bytes(FolderTree(root)))
         ids = {base["legacy_id"]: str(base["id"]) for base in record["bases"]}
         said = [one for one in record["warnings"] if one["code"] == FILE_WITHOUT_ROWS and one["base"] in ids]
         counts = [(ids[one["base"]], one["count"]) for one in said]
@@ -190,8 +204,8 @@ def _check_base(
         if seen.is_slim or f"{seen.bases}/{key}/{INDEX_FILE}" in seen.damaged:
             return
         if row is not None and row.get("status") == "completed":
-            ledger.add(v2.BASE_NO_INDEX, "completed, and its index file is missing", base=key)
-        elif row is not None and items is not None and is_name(key):
+            ledger.add(v2.BASE_NO_INDEX, f"completed, and its index file {_why_missing(root, folder)}", base=key)
+        elif row is not None and items is not None and is_name(key) and not links.leads_out(root, folder / RAW_FOLDER):
             seen.raw_files += raw_files.check(folder / RAW_FOLDER, key, items, None, ledger)
         return
     path = root / store.name
@@ -200,10 +214,14 @@ def _check_base(
         ledger.add(v2.SCHEMA_PREVIEW, said, base=key, sample=store.name)
     if store.look.layout is Layout.PREVIEW:
         return
-    index = audit_index(path, _expected(key, store, row), ledger)
+    index = _audited(path, _expected(key, store, row), store, ledger)
     seen.indexes[key] = index
-    seen.bytes += path.stat().st_size if path.is_file() else 0
+    with contextlib.suppress(OSError):
+        seen.bytes += path.stat().st_size
     raw = root / store.raw
+    if links.leads_out(root, raw):
+        ledger.add(v2.RAW_MISSING, f"its files are behind a link: {_where_to(root, raw)}", base=key, sample=store.raw)
+        return
     if items is not None and index.materials is not None:
         raw_files.check_materials(
             key,
@@ -218,6 +236,35 @@ def _check_base(
     # Of an index file by itself nobody knows where the base's files are.
     if path.parent.parent == raw.parent or raw.is_dir():
         seen.raw_files += raw_files.check(raw, key, items, materials, ledger)
+
+
+def _audited(path: Path, expected: Expected, store: Store, ledger: Ledger) -> Index:
+    index = audit_index(path, expected, ledger)
+    if store.look.by_system and index.is_readable:
+        # Whoever goes by that first look has passed over the file.
+        said = f"{named(path.name)} could not be read when it was looked for: {store.look.problem}"
+        ledger.add(v2.UNREADABLE, said, base=expected.base)
+        index.is_readable = False
+    return index
+
+
+def _where_to(root: Path, path: Path) -> str:
+    try:
+        links.checked(root, path)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _why_missing(root: Path, folder: Path) -> str:
+    """Say why a base has no index: there is no file, or it is behind a link that is not followed."""
+    try:
+        links.checked(root, folder / INDEX_FILE)
+    except (links.LeadsOut, ValueError) as error:
+        return f"is behind a link: {getattr(error, 'strerror', None) or error}"
+    except OSError:
+        pass
+    return "is missing"
 
 
 def is_name(key: str) -> bool:

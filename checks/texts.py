@@ -11,16 +11,22 @@ from typing import Any
 
 import apsw
 
+from checks import large_texts
 from checks import v2_findings as v2
 from checks.levels import Ledger
 from checks.schema_shape import Shape
+from regraft.formats.large_text import LARGE_BYTES, stored
 from regraft.text import decode_utf8
 
 _BODIES = """SELECT CAST(search_text_id AS BLOB),
        search_text_id IS NOT sha256_hex(CAST(target_type || ' ' || target_id || ' ' || kind AS BLOB)),
-       typeof(text) <> 'text' OR (embedding_text_hash IS NOT sha256_hex(CAST(text AS BLOB))
-                                  AND embedding_text_hash IS NOT lenient_hex(CAST(text AS BLOB)))
+       CASE WHEN {small} THEN
+         typeof(text) <> 'text' OR (embedding_text_hash IS NOT sha256_hex(CAST(text AS BLOB))
+                                    AND embedding_text_hash IS NOT lenient_hex(CAST(text AS BLOB))) END,
+       CASE WHEN NOT ({small}) THEN rowid END, CAST(embedding_text_hash AS BLOB)
   FROM search_text"""
+#: Texts up to here are held whole; those that are none are small.
+_SMALL = "(octet_length(text) > {bytes} AND typeof(text) = 'text') IS NOT TRUE"
 _UNIT_KEY = " || ' ' || ".join(("material_id", "content_hash", "unit_type", "unit_index", "char_start", "char_end"))
 _UNITS = f"""SELECT CAST(unit_id AS BLOB) FROM search_unit
      WHERE unit_id IS NOT sha256_hex(CAST({_UNIT_KEY} AS BLOB))"""
@@ -43,7 +49,10 @@ def check(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -
     db.create_scalar_function("sha256_hex", _sha256_of_row, 1, deterministic=True)
     db.create_scalar_function("lenient_hex", _lenient_sha256, 1, deterministic=True)
     if shape.has("search_text"):
-        for key, wrong_id, wrong_hash in db.execute(_BODIES):
+        for key, wrong_id, is_wrong, large, body_hash in db.execute(_BODIES.format(small=_small())):
+            if large is not None:
+                ledger.check_time()
+            wrong_hash = is_wrong if large is None else not large_texts.has_hash(db, "search_text", large, body_hash)
             if wrong_id:
                 ledger.add(v2.BODY_ID, "{n} whose id does not follow", base=base, noun="body", sample=key)
             if wrong_hash:
@@ -57,15 +66,36 @@ def check(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -
 
 def _contents(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -> None:
     has_units = shape.has("search_unit", "search_text")
-    for rowid, key, kind, text in db.execute(CONTENTS):
+    for rowid, key in db.execute(f"SELECT rowid, CAST(content_hash AS BLOB) FROM content WHERE NOT {_small()}"):
+        ledger.check_time()
+        _large_content(db, rowid, key, has_units, ledger, base)
+    for rowid, key, kind, text in db.execute(f"{CONTENTS} WHERE {_small()}"):
         ledger.check_time()
         if not is_right(key, kind, text):
             ledger.add(v2.CONTENT_HASH, "{n} whose hash is another one", base=base, noun="text", sample=key)
             continue
         for unit, body in _misplaced(db, rowid, text) if has_units else ():
-            is_once = body is not None and holds_once(text, body)
-            said = f"{{n}} whose body is not at its place in the text{'' if is_once else ', nor once elsewhere in it'}"
-            ledger.add(v2.UNIT_OFFSETS, said, base=base, noun="unit", sample=unit, is_beyond_repair=not is_once)
+            _add_misplaced(unit, body is not None and holds_once(text, body), ledger, base)
+
+
+def _add_misplaced(unit: bytes, is_once: bool, ledger: Ledger, base: str | None) -> None:
+    said = f"{{n}} whose body is not at its place in the text{'' if is_once else ', nor once elsewhere in it'}"
+    ledger.add(v2.UNIT_OFFSETS, said, base=base, noun="unit", sample=unit, is_beyond_repair=not is_once)
+
+
+def _small() -> str:
+    return _SMALL.format(bytes=LARGE_BYTES)
+
+
+def _large_content(
+    db: apsw.Connection, rowid: int, key: bytes | None, has_units: bool, ledger: Ledger, base: str | None
+) -> None:
+    if not large_texts.is_utf8(db, rowid) or not large_texts.has_hash(db, "content", rowid, key):
+        ledger.add(v2.CONTENT_HASH, "{n} whose hash is another one", base=base, noun="text", sample=key)
+        return
+    for unit, body in large_texts.LargeContent(db, rowid).misplaced() if has_units else ():
+        text = b"".join(stored(db, "content", "text", rowid))
+        _add_misplaced(unit, holds_once(text, b"".join(stored(db, "search_text", "text", body))), ledger, base)
 
 
 def holds_once(text: bytes, body: bytes) -> bool:

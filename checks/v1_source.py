@@ -128,6 +128,12 @@ MISSING_UPLOAD = register(
     "An uploaded file is not in the source. Its text is searchable; it cannot be reindexed.",
     "A full backup. Nothing of its text is lost: only to be reindexed it needs its file.",
 )
+LINK = register(
+    "warning",
+    "v1.link",
+    "A link in the source leads out of it: nothing behind it is read, whoever made it.",
+    "`--follow-links`, where the link is your own; else a source that has the files themselves.",
+)
 MIXED_DIMENSIONS = register(
     "warning",
     "v1.mixed-dimensions",
@@ -240,6 +246,7 @@ FINDING_OF: dict[str, str] = {
     notices.LOST_DUPLICATE: DEDUPLICATED,
     notices.FILE_WITHOUT_ROWS: NO_TEXT,
     notices.MISSING_UPLOAD: MISSING_UPLOAD,
+    notices.LINK_NOT_FOLLOWED: LINK,
     notices.LOADER_SHARED: SHARED_LOADER,
     notices.CHILD_CONFLICT: SHARED_LOADER,
     notices.CHILD_SHARED: SHARED_LOADER,

@@ -49,6 +49,37 @@ SCHEMA_PREVIEW = register(
     "`regraft upgrade`, which makes the layout of the rows, with every vector.",
     "upgrade",
 )
+FOREIGN_TRIGGER = register(
+    "error",
+    "schema.foreign-trigger",
+    "A trigger that the layout does not have, or one of its own that does something else besides: the next program that"
+    " changes a row runs it. regraft never does. In the application's catalog those on tables of knowledge count, and"
+    " none of its others.",
+    "`regraft repair`, which drops it; of one of the layout's own it makes that anew.",
+    "repair",
+)
+FOREIGN_VIEW = register(
+    "error",
+    "schema.foreign-view",
+    "A view, which the layout does not have. One in the place of a table is never read: what should be there cannot be"
+    " checked.",
+    "`regraft repair`, which drops it; for one in the place of a table, a backup of the file.",
+    "repair",
+)
+FOREIGN_COLUMN = register(
+    "error",
+    "schema.foreign-column",
+    "In a table of the layout: a column more, one that follows from others, a key that carries changes on to other"
+    " rows, a rule that replaces rows or calls a function; or a virtual table in its place. Commands that would change"
+    " such rows refuse.",
+    _PERSON,
+)
+FOREIGN_INDEX = register(
+    "note",
+    "schema.foreign-index",
+    "An index that the layout does not have, as newer releases may add one. It stays.",
+    "Nothing has to be mended.",
+)
 META_MISSING = register(
     "error",
     "meta.missing",
@@ -281,6 +312,13 @@ ITEM_TOMBSTONE = register(
     " warning.",
     "`regraft rescue`, where the vector file of v1 has its rows; else deleting the folder in the application"
     " and adding it again.",
+)
+CATALOG_VALUE = register(
+    "error",
+    "catalog.value",
+    "A base or an item has a value of a type that its column does not hold, such as bytes for its name: the application"
+    " cannot read the row.",
+    "A person has to decide: the row can be removed or set right; else a backup of the catalog.",
 )
 BASE_STATUS = register(
     "error",

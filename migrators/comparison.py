@@ -133,7 +133,9 @@ class OldTexts:
     def sample(self, count: int) -> list[Query]:
         """Return the vectors of up to ``count`` rows, evenly spread; those that are near to nothing are left out."""
         rows = sorted(self.hashes)
-        starts = sorted({at * len(rows) // count for at in range(count)} if rows else ())
+        if not rows:
+            return []
+        starts = sorted({at * len(rows) // count for at in range(count)})
         found = []
         for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
             vectors = ((rowid, self._vector(rowid)) for rowid in rows[start:end])

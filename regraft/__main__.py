@@ -1,17 +1,43 @@
-"""Where the command begins, installed or by ``python -m regraft``: Ctrl-C ends it quietly from its first moment."""
+"""Where the command begins, installed or by ``python -m regraft``: a stop ends it quietly from its first moment.
+
+Streams that cannot be written to, and a system whose names are in another coding than UTF-8, are no reason to fail.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+
+from regraft import interrupts
 
 
 def main() -> None:
     """Load the command line and run it."""
+    _speak_utf8()
+    interrupts.install()
     try:
-        from regraft import cli  # noqa: PLC0415 - loading takes a while, and can be interrupted too
+        # Loading takes a while: who stops it meanwhile is answered as later, when it is there.
+        with interrupts.held_back():
+            from regraft import streams  # noqa: PLC0415 - loading is held back
+
+            # What is loaded next may open files, and must not take the number of a closed stream.
+            streams.guard()
+            from regraft import cli  # noqa: PLC0415 - loading is held back
     except KeyboardInterrupt:
-        sys.exit(130)
+        cli.main(is_interrupted=True)
     cli.main()
+
+
+def _speak_utf8() -> None:
+    """Begin anew in Python's UTF-8 mode where names of files are in another coding (``LC_ALL=POSIX``).
+
+    Only so can files be made whose names the locale cannot say. What is shown stays in the locale's own coding.
+    """
+    if os.name != "posix" or sys.flags.utf8_mode or sys.getfilesystemencoding() == "utf-8" or not sys.executable:
+        return
+    coding = next((stream.encoding for stream in (sys.stdout, sys.stderr) if stream is not None), "ascii")
+    environment = {"PYTHONIOENCODING": coding, **os.environ, "PYTHONUTF8": "1"}
+    os.execve(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]], environment)
 
 
 if __name__ == "__main__":

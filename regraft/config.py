@@ -22,6 +22,10 @@ DEFAULT_PATH = Path("regraft.yaml")
 _NO_KEYS = "put it into an environment variable and write that one's name: `api_key_env: MY_KEY`"
 #: What a person may call a field for a key.
 _KEY_FIELDS = {"api_key", "apikey", "api-key", "key", "token", "secret", "password", "authorization"}
+#: So deep the parts of the file lie within one another at most; what there is to say takes four.
+_DEEPEST = 20
+#: So many values it has at most, aliases resolved.
+_MOST = 100_000
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,35 @@ def load(path: Path | None) -> Config:
 
 def _mistake(said: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+
+
+class _Bounds:
+    """Refuses what takes a reader of YAML far more time than it has bytes.
+
+    Those are lists in lists without an end, and aliases of what has aliases itself, and so on.
+    """
+
+    def __init__(self) -> None:
+        #: The anchor of every part that is open, and how many values were before it.
+        self._open: list[tuple[str | None, int]] = []
+        #: How many values an anchor stands for.
+        self._anchors: dict[str, int] = {}
+        self._values = 0
+
+    def add(self, event: yaml.Event) -> str | None:
+        """Take the next event, and return what there is too much of with it."""
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._open.append((event.anchor, self._values))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = self._open.pop()
+            if anchor is not None:
+                self._anchors[anchor] = self._values - before
+        elif isinstance(event, yaml.AliasEvent):
+            self._values += self._anchors.get(str(event.anchor), 0)
+        self._values += 1
+        if len(self._open) > _DEEPEST:
+            return "too many lists in lists"
+        return "too many values" if self._values > _MOST else None
 
 
 class _Loader(yaml.SafeLoader):
@@ -119,7 +152,10 @@ class _Reader:
     def _parsed(self) -> tuple[yaml.Node, Any] | None:
         """Return the file's only document as a node and as data; None for an empty file."""
         try:
+            bounds = _Bounds()
             for event in yaml.parse(self._raw, yaml.SafeLoader):
+                if much := bounds.add(event):
+                    self._refuse(event, f"this is no configuration ({much})", "mend it there")
                 if isinstance(event, yaml.ScalarEvent) and looks_like_key(event.value):
                     self._refuse(event, "this looks like a key, and keys have no place in this file", _NO_KEYS)
             loader = _Loader(self._raw)

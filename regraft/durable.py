@@ -1,4 +1,11 @@
-"""Putting files in place so that a crash leaves either the old or the new, whole and on disk."""
+"""The one module that makes, fills, moves, links and removes files and folders, so that a crash leaves no half.
+
+Every function here demands its path of :mod:`regraft.areas` and acts in the folder that was found there: no link in a
+store, and nothing that a store says of itself, leads a write elsewhere. A link is moved or removed itself, never what
+it leads to, and never opened for writing. :mod:`regraft.sqlite` does the same for databases.
+
+Raised by all of them, beside what is named: ``LinkInStore`` and ``OutsideStore`` (:mod:`regraft.boundary_errors`).
+"""
 
 from __future__ import annotations
 
@@ -6,16 +13,32 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
+import tempfile
 import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any, BinaryIO, Literal, TextIO, cast
+
+from regraft import areas
 
 #: Virus scanners and indexers on Windows hold a new file for a moment: a refused rename is tried again this often.
 REPLACE_TRIES = 8
 REPLACE_WAIT_SECONDS = 0.05
+#: How much is copied at once, in bytes.
+_CHUNK_BYTES = 1 << 20
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
-
+#: What removing a folder fails with into which somebody writes.
+_FILLED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+#: How often to try that where a process of a killed run may still be about to end.
+_REMOVE_TRIES = 10
 #: What a write fails with for want of room: never the fault of what is read meanwhile.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+
+# --- flushing --------------------------------------------------------------------------------------------------------
 
 
 def sync_file(path: Path) -> None:
@@ -39,12 +62,111 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def whole(error: OSError) -> None:
+    """Raise what listing a folder failed with, unless it is not there; without this :func:`os.walk` passes over it.
+
+    What is not listed would not be flushed, copied or compared.
+    """
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def sync_tree(path: Path) -> None:
-    """Flush every file and folder below ``path``, and ``path`` itself."""
-    for folder, _, files in os.walk(path):
+    """Flush every file and folder below ``path``, and ``path`` itself; a link is part of its folder."""
+    for folder, _, files in os.walk(path, onerror=whole):
         for name in files:
-            sync_file(Path(folder, name))
+            file = Path(folder, name)
+            if stat.S_ISREG(file.lstat().st_mode):
+                sync_file(file)
         sync_folder(Path(folder))
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+
+def make_folder(path: Path, *, exist_ok: bool = False) -> None:
+    """Make one folder.
+
+    Raises:
+        FileExistsError: something is there, or (``exist_ok``) something that is no folder.
+        OSError: it cannot be made.
+    """
+    with areas.parent(path) as (folder, name):
+        try:
+            os.mkdir(name, dir_fd=folder)
+        except FileExistsError:
+            areas.refuse_link(path)
+            if not exist_ok or not path.is_dir():
+                raise
+
+
+def make_folders(path: Path, *, flush: bool = True) -> None:
+    """Make a folder and those above it that are missing.
+
+    Above an area's root, where the user's own words lead, links are followed. With ``flush`` a power cut leaves their
+    entries, too; without, what is made of them later has to be flushed as a whole.
+
+    Raises:
+        OSError: one cannot be made.
+    """
+    if path.is_dir():
+        if areas.is_open(path) and not areas.leads_to_one(path):
+            areas.refuse_link(areas.demand(path), path)
+        return
+    make_folders(path.parent, flush=flush)
+    if areas.leads_to_one(path):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)  # noqa: PTH102 - as in make_folder
+    else:
+        make_folder(path, exist_ok=True)
+    if flush:
+        sync_folder(path.parent)
+
+
+def unmake_folders(path: Path, first: Path) -> None:
+    """Remove what :func:`make_folders` made and is there: ``path`` with what is in it, and those above up to ``first``.
+
+    Raises:
+        OSError: something else is in one of them.
+    """
+    remove_tree(path)
+    while path != first and first in path.absolute().parents:
+        path = path.parent
+        with contextlib.suppress(FileNotFoundError):
+            if areas.leads_to_one(path):
+                os.rmdir(path)  # noqa: PTH106 - as in remove_folder
+            else:
+                remove_folder(path)
+
+
+@contextmanager
+def temporary_folder(work: Path | None = None) -> Iterator[Path]:
+    """Give a new folder that may be changed, and remove it with what is in it at the end.
+
+    Args:
+        work: the folder that it lies in, made where it is missing (default: the system's temporary folder).
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if work is not None:
+        make_folders(work, flush=False)
+        areas.refuse_link(areas.demand(work), work)
+    folder = Path(tempfile.mkdtemp(prefix="regraft-", dir=work))
+    try:
+        with areas.opened(folder):
+            yield folder
+    finally:
+        # Only ever what was just made; what another program holds open there stays, and is no reason to fail.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def temporary_place() -> Path:
+    """Return the system's temporary folder, where :func:`temporary_folder` makes its own."""
+    return Path(tempfile.gettempdir())
+
+
+# --- moving and removing ---------------------------------------------------------------------------------------------
 
 
 def replace(source: Path, target: Path) -> None:
@@ -55,7 +177,7 @@ def replace(source: Path, target: Path) -> None:
     """
     for attempt in range(REPLACE_TRIES):
         try:
-            os.replace(source, target)  # noqa: PTH105 - tests inject faults here
+            _replace(source, target)
             break
         except PermissionError:
             if attempt == REPLACE_TRIES - 1:
@@ -66,26 +188,208 @@ def replace(source: Path, target: Path) -> None:
         sync_folder(source.parent)
 
 
-def make_folders(path: Path) -> None:
-    """Make a folder and those above it that are missing, so that a power cut leaves their entries, too."""
-    if path.is_dir():
-        return
-    make_folders(path.parent)
-    path.mkdir(exist_ok=True)
-    sync_folder(path.parent)
+def _replace(source: Path, target: Path) -> None:
+    with areas.parent(target) as (there, new), areas.parent(source) as (here, old):
+        os.replace(old, new, src_dir_fd=here, dst_dir_fd=there)
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name; ``source`` is only read.
+
+    Raises:
+        OSError: it cannot be linked, on some file systems never.
+    """
+    with areas.parent(target) as (there, new):
+        # Not every system can link a link itself.
+        areas.refuse_link(source)
+        if areas.is_open(source):
+            with areas.parent(source) as (here, old):
+                os.link(old, new, src_dir_fd=here, dst_dir_fd=there)
+        else:
+            os.link(source.absolute(), new, dst_dir_fd=there)
+
+
+def remove(path: Path, *, missing_ok: bool = False) -> None:
+    """Remove a file, or a link itself.
+
+    Raises:
+        FileNotFoundError: nothing is there, and that is not ``missing_ok``.
+        OSError: it cannot be removed.
+    """
+    with contextlib.suppress(*([FileNotFoundError] if missing_ok else [])), areas.parent(path) as (folder, name):
+        os.unlink(name, dir_fd=folder)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove an empty folder.
+
+    Raises:
+        OSError: it is not empty, or cannot be removed.
+    """
+    with areas.parent(path) as (folder, name):
+        os.rmdir(name, dir_fd=folder)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and what is in it, or a file, or a link itself; nothing there is fine too.
+
+    Raises:
+        OSError: something of it cannot be removed.
+    """
+    with contextlib.suppress(FileNotFoundError), areas.parent(path) as (folder, name):
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode) and not areas.is_link(status):
+            shutil.rmtree(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
+
+
+def remove_remains(folder: Path) -> None:
+    """Remove what an earlier run left, of which a process may still be about to end.
+
+    Raises:
+        OSError: it cannot be removed, also after several tries.
+    """
+    for attempt in range(_REMOVE_TRIES):
+        is_last = attempt == _REMOVE_TRIES - 1
+        try:
+            remove_tree(folder)
+        except OSError as error:
+            if error.errno not in _FILLED or is_last:
+                raise
+        if is_last or not os.path.lexists(folder):
+            return
+        time.sleep(REPLACE_WAIT_SECONDS)
+
+
+# --- filling ---------------------------------------------------------------------------------------------------------
+
+
+def open_binary(path: Path, mode: Literal["wb", "xb", "ab", "r+b", "w+b", "x+b"], buffering: int = -1) -> BinaryIO:
+    """Open a file for writing bytes; the modes are those of :func:`open`.
+
+    Raises:
+        OSError: it cannot be opened or made.
+    """
+    with _opener(path) as opener:
+        return open(path, mode, buffering, opener=opener)
+
+
+def open_text(path: Path, mode: Literal["w", "x"], *, newline: str = "") -> TextIO:
+    """Open a file for writing UTF-8; mode and ``newline`` are those of :func:`open`.
+
+    Raises:
+        OSError: it cannot be opened or made.
+    """
+    with _opener(path) as opener:
+        opened: IO[Any] = open(path, mode, encoding="utf-8", newline=newline, opener=opener)  # noqa: SIM115
+        return cast(TextIO, opened)
+
+
+@contextmanager
+def _opener(path: Path) -> Iterator[Callable[[str, int], int]]:
+    """Give what opens a path in the folder that it was found in, and never a link or a pipe."""
+    with areas.parent(path) as (folder, name):
+
+        def opener(_: str, flags: int) -> int:
+            areas.refuse_link(path)
+            return os.open(name, flags | _NO_FOLLOW, 0o666, dir_fd=folder)
+
+        yield opener
+
+
+def put_bytes(path: Path, content: bytes) -> None:
+    """Fill a file with bytes; it is not flushed."""
+    with open_binary(path, "wb") as file:
+        file.write(content)
+
+
+def put_text(path: Path, text: str, *, newline: str = "") -> None:
+    """Fill a file with UTF-8; it is not flushed.
+
+    Args:
+        path: where.
+        text: what it is to hold.
+        newline: what becomes of line ends, as for :func:`open`; by default nothing.
+    """
+    with open_text(path, "w", newline=newline) as file:
+        file.write(text)
 
 
 def write_text(path: Path, text: str, temporary: Path) -> None:
     """Put ``text`` at ``path`` in one step, by way of ``temporary`` on the same file system."""
-    temporary.write_text(text, encoding="utf-8", newline="\n")
+    put_text(temporary, text, newline="\n")
     sync_file(temporary)
     replace(temporary, path)
 
 
-def remove_tree(path: Path) -> None:
-    """Remove a folder and what is in it, or a file; nothing there is fine too."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file's bytes, of what a link leads to, too; it is not flushed.
+
+    Raises:
+        OSError: one cannot be read, or the other not be written.
+    """
+    with source.open("rb") as file, open_binary(target, "wb") as copy:
+        shutil.copyfileobj(file, copy, _CHUNK_BYTES)
+
+
+def copy_tree(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:
+    """Copy a folder with what is in it, but for files whose names end with one of ``without``; it is not flushed.
+
+    Raises:
+        LinkInStore: a link is in it.
+        OSError: something cannot be read or written.
+    """
+    for folder, folders, names in os.walk(source, onerror=whole):
+        make_folders(target / Path(folder).relative_to(source), flush=False)
+        for name in (*folders, *names):
+            areas.refuse_link(Path(folder, name))
+        for name in names:
+            if not name.endswith(without):
+                file = Path(folder, name)
+                copy_file(file, target / file.relative_to(source))
+
+
+def copy_mode(source: Path, target: Path) -> None:
+    """Give ``target`` the rights of ``source``."""
+    mode = stat.S_IMODE(source.stat().st_mode)
+    _with_descriptor(target, lambda descriptor: os.chmod(descriptor, mode))  # noqa: PTH101 - of an open file
+
+
+def copy_times(source: Path, target: Path) -> None:
+    """Give ``target`` the times of ``source``, as exactly as its file system keeps them."""
+    status = source.stat()
+    times = (status.st_atime_ns, status.st_mtime_ns)
+    _with_descriptor(target, lambda descriptor: os.utime(descriptor, ns=times))
+
+
+def _with_descriptor(path: Path, change: Callable[[Any], None]) -> None:
+    """Change what a system keeps about a file, by way of the open file where it can."""
+    with areas.parent(path) as (folder, name):
+        areas.refuse_link(path)
+        if os.chmod not in os.supports_fd:
+            change(areas.demand(path))
+            return
+        descriptor = os.open(name, os.O_RDONLY | _NO_FOLLOW, dir_fd=folder)
+        try:
+            change(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def touch(path: Path) -> None:
+    """Make an empty file where nothing is."""
+    open_binary(path, "ab").close()
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cut a file off behind so many bytes."""
+    with open_binary(path, "r+b") as file:
+        file.truncate(size)
+
+
+@contextmanager
+def new_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Give a new zip archive to fill, in place of what is there."""
+    with open_binary(path, "w+b") as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        yield archive

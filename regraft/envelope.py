@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from regraft import __version__, clock
-from regraft.text import shown
+from regraft.text import path_text
 
 #: The version of the documents' shape.
 SCHEMA = 1
@@ -46,4 +46,4 @@ class Run:
 
 
 def _end(kind: str | None, path: Path | None) -> dict[str, object] | None:
-    return None if path is None else {"kind": kind, "path": shown(path)}
+    return None if path is None else {"kind": kind, "path": path_text(path)}

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import inspect
 from importlib import import_module
-from pathlib import PurePath
 from typing import ClassVar
 
-from regraft.text import escaped, shown
+from regraft.text import shown
 
 WORTH_READING = 1
 REFUSED = 2
@@ -27,9 +26,7 @@ class RegraftError(Exception):
 
     def __init__(self, **facts: object) -> None:
         self.facts = facts
-        text = self.template().format(**{name: _written(value) for name, value in facts.items()})
-        # Names from a disk must not move the cursor.
-        super().__init__(escaped(text))
+        super().__init__(self.template().format(**{name: _written(value) for name, value in facts.items()}))
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.facts)
@@ -47,8 +44,8 @@ class RegraftError(Exception):
 
 
 def _written(value: object) -> object:
-    """Return a path as text that can be printed; anything else as it is."""
-    return shown(value) if isinstance(value, PurePath) else value
+    """Return what a fact is in a message: a number as it is, anything else as text that can be shown."""
+    return value if isinstance(value, int | float | None) else shown(value)
 
 
 def _rebuild(error: type[RegraftError], facts: dict[str, object]) -> RegraftError:
@@ -158,7 +155,7 @@ class TargetHasItem(RegraftError, FileExistsError):
 
 class LedgerUnreadable(RegraftError, ValueError):
     """{path}: regraft's own record of this target cannot be read ({reason}); migrate to another
-    folder, or move the record away (what it recorded can then no longer be taken back)."""
+    folder, or move .regraft away (what its runs did can then no longer be taken back, and their trash is in it)."""
 
 
 class NotEnoughSpace(RegraftError, OSError):
@@ -283,6 +280,10 @@ class ChangesStopped(RegraftError, OSError):
     go on."""
 
     exit_status = STOPPED
+
+
+class StoreDamaged(RegraftError, ValueError):
+    """{path}: cannot be changed as it is ({reason}); nothing was changed, see regraft check, or take another copy."""
 
 
 class RunUnknown(RegraftError, LookupError):
@@ -455,6 +456,13 @@ class StoppedBySystem(RegraftError, OSError):
     exit_status = STOPPED
 
 
+class OutputLost(RegraftError, OSError):
+    """{output} cannot be written ({reason}), so that not all of the result is there; what the command was asked to do
+    is done, and stays."""
+
+    exit_status = STOPPED
+
+
 class FaultOfRegraft(RegraftError, RuntimeError):
     """{kind}: {reason}; this is a fault of regraft, please report it (-vv shows where it came from)."""
 
@@ -482,8 +490,8 @@ class Interrupted(RegraftError, RuntimeError):
 
 
 def error_classes() -> list[type[RegraftError]]:
-    """Return every concrete error class: of this module, of moves, of profiles and of other systems, each in order."""
-    others = ("move_errors", "profile_errors", "system_errors")
+    """Return every concrete error class: of this module and of those beside it, each in order."""
+    others = ("boundary_errors", "move_errors", "profile_errors", "schema_errors", "system_errors")
     modules = (globals(), *(vars(import_module(f"regraft.{name}")) for name in others))
     found = (value for module in modules for value in module.values() if isinstance(value, type))
     return [value for value in dict.fromkeys(found) if issubclass(value, RegraftError) and value is not RegraftError]

@@ -1,29 +1,124 @@
-"""Ctrl-C, where it must not come in the middle."""
+"""What asks a run to stop, Ctrl-C and the signals of a system that ends programs, and where it must not come midway.
+
+All of them end a run in the same way, with KeyboardInterrupt: what was finished stays whole, what was begun is thrown
+away, and the exit status is 130 (``docs/commands.md``).
+"""
 
 from __future__ import annotations
 
+import _thread
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+#: Ctrl-C, what a system or a supervisor sends, a terminal that is closed, and Ctrl-Break and closed windows on Windows.
+STOPS = tuple(
+    signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if name in signal.Signals.__members__
+)
+#: How long to wait until a stop is raised again that came where nothing can be raised, in seconds.
+_AGAIN_SECONDS = 0.05
+
+
+class _State:
+    """What is known of this process; ``held`` is how many callers hold stops back."""
+
+    is_installed = False
+    is_stopping = False
+    held = 0
+    #: The one that was held back, and the latest one.
+    came: int | None = None
+    latest: int = signal.SIGINT
+
+
+def install() -> None:
+    """Let every signal of :data:`STOPS` end this process as Ctrl-C does; one that it ignores stays ignored (nohup).
+
+    The first one counts. Those that follow it, as a terminal or ``timeout`` sends them, do not disturb cleaning up.
+    """
+    _State.is_installed = True
+    for number in STOPS:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _stop)
+    sys.unraisablehook = _swallowed
+
+
+def over() -> None:
+    """Let nothing stop this process any more where :func:`install` was called: what is left is to end."""
+    if _State.is_installed:
+        _State.is_stopping = True
+        for number in STOPS:
+            if signal.getsignal(number) is _stop:
+                signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Let a Ctrl-C wait for the end of what must not be torn, such as a transaction and the note that it was made.
+    """Let stops wait for the end of what must not be torn, such as a transaction and the note that it was made.
 
     Python raises KeyboardInterrupt in the main thread between any two steps, also right after a commit. Where another
-    program has its own way with the signal, or in another thread, this does nothing.
+    program has its own way with a signal, or in another thread, this does nothing.
     """
-    is_ours = threading.current_thread() is threading.main_thread()
-    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    before, is_borrowed = _State.held, signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
+        _State.held = before + 1
+        if is_borrowed:
+            signal.signal(signal.SIGINT, _stop)
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if came:
+        _State.held = before
+        if is_borrowed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        came = _State.came
+        if came is not None and not before:
+            _State.came = None
+            _stop(came, None)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep stops from this process, and from those that are started meanwhile where the system can; they come after."""
+    # A blocked signal stays blocked in what is started now, from its first moment on; but a library's own threads do
+    # not block it, and it would reach this one through them.
+    with held_back():
+        if not hasattr(signal, "pthread_sigmask"):
+            yield
+            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    _State.latest = number
+    if _State.held:
+        _State.came = number
+    elif not _State.is_stopping:
+        _State.is_stopping = _State.is_installed
         raise KeyboardInterrupt
+
+
+def _swallowed(unraisable: sys.UnraisableHookArgs) -> None:
+    """Raise a stop again that came while an object was finalised, where Python can only print it."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        _State.is_stopping = False
+        again = threading.Timer(_AGAIN_SECONDS, _send, (_State.latest,))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _send(number: int) -> None:
+    """Send a signal to the main thread, also where it waits for something."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        _thread.interrupt_main(signal.Signals(number))

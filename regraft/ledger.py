@@ -7,56 +7,33 @@ kill at any moment the recorded intents tell what to finish and what to remove (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import apsw
-import msgspec
 
-from regraft import changes, sqlite
-from regraft.changes import ChangeLog, RunRecord
+from regraft import ledger_values, sqlite
+from regraft.changes import UNFIT, ChangeLog, RunRecord
 from regraft.clock import now_ms
 from regraft.errors import LedgerUnreadable, TargetLocked
+from regraft.ledger_schema import CHANGE_TABLES, TABLES, VERSION, demand_schema, is_empty, tables_of
+from regraft.ledger_values import demand_fit, entry_of, run_id_of, step_of, subject_of
 
-FOLDER = ".regraft"
+FOLDER = ledger_values.FOLDER
 FILE = "ledger.sqlite"
-#: Version 1 had no record of changes to data that were there before.
-VERSION = 2
 
 #: How long runs that share a ledger wait for each other's records, in ms.
 SHARED_TIMEOUT_MS = 60_000
+#: How often a ledger is read again that another run wrote to meanwhile.
+_READ_TRIES = 5
 
-_TABLES = (
-    "CREATE TABLE ledger (version INTEGER NOT NULL)",
-    """CREATE TABLE run (
-         run_id TEXT PRIMARY KEY,
-         command TEXT NOT NULL,
-         source TEXT NOT NULL,
-         status TEXT NOT NULL CHECK (status IN ('running', 'finished', 'stopped', 'interrupted')),
-         started_at INTEGER NOT NULL,
-         finished_at INTEGER)""",
-    """CREATE TABLE step (
-         step_id INTEGER PRIMARY KEY,
-         run_id TEXT NOT NULL REFERENCES run (run_id),
-         subject TEXT NOT NULL,
-         action TEXT NOT NULL,
-         state TEXT NOT NULL CHECK (state IN ('intended', 'done', 'dropped')),
-         fingerprint TEXT NOT NULL,
-         detail BLOB NOT NULL)""",
-    """CREATE TABLE part (
-         step_id INTEGER NOT NULL REFERENCES step (step_id),
-         number INTEGER NOT NULL,
-         body BLOB NOT NULL,
-         PRIMARY KEY (step_id, number))""",
-    """CREATE TABLE entry (
-         subject TEXT PRIMARY KEY,
-         step_id INTEGER NOT NULL REFERENCES step (step_id),
-         fingerprint TEXT NOT NULL,
-         detail BLOB NOT NULL)""",
-)
+_STEP = "step_id, run_id, subject, action, state, fingerprint, detail"
+_ENTRY = "subject, step_id, fingerprint, detail"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -92,7 +69,7 @@ class Ledger:
         """Record that a run starts."""
         self._db.execute(
             "INSERT INTO run (run_id, command, source, status, started_at) VALUES (?, ?, ?, 'running', ?)",
-            (run_id, command, source, now_ms()),
+            (run_id_of(run_id), command, source, now_ms()),
         )
         self._run = run_id
 
@@ -117,7 +94,7 @@ class Ledger:
             self._db.execute(
                 "INSERT INTO step (run_id, subject, action, state, fingerprint, detail)"
                 " VALUES (?, ?, ?, 'intended', ?, ?)",
-                (self._run, subject, action, entry.fingerprint, entry.detail),
+                (self._run, subject_of(subject), action, entry.fingerprint, entry.detail),
             )
             step_id = self._db.last_insert_rowid()
             numbered = ((step_id, number, body) for number, body in enumerate(parts))
@@ -149,34 +126,29 @@ class Ledger:
 
     def open_steps(self) -> list[Step]:
         """Return the intents that were neither carried out nor given up, oldest first."""
-        query = (
-            "SELECT step_id, subject, action, fingerprint, detail FROM step WHERE state = 'intended' ORDER BY step_id"
-        )
+        query = f"SELECT {_STEP} FROM step WHERE state = 'intended' ORDER BY step_id"
         with readable(self._target):
-            rows: list[Any] = self._db.execute(query).fetchall()
-            self._demand_names(subject for _, subject, *_ in rows)
-        return [Step(step, subject, action, Entry(mark, detail)) for step, subject, action, mark, detail in rows]
+            steps = map(step_of, self._db.execute(query).fetchall())
+            return [Step(one.step_id, one.subject, one.action, Entry(one.fingerprint, one.detail)) for one in steps]
 
     def entries(self) -> dict[str, Entry]:
         """Return what stands in the target, by subject."""
         with readable(self._target):
-            rows: list[Any] = self._db.execute("SELECT subject, fingerprint, detail FROM entry").fetchall()
-            self._demand_names(subject for subject, *_ in rows)
-        return {subject: Entry(fingerprint, detail) for subject, fingerprint, detail in rows}
-
-    def _demand_names(self, subjects: Iterable[object]) -> None:
-        """Refuse a ledger whose subjects are more than names: folders are called like them."""
-        try:
-            for subject in subjects:
-                changes.demand_name(subject)
-        except TypeError as error:
-            raise LedgerUnreadable(path=path_of(self._target), reason=error) from error
+            rows = map(entry_of, self._db.execute(f"SELECT {_ENTRY} FROM entry").fetchall())
+            return {one.subject: Entry(one.fingerprint, one.detail) for one in rows}
 
     def parts(self, subject: str) -> Iterator[bytes]:
         """Stream the parts of what stands under ``subject``, in their order."""
         query = "SELECT body FROM part JOIN entry USING (step_id) WHERE subject = ? ORDER BY number"
+        return self._parts(query, subject)
+
+    def parts_of(self, step: Step) -> Iterator[bytes]:
+        """Stream the parts of an intent, in their order."""
+        return self._parts("SELECT body FROM part WHERE step_id = ? ORDER BY number", step.step_id)
+
+    def _parts(self, query: str, value: str | int) -> Iterator[bytes]:
         with readable(self._target):
-            for (body,) in self._db.execute(query, (subject,)):
+            for (body,) in self._db.execute(query, (value,)):
                 yield body
 
 
@@ -194,7 +166,7 @@ def readable(target: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNFIT as error:
         raise LedgerUnreadable(path=path_of(target), reason=error) from error
 
 
@@ -207,17 +179,18 @@ def opened(target: Path) -> Iterator[Ledger]:
         LedgerUnreadable: it is damaged, or of a later regraft.
         apsw.Error: it cannot be written.
     """
-    with sqlite.writing(path_of(target), create=True) as db:
+    with _writing(target) as db:
         db.set_busy_timeout(0)
         try:
             # The lock is the file's own, held from here to the end; the system frees it when a process dies.
             with readable(target):
                 db.execute("PRAGMA locking_mode = EXCLUSIVE")
                 db.execute("BEGIN EXCLUSIVE")
-                _prepare(db, target)
+                _prepare(db)
                 db.execute("COMMIT")
                 # Runs that share a ledger leave it with a log, which would lie beside it from now on.
                 db.execute("PRAGMA journal_mode = DELETE")
+                sqlite.keep_through_power_cuts(db)
         except apsw.BusyError as error:
             raise TargetLocked(path=target) from error
         yield Ledger(db, target)
@@ -235,74 +208,106 @@ def shared(target: Path) -> Iterator[Ledger]:
         LedgerUnreadable: it is damaged, or of a later regraft.
         apsw.Error: it cannot be written.
     """
-    with sqlite.writing(path_of(target), create=True) as db:
+    with _writing(target) as db:
         try:
             with readable(target):
+                # Nothing of a ledger is changed before all of it was read, not even how it is kept.
+                with sqlite.transaction(db):
+                    _prepare(db)
                 # With a log, SQLite keeps a lock that others may have too for as long as the file is open. Where the
                 # disk knows no logs, one run has it for itself.
                 if db.execute("PRAGMA journal_mode = WAL").get != "wal":
                     db.execute("PRAGMA locking_mode = EXCLUSIVE")
                 with sqlite.transaction(db):
-                    _prepare(db, target)
+                    demand_schema(db)
         except apsw.BusyError as error:
             raise TargetLocked(path=target) from error
-        db.execute("PRAGMA synchronous = FULL")
+        sqlite.keep_through_power_cuts(db)
         db.set_busy_timeout(SHARED_TIMEOUT_MS)
         yield Ledger(db, target)
 
 
-def _prepare(db: apsw.Connection, target: Path) -> None:
-    if _is_fresh(db, target):
-        for statement in (*_TABLES, *changes.TABLES):
+@contextmanager
+def _writing(target: Path) -> Iterator[apsw.Connection]:
+    """Open the file for writing, and leave it and the log beside it as they are where it is refused."""
+    path = path_of(target)
+    _demand_file(path)
+    with sqlite.writing(path, create=True) as db:
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        yield db
+
+
+def _demand_file(path: Path) -> None:
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise LedgerUnreadable(path=path, reason="it is no ordinary file")
+
+
+def _prepare(db: apsw.Connection) -> None:
+    """Read all that a ledger says, and give it the tables that it lacks, in the caller's transaction."""
+    if is_empty(db):
+        for statement in (*TABLES, *CHANGE_TABLES):
             db.execute(statement)
         db.execute("INSERT INTO ledger (version) VALUES (?)", (VERSION,))
-    if _checked_version(db, target) < VERSION:
-        for statement in changes.TABLES:
+    version = demand_schema(db)
+    demand_fit(db, tables_of(version))
+    if version < VERSION:
+        for statement in CHANGE_TABLES:
             db.execute(statement)
         db.execute("UPDATE ledger SET version = ?", (VERSION,))
+    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
 
 
-def _is_fresh(db: apsw.Connection, target: Path) -> bool:
-    """Tell whether nothing is in the file yet: a run was killed before it had recorded anything."""
-    tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
-    if tables and "ledger" not in tables:
-        raise LedgerUnreadable(path=path_of(target), reason="it is of another program")
-    return not tables
-
-
-def _checked_version(db: apsw.Connection, target: Path) -> int:
-    version: Any = db.execute("SELECT version FROM ledger").get
-    if version not in range(1, VERSION + 1):
-        raise LedgerUnreadable(path=path_of(target), reason=f"it is of version {version}")
-    return int(version)
-
-
-def read_entries(target: Path) -> dict[str, Entry]:
+def read_entries(target: Path, take: Callable[[Ledger], dict[str, Entry]] = Ledger.entries) -> dict[str, Entry]:
     """Return what stands in ``target`` without a trace; nothing where it has no ledger.
 
+    ``take`` reads that, and may look at more of the ledger.
+
     Raises:
-        LedgerUnreadable: it is damaged.
+        LedgerUnreadable: it is damaged, or says what regraft does not write.
     """
-    path = path_of(target)
-    if not path.exists():
-        return {}
-    with readable(target), sqlite.reading(path) as db:
-        if _is_fresh(db, target):
-            return {}
-        _checked_version(db, target)
-        return Ledger(db, target).entries()
+    found = _read(target, lambda db, _: take(Ledger(db, target)))
+    return {} if found is None else found
 
 
 def read_runs(target: Path) -> list[RunRecord]:
     """Return the runs that the ledger of ``target`` knows, oldest first, without a trace.
 
     Raises:
-        LedgerUnreadable: it is damaged.
+        LedgerUnreadable: it is damaged, or says what regraft does not write.
     """
+    found = _read(target, lambda db, version: ChangeLog(db, has_tables=version == VERSION).runs())
+    return found or []
+
+
+def _read(target: Path, take: Callable[[apsw.Connection, int], T]) -> T | None:
+    """Return what ``take`` reads of a ledger and its version; None where there is none, or nothing in it."""
     path = path_of(target)
-    if not path.exists():
-        return []
-    with readable(target), sqlite.reading(path) as db:
-        if _is_fresh(db, target):
-            return []
-        return ChangeLog(db, has_tables=_checked_version(db, target) == VERSION).runs()
+    _demand_file(path)
+    for left in reversed(range(_READ_TRIES)):
+        before = _marks(path)
+        if before is None:
+            return None
+        try:
+            with readable(target), sqlite.reading(path) as db:
+                if is_empty(db):
+                    return None
+                version = demand_schema(db)
+                demand_fit(db, tables_of(version))
+                return take(db, version)
+        except LedgerUnreadable:
+            # What another run writes to meanwhile seems damaged.
+            if not left or _marks(path) == before:
+                raise
+        except (apsw.Error, OSError) as error:
+            raise LedgerUnreadable(path=path, reason=getattr(error, "strerror", None) or error) from error
+    return None
+
+
+def _marks(path: Path) -> list[tuple[int, int]] | None:
+    """Return sizes and times of change (ns) of the file and what lies beside it; None where there is no file."""
+    try:
+        found = [path.stat(), *(file.stat() for file in sqlite.companions(path))]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return [(one.st_size, one.st_mtime_ns) for one in found]

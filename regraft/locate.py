@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,10 +13,10 @@ from pathlib import Path
 
 import apsw
 
-from regraft import ledger, notices, profiles, sqlite
+from regraft import ledger, links, notices, profiles, sqlite
 from regraft.errors import ProfileAmbiguous, RegraftError, SourceNotFound, SourceUnreadable, SourceUnrecognised
 from regraft.formats import angel_memory, codex_mem, json_text, libsql_preview, pack, v1_state, v2_places
-from regraft.formats.backup import Backup, backup_of
+from regraft.formats.backup import Backup, backup_of, inner_folder
 from regraft.formats.v1_places import (
     BROWSER_PROFILE,
     EXPORT_FOLDER,
@@ -28,7 +30,7 @@ from regraft.formats.v1_places import (
 from regraft.formats.v2_places import Stores
 from regraft.notices import Notice
 from regraft.text import shown
-from regraft.tree import FolderTree, Tree, ZipTree, join, open_tree
+from regraft.tree import FolderTree, Tree, ZipTree, join, notices_of, open_tree
 
 CATALOG_FILE = v2_places.CATALOG_FILE
 PROFILE_DATABASE = v2_places.PROFILE_DATABASE
@@ -48,8 +50,6 @@ _REDUX_FILES = (
 _PROFILES = ("", "data", "Data", BROWSER_PROFILE)
 #: What a slim backup has not, and every other one has as far as the profile had it.
 _NOT_SLIM = ("IndexedDB", "Local Storage", f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", f"{DATA_FOLDER}/Files")
-#: Folders that mean something by their name: an archive is not read from inside them.
-_NAMED_FOLDERS = {"Data", "data", "Local Storage", "IndexedDB", KNOWLEDGE_FOLDER, ".cherry"}
 
 
 class Kind(StrEnum):
@@ -214,8 +214,8 @@ def _locate(path: Path, kind: Kind | None) -> Located:
             raise SourceNotFound(path=path)
         if path.is_dir():
             next(path.iterdir(), None)
-            path = v2_places.profile_of(path.absolute()) if path.name in ("", DATA_FOLDER) else path
-            return _in_tree(path, FolderTree(path), kind)
+            named, path = path, v2_places.profile_of(path.absolute()) if path.name in ("", DATA_FOLDER) else path
+            return _in_tree(path, FolderTree(path, named), kind)
         if not path.is_file():
             raise SourceUnreadable(path=path, reason="a pipe, a socket or a device, not a file")
         with path.open("rb") as file:
@@ -231,7 +231,7 @@ def _locate(path: Path, kind: Kind | None) -> Located:
         try:
             return _in_tree(path, tree, kind)
         except BaseException:
-            tree.close()  # type: ignore[union-attr]
+            tree.close()
             raise
     if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         return _json_file(path, kind)
@@ -268,6 +268,8 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
     if kind is not None and (found is None or found.kind is not kind):
         found = _forced(path, tree, folder, kind)
     if found is None:
+        if tree.is_denied(v2_places.INDEX_FILE):
+            raise SourceUnreadable(path=path / v2_places.INDEX_FILE, reason=os.strerror(errno.EACCES))
         raise SourceUnrecognised(path=path, found=_described(path, tree, folder))
     return found
 
@@ -280,20 +282,10 @@ def _described(path: Path, tree: FolderTree | ZipTree, folder: str) -> str:
             return f"it is part of the profile {shown(above)}: give that"
         if (path / "IndexedDB").is_dir() or (path / "Data" / KNOWLEDGE_FOLDER).is_dir():
             return "a profile or backup without `Local Storage`, where the application keeps its state"
+    if isinstance(tree, FolderTree) and tree.not_followed:
+        return str(next(notices_of(tree)).message)
     inside = ", ".join(tree.children(folder)[:4])
     return f"{'an archive' if isinstance(tree, ZipTree) else 'a folder'} with {inside or 'nothing'} in it"
-
-
-def inner_folder(tree: Tree) -> str:
-    """Return the folder of an archive that holds everything, where things were packed together with their folder."""
-    folder = ""
-    while True:
-        # macOS adds a folder of its own to every archive, and files of its own beside what it shows.
-        own = ("__MACOSX", ".DS_Store")
-        inside = [name for name in tree.children(folder) if name not in own and not name.startswith("._")]
-        if len(inside) != 1 or inside[0] in _NAMED_FOLDERS or tree.kind(join(folder, inside[0])) != "folder":
-            return folder
-        folder = join(folder, inside[0])
 
 
 def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: PLR0911 - a list of what it can be
@@ -347,7 +339,7 @@ def _of_2_0_export(path: Path, kind: Kind | None) -> Located | None:
     root = export.parent if export.name == EXPORT_FOLDER else export
     if root == real:
         return None
-    return _slices(path, FolderTree(root), "" if root == export else export.name)
+    return _slices(path, FolderTree(root, path), "" if root == export else export.name)
 
 
 def _library_or_pack(tree: Tree, folder: str) -> Kind:
@@ -418,7 +410,7 @@ def _json_state(tree: Tree, name: str) -> str | None:
 
 
 def _json_file(path: Path, kind: Kind | None) -> Located:
-    tree = FolderTree(path.parent)
+    tree = FolderTree(path.parent, path)
     state = _json_state(tree, path.name)
     if state is None:
         with v1_state.blame(path, path.name):
@@ -437,7 +429,7 @@ def _json_file(path: Path, kind: Kind | None) -> Located:
 
 def _codex_mem(database: Path) -> Located:
     # What lies beside it, or takes its place, does so where the file itself is.
-    real = database.resolve() if database.is_symlink() else database
+    real = links.real_path(database) if database.is_symlink() else database
     return Located(Kind.CODEX_MEM, real, FolderTree(real.parent))
 
 
@@ -476,7 +468,7 @@ def _database(path: Path, kind: Kind | None) -> Located:
         if kind is Kind.CODEX_MEM or (kind is None and path.name == codex_mem.FILE):
             return _codex_mem(path)
         if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW):
-            return Located(kind, path, FolderTree(path.parent))
+            return Located(kind, path, FolderTree(path.parent, path))
         layout = libsql_preview.look(path).layout
         if layout not in (libsql_preview.Layout.PREVIEW, libsql_preview.Layout.CURRENT):
             raise SourceUnreadable(path=path, reason=error) from error
@@ -488,5 +480,5 @@ def _database(path: Path, kind: Kind | None) -> Located:
         return _codex_mem(path)
     if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):
         folder = v2_places.profile_of(path.absolute().parent) if recognised is Kind.V2_PROFILE else path.parent
-        return Located(recognised, folder, FolderTree(folder))
-    return Located(recognised, path, FolderTree(path.parent))
+        return Located(recognised, folder, FolderTree(folder, path))
+    return Located(recognised, path, FolderTree(path.parent, path))

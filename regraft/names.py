@@ -67,6 +67,18 @@ def material_name(name: str) -> str:
     return _SUPERSCRIPT_DEVICE.sub("_", legal, count=1) if _SUPERSCRIPT_DEVICE.match(legal) else legal
 
 
+def is_folder_name(name: str) -> bool:
+    """Tell whether a folder can be called so on every platform, so that it is one plain name and leads nowhere else.
+
+    That is the rule for ids of bases, which are the names of their folders (``docs/formats/library.md``, "Values").
+    """
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return False
+    return 0 < size <= MAX_NAME_BYTES and material_name(name) == name and fold(name) != RESERVED_NAME
+
+
 def split_extension(name: str) -> tuple[str, str]:
     """Split ``name`` into stem and extension (with its dot) as JavaScript's ``path.extname`` does."""
     dot = name.rfind(".")

@@ -315,6 +315,12 @@ MISSING_UPLOAD = _register(
     "missing_upload",
     "The uploaded file is not in the source: it is searchable, but cannot be reindexed.",
 )
+LINK_NOT_FOLLOWED = _register(
+    "run",
+    "warning",
+    "link_not_followed",
+    "A link in the source leads out of it: nothing behind it is read. `--follow-links` follows links of your own.",
+)
 DATA_MENDED = _register(
     "item",
     "note",

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from regraft import __version__, clock, durable, notices
+from regraft import __version__, areas, clock, durable, links, notices
 from regraft.errors import ReportNotWritable
 from regraft.text import shown
 
@@ -115,8 +115,8 @@ Part = tuple[str, str, int]
 
 
 def text(value: object) -> str:
-    """Return a value as HTML."""
-    return html_module.escape(str(value))
+    """Return a value as HTML that shows it as :func:`regraft.text.shown` does."""
+    return html_module.escape(shown(value))
 
 
 def prose(sentence: str) -> str:
@@ -252,7 +252,9 @@ def _problem(command: str, path: Path, read: Iterable[Path]) -> str:
     folder = path.absolute().parent
     if not folder.is_dir():
         return "its folder does not exist"
-    within = next((place for place in read if _lies_in(folder.resolve() / path.name, place.resolve())), None)
+    within = next(
+        (place for place in read if _lies_in(links.real_path(folder) / path.name, links.real_path(place))), None
+    )
     if within is not None:
         return f"it lies in {shown(within)}, which this run is about"
     if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -278,7 +280,8 @@ def write(path: Path, page: str) -> None:
         OSError: it cannot be written; what was at ``path`` is still there.
     """
     temporary = path.with_name(f".{clock.new_run_id()}.part")
-    try:
-        durable.write_text(path, page, temporary)
-    finally:
-        durable.remove_tree(temporary)
+    with areas.opened(path.parent, entries_only=True):
+        try:
+            durable.write_text(path, page, temporary)
+        finally:
+            durable.remove_tree(temporary)

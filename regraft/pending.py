@@ -5,10 +5,11 @@ What is written until then is thrown away (``docs/formats/catalog.md``, "Pending
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
+
+from regraft.formats import json_text
 
 #: What a restore records of itself, in the profile.
 RESTORE_JOURNAL = "Data/restore-journal.json"
@@ -64,7 +65,7 @@ def _read(path: Path) -> tuple[str | None, dict[str, Any] | None]:
             return "is no file", None
         with path.open("rb") as file:
             # The application reads UTF-8 and takes no byte order mark; from bytes Python would take both and more.
-            found: Any = json.loads(file.read(_LARGEST).decode("utf-8"))
+            found: Any = json_text.loads(file.read(_LARGEST).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no JSON"
         return f"cannot be read ({reason})", None

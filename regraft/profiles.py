@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import re
 import socket
 import struct
 import sys
@@ -12,6 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from regraft import links
+from regraft.formats import json_text
 
 APPLICATION = "CherryStudio"
 #: The application's own settings, which can name another folder for its data.
@@ -22,6 +25,7 @@ SINGLETON_LOCK = "SingletonLock"
 WINDOWS_LOCK = "lockfile"
 #: A profile on another host, or one whose locks cannot be asked for, counts as in use this long after a write.
 RECENT_SECONDS = 120
+_PID = re.compile("[0-9]{1,10}")
 
 
 def default_folders() -> list[Path]:
@@ -55,14 +59,14 @@ def _config() -> Path:
 
 def _same(path: Path, other: Path) -> bool:
     try:
-        return path.resolve() == other.resolve()
+        return links.real_path(path) == links.real_path(other)
     except (OSError, RuntimeError, ValueError):
         return False
 
 
 def _data_paths(config: Path) -> Iterator[Path]:
     try:
-        said: Any = json.loads(config.read_bytes()) if config.is_file() else None
+        said: Any = json_text.loads(config.read_bytes()) if config.is_file() else None
     except (OSError, ValueError):
         return
     named = said.get("appDataPath") if isinstance(said, dict) else None
@@ -121,7 +125,7 @@ def _singleton(folder: Path) -> str | None:
     if host != socket.gethostname():
         # Nobody here can tell whether that process still lives.
         return f"{SINGLETON_LOCK} of host {host}, and recent writes" if _recently_written(folder) else None
-    return f"process {pid}" if pid.isdigit() and _lives(int(pid)) and not _began_after(int(pid), made) else None
+    return f"process {pid}" if _PID.fullmatch(pid) and _lives(int(pid)) and not _began_after(int(pid), made) else None
 
 
 def _lives(pid: int) -> bool:

@@ -9,6 +9,11 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from regraft.text import one_line
+
+#: Code points of what is being worked on, beside a bar.
+_LONGEST_LABEL = 60
+
 
 class Progress(Protocol):
     """Where long work reports how far it is."""
@@ -73,7 +78,7 @@ class Bar:
 
     def at(self, label: str) -> None:
         """See :class:`Progress`."""
-        self._label = label
+        self._label = one_line(label, _LONGEST_LABEL)
         self._show(0)
 
     def step(self, rows: float, size: int) -> None:

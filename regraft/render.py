@@ -6,6 +6,7 @@ All three show the same document, so they cannot disagree.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from wcwidth import wcswidth
 
 from regraft import notices, pages
 from regraft.progress import human_bytes
-from regraft.text import counted
+from regraft.text import LONGEST_NAME, counted, in_json, lenient_text, one_line, shown, shown_lines
 
 #: Warnings of one code shown in text before the rest is counted.
 SHOWN_PER_CODE = 3
@@ -23,8 +24,28 @@ Document = dict[str, Any]
 
 
 def as_json(document: Document, *, ascii_only: bool = False) -> str:
-    """Return the document as JSON text, readable, one line end at the end."""
-    return json.dumps(document, ensure_ascii=ascii_only, indent=2) + "\n"
+    """Return the document as JSON text, readable, one line end at the end.
+
+    What a file says may be of any type: bytes are shown as text, and a number that JSON does not have is null.
+    """
+    try:
+        text = json.dumps(document, ensure_ascii=ascii_only, indent=2, default=_as_text, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(document), ensure_ascii=ascii_only, indent=2, default=_as_text)
+    return in_json(text) + "\n"
+
+
+def _as_text(value: object) -> str:
+    return lenient_text(value) if isinstance(value, bytes) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with null for numbers that JSON has not, as JavaScript writes them."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_line(planned: Document) -> str:
@@ -43,7 +64,7 @@ def as_text(document: Document, *, verbose: bool = False) -> str:
     lines = [*_bases(document, planned=planned)]
     if document["bases"] or document["skipped"]:
         lines += ["", *_totals(document, planned=planned)]
-    return "\n".join([*lines, *_warnings(document, verbose)]) + "\n"
+    return shown_lines([*lines, *_warnings(document, verbose)])
 
 
 def _bases(document: Document, *, planned: bool) -> Iterator[str]:
@@ -140,7 +161,8 @@ def _warnings(document: Document, verbose: bool) -> Iterator[str]:
         more[code] = more.get(code, 0) + 1
         if verbose or more[code] <= SHOWN_PER_CODE:
             where = names.get(warning["base"], warning["base"])
-            lines.append(f"{severity}: {f'{where}: ' if where else ''}{warning['message']} [{code}]")
+            about = f"{one_line(where, LONGEST_NAME)}: " if where else ""
+            lines.append(f"{severity}: {about}{warning['message']} [{code}]")
     if not verbose:
         left = {code: count - SHOWN_PER_CODE for code, count in more.items() if count > SHOWN_PER_CODE}
         lines += [f"… and {count:,} more of {code} (-v shows all)" for code, count in left.items()]
@@ -150,7 +172,7 @@ def _warnings(document: Document, verbose: bool) -> Iterator[str]:
 
 
 def _cut(text: str, width: int) -> str:
-    text = " ".join(text.split())
+    text = one_line(text, 4 * width)
     while _width(text) > width:
         text = text[:-2] + "…"
     return text
@@ -229,7 +251,7 @@ def _page_bases(bases: list[Document]) -> str:
             human_bytes((base["index"] or {}).get("bytes") or 0),
         )
         said = f'<span class="error">{outcome}</span>' if base["error"] else outcome
-        lines.append((pages.text(base["name"]), said, *map(pages.text, numbers)))
+        lines.append((pages.text(shown(base["name"], LONGEST_NAME)), said, *map(pages.text, numbers)))
     return pages.table(("base*", "outcome", "dimensions#", "items#", "rows#", "carried#", "size#"), lines)
 
 

@@ -7,9 +7,10 @@ so a file is opened ``immutable``, or, where a log or journal with content lies 
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
-import tempfile
+import stat
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from urllib.parse import quote
 import apsw
 import sqlite_vec
 
+from regraft import areas, durable, guarding, links
+from regraft.boundary_errors import JournalNamesAnother
 from regraft.text import decode_utf8
 
 #: How long a writer waits for another one, in ms.
@@ -28,6 +31,19 @@ BUSY_TIMEOUT_MS = 5_000
 _COMPANIONS = ("-wal", "-journal")
 #: Files that SQLite makes beside a database.
 TRACES = ("-wal", "-shm", "-journal")
+#: What SQLite fails with because of what a file holds, and not because of the system.
+CONTENT_ERRORS = (
+    apsw.NotADBError,
+    apsw.CorruptError,
+    apsw.FormatError,
+    apsw.SQLError,
+    apsw.ConstraintError,
+    apsw.MismatchError,
+    apsw.TooBigError,
+    apsw.AbortError,
+)
+#: What SQLite fails with because of the system, whatever a file holds.
+SYSTEM_ERRORS = (apsw.IOError, apsw.FullError, apsw.CantOpenError, apsw.NoMemError, apsw.InterruptError)
 #: What every database begins with.
 MAGIC = b"SQLite format 3\0"
 _WAL_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
@@ -36,6 +52,9 @@ _WITHOUT_LOG = b"\1\1"
 _VERSIONS = slice(18, 20)
 _PAGE_SIZES = {512 << shift for shift in range(8)}
 _JOURNAL_MAGIC = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
+#: The end of a rollback journal that names another file: how long that name is, its sum, the magic (SQLite, pager.c).
+_JOURNAL_TAIL = struct.Struct(">II8s")
+_MAX_NAME_BYTES = 65_536
 
 
 def _uri(path: Path, **options: object) -> str:
@@ -72,7 +91,10 @@ def _first_bytes(path: Path, count: int = 8) -> bytes:
             return b""  # opening a pipe would wait for a writer
         with path.open("rb") as file:
             return file.read(count)
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.EIO:
+            # A log that is not seen is content that is lost.
+            raise
         return b""
 
 
@@ -118,10 +140,11 @@ def quoted(name: str) -> str:
 
 
 def load_vectors(connection: apsw.Connection) -> None:
-    """Load sqlite-vec (``vec_distance_cosine`` and the like) into ``connection``."""
+    """Load sqlite-vec (``vec_distance_cosine`` and the like) into ``connection``; its kinds of tables stay out."""
     connection.enable_load_extension(True)
     connection.load_extension(sqlite_vec.loadable_path())
     connection.enable_load_extension(False)
+    guarding.drop_modules(connection)
 
 
 #: A copy is ours: its log or journal may be worked into it.
@@ -147,11 +170,11 @@ def reading(
         apsw.Error: it is no database, or damaged.
         OSError: it cannot be read.
     """
-    if beside_writers and _knows_locks(path.resolve()):
-        yield from _used(apsw.Connection(_uri(path.resolve(), mode="ro"), flags=_READ_ONLY), vectors)
+    if beside_writers and _knows_locks(links.real_path(path)):
+        yield from _used(apsw.Connection(_uri(links.real_path(path), mode="ro"), flags=_READ_ONLY), path, vectors)
         return
     with _unwritten(path, work) as (uri, flags):
-        yield from _used(apsw.Connection(uri, flags=flags), vectors)
+        yield from _used(apsw.Connection(uri, flags=flags), path, vectors)
 
 
 @contextmanager
@@ -165,7 +188,7 @@ def attached(connection: apsw.Connection, path: Path, name: str) -> Iterator[Non
         OSError: it cannot be read.
     """
     with _unwritten(path, None) as (uri, _):
-        connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        guarding.guard(connection)
         connection.execute(f"ATTACH ? AS {name}", (uri,))
         try:
             yield
@@ -182,8 +205,12 @@ def _knows_locks(real: Path) -> bool:
     """
     if _first_bytes(real, _VERSIONS.stop)[_VERSIONS] != _WITHOUT_LOG:
         return False
+    if real.with_name(f"{real.name}-wal").exists():
+        # SQLite would take it for a log, whatever it is, and make its index of it.
+        return False
     connection = apsw.Connection(_uri(real, mode="ro"), flags=_READ_ONLY)
     try:
+        guarding.guard(connection)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
         connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
     except (apsw.CantOpenError, apsw.ReadOnlyError):
@@ -196,32 +223,65 @@ def _knows_locks(real: Path) -> bool:
 @contextmanager
 def _unwritten(path: Path, work: Path | None) -> Iterator[tuple[str, int]]:
     """Give the URI, and the flags to open it with, under which a file can be read without a trace."""
-    real = path.resolve()
-    if work is not None and companions(real):
-        work.mkdir(parents=True, exist_ok=True)
+    real = links.real_path(path)
+    _demand_file(real)
     while beside := companions(real):
-        with tempfile.TemporaryDirectory(prefix="regraft-", dir=work) as folder:
-            copy = Path(folder) / "copy.sqlite"
-            shutil.copyfile(real, copy)
-            if all(_copied(file, copy.with_name(copy.name + file.name[len(real.name) :])) for file in beside):
+        with durable.temporary_folder(work) as folder:
+            copy = folder / "copy.sqlite"
+            durable.copy_file(real, copy)
+            if all(copied_companion(file, copy, file.name[len(real.name) :]) for file in beside):
                 yield _uri(copy, mode="rw"), _READ_COPY
                 return
     yield _uri(real, mode="ro", immutable=1), _READ_ONLY
 
 
-def _copied(journal: Path, copy: Path) -> bool:
-    """Copy a log or journal; False where it was that of a writer at work, who is done meanwhile."""
+def copied_companion(beside: Path, copy: Path, suffix: str) -> bool:
+    """Copy a log or journal beside a copy of its database; False where a writer at work is done with it meanwhile.
+
+    A journal of a transaction over several databases names a file that they share, which SQLite removes when it has
+    worked such a journal into its database. The copy does not name it: nobody else's file is to go for a copy. Where
+    that file is gone, the transaction was finished, and the journal counts for nothing.
+
+    Raises:
+        OSError: it cannot be read, or the copy not be written.
+    """
+    target = copy.with_name(copy.name + suffix)
     try:
-        shutil.copyfile(journal, copy)
+        shared = None if suffix == "-wal" else shared_journal(beside)
+        if shared is not None and not os.path.lexists(os.fsencode(shared)):
+            return True
+        durable.copy_file(beside, target)
     except FileNotFoundError:
         return False
+    if shared is not None:
+        durable.truncate(target, target.stat().st_size - len(_JOURNAL_MAGIC))
     return True
 
 
-def _used(connection: apsw.Connection, vectors: bool) -> Iterator[apsw.Connection]:
+def shared_journal(journal: Path) -> str | None:
+    """Return the file that a rollback journal names at its end, as one of a transaction over several databases does.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with journal.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _JOURNAL_TAIL.size))
+        tail = file.read()
+        if len(tail) < _JOURNAL_TAIL.size or not tail.endswith(_JOURNAL_MAGIC):
+            return None
+        length = _JOURNAL_TAIL.unpack(tail)[0]
+        if not 0 < length <= min(size - len(tail), _MAX_NAME_BYTES):
+            return None
+        file.seek(size - len(tail) - length)
+        return os.fsdecode(file.read(length).split(b"\0")[0])
+
+
+def _used(connection: apsw.Connection, path: Path, vectors: bool) -> Iterator[apsw.Connection]:
     try:
-        # Nothing that a file says about itself may run code or write: views, triggers and defaults are not trusted.
-        connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        guarding.guard(connection)
+        real = links.real_path(path)
+        guarding.limit_length(connection, (real, *companions(real)))
         connection.execute("PRAGMA query_only = 1")
         if vectors:
             load_vectors(connection)
@@ -288,32 +348,74 @@ def transaction(connection: apsw.Connection) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def without_triggers(connection: apsw.Connection) -> Iterator[None]:
-    """Let no trigger of the file run; the schema stays as it is."""
-    before = connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, -1)
-    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
-    try:
-        yield
-    finally:
-        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, before)
+def keep_through_power_cuts(connection: apsw.Connection) -> None:
+    """Let what is committed from now on survive a power cut that comes right after it.
+
+    The journal of a transaction is removed at its end. Unless its folder is flushed then, it may be there again after a
+    power cut, and takes the transaction back: what was recorded meanwhile, in another file, would be wrong.
+
+    Raises:
+        apsw.Error: the file cannot be read.
+    """
+    connection.execute("PRAGMA synchronous = EXTRA")
 
 
 @contextmanager
 def writing(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
     """Open ``path`` for writing, with foreign keys enforced, and close it at the end.
 
+    It lies in an area that may be changed, and neither it nor what SQLite keeps beside it is a link
+    (:mod:`regraft.areas`). No trigger of the file's runs (:mod:`regraft.guarding`).
+
     Raises:
+        LinkInStore, OutsideStore: it may not be written to.
+        JournalNamesAnother: SQLite would remove another file with its journal.
         apsw.Error: it cannot be opened, or (``create=False``) does not exist.
+        OSError: its folder cannot be looked at.
     """
+    real = _writable(path)
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI | (apsw.SQLITE_OPEN_CREATE if create else 0)
-    connection = apsw.Connection(_uri(path, mode="rwc" if create else "rw"), flags=flags)
+    flags |= apsw.SQLITE_OPEN_NOFOLLOW
+    connection = apsw.Connection(_uri(real, mode="rwc" if create else "rw"), flags=flags)
     try:
+        guarding.guard(connection)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
         connection.execute("PRAGMA foreign_keys = ON")
         yield connection
     finally:
         connection.close(force=True)
+
+
+def _demand_file(path: Path) -> None:
+    """Refuse what SQLite would wait for: a pipe without a writer, a terminal.
+
+    Raises:
+        apsw.CantOpenError
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        # SQLite says itself what is wrong with it.
+        return
+    if stat.S_ISDIR(mode):
+        # It opens one, and fails at the first page.
+        raise apsw.CantOpenError("unable to open database file")
+    if not stat.S_ISREG(mode):
+        raise apsw.CantOpenError(f"{path.name} is no file")
+
+
+def _writable(path: Path) -> Path:
+    """Return where a database lies that may be written to, without links."""
+    real = areas.demand(path)
+    for suffix in ("", *TRACES):
+        areas.refuse_link(real.with_name(real.name + suffix), path.with_name(path.name + suffix))
+        _demand_file(real.with_name(real.name + suffix))
+    journal = real.with_name(real.name + "-journal")
+    if is_companion(_first_bytes(journal), "-journal"):
+        shared = shared_journal(journal)
+        if shared is not None:
+            raise JournalNamesAnother(path=journal, named=Path(shared))
+    return real
 
 
 @contextmanager
@@ -331,6 +433,7 @@ def in_memory() -> Iterator[apsw.Connection]:
     """Give a database that is nowhere on a disk, with foreign keys enforced, and forget it at the end."""
     connection = apsw.Connection(":memory:")
     try:
+        guarding.guard(connection)
         connection.execute("PRAGMA foreign_keys = ON")
         yield connection
     finally:

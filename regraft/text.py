@@ -1,4 +1,4 @@
-"""Text as JavaScript sees it: UTF-16 lengths and cuts, its white space, and bytes that are not quite UTF-8.
+"""Text as JavaScript sees it: UTF-16 lengths and cuts, its white space, and bytes that are not quite UTF-8; text shown.
 
 The v1 and v2 applications are written in JavaScript; offsets count UTF-16 code units and trimming follows its rules
 (``docs/formats/index.md``, "Offsets"; ``docs/formats/v1.md``, "Text").
@@ -8,6 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+import struct
+from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import regex
 
 #: What JavaScript's ``\s`` and ``trim`` take for white space: U+FEFF is, U+0085 is not.
 JS_WHITESPACE = (
@@ -18,8 +25,31 @@ JS_WHITESPACE = (
 #: Surrogates coded each by itself, one or more in a row; no byte of them can be part of another character.
 _RAW_SURROGATES = re.compile(rb"(?:\xed[\xa0-\xbf][\x80-\xbf])+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-#: What would write elsewhere on a terminal than where it stands: control characters, line ends, changes of direction.
-_MOVES_CURSOR = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+#: What writes elsewhere than where it stands, or cannot be seen: controls, line ends, changes of direction, format
+#: characters, blanks of no width, unpaired surrogates, private use and what is no character (Unicode's categories Cc,
+#: Cf, Zl, Zp, Cs, Co, and what it calls ignorable).
+_HIDDEN = (
+    "\x00-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890-\u0891\u08e2\u115f-\u1160\u17b4-\u17b5\u180b-\u180f"
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\uf8ff\ufdd0-\ufdef\ufeff\uffa0\ufff0-\ufffb\ufffe-\uffff"
+    "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    + "".join(f"{chr(plane * 0x10000 + 0xFFFE)}-{chr(plane * 0x10000 + 0xFFFF)}" for plane in range(1, 14))
+    + "\U000e0000-\U000e00ff\U000e01f0-\U000e0fff\U000efffe-\U0010ffff"
+)
+_EMOJI = "\u2600-\u27bf\U0001f000-\U0001faff"
+_JOINED_WORDS = "\u0620-\u06d3\u0900-\u0dff\u1000-\u109f\u1780-\u17b3"
+#: Joiners that join: in a picture of several, and in the words of scripts that are written with them.
+_JOINERS = f"(?<=[{_EMOJI}\ufe0f])\u200d(?=[{_EMOJI}])|(?<=[{_JOINED_WORDS}])[\u200c\u200d](?=[{_JOINED_WORDS}])"
+_NOT_SHOWN = re.compile(f"(?!{_JOINERS})[{_HIDDEN}]")
+_NOT_SHOWN_IN_LINES = re.compile(f"(?!{_JOINERS}|[\n\t])[{_HIDDEN}]")
+_NOT_IN_JSON = re.compile(f"(?!\n|{_JOINERS})[{_HIDDEN}]")
+#: Marks that stand on one character in any script; more are piled up over the lines above.
+_MOST_MARKS = 8
+#: Code points of one value that are shown: the longest path of any system.
+LONGEST_SHOWN = 4_096
+#: Of a name that stands before what is said of it.
+LONGEST_NAME = 200
+#: Of one line that several values are in.
+_LONGEST_LINE = 4 * LONGEST_SHOWN
 
 
 def trim(text: str) -> str:
@@ -95,19 +125,25 @@ def _mended(match: re.Match[bytes]) -> bytes:
     return whole(match.group().decode("utf-8", "surrogatepass")).encode()
 
 
+def utf16_units(text: str) -> tuple[int, ...]:
+    """Return the UTF-16 code units of ``text``, which has no unpaired surrogate."""
+    raw = text.encode("utf-16-le")
+    return struct.unpack(f"<{len(raw) // 2}H", raw)
+
+
 def without_nul(text: str) -> str:
     """Return ``text`` without NUL, where SQLite's own functions take a text for ended."""
     return text.replace("\0", "")
 
 
-def shown(path: object) -> str:
-    """Return a path as text that can be stored and printed, also where its bytes are no UTF-8."""
+def path_text(path: object) -> str:
+    """Return a path as text that can be stored: where its bytes are no UTF-8, there is U+FFFD."""
     return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def argument(path: object) -> str:
     """Return a path as a word that a command line takes, not yet quoted: never one that looks like an option."""
-    name = shown(path)
+    name = path_text(path)
     return f".{os.sep}{name}" if name.startswith("-") else name
 
 
@@ -119,11 +155,60 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun[:-1]}ies" if is_changed else f"{number:,} {noun}s"
 
 
-def escaped(text: str) -> str:
-    """Return ``text`` with what could move the cursor of a terminal, and unpaired surrogates, as escapes."""
-    return _MOVES_CURSOR.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+def shown(value: object, limit: int | None = LONGEST_SHOWN, *, lines: bool = False) -> str:
+    """Return any text of a user's, or of a store's, so that it can be shown: in a terminal, a message or a page.
+
+    It stays on its line and in its order, and nothing of it is hidden: controls, line ends, changes of direction, what
+    has no width, unpaired surrogates and private characters are escapes (``\\x1b``, ``\\u202e``); marks piled up on one
+    character are cut. Of more than ``limit`` code points only the start is shown, and how many there are. Text that
+    is shown already stays as it is.
+
+    Args:
+        value: text, or anything else by its ``str``.
+        limit: the most code points that are shown; None: all.
+        lines: line feeds and tabs stay what they are: for a text of several lines.
+    """
+    text = str(value)
+    if limit is not None and len(text) > limit:
+        text = f"{text[:limit]}…({len(text):,} characters)"
+    if text.isascii() and text.isprintable():
+        return text
+    text = (_NOT_SHOWN_IN_LINES if lines else _NOT_SHOWN).sub(_escape, text)
+    return text if text.isascii() else _piled_marks().sub(r"\1…", text)
 
 
-def one_line(text: str) -> str:
-    """Return text of a store so that it cannot write on the terminal: on one line, control characters escaped."""
-    return escaped(" ".join(text.split()))
+def shown_lines(lines: Iterable[object]) -> str:
+    """Return lines for a person as one text: each as by :func:`shown`, with a line end."""
+    return "".join(f"{shown(line, _LONGEST_LINE)}\n" for line in lines)
+
+
+def one_line(text: str, limit: int | None = LONGEST_SHOWN) -> str:
+    """Return a text, of several lines too, in one: as :func:`shown`, with single blanks for its white space."""
+    start = text if limit is None else text[: 4 * limit]
+    words = " ".join(start.split())
+    return shown(words, limit) + ("…" if len(start) < len(text) and len(words) <= (limit or 0) else "")
+
+
+def in_json(document: str) -> str:
+    """Return JSON text with what :func:`shown` escapes as JSON's own escapes: it says the same, and hides nothing.
+
+    Unpaired surrogates, which strict readers refuse, are U+FFFD.
+    """
+    is_plain = document.isascii() and "\x7f" not in document
+    return document if is_plain else _NOT_IN_JSON.sub(_json_escape, document)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    units = utf16_units(whole(found[0]))
+    return "".join(f"\\u{unit:04x}" for unit in units)
+
+
+@cache
+def _piled_marks() -> regex.Pattern[str]:
+    import regex  # noqa: PLC0415 - takes its time, and names in ASCII need none of it
+
+    return regex.compile(rf"([\p{{Mn}}\p{{Me}}]{{{_MOST_MARKS}}})[\p{{Mn}}\p{{Me}}]+")

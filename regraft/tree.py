@@ -6,7 +6,6 @@ it is given.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import lzma
@@ -14,30 +13,24 @@ import os
 import shutil
 import stat
 import struct
-import tempfile
 import unicodedata
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, Protocol
 
-from regraft import sqlite
-from regraft.errors import ArchiveEncrypted, ArchiveUnsafe, SourceUnreadable, WorkFolderTooSmall
+from regraft import durable, holes, links, notices, sqlite
+from regraft.errors import RegraftError, SourceUnreadable
 from regraft.hashing import in_background
-from regraft.progress import human_bytes
+from regraft.notices import Notice
+from regraft.room import demand_room
+from regraft.text import shown
+from regraft.zip_directory import Directory, Member
 
 CHUNK_BYTES = 1 << 20
-#: A member that grows by more than this factor, and to more than this size, is a bomb: text packs to a tenth,
-#: vectors hardly at all, and repeated pages to a hundredth.
-BOMB_RATIO = 500
-BOMB_BYTES = 16 << 20
-#: Longer and deeper names are no file's on any system, and take memory for each of their parts.
-LONGEST_NAME, MOST_PARTS = 4_096, 255
-#: What stands before a member's bytes at the least.
-_LOCAL_HEADER_BYTES = 30
-
 #: What Python's readers of archives raise for damaged ones.
 _DAMAGE = (
     zipfile.BadZipFile,
@@ -54,6 +47,9 @@ _DAMAGE = (
 #: Why nothing is read whose bytes may never come.
 _NO_FILE = "a pipe, a socket or a device, not a file"
 
+#: So many links that are not followed are named.
+_MOST_LINKS = 100
+
 Kind = Literal["file", "folder"]
 
 
@@ -67,6 +63,12 @@ class Tree(Protocol):
 
         Pipes, sockets and devices are nothing: reading one may wait forever.
         """
+
+    def is_denied(self, name: str) -> bool:
+        """Tell whether nobody can see what stands under ``name``: a folder above it may not be looked into."""
+
+    def problem(self, name: str) -> str:
+        """Say why a name is not read for where its links lead; nothing where that is not so."""
 
     def children(self, name: str) -> list[str]:
         """Return the sorted names of what lies directly in a folder; empty where there is none."""
@@ -111,26 +113,76 @@ def is_plain_name(name: str) -> bool:
     return bool(name) and name not in (".", "..") and not set(name) & {"/", "\\", "\0"}
 
 
-def _matching(wanted: str, names: list[str]) -> str | None:
-    """Return the one of ``names`` that is ``wanted`` but for Unicode normalisation (macOS stores another one)."""
-    key = unicodedata.normalize("NFC", wanted)
-    return next((name for name in names if unicodedata.normalize("NFC", name) == key), None)
-
-
 class FolderTree:
-    """A folder on disk. Symbolic links are followed."""
+    """A folder on disk. Symbolic links that lead out of it are not followed, unless the user wants that.
 
-    def __init__(self, path: Path) -> None:
+    ``named`` is the path that the user gave, where the tree begins above it: it may be a link to anywhere.
+    """
+
+    def __init__(self, path: Path, named: Path | None = None) -> None:
         self.path = path
+        self._named = named
+        #: The links that lead out and were asked for, and where to; no more than a few.
+        self.not_followed: dict[str, str] = {}
+        #: Of the folder asked last: when it was changed, and its names that are not normalised by what they would be.
+        self._forms: tuple[Path, int, dict[str, str]] | None = None
+
+    def close(self) -> None:
+        """Do nothing: a folder needs no closing."""
+
+    @cached_property
+    def _roots(self) -> tuple[Path, ...]:
+        return tuple(links.real_path(path) for path in (self.path, self._named) if path is not None)
 
     def _real(self, name: str) -> Path:
+        """Return where a name is on disk.
+
+        Raises:
+            LeadsOut: it is behind a link that is not followed.
+            OSError, ValueError: nothing can be there.
+        """
         real = self.path
         for part in PurePosixPath(name).parts:
             step = real / part
-            if not os.path.lexists(step) and not part.isascii():
-                step = real / (_matching(part, _listing(real)) or part)
-            real = step
+            try:
+                mode = step.lstat().st_mode
+            except FileNotFoundError:
+                # macOS stores names in another normalisation.
+                step = real / (part if part.isascii() else self._other_form(real, part))
+                mode = step.lstat().st_mode
+            real = self._behind(step, name) if stat.S_ISLNK(mode) else step
         return real
+
+    def _behind(self, link: Path, name: str) -> Path:
+        if links.are_followed():
+            return link
+        real = links.real_path(link)
+        if links.is_inside(real, self._roots):
+            return real
+        if len(self.not_followed) < _MOST_LINKS:
+            self.not_followed[name] = str(real)
+        raise links.LeadsOut(str(real))
+
+    def _other_form(self, folder: Path, name: str) -> str:
+        """Return the name in a folder that is ``name`` but for its Unicode normalisation; else ``name``."""
+        form = unicodedata.normalize("NFC", name)
+        if os.path.lexists(folder / form):
+            return form
+        changed = folder.stat().st_mtime_ns
+        if self._forms is None or self._forms[:2] != (folder, changed):
+            others = ((unicodedata.normalize("NFC", one), one) for one in _listing(folder) if not one.isascii())
+            self._forms = folder, changed, {normal: one for normal, one in others if normal != one}
+        return self._forms[2].get(form, name)
+
+    def problem(self, name: str) -> str:
+        """Say why a name is not read for where its links lead; nothing where that is not so."""
+        try:
+            self._real(name)
+        except links.LeadsOut as error:
+            return str(error.strerror)
+        except (OSError, ValueError):
+            pass
+        return ""
 
     def kind(self, name: str) -> Kind | None:
         """See :meth:`Tree.kind`."""
@@ -140,6 +192,16 @@ class FolderTree:
         except (OSError, ValueError):  # ValueError: a NUL in the name
             return None
 
+    def is_denied(self, name: str) -> bool:
+        """See :meth:`Tree.is_denied`."""
+        try:
+            self._real(name).stat()
+        except PermissionError:
+            return True
+        except (OSError, ValueError):
+            return False
+        return False
+
     def children(self, name: str) -> list[str]:
         """See :meth:`Tree.children`."""
         return _listing(self._real(name)) if self.kind(name) == "folder" else []
@@ -147,12 +209,23 @@ class FolderTree:
     def size(self, name: str) -> int:
         """See :meth:`Tree.size`."""
         with self._reported(name):
-            return _regular(self._real(name)).stat().st_size
+            status = self._real(name).stat()
+            links.demand_file(status.st_mode)
+            return status.st_size
 
     def open(self, name: str) -> BinaryIO:
         """See :meth:`Tree.open`."""
         with self._reported(name):
-            return _regular(self._real(name)).open("rb")
+            file = self._opened(name)
+            try:
+                holes.demand_whole(file.fileno())
+            except BaseException:
+                file.close()
+                raise
+            return file
+
+    def _opened(self, name: str) -> BinaryIO:
+        return os.fdopen(links.opened(self._real(name)), "rb")
 
     @contextmanager
     def _reported(self, name: str) -> Iterator[None]:
@@ -164,36 +237,27 @@ class FolderTree:
 
     def crc32(self, name: str) -> int:
         """See :meth:`Tree.crc32`."""
-        with self.open(name) as file:
-            return crc32_of(file)
+        with self._reported(name), self._opened(name) as file:
+            return holes.crc32(file)
 
     @contextmanager
     def local(self, name: str, work: Path | None) -> Iterator[Path]:  # noqa: ARG002 - a folder needs no work folder
         """See :meth:`Tree.local`."""
-        real = self._real(name)
+        try:
+            real = self._real(name)
+        except links.LeadsOut as error:
+            raise SourceUnreadable(path=f"{self.path}/{name}", reason=error.strerror) from error
+        except (OSError, ValueError):
+            real = self.path / name
         # What is neither file nor folder counts as nothing; below it there is nothing indeed.
         yield real / real.name if _is_special(real) else real
-
-
-def _regular(path: Path) -> Path:
-    """Return a path again whose file can be opened without waiting.
-
-    Raises:
-        OSError: there is none, or it is a folder, a pipe, a socket or a device.
-    """
-    mode = path.stat().st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, _NO_FILE)
-    return path
 
 
 def _is_special(path: Path) -> bool:
     """Tell whether a path is that of a pipe, a socket or a device."""
     try:
         mode = path.stat().st_mode
-    except OSError:
+    except (OSError, ValueError):
         return False
     return not stat.S_ISDIR(mode) and not stat.S_ISREG(mode)
 
@@ -217,7 +281,8 @@ class ZipTree:
     """A zip archive. Its directory is checked as a whole before anything is read.
 
     Raises:
-        ArchiveUnsafe: a member climbs out, is absolute or encrypted, is named twice, overlaps another, or is a bomb.
+        ArchiveUnsafe: a member climbs out, is absolute or encrypted, too long or too deep, is named twice, overlaps
+            another, or is a bomb.
         SourceUnreadable: it is no zip archive, truncated or damaged, or no file at all.
     """
 
@@ -226,99 +291,60 @@ class ZipTree:
         if _is_special(path):
             raise SourceUnreadable(path=path, reason=_NO_FILE)
         try:
-            self._zip = zipfile.ZipFile(path)
+            with path.open("rb") as file:
+                holes.demand_whole(file.fileno())
+            self._directory = Directory(path)
+        except RegraftError:
+            raise
         except _DAMAGE as error:
-            raise SourceUnreadable(path=path, reason=f"damaged or incomplete zip archive: {error}") from error
-        self._members: dict[str, zipfile.ZipInfo] = {}
-        self._folders: dict[str, set[str]] = {"": set()}
-        for info in self._zip.infolist():
-            self._admit(info)
-        self._check_overlap()
+            raise SourceUnreadable(path=path, reason=f"damaged or incomplete zip archive: {_reason(error)}") from error
 
     def close(self) -> None:
         """Close the archive."""
-        self._zip.close()
+        self._directory.close()
 
-    def _admit(self, info: zipfile.ZipInfo) -> None:
-        name = _member_name(info)
-        self._refuse_climber(name)
-        if info.flag_bits & 0x1:
-            raise ArchiveEncrypted(path=self.path)
-        if info.file_size > BOMB_BYTES and info.file_size > BOMB_RATIO * max(info.compress_size, 1):
-            raise ArchiveUnsafe(
-                path=self.path,
-                reason=f"{name} would grow from {info.compress_size:,} to {info.file_size:,} bytes (a zip bomb)",
-            )
-        parts = [part for part in name.split("/") if part and part != "."]
-        if not parts:
-            return
-        if len(name) > LONGEST_NAME or len(parts) > MOST_PARTS:
-            raise ArchiveUnsafe(path=self.path, reason=f"a name in it has {len(name):,} characters")
-        for depth in range(len(parts)):
-            self._folders.setdefault("/".join(parts[:depth]), set()).add(parts[depth])
-        plain = "/".join(parts)
-        if name.endswith("/"):
-            self._folders.setdefault(plain, set())
-        elif plain in self._members:
-            raise ArchiveUnsafe(path=self.path, reason=f"{plain} is in it twice")
-        else:
-            self._members[plain] = info
-
-    def _refuse_climber(self, name: str) -> None:
-        drive = len(name) > 1 and name[1] == ":" and name[0].isalpha() and name[2:3] in ("/", "\\", "")
-        if name.startswith(("/", "\\")) or drive:
-            raise ArchiveUnsafe(path=self.path, reason=f"{name} is an absolute path")
-        if ".." in name.replace("\\", "/").split("/"):
-            raise ArchiveUnsafe(path=self.path, reason=f"{name} leads out of the archive")
-        if "\0" in name:
-            raise ArchiveUnsafe(path=self.path, reason=f"{name!r} holds a NUL")
-
-    def _check_overlap(self) -> None:
-        ordered = sorted(self._members.values(), key=lambda info: info.header_offset)
-        ends = [info.header_offset + _LOCAL_HEADER_BYTES + info.compress_size for info in ordered]
-        starts = [info.header_offset for info in ordered] + [self.path.stat().st_size]
-        if any(end > start for end, start in zip(ends, starts[1:], strict=True)):
-            raise ArchiveUnsafe(path=self.path, reason="its members overlap one another")
-        clash = next((name for name in self._members if name in self._folders), None)
-        if clash is not None:
-            raise ArchiveUnsafe(path=self.path, reason=f"{clash} is both a file and a folder")
-
-    def _find(self, name: str) -> str:
-        if name in self._members or name in self._folders or name.isascii():
-            return name
-        folder, _, last = name.rpartition("/")
-        return join(folder, _matching(last, sorted(self._folders.get(folder, ()))) or last)
-
-    def _member(self, name: str) -> zipfile.ZipInfo:
-        found = self._members.get(self._find(name))
-        if found is None:
+    def _member(self, name: str) -> Member:
+        found = self._directory.find(name)
+        if found is None or found[1] is None:
             raise SourceUnreadable(path=self.path, reason=f"{name} is not in it")
-        return found
+        return found[1]
 
     def kind(self, name: str) -> Kind | None:
         """See :meth:`Tree.kind`."""
-        found = self._find(name)
-        return "file" if found in self._members else "folder" if found in self._folders else None
+        found = self._directory.find(name)
+        return None if found is None else "folder" if found[1] is None else "file"
+
+    def problem(self, name: str) -> str:  # noqa: ARG002 - an archive's links are never followed
+        """See :meth:`Tree.problem`."""
+        return ""
+
+    def is_denied(self, name: str) -> bool:  # noqa: ARG002
+        """See :meth:`Tree.is_denied`."""
+        return False
 
     def children(self, name: str) -> list[str]:
         """See :meth:`Tree.children`."""
-        return sorted(self._folders.get(self._find(name), ()))
+        found = self._directory.find(name)
+        if found is None or found[1] is not None:
+            return []
+        return sorted(child for _, child, _ in self._directory.children(found[0]))
 
     def size(self, name: str) -> int:
         """See :meth:`Tree.size`."""
-        return self._member(name).file_size
+        return self._member(name).size
 
     def open(self, name: str) -> BinaryIO:
         """See :meth:`Tree.open`."""
-        member = self._member(name)
         try:
-            return _MemberReader(self._zip.open(member), self.path, name)
+            return _MemberReader(self._directory.open(self._member(name)), self.path, name)
+        except SourceUnreadable:
+            raise
         except _DAMAGE as error:
             raise SourceUnreadable(path=self.path, reason=f"{name}: {error}") from error
 
     def crc32(self, name: str) -> int:
         """See :meth:`Tree.crc32`."""
-        return self._member(name).CRC
+        return self._member(name).crc
 
     @contextmanager
     def local(self, name: str, work: Path | None) -> Iterator[Path]:
@@ -326,7 +352,7 @@ class ZipTree:
         if self.kind(name) is None:
             yield self.path / name  # below a file: there is nothing at such a path
             return
-        with _work_folder(work) as folder:
+        with durable.temporary_folder(work) as folder:
             place = folder / "member"
             if self.kind(name) == "file":
                 demand_room(folder, self.size(name))
@@ -334,18 +360,25 @@ class ZipTree:
                 for suffix in ("-wal", "-journal"):
                     self._extract_companion(name + suffix, place.with_name(place.name + suffix), suffix)
             else:
-                place.mkdir()
+                durable.make_folder(place)
             yield place
 
     def files(self, folder: str) -> Iterator[str]:
         """Yield the names of all files below a folder, sorted; links are among them."""
-        start = f"{self._find(folder)}/" if folder else ""
-        yield from sorted(name for name in self._members if name.startswith(start))
+        found = self._directory.find(folder)
+        if found is not None and found[1] is None:
+            yield from self._below(found[0], folder)
+
+    def _below(self, number: int, folder: str) -> Iterator[str]:
+        for child, name, is_file in self._directory.children(number):
+            if is_file:
+                yield join(folder, name)
+            else:
+                yield from self._below(child, join(folder, name))
 
     def is_link(self, name: str) -> bool:
         """Tell whether a member is a symbolic link: its bytes are the path that it leads to."""
-        member = self._member(name)
-        return member.create_system != 0 and stat.S_ISLNK(member.external_attr >> 16)
+        return self._member(name).is_link
 
     def _extract_companion(self, name: str, place: Path, suffix: str) -> None:
         if self.kind(name) != "file":
@@ -362,7 +395,7 @@ class ZipTree:
             SourceUnreadable: the member is damaged.
             OSError: the place cannot be written.
         """
-        with self.open(name) as file, place.open("wb") as copy:
+        with self.open(name) as file, durable.open_binary(place, "wb") as copy:
             shutil.copyfileobj(file, copy, CHUNK_BYTES)
 
     def extract_hashed(self, name: str, place: Path) -> str:
@@ -374,30 +407,15 @@ class ZipTree:
         digest = hashlib.sha256()
         is_large = self.size(name) > CHUNK_BYTES
         hashing = in_background(digest.update) if is_large else nullcontext(digest.update)
-        with self.open(name) as file, place.open("wb") as copy, hashing as update:
+        with self.open(name) as file, durable.open_binary(place, "wb") as copy, hashing as update:
             while chunk := file.read(CHUNK_BYTES):
                 update(chunk)
                 copy.write(chunk)
         return digest.hexdigest()
 
 
-def demand_room(folder: Path, needed: int) -> None:
-    """Refuse to extract more into a temporary folder than fits there.
-
-    Raises:
-        WorkFolderTooSmall
-    """
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise WorkFolderTooSmall(path=folder, needed=human_bytes(needed), free=human_bytes(free))
-
-
-@contextmanager
-def _work_folder(work: Path | None) -> Iterator[Path]:
-    if work is not None:
-        work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="regraft-", dir=work, ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+def _reason(error: Exception) -> object:
+    return error.strerror if isinstance(error, OSError) and error.strerror else error
 
 
 class _MemberReader(io.RawIOBase, BinaryIO):
@@ -428,16 +446,11 @@ class _MemberReader(io.RawIOBase, BinaryIO):
         super().close()
 
 
-def _member_name(info: zipfile.ZipInfo) -> str:
-    """Return a member's name: UTF-8 where its bytes are, though the flag says otherwise; ``/`` between its parts."""
-    name = info.filename
-    if not info.flag_bits & 0x800:
-        try:
-            name = name.encode("cp437").decode()
-        except UnicodeError:
-            name = info.filename
-    # Only archives made on Windows mean a separator by a backslash; elsewhere it is part of a name.
-    return name.replace("\\", "/") if info.create_system == 0 and "/" not in name else name
+def notices_of(tree: Tree) -> Iterator[Notice]:
+    """Say which of the links that were met so far lead out of a source, so that nothing behind them is read."""
+    for name, target in tree.not_followed.items() if isinstance(tree, FolderTree) else ():
+        said = f"{shown(name)} is a link to {shown(target)}, out of the source: not followed without {links.OPTION}"
+        yield Notice(notices.LINK_NOT_FOLLOWED, said)
 
 
 def open_tree(path: Path) -> FolderTree | ZipTree:

@@ -5,19 +5,20 @@ Names and sizes were checked as a whole when the archive was opened (:class:`reg
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from regraft import ledger
+from regraft import durable, ledger
 from regraft.errors import ArchiveUnsafe, SourceUnreadable
 from regraft.formats import pack, v2_places
+from regraft.formats.backup import inner_folder
 from regraft.formats.library_report import REPORT_FILE
-from regraft.locate import Located, inner_folder
+from regraft.locate import Located
+from regraft.room import demand_room
 from regraft.sqlite import TRACES
-from regraft.tree import FolderTree, ZipTree, demand_room, join
+from regraft.tree import FolderTree, ZipTree, join
 
 #: Small files beside a catalog that say where its bases come from.
 _BESIDE = (pack.MANIFEST, REPORT_FILE, "metadata.json")
@@ -47,8 +48,7 @@ def on_disk(source: Located, bases: Collection[str] = (), *, raw: bool = True) -
     inside = inner_folder(tree)
     needed = dict.fromkeys(_needed(source, tree, inside, frozenset(bases), raw))
     names = [name for name in needed if not tree.is_link(name)]
-    with tempfile.TemporaryDirectory(prefix="regraft-", ignore_cleanup_errors=True) as work:
-        folder = Path(work)
+    with durable.temporary_folder() as folder:
         demand_room(folder, sum(tree.size(name) for name in names))
         damaged, digests = {}, {}
         is_pack = tree.kind(join(inside, pack.MANIFEST)) == "file"
@@ -92,13 +92,13 @@ def _is_needed(name: str, rest: str, own: Collection[str], raw: bool) -> bool:
 def _extract(tree: ZipTree, name: str, target: Path, *, hashed: bool) -> str | None:
     """Extract a member to a file that is not there yet, and return its checksum where that is wanted."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.touch(exist_ok=False)
+        durable.make_folders(target.parent, flush=False)
+        durable.open_binary(target, "xb").close()
         if hashed:
             return tree.extract_hashed(name, target)
         tree.extract(name, target)
     except SourceUnreadable:
-        target.unlink(missing_ok=True)
+        durable.remove(target, missing_ok=True)
         raise
     except (FileExistsError, NotADirectoryError) as error:
         raise ArchiveUnsafe(path=tree.path, reason=f"{name} and another member are one file on this system") from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
+import stat
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -11,15 +12,14 @@ from pathlib import Path
 
 import apsw
 
-from regraft import durable, sqlite
-from regraft.changes import Recorded, State
+from regraft import durable, links, sqlite, untouched
 from regraft.errors import LedgerUnreadable, PlanOutdated
 from regraft.ledger import FOLDER, Ledger, path_of
+from regraft.ledger_values import TRASH, UNDO, WORK, FileDetail, Recorded, RowsDetail, State
 from repair import files, growing, rows
 from repair.copies import back_up, copy_database
 from repair.plan import Change, FileChange, RowsChange
 
-UNDO, TRASH, WORK = "undo", "trash", "work"
 #: Bases that are built and wait for their vectors (``docs/restore.md``).
 RESTORING = "restoring"
 #: Vectors that wait for their collection (``docs/angel-memory.md``).
@@ -63,8 +63,8 @@ class Changer:
             path = self._root / change.path
             self._demand_as_planned(path, change)
             if isinstance(change, RowsChange):
-                with rows.locked(path, keep=False):
-                    pass
+                with rows.locked(path, keep=False) as db:
+                    untouched.demand_own_rules(db, path, change.tables)
             elif _is_replaced(path, change):
                 files.settle_logs(path)
             self._planned[change.path] = _planned_mark(path)
@@ -102,19 +102,19 @@ class Changer:
             if change.backup:
                 back_up(self._root / change.path, backup_of(changeset))
             schema = rows.schema_of(db)
-            with rows.recording(db, change.tables, changeset):
+            with rows.recording(db, self._root / change.path, change.tables, changeset):
                 _apply(db, change)
             dangling = rows.proven(db, changeset)
             if dangling is None or rows.schema_of(db) != schema:
                 forget(self._root, changeset)
                 raise _NotRecordable
-            detail = {"dangling": dangling, "actions": self._actions_of(change)}
+            detail = RowsDetail(dangling, self._actions_of(change))
             recorded = self._book.changes.intend(self._run, "rows", change.path, kept, detail)
         self._book.changes.settle(recorded, "done", _kept_size(self._root, changeset))
 
-    def _actions_of(self, change: Change) -> list[int]:
+    def _actions_of(self, change: Change) -> tuple[int, int]:
         """Return which of the run's actions a change does: from where on, and how many."""
-        return [self._told - len(change.actions), len(change.actions)]
+        return self._told - len(change.actions), len(change.actions)
 
     def _on_copy(self, change: RowsChange) -> FileChange:
         """Return the same change as one that is made on a copy, which then takes the file's place."""
@@ -122,7 +122,11 @@ class Changer:
 
         def make(new: Path) -> None:
             copy_database(path, new)
-            with sqlite.writing(new) as db, sqlite.transaction(db):
+            with (
+                sqlite.writing(new) as db,
+                sqlite.transaction(db),
+                untouched.others_untouched(db, path, change.tables),
+            ):
                 _apply(db, change)
 
         return FileChange(change.path, change.actions, make, path.stat().st_size)
@@ -141,7 +145,7 @@ class Changer:
             durable.make_folders(staged.parent)
             change.make(staged)
             if final.is_file() and staged.is_file():
-                shutil.copymode(final, staged)
+                durable.copy_mode(final, staged)
             if change.mark is None:
                 durable.sync_tree(staged) if staged.is_dir() else durable.sync_file(staged)
             mark = (change.mark or files.mark_of)(staged)
@@ -151,13 +155,13 @@ class Changer:
             raise PlanOutdated(path=final, reason="it was written to meanwhile")
         kept = self._kept(change, number) if had else None
         made = _first_missing(final.parent)
-        detail = {
-            "new": change.make is not None,
-            "mark": mark,
-            "staged": f"{WORK}/{self._run}/{number}",
-            "made": None if made is None else made.relative_to(self._root).as_posix(),
-            "actions": self._actions_of(change),
-        }
+        detail = FileDetail(
+            new=change.make is not None,
+            mark=mark,
+            staged=f"{WORK}/{self._run}/{number}",
+            made=None if made is None else made.relative_to(self._root).as_posix(),
+            actions=self._actions_of(change),
+        )
         recorded = self._book.changes.intend(self._run, "file", change.path, kept, detail)
         old = self._own / kept if kept else self._own / WORK / self._run / f"{number}.none"
         files.swap(final, staged if change.make is not None else None, old)
@@ -179,7 +183,7 @@ def _planned_mark(path: Path) -> object:
     found = files.databases(path)
     if not found:
         return os.path.lexists(path)
-    logs = (file for database in found for file in (database, *sqlite.companions(database.resolve())))
+    logs = (file for database in found for file in (database, *sqlite.companions(links.real_path(database))))
     return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in logs]
 
 
@@ -246,7 +250,7 @@ def _remove_remains(root: Path, book: Ledger) -> None:
             forget(root, kept_of(root, change))
     for run in book.changes.runs():
         folder = root / FOLDER / UNDO / run.run_id
-        if folder.resolve() != (root / FOLDER).resolve() / UNDO / run.run_id:
+        if links.real_path(folder) != links.real_path(root / FOLDER) / UNDO / run.run_id:
             raise LedgerUnreadable(path=path_of(root), reason=f"what is kept of {run.run_id} lies elsewhere")
         # Killed before it recorded its intent, a run leaves what nothing names.
         for kept in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -269,13 +273,18 @@ def kept_of(root: Path, change: Recorded) -> Path | None:
     """Return where what takes a change back lies, None where nothing was there before.
 
     Raises:
-        LedgerUnreadable: links lead out of ``.regraft``.
+        LedgerUnreadable: links lead out of ``.regraft``, or what is there is nothing that was ever kept.
     """
     if change.kept is None:
         return None
     kept = root / FOLDER / change.kept
-    if (root / FOLDER).resolve() not in kept.parent.resolve().parents:
+    if links.real_path(root / FOLDER) not in links.real_path(kept.parent).parents:
         raise LedgerUnreadable(path=path_of(root), reason=f"what is kept at {change.kept} lies elsewhere")
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        mode = kept.lstat().st_mode
+        # Nothing but a file is a record of rows; a pipe would be waited for.
+        if not stat.S_ISREG(mode) and (change.means == "rows" or not (stat.S_ISDIR(mode) or stat.S_ISLNK(mode))):
+            raise LedgerUnreadable(path=path_of(root), reason=f"what is kept at {change.kept} is no file")
     return kept
 
 
@@ -283,7 +292,7 @@ def clean(root: Path) -> None:
     """Remove what was being made."""
     work = root / FOLDER / WORK
     if work.exists():
-        durable.remove_tree(work)
+        durable.remove_remains(work)
 
 
 def _settle_rows(root: Path, book: Ledger, change: Recorded) -> None:
@@ -300,7 +309,7 @@ def _rows_made(root: Path, change: Recorded) -> bool:
     if changeset is None or not changeset.is_file() or not final.is_file():
         return True
     try:
-        if change.state == "intended" and change.detail.get(growing.DETAIL):
+        if change.state == "intended" and change.rows.grows:
             return growing.settle(final, changeset, change)
         with rows.locked(final, keep=False) as db:
             return rows.was_made(db, changeset)
@@ -313,15 +322,16 @@ def _settle_file(root: Path, book: Ledger, change: Recorded) -> None:
     if change.state == "undoing":
         _settle_undo(root, book, change, final, kept)
         return
-    if change.detail["new"]:
-        made = os.path.lexists(final) and not os.path.lexists(root / FOLDER / change.detail["staged"])
+    if change.file.new:
+        made = os.path.lexists(final) and not os.path.lexists(root / FOLDER / change.file.staged)
     else:
         made = not os.path.lexists(final)
-    if not made and kept is not None and os.path.lexists(kept):
-        if not os.path.lexists(final):
+    if kept is not None and os.path.lexists(kept):
+        if not made and not os.path.lexists(final):
             durable.replace(kept, final)
         # Two names of one file are the first half of a swap; another file came there from another program.
-        made = not os.path.samestat(kept.lstat(), final.lstat()) if os.path.lexists(kept) else False
+        if change.file.new or not made:
+            made = os.path.lexists(kept) and not os.path.samestat(kept.lstat(), final.lstat())
     if not made:
         remove_made(root, change)
     _settled(root, book, change, "done" if made else "dropped")
@@ -339,8 +349,8 @@ def _settle_undo(root: Path, book: Ledger, change: Recorded, final: Path, kept: 
 
 def remove_made(root: Path, change: Recorded) -> None:
     """Remove the folders that were made for a change and that nothing is in any more."""
-    if change.detail["made"] is not None:
-        files.prune((root / change.path).parent, (root / change.detail["made"]).parent)
+    if change.file.made is not None:
+        files.prune((root / change.path).parent, (root / change.file.made).parent)
 
 
 def _first_missing(folder: Path) -> Path | None:

@@ -38,7 +38,7 @@ def back_up(path: Path, new: Path) -> None:
         CopyDiffers: the copy is damaged.
         apsw.Error, OSError: it cannot be read or written.
     """
-    new.parent.mkdir(parents=True, exist_ok=True)
+    durable.make_folders(new.parent)
     # Another way than SQLite's of closing the file would let go of the lock.
     with sqlite.writing(path) as source:
         pages = source.execute("PRAGMA page_count").get

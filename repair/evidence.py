@@ -5,7 +5,6 @@ Whatever cannot be read, or is damaged itself, tells nothing. Rules: ``docs/form
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from checks import v2_findings as v2
 from checks.findings import Finding
 from checks.index_file import path_problem
 from regraft import identity, sqlite
-from regraft.formats import okf
+from regraft.formats import json_text, okf
 from regraft.names import PROCESSED_EXTENSIONS
 from regraft.text import decode_utf8
 from repair.store import Store
@@ -154,7 +153,7 @@ def _fields(block: str) -> Iterator[tuple[str, str]]:
     for line in block.split("\n"):
         name, colon, value = line.partition(": ")
         try:
-            found = json.loads(value) if colon else None
+            found = json_text.loads(value) if colon else None
         except ValueError:
             continue
         if isinstance(found, str):

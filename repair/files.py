@@ -9,14 +9,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import apsw
 
-from regraft import durable, sqlite
+from regraft import durable, links, sqlite
 from regraft.errors import StoreBusy, StoreNotWritable, StoreOnTwoDisks
 from regraft.formats import chroma
 from regraft.hashing import Update, in_background
@@ -74,9 +73,9 @@ def folder_mark(settled: Mapping[str, str]) -> str:
 def _bytes_mark(path: Path) -> str:
     if path.is_symlink():
         return f"link {path.readlink()}"
-    if sqlite.companions(path.resolve()) and sqlite.is_database(path):
-        with tempfile.TemporaryDirectory(prefix="regraft-") as folder:
-            copy = Path(folder, "copy.sqlite")
+    if sqlite.companions(links.real_path(path)) and sqlite.is_database(path):
+        with durable.temporary_folder() as folder:
+            copy = folder / "copy.sqlite"
             copy_database(path, copy)
             return Digest.of(copy).settled
     return Digest.of(path).settled
@@ -136,7 +135,7 @@ class Digest:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    for place, folders, files in os.walk(folder):
+    for place, folders, files in os.walk(folder, onerror=durable.whole):
         inside = Path(place).relative_to(folder)
         yield from (str(inside / name) for name in files if not name.endswith(sqlite.TRACES))
         yield from (str(inside / name) for name in folders if (Path(place) / name).is_symlink())
@@ -148,8 +147,8 @@ def _file_mark(path: Path) -> str:
     if sqlite.is_database(path):
         try:
             return f"rows {_rows_mark(path)}"
-        except (apsw.Error, UnicodeDecodeError):
-            pass  # damaged: its bytes tell
+        except (*sqlite.CONTENT_ERRORS, UnicodeDecodeError):
+            pass  # damaged: its bytes tell. A disk that fails now may not do so later, when the mark is compared.
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -204,14 +203,14 @@ def settle_log(path: Path) -> None:
         raise StoreNotWritable(path=path, reason=error) from error
     except (apsw.NotADBError, apsw.CorruptError) as error:
         # A log that stays would be taken for that of what comes in the file's place.
-        if sqlite.companions(path.resolve()):
+        if sqlite.companions(links.real_path(path)):
             raise StoreNotWritable(path=path, reason=f"its log cannot be worked into it: {error}") from error
 
 
 def databases(path: Path) -> list[Path]:
     """Return the SQLite files that a file or folder is, or holds, in the order of names; links to folders hold none."""
     if path.is_dir() and not path.is_symlink():
-        inside = (Path(place, name) for place, _, names in os.walk(path) for name in names)
+        inside = (Path(place, name) for place, _, names in os.walk(path, onerror=durable.whole) for name in names)
         return sorted(file for file in inside if not file.is_symlink() and sqlite.is_database(file))
     return [path] if sqlite.is_database(path) else []
 
@@ -252,7 +251,7 @@ def swap(final: Path, new: Path | None, kept: Path) -> None:
 def swap_back(final: Path, kept: Path | None, aside: Path) -> None:
     """Put ``kept`` back where ``final`` is; what stood there goes to ``aside``, which the caller removes."""
     if os.path.lexists(final):
-        aside.parent.mkdir(parents=True, exist_ok=True)
+        durable.make_folders(aside.parent, flush=False)
         if not (kept is not None and kept.is_file() and _linked(final, aside)):
             durable.replace(final, aside)
     if kept is not None:
@@ -265,7 +264,7 @@ def _linked(path: Path, kept: Path) -> bool:
     if path.is_dir() or path.is_symlink():
         return False
     try:
-        os.link(path, kept)
+        durable.link(path, kept)
     except OSError as error:
         if error.errno in _NO_LINKS:
             return False
@@ -284,7 +283,7 @@ def prune(folder: Path, stop: Path) -> None:
     """Remove empty folders from ``folder`` upwards, below ``stop``."""
     while folder != stop and stop in folder.parents:
         try:
-            folder.rmdir()
+            durable.remove_folder(folder)
         except FileNotFoundError:
             pass
         except OSError:

@@ -14,15 +14,13 @@ from pathlib import Path
 
 import apsw
 
-from regraft import durable, interrupts, sqlite
-from regraft.changes import Recorded
+from regraft import durable, interrupts, sqlite, untouched
 from regraft.ledger import FOLDER, Ledger
+from regraft.ledger_values import Recorded, RowsDetail
 from repair import rows
 
 #: How long such a writer waits for others, and who looks meanwhile for it, in ms.
 BUSY_MS = 60_000
-#: What is recorded of such a change besides what every change of rows has.
-DETAIL = "grows"
 
 
 @contextmanager
@@ -36,9 +34,8 @@ def writer(path: Path) -> Iterator[apsw.Connection]:
         # What could not be written is not to be paid for.
         with sqlite.transaction(db):
             pass
-        db.execute("PRAGMA trusted_schema = 0")
-        # What is paid for is not lost in a power cut.
-        db.execute("PRAGMA synchronous = FULL")
+        # What is paid for is not lost.
+        sqlite.keep_through_power_cuts(db)
         db.set_busy_timeout(BUSY_MS)
         yield db
 
@@ -67,24 +64,32 @@ class Growing:
         begin: Callable[[], None],
     ) -> None:
         self._file = root / FOLDER / kept
+        self._path = root / path
         self._book = book
         self._intent = (run_id, path, kept)
-        self._detail = {"dangling": 0, "actions": list(actions), DETAIL: True}
+        self._detail = RowsDetail(0, actions, grows=True)
         self._begin_run = begin
         self._change: int | None = None
         self._size = self._written = 0
+
+    @property
+    def has_changed(self) -> bool:
+        """Tell whether a transaction was committed."""
+        return self._size > 0
 
     @contextmanager
     def transaction(self, db: apsw.Connection, tables: Sequence[str]) -> Iterator[None]:
         """Change rows of ``tables`` in one transaction that is recorded as a section; Ctrl-C waits for its end."""
         with interrupts.held_back():
-            with sqlite.transaction(db), self._section(db, tables):
+            own = untouched.others_untouched(db, self._path, tables)
+            with sqlite.transaction(db), self._section(db, tables), own:
                 yield
             self.committed()
 
     @contextmanager
     def _section(self, db: apsw.Connection, tables: Sequence[str]) -> Iterator[None]:
         """Record what happens to the rows of ``tables``, as a part of the transaction that is committed next."""
+        rows.demand_taken_back(db, tables)
         self._begin()
         session = apsw.Session(db, "main")
         try:
@@ -94,7 +99,7 @@ class Growing:
             part = session.changeset()
         finally:
             session.close()
-        with self._file.open("r+b") as file:
+        with durable.open_binary(self._file, "r+b") as file:
             # A section whose transaction was rolled back is no part of it.
             file.truncate(self._size)
             file.seek(self._size)
@@ -111,7 +116,7 @@ class Growing:
         if self._change is None:
             self._begin_run()
             durable.make_folders(self._file.parent)
-            self._file.touch()
+            durable.touch(self._file)
             durable.sync_folder(self._file.parent)
             run_id, path, kept = self._intent
             self._change = self._book.changes.intend(run_id, "rows", path, kept, self._detail)
@@ -123,7 +128,7 @@ class Growing:
         if self._change is None:
             return
         if self._size:
-            os.truncate(self._file, self._size)
+            durable.truncate(self._file, self._size)
             self._book.changes.settle(self._change, "done", self._size)
         else:
             self._book.changes.settle(self._change, "dropped", 0)
@@ -140,13 +145,13 @@ def settle(final: Path, changeset: Path, change: Recorded) -> bool:
         last = changeset.with_name(f"{changeset.name}.last")
         with changeset.open("rb") as file:
             file.seek(change.bytes)
-            last.write_bytes(file.read())
+            durable.put_bytes(last, file.read())
         try:
             made = _is_whole(last) and _was_made(final, last)
         finally:
-            last.unlink()
+            durable.remove(last)
         if not made:
-            os.truncate(changeset, change.bytes)
+            durable.truncate(changeset, change.bytes)
     return changeset.stat().st_size > 0
 
 

@@ -17,15 +17,15 @@ from typing import Any
 import apsw
 
 from checks import v2_findings as v2
-from checks.catalog_rows import base_key, data_problem
+from checks.catalog_rows import base_key
 from checks.findings import FINDINGS, Finding
 from regraft import profiles, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.item_data import data_problem
 from regraft.text import counted
 from repair import mend_bases, mend_data, mend_items
 from repair.evidence import Evidence, evidence_of
-from repair.install.rows import recorded_tables
 from repair.mend_items import Items
 from repair.plan import Action, Left, RowsChange
 from repair.store import Store
@@ -112,8 +112,7 @@ class _Mender:
         tables = _TABLES if self._data and tables == _TABLES[:1] else tables
         if not actions:
             return []
-        with sqlite.reading(self._path) as db:
-            return [RowsChange(path, actions, self._apply, recorded_tables(db, tables), self._bytes)]
+        return [RowsChange(path, actions, self._apply, tuple(tables), self._bytes)]
 
     def left(self) -> list[Left]:
         """Return what stays as it is."""

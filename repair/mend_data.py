@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from checks.catalog_rows import DATA, data_of, data_problem
 from regraft import identity
 from regraft.formats.catalog import MAX_NOTE_UNITS
 from regraft.formats.catalog_reader import Row
+from regraft.formats.item_data import DATA, data_of, data_problem
 from regraft.text import is_blank, utf16_cut, utf16_len, whole
 from repair.evidence import Evidence
 

@@ -17,7 +17,7 @@ import apsw
 from checks import v2_findings as v2
 from checks import vectors
 from checks.findings import FINDINGS
-from regraft import sqlite
+from regraft import guarding, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.index import SCHEMA_VERSION
 from regraft.text import counted
@@ -175,8 +175,9 @@ def _write(db: apsw.Connection, target: Target) -> None:
     db.executemany("UPDATE material SET relative_path = ? WHERE rowid = ?", rows)
     write_back(db)
     if target.wanted.intersection(target.found, (v2.FTS_DESYNC, v2.BODY_ROWID)):
-        for statement in _EMPTY_FULL_TEXT:
-            db.execute(statement)
+        with guarding.below_the_surface(db):
+            for statement in _EMPTY_FULL_TEXT:
+                db.execute(statement)
 
 
 def _worked_out(db: apsw.Connection, target: Target) -> Outcome | None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from checks import v2_findings as v2
-from checks.catalog_rows import ACTIVE, DATA, group_problem, is_foreign, status_problem
+from checks.catalog_rows import ACTIVE, group_problem, is_foreign, status_problem
 from regraft.formats.catalog_reader import Row
+from regraft.formats.item_data import DATA
 from regraft.text import is_blank
 
 INTERRUPTED = "indexing_interrupted"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,12 +18,13 @@ from pathlib import Path, PurePosixPath
 import apsw
 
 from checks import v2_findings as v2
-from checks.catalog_rows import data_of, path_of
+from checks.catalog_rows import path_of
 from checks.findings import FINDINGS
 from checks.index_file import path_problem, stored_problem
-from regraft import sqlite
+from regraft import durable, links, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.catalog_reader import Row
+from regraft.formats.item_data import data_of
 from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
 from regraft.text import counted, decode_utf8
 from repair.plan import Action, FileChange, Left, RowsChange
@@ -168,11 +168,13 @@ class FileRename:
 
     def _is_inside(self, place: Path) -> bool:
         """Tell whether no link on the way leads out of ``raw/``."""
-        return place.resolve().is_relative_to(self._folder.resolve())
+        return links.real_path(place).is_relative_to(links.real_path(self._folder))
 
 
 def _copy(source: Path, new: Path) -> None:
-    shutil.copy2(source, new)
+    durable.copy_file(source, new)
+    durable.copy_mode(source, new)
+    durable.copy_times(source, new)
 
 
 def _is_copy(source: Path, other: Path) -> bool:

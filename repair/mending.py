@@ -22,9 +22,10 @@ from regraft.formats import v2_places
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.libsql_preview import Layout
 from regraft.text import argument
-from repair import mend_catalog, mend_index, mend_paths, readable_paths
+from repair import mend_catalog, mend_index, mend_paths, mend_schema, readable_paths
 from repair.mend_index import Target
 from repair.mend_paths import Renamed
+from repair.mend_schema import joined
 from repair.plan import Left, Plan, RowsChange
 from repair.readable_paths import NewPaths, materials_of, new_paths
 from repair.store import Store
@@ -34,9 +35,10 @@ Mends = set[tuple[str, str | None]]
 #: Mends rows of the catalog: at most one change of that file, what is left, and what must be gone afterwards.
 CatalogMender = Callable[[Store, Findings, frozenset[str]], tuple[list[RowsChange], list[Left], Mends]]
 
-CATALOG_MENDERS: tuple[CatalogMender, ...] = (mend_catalog.changes,)
+CATALOG_MENDERS: tuple[CatalogMender, ...] = (mend_schema.changes, mend_catalog.changes)
+_OF_INDEX: tuple[str, ...] = (*mend_schema.NAMES, *mend_index.NAMES)
 #: Findings that are mended.
-NAMES: tuple[str, ...] = (*mend_index.NAMES, *mend_catalog.NAMES)
+NAMES: tuple[str, ...] = (*_OF_INDEX, *mend_catalog.NAMES)
 #: Findings that are mended only where they are asked for by name.
 BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID,)
 
@@ -111,13 +113,20 @@ class _Planner:
 
     def _of_index(self, base: str, one: v2_places.Store, moved: dict[str, Renamed]) -> Iterator[RowsChange]:
         found = self._counts(base)
-        wanted = self._wish.wanted.intersection(found, mend_index.NAMES)
+        wanted = self._wish.wanted.intersection(found, _OF_INDEX)
         if not wanted:
             return
         if not mend_index.BLOCKING.isdisjoint(found):
             upgrades = {v2.UNREADABLE, v2.CORRUPT}.isdisjoint(found)
             reason = "the layout of the file is not whole" if upgrades else "the file is damaged"
             self._leave_all(base, f"{reason}: that has to be mended first", "upgrade" if upgrades else None)
+            return
+        dropped = mend_schema.change(self._store.root, one.name, wanted, base)
+        if dropped is not None:
+            self._plan.mends |= {(name, base) for name in wanted.intersection(mend_schema.NAMES)}
+            yield dropped
+        wanted = wanted.intersection(mend_index.NAMES)
+        if not wanted:
             return
         renames = self._renamed(base, one) if v2.PATH_UNSAFE in wanted else Renamed()
         target = self._target(base, one, found, renames)
@@ -161,7 +170,7 @@ class _Planner:
 
     def _leave_all(self, base: str, reason: str, command: str | None) -> None:
         repair = None if command is None else f"regraft {command} {shlex.quote(argument(self._store.path))}"
-        names = self._wish.wanted.intersection(mend_index.NAMES)
+        names = self._wish.wanted.intersection(_OF_INDEX)
         for finding in self._findings[base]:
             if finding.name in names:
                 left = Left(finding.name, reason, base, finding.subject, finding.count, finding.severity, repair)
@@ -249,20 +258,3 @@ def _by_path(changes: list[RowsChange]) -> list[list[RowsChange]]:
     for change in changes:
         grouped[change.path].append(change)
     return list(grouped.values())
-
-
-def joined(changes: list[RowsChange]) -> RowsChange:
-    """Return changes of one file as one, made in their order."""
-
-    def apply(db: apsw.Connection) -> None:
-        for change in changes:
-            change.apply(db)
-
-    return RowsChange(
-        changes[0].path,
-        tuple(action for change in changes for action in change.actions),
-        apply,
-        tuple(dict.fromkeys(table for change in changes for table in change.tables)),
-        sum(change.bytes for change in changes),
-        bodies=any(change.bodies for change in changes),
-    )

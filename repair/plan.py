@@ -10,7 +10,7 @@ from typing import Any
 import apsw
 
 from checks.levels import Level
-from regraft.changes import Recorded
+from regraft.ledger_values import Recorded
 from regraft.notices import Severity
 
 

@@ -6,7 +6,6 @@ below ``raw/`` stay where they are; rows that no unit is made of stay in the pre
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from migrators.stages.models import ModelChoice
 from migrators.stages.plan import plan_base
 from migrators.stages.planned import BasePlan, MaterialPlan
 from migrators.stages.preflight import planned_bytes
-from regraft import notices, sqlite
+from regraft import durable, notices, sqlite
 from regraft.errors import PlanOutdated, VerificationFailed
 from regraft.formats import index, libsql_preview
 from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
@@ -34,7 +33,6 @@ from regraft.formats.v2_places import INDEX_FILE, RAW_FOLDER
 from regraft.formats.v2_places import Store as Place
 from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.text import counted
-from repair.install.rows import recorded_tables
 from repair.plan import Action, FileChange, Left, Plan, RowsChange
 from repair.preview_items import Namer, Source, Upgrade, Write
 from repair.store import Store
@@ -192,8 +190,7 @@ def _catalog_change(store: Store, upgrades: list[Upgrade]) -> Iterator[RowsChang
 
     tables = [name for name in ("knowledge_base", "knowledge_item") if any(f" {name} " in sql for sql, _ in updates)]
     size = sum(len(str(value)) for _, values in updates for value in values)
-    with sqlite.reading(path) as db:
-        yield RowsChange(store.catalog, tuple(actions), apply, recorded_tables(db, tables), size)
+    yield RowsChange(store.catalog, tuple(actions), apply, tuple(tables), size)
 
 
 def _folder_of(place: Place) -> str | None:
@@ -227,10 +224,10 @@ def _index_changes(source: Source, upgrade: Upgrade, folder: str | None) -> Iter
 def _make_folder(upgrade: Upgrade, make: Write, new: Path) -> None:
     for name, write, *_ in upgrade.files:
         path = new / RAW_FOLDER / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.make_folders(path.parent, flush=False)
         write(path)
     path = new / INDEX_FILE
-    path.parent.mkdir(parents=True)
+    durable.make_folders(path.parent, flush=False)
     make(path)
 
 
@@ -256,7 +253,7 @@ def _make_index(source: Source, upgrade: Upgrade, new: Path) -> None:
             if kept != upgrade.kept:
                 said = f"{kept} rows stay in the preview table instead of {upgrade.kept}"
                 raise VerificationFailed(base=upgrade.base, reason=said)
-    shutil.copymode(path, new)
+    durable.copy_mode(path, new)
 
 
 def _material(db: apsw.Connection, planned: BasePlan, one: MaterialPlan, path: str) -> index.Material:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import filecmp
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,14 +15,15 @@ from typing import Any
 
 import apsw
 
-from checks.catalog_rows import data_of, path_of
+from checks.catalog_rows import path_of
 from checks.index_file import path_problem
 from migrators.stages.drafts import BaseDraft
 from migrators.stages.planned import BasePlan, ItemPlan, MaterialPlan
-from regraft import clock, sqlite
+from regraft import clock, durable, sqlite
 from regraft.formats import libsql_preview, okf
 from regraft.formats.catalog_reader import Row, StoredCatalog
 from regraft.formats.index import BODY_SEPARATOR
+from regraft.formats.item_data import data_of
 from regraft.formats.libsql_preview import PREVIEW
 from regraft.formats.v2_places import Store as Place
 from regraft.names import FreeNames, material_name
@@ -133,7 +133,7 @@ class Namer:
             return path if filecmp.cmp(source, target, shallow=False) else self._virtual(item)
         said = f"copy {source.name} to {path}: another item has that file, too"
         action = Action("copy-file", said, self._upgrade.base, path, bytes=source.stat().st_size)
-        self._upgrade.files.append((path, partial(shutil.copyfile, source), action, action.bytes))
+        self._upgrade.files.append((path, partial(durable.copy_file, source), action, action.bytes))
         return path
 
     def _content(self, material: MaterialPlan) -> str:
@@ -149,7 +149,7 @@ class Namer:
             with libsql_preview.readable(origin) as copy, sqlite.reading(copy) as db:
                 content = BODY_SEPARATOR.join(body for body, _ in PREVIEW.rows(db, material.runs, size))
             text = _snapshot(item, content).block(stamp) + content
-            new.write_text(text, encoding="utf-8", newline="")
+            durable.put_text(new, text)
 
         self._upgrade.files.append((path, write, action, material.body_bytes))
 

@@ -16,15 +16,15 @@ from typing import Any
 import apsw
 
 from checks import v2_findings as v2
-from checks.catalog_rows import data_of, is_foreign, is_own_path, virtual_prefixes
+from checks.catalog_rows import is_foreign, is_own_path, virtual_prefixes
 from checks.findings import FINDINGS
 from migrators.stages.folders import TakenPaths
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.folder_paths import ChildPaths, FolderPrefixes
 from regraft.formats.catalog_reader import Row
+from regraft.formats.item_data import data_of
 from regraft.text import counted, is_blank, whole
-from repair.install.rows import recorded_tables
 from repair.plan import Action, Left, RowsChange
 from repair.taken_paths import taken_paths
 
@@ -126,8 +126,7 @@ def catalog_change(root: Path, catalog: str, every: Sequence[NewPaths]) -> RowsC
     if not actions:
         return None
     path = root / catalog
-    with sqlite.reading(path) as db:
-        tables = recorded_tables(db, _ITEMS)
+    tables = tuple(_ITEMS)
 
     def apply(db: apsw.Connection) -> None:
         for paths in every:

@@ -14,12 +14,14 @@ from typing import Any, BinaryIO
 
 import apsw
 
-from regraft import durable, sqlite
+from regraft import durable, guarding, sqlite, untouched
 from regraft.errors import StoreBusy, StoreNotWritable
-from regraft.formats.codex_mem import excluded_guarded
+from regraft.formats.codex_mem import FULL_TEXT, NOTES, excluded_guarded
 from regraft.formats.index.bulk import is_cjk, rebuild_full_text
+from regraft.formats.index.layout import TABLES
 
 BODIES = "search_text"
+_OF_INDEX = {"meta", *TABLES}
 #: A changeset is held in memory while it is recorded: what is larger is done on a copy of the file.
 LARGEST_CHANGESET = 32 << 20
 
@@ -41,8 +43,7 @@ def locked(path: Path, *, keep: bool = True) -> Iterator[apsw.Connection]:
         with sqlite.writing(path) as db:
             if db.readonly("main"):
                 raise StoreNotWritable(path=path, reason="it is read-only")
-            # A power cut after the end of this must not lose it.
-            db.execute("PRAGMA synchronous = FULL")
+            sqlite.keep_through_power_cuts(db)
             with sqlite.transaction(db) if keep else _rolled_back(db):
                 yield db
     except apsw.BusyError as error:
@@ -63,6 +64,10 @@ def _rolled_back(db: apsw.Connection) -> Iterator[None]:
 
 def can_record(db: apsw.Connection, tables: Sequence[str]) -> bool:
     """Tell whether a changeset can hold every change of these tables: a row without a key escapes it."""
+    try:
+        demand_taken_back(db, tables)
+    except apsw.SQLError:
+        return False
     for table in tables:
         keys = [row[1] for row in db.execute(f"PRAGMA table_info({sqlite.quoted(table)})") if row[5]]
         if not keys:
@@ -73,21 +78,37 @@ def can_record(db: apsw.Connection, tables: Sequence[str]) -> bool:
     return True
 
 
+def demand_taken_back(db: apsw.Connection, tables: Sequence[str]) -> None:
+    """Refuse tables whose changes SQLite could record, and not take back: their foreign keys name no table.
+
+    Raises:
+        apsw.SQLError
+    """
+    for table in tables:
+        # It is not carried out; SQLite looks at the keys when it reads it.
+        db.execute(f"EXPLAIN INSERT INTO {sqlite.quoted(table)} DEFAULT VALUES").fetchall()
+
+
 def schema_of(db: apsw.Connection) -> list[Any]:
     """Return the words of the schema, which no changeset holds."""
     return sorted(db.execute("SELECT type, name, ifnull(sql, '') FROM sqlite_schema"))
 
 
 @contextmanager
-def recording(db: apsw.Connection, tables: Sequence[str], changeset: Path) -> Iterator[None]:
-    """Record what happens to the rows of ``tables`` into a file, which is on disk once this ends without an error."""
+def recording(db: apsw.Connection, path: Path, tables: Sequence[str], changeset: Path) -> Iterator[None]:
+    """Record what happens to the rows of ``tables`` into a file, which is on disk once this ends without an error.
+
+    Raises:
+        SchemaForeign, OtherRowsChanged: rows of other tables would change, too (:mod:`regraft.untouched`).
+    """
     session = apsw.Session(db, "main")
     try:
         for table in tables:
             session.attach(table)
-        yield
+        with untouched.others_untouched(db, path, tables):
+            yield
         durable.make_folders(changeset.parent)
-        with changeset.open("wb") as file:
+        with durable.open_binary(changeset, "wb") as file:
             session.changeset_stream(_writer(file))
         durable.sync_file(changeset)
         durable.sync_folder(changeset.parent)
@@ -108,10 +129,9 @@ def triggers_aside(db: apsw.Connection, tables: Collection[str] = (BODIES,)) -> 
 
     All of it is part of the caller's transaction.
     """
-    with sqlite.without_triggers(db):
-        yield
-        if BODIES in tables and _has_full_text(db):
-            rebuild_full_text(db, cjk=is_cjk(db))
+    yield
+    if BODIES in tables and _has_full_text(db):
+        rebuild_full_text(db, cjk=is_cjk(db))
 
 
 def _has_full_text(db: apsw.Connection) -> bool:
@@ -172,7 +192,7 @@ def was_left(db: apsw.Connection, changeset: Path) -> bool:
 
     flags = apsw.SQLITE_CHANGESETAPPLY_INVERT | apsw.SQLITE_CHANGESETAPPLY_FKNOACTION
     with _tried(db):
-        with changeset.open("rb") as file:
+        with guarding.below_the_surface(db), changeset.open("rb") as file:
             apsw.Changeset.apply(file.read, db, conflict=conflict, flags=flags)
         with changeset.open("rb") as file:
             return others < sum(1 for _ in apsw.Changeset.iter(file.read))
@@ -194,8 +214,7 @@ def proven(db: apsw.Connection, changeset: Path) -> int | None:
 def _tried(db: apsw.Connection) -> Iterator[None]:
     db.execute("SAVEPOINT tried")
     try:
-        with sqlite.without_triggers(db):
-            yield
+        yield
     finally:
         db.execute("ROLLBACK TO tried")
         db.execute("RELEASE tried")
@@ -220,7 +239,7 @@ def _applied(db: apsw.Connection, changeset: Path, flags: int, may_dangle: int |
     # Rows that were damaged before may break the layout's own checks.
     db.execute("PRAGMA ignore_check_constraints = ON")
     try:
-        with changeset.open("rb") as file:
+        with guarding.below_the_surface(db), changeset.open("rb") as file:
             apsw.Changeset.apply(file.read, db, conflict=conflict, flags=flags | apsw.SQLITE_CHANGESETAPPLY_FKNOACTION)
     except (apsw.AbortError, apsw.ConstraintError):
         if not conflicts:
@@ -233,3 +252,27 @@ def _applied(db: apsw.Connection, changeset: Path, flags: int, may_dangle: int |
 def _touched(changeset: Path) -> set[str]:
     with changeset.open("rb") as file:
         return {change.name for change in apsw.Changeset.iter(file.read)}
+
+
+def unfit(db: apsw.Connection, changeset: Path) -> str | None:
+    """Return why what is kept takes no change of regraft's back; None where it may.
+
+    A store may come from somebody else, with what takes its runs back: it changes rows of the layout's own tables, not
+    the schema, nor where SQLite keeps a full-text index.
+    """
+    try:
+        touched = _touched(changeset)
+    except (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError) as error:
+        return f"it is damaged: {error}"
+    foreign = sorted(touched - _changed_tables(db))
+    return f"it changes {foreign[0]}, which no run of regraft does" if foreign else None
+
+
+def _changed_tables(db: apsw.Connection) -> set[str]:
+    """Return the tables of a file whose rows regraft may have changed."""
+    found = db.execute("SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table'").fetchall()
+    names = {str(name) for (name,) in found if not str(name).startswith("sqlite_")}
+    if NOTES in names:
+        # Of codex-mem it is filled anew, but for the notes that are excluded.
+        return names | {f"{FULL_TEXT}_{name}" for name in ("data", "idx", "docsize")}
+    return names & _OF_INDEX if BODIES in names else names

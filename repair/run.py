@@ -6,6 +6,7 @@ Rules: ``docs/formats/library.md``, "Changes".
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from typing import Any
 import apsw
 
 from checks.levels import Level
-from regraft import durable, ledger
+from regraft import durable, ledger, sqlite
 from regraft.changes import RunRecord
 from regraft.envelope import Run
 from regraft.errors import (
@@ -29,13 +30,15 @@ from regraft.errors import (
     NotMended,
     RegraftError,
     SourceUnreadable,
+    StoreDamaged,
     StoreNotWritable,
     TargetLocked,
 )
 from regraft.ledger import Ledger
+from regraft.ledger_values import WORK
 from regraft.locate import SYSTEMS, Kind
 from regraft.progress import Progress, human_bytes, stage
-from regraft.text import shown
+from regraft.text import path_text, shown
 from repair import changing, space, undo
 from repair.changing import Changer
 from repair.plan import Plan
@@ -43,6 +46,8 @@ from repair.store import Store, demand_quiet, recognised, recognised_after
 
 Planner = Callable[[Store], Plan]
 Document = dict[str, Any]
+#: What fails where a pipe, a file or a link in a circle stands in the place of a folder, or a folder in that of a file.
+_ODD_PLACES = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})
 #: Room that every run takes for its records, in bytes.
 _RECORDS = 1 << 20
 
@@ -132,6 +137,8 @@ def undo_run(
     """
     with recognised(path, kind, "undo") as store:
         run = Run("undo", dry_run, store.found.kind.value, path)
+        if not dry_run:
+            settle_remains(store)
         chosen = undo.chosen_run(store.root, store.runs(ledger.read_runs(store.root)), run_id)
         if dry_run:
             with looking(store):
@@ -146,7 +153,7 @@ def undo_run(
             if not show_plan(planned):
                 raise Declined(path=path)
             undo.demand_unchanged(store.root, chosen)
-            book.begin_run("undo", shown(path), run.id)
+            book.begin_run("undo", path_text(path), run.id)
             book.changes.record_actions(run.id, planned["actions"])
             with stage(progress, "Taking back", len(chosen.changes)):
                 undo.take_back(store.root, book, chosen.run_id)
@@ -156,7 +163,8 @@ def undo_run(
 
 
 def _undo_document(store: Store, run: Run, chosen: RunRecord) -> Document:
-    actions = [{**action, "message": f"take back: {action['message']}"} for action in undo.made_actions(chosen)]
+    made = [action.document() for action in undo.made_actions(chosen)]
+    actions = [{**action, "message": f"take back: {action['message']}"} for action in made]
     touched = sorted({str(action["base"]) for action in actions if action["base"] is not None})
     bases = [{"id": base, "name": store.names.get(base, base)} for base in touched]
     head = {**run.document(), "bases": bases}
@@ -180,7 +188,7 @@ def _carry_out(
     if not show_plan(planned):
         raise Declined(path=store.path)
     changer.demand_free(plan.changes)
-    book.begin_run(run.command, shown(store.path), run.id)
+    book.begin_run(run.command, path_text(store.path), run.id)
     book.changes.record_actions(run.id, planned["actions"])
     with stage(progress, "Changing", len(plan.changes)):
         for change in plan.changes:
@@ -236,11 +244,11 @@ def opened(store: Store) -> Iterator[Ledger]:
         TargetLocked: another run has it.
         StoreNotWritable
     """
-    is_new = not store.own.exists()
+    is_new = not os.path.lexists(store.own)
     try:
         with contextlib.ExitStack() as stack:
             try:
-                store.own.mkdir(exist_ok=True)
+                durable.make_folders(store.own)
                 book = stack.enter_context(ledger.opened(store.root))
             except RegraftError:
                 raise
@@ -250,17 +258,36 @@ def opened(store: Store) -> Iterator[Ledger]:
             try:
                 yield book
             finally:
-                with contextlib.suppress(apsw.Error, LedgerUnreadable):
-                    # A run that was stopped before it changed anything leaves nothing, as one that was refused.
-                    is_new = is_new and all(change.state == "dropped" for change in book.changes.every())
-                    is_new = is_new and not changing.is_waiting(store.own)
+                # A run that was stopped before it changed anything leaves nothing, as one that was refused.
+                is_new = is_new and _says_nothing(store, book)
     except TargetLocked:
         is_new = False
         raise
     finally:
         if is_new:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, RegraftError):
                 durable.remove_tree(store.own)
+
+
+def _says_nothing(store: Store, book: Ledger) -> bool:
+    """Tell whether a ledger has nothing to take back, and nothing waits; one that cannot be read just now may have."""
+    try:
+        made = any(change.state != "dropped" for change in book.changes.every())
+    except (apsw.Error, LedgerUnreadable):
+        return False
+    return not made and not changing.is_waiting(store.own)
+
+
+def settle_remains(store: Store) -> None:
+    """Settle what a killed run was making, where the run that is asked for may be refused before it would do so.
+
+    Raises:
+        TargetLocked, StoreNotWritable, ApplicationOpen
+    """
+    if (store.own / WORK).exists():
+        demand_quiet(store)
+        with opened(store) as book:
+            changing.recover(store.root, book)
 
 
 def _reason(error: OSError) -> str:
@@ -274,13 +301,18 @@ def clean_stop(store: Store, book: Ledger) -> Iterator[None]:
     """Leave every file whole, whatever stops the run; what is refused once something was changed was stopped."""
     before = {change.change_id: change.state for change in book.changes.every()}
 
-    def leave(status: str) -> int:
+    def leave(status: str) -> int | str:
         with contextlib.suppress(OSError, apsw.Error, RegraftError):
             changing.recover(store.root, book)
         with contextlib.suppress(OSError, apsw.Error, RegraftError):
+            # What is being made tells the next run how far an unsettled change has come.
+            if not book.changes.open_changes():
+                changing.clean(store.root)
+        with contextlib.suppress(OSError, apsw.Error, RegraftError):
             book.end_run(status)
             return sum(_is_finished(before.get(one.change_id), one.state) for one in book.changes.every())
-        return 0
+        # The disk does not even give the ledger: nobody may be told that nothing was written.
+        return _UNKNOWN
 
     try:
         yield
@@ -291,12 +323,26 @@ def clean_stop(store: Store, book: Ledger) -> Iterator[None]:
         if finished and error.exit_status == REFUSED:
             raise ChangesStopped(path=store.root, reason=str(error).rstrip("."), finished=finished) from error
         raise
-    except (OSError, apsw.Error) as error:
+    except (OSError, apsw.Error, UnicodeDecodeError) as error:
         reason = _reason(error) if isinstance(error, OSError) else str(error)
-        raise ChangesStopped(path=store.root, reason=reason, finished=leave("stopped")) from error
+        finished = leave("stopped")
+        if not finished and is_of_the_store(error):
+            raise StoreDamaged(path=store.root, reason=reason) from error
+        raise ChangesStopped(path=store.root, reason=reason, finished=finished) from error
     except Exception:
         leave("stopped")
         raise
+
+
+#: How many changes were made, where the ledger cannot be read any more.
+_UNKNOWN = "unknown"
+
+
+def is_of_the_store(error: Exception) -> bool:
+    """Tell whether an error comes of what is in a store, and not of the system: the next try would come to the same."""
+    if isinstance(error, OSError):
+        return error.errno in _ODD_PLACES
+    return isinstance(error, (*sqlite.CONTENT_ERRORS, UnicodeDecodeError))
 
 
 def _is_finished(before: str | None, now: str) -> bool:

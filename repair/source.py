@@ -5,7 +5,6 @@ It is only read. Links are not followed: a stranger's archive or folder could le
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -22,15 +21,19 @@ from checks.catalog_rows import base_key
 from checks.findings import Finding
 from checks.levels import Level
 from checks.packs import BACKUP_SLIM
-from regraft import profiles, sqlite
+from regraft import links, profiles, sqlite
 from regraft.base_names import known_id, meant
 from regraft.errors import NotChanged, SourceUnreadable
-from regraft.formats import pack
+from regraft.formats import json_text, pack
+from regraft.formats.backup import inner_folder
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.library_report import report_bytes
-from regraft.locate import BASE_SOURCES, INDEX_FILE, NAMES, RAW_FOLDER, V1_SOURCES, Kind, Located, inner_folder, located
+from regraft.ledger_values import path_of
+from regraft.links import leads_out
+from regraft.locate import BASE_SOURCES, INDEX_FILE, NAMES, RAW_FOLDER, V1_SOURCES, Kind, Located, located
 from regraft.move_errors import PackDamaged, ProfileInUse
-from regraft.tree import Tree, ZipTree, is_plain_name, join
+from regraft.names import is_folder_name
+from regraft.tree import Tree, ZipTree, join
 from regraft.unpacking import is_pristine, on_disk
 from repair.copies import table_damage_of
 from repair.store import Store
@@ -40,6 +43,8 @@ _GRAVE = frozenset(
     {
         *(v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION, v2.SCHEMA_PREVIEW, v2.META_MISSING),
         *(v2.META_BASE, v2.PATH_UNSAFE, v2.ITEM_DATA, v2.BASE_STATUS, v2.BASE_NO_INDEX),
+        # What a stranger's definitions do, nobody carries into a profile.
+        *(v2.FOREIGN_TRIGGER, v2.FOREIGN_VIEW, v2.FOREIGN_COLUMN),
     }
 )
 
@@ -134,6 +139,8 @@ class BaseSource:
             SourceUnreadable: a folder of it cannot be looked into.
         """
         folder, links = self.folder(base), [*self._links_of(base)]
+        if leads_out(self.store.root, folder):
+            return BaseFiles((), (*links, INDEX_FILE))
         index = folder / INDEX_FILE
         files = []
         if _is_inside(index, self.store.root):
@@ -174,7 +181,7 @@ class BaseSource:
 
     def problem(self, base: str, findings: list[Finding]) -> Finding | None:
         """Return what keeps a base where it is, of what was found; None where nothing does."""
-        if not isinstance(self.bases[base].get("id"), str) or not is_plain_name(base):
+        if not isinstance(self.bases[base].get("id"), str) or not is_folder_name(base):
             return Finding(v2.BASE_STATUS, "error", "its id is no name of a folder", base)
         if self.is_slim and base not in self.store.stores:
             said = "a slim backup has its rows, and neither its index nor its files: take a full one, or the profile"
@@ -202,17 +209,12 @@ class BaseSource:
             if problem is not None:
                 raise PackDamaged(path=self.store.path, file=name, reason=problem)
         for base in self.chosen:
-            for path in self.files(base).files if self.manifest is not None and is_plain_name(base) else ():
+            for path in self.files(base).files if self.manifest is not None and is_folder_name(base) else ():
                 if self.inside(path) not in self.packed:
                     raise PackDamaged(path=self.store.path, file=self.inside(path), reason="no part of the pack")
 
     def _path_of(self, name: str) -> Path:
-        parts = PurePosixPath(name).parts
-        # A backslash is part of a name but on Windows, where none can have it.
-        plain = (part.replace("\\", "_") if os.sep == "/" else part for part in parts)
-        if not all(map(is_plain_name, plain)):
-            raise ValueError("a name that leads out of the pack")
-        return self.store.root.joinpath(*parts)
+        return self.store.root.joinpath(*path_of(name).split("/"))
 
     def _base_of_file(self, name: str) -> str | None:
         start = f"{self.store.bases}/"
@@ -221,7 +223,7 @@ class BaseSource:
 
 def _is_inside(path: Path, root: Path) -> bool:
     """Tell whether a file is there and lies below a root, also after resolving links."""
-    return path.is_file() and not path.is_symlink() and root.resolve() in path.resolve().parents
+    return path.is_file() and not path.is_symlink() and links.real_path(root) in links.real_path(path).parents
 
 
 def _walked(folder: Path) -> Iterator[Path]:
@@ -323,7 +325,7 @@ def _links(found: Located) -> tuple[str, ...]:
 def _reported_ids(tree: Tree, inside: str) -> dict[str, str]:
     """Return the ids of bases by their v1 ids, as the report of the last migration gives them."""
     try:
-        reported: Any = json.loads(report_bytes(tree, inside))
+        reported: Any = json_text.loads(report_bytes(tree, inside))
         return {old: new for old, new in reported["ids"]["bases"].items() if isinstance(new, str)}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}

@@ -16,15 +16,15 @@ from checks import store as checked
 from checks.catalog_rows import base_key
 from checks.findings import Audit, Finding
 from checks.levels import Level
-from regraft import ledger, profiles, sqlite
+from regraft import areas, layout_links, ledger, profiles, sqlite
 from regraft.changes import RunRecord
-from regraft.errors import ApplicationOpen, NotChanged, StoreBusy
+from regraft.errors import ApplicationOpen, NotChanged, RegraftError, SourceUnreadable, StoreBusy
 from regraft.formats import angel_memory, codex_mem, v2_places
 from regraft.formats.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
 from regraft.pending import pending_in
 from regraft.profile_errors import ProfilePending
-from regraft.text import shown
+from regraft.text import path_text
 from repair import files
 
 #: Kinds that are changed in place.
@@ -100,7 +100,7 @@ class Store:
         if self.found.kind is not Kind.CODEX_MEM:
             return list(every)
         names = {self.found.path.name, codex_mem.sidecar_of(self.found.path).name}
-        places = {shown(path) for path in (self.path, self.found.path, self.root)}
+        places = {path_text(path) for path in (self.path, self.found.path, self.root)}
 
         def is_mine(run: RunRecord) -> bool:
             return any(change.path in names for change in run.changes) or (not run.changes and run.source in places)
@@ -144,20 +144,40 @@ def _advice(command: str, found: Located) -> str:
 
 @contextmanager
 def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ...] = ()) -> Iterator[Store]:
-    """Recognise what is to be changed.
+    """Recognise what is to be changed, which may be changed as long as this lasts.
 
     Raises:
         NotChanged: it is nothing that is changed in place.
         ProfilePending: the application is going to throw away what is written.
+        LinkInStore: a link stands where a folder or file of its layout belongs.
         BaseUnknown: it has no such base.
         RegraftError: it cannot be recognised.
     """
     with located(path, kind) as found:
         if not _takes(command, found.kind) or found.is_archive:
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(command, found))
-        if command not in _ONLY_READ:
-            _demand_settled(found.tree.path)
-        yield Store(path, found.tree.path, found, frozenset(audits.chosen_bases(found, bases)))
+        store = Store(path, found.tree.path, found, frozenset(audits.chosen_bases(found, bases)))
+        if command in _ONLY_READ:
+            yield store
+            return
+        _demand_settled(store.root)
+        with areas.opened(store.root):
+            _demand_no_links(found)
+            yield store
+
+
+def _demand_no_links(found: Located) -> None:
+    """Refuse links in a store's layout, and a folder of it into which nobody may look for them.
+
+    Raises:
+        LinkInStore, SourceUnreadable
+    """
+    try:
+        layout_links.demand_none(found)
+    except OSError as error:
+        if isinstance(error, RegraftError):
+            raise
+        raise SourceUnreadable(path=error.filename or found.path, reason=error.strerror or error) from error
 
 
 def _demand_settled(root: Path) -> None:

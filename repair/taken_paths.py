@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from checks.catalog_rows import data_of
 from checks.index_file import path_problem
 from migrators.stages.folders import TakenPaths
 from regraft.formats.catalog_reader import Row
+from regraft.formats.item_data import data_of
 from regraft.names import RESERVING_EXTENSION, FreeNames, fold, split_extension
 
 _KEYS = ("relativePath", "indexedRelativePath")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from regraft import durable, ledger
-from regraft.changes import Recorded, RunRecord
+import apsw
+
+from regraft import durable, ledger, sqlite
+from regraft.changes import RunRecord
 from regraft.clock import iso_time
-from regraft.errors import RunUnknown, UndoRefused
+from regraft.errors import LedgerUnreadable, RunUnknown, UndoRefused
 from regraft.ledger import FOLDER, Ledger
+from regraft.ledger_values import Recorded, RecordedAction
+from regraft.text import shown
 from repair import changing, copies, files, rows
 
 
@@ -39,7 +44,7 @@ def _run(record: RunRecord) -> dict[str, Any]:
         "status": record.status,
         "started_at": iso_time(record.started_at),
         "finished_at": None if record.finished_at is None else iso_time(record.finished_at),
-        "actions": list(made_actions(record)),
+        "actions": [action.document() for action in made_actions(record)],
         "undo": {"state": _state(record), "bytes": sum(change.bytes for change in done), "changes": len(done)},
     }
 
@@ -49,20 +54,21 @@ def undoable(record: RunRecord) -> list[Recorded]:
     return [change for change in record.changes if change.state == "done"]
 
 
-def made_actions(record: RunRecord) -> Iterator[dict[str, Any]]:
+def made_actions(record: RunRecord) -> Iterator[RecordedAction]:
     """Return what a run did: where it was stopped, that is less than what it meant to."""
     if record.status == "finished":
         # Some are known by their count only once they are done.
-        yield from (action for action in record.actions if action.get("count") != 0)
+        yield from (action for action in record.actions if action.count != 0)
         return
-    made: set[int] = set()
+    # Several files may change for one thing that is done, or that was not come to.
+    begins: Counter[int] = Counter()
     for change in record.changes:
         if change.state != "dropped":
-            start, count = change.detail["actions"]
-            made.update(range(start, start + count))
-    # Several files may change for one thing that is done, or that was not come to.
-    actions = (action for number, action in enumerate(record.actions) if number in made)
-    yield from (action for action in actions if action.get("count") != 0)
+            start, count = change.detail.actions
+            begins[start] += 1
+            begins[start + count] -= 1
+    doing = accumulate(begins[number] for number in range(len(record.actions)))
+    yield from (action for action, does in zip(record.actions, doing, strict=True) if does and action.count != 0)
 
 
 def _state(record: RunRecord) -> str:
@@ -98,9 +104,12 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
     A dry run tries it on copies, and leaves no trace beside the files.
 
     Raises:
+        LedgerUnreadable: what takes a change back is damaged, or changes what no run does.
         UndoRefused
         StoreBusy, StoreNotWritable
     """
+    for change in undoable(run):
+        _demand_fit(root, change)
     for change in undoable(run):
         what = _changed(root, change, dry_run)
         if what is not None:
@@ -112,7 +121,7 @@ def _changed(root: Path, change: Recorded, dry_run: bool) -> str | None:
     if kept is not None and not os.path.lexists(kept):
         return "what would take it back is gone, it"
     if change.means == "file":
-        if files.is_changed(path, change.detail["mark"]):
+        if files.is_changed(path, change.file.mark):
             return "it"
         if not dry_run:
             # Who has one file open is told before any other was taken back.
@@ -120,9 +129,29 @@ def _changed(root: Path, change: Recorded, dry_run: bool) -> str | None:
         return None
     if kept is None or not path.is_file():
         return "it"
-    with _trial(path, dry_run) as place, rows.locked(place, keep=False) as db:
-        tables = rows.could_take_back(db, kept, _dangling(change))
+    try:
+        with _trial(path, dry_run) as place, rows.locked(place, keep=False) as db:
+            tables = rows.could_take_back(db, kept, change.rows.dangling)
+    except sqlite.CONTENT_ERRORS:
+        # No database any more, or a damaged one.
+        return "it"
     return f"its rows ({', '.join(tables)})" if tables else None
+
+
+def _demand_fit(root: Path, change: Recorded) -> None:
+    """Refuse what cannot be the record of a change of rows; a file that is no database any more is told later."""
+    kept = changing.kept_of(root, change)
+    if change.means == "file" and change.file.new and kept is not None and kept.is_symlink():
+        # Nothing is put in the place of a link; one that is kept was, and would lead whoever writes to it elsewhere.
+        reason = f"what takes a change of {shown(change.path)} back is a link, {FOLDER}/{shown(change.kept)}"
+        raise LedgerUnreadable(path=ledger.path_of(root), reason=reason)
+    if change.means != "rows" or kept is None or not kept.is_file():
+        return
+    with suppress(*sqlite.CONTENT_ERRORS, apsw.CantOpenError, OSError), sqlite.reading(root / change.path) as db:
+        problem = rows.unfit(db, kept)
+        if problem is not None:
+            reason = f"what takes a change of {shown(change.path)} back is {FOLDER}/{shown(change.kept)}, and {problem}"
+            raise LedgerUnreadable(path=ledger.path_of(root), reason=reason)
 
 
 @contextmanager
@@ -131,13 +160,9 @@ def _trial(path: Path, dry_run: bool) -> Iterator[Path]:
     if not dry_run:
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="regraft-") as folder:
-        copies.copy_database(path, Path(folder, "copy.sqlite"))
-        yield Path(folder, "copy.sqlite")
-
-
-def _dangling(change: Recorded) -> int:
-    return int(change.detail["dangling"])
+    with durable.temporary_folder() as folder:
+        copies.copy_database(path, folder / "copy.sqlite")
+        yield folder / "copy.sqlite"
 
 
 def take_back(root: Path, book: Ledger, run_id: str) -> None:
@@ -161,7 +186,7 @@ def take_back(root: Path, book: Ledger, run_id: str) -> None:
 
 def _take_back_rows(root: Path, change: Recorded) -> None:
     with rows.locked(root / change.path) as db:
-        tables = rows.take_back(db, root / FOLDER / str(change.kept), _dangling(change))
+        tables = rows.take_back(db, root / FOLDER / str(change.kept), change.rows.dangling)
         if tables:
             what = f"its rows ({', '.join(tables)})"
             raise UndoRefused(path=root / change.path, what=what, run=change.run_id)

@@ -7,7 +7,6 @@ it, compared with what was read, and takes its place.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from checks import v2_findings as v2
 from checks.levels import Ledger, named
 from checks.schema_shape import Shape, shape_of
 from migrators import ModelWord
-from regraft import sqlite
+from regraft import durable, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats import libsql_preview
 from regraft.formats.index import SCHEMA_VERSION, older
@@ -182,7 +181,7 @@ def _rebuild(path: Path, base: str, place: Place, old: OldIndex, seen: _Seen) ->
             kept = libsql_preview.keep_rows(copy, new) if seen.previews else 0
         if kept != seen.previews:
             raise PlanOutdated(path=path, reason="rows of a preview build were added or removed")
-        shutil.copymode(path, new)
+        durable.copy_mode(path, new)
 
     return FileChange(place.name, (action,), make, size)
 

@@ -7,13 +7,13 @@ follows from its model; models are completed.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
 
-from regraft import sqlite
+from checks import v2_findings as v2
+from regraft import durable, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.catalog import EMBEDDING, RERANK, TABLES
 from regraft.formats.catalog_generation import (
@@ -29,7 +29,7 @@ from regraft.formats.catalog_generation import (
 from regraft.formats.v2_places import CATALOG_FILE
 from regraft.text import counted
 from repair.copies import copy_database
-from repair.plan import Action, FileChange, Plan, RowsChange
+from repair.plan import Action, FileChange, Left, Plan, RowsChange
 from repair.store import Store
 
 #: The tables of a library, parents first.
@@ -52,34 +52,52 @@ def plan(store: Store, made: Plan) -> None:
         if any(_unknown(db, tables)):
             return  # no regraft wrote it
         count = sum(_count(db, table) for table in _ORDER if table in tables.columns)
-    _add(store.catalog, path, count, made)
+    others = [one for one in made.changes if isinstance(one, RowsChange) and one.path == store.catalog]
+    refused = _refused(path, others)
+    if refused is None:
+        _add(store.catalog, path, count, others, made)
+    else:
+        said = f"the catalog stays in its layout: {refused}"
+        made.left.append(Left(v2.BASE_STATUS, said, None, store.catalog, severity="error"))
+
+
+def _refused(path: Path, others: list[RowsChange]) -> str | None:
+    """Try the upgrade in a temporary folder; return why the current tables refuse a row, None where they do not."""
+    with durable.temporary_folder() as folder:
+        try:
+            _convert(path, others, folder / "new.sqlite")
+        except PlanOutdated as problem:
+            return str(problem.facts["reason"])
+    return None
 
 
 def _is_whole(store: Store) -> bool:
     return store.found.stores.is_whole
 
 
-def _add(name: str, path: Path, count: int, made: Plan) -> None:
-    # What else changes rows of it does so first, in the tables that it was planned with.
-    others = [one for one in made.changes if isinstance(one, RowsChange) and one.path == name]
+def _add(name: str, path: Path, count: int, others: list[RowsChange], made: Plan) -> None:
     size = path.stat().st_size
     said = f"write the catalog anew with its {counted(count, 'row')}: models in full, and no search mode beside them"
     action = Action("upgrade-catalog", said, None, name, count, size)
 
     def make(new: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix="regraft-") as folder:
-            old = Path(folder) / "old.sqlite"
-            copy_database(path, old)
-            with sqlite.writing(old) as db, sqlite.transaction(db):
-                for other in others:
-                    other.apply(db)
-            convert(old, new)
+        _convert(path, others, new)
 
     actions = (action, *(act for other in others for act in other.actions))
     change = FileChange(name, actions, make, 2 * size)
     place = made.changes.index(others[0]) if others else 0
     made.changes = [one for one in made.changes if one not in others]
     made.changes.insert(place, change)
+
+
+def _convert(path: Path, others: list[RowsChange], new: Path) -> None:
+    with durable.temporary_folder() as folder:
+        old = folder / "old.sqlite"
+        copy_database(path, old)
+        with sqlite.writing(old) as db, sqlite.transaction(db):
+            for other in others:
+                other.apply(db)
+        convert(old, new)
 
 
 def _unknown(db: apsw.Connection, tables: Tables) -> Iterator[str]:

@@ -15,6 +15,7 @@ from migrators.cherry_preview.item_data import Place, RawFiles, RawPaths
 from migrators.cherry_preview.listed import draft_items
 from migrators.cherry_preview.told import Told, draft_told_items
 from migrators.stages.drafts import BaseDraft, DraftedItems, LibraryDraft, SkippedBase
+from migrators.stages.entries import CATALOG, REPORT
 from migrators.stages.models import ModelChoice, ModelWord
 from migrators.stages.values import read_time, whole_number
 from regraft import identity, notices
@@ -23,7 +24,7 @@ from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, r
 from regraft.formats.libsql_preview import Layout, Look
 from regraft.formats.v2_places import INDEX_FILE, RAW_FOLDER, Store
 from regraft.locate import Located
-from regraft.names import MAX_NAME_BYTES, RESERVED_NAME, FreeNames, fold, material_name
+from regraft.names import FreeNames, fold, is_folder_name
 from regraft.notices import Notice
 from regraft.text import counted, is_blank, trim, without_nul
 from regraft.tree import join
@@ -196,9 +197,9 @@ class _Drafter:
 
 def _folder_name(base_id: str) -> str:
     """Return the base's id in the library: its own, unless that is no name of a folder on every system."""
-    legal = material_name(base_id) == base_id and fold(base_id) != RESERVED_NAME
-    is_short = len(base_id.encode("utf-8", "replace")) <= MAX_NAME_BYTES
-    return base_id if legal and is_short and base_id == trim(base_id) else identity.base_id(base_id)
+    # What the ledger calls otherwise is no name of a base.
+    is_one = is_folder_name(base_id) and fold(base_id) not in (CATALOG, REPORT)
+    return base_id if is_one and base_id == trim(base_id) else identity.base_id(base_id)
 
 
 def _name(row: Row, base_id: str, said: list[Notice]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from migrators.stages.drafts import Content, Upload, cut_note
 from regraft import notices
+from regraft.formats import json_text
 from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
 from regraft.notices import Notice
 from regraft.text import is_blank
@@ -132,9 +133,9 @@ def _object(stored: Any) -> dict[str, Any]:
     if isinstance(stored, bytes):
         stored = stored.decode("utf-8", "replace")
     try:
-        given = json.loads(stored) if isinstance(stored, str) else None
+        given = json_text.loads(stored) if isinstance(stored, str) else None
         # Written twice over by some layer between.
-        given = json.loads(given) if isinstance(given, str) else given
+        given = json_text.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
         return {}
     return given if isinstance(given, dict) else {}

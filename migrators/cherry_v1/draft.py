@@ -13,6 +13,7 @@ from migrators.stages.models import Models, ModelWord
 from migrators.stages.values import read_settings, read_time, whole_number
 from regraft import identity, notices
 from regraft.formats.v1_state import V1State
+from regraft.formats.v1_tables import Items
 from regraft.names import FreeNames, vector_file_name
 from regraft.notices import Notice
 from regraft.text import counted, is_blank, trim, without_nul
@@ -52,7 +53,7 @@ def _skip(raw: Any, reason: str) -> SkippedBase:
     legacy_id = raw.get("id") if isinstance(raw, dict) else None
     items = raw.get("items") if isinstance(raw, dict) else None
     return SkippedBase(
-        legacy_id if isinstance(legacy_id, str) else None, reason, len(items) if isinstance(items, list) else 0
+        legacy_id if isinstance(legacy_id, str) else None, reason, len(items) if isinstance(items, list | Items) else 0
     )
 
 
@@ -80,7 +81,7 @@ def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context
     processor = _file_processor(raw)
     names = FreeNames(reserve_processed=processor is not None)
     raw_items = raw.get("items")
-    if raw_items is not None and not isinstance(raw_items, list):
+    if raw_items is not None and not isinstance(raw_items, list | Items):
         said.append(Notice(notices.INVALID_ITEMS, "the list of items is no list", base=legacy_id))
         raw_items = None
     drafted = item_rules.draft_items(raw_items or [], legacy_id, context, names)

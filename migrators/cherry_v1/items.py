@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,8 +31,8 @@ _FILE_NUMBERS = ("size", "count")
 class Context:
     """What all bases share: Dexie's tables by id, and the ids of items that were migrated so far."""
 
-    files: dict[str, dict[str, Any]]
-    notes: dict[str, dict[str, Any]]
+    files: Mapping[str, dict[str, Any]]
+    notes: Mapping[str, dict[str, Any]]
     migrated: set[str]
 
 
@@ -40,7 +40,7 @@ class _Unusable(Exception):
     """An item that is not migrated; the text is the reason's code."""
 
 
-def draft_items(raws: list[Any], legacy_base: str, context: Context, names: FreeNames) -> DraftedItems:
+def draft_items(raws: Iterable[Any], legacy_base: str, context: Context, names: FreeNames) -> DraftedItems:
     """Draft the items of one base in v1's order; files take their names in that order."""
     drafted = DraftedItems()
     for raw in raws:

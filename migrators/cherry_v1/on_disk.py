@@ -20,7 +20,7 @@ from migrators.stages.journey import Hints
 from migrators.stages.options import Options
 from regraft.formats.vector_table import Survey
 from regraft.locate import Located
-from regraft.text import shown, whole
+from regraft.text import path_text, whole
 
 #: A base's folders are looked through no further than this: a better name is not worth minutes.
 MAX_FILES = 20_000
@@ -37,7 +37,7 @@ def hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) -
     """Return what the folders on disk and the uploads tell of a base."""
     found = real_paths(draft, survey)
     twins = find_twins(source, draft, survey, found, texts=options.carry_text)
-    paths = {loader: shown(path) for loader, path in found.items()}
+    paths = {loader: path_text(path) for loader, path in found.items()}
     return Hints(paths=paths, twins=twins, restore_twins=options.restore_duplicates)
 
 
@@ -85,7 +85,7 @@ class _Look:
             self.files_left -= 1
             if self.files_left < 0 or not (by_path or (wanted and self.may_read)):
                 return
-            for loader in _path_loaders(shown(path)) & by_path:
+            for loader in _path_loaders(path_text(path)) & by_path:
                 by_path.discard(loader)
                 self.found[loader] = path
             if self.may_read and 0 < size <= MAX_FILE_BYTES and wanted.can_be(path.suffix.lower()):

@@ -22,7 +22,7 @@ from migrators.stages.restored import read_times
 from migrators.stages.uploads import upload_name
 from regraft.formats.vector_table import Survey
 from regraft.locate import Located
-from regraft.text import shown
+from regraft.text import path_text
 from regraft.tree import CHUNK_BYTES
 
 #: Bytes of a base's files that are read to compare them. Only files of one size and extension are.
@@ -161,7 +161,7 @@ def _on_disk(loader_id: str, paths: Mapping[str, Path], times: Mapping[str, int]
         with suppress(OSError):
             status, suffix = path.stat(), path.suffix.lower()
             changed = read_at is None or status.st_mtime_ns // 1_000_000 > read_at
-            name, opened, full = shown(path.name), partial(_opened, path), shown(path)
+            name, opened, full = path_text(path.name), partial(_opened, path), path_text(path)
             yield _File(loader_id, name, suffix, status.st_size, opened, rows, full, read_at=read_at, changed=changed)
 
 

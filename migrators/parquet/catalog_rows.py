@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
@@ -14,8 +13,10 @@ import msgspec
 from migrators.stages.drafts import Settings
 from regraft import notices, sqlite
 from regraft.errors import SourceUnreadable
+from regraft.formats import json_text
 from regraft.formats.catalog import EMBEDDING, RERANK, BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow
 from regraft.formats.catalog_generation import model_of
+from regraft.formats.item_data import data_damage
 from regraft.formats.parquet.columns import About, AboutBase
 from regraft.text import whole
 
@@ -113,9 +114,13 @@ def _rows(base: AboutBase, skipped: Counter[str]) -> Iterator[ItemRow]:
 def _item(row: dict[str, Any]) -> ItemRow | None:
     """Return a row of ``knowledge_item``, None where it is none or would not stay the same in the ledger, as JSON."""
     try:
-        data = {key: whole(one) if isinstance(one, str) else one for key, one in json.loads(row["data"]).items()}
+        data = {key: whole(one) if isinstance(one, str) else one for key, one in json_text.loads(row["data"]).items()}
         item = msgspec.convert({**row, "data": data}, ItemRow)
-        return item if msgspec.json.decode(msgspec.json.encode(item), type=ItemRow) == item else None
+        return (
+            item
+            if data_damage(row) is None and msgspec.json.decode(msgspec.json.encode(item), type=ItemRow) == item
+            else None
+        )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, msgspec.MsgspecError):
         return None
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from migrators.stages.publish import CATALOG, REPORT
+from migrators.stages.entries import CATALOG, REPORT
 from regraft.errors import BaseUnknown, SourceNotMigratable, SourceUnreadable, WrongUsage
 from regraft.formats.parquet import columns
 from regraft.formats.parquet.columns import About, AboutBase, Held, UnitRow
-from regraft.names import MAX_NAME_BYTES
+from regraft.names import fold, is_folder_name
 from regraft.tree import crc32_of
 
 
@@ -62,9 +61,14 @@ class UnitsFile:
         Raises:
             SourceUnreadable: it is damaged, or has changed since it was surveyed.
         """
-        for row in columns.read_rows(self.path, self.of_base(base).groups):
-            if row.base == base.id:
-                yield row
+        try:
+            for row in columns.read_rows(self.path, self.of_base(base).groups):
+                if row.base == base.id:
+                    yield row
+        except SourceUnreadable:
+            # What cannot be read of a file that is being written is no damage.
+            if _mark(self.path) == self.looked_at:
+                raise
         if _mark(self.path) != self.looked_at:
             raise SourceUnreadable(path=self.path, reason="it changed meanwhile")
 
@@ -86,12 +90,12 @@ def read_files(paths: tuple[Path, ...]) -> list[UnitsFile]:
             advice = "regraft migrate carries the source that it was exported from"
             raise SourceNotMigratable(path=path, what="the old table of a v1 base", advice=advice)
         for base in about.bases:
-            if base.id in owners:
-                problem = f"base {base.id} is in {owners[base.id]} and in {path}"
+            if fold(base.id) in owners:
+                problem = f"base {base.id} is in {owners[fold(base.id)]} and in {path}"
                 raise WrongUsage(problem=problem, hint="give each base once")
             if not _is_folder_name(base.id):
                 raise SourceUnreadable(path=path, reason=f"its base {base.id!r} cannot be the name of a folder")
-            owners[base.id] = path
+            owners[fold(base.id)] = path
         files.append(UnitsFile(path, about, mark))
     return files
 
@@ -117,5 +121,4 @@ def _mark(path: Path) -> tuple[int, int]:
 
 def _is_folder_name(base_id: str) -> bool:
     """Tell whether a folder can be called so, and the ledger has no other use for the name."""
-    is_name = base_id == Path(base_id).name and base_id not in ("", ".", "..", CATALOG, REPORT)
-    return is_name and "\0" not in base_id and len(os.fsencode(base_id)) <= MAX_NAME_BYTES
+    return is_folder_name(base_id) and fold(base_id) not in (CATALOG, REPORT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -30,6 +29,7 @@ from regraft import durable, sqlite
 from regraft.envelope import Run
 from regraft.errors import SourceUnreadable
 from regraft.formats import catalog
+from regraft.formats.item_data import data_damage
 from regraft.formats.parquet.columns import AboutBase
 from regraft.ledger import Entry, Ledger
 from regraft.locate import INDEX_FILE
@@ -78,8 +78,8 @@ def import_files(
     importing = _Importing(run=run, origin=origin, bases=bases, options=options, progress=progress)
     if not options.dry_run:
         return passage.write(target, importing, show_plan)
-    with tempfile.TemporaryDirectory(prefix="regraft-") as work:
-        return passage.dry_run(target, importing, Path(work))
+    with durable.temporary_folder() as work:
+        return passage.dry_run(target, importing, work)
 
 
 @dataclass(kw_only=True)
@@ -188,7 +188,7 @@ class _Importing(Passage[ImportWork]):
         self.outcomes[work.base_id] = outcome
 
     def _build(self, path: Path, plan: Plan) -> Rebuilt:
-        path.parent.mkdir(parents=True)
+        durable.make_folders(path.parent, flush=False)
         base_id, rows = plan.about.id, plan.held.rows
         with sqlite.writing(path, create=True) as db:
             built = Rebuilt(base_id, plan.record.now_ms, db)
@@ -236,12 +236,28 @@ def _not_poorer(target: Path, entries: dict[str, Entry], work: ImportWork) -> Im
     return ImportWork(work.position, work.base_id, work.fingerprint, unchanged=kept)
 
 
+def _problem(plan: Plan) -> str | None:
+    """Return what is damaged of what a file says of a base; None where nothing is."""
+    if not plan.about.index and plan.record.base.status == "completed":
+        return f"its base {shown(plan.about.id)} is completed, and has no index"
+    for row in plan.about.items or ():
+        problem = None if row.get("deleted_at") is not None else data_damage(row)
+        # Without its item a text would be an orphan.
+        if problem is not None and row.get("id") in plan.materials:
+            return f"its item {shown(row.get('id'))} has texts, and {problem}"
+    return None
+
+
 def _prove(plans: list[Plan]) -> None:
-    """Refuse bases and items that no catalog takes, before anything of them is written.
+    """Refuse bases and items that no catalog takes, or that make no sense there, before anything of them is written.
 
     Raises:
         SourceUnreadable
     """
+    for plan in plans:
+        problem = _problem(plan)
+        if problem is not None:
+            raise SourceUnreadable(path=plan.file.path, reason=problem)
     try:
         catalog.prove((plan.record, plan.expected_items()) for plan in plans)
     except (apsw.ConstraintError, TypeError, OverflowError) as error:

@@ -44,7 +44,7 @@ class Counts:
             examples.extend(tally.samples[: EXAMPLES - len(examples)])
 
 
-@dataclass
+@dataclass(slots=True)
 class Share:
     """The rows of one loader that are carried: ``whole`` with their vector, ``bare`` without one, and why."""
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import apsw
 
 from migrators.stages.plan import BasePlan, ItemPlan, MaterialPlan
-from migrators.stages.uploads import SourceFailed, copy_upload, missing_upload
+from migrators.stages.uploads import SourceFailed, copy_upload, missing_upload, upload_name
 from regraft import clock, durable, notices, sqlite
 from regraft.errors import BooksDoNotBalance
 from regraft.formats import index, okf
 from regraft.formats.catalog import BaseRecord, BaseRow, ItemRow
+from regraft.formats.large_text import LARGE_BYTES, LargeText
 from regraft.formats.vector_table import VectorTable
 from regraft.locate import INDEX_FILE, RAW_FOLDER
 from regraft.names import FreeNames
@@ -60,6 +61,8 @@ class Carried:
     #: Whether the staging folder holds anything to publish.
     has_files: bool
     notices: tuple[Notice, ...]
+    #: Names of uploads in the source that are there and could not be read.
+    unread: frozenset[str] = frozenset()
 
 
 #: Carrying is the smaller part of the work on a row, the full-text index the larger one.
@@ -100,7 +103,9 @@ def carry_base(plan: BasePlan, origin: Origin, staging: Path, now_ms: int, watch
     if has_files:
         durable.sync_tree(staging)
     size = (staging / INDEX_FILE).stat().st_size if tallies else 0
-    return Carried(carrier.record(), carrier.item_rows(), tallies, size, has_files, tuple(carrier.said))
+    return Carried(
+        carrier.record(), carrier.item_rows(), tallies, size, has_files, tuple(carrier.said), frozenset(carrier.unread)
+    )
 
 
 class _Carrier:
@@ -117,6 +122,7 @@ class _Carrier:
         #: Snapshots and their paths by position of their item.
         self._snapshots: dict[int, tuple[okf.Snapshot, str]] = {}
         self.said: list[Notice] = []
+        self.unread: set[str] = set()
 
     # --- uploads ---------------------------------------------------------------------------------------------------
 
@@ -129,6 +135,8 @@ class _Carrier:
                 earlier = origin.earlier / RAW_FOLDER / path
                 problem = copy_upload(origin.tree, origin.uploads, item.upload, earlier, self._raw / path)
                 if problem:
+                    self.unread.add(upload_name(origin.tree, origin.uploads, item.upload) or "")
+                if problem and not (self._raw / path).exists():
                     self.said.append(missing_upload(path, problem, self._plan.draft.legacy_id, item.legacy_id))
 
     # --- index -----------------------------------------------------------------------------------------------------
@@ -136,9 +144,8 @@ class _Carrier:
     def write_index(self, vectors: Path) -> index.Tallies:
         """Write and verify the index; snapshots are written as their texts come by."""
         path = self._staging / INDEX_FILE
-        path.parent.mkdir(parents=True)
+        durable.make_folders(path.parent, flush=False)
         base_id = self._plan.draft.id
-        before = vectors.stat()
         with _source(vectors, self._staging.parent) as db, _size_limit():
             tallies, digest = index.build_index(
                 path,
@@ -148,9 +155,6 @@ class _Carrier:
                 self._write_snapshot,
                 indexing(self._plan.units, self._watch),
             )
-        after = vectors.stat()
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise SourceFailed("it changed meanwhile; close the application that uses it and run the command again")
         rows = self._plan.rows
         if tallies.units != self._plan.units:
             skipped = sum(rows.skipped.values())
@@ -167,12 +171,19 @@ class _Carrier:
     def _material(self, db: apsw.Connection, number: int) -> index.Material:
         material = self._plan.materials[number]
         item = self._plan.items[material.item]
-        return index.Material(item.id, self._namer(material.item, item), self._rows(db, material))
+        is_large = material.body_bytes > LARGE_BYTES
+        rows = self._rows(db, material, is_large)
+        return index.Material(item.id, self._namer(material.item, item), rows, is_large)
 
-    def _rows(self, db: apsw.Connection, material: MaterialPlan) -> Iterator[tuple[str, bytes | None]]:
+    def _rows(
+        self, db: apsw.Connection, material: MaterialPlan, is_large: bool
+    ) -> Iterator[tuple[str | LargeText, bytes | None]]:
         table, length = self._origin.table, self._plan.vector_bytes
-        rows: Iterator[tuple[str, bytes | None]] = table.rows(db, material.runs, length)
-        if self._plan.rows.without_vector:
+        rows: Iterator[tuple[str | LargeText, bytes | None]] = table.rows(db, material.runs, length)
+        texts = bool(self._plan.rows.without_vector)
+        if is_large:
+            rows = table.large_rows(db, material.runs, length or None, texts=texts)
+        elif texts:
             rows = table.rows_and_texts(db, material.runs, length or None)
         pending = size = 0
         while True:
@@ -182,9 +193,9 @@ class _Carrier:
                 raise SourceFailed(str(error)) from error
             if row is None:
                 break
-            yield row
+            yield _source_text(row[0]), row[1]
             pending += 1
-            size += len(row[0]) + len(row[1] or b"")
+            size += (len(row[0]) if isinstance(row[0], str) else LARGE_BYTES) + len(row[1] or b"")
             if pending == REPORT_ROWS:
                 self._watch(pending * CARRY_SHARE, size)
                 pending = size = 0
@@ -217,10 +228,11 @@ class _Carrier:
             return
         snapshot, path = self._snapshots[position]
         block = snapshot.block(clock.iso_time(self._now))
-        self._raw.mkdir(parents=True, exist_ok=True)
-        with (self._raw / path).open("x", encoding="utf-8", newline="") as file:
+        durable.make_folders(self._raw, flush=False)
+        with durable.open_text(self._raw / path, "x") as file:
             file.write(block)
-            file.write(material.content)
+            for piece in material.pieces():
+                file.write(piece)
 
     # --- catalog ---------------------------------------------------------------------------------------------------
 
@@ -265,7 +277,7 @@ class _Carrier:
             base_id=self._plan.draft.id,
             group_id=item.group_id,
             type=item.type,
-            data={key: whole(value) for key, value in data.items()},
+            data=_whole(data),
             status=item.status,
             error=item.error,
             created_at=self._time(item.created_at),
@@ -274,6 +286,29 @@ class _Carrier:
 
     def _time(self, value: int | None) -> int:
         return self._now if value is None else value
+
+
+def _whole(data: dict[str, str]) -> dict[str, str]:
+    """Return texts that can be stored; the same dict where all can, since there may be one for each of a million."""
+    stored = {key: whole(value) for key, value in data.items()}
+    return data if stored == data else stored
+
+
+class _SourceText(LargeText):
+    """A large text of the source, with its errors told apart from those of the target."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """See :meth:`LargeText.pieces`."""
+        try:
+            yield from super().pieces()
+        except apsw.Error as error:
+            raise SourceFailed(str(error)) from error
+
+
+def _source_text(body: str | LargeText) -> str | LargeText:
+    if isinstance(body, str):
+        return body
+    return _SourceText(body.db, body.table, body.column, body.rowid, body.codec)
 
 
 def indexing(units: int, watch: Watcher) -> Callable[[apsw.Connection], None]:

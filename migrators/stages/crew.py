@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
+import time
+import traceback
+from collections import deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
-from multiprocessing.queues import Queue
-from multiprocessing.synchronize import Event
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from queue import Empty
+from typing import Any
+
+import apsw
 
 from migrators.stages.carry import Carried, Origin, Watcher, carry_base
 from migrators.stages.plan import BasePlan, plan_base
 from migrators.stages.uploads import SourceFailed
 from migrators.stages.work import BaseWork, base_folder
-from regraft import durable, interrupts
+from regraft import areas, durable, links, steady, workers
+from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.vector_table import StoreProblem, VectorTable
 from regraft.locate import Located
 from regraft.progress import Progress
-from regraft.tree import Tree, ZipTree, open_tree
+from regraft.tree import Tree, open_tree
 
 #: More processes than this gain nothing: the disk is shared.
 MAX_JOBS = 4
 #: Below this many bytes to carry, starting a process costs more than it saves.
 SMALL_BYTES = 8 << 20
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 1.0
+#: How often a process tells how far it is.
+_TELL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Job:
     staging: Path
     earlier: Path
     now_ms: int
+    follow_links: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,6 @@ class Done:
     work: BaseWork
     plan: BasePlan
     carried: Carried
-
-
-class _Stopped(Exception):
-    """The run is over: what this process has begun is thrown away."""
 
 
 def jobs_for(
@@ -74,6 +74,7 @@ def jobs_for(
             staging=staging / work.draft.id,
             earlier=base_folder(target, work.draft.id),
             now_ms=now_ms,
+            follow_links=links.are_followed(),
         )
         for work in planned
         if work.plan is not None
@@ -82,6 +83,9 @@ def jobs_for(
 
 def processes(jobs: list[Job], wanted: int | None) -> int:
     """Return how many processes to use: what the user wants, else as many as pay."""
+    # SQLite holds a large text twice: several at a time would take the memory of all of them.
+    if sum(any(one.body_bytes > LARGE_BYTES for one in job.plan.materials) for job in jobs) > 1:
+        return 1
     if wanted is not None:
         return max(1, min(wanted, len(jobs)))
     sizes = [job.plan.body_bytes + job.plan.rows.carried * job.plan.vector_bytes for job in jobs]
@@ -108,7 +112,8 @@ def _carry(job: Job, tree: Tree, watch: Watcher) -> Done:
     plan = job.plan
     origin = Origin(tree, job.uploads, job.table, job.work.vectors, job.earlier)
     try:
-        carried = carry_base(plan, origin, job.staging, job.now_ms, watch)
+        with _steady(job.work):
+            carried = carry_base(plan, origin, job.staging, job.now_ms, watch)
     except SourceFailed as failed:
         # Damage that only shows while whole rows are read: the base is planned anew as one that cannot be read.
         durable.remove_tree(job.staging)
@@ -117,89 +122,119 @@ def _carry(job: Job, tree: Tree, watch: Watcher) -> Done:
     return Done(job.work, plan, carried)
 
 
+@contextmanager
+def _steady(work: BaseWork) -> Iterator[None]:
+    """Say of a vector file that it was written to meanwhile, before anybody judges what was read of it.
+
+    What stops the writing of the target stays what it is.
+
+    Raises:
+        SourceFailed: it was.
+    """
+    try:
+        yield
+    except (OSError, apsw.Error):
+        raise
+    except Exception as error:
+        if work.has_moved:
+            raise SourceFailed(steady.MOVED) from error
+        raise
+    if work.has_moved:
+        raise SourceFailed(steady.MOVED)
+
+
 # --- processes -----------------------------------------------------------------------------------------------------
 
-_steps: Queue[tuple[str, float, int]]
-_stop: Event
+
+class _Teller:
+    """Tells the parent how far a base is, not more often than a person can see."""
+
+    def __init__(self, parent: Connection) -> None:
+        self._parent = parent
+        self._rows, self._size, self._last = 0.0, 0, 0.0
+
+    def step(self, label: str, rows: float, size: int) -> None:
+        """Count rows and bytes, and tell what was counted where the last time is long ago."""
+        self._rows += rows
+        self._size += size
+        if time.monotonic() - self._last >= _TELL_SECONDS:
+            self.tell(label)
+
+    def tell(self, label: str) -> None:
+        """Tell what was counted since the last time."""
+        self._parent.send((_STEP, label, self._rows, self._size))
+        self._rows, self._size, self._last = 0.0, 0, time.monotonic()
 
 
-def _prepare(steps: Queue[tuple[str, float, int]], stop: Event) -> None:
-    """Set a process up: Ctrl-C is the parent's to handle."""
-    global _steps, _stop
-    _steps, _stop = steps, stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # When the run stops nobody listens any more: what is left to say must not keep the process.
-    steps.cancel_join_thread()
+#: What a worker tells: how far it is, a base that is carried, and what it failed with.
+_STEP, _DONE, _FAILED = "step", "done", "failed"
 
 
-def _in_process(job: Job) -> Done:
-    def watch(rows: float, size: int) -> None:
-        if _stop.is_set():
-            raise _Stopped
-        _steps.put((job.work.draft.name, rows, size))
+def _serve(parent: Connection) -> None:
+    """Work off one job after the other, in a process of its own."""
+    teller = _Teller(parent)
+    while True:
+        work, job = parent.recv()
+        try:
+            parent.send((_DONE, work(job, teller)))
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            parent.send((_FAILED, error))
 
-    tree = open_tree(job.tree_path)
-    try:
-        return _carry(job, tree, watch)
-    finally:
-        if isinstance(tree, ZipTree):
-            tree.close()
+
+def _in_process(job: Job, teller: _Teller) -> Done:
+    with links.followed(job.follow_links), closing(open_tree(job.tree_path)) as tree:
+        # What this process may change is the one folder.
+        with areas.opened(job.staging.parent):
+            done = _carry(job, tree, partial(teller.step, job.work.draft.name))
+        teller.tell(job.work.draft.name)
+        return done
 
 
 def _in_processes(jobs: list[Job], count: int, progress: Progress) -> Generator[Done, None, None]:
-    context = multiprocessing.get_context("spawn")
     # The largest first, so that no process ends up alone with it.
-    ordered = sorted(jobs, key=lambda job: -job.plan.rows.carried)
-    if os.name != "nt":
-        # It would let Ctrl-C through again when it is started later.
-        resource_tracker.ensure_running()
-    with ExitStack() as ending:
-        # Half-made, a semaphore would never be given back, and a process would say something of its own: a Ctrl-C that
-        # comes meanwhile is raised at the end of it, when the processes have begun.
-        with _undisturbed():
-            steps: Queue[tuple[str, float, int]] = context.Queue()
-            stop = context.Event()
-            pool = ProcessPoolExecutor(count, mp_context=context, initializer=_prepare, initargs=(steps, stop))
-            ending.callback(_end, steps, stop, pool)
-            waiting: set[Future[Done]] = {pool.submit(_in_process, job) for job in ordered}
-        while waiting:
-            finished, waiting = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
-            _drain(steps, progress)
-            for future in finished:
-                try:
-                    yield future.result()
-                except BrokenProcessPool as error:
-                    raise OSError("a worker process was killed (out of memory?)") from error
+    waiting = deque(sorted(jobs, key=lambda job: -job.plan.rows.carried))
+    with workers.started(count, _serve) as started:
+        busy: list[Any] = [worker.pipe for worker in started]
+        for pipe in busy:
+            _send(pipe, waiting.popleft())
+        while busy:
+            # The pause lets signals through where waiting itself does not.
+            for pipe in wait(busy, _POLL_SECONDS):
+                done = _received(pipe, progress)
+                if done is None:
+                    continue
+                yield done
+                if waiting:
+                    _send(pipe, waiting.popleft())
+                else:
+                    busy.remove(pipe)
 
 
-def _end(steps: Queue[tuple[str, float, int]], stop: Event, pool: ProcessPoolExecutor) -> None:
-    stop.set()
-    pool.shutdown(wait=True, cancel_futures=True)
-    steps.close()
-    steps.cancel_join_thread()
+def _send(pipe: Any, job: Job) -> None:
+    with _alive():
+        pipe.send((_in_process, job))
+
+
+def _received(pipe: Any, progress: Progress) -> Done | None:
+    """Return what a process has carried, None where it only says how far it is; raise what it failed with."""
+    with _alive():
+        kind, *told = pipe.recv()
+    if kind == _FAILED:
+        raise told[0]
+    if kind == _DONE:
+        done: Done = told[0]
+        return done
+    label, rows, size = told
+    progress.at(label)
+    progress.step(rows, size)
+    return None
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Keep Ctrl-C from this process, and from those that are started meanwhile where the system can; it comes after."""
-    # A blocked signal stays blocked in what is started now, from its first moment on; but a library's own threads do
-    # not block it, and it would reach this one through them.
-    with interrupts.held_back():
-        if not hasattr(signal, "pthread_sigmask"):
-            yield
-            return
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _drain(steps: Queue[tuple[str, float, int]], progress: Progress) -> None:
-    while True:
-        try:
-            label, rows, size = steps.get_nowait()
-        except Empty:
-            return
-        progress.at(label)
-        progress.step(rows, size)
+def _alive() -> Iterator[None]:
+    """Say of a pipe that ends, also in the midst of what is told, that its process did."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise OSError("a worker process was killed (out of memory?)") from error

@@ -37,7 +37,7 @@ class Settings:
     chunk_separator: str = DEFAULT_CHUNK_SEPARATOR
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Upload:
     """An uploaded file: its name in a folder of the source (None: the source's folder of uploads).
 
@@ -49,7 +49,7 @@ class Upload:
     other_name: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ItemDraft:
     """One item, as far as the state tells. ``data`` is the catalog's, but for paths that only carrying knows."""
 

@@ -12,7 +12,7 @@ from regraft.notices import Notice
 from regraft.text import counted
 
 
-@dataclass
+@dataclass(slots=True)
 class Child:
     """One file of an expanded folder. ``taken_by`` is the id of the item that its loader's rows went to instead."""
 

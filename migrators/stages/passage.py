@@ -17,10 +17,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import apsw
 
 from migrators.stages import preflight
-from migrators.stages.publish import Target, base_entries
+from migrators.stages.entries import demand_fit
+from migrators.stages.publish import Target
 from migrators.stages.report import Outcome
 from migrators.stages.work import BaseEntry
-from regraft import durable, ledger, render
+from regraft import areas, durable, layout_links, ledger, render
 from regraft.envelope import Run
 from regraft.errors import (
     Declined,
@@ -108,9 +109,7 @@ def write(target: Path, passage: Passage[W], show_plan: Callable[[dict[str, Any]
     """
     run = passage.run
     with _opened(target, passage) as (place, book), _clean_stop(place, book, passage):
-        with ledger.readable(target):
-            base_entries(book.entries())
-            place.recover(book)
+        place.recover(book)
         entries = book.entries()
         with ExitStack() as keep:
             passage.look(target, entries, keep, place.work)
@@ -123,7 +122,7 @@ def write(target: Path, passage: Passage[W], show_plan: Callable[[dict[str, Any]
             passage.began = True
             book.begin_run(run.command, passage.origin, run.id)
             _move_in_order(place, book, passage.works)
-            place.staging.mkdir(exist_ok=True)
+            place.make_staging()
             passage.carry(place, book)
         return Migration(_finish(place, book, passage), wrote=True)
 
@@ -134,9 +133,7 @@ def dry_run(target: Path, passage: Passage[W], work: Path) -> Migration:
     Raises:
         RegraftError: it would be refused.
     """
-    entries = ledger.read_entries(target)
-    with ledger.readable(target):
-        base_entries(entries)
+    entries = ledger.read_entries(target, demand_fit)
     with ExitStack() as keep:
         passage.look(target, entries, keep, work)
         passage.run.end()
@@ -156,24 +153,34 @@ def _opened(target: Path, passage: Passage[W]) -> Iterator[tuple[Target, Ledger]
 
     Folders made here go again when the run is refused, or stopped before it has carried anything.
     """
-    place = Target(target)
+    place = Target(target, passage.run.id)
     made = _first_missing(place.own)
+    with areas.opened(target):
+        layout_links.demand_none_in_library(target)
+        try:
+            with ExitStack() as stack:
+                book = _book(place, stack)
+                # A ledger that says what regraft does not write is refused before what it says is settled.
+                with ledger.readable(target):
+                    demand_fit(book)
+                yield place, book
+        except BaseException as error:
+            # Never while another run holds the lock: what it has made is not ours.
+            if made is not None and not passage.began and not isinstance(error, TargetLocked):
+                with contextlib.suppress(OSError, RegraftError):
+                    durable.unmake_folders(place.own, made)
+            raise
+
+
+def _book(place: Target, stack: ExitStack) -> Ledger:
+    """Make the target's folders where they are missing, and open its ledger."""
     try:
-        with ExitStack() as stack:
-            try:
-                place.own.mkdir(parents=True, exist_ok=True)
-                book = stack.enter_context(ledger.opened(target))
-            except RegraftError:
-                raise
-            except (OSError, apsw.Error) as error:
-                raise TargetNotWritable(path=target, reason=getattr(error, "strerror", None) or error) from error
-            yield place, book
-    except BaseException as error:
-        # Never while another run holds the lock: what it has made is not ours.
-        if made is not None and not passage.began and not isinstance(error, TargetLocked):
-            with contextlib.suppress(OSError):
-                durable.remove_tree(made)
+        durable.make_folders(place.own)
+        return stack.enter_context(ledger.opened(place.path))
+    except RegraftError:
         raise
+    except (OSError, apsw.Error) as error:
+        raise TargetNotWritable(path=place.path, reason=getattr(error, "strerror", None) or error) from error
 
 
 def _first_missing(path: Path) -> Path | None:
@@ -190,12 +197,12 @@ def _clean_stop(place: Target, book: Ledger, passage: Passage[W]) -> Iterator[No
     """Leave finished bases whole and nothing half, whatever stops the run."""
 
     def leave(status: str) -> None:
-        with contextlib.suppress(OSError, apsw.Error):
+        with contextlib.suppress(OSError, apsw.Error, RegraftError):
             place.throw_away()
         # Where the ledger cannot be written either, the next run settles what was begun.
-        with contextlib.suppress(OSError, apsw.Error):
+        with contextlib.suppress(OSError, apsw.Error, RegraftError):
             place.recover(book)
-        with contextlib.suppress(OSError, apsw.Error):
+        with contextlib.suppress(OSError, apsw.Error, RegraftError):
             book.end_run(status)
 
     def finished() -> int:
@@ -203,7 +210,8 @@ def _clean_stop(place: Target, book: Ledger, passage: Passage[W]) -> Iterator[No
         with contextlib.suppress(OSError, apsw.Error):
             entries = book.entries()
             return sum(
-                one.unchanged is not None or entries.get(one.base_id, Entry("", b"")).fingerprint == one.fingerprint
+                one.unchanged is not None
+                or (one.base_id in entries and entries[one.base_id].fingerprint == one.fingerprint)
                 for one in passage.works
             )
         return sum(outcome.done for outcome in passage.outcomes.values())
@@ -221,9 +229,9 @@ def _clean_stop(place: Target, book: Ledger, passage: Passage[W]) -> Iterator[No
         reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         raise StoppedMidway(path=place.path, doing="writing the library", reason=reason, finished=finished()) from error
     finally:
-        for folder in (place.staging, place.replaced, place.work):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        for folder in (place.staging, place.staging.parent, place.replaced, place.work, place.work.parent):
+            with contextlib.suppress(OSError, RegraftError):
+                durable.remove_folder(folder)
 
 
 def _nothing_to_do(place: Target, entries: dict[str, Entry], works: list[W]) -> bool:

@@ -9,7 +9,7 @@ from migrators.stages.journey import Found
 from regraft.notices import Notice
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ItemPlan:
     """One row of ``knowledge_item``, but for what only carrying knows (snapshot paths)."""
 
@@ -25,7 +25,7 @@ class ItemPlan:
     upload: Upload | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MaterialPlan:
     """The rows that become one material: ``item`` is an index into the plan's items, ``runs`` are rowid ranges."""
 

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from migrators.stages.drafts import Upload
+from migrators.stages.entries import base_entries
 from migrators.stages.options import Options
 from migrators.stages.plan import BasePlan
-from migrators.stages.publish import Target, base_entries
+from migrators.stages.publish import REPLACED, STAGING, WORK, Target
 from migrators.stages.uploads import upload_name
 from migrators.stages.work import base_folder, read_entry
-from regraft import ledger, notices, profiles, sqlite
+from regraft import ledger, links, notices, profiles, sqlite
 from regraft.errors import (
     ApplicationRunning,
     NotEnoughSpace,
@@ -27,6 +28,8 @@ from regraft.errors import (
     TargetNotWritable,
     TargetOverlapsSource,
 )
+from regraft.formats.library_report import REPORT_FILE, REPORT_PAGE
+from regraft.formats.v2_places import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.ledger import Entry
 from regraft.locate import INDEX_FILE, RAW_FOLDER, Kind, Located
 from regraft.names import MAX_NAME_BYTES
@@ -56,7 +59,7 @@ def check_target(target: Path, roots: Iterable[Path], source: Path) -> None:
     """
     real_target = _resolved(target)
     for root in roots:
-        if real_target.is_relative_to(root.resolve()) or root.resolve().is_relative_to(real_target):
+        if real_target.is_relative_to(links.real_path(root)) or links.real_path(root).is_relative_to(real_target):
             raise TargetOverlapsSource(path=target, source=source)
     if target.is_symlink() and not target.exists():
         raise TargetNotWritable(path=target, reason="it is a link to nothing")
@@ -68,11 +71,27 @@ def check_target(target: Path, roots: Iterable[Path], source: Path) -> None:
         raise TargetNotWritable(path=target, reason=error.strerror or error) from error
     if names and names != [ledger.FOLDER] and not ledger.path_of(target).is_file():
         raise TargetNotOurs(path=target, found=f"it holds {', '.join(names[:3])}")
+    _check_kinds(target)
     parent = existing_parent(target)
     if not parent.is_dir():
         raise TargetNotWritable(path=target, reason=f"{parent} is a file")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise TargetNotWritable(path=target, reason=f"no permission to write to {parent}")
+
+
+def _check_kinds(target: Path) -> None:
+    """Refuse a library in which something else stands where its own files and folders belong.
+
+    Raises:
+        TargetNotWritable
+    """
+    for name in (CATALOG_FILE, REPORT_FILE, REPORT_PAGE):
+        if (target / name).exists() and not (target / name).is_file():
+            raise TargetNotWritable(path=target / name, reason="it is no file")
+    own = (f"{ledger.FOLDER}/{name}" for name in (STAGING, REPLACED, WORK))
+    for name in (KNOWLEDGE_FOLDER, ledger.FOLDER, *own):
+        if (target / name).exists() and not (target / name).is_dir():
+            raise TargetNotWritable(path=target / name, reason="it is no folder")
 
 
 def check_running(profile: Path | None, options: Options) -> tuple[Notice, ...]:
@@ -94,7 +113,7 @@ def check_running(profile: Path | None, options: Options) -> tuple[Notice, ...]:
 def _resolved(target: Path) -> Path:
     """Return the target's real path, or refuse what no file system takes for one."""
     try:
-        real = target.resolve()
+        real = links.real_path(target)
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a NUL
         reason = error.strerror if isinstance(error, OSError) else None
         raise TargetNotWritable(path=target, reason=reason or error) from error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from migrators.stages.entries import CATALOG, REPORT, base_entries, catalog_mark_of, items_of
 from migrators.stages.work import BaseEntry, base_folder, read_entry
 from regraft import durable, sqlite
 from regraft.formats.catalog import ItemRow, write_catalog
@@ -18,28 +19,36 @@ from regraft.locate import CATALOG_FILE
 PUBLISH = "publish"
 #: Publishing where an earlier base of the same id stands, which waits aside until its successor is recorded.
 REPLACE = "replace"
-#: The ledger's subjects besides base ids.
-CATALOG = "catalog"
-REPORT = "report"
+
+
+#: The folders below ``.regraft`` in which something is made or waits while a run is at work.
+STAGING, REPLACED, WORK = "staging", "replaced", "work"
 
 
 class Target:
-    """The folders of a target and the moves between them."""
+    """The folders of a target and the moves between them.
 
-    def __init__(self, path: Path) -> None:
+    What a run builds lies in folders of its own: what still lives of a killed one cannot write into them.
+    """
+
+    def __init__(self, path: Path, run_id: str) -> None:
         self.path = path
         self.own = path / FOLDER
         #: Where bases are built.
-        self.staging = self.own / "staging"
+        self.staging = self.own / STAGING / run_id
         #: Where a base that is carried anew waits until its successor stands.
-        self.replaced = self.own / "replaced"
+        self.replaced = self.own / REPLACED
         #: Where vector files of an archive are extracted.
-        self.work = self.own / "work"
+        self.work = self.own / WORK / run_id
 
     def clean(self) -> None:
-        """Remove what an unfinished run left beside the target."""
-        for folder in (self.staging, self.replaced, self.work):
-            durable.remove_tree(folder)
+        """Remove what this run, and every unfinished one before it, left beside the target; needs its lock."""
+        for name in (STAGING, REPLACED, WORK):
+            durable.remove_remains(self.own / name)
+
+    def make_staging(self) -> None:
+        """Make the folder in which bases are built."""
+        durable.make_folders(self.staging)
 
     @property
     def catalog(self) -> Path:
@@ -48,13 +57,12 @@ class Target:
 
     def catalog_mark_of(self, entries: dict[str, Entry]) -> tuple[int, int] | None:
         """Return size and time of change (ns) of the catalog that regraft wrote, None where it wrote none."""
-        known = entries.get(CATALOG)
-        return None if known is None else msgspec.json.decode(known.detail, type=tuple[int, int])
+        return catalog_mark_of(entries)
 
     def throw_away(self) -> None:
         """Remove what was being built, without a word to the ledger: open intents can still be settled after this."""
-        for folder in (self.staging, self.work):
-            durable.remove_tree(folder)
+        for name in (STAGING, WORK):
+            durable.remove_remains(self.own / name)
 
     def recover(self, ledger: Ledger) -> None:
         """Finish or give up every intent of an earlier run that was killed, then remove what it left."""
@@ -94,10 +102,10 @@ class Target:
         action = REPLACE if final.exists() else PUBLISH
         step = ledger.intend(base_id, action, pack(base, fingerprint), (msgspec.json.encode(item) for item in items))
         if step.action == REPLACE:
-            self.replaced.mkdir(exist_ok=True)
+            durable.make_folders(self.replaced)
             durable.replace(final, old)
         if base.has_files:
-            final.parent.mkdir(exist_ok=True)
+            durable.make_folders(final.parent)
             durable.replace(self.staging / base_id, final)
             durable.sync_folder(self.path)
         ledger.done(step)
@@ -117,10 +125,10 @@ class Target:
         """Write the catalog of every base in the target, in v1's order."""
         entries = ledger.entries()
         known = sorted(base_entries(entries).values(), key=lambda entry: (entry.position, entry.record.base.id))
-        self.staging.mkdir(exist_ok=True)
+        self.make_staging()
         staged = self.staging / CATALOG_FILE
         durable.remove_tree(staged)
-        write_catalog(staged, ((entry.record, _items(ledger, entry.record.base.id)) for entry in known))
+        write_catalog(staged, ((entry.record, _items(ledger, entry)) for entry in known))
         durable.sync_file(staged)
         mark = msgspec.json.encode(sqlite.file_mark(staged))
         step = ledger.intend(CATALOG, PUBLISH, Entry(catalog_mark(entries), mark))
@@ -135,20 +143,16 @@ class Target:
 
     def publish_report(self, ledger: Ledger, document: str, page: str) -> None:
         """Write ``report.json`` and ``report.html``."""
-        self.staging.mkdir(exist_ok=True)
+        self.make_staging()
         step = ledger.intend(REPORT, PUBLISH, Entry(catalog_mark(ledger.entries()), b""))
         for name, text in ((REPORT_FILE, document), (REPORT_PAGE, page)):
             durable.write_text(self.path / name, text, self.staging / name)
         ledger.done(step)
 
 
-def _items(ledger: Ledger, base_id: str) -> Iterator[ItemRow]:
-    return (msgspec.json.decode(part, type=ItemRow) for part in ledger.parts(base_id))
-
-
-def base_entries(entries: dict[str, Entry]) -> dict[str, BaseEntry]:
-    """Return those entries of a ledger that are bases."""
-    return {subject: read_entry(entry) for subject, entry in entries.items() if subject not in (CATALOG, REPORT)}
+def _items(ledger: Ledger, entry: BaseEntry) -> Iterator[ItemRow]:
+    base_id = entry.record.base.id
+    return items_of(ledger.parts(base_id), base_id)
 
 
 def catalog_mark(entries: dict[str, Entry]) -> str:

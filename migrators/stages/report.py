@@ -18,7 +18,7 @@ from regraft.envelope import Run
 from regraft.formats.index import Tallies
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
 from regraft.notices import Notice
-from regraft.text import argument, shown
+from regraft.text import argument, path_text
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def books(run: Run, ordered: list[Outcome], skipped: Counter[str], said: Iterabl
 def _placed(base: dict[str, Any], target: Path) -> dict[str, Any]:
     """Return a base's report with the path of its index as it is now: a library can be moved."""
     index = base["index"]
-    return {**base, "index": index and {**index, "path": shown(target / index["path"])}}
+    return {**base, "index": index and {**index, "path": path_text(target / index["path"])}}
 
 
 def _once(said: list[Notice]) -> Iterator[Notice]:

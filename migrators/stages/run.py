@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -19,14 +18,15 @@ from migrators.stages.options import Options
 from migrators.stages.passage import Migration, Passage
 from migrators.stages.publish import Target
 from migrators.stages.report import Outcome
-from migrators.stages.work import BaseEntry, BaseWork, Looker, chosen, vector_name
+from migrators.stages.work import BaseEntry, BaseWork, Looker, chosen, fingerprint, vector_name
 from regraft import durable
 from regraft.envelope import Run
 from regraft.ledger import Entry, Ledger
 from regraft.locate import Located
 from regraft.progress import Progress, stage
-from regraft.text import shown
-from regraft.tree import demand_room
+from regraft.room import demand_room
+from regraft.text import path_text
+from regraft.tree import notices_of
 
 COMMAND = "migrate"
 
@@ -64,6 +64,7 @@ class _Journeying(Passage[BaseWork]):
     def carry(self, place: Target, book: Ledger) -> None:
         """See :class:`Passage`."""
         table, now_ms = self.journey.table, self.options.now_ms
+        self._mark_new()
         jobs = jobs_for(self.source, table, self.works, place.path, place.staging, now_ms)
         count = processes(jobs, self.options.jobs)
         rows = sum(job.plan.units for job in jobs)
@@ -73,7 +74,22 @@ class _Journeying(Passage[BaseWork]):
             contextlib.closing(carry_all(jobs, self.source.tree, count, self.progress)) as finished,
         ):
             for done in finished:
-                self.outcomes[done.work.draft.legacy_id] = _publish(place, book, done)
+                self.outcomes[done.work.draft.legacy_id] = _publish(place, book, self._marked(done))
+
+    def _marked(self, done: Done) -> Done:
+        """Let a base whose uploads could not all be read be carried anew once they can be."""
+        unread = done.carried.unread
+        if not unread:
+            return done
+        mark = fingerprint(self.source, done.work.draft, unread)
+        return replace(done, work=replace(done.work, fingerprint=mark))
+
+    def _mark_new(self) -> None:
+        """Read the files of bases that no run has carried yet: now there is room for what becomes of them."""
+        for place, work in enumerate(self.works):
+            if work.plan is not None and not work.fingerprint:
+                self.progress.at(work.draft.name)
+                self.works[place] = replace(work, fingerprint=fingerprint(self.source, work.draft))
 
     def document(self, *, planned: bool = False) -> dict[str, Any]:
         """See :class:`Passage`."""
@@ -116,7 +132,7 @@ def _journeying(journey: Journey, source: Located, options: Options, progress: P
     library = read_library(journey, source, options)
     return _Journeying(
         run=run,
-        origin=shown(source.path),
+        origin=path_text(source.path),
         journey=journey,
         source=source,
         options=options,
@@ -134,14 +150,13 @@ def read_library(journey: Journey, source: Located, options: Options) -> Library
     """
     running = preflight.check_running(source.profile, options)
     library = journey.read(source, options)
-    return replace(library, notices=(*source.notices, *running, *library.notices))
+    return replace(library, notices=(*source.notices, *running, *notices_of(source.tree), *library.notices))
 
 
 @contextmanager
 def _work_folder(source: Located, bases: list[tuple[int, BaseDraft]]) -> Iterator[Path]:
     """Make a folder for a look that writes nothing else, with room for what an archive's vector files take."""
-    with tempfile.TemporaryDirectory(prefix="regraft-") as folder:
-        work = Path(folder)
+    with durable.temporary_folder() as work:
         if source.is_archive:
             names = [vector_name(source, draft) for _, draft in bases]
             largest = preflight.unseen_bytes(source, names) / preflight.UNSEEN_FACTOR

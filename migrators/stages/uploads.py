@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from migrators.stages.drafts import Upload
-from regraft import notices
+from regraft import durable, notices
 from regraft.errors import SourceUnreadable
 from regraft.notices import Notice
 from regraft.tree import CHUNK_BYTES, Tree, is_plain_name, join
@@ -26,6 +26,17 @@ def upload_name(tree: Tree, uploads: str | None, upload: Upload) -> str | None:
     return None
 
 
+def upload_problem(tree: Tree, uploads: str | None, upload: Upload) -> str:
+    """Say why an uploaded file that has no name in the source is not there."""
+    folder = uploads if upload.folder is None else upload.folder
+    for name in (upload.name, upload.other_name):
+        if folder is not None and name is not None and is_plain_name(name):
+            problem = tree.problem(join(folder, name))
+            if problem:
+                return f"the uploaded file {upload.name} is not read ({problem})"
+    return f"the uploaded file {upload.name} is not in the source"
+
+
 def missing_upload(path: str, problem: str, base: str, item: str | None) -> Notice:
     """Say that an item's uploaded file is not there, for a reason; ``path`` is its name under ``raw/``."""
     said = f"{path}: {problem}; the item stays searchable, but cannot be reindexed without it"
@@ -35,7 +46,7 @@ def missing_upload(path: str, problem: str, base: str, item: str | None) -> Noti
 def copy_upload(tree: Tree, uploads: str | None, upload: Upload, earlier: Path, target: Path) -> str:
     """Copy an uploaded file to ``target`` and return why it cannot be read, or nothing.
 
-    One that is not in the source is no news: the plan says so.
+    Where it cannot, the file of an earlier run is copied. One that is not in the source is no news: the plan says so.
 
     Args:
         tree: the source.
@@ -52,23 +63,23 @@ def copy_upload(tree: Tree, uploads: str | None, upload: Upload, earlier: Path, 
     if name is not None:
         try:
             with tree.open(name) as file:
-                return _copy(file, target)
+                _copy(file, target)
+                return ""
         except SourceFailed as failed:
             problem = f"the uploaded file {upload.name} cannot be read ({failed})"
-            target.unlink(missing_ok=True)
+            durable.remove(target, missing_ok=True)
         except SourceUnreadable as error:
             problem = f"the uploaded file {upload.name} cannot be read ({error.facts['reason']})"
-    if not earlier.is_file():
-        return problem
-    with earlier.open("rb") as file:
-        return _copy(file, target)
+    if earlier.is_file():
+        with earlier.open("rb") as file:
+            _copy(file, target)
+    return problem
 
 
-def _copy(file: BinaryIO, target: Path) -> str:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("xb") as copy:
+def _copy(file: BinaryIO, target: Path) -> None:
+    durable.make_folders(target.parent, flush=False)
+    with durable.open_binary(target, "xb") as copy:
         shutil.copyfileobj(_Reader(file), copy, CHUNK_BYTES)
-    return ""
 
 
 class _Reader:

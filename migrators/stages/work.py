@@ -16,8 +16,8 @@ from migrators.stages.drafts import BaseDraft, LibraryDraft
 from migrators.stages.journey import Found, Hints, Journey
 from migrators.stages.options import Options
 from migrators.stages.plan import BasePlan, plan_base
-from migrators.stages.uploads import missing_upload, upload_name
-from regraft import notices, sqlite
+from migrators.stages.uploads import missing_upload, upload_name, upload_problem
+from regraft import notices, sqlite, steady
 from regraft.errors import BaseUnknown, SourceUnreadable
 from regraft.formats.catalog import BaseRecord
 from regraft.formats.vector_table import StoreProblem, Survey
@@ -76,6 +76,9 @@ class BaseWork:
     unchanged: BaseEntry | None = None
     plan: BasePlan | None = None
     vectors: Path | None = None
+    #: The vector file as the source has it, which ``vectors`` may be a copy of, and its state before it was surveyed.
+    origin: Path | None = None
+    origin_mark: steady.Mark = ()
     #: What an earlier run wrote of the base and what still stands, whether unchanged or not.
     stands: BaseEntry | None = None
 
@@ -83,6 +86,11 @@ class BaseWork:
     def base_id(self) -> str:
         """Return the base's id in the target."""
         return self.draft.id
+
+    @property
+    def has_moved(self) -> bool:
+        """Tell whether the vector file was written to since the base was looked at."""
+        return self.origin is not None and steady.mark_of(self.origin) != self.origin_mark
 
     def kept(self, plan: BasePlan) -> BaseEntry | None:
         """Return what an earlier run wrote and still stands, with a notice, where a plan for the base is poorer.
@@ -119,18 +127,29 @@ def vector_name(source: Located, draft: BaseDraft) -> str:
     return "" if source.places.vectors is None else join(source.places.vectors, draft.vector_file)
 
 
-def fingerprint(source: Located, draft: BaseDraft) -> str:
+#: Stands for a file whose bytes nobody can tell.
+_UNREADABLE = "unreadable"
+
+
+def fingerprint(source: Located, draft: BaseDraft, unread: frozenset[str] = frozenset()) -> str:
     """Return a hash over everything that a base is made from: its draft, its vector file and its uploads.
 
     Files count by size and CRC-32, so that a backup and the same backup unpacked are the same source. Options that make
     a difference to few bases only are not part of it (:func:`_other_wish`).
+
+    Args:
+        source: where they are.
+        draft: the base.
+        unread: names of uploads that could not be read when they were copied: if they can be the next time, that is
+            another source.
     """
     vectors = vector_name(source, draft)
     marks = [_mark(source, name) for name in (vectors, f"{vectors}-wal", f"{vectors}-journal") if vectors]
     uploads = [
-        _mark(source, upload_name(source.tree, source.places.uploads, item.upload))
+        _UNREADABLE if name in unread else _mark(source, name)
         for item in draft.items
         if item.upload is not None
+        for name in [upload_name(source.tree, source.places.uploads, item.upload)]
     ]
     hasher = hashlib.blake2b(digest_size=20)
     for part in (WRITER, replace(draft, items=()), marks, uploads, *draft.items):
@@ -145,7 +164,17 @@ def _mark(source: Located, name: str | None) -> object:
     try:
         return [source.tree.size(name), source.tree.crc32(name)]
     except OSError:
-        return "unreadable"
+        return _UNREADABLE
+
+
+@dataclass(frozen=True)
+class _Surveyed:
+    """What a vector file holds, or why it cannot be used; where it is on disk, and what it was before the survey."""
+
+    found: Survey | StoreProblem
+    vectors: Path | None = None
+    origin: Path | None = None
+    mark: steady.Mark = ()
 
 
 class Looker:
@@ -176,9 +205,8 @@ class Looker:
                 progress.step(size, size)
 
     def _look(self, position: int, draft: BaseDraft, entry: Entry | None) -> BaseWork:
-        # A dry run records nothing: without an earlier run to compare with, the uploads need not be read.
-        needed = entry is not None or not self._options.dry_run
-        mark = fingerprint(self._source, draft) if needed else ""
+        # Without an earlier run to compare with, files need not be read whole: that waits until there is room (carry).
+        mark = fingerprint(self._source, draft) if entry is not None else ""
         known = read_entry(entry) if entry is not None else None
         stands = known if known is not None and still_there(self._target, draft.id, known) else None
         other_wish = stands is not None and _other_wish(stands, self._options)
@@ -193,28 +221,44 @@ class Looker:
         return _not_poorer(replace(planned, stands=stands), same=same)
 
     def _plan(self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None, options: Options) -> BaseWork:
-        found, vectors = self._survey(draft, texts=options.carry_text)
+        surveyed = self._survey(draft, texts=options.carry_text)
+        found = surveyed.found
         hints = Hints()
         if isinstance(found, Survey) and (draft.embedding.id is not None or options.carry_text):
             hints = self._journey.hints(self._source, draft, found, options)
             hints = hints.with_earlier(Found() if known is None else known.found)
         plan = plan_base(draft, found, hints, carry_text=options.carry_text)
         missing = _missing_uploads(self._source, plan, base_folder(self._target, draft.id))
-        return BaseWork(position, draft, mark, plan=replace(plan, notices=(*plan.notices, *missing)), vectors=vectors)
+        return BaseWork(
+            position,
+            draft,
+            mark,
+            plan=replace(plan, notices=(*plan.notices, *missing)),
+            vectors=surveyed.vectors,
+            origin=surveyed.origin,
+            origin_mark=surveyed.mark,
+        )
 
-    def _survey(self, draft: BaseDraft, *, texts: bool) -> tuple[Survey | StoreProblem, Path | None]:
-        """Survey a base's vector file; return what it holds, or why it cannot be used, and where it is on disk."""
+    def _survey(self, draft: BaseDraft, *, texts: bool) -> _Surveyed:
+        """Survey a base's vector file; one that was written to meanwhile cannot be used, whatever it held."""
         name = vector_name(self._source, draft)
         if not name:
-            return StoreProblem("does not exist (the source holds no vector files)"), None
+            return _Surveyed(StoreProblem("does not exist (the source holds no vector files)"))
         try:
-            found = self._keep.enter_context(self._source.tree.local(name, self._work))
-            vectors = self._keep.enter_context(self._journey.opened(found, self._work))
-            return self._journey.table.survey(vectors, self._work, texts=texts), vectors
-        except StoreProblem as problem:
-            return problem, None
+            origin = self._keep.enter_context(self._source.tree.local(name, self._work))
         except SourceUnreadable as problem:
-            return StoreProblem(f"cannot be read: {problem.facts['reason']}"), None
+            return _Surveyed(StoreProblem(f"cannot be read: {problem.facts['reason']}"))
+        mark = steady.mark_of(origin)
+        try:
+            vectors = self._keep.enter_context(self._journey.opened(origin, self._work))
+            found = _Surveyed(self._journey.table.survey(vectors, self._work, texts=texts), vectors, origin, mark)
+        except StoreProblem as problem:
+            found = _Surveyed(problem)
+        except SourceUnreadable as problem:
+            found = _Surveyed(StoreProblem(f"cannot be read: {problem.facts['reason']}"))
+        if steady.mark_of(origin) != mark:
+            return _Surveyed(StoreProblem(f"cannot be read: {steady.MOVED}"))
+        return found
 
 
 def _other_wish(stands: BaseEntry, options: Options) -> bool:
@@ -274,5 +318,5 @@ def _missing_uploads(source: Located, plan: BasePlan, earlier: Path) -> Iterator
             continue
         path = item.data["relativePath"]
         if not (earlier / RAW_FOLDER / path).is_file():
-            problem = f"the uploaded file {item.upload.name} is not in the source"
+            problem = upload_problem(source.tree, source.places.uploads, item.upload)
             yield missing_upload(path, problem, plan.draft.legacy_id, item.legacy_id)

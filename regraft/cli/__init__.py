@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
+import os
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-from regraft import __version__
-from regraft.cli.output import fail
+from regraft import __version__, interrupts, streams
+from regraft.cli.output import fail, finished, say
 from regraft.errors import INTERRUPTED, REFUSED, Interrupted, WrongUsage
 
 #: The commands, each with the module that has it.
@@ -80,11 +81,10 @@ class Commands(click.Group):
         try:
             status = super().main(arguments, *more, **settings)
         except click.Abort:
-            # Ctrl-C while the command was loaded; click has made this of it.
-            fail(Interrupted(finished=0), "", as_json="--json" in arguments, verbose=0)
+            interrupted(arguments)
         except click.ClickException as error:
             if not arguments:
-                click.echo(self.get_help(click.Context(self, info_name="regraft")))
+                say(self.get_help(click.Context(self, info_name="regraft")) + "\n")
                 sys.exit(REFUSED)
             said = " ".join(error.format_message().split())
             context = getattr(error, "ctx", None)
@@ -92,6 +92,13 @@ class Commands(click.Group):
             hint = f"see regraft {name} --help" if name else "see regraft --help"
             fail(WrongUsage(problem=said.rstrip("."), hint=hint), name or "", as_json="--json" in arguments, verbose=0)
         sys.exit(status if isinstance(status, int) else 0)
+
+    def invoke(self, context: click.Context) -> Any:
+        """Load a command and run it; of a stop meanwhile click would say something of its own."""
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt as error:
+            raise click.Abort from error
 
 
 @click.group(cls=Commands, commands=OnDemand(), context_settings={"help_option_names": ["-h", "--help"]})
@@ -104,13 +111,38 @@ def cli() -> None:
     """
 
 
-def main() -> None:
-    """Run the command line."""
-    for stream in (sys.stdout, sys.stderr):
-        # A name that the terminal's coding lacks must not end a run.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+def interrupted(arguments: Sequence[str]) -> NoReturn:
+    """Say that a command line was stopped before it had begun anything, and end."""
+    fail(Interrupted(finished=0), "", as_json="--json" in arguments, verbose=0)
+
+
+def main(*, is_interrupted: bool = False) -> None:
+    """Run the command line; ``is_interrupted``: it was stopped while this was loaded."""
+    streams.guard()
+    interrupts.install()
+    status: object = INTERRUPTED
     try:
+        if is_interrupted:
+            interrupted(sys.argv[1:])
         cli(prog_name="regraft")
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        pass
+    except SystemExit as end:
+        status = end.code
+    finally:
+        interrupts.over()
+    status = finished(status if isinstance(status, int) else 0)
+    if status == INTERRUPTED:
+        _end_interrupted()
+    sys.exit(status)
+
+
+def _end_interrupted() -> NoReturn:
+    """End with the status of an interrupted run, by which all that was begun is cleaned up.
+
+    Where a stop came while Python ran code out of a text, as data classes are made, it would kill itself by a signal.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(INTERRUPTED)

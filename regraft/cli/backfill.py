@@ -13,7 +13,7 @@ from regraft.cli.embedding import embedder_options, limit_options, limited_embed
 from regraft.cli.options import model_option
 from regraft.cli.output import reports_errors
 from regraft.errors import WrongUsage
-from regraft.text import counted, one_line
+from regraft.text import counted, one_line, shown_lines
 from repair.backfill.meter import Limits
 from repair.backfill.notes_filler import NOT_ASKED
 from repair.backfill.run import backfill as run_backfill
@@ -99,7 +99,7 @@ def as_text(document: dict[str, Any], *, verbose: bool) -> str:
         lines.append("Nothing has to be done: nothing was sent, and nothing was written.")
     elif document["undo"] is not None:
         lines += closing_lines(document)
-    return "".join(f"{line}\n" for line in lines)
+    return shown_lines(lines)
 
 
 def _was_run(document: dict[str, Any]) -> bool:

@@ -12,13 +12,14 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from regraft import notices, progress
+from regraft import interrupts, notices, progress
 from regraft.cli.options import PATH, output_options
+from regraft.cli.output import confirmed as ask
 from regraft.cli.output import echo_json, say
 from regraft.ledger import FOLDER
 from regraft.locate import Kind
 from regraft.progress import human_bytes
-from regraft.text import argument, one_line
+from regraft.text import LONGEST_NAME, argument, one_line, shown, shown_lines
 from repair.run import Planner, run_command
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,6 +104,7 @@ def end_with(document: dict[str, Any], asked: Asked, text: str) -> NoReturn:
         echo_json(document)
     else:
         say(text)
+    interrupts.over()
     sys.exit(exit_status(document, asked.fail_on))
 
 
@@ -115,11 +117,8 @@ def confirmed(lines: Iterable[str], *, yes: bool, silent: bool) -> bool:
     """Show the lines of a plan, and ask whether to go on where a person is there to answer."""
     if silent or yes or not sys.stdin.isatty():
         return True
-    say("".join(f"{line}\n" for line in ["Plan:", *lines]))
-    try:
-        return click.confirm("Go on?", default=True)
-    except click.Abort as error:
-        raise KeyboardInterrupt from error
+    say(shown_lines(["Plan:", *lines]))
+    return ask("Go on?")
 
 
 def as_text(document: dict[str, Any], *, verbose: bool) -> str:
@@ -131,7 +130,7 @@ def as_text(document: dict[str, Any], *, verbose: bool) -> str:
         lines += ["", "Dry run: nothing was written."]
     elif "undone" not in document:
         lines += closing_lines(document)
-    return "".join(f"{line}\n" for line in lines)
+    return shown_lines(lines)
 
 
 def closing_lines(document: dict[str, Any]) -> list[str]:
@@ -146,29 +145,29 @@ def closing_lines(document: dict[str, Any]) -> list[str]:
 def action_lines(document: dict[str, Any], *, verbose: bool) -> list[str]:
     """Return what a run does, as lines for a person."""
 
-    def line(action: dict[str, Any]) -> str:
+    def lines(action: dict[str, Any]) -> list[str]:
         size = f" ({human_bytes(action['bytes'])})" if action["bytes"] else ""
-        return f"{one_line(action['message'])}{size} [{action['action']}]"
+        return [f"{one_line(action['message'])}{size} [{action['action']}]"]
 
-    return list(_by_base(document, document["actions"], "action", line, verbose))
+    return list(_by_base(document, document["actions"], "action", lines, verbose))
 
 
 def left_lines(document: dict[str, Any], *, verbose: bool) -> list[str]:
     """Return what a run leaves as it is, and why, as lines for a person."""
 
-    def line(left: dict[str, Any]) -> str:
-        hint = f"\n    try: {one_line(left['repair'])}" if left["repair"] else ""
-        return f"{one_line(left['reason'])} [{left['finding']}]{hint}"
+    def lines(left: dict[str, Any]) -> list[str]:
+        hint = [f"  try: {left['repair']}"] if left["repair"] else []
+        return [f"{one_line(left['reason'])} [{left['finding']}]", *hint]
 
     left = [one for one in document["left"] if verbose or notices.at_least(one["severity"], "warning")]
-    return ["", "Left as it is:", *_by_base(document, left, "finding", line, verbose)] if left else []
+    return ["", "Left as it is:", *_by_base(document, left, "finding", lines, verbose)] if left else []
 
 
 def _by_base(
     document: dict[str, Any],
     entries: list[dict[str, Any]],
     key: str,
-    line: Callable[[dict[str, Any]], str],
+    lines: Callable[[dict[str, Any]], list[str]],
     verbose: bool,
 ) -> Iterator[str]:
     """Return entries as lines below the name of their base; of one kind only some, unless all are wanted."""
@@ -180,8 +179,8 @@ def _by_base(
         if verbose or seen[entry[key]] <= _SHOWN:
             if entry["base"] is not None and entry["base"] != heading:
                 heading = entry["base"]
-                yield f"{one_line(names.get(heading, heading))}  ({one_line(heading)})"
-            yield f"{'' if entry['base'] is None else '  '}{line(entry)}"
+                yield f"{one_line(names.get(heading, heading), LONGEST_NAME)}  ({shown(heading, LONGEST_NAME)})"
+            yield from (f"{'' if entry['base'] is None else '  '}{line}" for line in lines(entry))
     if not verbose:
         more = {name: count - _SHOWN for name, count in seen.items() if count > _SHOWN}
         yield from (f"… and {count:,} more of {name} (-v shows all)" for name, count in more.items())

@@ -16,9 +16,9 @@ import click
 import migrators
 from checks import audit_page, audits, findings, store, v1_source
 from checks.levels import Level
-from regraft import clock, pages, progress
+from regraft import clock, links, pages, progress
 from regraft.cli.options import PATH, model_word, only_option, output_options, plan_options
-from regraft.cli.output import echo_json, reports_errors, say, written_list
+from regraft.cli.output import echo_json, note, reports_errors, say, written_list
 from regraft.envelope import Run
 from regraft.errors import (
     NotChecked,
@@ -109,7 +109,8 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     written = "" if page is None else written_list([page])
     if as_json:
         echo_json(document)
-        click.echo(written, nl=False, err=True)
+        for line in written.splitlines():
+            note(line)
     else:
         title = f"{head['source']['path']} is {NAMES[Kind(head['source']['kind'])]}."
         say(findings.as_text(audit, title, verbose=verbose > 0) + (f"\n{written}" if written else ""))
@@ -120,7 +121,7 @@ def _check_page(page: Path, path: Path, found: Located | SourceUnreadable) -> No
     """Refuse a page in what is read: PATH, the base that an index belongs to, a data folder that settings name."""
     read = [path, *([path.absolute().parents[1]] if path.match(INDEX_FILE) else [])]
     # The tree of a base begins above it, where a page may lie.
-    if isinstance(found, Located) and not path.resolve().is_relative_to(found.tree.path.resolve()):
+    if isinstance(found, Located) and not links.real_path(path).is_relative_to(links.real_path(found.tree.path)):
         read.append(found.tree.path)
     pages.check_place("check", page, *read)
 

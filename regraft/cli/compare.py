@@ -20,7 +20,7 @@ from regraft.envelope import Run
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.index.search import vector_blob
 from regraft.locate import Kind, located
-from regraft.text import counted, one_line, shown
+from regraft.text import counted, one_line, shown, shown_lines
 
 #: Outcomes that count as errors.
 _ERRORS = {"different", "missing"}
@@ -132,7 +132,7 @@ def _as_text(told: list[dict[str, Any]], count: int, *, every: bool, quiet: bool
         lines += map(_difference, base["differences"] if every else base["differences"][:1])
     outcomes = Counter(base["outcome"] for base in told)
     said = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])
-    return "\n".join([*lines, f"{counted(len(told), 'base')}: {said or 'nothing to compare'}."]) + "\n"
+    return shown_lines([*lines, f"{counted(len(told), 'base')}: {said or 'nothing to compare'}."])
 
 
 def _difference(parted: dict[str, Any]) -> str:

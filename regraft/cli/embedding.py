@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from regraft import config, embedders
+from regraft.cli.options import PATH
 from regraft.embedders import ServerFailing, TextsRejected
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import EmbedderUnnamed, QueryNotEmbedded, WrongUsage
@@ -22,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 config_option = click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Where embedders are written.  [default: regraft.yaml]",
 )

@@ -10,11 +10,11 @@ import click
 
 from regraft import progress
 from regraft.cli.options import PATH, output_options
-from regraft.cli.output import echo_json, reports_errors, say
+from regraft.cli.output import echo_json, reports_errors, say, written_list
 from regraft.envelope import Run
 from regraft.formats.parquet.export import export as write_parquet
 from regraft.locate import Kind, located
-from regraft.text import counted, shown
+from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
 
 
 @click.command()
@@ -48,7 +48,7 @@ def export(
     if as_json:
         echo_json({**run.document(), "bases": exported})
     else:
-        say("".join(_line(base, verbose=verbose > 0) for base in exported) + f"Written:\n  {shown(target)}\n")
+        say(shown_lines(_line(base, verbose=verbose > 0) for base in exported) + written_list([target]))
     sys.exit(1 if any(base["problem"] or base["rows"]["skipped"] for base in exported) else 0)
 
 
@@ -60,4 +60,4 @@ def _line(base: dict[str, Any], *, verbose: bool) -> str:
     if verbose:
         said += "".join(f", not in a file of units: {count:,} {reason}" for reason, count in base["left_out"].items())
     problem = f" ({base['problem']})" if base["problem"] else ""
-    return f"{base['name']}: {said}{problem}\n"
+    return f"{one_line(base['name'], LONGEST_NAME)}: {said}{problem}"

@@ -15,7 +15,7 @@ from regraft.cli.output import echo_json, reports_errors, say
 from regraft.envelope import Run
 from regraft.locate import Kind
 from regraft.progress import human_bytes
-from regraft.text import counted, one_line, shown
+from regraft.text import counted, one_line, shown, shown_lines
 from repair import undo as undoing
 from repair.run import undo_run
 from repair.store import recognised
@@ -34,7 +34,7 @@ def history(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
     if as_json:
         echo_json({**run.document(), "runs": runs})
         return
-    say("".join(f"{line}\n" for one in runs for line in _lines(one, verbose=verbose > 0)) or "No runs.\n")
+    say(shown_lines(line for one in runs for line in _lines(one, verbose=verbose > 0)) or "No runs.\n")
 
 
 def _lines(run: dict[str, Any], *, verbose: bool) -> list[str]:

@@ -12,7 +12,7 @@ from regraft import clock
 from regraft.cli.changing import Asked, as_text, change_options, end_with
 from regraft.cli.options import PATH, model_options, model_word, time_of
 from regraft.cli.output import reports_errors
-from regraft.text import counted, one_line, shown
+from regraft.text import counted, one_line, path_text, shown_lines
 from repair import install as installing
 from repair.run import run_command
 from repair.source import BaseSource, opened
@@ -66,8 +66,8 @@ def install(
         )
         text = _as_text(document, source, verbose=asked.verbose > 0)
         # What is changed is the profile: it is the run's store, and the target of what the user asked for.
-        ends = {"source": {"kind": source.store.found.kind.value, "path": shown(path)}, "target": document["source"]}
-        end_with({**document, **ends}, asked, text)
+        came_from = {"kind": source.store.found.kind.value, "path": path_text(path)}
+        end_with({**document, "source": came_from, "target": document["source"]}, asked, text)
 
 
 def _as_text(document: dict[str, Any], source: BaseSource, *, verbose: bool) -> str:
@@ -79,4 +79,4 @@ def _as_text(document: dict[str, Any], source: BaseSource, *, verbose: bool) -> 
     there = len(source.chosen) - len(stayed)
     lines = [f"Start the application: {there:,} of {counted(len(source.chosen), 'base')} will be there."]
     lines += [f"Not done: {one_line(source.name_of(base))}, because {one_line(why)}" for base, why in stayed.items()]
-    return text + "".join(f"{line}\n" for line in lines)
+    return text + shown_lines(lines)

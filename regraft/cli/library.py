@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
-
 import migrators
-from regraft import ledger, render
-from regraft.cli.output import echo_json, say, written_list
+from regraft import interrupts, ledger, render
+from regraft.cli.output import confirmed, echo_json, say, written_list
 from regraft.formats.library_report import REPORT_FILE, REPORT_PAGE
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
 
@@ -24,10 +22,7 @@ def asking(*, yes: bool, silent: bool) -> Callable[[dict[str, Any]], bool]:
             return True
         asks = not yes and sys.stdin.isatty() and migrators.exit_status(planned, "error") != 0
         say(f"Plan:\n{render.as_text(planned)}" if asks else render.as_line(planned) + "\n")
-        try:
-            return not asks or click.confirm("Some of it cannot be carried. Go on?", default=True)
-        except click.Abort as error:
-            raise KeyboardInterrupt from error
+        return not asks or confirmed("Some of it cannot be carried. Go on?")
 
     return show_plan
 
@@ -38,6 +33,7 @@ def tell(migration: migrators.Migration, target: Path, page: Path | None, *, as_
         echo_json(migration.document)
     else:
         say(_summary(migration.document, _written(target, page, wrote=migration.wrote), verbose))
+    interrupts.over()
 
 
 def _written(target: Path, page: Path | None, *, wrote: bool) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,7 +12,8 @@ import migrators
 from regraft import clock, pages, progress, render
 from regraft.cli.library import asking, tell
 from regraft.cli.options import PATH, model_word, output_options, plan_options, time_of
-from regraft.cli.output import reports_errors
+from regraft.cli.output import note, reports_errors
+from regraft.errors import OutputLost
 from regraft.locate import Kind, Located, located
 
 
@@ -84,13 +86,23 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         asked = asking(yes=yes, silent=as_json or quiet)
         migration = migrators.migrate(found, target, options, bar, asked)
     document = migration.document
-    if page is not None:
-        pages.write(page, render.as_page(document))
-    tell(migration, target, page, as_json=as_json, verbose=verbose)
+    lost = None if page is None else _page_problem(page, document)
+    tell(migration, target, page if lost is None else None, as_json=as_json, verbose=verbose)
+    if lost is not None:
+        raise lost
     sys.exit(migrators.exit_status(document, fail_on))
+
+
+def _page_problem(page: Path, document: dict[str, Any]) -> OutputLost | None:
+    """Write the report page; return what is wrong where it cannot be written, for the migration is done by then."""
+    try:
+        pages.write(page, render.as_page(document))
+    except OSError as error:
+        return OutputLost(output=page, reason=error.strerror or error)
+    return None
 
 
 def _say_found(found: Located, *, quiet: bool) -> None:
     """Say at once where another folder is read than the one that was given."""
     for notice in () if quiet else found.notices:
-        click.echo(f"regraft: {notice.message}", err=True)
+        note(f"regraft: {notice.message}")

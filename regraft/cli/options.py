@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,12 +11,27 @@ from typing import Any, TypeVar
 import click
 
 import migrators
+from regraft import links
 from regraft.errors import ModelOptionInvalid
 from regraft.locate import Kind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PATH = click.Path(path_type=Path)
+
+class _Path(click.Path):
+    """A path; a relative one is refused where the working directory is gone, since it leads nowhere."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """Return it as a path."""
+        path = super().convert(value, parameter, context)
+        try:
+            Path(os.fsdecode(path)).absolute()
+        except OSError:
+            self.fail(f"{value!r} leads nowhere, the working directory is gone; give an absolute path", parameter)
+        return path
+
+
+PATH = _Path(path_type=Path)
 
 
 def time_of(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -35,9 +51,20 @@ def time_of(_context: click.Context, _parameter: click.Parameter, value: str | N
 only_option = click.option("--only", multiple=True, metavar="NAME", help="Only findings of this name; may be repeated.")
 
 
+def _follow_links(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    context.with_resource(links.followed(value))
+
+
 def output_options(command: F) -> F:
-    """Add what every command takes: how much it says, and in which form."""
+    """Add what every command takes: how much it says, in which form, and what a path is."""
     for option in (
+        click.option(
+            links.OPTION,
+            is_flag=True,
+            expose_value=False,
+            callback=_follow_links,
+            help="Follow links that lead out of what is read; only for data of your own.",
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
         click.option("-q", "--quiet", is_flag=True, help="No plan, no progress; only the result."),
         click.option("-v", "--verbose", count=True, help="Say every note; -vv shows where an error came from."),

@@ -1,23 +1,27 @@
-"""What every command does with its result and its errors (``docs/commands.md``)."""
+"""What every command does with its result and its errors (``docs/commands.md``).
+
+Everything that is printed goes through :func:`say` and :func:`note`, and by them through :func:`regraft.text.shown`.
+"""
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
 
-from regraft import render
+from regraft import interrupts, render, sqlite, streams
 from regraft.envelope import Run
-from regraft.errors import FaultOfRegraft, Interrupted, RegraftError, StoppedBySystem
-from regraft.text import shown
+from regraft.errors import WORTH_READING, FaultOfRegraft, Interrupted, OutputLost, RegraftError, StoppedBySystem
+from regraft.text import shown, shown_lines
 
 F = TypeVar("F", bound=Callable[..., Any])
+#: What a command's context has once its document begins to be printed.
+_TOLD = f"{__name__}.told"
 
 
 def reports_errors(command: F) -> F:
@@ -32,44 +36,97 @@ def reports_errors(command: F) -> F:
             fail(error, name, as_json=as_json, verbose=verbose)
         except KeyboardInterrupt:
             fail(Interrupted(finished=0), name, as_json=as_json, verbose=verbose)
-        except OSError as error:
-            fail(StoppedBySystem(reason=error), name, as_json=as_json, verbose=verbose)
+        except (OSError, *sqlite.SYSTEM_ERRORS) as error:
+            if verbose > 1:
+                note_traceback(error)
+            fail(StoppedBySystem(reason=error), name, as_json=as_json, verbose=0)
         except Exception as error:
             if verbose > 1:
-                traceback.print_exception(error)
+                note_traceback(error)
             fault = FaultOfRegraft(kind=type(error).__name__, reason=error)
             fail(fault, name, as_json=as_json, verbose=0)
 
     return run  # type: ignore[return-value]
 
 
-def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> None:
+def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> NoReturn:
     """Say an error in one line (with ``as_json`` in a document too) and end with its exit status."""
+    interrupts.over()
     if verbose > 1:
-        traceback.print_exception(error)
-    if as_json:
+        note_traceback(error)
+    if as_json and not _is_told():
         head = {"regraft": Run(command).document()["regraft"]}
         said = {"code": error.code, "message": str(error), "exit_status": error.exit_status}
         echo_json({**head, "error": said})
-    click.echo(f"regraft: {error}", err=True)
+    note(f"regraft: {error}")
     sys.exit(error.exit_status)
 
 
 def echo_json(document: dict[str, Any]) -> None:
     """Print a document; a stdout that is not UTF-8 gets it in ASCII, so that no name is lost."""
     is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    say(render.as_json(document, ascii_only=not is_utf8))
+    text = render.as_json(document, ascii_only=not is_utf8)
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[_TOLD] = True
+    say(text)
+    # The run is over, and what it came to is known: who asks it to stop now comes too late.
+    interrupts.over()
+
+
+def _is_told() -> bool:
+    """Tell whether the one document has begun to be printed: a stop meanwhile must not print a second one."""
+    context = click.get_current_context(silent=True)
+    return context is not None and _TOLD in context.meta
 
 
 def say(text: str) -> None:
-    """Print ``text``; a reader that has gone away decides nothing about the work."""
+    """Print ``text``, of whole lines. That it cannot be written decides nothing about the work."""
+    _print(sys.stdout, shown(text, None, lines=True))
+
+
+def note(line: str) -> None:
+    """Print one line on stderr."""
+    _print(sys.stderr, f"{shown(line, None)}\n")
+
+
+def note_traceback(error: BaseException) -> None:
+    """Print where an error came from on stderr."""
+    _print(sys.stderr, shown("".join(traceback.format_exception(error)), None, lines=True))
+
+
+def _print(stream: TextIO | None, text: str) -> None:
+    if stream is not None:
+        stream.write(text)
+        stream.flush()
+
+
+def confirmed(question: str) -> bool:
+    """Ask a person a question whose usual answer is yes.
+
+    Raises:
+        StoppedBySystem: nobody would see it.
+        KeyboardInterrupt: the person leaves instead of answering.
+    """
+    reason = streams.lost_output(with_reader=False)
+    if reason is not None:
+        raise StoppedBySystem(reason=f"nothing was done, for the question cannot be shown ({reason})")
     try:
-        click.echo(text, nl=False)
-    except BrokenPipeError:
-        # What follows, and what Python flushes at its end, goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return click.confirm(question, default=True)
+    except click.Abort as error:
+        raise KeyboardInterrupt from error
+
+
+def finished(status: int) -> int:
+    """Return the exit status of a run that ends with ``status``: 3 where its result could not be written."""
+    reason = streams.lost_output()
+    if reason is None or status not in (0, WORTH_READING):
+        return status
+    lost = OutputLost(output="Standard output", reason=reason)
+    note(f"regraft: {lost}")
+    return lost.exit_status
 
 
 def written_list(paths: Iterable[Path]) -> str:
     """Return the list of what a run has written, which stands at its end."""
-    return "Written:\n" + "".join(f"  {shown(path)}\n" for path in paths)
+    return "Written:\n" + shown_lines(f"  {shown(path)}" for path in paths)

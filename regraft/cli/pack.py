@@ -14,7 +14,7 @@ from regraft.cli.options import PATH, output_options, time_of
 from regraft.cli.output import echo_json, reports_errors, say, written_list
 from regraft.locate import Kind
 from regraft.progress import human_bytes
-from regraft.text import counted, one_line, shown
+from regraft.text import counted, one_line, shown, shown_lines
 from repair import pack as packing
 
 
@@ -69,7 +69,7 @@ def _as_text(document: dict[str, Any], target: Path, *, verbose: bool) -> str:
     lines = [_base_line(base) for base in document["bases"]]
     lines += left_lines(document, verbose=verbose)
     lines += ["", *_closing(document, target)]
-    return "".join(f"{line}\n" for line in lines)
+    return shown_lines(lines)
 
 
 def _base_line(base: dict[str, Any]) -> str:
@@ -85,7 +85,7 @@ def _closing(document: dict[str, Any], target: Path) -> list[str]:
     if document["outcome"] == "unchanged":
         return [f"{shown(target)} is this very pack already ({size}): nothing was written."]
     next_step = f"On the other machine: regraft install {shown(Path(target.name))} --profile PROFILE"
-    return [f"Packed {size}.", written_list([target]).rstrip(), next_step]
+    return [f"Packed {size}.", *written_list([target]).splitlines(), next_step]
 
 
 def _ids(document: dict[str, Any]) -> set[str]:

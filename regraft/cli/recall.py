@@ -10,12 +10,12 @@ import click
 
 from regraft import recall as recalling
 from regraft.cli.options import PATH, output_options
-from regraft.cli.output import echo_json, reports_errors, say
+from regraft.cli.output import echo_json, note, reports_errors, say
 from regraft.envelope import Run
 from regraft.locate import NAMES, Kind, located
 from regraft.recall import Recalled, Span
 from regraft.system_errors import NotRecalled
-from regraft.text import counted, one_line
+from regraft.text import counted, one_line, shown_lines
 
 _LINES = re.compile(r"(?=.*\d)(\d*):(\d*)", re.ASCII)
 
@@ -82,10 +82,11 @@ def recall(
         echo_json({**run.document(), **_document(found)})
     else:
         head = "" if quiet else _head(found, verbose=verbose > 0)
-        say(f"{head}{found.content}\n")
+        text = found.content.replace("\r\n", "\n")
+        say(f"{head}{text}\n")
         if found.is_cut:
             left = f"the budget of {token_budget} tokens ends here; go on with --lines {found.end + 1}:"
-            click.echo(f"note: {left}", err=True)
+            note(f"note: {left}")
 
 
 def _document(found: Recalled) -> dict[str, Any]:
@@ -113,4 +114,4 @@ def _head(found: Recalled, *, verbose: bool) -> str:
     lines = [one_line(title), f"lines {found.start} to {found.end} of {found.total_lines}, about {tokens}"]
     if verbose:
         lines += [f"tags {one_line(', '.join(record.names))}", record.source_id]
-    return "".join(f"{line}\n" for line in [*lines, ""])
+    return shown_lines([*lines, ""])

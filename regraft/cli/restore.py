@@ -15,7 +15,7 @@ from regraft.cli.options import model_option, time_of
 from regraft.cli.output import reports_errors
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import ModelDiffers, WrongUsage
-from regraft.text import trim
+from regraft.text import shown_lines, trim
 from repair.backfill.restored import Restoring, restored
 
 
@@ -65,7 +65,7 @@ def restore(path: Path, embedder_name: str | None, config_path: Path | None, **o
         progress=asked.progress(),
         show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
     )
-    said = "".join(f"{line}\n" for line in sent_lines(document, verbose=asked.verbose > 0))
+    said = shown_lines(sent_lines(document, verbose=asked.verbose > 0))
     end_with(document, asked, said + as_text(document, verbose=asked.verbose > 0))
 
 

@@ -15,13 +15,13 @@ from regraft import codex_search, config, retrieval
 from regraft.cli import search_notes
 from regraft.cli.embedding import config_option, query_vector
 from regraft.cli.options import PATH, output_options
-from regraft.cli.output import echo_json, reports_errors, say
+from regraft.cli.output import echo_json, note, reports_errors, say
 from regraft.envelope import Run
 from regraft.errors import ModelDiffers, SourceUnreadable, WrongUsage
 from regraft.formats.index.search import Hit, vector_blob
 from regraft.locate import NAMES, Kind, located
 from regraft.retrieval import Answer, Mode, Request
-from regraft.text import counted, one_line, shown
+from regraft.text import counted, one_line, shown, shown_lines
 
 #: How much of a body is shown, in code points; ``-v`` shows all of it.
 _EXCERPT = 160
@@ -105,8 +105,8 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
             text = _as_text(answer, title, whole=verbose > 0)
     run.end()
     if not quiet:
-        for note in notes:
-            click.echo(f"note: {note}", err=True)
+        for one in notes:
+            note(f"note: {one}")
     if as_json:
         echo_json({**run.document(), **document})
     else:
@@ -193,10 +193,10 @@ def _as_text(answer: Answer, title: str, *, whole: bool) -> str:
     base = answer.base_id if answer.base_name is None else f"{one_line(answer.base_name)} ({answer.base_id})"
     lines = [title, f"Base {base}: {found}"]
     for rank, hit in enumerate(answer.hits, 1):
-        body = one_line(hit.text)
+        body = one_line(hit.text, None if whole else _EXCERPT + 1)
         excerpt = body if whole or len(body) <= _EXCERPT else f"{body[:_EXCERPT]}…"
         lines += ["", f"{rank:>3}  {hit.score:.6g}  {_where(answer, hit)}, unit {hit.unit_index}", f"     {excerpt}"]
-    return "\n".join(lines) + "\n"
+    return shown_lines(lines)
 
 
 def _where(answer: Answer, hit: Hit) -> str:

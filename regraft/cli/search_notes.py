@@ -10,7 +10,7 @@ from regraft.cli.embedding import query_vector
 from regraft.codex_search import Answer, Embed, NoVector
 from regraft.errors import QueryNotEmbedded, RegraftError, WrongUsage
 from regraft.locate import NAMES, Kind
-from regraft.text import counted, one_line
+from regraft.text import counted, one_line, shown_lines
 
 
 def refuse(options: dict[str, bool]) -> None:
@@ -84,8 +84,8 @@ def as_text(answer: Answer, title: str, excerpt: int | None) -> str:
     where = "All projects" if answer.project is None else f"Project {one_line(answer.project)}"
     lines = [title, f"{where}: {counted(len(answer.found), 'hit')} by {answer.mode}, {answer.state}."]
     for rank, found in enumerate(answer.found, 1):
-        body = one_line(found.hit.text.removeprefix(found.title))
+        body = one_line(found.hit.text.removeprefix(found.title), None if excerpt is None else excerpt + 1)
         shown = body if excerpt is None or len(body) <= excerpt else f"{body[:excerpt]}…"
         kind = one_line(f"{found.type}, {found.status}, {found.hit.material_id}")
         lines += ["", f"{rank:>3}  {found.hit.score:.6g}  {one_line(found.title)}  ({kind})", f"     {shown}"]
-    return "\n".join(lines) + "\n"
+    return shown_lines(lines)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import binascii
-import json
 from array import array
 from typing import Any
 
 import msgspec
 
 from regraft.embedders.checking import check, check_each, unfit
+from regraft.formats import json_text
 
 
 class BrokenAnswer(Exception):
@@ -36,6 +36,8 @@ class _LooseAnswer(msgspec.Struct):
     usage: Any = None
 
 
+#: A count of more is none: nothing could add it up.
+_MOST_TOKENS = 2**53 - 1
 _DECODER = msgspec.json.Decoder(_Answer)
 
 
@@ -55,7 +57,7 @@ def vectors_of(body: bytes, count: int, dimensions: int | None, *, embedder: str
     answer: _Answer | _LooseAnswer
     try:
         answer = _DECODER.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         answer = _loose(body)
     if len(answer.data) != count:
         check([b""] * len(answer.data), count, dimensions, embedder=embedder)
@@ -74,12 +76,13 @@ def vectors_of(body: bytes, count: int, dimensions: int | None, *, embedder: str
 def _loose(body: bytes) -> _LooseAnswer:
     """Return an answer that is not as it should be: with NaN, infinities and things of any type."""
     try:
-        found = json.loads(body)
+        found = json_text.loads(body)
     except (ValueError, RecursionError):
         raise BrokenAnswer("the answer is cut off, or no JSON") from None
     try:
         return msgspec.convert(found, _LooseAnswer)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):
+        # The latter of names with half a surrogate pair.
         raise BrokenAnswer(f"the answer has no vectors: {body[:1000].decode('utf-8', 'replace')}") from None
 
 
@@ -98,4 +101,4 @@ def _vector(found: Any) -> bytes | None:
 def _tokens(usage: Any) -> int | None:
     """Return the tokens that an answer says it took."""
     counts = [usage.get(name) for name in ("total_tokens", "prompt_tokens")] if isinstance(usage, dict) else []
-    return next((count for count in counts if type(count) is int and count >= 0), None)
+    return next((count for count in counts if type(count) is int and 0 <= count <= _MOST_TOKENS), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from regraft.embedders.settings import LocalSettings
 from regraft.embedders.verdicts import tidy
 from regraft.errors import ModelUnreadable
 from regraft.extras import needed
+from regraft.formats import json_text
 from regraft.text import whole
 
 
@@ -84,7 +84,7 @@ def library_of(folder: Path) -> str:
     model is of no other type.
     """
     try:
-        found = json.loads((folder / "config.json").read_bytes())
+        found = json_text.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return "sentence-transformers"
     kind = found.get("model_type", "model2vec") if isinstance(found, dict) else ""

@@ -19,7 +19,7 @@ from regraft.embedders.counting import counter
 from regraft.embedders.protocol import Embedded, Halted, Sending, ServerFailing, TextsRejected, nothing
 from regraft.embedders.settings import ServerSettings
 from regraft.embedders.verdicts import Verdict, tidy, verdict
-from regraft.errors import EmbedderKeyMissing, EmbedderRefused
+from regraft.errors import EmbedderKeyMissing, EmbedderRefused, WrongUsage
 from regraft.extras import needed
 from regraft.text import whole
 
@@ -71,7 +71,7 @@ class ServerEmbedder:
 
         Raises:
             EmbedderKeyMissing: the environment has no key.
-            WrongUsage: the client is not installed.
+            WrongUsage: the client is not installed, or the address is none.
             ModelUnreadable: the configured tokenizer cannot be read.
         """
         self.settings = settings
@@ -80,7 +80,12 @@ class ServerEmbedder:
         self._tenacity = needed("tenacity", "Embedding servers", "openai")
         self._counted = counter(settings)
         self._halted = Event()
-        self._client = self._made_client()
+        try:
+            self._client = self._made_client()
+        except Exception as error:
+            # The address is all that a client can be wrong about; which class says so depends on its release.
+            problem = f"Embedder {settings.name}: its base_url is no address ({error})"
+            raise WrongUsage(problem=problem, hint="mend it in the configuration") from error
 
     def _made_client(self) -> Any:
         """Return the official client, which knows no key and follows no redirection."""

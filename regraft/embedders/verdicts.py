@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from regraft.formats import json_text
 from regraft.keys import redacted
 from regraft.text import one_line
 
@@ -73,7 +74,7 @@ def verdict(status: int, headers: Mapping[str, str], body: bytes, key: str | Non
 def _error(body: bytes) -> dict[str, Any]:
     """Return what an answer says of an error: OpenAI puts that under ``error``, others beside or instead of it."""
     try:
-        found = json.loads(body)
+        found = json_text.loads(body)
     except (ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):

@@ -6,7 +6,6 @@ What is where: ``docs/formats/angel_memory.md``.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from typing import Any
 import apsw
 
 from regraft import sqlite
-from regraft.formats import chroma
+from regraft.formats import chroma, json_text
 from regraft.formats.angel_notes import LEVELS, vector_text
 from regraft.system_errors import GenerationUnknown
 
@@ -60,6 +59,8 @@ _READ = {
     MEMORIES: ("id",),
     SEQUENCE: ("id", "next_id"),
 }
+#: The tables of :data:`DATABASE`.
+TABLES = tuple(_READ)
 _FILE_TABLES = {FILES: ("id", "relative_path", "file_timestamp")}
 
 _PROVIDER_FOLDER = "memory_"
@@ -317,7 +318,7 @@ def read_state(root: Path) -> dict[str, Any]:
         AngelProblem: it is missing or cannot be read; the message says why.
     """
     try:
-        state = json.loads((root / STATE).read_text("utf-8"))
+        state = json_text.loads((root / STATE).read_text("utf-8"))
     except FileNotFoundError as error:
         raise AngelProblem("it is missing") from error
     except (OSError, ValueError) as error:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from regraft import links
+
 #: Levels of headings that a record has room for.
 LEVELS = 6
 #: Files that are read as notes, whatever the case of their ending.
@@ -75,8 +77,8 @@ def inside(raw: Path, relative: str) -> Path | None:
     """Return where a record's file lies, None where its path leads out of ``raw/``."""
     if "\0" in relative:
         return None
-    root = raw.resolve()
-    place = (root / relative.replace("\\", "/").strip().lstrip("/")).resolve()
+    root = links.real_path(raw)
+    place = links.real_path(root / relative.replace("\\", "/").strip().lstrip("/"))
     return place if root in place.parents else None
 
 

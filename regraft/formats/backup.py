@@ -1,4 +1,7 @@
-"""What a backup of the application states of itself: ``metadata.json``, since version 6 (``docs/formats/v1.md``)."""
+"""What a backup states of itself (``metadata.json``, since version 6), and where in an archive it lies.
+
+The source of both is ``docs/formats/v1.md``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,13 @@ import msgspec
 
 from regraft.errors import SourceUnreadable
 from regraft.formats import json_text, v1_state
-from regraft.tree import Tree
+from regraft.formats.v2_places import KNOWLEDGE_FOLDER
+from regraft.tree import Tree, join
+
+#: Folders that mean something by their name: an archive is not read from inside them.
+_NAMED_FOLDERS = {"Data", "data", "Local Storage", "IndexedDB", KNOWLEDGE_FOLDER, ".cherry"}
+#: In so many folders within one another what was packed may lie; a folder may have a link to itself in it.
+_MOST_FOLDERS = 16
 
 
 class _Metadata(msgspec.Struct):
@@ -34,3 +43,16 @@ def backup_of(tree: Tree, name: str) -> Backup:
         resources = stated.resources if isinstance(stated.resources, dict) else {}
         return Backup(stated.version if isinstance(stated.version, int) else None, resources)
     return Backup()
+
+
+def inner_folder(tree: Tree) -> str:
+    """Return the folder of an archive that holds everything, where things were packed together with their folder."""
+    folder = ""
+    for _ in range(_MOST_FOLDERS):
+        # macOS adds a folder of its own to every archive, and files of its own beside what it shows.
+        own = ("__MACOSX", ".DS_Store")
+        inside = [name for name in tree.children(folder) if name not in own and not name.startswith("._")]
+        if len(inside) != 1 or inside[0] in _NAMED_FOLDERS or tree.kind(join(folder, inside[0])) != "folder":
+            break
+        folder = join(folder, inside[0])
+    return folder

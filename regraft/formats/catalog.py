@@ -130,7 +130,7 @@ class BaseRow:
     chunk_separator: str = "\\n\\n"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ItemRow:
     """A row of ``knowledge_item``; times in ms."""
 
@@ -169,12 +169,13 @@ def write_catalog(path: Path, records: Iterable[tuple[BaseRecord, Iterable[ItemR
 
 
 def prove(records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
-    """Find out whether a catalog takes these bases and items, without a file.
+    """Find out whether a catalog takes these bases and items, in a temporary file at most.
 
     Raises:
         apsw.ConstraintError, TypeError, OverflowError: it does not.
     """
-    with sqlite.in_memory() as db:
+    with sqlite.scratch() as db:
+        db.execute("PRAGMA foreign_keys = ON")
         _write(db, records)
 
 

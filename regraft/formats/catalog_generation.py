@@ -16,6 +16,7 @@ from typing import Any
 import apsw
 
 from regraft.errors import ProfileUnknown
+from regraft.formats import json_text
 from regraft.formats.catalog import EMBEDDING, ModelRow
 from regraft.formats.catalog_reader import Row
 from regraft.formats.order_keys import key_after
@@ -183,7 +184,7 @@ def model_of(row: Row, capabilities: tuple[str, ...] = EMBEDDING) -> ModelRow:
 
 def _listed(capabilities: Any) -> tuple[str, ...]:
     try:
-        found = json.loads(capabilities) if isinstance(capabilities, str) else capabilities
+        found = json_text.loads(capabilities) if isinstance(capabilities, str) else capabilities
     except (ValueError, RecursionError):
         return ()
     return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list | tuple) else ()

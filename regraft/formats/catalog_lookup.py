@@ -15,6 +15,7 @@ from typing import Any
 import apsw
 
 from regraft import sqlite
+from regraft.formats import json_text
 from regraft.formats.catalog_reader import CatalogProblem, Row
 from regraft.text import lenient_text
 
@@ -89,7 +90,7 @@ def _damage_named() -> Iterator[None]:
 def item_data(row: Row) -> Mapping[str, Any]:
     """Return what an item's column ``data`` holds; empty where that is no JSON object."""
     try:
-        data = json.loads(row.get("data") or "{}")
+        data = json_text.loads(row.get("data") or "{}")
     except (TypeError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}

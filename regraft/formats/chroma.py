@@ -6,7 +6,6 @@ its queue; what Chroma has worked into the files of a segment's folder is not: o
 
 from __future__ import annotations
 
-import json
 import struct
 from array import array
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 import apsw
 
 from regraft import sqlite
+from regraft.formats import json_text
 
 #: The database in a folder of Chroma's.
 FILE = "chroma.sqlite3"
@@ -79,11 +79,15 @@ def reading(path: Path) -> Iterator[apsw.Connection]:
         with sqlite.reading(path, beside_writers=True) as db:
             _check_layout(db)
             yield db
-    except (apsw.NotADBError, apsw.CorruptError) as error:
+    except (*sqlite.CONTENT_ERRORS, UnicodeDecodeError) as error:
         raise ChromaProblem(f"it is damaged ({error})") from error
 
 
 def _check_layout(db: apsw.Connection) -> None:
+    # chromadb writes with triggers on.
+    foreign: Any = db.execute("SELECT type, name FROM sqlite_schema WHERE type IN ('trigger', 'view')").fetchone()
+    if foreign is not None:
+        raise ChromaProblem(f"it has a {foreign[0]}, {foreign[1]}, which no database of Chroma's has")
     for table, columns in _READ.items():
         there = {str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")}
         if not there:
@@ -179,6 +183,8 @@ def _pending(db: apsw.Connection, of: Collection) -> dict[str, list[_Operation]]
     if done is None:
         return {}
     after = int.from_bytes(done, "big") if isinstance(done, bytes) else done
+    if not isinstance(after, int) or after >= 1 << 63:
+        raise ChromaProblem("max_seq_id has no number of an operation")
     rows = db.execute(
         "SELECT id, operation, metadata FROM embeddings_queue WHERE seq_id > ? AND substr(topic, -36) = ? "
         "ORDER BY seq_id",
@@ -193,7 +199,7 @@ def _pending(db: apsw.Connection, of: Collection) -> dict[str, list[_Operation]]
 def _decoded(metadata: Any) -> dict[str, Any]:
     """Return what an operation says, nothing where it says nothing that can be read."""
     try:
-        found = json.loads(metadata) if isinstance(metadata, str) else {}
+        found = json_text.loads(metadata) if isinstance(metadata, str) else {}
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -21,11 +21,40 @@ _RAW_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _REPLACEMENT_ESCAPE = b"\\ufffd"
 _REPLACEMENT = b"\xef\xbf\xbd"
 _BLANK = re.compile(rb"[ \t\r\n]*")
+#: A string up to its end: what is not its end is neither a quote nor a backslash, or escaped.
+_UNESCAPED_QUOTE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+#: Behind so many plain bytes no escape is cut in two: the longest has a backslash and five more.
+_NO_ESCAPE = re.compile(rb"[ !#-\[\]-~]{6}")
+_PIECE_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
+#: Digits of a whole number that is kept exact: more than a float can be large, fewer than Python refuses.
+MOST_DIGITS = 400
 
 
-class JsonProblem(Exception):
+class JsonProblem(ValueError):
     """Text that is not valid JSON, or not of the shape asked for; the text says what and where."""
+
+
+def loads(text: str | bytes) -> Any:
+    """Parse JSON that anybody may have written; a number beyond all floats is infinite, as JavaScript reads it.
+
+    Whole numbers are exact, those with too many digits for any use (:data:`MOST_DIGITS`) floats.
+
+    Raises:
+        JsonProblem: it is no JSON, nested too deeply, or no UTF-8.
+    """
+    try:
+        return json.loads(text, parse_int=_whole_number)
+    except (ValueError, RecursionError) as error:
+        raise JsonProblem(_reason(error)) from error
+
+
+def _whole_number(digits: str) -> int | float:
+    return int(digits) if len(digits.lstrip("-")) <= MOST_DIGITS else float(digits)
+
+
+def _reason(error: Exception) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def harmless(text: bytearray) -> memoryview:
@@ -70,8 +99,26 @@ def _decode(text: memoryview | msgspec.Raw, shape: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if shape in (Any, object) and "out of range" in str(error):
             # A number beyond all floats is valid JSON: infinite, as JavaScript reads it.
-            return json.loads(bytes(text))  # type: ignore[no-any-return]
-        raise JsonProblem(str(error) or "nested too deeply") from error
+            return loads(bytes(text))  # type: ignore[no-any-return]
+        raise JsonProblem(_reason(error)) from error
+
+
+def decode_raw(raw: msgspec.Raw, shape: type[T]) -> T:
+    """Parse a part of a text that was parsed before.
+
+    Raises:
+        JsonProblem: it is no valid JSON, or of another shape.
+    """
+    return _decode(raw, shape)
+
+
+def value(raw: msgspec.Raw) -> Any:
+    """Return the value of a part of a text that was parsed before, of any shape.
+
+    Raises:
+        JsonProblem: it is no valid JSON.
+    """
+    return _decode(raw, object)
 
 
 def unwrapped(raw: msgspec.Raw) -> bytearray:
@@ -85,8 +132,42 @@ def unwrapped(raw: msgspec.Raw) -> bytearray:
         view = harmless(text)
         if not _start(view).startswith(b'"'):
             return text
-        text = bytearray(_decode(view, str).encode())
+        begin = len(text) - len(view)
+        view.release()
+        _unquote(text, begin)
     return text
+
+
+def _unquote(text: bytearray, begin: int) -> None:
+    """Make a text that is a JSON string from ``begin`` on what the string says, piece by piece in the same memory.
+
+    Raises:
+        JsonProblem: it is no whole string.
+    """
+    at = text.index(b'"', begin) + 1
+    written = 0
+    while True:
+        end = _piece_end(text, at)
+        quote = _UNESCAPED_QUOTE.match(text, at, end)
+        stop = end if quote is None else quote.end() - 1
+        with memoryview(text) as view:
+            piece = _decode(memoryview(b"".join((b'"', view[at:stop], b'"'))), str).encode()
+        text[written : written + len(piece)] = piece
+        written += len(piece)
+        if quote is not None:
+            break
+        if end == len(text):
+            raise JsonProblem("Input data was truncated")
+        at = end
+    if _BLANK.fullmatch(text, stop + 1) is None:
+        raise JsonProblem(f"JSON is malformed: trailing characters (byte {stop + 1})")
+    del text[written:]
+
+
+def _piece_end(text: bytearray, at: int) -> int:
+    """Return where a string can be cut: some way behind ``at``, where no escape and no character is cut in two."""
+    found = _NO_ESCAPE.search(text, at + _PIECE_BYTES)
+    return len(text) if found is None else found.end()
 
 
 def _start(text: memoryview | msgspec.Raw) -> bytes:
@@ -104,7 +185,7 @@ class _Entry(msgspec.Struct):
 def _entry(raw: msgspec.Raw) -> _Entry:
     try:
         return msgspec.json.decode(raw, type=_Entry)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _Entry()
 
 
@@ -128,9 +209,19 @@ def fields(text: bytearray | msgspec.Raw, names: tuple[str, ...]) -> dict[str, m
     return {name: value for name, value in values.items() if value is not msgspec.UNSET}
 
 
-def is_list(text: bytearray) -> bool:
+def is_list(text: bytearray | msgspec.Raw) -> bool:
     """Tell whether ``text`` is a JSON list."""
-    return _start(memoryview(text)).startswith(b"[")
+    return _start(text if isinstance(text, msgspec.Raw) else memoryview(text)).startswith(b"[")
+
+
+def is_object(text: bytearray) -> bool:
+    """Tell whether ``text`` is a JSON object."""
+    return _start(memoryview(text)).startswith(b"{")
+
+
+def is_string(text: bytearray) -> bool:
+    """Tell whether ``text`` is a JSON string."""
+    return _start(memoryview(text)).startswith(b'"')
 
 
 def is_null(raw: msgspec.Raw) -> bool:

@@ -7,8 +7,6 @@ SQLite refuses the schema altogether because of that index, a copy without it is
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +15,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft import sqlite
+from regraft import durable, guarding, links, sqlite
 from regraft.formats.vector_table import SPACES, Expressions, LoaderRows, StoreProblem, Survey, VectorTable
 from regraft.tree import Tree, ZipTree
 
@@ -81,6 +79,8 @@ class Look:
     leaves_rows: bool = False
     #: Why nobody can tell, for a person.
     problem: str = ""
+    #: Whether that is because of the system: another look may tell.
+    by_system: bool = False
 
 
 def look(path: Path, work: Path | None = None) -> Look:
@@ -93,9 +93,12 @@ def look(path: Path, work: Path | None = None) -> Look:
         path: any file.
         work: folder for temporary copies (default: the system's temporary folder).
     """
-    # Opening a pipe would wait for somebody to write into it.
-    if not path.is_file() or not sqlite.is_database(path):
-        return Look(Layout.OTHER)
+    try:
+        # Opening a pipe would wait for somebody to write into it.
+        if not path.is_file() or not sqlite.is_database(path):
+            return Look(Layout.OTHER)
+    except PermissionError as error:
+        return Look(Layout.UNREADABLE, problem=error.strerror or str(error))
     refused = _is_refused(path, work)
     try:
         with readable(path, work) as copy, sqlite.reading(copy, work=work) as db:
@@ -105,7 +108,8 @@ def look(path: Path, work: Path | None = None) -> Look:
             previews = TABLE in tables and _has_rows(db, TABLE)
             units = "search_unit" in tables and _has_rows(db, "search_unit")
     except (apsw.Error, UnicodeDecodeError, OSError) as error:
-        return Look(Layout.UNREADABLE, problem=str(error))
+        by_system = isinstance(error, (OSError, *sqlite.SYSTEM_ERRORS))
+        return Look(Layout.UNREADABLE, problem=str(error), by_system=by_system)
     if TABLE in tables and not units and (previews or "search_unit" not in tables):
         return Look(Layout.PREVIEW, previews, has_trap)
     if "search_unit" in tables:
@@ -150,14 +154,12 @@ def readable(path: Path, work: Path | None = None) -> Iterator[Path]:
     if not _is_refused(path, work):
         yield path
         return
-    if work is not None:
-        work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="regraft-", dir=work) as folder:
-        copy = Path(folder) / "copy.sqlite"
-        real = path.resolve()
-        shutil.copyfile(real, copy)
+    with durable.temporary_folder(work) as folder:
+        copy = folder / "copy.sqlite"
+        real = links.real_path(path)
+        durable.copy_file(real, copy)
         for beside in sqlite.companions(real):
-            shutil.copyfile(beside, copy.with_name(copy.name + beside.name[len(real.name) :]))
+            sqlite.copied_companion(beside, copy, beside.name[len(real.name) :])
         helped = any(_set_aside(copy, which) and not _is_refused(copy, work) for which in _ASIDE)
         yield copy if helped else path
 
@@ -185,7 +187,7 @@ _ASIDE = (
 def _set_aside(copy: Path, which: str) -> bool:
     """Take some entries out of the schema of a copy; tell whether that went through."""
     try:
-        with sqlite.writing(copy) as db:
+        with sqlite.writing(copy) as db, guarding.below_the_surface(db):
             db.execute("PRAGMA writable_schema = ON")
             # With that setting only the first statement fails on a schema that cannot be read.
             with contextlib.suppress(apsw.SQLError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from regraft import __version__
 from regraft.errors import SourceUnreadable
+from regraft.ledger_values import Count
 from regraft.move_errors import PackUnreadable
 from regraft.tree import CHUNK_BYTES, Tree, join
 
@@ -25,8 +26,8 @@ class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a pack: its name in it, its size in bytes and the SHA-256 of its bytes in hex."""
 
     path: str
-    bytes: int
-    sha256: str
+    bytes: Count
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class PackedBase(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +39,10 @@ class PackedBase(msgspec.Struct, frozen=True, kw_only=True):
     #: The id that it had in v1, where the packed library knew that.
     legacy_id: str | None = None
     model: str | None = None
-    dimensions: int | None = None
-    items: int = 0
-    files: int = 0
-    bytes: int = 0
+    dimensions: Count | None = None
+    items: Count = 0
+    files: Count = 0
+    bytes: Count = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +91,8 @@ def read_manifest(tree: Tree, inside: str = "") -> Manifest | None:
         raise PackUnreadable(path=path, reason=error) from error
     if found.pack != FORMAT:
         raise PackUnreadable(path=path, reason=f"its form is {found.pack}, and this regraft knows {FORMAT}")
+    if len({one.path for one in found.files}) < len(found.files):
+        raise PackUnreadable(path=path, reason="it names a file twice")
     return found
 
 

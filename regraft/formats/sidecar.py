@@ -107,6 +107,7 @@ def read_meta(db: apsw.Connection) -> Meta:
         raise SidecarProblem(f"it has no identity row ({error})") from error
     if version != VERSION:
         raise SidecarProblem(f"its layout has version {version}, and this regraft reads version {VERSION}")
+    _demand_schema(db)
     try:
         row: Any = db.execute(
             "SELECT version, model_id, dimensions, state, created_at, backfilled_at, rebuilt_at FROM meta"
@@ -120,7 +121,19 @@ def read_meta(db: apsw.Connection) -> Meta:
     is_length = meta.dimensions is None or (isinstance(meta.dimensions, int) and meta.dimensions > 0)
     if not is_length or not isinstance(meta.model_id, str):
         raise SidecarProblem("its identity row names no model, or no number of dimensions")
+    times = (meta.backfilled_at, meta.rebuilt_at)
+    is_dated = isinstance(meta.created_at, str) and all(time is None or isinstance(time, str) for time in times)
+    if meta.state not in ("ready", "rebuilding") or not is_dated:
+        raise SidecarProblem("its identity row says what regraft does not write")
     return meta
+
+
+def _demand_schema(db: apsw.Connection) -> None:
+    """Refuse a file with anything besides the tables that regraft makes: a view or a trigger would run."""
+    wanted = {" ".join(statement.split()) for statement in _TABLES}
+    for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_schema"):
+        if sql is not None and " ".join(str(sql).split()) not in wanted:
+            raise SidecarProblem(f"it has a {kind} {name!r} that regraft does not make")
 
 
 @contextmanager

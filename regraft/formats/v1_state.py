@@ -7,23 +7,23 @@ needed is held.
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from regraft import notices, sqlite
+from regraft import durable, notices, sqlite
 from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
 from regraft.formats import json_text
 from regraft.formats.v1_places import STATE_KEY, TABLES, VECTORS_FOLDER, StatePlaces
+from regraft.formats.v1_tables import FileRow, NoteRow, Table, read_bases
 from regraft.names import vector_file_name
 from regraft.notices import Notice
-from regraft.text import counted, whole
+from regraft.text import counted
 from regraft.tree import Tree, join
 
 PENDING_DELETE_FILE = "knowledge_pending_delete.json"
@@ -31,6 +31,8 @@ PENDING_DELETE_FILE = "knowledge_pending_delete.json"
 _NAMED_FOLDERS = 3
 #: Versions of ``data.json`` that this module reads.
 BACKUP_VERSIONS = range(1, 6)
+_ROWS: dict[str, type[msgspec.Struct]] = {"files": FileRow, "knowledge_notes": NoteRow}
+_RAWS = list[msgspec.Raw]
 #: The slices of the Redux state that tell of knowledge bases.
 SLICES = ("knowledge", "llm")
 
@@ -42,32 +44,10 @@ class V1State:
     bases: list[Any]
     #: ``llm.providers``, or None where the source has no ``llm`` slice at all.
     providers: list[Any] | None
-    files: dict[str, dict[str, Any]]
-    notes: dict[str, dict[str, Any]]
+    files: Mapping[str, dict[str, Any]]
+    notes: Mapping[str, dict[str, Any]]
     pending_delete: frozenset[str]
     notices: tuple[Notice, ...]
-
-
-class _FileRow(msgspec.Struct):
-    """A row of Dexie's ``files`` table: only what completes a file's metadata."""
-
-    id: Any = None
-    name: Any = None
-    origin_name: Any = None
-    path: Any = None
-    ext: Any = None
-    type: Any = None
-    created_at: Any = None
-    size: Any = None
-    count: Any = None
-
-
-class _NoteRow(msgspec.Struct, rename={"source_url": "sourceUrl"}):
-    """A row of Dexie's ``knowledge_notes`` table."""
-
-    id: Any = None
-    content: Any = None
-    source_url: Any = None
 
 
 def read_state(tree: Tree, places: StatePlaces) -> V1State:
@@ -78,16 +58,18 @@ def read_state(tree: Tree, places: StatePlaces) -> V1State:
         SourceUnreadable: a file cannot be read.
     """
     said: list[Notice] = []
+    of_tables: list[Notice] = []
     tables: _Tables
     if places.backup is not None:
-        slices, tables = _from_backup(tree, places.backup, said)
+        slices, tables = _from_backup(tree, places.backup, said, of_tables)
     elif places.local_storage is not None:
         slices, tables = _from_chromium(tree, places.local_storage, places.indexed_db, said)
     else:
         slices = _from_export(tree, places)
-        tables = {name: _loader(tree, member) for name, member in places.tables.items()}
-    bases = _bases(tree, slices.get("knowledge"), said)
-    providers = _providers(tree, slices.get("llm"))
+        tables = {name: _table(name, _loader(tree, member), of_tables) for name, member in places.tables.items()}
+    # The smaller slice first: the text that both are parts of goes with the larger one.
+    providers = _providers(tree, slices.pop("llm", None))
+    bases = _bases(tree, slices, said)
     pending = _pending(tree, places, said)
     _say_what_data_lacks(tree, places, bases, pending, said)
     if providers is None and bases:
@@ -95,10 +77,10 @@ def read_state(tree: Tree, places: StatePlaces) -> V1State:
     return V1State(
         bases=bases,
         providers=providers,
-        files=_table(tables, "files", _FileRow, said),
-        notes=_table(tables, "knowledge_notes", _NoteRow, said),
+        files=tables.get("files", {}),
+        notes=tables.get("knowledge_notes", {}),
         pending_delete=pending,
-        notices=tuple(said),
+        notices=(*said, *of_tables),
     )
 
 
@@ -109,7 +91,7 @@ def read_slice(tree: Tree, places: StatePlaces, name: str) -> Any:
         SourceUnreadable, BrokenJson: it is damaged.
     """
     if places.backup is not None:
-        slices, _ = _from_backup(tree, places.backup, [], (name,))
+        slices, _ = _from_backup(tree, places.backup, [], None, (name,))
     elif places.local_storage is not None:
         slices, _ = _from_chromium(tree, places.local_storage, None, [], (name,))
     else:
@@ -139,53 +121,67 @@ def read_text(tree: Tree, name: str) -> bytearray:
 
 
 _Slices = dict[str, msgspec.Raw | bytearray]
-#: A table's JSON text, read when it is asked for.
-_Tables = dict[str, Callable[[], bytearray | msgspec.Raw | list[Any]]]
+#: What is known of each table's rows, by the table's name.
+_Tables = dict[str, Mapping[str, dict[str, Any]]]
 
 
 def _from_backup(
-    tree: Tree, name: str, said: list[Notice], wanted: tuple[str, ...] = SLICES
+    tree: Tree, name: str, said: list[Notice], of_tables: list[Notice] | None, wanted: tuple[str, ...] = SLICES
 ) -> tuple[_Slices, _Tables]:
+    """Read a ``data.json``; without ``of_tables`` its tables are left out."""
     text = read_text(tree, name)
     if json_text.is_list(text):
         raise BrokenJson(path=tree.path, where=name, reason="it is a list, not an object")
     with blame(tree.path, name):
         top = json_text.fields(text, ("version", "localStorage", "indexedDB"))
-    _check_version(tree, top.get("version"))
-    slices: _Slices = {}
+    _check_version(tree, name, top.get("version"))
+    tables = {} if of_tables is None else _tables_of_backup(name, top.pop("indexedDB", None), said, of_tables)
     with blame(tree.path, f"localStorage in {name}"):
         storage = json_text.fields(top["localStorage"], (STATE_KEY,)) if _has(top, "localStorage") else {}
-    if _has(storage, STATE_KEY):
-        with blame(tree.path, f"{STATE_KEY} in {name}"):
-            slices.update(json_text.fields(json_text.unwrapped(storage[STATE_KEY]), wanted))
-    tables: _Tables = {}
+    if not _has(storage, STATE_KEY):
+        return {}, tables
+    with blame(tree.path, f"{STATE_KEY} in {name}"):
+        state = json_text.unwrapped(storage[STATE_KEY])
+        # The file's own text is not needed any more: the state is the larger part of it.
+        del text, top, storage
+        return dict(json_text.fields(state, wanted)), tables
+
+
+def _tables_of_backup(name: str, raw: msgspec.Raw | None, said: list[Notice], of_tables: list[Notice]) -> _Tables:
     try:
-        found = json_text.fields(top["indexedDB"], TABLES) if _has(top, "indexedDB") else {}
+        found = {} if raw is None or json_text.is_null(raw) else json_text.fields(raw, TABLES)
     except json_text.JsonProblem as problem:
         said.append(Notice(notices.TABLE_UNREADABLE, f"indexedDB in {name} cannot be read: {problem}"))
-        found = {}
-    for table, raw in found.items():
-        tables[table] = lambda raw=raw: raw  # type: ignore[misc]
-    return slices, tables
+        return {}
+    return {table: _table(table, partial(json_text.unwrapped, found[table]), of_tables) for table in found}
 
 
 def _from_chromium(
-    tree: Tree, local_storage: str, indexed_db: str | None, said: list[Notice], wanted: tuple[str, ...] = SLICES
+    tree: Tree,
+    local_storage: str,
+    indexed_db: str | None,
+    said: list[Notice],
+    wanted: tuple[str, ...] = SLICES,
 ) -> tuple[_Slices, _Tables]:
     from regraft.formats.v1_chromium import read_chromium  # noqa: PLC0415 - loading it takes as long as the rest
 
-    with tempfile.TemporaryDirectory(prefix="regraft-", ignore_cleanup_errors=True) as work:
-        found = read_chromium(tree, local_storage, indexed_db, TABLES, Path(work))
+    with durable.temporary_folder() as work:
+        found = read_chromium(tree, local_storage, indexed_db, TABLES, work)
     said.extend(found.notices)
     slices: _Slices = {}
     if found.redux is not None:
         with blame(tree.path, f"{STATE_KEY} in {local_storage}"):
             slices.update(json_text.fields(found.redux, wanted))
-    return slices, {name: (lambda rows=rows: rows) for name, rows in found.tables.items()}  # type: ignore[misc]
+    tables: _Tables = {}
+    for name in list(found.tables):
+        table = tables[name] = Table(_ROWS[name])
+        table.add_values(found.tables.pop(name))
+    return slices, tables
 
 
-def _check_version(tree: Tree, raw: msgspec.Raw | None) -> None:
-    version: Any = None if raw is None else json_text.decode(bytearray(raw), object)
+def _check_version(tree: Tree, name: str, raw: msgspec.Raw | None) -> None:
+    with blame(tree.path, f"the version in {name}"):
+        version = None if raw is None else json_text.value(raw)
     if isinstance(version, int) and version not in BACKUP_VERSIONS:
         raise SourceNotMigratable(
             path=tree.path,
@@ -226,22 +222,29 @@ def blame(path: Path, where: str) -> Iterator[None]:
 
 def _slice(tree: Tree, name: str, raw: msgspec.Raw | bytearray) -> Any:
     with blame(tree.path, f"the `{name}` state"):
-        found = json_text.decode(raw if isinstance(raw, bytearray) else json_text.unwrapped(raw), Any)
-        # A slice as redux-persist keeps it is JSON text in JSON.
-        return json_text.decode(bytearray(found, "utf-8"), Any) if isinstance(found, str) else found
+        return json_text.decode(_slice_text(raw), object)
 
 
-def _bases(tree: Tree, raw: msgspec.Raw | bytearray | None, said: list[Notice]) -> list[Any]:
-    knowledge = None if raw is None else _slice(tree, "knowledge", raw)
-    if knowledge is None:
+def _slice_text(raw: msgspec.Raw | bytearray) -> bytearray:
+    """Return a slice's JSON text: as redux-persist keeps it, it is JSON text in JSON."""
+    if isinstance(raw, bytearray) and not json_text.is_string(raw):
+        return raw
+    return json_text.unwrapped(msgspec.Raw(raw) if isinstance(raw, bytearray) else raw)
+
+
+def _bases(tree: Tree, slices: _Slices, said: list[Notice]) -> list[Any]:
+    bases: Any = None
+    is_there = "knowledge" in slices
+    if is_there:
+        with blame(tree.path, "the `knowledge` state"):
+            text = _slice_text(slices.pop("knowledge"))
+            is_there = bytes(text[:16]).strip() != b"null"
+            bases = read_bases(text) if is_there else None
+    if not is_there:
         said.append(Notice(notices.NO_KNOWLEDGE, notices.CODES[notices.NO_KNOWLEDGE].meaning))
-        return []
-    bases = knowledge.get("bases") if isinstance(knowledge, dict) else knowledge
-    if bases is None:
-        return []
-    if not isinstance(bases, list):
+    if bases is not None and not isinstance(bases, list):
         raise BrokenJson(path=tree.path, where="the `knowledge` state", reason="`bases` is not a list")
-    return bases
+    return bases or []
 
 
 def _providers(tree: Tree, raw: msgspec.Raw | bytearray | None) -> list[Any] | None:
@@ -252,45 +255,21 @@ def _providers(tree: Tree, raw: msgspec.Raw | bytearray | None) -> list[Any] | N
     return providers if isinstance(providers, list) else []
 
 
-def _table(tables: _Tables, name: str, row_type: type[msgspec.Struct], said: list[Notice]) -> dict[str, dict[str, Any]]:
-    """Return a Dexie table by id; rows that are no objects or have no id are passed over."""
-    if name not in tables:
-        return {}
+def _table(name: str, load: Callable[[], bytearray], said: list[Notice]) -> Mapping[str, dict[str, Any]]:
+    """Return a Dexie table by id; rows that are no objects or have no id are passed over, damaged ones are named."""
     try:
-        loaded = tables[name]()
-        if isinstance(loaded, list):
-            return _by_id(_plain_rows(loaded, row_type))
-        text = loaded if isinstance(loaded, bytearray) else json_text.unwrapped(loaded)
-        raws = json_text.decode(text, list[msgspec.Raw])
+        text = load()
+        raws = json_text.decode(json_text.unwrapped(msgspec.Raw(text)) if json_text.is_string(text) else text, _RAWS)
     except (json_text.JsonProblem, SourceUnreadable) as problem:
         said.append(Notice(notices.TABLE_UNREADABLE, f"table {name} cannot be read: {problem}"))
         return {}
-    return _by_id(_parsed_rows(raws, row_type))
-
-
-def _by_id(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {row["id"]: row for row in rows if isinstance(row["id"], str)}
-
-
-def _parsed_rows(raws: list[msgspec.Raw], row_type: type[msgspec.Struct]) -> Iterator[dict[str, Any]]:
-    for raw in raws:
-        with contextlib.suppress(msgspec.DecodeError):
-            yield msgspec.to_builtins(msgspec.json.decode(raw, type=row_type))
-
-
-def _plain_rows(values: list[Any], row_type: type[msgspec.Struct]) -> Iterator[dict[str, Any]]:
-    """Yield rows that are Python values already, with texts that can be stored, as they would come out of JSON."""
-    names = [one.encode_name for one in msgspec.structs.fields(row_type)]
-    for value in values:
-        if isinstance(value, dict):
-            yield {name: _plain(value.get(name)) for name in names}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):
-        return whole(value)
-    # Chromium keeps a whole number over 31 bits as a double; JSON has no such difference.
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    table = Table(_ROWS[name])
+    table.add(raws)
+    if table.damaged:
+        count, first = len(table.damaged), table.damaged[0]
+        lost = f"table {name}: {counted(count, 'row')} passed over that cannot be read, the first is row {first:,}"
+        said.append(Notice(notices.TABLE_UNREADABLE, lost, count=count))
+    return table
 
 
 def _say_what_data_lacks(

@@ -87,7 +87,7 @@ def rooted(path: Path) -> tuple[FolderTree, str]:
     elif root.name == _INDEX_FOLDER:
         root = root.parent
     inside = path.relative_to(root).as_posix()
-    return FolderTree(root), "" if inside == "." else inside
+    return FolderTree(root, path), "" if inside == "." else inside
 
 
 def find_stores(tree: Tree, inside: str) -> Stores:
@@ -100,7 +100,7 @@ def find_stores(tree: Tree, inside: str) -> Stores:
         tree: a folder or an archive.
         inside: the name in it of what is looked at; empty for all of it.
     """
-    single = next((name for name in _single_names(inside) if tree.kind(name) == "file"), None)
+    single = next((name for name in _single_names(inside) if is_index(tree, name)), None)
     if single is not None:
         # The tree may begin at the base's own folder, whose name then stands in no name.
         whole = single if isinstance(tree, ZipTree) else f"{tree.path.absolute().as_posix()}/{single}"
@@ -118,6 +118,11 @@ def find_stores(tree: Tree, inside: str) -> Stores:
         bases=bases,
         is_whole=single is None,
     )
+
+
+def is_index(tree: Tree, name: str) -> bool:
+    """Tell whether a base's file is there; one that nobody may look for counts as there, and cannot be read."""
+    return tree.kind(name) == "file" or (name.endswith(INDEX_FILE) and tree.is_denied(name))
 
 
 def _single_names(inside: str) -> tuple[str, ...]:
@@ -195,7 +200,7 @@ def _files(tree: Tree, folders: list[str]) -> dict[str, _Files]:
             place = join(folder, child)
             if tree.kind(place) == "file":
                 found.setdefault(_flat_id(child), _Files()).flat.append(place)
-            elif tree.kind(join(place, INDEX_FILE)) == "file":
+            elif is_index(tree, join(place, INDEX_FILE)):
                 found.setdefault(child, _Files()).indexes.append(join(place, INDEX_FILE))
     return dict(sorted(found.items()))
 

@@ -13,13 +13,16 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import apsw
 
-from regraft import sqlite
+from regraft import links, sqlite
 from regraft.durable import NO_ROOM
+from regraft.formats.large_text import LARGE_BYTES, LargeText
 from regraft.formats.vector_numbers import DEGENERATE, NON_FINITE, flaw_of, prepare
 from regraft.text import JS_WHITESPACE, decode_utf8, is_blank
+from regraft.untouched import ROW_NUMBERS, is_virtual
 
 #: Row ids kept as examples for each loader and kind of vector.
 SAMPLES = 3
@@ -52,7 +55,7 @@ class StoreProblem(Exception):
         self.vector_bytes = vector_bytes
 
 
-@dataclass
+@dataclass(slots=True)
 class Tally:
     """Rows of one loader whose vectors are of one kind."""
 
@@ -86,7 +89,7 @@ class Tally:
         return Tally() if self.blank is None else self.blank
 
 
-@dataclass
+@dataclass(slots=True)
 class LoaderRows:
     """What a vector file holds of one loader."""
 
@@ -101,21 +104,29 @@ class LoaderRows:
     #: First and last rowid of every run of rows without another loader's between them, flat.
     runs: array[int] = field(default_factory=lambda: array("q"))
     _last_source: bytes | None = None
-    _sources: set[bytes] = field(default_factory=set)
+    #: Marks of the sources before, once there is more than one: there may be a million loaders.
+    _sources: set[bytes] | None = None
 
     def see_source(self, raw: bytes | None) -> None:
         """Take a row's source into account; the same bytes as the row before cost nothing."""
         if raw is None or raw == self._last_source:
             return
-        self._last_source = raw
-        mark = hashlib.blake2b(raw, digest_size=16).digest()
-        if mark in self._sources:
-            return
-        if len(self._sources) < MAX_SOURCES:
-            self._sources.add(mark)
+        before, self._last_source = self._last_source, raw
+        if before is not None:
+            if self._sources is None:
+                self._sources = {_mark(before)}
+            mark = _mark(raw)
+            if mark in self._sources:
+                return
+            if len(self._sources) < MAX_SOURCES:
+                self._sources.add(mark)
         text = decode_utf8(raw)
         if not is_blank(text):
             self.source = text
+
+
+def _mark(source: bytes) -> bytes:
+    return hashlib.blake2b(source, digest_size=16).digest()
 
 
 @dataclass
@@ -144,7 +155,7 @@ def check_file(path: Path) -> None:
             raise StoreProblem("does not exist")
         if path.stat().st_size == 0:
             raise StoreProblem("is empty (0 bytes)")
-        missing = 0 if sqlite.companions(path.resolve()) else sqlite.missing_bytes(path)
+        missing = 0 if sqlite.companions(links.real_path(path)) else sqlite.missing_bytes(path)
         if missing:
             raise StoreProblem(f"is cut off: {missing:,} bytes are missing at its end")
     except OSError as error:
@@ -227,6 +238,22 @@ class VectorTable:
             for rowid, body, vector in db.execute(query, (first, last, vector_bytes)):
                 yield rowid, text(body) or "", vector
 
+    def large_rows(
+        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int | None, *, texts: bool
+    ) -> Iterator[tuple[str | LargeText, bytes | None]]:
+        """Stream what :meth:`rows` streams, or :meth:`rows_and_texts`; a large body is read in pieces."""
+        fits = self._fits
+        wanted = f"({fits} OR {self._has_text})" if texts else fits
+        body, is_large = self.body, f"octet_length({self.body}) > {LARGE_BYTES}"
+        query = f"""SELECT rowid, CASE WHEN {is_large} THEN NULL ELSE CAST({body} AS BLOB) END, {is_large},
+                           CASE WHEN {fits} THEN {self.vector} END
+                      FROM {self.name} NOT INDEXED WHERE rowid BETWEEN ?1 AND ?2 AND {wanted} ORDER BY rowid"""
+        prepare(db)
+        text, codec = decoder(db), codec_of(db)
+        for first, last in runs:
+            for rowid, small, large, vector in db.execute(query, (first, last, vector_bytes)):
+                yield LargeText(db, self.name, body, rowid, codec) if large else text(small) or "", vector
+
     def rows_and_texts(
         self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int | None
     ) -> Iterator[tuple[str, bytes | None]]:
@@ -276,11 +303,19 @@ class VectorTable:
             yield tuple(map(text, row))
 
     def _columns(self, db: apsw.Connection) -> set[str]:
-        if not db.execute(
-            "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE", (self.name,)
-        ).fetchall():
+        found = db.execute(
+            "SELECT type, CAST(sql AS BLOB) FROM sqlite_master WHERE type IN ('table', 'view')"
+            " AND name = ? COLLATE NOCASE",
+            (self.name,),
+        ).fetchone()
+        if found is None:
             raise StoreProblem(f"has no table `{self.name}`")
+        statement: Any = found[1]
+        if found[0] == "view" or is_virtual((statement or b"").decode("utf-8", "replace")):
+            raise StoreProblem(f"has something else in the place of its table `{self.name}`, which is not read")
         columns = {str(row[1]) for row in db.execute(f"PRAGMA table_info('{self.name}')")}
+        if any(name.lower() in ROW_NUMBERS for name in columns):
+            raise StoreProblem(f"has a table `{self.name}` with a column in the place of the numbers of its rows")
         missing = [name for name in self.needed if name not in columns]
         if missing:
             length = self._usual_length(db) if self.vector in columns else None
@@ -419,7 +454,12 @@ def decoder(db: apsw.Connection) -> Callable[[bytes | None], str | None]:
 
 def _recoder(db: apsw.Connection) -> Callable[[bytes | None], bytes | None]:
     """Return what makes UTF-8 of a text's bytes: a file may keep its texts as UTF-16."""
-    codec = {"UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}.get(str(db.execute("PRAGMA encoding").get))
+    codec = codec_of(db)
     if codec is None:
         return lambda raw: raw
     return lambda raw: None if raw is None else raw.decode(codec, "replace").encode()
+
+
+def codec_of(db: apsw.Connection) -> str | None:
+    """Return in what a file keeps its texts; None for UTF-8."""
+    return {"UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}.get(str(db.execute("PRAGMA encoding").get))

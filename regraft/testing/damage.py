@@ -172,6 +172,13 @@ DAMAGES: dict[str, Damage] = {
     ),
     "a lenient check": Damage("schema.missing", in_schema("unit_index >= 0", "unit_index >= -9")),
     "another key": Damage("schema.missing", in_schema("ON DELETE CASCADE", "ON DELETE SET NULL")),
+    "a foreign trigger": Damage(
+        "schema.foreign-trigger",
+        in_index("CREATE TRIGGER foreign_ad AFTER DELETE ON embedding BEGIN DELETE FROM search_unit; END"),
+    ),
+    "a foreign view": Damage("schema.foreign-view", in_index("CREATE VIEW foreign_view AS SELECT 1 AS one")),
+    "a foreign column": Damage("schema.foreign-column", in_index("ALTER TABLE material ADD COLUMN foreign_one TEXT")),
+    "a foreign index": Damage("schema.foreign-index", in_index("CREATE INDEX foreign_idx ON search_unit (unit_type)")),
     "version 1": Damage("schema.version", in_index("UPDATE meta SET schema_version = 1")),
     "version 3": Damage("schema.version", in_index("UPDATE meta SET schema_version = 3")),
     "a version in words": Damage("schema.version", in_index("UPDATE meta SET schema_version = 'two'")),
@@ -334,6 +341,7 @@ DAMAGES: dict[str, Damage] = {
         "default",
     ),
     # --- items
+    "a name of bytes": Damage("catalog.value", _of_base("name = x'6b62ff'")),
     "a file without text": Damage("item.no-material", _file_without_text),
     "a note never indexed": Damage(
         "item.not-indexed",

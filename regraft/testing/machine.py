@@ -93,7 +93,12 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._model: dict[str, MaterialInput] = {}
         self._vectors: dict[str, bytes] = {}
         #: The store under test.
-        self.store: Any = self.open_store(self.path, create=True)
+        self.store: Any = None
+        try:
+            self.store = self.open_store(self.path, create=True)
+        except BaseException:
+            self._keep.close()
+            raise
 
     # --- what another store overrides ------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import apsw
 
-from regraft import sqlite
+from regraft import guarding, sqlite
 from regraft.formats.v2_places import (
     CATALOG_FILE,
     INDEX_FILE,
@@ -76,6 +76,7 @@ Plant = Callable[[Target], str | None]
 def unchecked(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
     """Open a file for writing without foreign keys and checks, as a program that knows neither would."""
     with sqlite.writing(path, create=create) as db:
+        guarding.unguard(db)
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute("PRAGMA ignore_check_constraints = ON")
         yield db

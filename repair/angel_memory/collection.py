@@ -7,10 +7,6 @@ files hold is never unpickled: of chromadb, only its own core is used, which rea
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -18,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from regraft import extras
+from regraft import areas, durable, extras, workers
 from regraft.formats.angel_memory import COLLECTION, SOURCE_ID
 from repair.angel_memory import staging
 
@@ -98,49 +94,24 @@ def follow(folder: Path, staged: Path, work: Work) -> None:
 
 
 def _apart(function: Callable[..., Any], *args: Any) -> Any:
-    context = multiprocessing.get_context("spawn")
-    mine, other = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(other, function, args), daemon=True)
-    process.start()
-    other.close()
-    try:
-        answer, problem = mine.recv()
-    except EOFError:
-        process.join()
-        answer, problem = None, f"it ended in the midst of it (exit status {process.exitcode})"
-    except BaseException:
-        # All that it writes to is a copy.
-        process.terminate()
-        raise
-    finally:
-        process.join()
-        mine.close()
+    with workers.started(1, _answer, function, args) as (worker,):
+        try:
+            answer, problem = worker.pipe.recv()
+        except (EOFError, ConnectionError):
+            # All that it writes to is a copy.
+            answer, problem = None, f"it ended in the midst of it (exit status {worker.end()})"
     if problem is not None:
         raise ChromaFailed(problem)
     return answer
 
 
-def _answer(other: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Run in the process: Ctrl-C is the parent's to handle, and so is what is to be said."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    silence = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(silence, stream)
+def _answer(parent: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         answer, problem = function(*args), None
     # What its core calls a panic is not even an Exception.
     except BaseException as error:
         answer, problem = None, f"{type(error).__name__}: {' '.join(str(error).split())}"
-    other.send((answer, problem))
-
-
-def _end_with_parent() -> None:
-    """End where the parent was killed: the next run removes what it was writing to."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    parent.send((answer, problem))
 
 
 def _client(folder: Path) -> Any:
@@ -159,7 +130,7 @@ def _client(folder: Path) -> Any:
         "migrations": "validate" if is_there else "apply",
     }
     # It is closed when the process ends.
-    return chromadb.PersistentClient(path=str(folder), settings=Settings(**settings))
+    return chromadb.PersistentClient(path=str(areas.demand(folder)), settings=Settings(**settings))
 
 
 def _vectors_of(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
@@ -186,7 +157,7 @@ def _entries(collection: Any) -> Iterator[tuple[str, bytes]]:
 def _follow(folder: Path, staged: Path, work: Work) -> None:
     import numpy  # noqa: PLC0415 - comes with chromadb
 
-    folder.mkdir(parents=True, exist_ok=True)
+    durable.make_folders(folder, flush=False)
     with staging.reading(staged) as waiting:
         client = _client(folder)
         if work.is_rebuilt and _is_in(client):

@@ -5,7 +5,6 @@ What has to be embedded waits in a staging file below ``.regraft`` until the col
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.angel_providers import providers
-from regraft import clock, embedders, ledger
+from regraft import clock, durable, embedders, ledger
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.envelope import Run
@@ -235,10 +234,10 @@ class _Work:
         sampled = sampled[: probing.SAMPLE]
         wanted = [entry.id for entry in (*look.donors().values(), *sampled)]
         with (
-            tempfile.TemporaryDirectory(prefix="regraft-") as place,
+            durable.temporary_folder() as place,
             vectors.refusals(look.folder.chroma, self.chromadb),
         ):
-            found = self._read(vectors.copied(look, Path(place)), wanted)
+            found = self._read(vectors.copied(look, place), wanted)
         look = self.look
         sound = {key: vector for key, vector in found.items() if difference.is_sound(vector, look.dimension)}
         self.sample = [(str(entry.document), sound[entry.id]) for entry in sampled if entry.id in sound]

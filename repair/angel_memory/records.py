@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import apsw
 
 from checks import angel_findings as angel
+from checks import foreign_schema
 from checks.angel_records import Compared, State, compare
 from checks.findings import FINDINGS, Finding
 from regraft import notices
@@ -21,6 +23,7 @@ from regraft.formats import angel_memory
 from regraft.formats.angel_memory import FILES, NOTE_TAGS, RECORDS, SEQUENCE, TAGS, Record
 from regraft.formats.angel_notes import Note
 from regraft.text import counted
+from repair import mend_schema
 from repair.mending import Wish
 from repair.plan import Action, Left, Plan, RowsChange
 from repair.store import Store
@@ -32,6 +35,11 @@ _OF_STATE = {
 }
 #: Findings that are mended.
 NAMES = (*(finding for finding, _, _ in _OF_STATE.values()), angel.SHORT_ID_SEQUENCE, angel.SHORT_ID_DOUBLE)
+#: What is foreign in each of the databases.
+_LOOKS = {
+    angel_memory.DATABASE: partial(foreign_schema.on_tables, tables=angel_memory.TABLES),
+    angel_memory.FILE_INDEX: partial(foreign_schema.on_tables, tables=(FILES,)),
+}
 #: About how many bytes a record, and its relations, hold.
 _RECORD_BYTES = 600
 
@@ -47,8 +55,9 @@ def plan(store: Store, wish: Wish) -> Plan:
         work = _work(store, wanted)
         made.changes += [change for change in (_of_files(work), _of_records(work)) if change is not None]
         made.mends = {(name, None) for name in wanted}
+    mend_schema.beside(store, found, wish.only, made, _LOOKS)
     if not wish.only:
-        others = (one for name, every in found.items() if name not in NAMES for one in every)
+        others = (one for name, every in found.items() if name not in (*NAMES, *mend_schema.NAMES) for one in every)
         made.left = [_left(one) for one in others if notices.at_least(one.severity, "warning")]
     return made
 

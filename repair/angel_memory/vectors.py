@@ -6,7 +6,6 @@ The collection that is to be is built beside the one that is there, out of a cop
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -153,7 +152,7 @@ def copied(look: Look, place: Path) -> Path:
     """Copy Chroma's folder, as far as chromadb is to see it, to below ``place``; returns where it is."""
     copy = ProviderFolder(look.folder.name, place).chroma
     if look.folder.chroma.is_dir():
-        shutil.copytree(look.folder.chroma, copy, ignore=shutil.ignore_patterns(*(f"*{one}" for one in sqlite.TRACES)))
+        durable.copy_tree(look.folder.chroma, copy, without=sqlite.TRACES)
     return copy
 
 
@@ -175,7 +174,7 @@ def _make(build: Build, new: Path) -> None:
         if {*after.embedded} != build.lacking() or after.orphans or after.metadata:
             raise ChromaFailed("what was written is not what the records say")
         _demand_same_layout(look, copy, build.root)
-    copy.replace(new)
+    durable.replace(copy, new)
     durable.remove_tree(place)
 
 
@@ -231,4 +230,4 @@ def _write_state(build: Build, new: Path) -> None:
         # What is not there has the system's own defaults.
         state = {}
     state |= {PROVIDER_KEYS[0]: build.look.folder.name, "last_updated_at": clock.now_ms() / 1000}
-    new.write_text(json.dumps(state, ensure_ascii=False, indent=2), "utf-8")
+    durable.put_text(new, json.dumps(state, ensure_ascii=False, indent=2))

@@ -13,7 +13,7 @@ import apsw
 import msgspec
 
 from checks.vectors import lengths_of, usual_length
-from regraft import identity, sqlite
+from regraft import identity, sqlite, untouched
 from regraft.formats.index import opening
 from regraft.formats.vector_table import decoder
 from regraft.text import is_blank
@@ -179,6 +179,7 @@ def opened(
 
     Raises:
         IndexIncomplete, IndexVersionUnknown, IndexForeign: it is not the index of that base in the current layout.
+        SchemaForeign: its vectors cannot be written without changing other rows.
         apsw.Error, OSError, ValueError: it cannot be read, or is damaged.
     """
     with ExitStack() as stack:
@@ -191,6 +192,8 @@ def opened(
             db.set_busy_timeout(BUSY_MS)
         db.create_scalar_function("has_norm", _has_norm, 1, deterministic=True)
         opening.demand_identity(db, path, base_id if is_placed else None)
+        # What could not be written is not to be paid for.
+        untouched.demand_own_rules(db, path, ("embedding",))
         yield IndexScope(db, name=base_id, label=label or base_id, dimensions=dimensions, growing=growing)
 
 

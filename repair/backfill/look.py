@@ -13,6 +13,7 @@ from checks.findings import FINDINGS
 from regraft import embedders
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import DimensionsMissing, IndexForeign, IndexIncomplete, IndexVersionUnknown, RegraftError
+from regraft.schema_errors import SchemaForeign
 from repair.backfill import probing
 from repair.backfill.estimate import Estimate, estimate, nothing
 from repair.backfill.kinds import FILLERS
@@ -49,7 +50,9 @@ class Look:
     @property
     def is_needed(self) -> bool:
         """Tell whether there is anything to do."""
-        return bool(self.first.changes) or any(one.outcome.survey.lacking or one.target.is_new for one in self.seen)
+        return bool(self.first.changes) or any(
+            one.outcome.survey.lacking or one.target.is_new or one.target.is_unfinished for one in self.seen
+        )
 
 
 def look(store: Store, settings: EmbedderSettings, wish: Wish) -> Look:
@@ -105,6 +108,8 @@ def _readable(target: Target, left: list[Left]) -> Iterator[None]:
         finding, reason = v2.SCHEMA_MISSING, str(error)
     except IndexForeign as error:
         finding, reason = v2.META_BASE, str(error)
+    except SchemaForeign as error:
+        finding, reason = v2.FOREIGN_COLUMN, str(error)
     except RegraftError:
         raise
     except (apsw.Error, OSError, ValueError) as error:

@@ -40,6 +40,8 @@ class NotesTarget:
     anew: bool = False
     finding: str = codex.PENDING
     is_new: bool = False
+    #: Whether a rebuild was begun that no run has told the sidecar the end of.
+    is_unfinished: bool = False
     shares_with_itself: bool = True
     needs_dimensions: bool = False
     mends: frozenset[str] = frozenset({codex.PENDING, codex.STALE, codex.FAILED})
@@ -96,7 +98,8 @@ class NotesFiller:
         name = store.found.path.name
         anew = meta is None and wish.command == "rebuild"
         meant, others = _projects(store, wish)
-        targets = (NotesTarget(key, label, name, model, anew) for key, label in meant)
+        goes_on = meta is not None and meta.is_rebuilding
+        targets = (NotesTarget(key, label, name, model, anew, is_unfinished=goes_on) for key, label in meant)
         left = (Left(codex.PENDING, f"{NOT_ASKED}: {label}", key, severity="note") for key, label in others)
         step = following.plan if follows else partial(_prepared, settings=settings, model=model, wish=wish)
         return Targets(tuple(targets), tuple(left), (Step(step),))

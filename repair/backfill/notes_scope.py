@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import clock, sqlite
+from regraft import clock, sqlite, untouched
 from regraft.embedders.checking import unfit
 from regraft.formats import codex_mem, sidecar
 from regraft.formats.codex_mem import CONTENT_VERSION, NOTES
@@ -269,6 +269,7 @@ def opened(
 
     Raises:
         SidecarProblem: the sidecar cannot be used.
+        SchemaForeign: rows of either cannot be written without changing other rows.
         apsw.Error, OSError: one of both files cannot be read, or written.
     """
     with ExitStack() as stack:
@@ -282,5 +283,9 @@ def opened(
             db = stack.enter_context(sqlite.reading(database, beside_writers=True))
             if place.is_file() and not anew:
                 side, _ = stack.enter_context(sidecar.reading(place))
+        # What could not be written is not to be paid for.
+        untouched.demand_own_rules(db, database, (codex_mem.NOTES,))
+        if side is not None:
+            untouched.demand_own_rules(side, place, (sidecar.TABLE,))
         scratch = stack.enter_context(sqlite.scratch())
         yield NotesScope(db, side, scratch, name=project, label=label, model_id=model_id, growing=growing)

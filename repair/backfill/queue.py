@@ -40,6 +40,15 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS job_order ON job (scope, state, attempts, key)",
     "CREATE INDEX IF NOT EXISTS job_claim ON job (claim) WHERE claim IS NOT NULL",
 )
+#: What no row may be: counts stay far below what a column can hold, and times, in ms, are none but whole numbers.
+_UNFIT = """typeof(scope) <> 'text' OR typeof(key) <> 'text' OR typeof(attempts) <> 'integer'
+   OR attempts NOT BETWEEN 0 AND 1000000000 OR typeof(worker) NOT IN ('text', 'null')
+   OR typeof(claim) NOT IN ('text', 'null') OR typeof(expires_at) NOT IN ('integer', 'null')
+   OR typeof(code) NOT IN ('text', 'null') OR typeof(reason) NOT IN ('text', 'null')"""
+
+
+class QueueUnreadable(apsw.Error):
+    """A queue that is damaged, or that no run of regraft made: it is thrown away, the vectors tell what is done."""
 
 
 @dataclass(frozen=True)
@@ -224,10 +233,16 @@ def opened(path: Path) -> Iterator[Queue]:
     """Open a queue, and make it where none is.
 
     Raises:
+        QueueUnreadable: it is damaged, or says what regraft does not write.
         apsw.Error: it cannot be written.
     """
     with sqlite.writing(path, create=True) as db:
         db.set_busy_timeout(_BUSY_MS)
+        db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        try:
+            _demand_fit(db)
+        except sqlite.CONTENT_ERRORS as error:
+            raise QueueUnreadable(str(error)) from error
         # After a power cut the last claims may be missing: what is done is told by the vectors.
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
@@ -235,3 +250,25 @@ def opened(path: Path) -> Iterator[Queue]:
             for statement in _TABLES:
                 db.execute(statement)
         yield Queue(db)
+
+
+def _demand_fit(db: apsw.Connection) -> None:
+    """Refuse a file that has another schema than a queue, a damaged page, or a value of another type.
+
+    Raises:
+        QueueUnreadable, apsw.Error
+    """
+    found = db.execute("SELECT ifnull(sql, '') FROM sqlite_schema").fetchall()
+    if not found:
+        return  # a run was killed before it had made it
+    wanted = sorted(_plain(statement) for statement in _TABLES)
+    if sorted(_plain(str(sql)) for (sql,) in found) != wanted:
+        raise QueueUnreadable("it has another schema")
+    if db.execute(f"SELECT 1 FROM job WHERE {_UNFIT} LIMIT 1").get is not None:
+        raise QueueUnreadable("it has values of another type")
+    if db.execute("PRAGMA integrity_check(1)").get != "ok":
+        raise QueueUnreadable("it is damaged")
+
+
+def _plain(sql: str) -> str:
+    return " ".join(sql.replace(" IF NOT EXISTS", "").split())

@@ -18,8 +18,9 @@ from regraft.embedders.settings import EmbedderSettings
 from regraft.envelope import Run
 from regraft.errors import Declined, StoreNotWritable, TargetLocked
 from regraft.ledger import Ledger
+from regraft.ledger_values import UNDO
 from regraft.progress import Progress, stage
-from regraft.text import counted, shown
+from regraft.text import counted, path_text
 from repair.backfill import probing
 from repair.backfill.crew import Crew
 from repair.backfill.filling import Filling
@@ -31,7 +32,6 @@ from repair.backfill.scope import Scope, Step
 from repair.backfill.sharing import PATIENCE, Shared, shared
 from repair.backfill.stopping import stops_whole
 from repair.backfill.wish import Choice, Wish
-from repair.changing import UNDO
 from repair.growing import Growing
 from repair.plan import Action, Left
 from repair.run import Planner, run_command
@@ -107,16 +107,22 @@ class _Work:
     #: What other runs of this command did: making units, and telling the catalog of a model; None before that.
     others: list[Document] | None = None
     _is_recorded: bool = False
+    _files: tuple[Growing, ...] = ()
 
     @property
     def written(self) -> int:
         """Return how many vectors were written."""
         return sum(one.outcome.filled.newly_ready for one in self.look.seen)
 
+    def _has_begun(self) -> bool:
+        """Tell whether anything was changed: by a step before the embedding, or vectors that nothing tells of yet."""
+        steps = any(done["undo"] is not None for done in self.others or ())
+        return steps or any(file.has_changed for file in self._files)
+
     def done(self, embedder: Embedder) -> Document:
         """Do it, and return the document."""
         meter = Meter(embedder, self.wish.limits)
-        with stops_whole(self.wish.path, self.settings.name, lambda: self.written):
+        with stops_whole(self.wish.path, self.settings.name, lambda: self.written, self._has_begun):
             self._probe(embedder)
             self.others = []
             for step in self.look.steps:
@@ -167,7 +173,7 @@ class _Work:
             for name in one.target.files:
                 users.setdefault(name, []).append(number)
         begin = partial(self._begin, book)
-        return {
+        made = {
             name: Growing(
                 self.store.root,
                 book,
@@ -179,6 +185,8 @@ class _Work:
             )
             for place, (name, targets) in enumerate(users.items(), 1)
         }
+        self._files = tuple(made.values())
+        return made
 
     def _finish(self, growing: dict[str, Growing]) -> None:
         """Let places of vectors say that all was done; several targets may have one."""
@@ -192,7 +200,7 @@ class _Work:
     def _begin(self, book: Ledger) -> None:
         """Record the run; one that writes nothing is none."""
         if not self._is_recorded:
-            book.begin_run(self.wish.command, shown(self.wish.path), self.run.id)
+            book.begin_run(self.wish.command, path_text(self.wish.path), self.run.id)
             book.changes.record_actions(self.run.id, self._embedding_documents())
             self._is_recorded = True
 

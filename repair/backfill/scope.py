@@ -128,6 +128,10 @@ class Target(Protocol):
         """Tell whether it is to get a model, whether or not it lacks a vector."""
 
     @property
+    def is_unfinished(self) -> bool:
+        """Tell whether an earlier run began what only the end of a run finishes, whether or not it lacks a vector."""
+
+    @property
     def shares_with_itself(self) -> bool:
         """Tell whether the place of its vectors holds those of others, too."""
 

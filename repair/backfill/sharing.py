@@ -7,6 +7,7 @@ Alone for a moment, a run settles what killed ones left; then it shares the ledg
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -47,7 +48,7 @@ def shared(store: Store) -> Iterator[Shared]:
         TargetLocked: a run of another kind is at work.
         StoreNotWritable
     """
-    is_new = not store.own.exists()
+    is_new = not os.path.lexists(store.own)
     try:
         with ExitStack() as stack:
             book = _entered(store, stack)
@@ -80,7 +81,7 @@ def _tried(store: Store, stack: ExitStack) -> Ledger:
     with contextlib.suppress(TargetLocked):
         settle(store)
     try:
-        store.own.mkdir(exist_ok=True)
+        durable.make_folders(store.own)
         return stack.enter_context(ledger.shared(store.root))
     except RegraftError:
         raise
@@ -109,9 +110,9 @@ def _take_back(path: Path) -> None:
         with queue.opened(path) as waiting:
             waiting.take_back()
             waiting.retry_failed()
-    except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError):
+    except (queue.QueueUnreadable, apsw.NotADBError, apsw.CorruptError, apsw.SQLError):
         for file in (path, *sqlite.companions(path)):
-            file.unlink()
+            durable.remove(file)
 
 
 def _tidy(store: Store, is_new: bool) -> None:
@@ -124,7 +125,8 @@ def _tidy(store: Store, is_new: bool) -> None:
             with queue.opened(path) as waiting:
                 says_nothing = waiting.says_nothing()
             if says_nothing:
-                path.unlink()
-            if is_new and says_nothing and not book.changes.runs() and not changing.is_waiting(store.own):
+                durable.remove(path)
+            is_new = is_new and all(change.state == "dropped" for change in book.changes.every())
+            if is_new and says_nothing and not changing.is_waiting(store.own):
                 # Before anybody else can begin in it.
                 durable.remove_tree(store.own)

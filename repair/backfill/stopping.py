@@ -9,20 +9,27 @@ from pathlib import Path
 import apsw
 
 from regraft.embedders import ServerFailing
-from regraft.errors import REFUSED, BackfillInterrupted, BackfillStopped, RegraftError
+from regraft.errors import REFUSED, BackfillInterrupted, BackfillStopped, RegraftError, StoreDamaged
+from regraft.formats.sidecar import SidecarProblem
+from regraft.system_errors import SidecarUnfit
+from repair.run import is_of_the_store
 
 
 @contextmanager
-def stops_whole(path: Path, embedder: str, written: Callable[[], int]) -> Iterator[None]:
+def stops_whole(
+    path: Path, embedder: str, written: Callable[[], int], is_begun: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Say how many vectors were written where something stops the run.
 
     Args:
         path: what the user named.
         embedder: what the user calls the embedder.
         written: returns how many vectors were.
+        is_begun: tells whether something else was.
 
     Raises:
         BackfillInterrupted, BackfillStopped: it was stopped.
+        StoreDamaged, SidecarUnfit: a file is damaged where it has to be read or written, and nothing was.
         RegraftError: it was refused before anything was written, or the embedder does not do.
     """
     try:
@@ -33,9 +40,15 @@ def stops_whole(path: Path, embedder: str, written: Callable[[], int]) -> Iterat
         reason = f"embedder {embedder} does not answer: {error.reason}"
         raise BackfillStopped(path=path, reason=reason, written=written()) from error
     except RegraftError as error:
-        if written() and error.exit_status == REFUSED:
+        if (written() or is_begun()) and error.exit_status == REFUSED:
             raise BackfillStopped(path=path, reason=str(error).rstrip("."), written=written()) from error
         raise
-    except (OSError, apsw.Error) as error:
+    except SidecarProblem as error:
+        if not (written() or is_begun()) and not isinstance(error.__cause__, apsw.IOError):
+            raise SidecarUnfit(path=path, reason=error) from error
+        raise BackfillStopped(path=path, reason=f"the file of the vectors: {error}", written=written()) from error
+    except (OSError, apsw.Error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        if not (written() or is_begun()) and is_of_the_store(error):
+            raise StoreDamaged(path=path, reason=reason) from error
         raise BackfillStopped(path=path, reason=reason, written=written()) from error

@@ -42,6 +42,7 @@ class IndexTarget:
     is_placed: bool = True
     #: Whether the catalog is to be told its model once it is filled.
     is_new: bool = False
+    is_unfinished: bool = False
     #: Whether its dimensions are those that the user gave.
     is_said: bool = False
     finding: str = v2.VECTOR_MISSING

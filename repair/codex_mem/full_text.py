@@ -11,10 +11,12 @@ from dataclasses import replace
 import apsw
 
 from checks import codex_mem_findings as codex
+from checks import foreign_schema
 from checks.findings import FINDINGS, Finding
 from checks.v2_findings import CORRUPT, UNREADABLE
 from regraft import notices, sqlite
 from regraft.formats.codex_mem import FULL_TEXT, NOTES
+from repair import mend_schema
 from repair.mending import Wish
 from repair.plan import Action, Left, Plan, RowsChange
 from repair.store import Store
@@ -40,8 +42,11 @@ def plan(store: Store, wish: Wish) -> Plan:
         made.changes.append(_refill(store, names))
         # One index: what mends one of them mends all.
         made.mends = {(one.name, one.base) for name in NAMES for one in found[name]}
+    if not damage:
+        mend_schema.beside(store, found, wish.only, made, {store.found.path.name: foreign_schema.of_codex_mem})
     if not wish.only:
-        made.left += [_left(one) for name, every in found.items() if name not in NAMES for one in every if _counts(one)]
+        others = (one for name, every in found.items() if name not in (*NAMES, *mend_schema.NAMES) for one in every)
+        made.left += [_left(one) for one in others if _counts(one)]
     return made
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import apsw
 
 from checks import codex_mem_findings as codex
-from regraft import sqlite
+from regraft import sqlite, untouched
 from regraft.clock import iso_time
 from regraft.formats import codex_mem
 from regraft.formats.codex_mem import COLUMNS, MIGRATION, MIGRATIONS, NOTES
@@ -54,7 +54,8 @@ def changes_of(store: Store, now_ms: int) -> list[FileChange]:
 
     def make(new: Path) -> None:
         copy_database(path, new)
-        with sqlite.writing(new) as db, sqlite.transaction(db):
+        own = (MIGRATIONS,)
+        with sqlite.writing(new) as db, sqlite.transaction(db), untouched.others_untouched(db, path, own):
             migrate(db, path, applied_at)
 
     return [FileChange(path.name, (action,), make, path.stat().st_size)]

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import apsw
 
-from regraft import sqlite
 from regraft.formats import codex_mem
 from regraft.formats.codex_mem import CONTENT_VERSION, NOTES
 
@@ -28,7 +27,7 @@ def metadata(db: apsw.Connection) -> Iterator[None]:
     Raises:
         apsw.ConstraintError: a note is excluded.
     """
-    with sqlite.without_triggers(db), codex_mem.excluded_guarded(db):
+    with codex_mem.excluded_guarded(db):
         yield
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from checks import raw_files
 from checks import store as checked
 from checks import v2_findings as v2
-from checks.catalog_rows import base_key, data_of
+from checks.catalog_rows import base_key
 from regraft import sqlite
 from regraft.formats.catalog_reader import Row, StoredCatalog
+from regraft.formats.item_data import data_of
 from regraft.formats.v2_places import RAW_FOLDER
-from regraft.text import counted, shown
+from regraft.text import counted, path_text, shown
 from repair.files import size_of
 from repair.gc.wish import Wish
 from repair.plan import Action, FileChange, Left, Plan
@@ -91,7 +92,7 @@ def _plan_raw(store: Store, base: str, row: Row, items: list[Row], made: Plan) -
     for name in sorted(names):
         kept = why(name) or why_kept(store, raw / name)
         if kept is not None:
-            made.left.append(Left(v2.RAW_ORPHAN, f"raw/{shown(name)}: {kept}", base, shown(name)))
+            made.left.append(Left(v2.RAW_ORPHAN, f"raw/{shown(name)}: {kept}", base, path_text(name)))
         else:
             said = f"move raw/{name}, which no item names, to the trash"
             changes.append(trashed(store, raw / name, "trash-file", v2.RAW_ORPHAN, said, base))
@@ -178,7 +179,7 @@ def plan_folders(store: Store, catalog: StoredCatalog, wish: Wish, made: Plan) -
             kept = "the catalog names no base at all, so that it may be another one's; --only index.orphan removes it"
         if kept is not None:
             reason = f"the folder {shown(path.name)} stays: {kept}"
-            made.left.append(Left(v2.INDEX_ORPHAN, reason, None, shown(path.name)))
+            made.left.append(Left(v2.INDEX_ORPHAN, reason, None, path_text(path.name)))
         else:
             said = f"move the folder {path.name}, which no row of the catalog names, to the trash"
             made.changes.append(trashed(store, path, "trash-folder", v2.INDEX_ORPHAN, said))

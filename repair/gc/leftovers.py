@@ -23,7 +23,7 @@ from regraft.formats.catalog_reader import Row, StoredCatalog
 from regraft.formats.embedjs import VECTORS
 from regraft.formats.vector_table import StoreProblem, Survey, check_file
 from regraft.notices import MISSING_MODEL, MISSING_STORE
-from regraft.text import counted, one_line, shown
+from regraft.text import counted, one_line, path_text, shown
 from repair.gc.files import trashed, why_kept
 from repair.gc.wish import Wish
 from repair.plan import FileChange, Left, Plan
@@ -114,7 +114,7 @@ def _looked(store: Store, path: Path, proving: dict[str, Path]) -> _File | Left:
 
 
 def _left(path: Path, why: str, base: str | None = None, count: int = 1) -> Left:
-    name = shown(path.name)
+    name = path_text(path.name)
     return Left(v2.LEFTOVER, f"the vector file {name} of v1 stays: {why}", base, name, count)
 
 

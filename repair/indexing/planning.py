@@ -16,25 +16,25 @@ from typing import Any
 import apsw
 
 from checks import v2_findings as v2
-from checks.catalog_rows import base_key, data_of, path_of
+from checks.catalog_rows import base_key, path_of
 from checks.findings import FINDINGS, Finding
 from checks.index_file import path_problem
 from checks.levels import Level
 from migrators.cherry_preview.base_settings import read_base_settings
 from migrators.stages.drafts import Settings
-from regraft import clock, identity, sqlite
+from regraft import clock, durable, identity, sqlite
 from regraft.errors import PlanOutdated, SourceUnreadable
 from regraft.formats import okf, v2_places
 from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
-from regraft.formats.index import rebuild
+from regraft.formats.index import rebuild, schema
 from regraft.formats.index import units as index_units
+from regraft.formats.item_data import data_of
 from regraft.names import FreeNames
 from regraft.text import counted, is_blank, whole
 from repair.evidence import DAMAGE
 from repair.indexing.cutting import Span, cut, separator_of
 from repair.indexing.former import Former
 from repair.indexing.texts import BLANK, NoText, text_of
-from repair.install.rows import recorded_tables
 from repair.plan import Action, FileChange, Left, Plan, RowsChange
 from repair.rescue.carrying import free_name
 from repair.rescue.catalog import Statements, rehearse
@@ -75,10 +75,8 @@ def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Pla
             indexes += base.plan(findings[key], made)
             rows += base.update(statements)
     if rows and store.catalog is not None:
-        path = store.root / store.catalog
         rehearse(statements)
-        with sqlite.reading(path) as db:
-            tables = recorded_tables(db, ("knowledge_item",))
+        tables = ("knowledge_item",)
         made.changes.append(RowsChange(store.catalog, tuple(rows), statements.applied(), tables, statements.bytes))
     # An item that has a path and no text is found by the next run, too.
     made.changes += indexes
@@ -267,7 +265,7 @@ class _Base:
 
         def write(new: Path) -> None:
             block = _shot(item).block(clock.iso_time(self.now_ms))
-            new.write_text(block + text, encoding="utf-8", newline="")
+            durable.put_text(new, block + text)
 
         size = len(text.encode())
         name = f"{self.place.raw}/{path}"
@@ -292,11 +290,12 @@ class _Base:
         path, new = self.store.root / self.place.name, tuple(self.new)
 
         def apply(db: apsw.Connection) -> None:
-            for one in new:
-                text = one.read(db)
-                if text is None or identity.text_hash(text) != one.content_hash:
-                    raise PlanOutdated(path=path, reason=f"the text of {one.material} is another one now")
-                self._write(db, one, text)
+            with schema.full_text_kept(db):
+                for one in new:
+                    text = one.read(db)
+                    if text is None or identity.text_hash(text) != one.content_hash:
+                        raise PlanOutdated(path=path, reason=f"the text of {one.material} is another one now")
+                    self._write(db, one, text)
 
         size = sum(one.bytes for one in new)
         return RowsChange(self.place.name, tuple(self._actions()), apply, _TABLES, size)

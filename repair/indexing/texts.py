@@ -9,11 +9,13 @@ import codecs
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from checks.catalog_rows import data_of
 from checks.index_file import path_problem
+from regraft import links
 from regraft.extras import needed
 from regraft.formats import okf
 from regraft.formats.catalog_reader import Row
+from regraft.formats.item_data import data_of
+from regraft.links import leads_out
 from regraft.names import NO_TEXT_EXTENSIONS
 from regraft.text import decode_utf8, is_blank, whole
 
@@ -73,8 +75,10 @@ def file_of(path: object, raw: Path) -> Path | None:
     if not isinstance(path, str) or path_problem(path.encode("utf-8", "surrogatepass")) is not None:
         return None
     try:
-        place = (raw / path).resolve()
-        return raw / path if place.is_file() and place.is_relative_to(raw.resolve()) else None
+        if leads_out(raw.parent, raw):
+            return None  # the whole folder is somewhere else
+        place = links.real_path(raw / path)
+        return raw / path if place.is_file() and place.is_relative_to(links.real_path(raw)) else None
     except (OSError, RuntimeError, UnicodeEncodeError):
         return None  # a name that no disk takes, half of a surrogate pair in it, or links in a circle
 

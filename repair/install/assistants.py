@@ -6,13 +6,13 @@ They do so in a row that leads nowhere, in the assistant's own settings, or in w
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import apsw
 
 from regraft.errors import RegraftError
+from regraft.formats import json_text
 from regraft.formats.v1_state import read_slice
 from regraft.locate import Kind, located
 from repair.store import Store
@@ -60,7 +60,7 @@ def _in_settings(db: apsw.Connection, columns: list[str]) -> Iterator[tuple[Any,
         query = f"SELECT id, {text} FROM {_TABLE} WHERE typeof(\"{column}\") = 'text' AND {has_word}"
         for assistant, value in db.execute(query):
             with contextlib.suppress(ValueError, RecursionError):
-                yield from ((assistant, old) for old in _named(json.loads(value), _DEPTH))
+                yield from ((assistant, old) for old in _named(json_text.loads(value), _DEPTH))
 
 
 def _named(value: Any, depth: int) -> Iterator[Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
 
-from regraft import durable, sqlite
+from regraft import durable, links, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.index.opening import demand_identity
 from regraft.locate import INDEX_FILE
@@ -85,7 +84,7 @@ class FolderCopy:
             CopyDiffers: the copy is not what was copied.
             RegraftError, OSError, apsw.Error: it cannot be read or written.
         """
-        new.mkdir()
+        durable.make_folder(new)
         copies = [self._copied(path, mark, new) for path, mark in self._files]
         durable.sync_tree(new)
         self._settled = {copy.target.relative_to(new).as_posix(): copy.read_back().settled for copy in copies}
@@ -95,6 +94,8 @@ class FolderCopy:
         if self._new_ids is not None:
             rekey(index, self._new_ids)
             durable.sync_file(index)
+            # The journal of that must not be there again after a power cut.
+            durable.sync_folder(index.parent)
             self._settled[INDEX_FILE] = Digest.of(index).settled
         with sqlite.reading(index) as db:
             demand_identity(db, index, self._base if self._new_ids is None else self._new_ids.base)
@@ -107,8 +108,8 @@ class FolderCopy:
         if not path.is_file() or _mark(path) != mark:
             raise PlanOutdated(path=path, reason="it was written to meanwhile")
         target = new / path.relative_to(self._source.folder(self._base))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if sqlite.companions(path.resolve()) and sqlite.is_database(path):
+        durable.make_folders(target.parent, flush=False)
+        if sqlite.companions(links.real_path(path)) and sqlite.is_database(path):
             # As its readers see it: with what its log holds.
             copy_database(path, target)
             return _Copied(path=path, target=target)
@@ -123,7 +124,7 @@ class FolderCopy:
 def _linked(path: Path, target: Path) -> bool:
     """Give an extracted file, which nobody else has, its place in the copy; False where it has to be copied."""
     try:
-        os.link(path, target)
+        durable.link(path, target)
     except OSError:
         return False
     return True
@@ -131,7 +132,11 @@ def _linked(path: Path, target: Path) -> bool:
 
 def _copy(path: Path, target: Path) -> Digest:
     digest = Digest()
-    with path.open("rb", buffering=0) as file, target.open("xb") as copy, digest.updating(path) as update:
+    with (
+        path.open("rb", buffering=0) as file,
+        durable.open_binary(target, "xb") as copy,
+        digest.updating(path) as update,
+    ):
         while chunk := file.read(CHUNK_BYTES):
             update(chunk)
             copy.write(chunk)

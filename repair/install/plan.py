@@ -13,7 +13,7 @@ from checks import v2_findings as v2
 from checks.findings import FINDINGS, Finding
 from checks.levels import Level
 from migrators.stages.models import ModelWord
-from regraft import sqlite
+from regraft import links, sqlite
 from regraft.errors import NotChanged, SourceUnreadable, WrongUsage
 from regraft.formats.catalog_generation import (
     ASSISTANT_LINKS,
@@ -33,7 +33,7 @@ from repair.install import assistants
 from repair.install.copying import FolderCopy, is_same, listed
 from repair.install.models import ModelMissing, read_models
 from repair.install.rekeying import NewIds
-from repair.install.rows import NewBase, NewRows, Rehearsal, demand_insertable, recorded_tables
+from repair.install.rows import NewBase, NewRows, Rehearsal, demand_insertable
 from repair.plan import Action, FileChange, Left, Plan, RowsChange
 from repair.rescue.held import demand_known_version
 from repair.source import BaseSource
@@ -69,7 +69,7 @@ def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
     if store.found.kind is not Kind.V2_PROFILE or store.catalog is None or not store.is_profile:
         advice = "give the application's profile folder with --profile"
         raise NotChanged(path=store.path, what=NAMES[store.found.kind], command="install", advice=advice)
-    if store.root.resolve() == source.store.root.resolve():
+    if links.real_path(store.root) == links.real_path(source.store.root):
         raise WrongUsage(problem="the source and the profile are one folder", hint="give another one with --profile")
     source.demand_whole()
     demand_known_version(store)
@@ -283,7 +283,7 @@ class _Planner:
             ),
         ]
         held = sum(action.bytes for action in actions[1:])
-        recorded = recorded_tables(self._db, rows.changed)
+        recorded = tuple(rows.changed)
         self._made.changes.append(RowsChange(name, tuple(actions), rows.apply, recorded, held, backup=True))
 
     def _provider_rows(self, used: Sequence[str], keys: OrderKeys) -> Iterator[Row]:

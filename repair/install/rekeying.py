@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from regraft import identity, sqlite
+from regraft import identity, sqlite, untouched
+from regraft.formats import json_text
 from regraft.formats.catalog_reader import Row
 
 #: What of an item's data can be its own id: files of folders that 2.0.0 to 2.0.3 migrated have it for a path.
@@ -47,7 +48,7 @@ class NewIds:
         if not isinstance(data, str) or not isinstance(old, str) or old not in data:
             return data
         try:
-            fields = json.loads(data)
+            fields = json_text.loads(data)
         except (ValueError, RecursionError):
             return data
         own = [name for name in _PATHS if isinstance(fields, dict) and fields.get(name) == old]
@@ -71,12 +72,13 @@ def rekey(index: Path, ids: NewIds) -> None:
         }
         for name, function in functions.items():
             db.create_scalar_function(name, function, deterministic=True)
-        with sqlite.without_triggers(db), sqlite.transaction(db):
+        with sqlite.transaction(db), untouched.others_untouched(db, index, _TABLES):
             for statement in _STATEMENTS:
                 db.execute(statement)
             db.execute("UPDATE meta SET base_id = ?", (ids.base,))
 
 
+_TABLES = ("material", "search_unit", "search_text", "meta")
 _STATEMENTS = (
     "CREATE TEMP TABLE renamed (old TEXT PRIMARY KEY, new TEXT NOT NULL) WITHOUT ROWID",
     """INSERT INTO renamed

@@ -5,15 +5,14 @@ Which columns a profile has, and what they are given, is told by its generation 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
 
-from regraft import sqlite
+from regraft import durable, sqlite
 from regraft.errors import PlanOutdated, ProfileUnknown
 from regraft.formats.catalog_generation import (
     ASSISTANT_LINKS,
@@ -135,27 +134,14 @@ def _used(source: apsw.Connection, table: str) -> Iterator[str]:
             yield str(row[1])
 
 
-def recorded_tables(db: apsw.Connection, tables: Iterable[str]) -> tuple[str, ...]:
-    """Return the tables whose rows change with those of ``tables``: where one has a trigger, that may be any."""
-    own = tuple(tables)
-    marks = ", ".join("?" * len(own))
-    if db.execute(f"SELECT 1 FROM sqlite_schema WHERE type = 'trigger' AND tbl_name IN ({marks})", own).get is None:
-        return own
-    every = db.execute(
-        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
-        " AND sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY name"
-    )
-    return (*own, *(str(name) for (name,) in every if name not in own))
-
-
 class Rehearsal:
     """Tries rows on empty tables of the profile's own making, in a temporary file."""
 
     def __init__(self, db: apsw.Connection, source: apsw.Connection, tables: Tables) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="regraft-")
+        self._stack = ExitStack()
         self._source = source
         self._tables = tables
-        self._path = Path(self._folder.name) / "rows.sqlite"
+        self._path = self._stack.enter_context(durable.temporary_folder()) / "rows.sqlite"
         with sqlite.writing(self._path, create=True) as copy:
             copy_definitions(db, copy, [table for table in GIVEN if table in tables.columns])
 
@@ -195,4 +181,4 @@ class Rehearsal:
 
     def close(self) -> None:
         """Remove the file."""
-        self._folder.cleanup()
+        self._stack.close()

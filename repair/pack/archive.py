@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from regraft import durable
+from regraft import areas, durable
 from regraft.errors import PlanOutdated, TargetLocked, TargetNotWritable
 from regraft.formats.pack import MANIFEST, Manifest, PackedFile
 from regraft.hashing import Update, in_background
@@ -120,8 +120,8 @@ def write(
         CopyDiffers: what was written does not read back.
         OSError: a file cannot be read, or the disk is full.
     """
-    with _temporary(target) as temporary:
-        with zipfile.ZipFile(temporary, "w", allowZip64=True) as archive:
+    with areas.opened(target.parent, entries_only=True), _temporary(target) as temporary:
+        with durable.new_zip(temporary) as archive:
             packed = tuple(_add(archive, member, now_ms, progress) for member in members)
             manifest = manifest_of(packed)
             encoded = manifest.encoded()
@@ -131,15 +131,30 @@ def write(
         _put(temporary, target)
 
 
+def remove_remains(target: Path) -> None:
+    """Remove what a killed run left beside a pack that is in its place, unless another run is writing it."""
+    if os.path.lexists(_part_of(target)):
+        with (
+            contextlib.suppress(TargetLocked, TargetNotWritable, OSError),
+            areas.opened(target.parent, entries_only=True),
+            _temporary(target),
+        ):
+            pass
+
+
+def _part_of(target: Path) -> Path:
+    return target.with_name(f".{target.name}.regraft-part")
+
+
 @contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
     """Give a file beside ``target``, which is locked as long as it is written, and removed at the end.
 
     What a killed run left is written over.
     """
-    path = target.with_name(f".{target.name}.regraft-part")
+    path = _part_of(target)
     try:
-        lock = path.open("ab")
+        lock = durable.open_binary(path, "ab")
     except OSError as error:
         if error.errno in durable.NO_ROOM - {errno.EROFS}:
             raise
@@ -150,7 +165,7 @@ def _temporary(target: Path) -> Iterator[Path]:
         try:
             yield path
         finally:
-            path.unlink(missing_ok=True)
+            durable.remove(path, missing_ok=True)
 
 
 def _is_locked(descriptor: int) -> bool:
@@ -233,7 +248,7 @@ def _put(temporary: Path, target: Path) -> None:
     """
     try:
         # Unlike a rename, a link never takes the place of a file that came meanwhile.
-        os.link(temporary, target)
+        durable.link(temporary, target)
     except FileExistsError as error:
         raise PackThere(path=target, what="another file") from error
     except OSError as error:

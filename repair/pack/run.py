@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import apsw
 import msgspec
 
 from checks import v2_findings as v2
-from regraft import sqlite
+from regraft import durable, links, sqlite
 from regraft.clock import iso_time
 from regraft.envelope import Run
 from regraft.errors import NotEnoughSpace, RegraftError, SourceUnreadable, TargetNotWritable, WrongUsage
@@ -24,7 +21,8 @@ from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, Kind
 from regraft.move_errors import NothingToPack, PackThere, PackUnreadable
 from regraft.progress import Progress, human_bytes, stage
 from regraft.text import counted, one_line
-from regraft.tree import LONGEST_NAME, MOST_PARTS, ZipTree
+from regraft.tree import ZipTree
+from regraft.zip_directory import LONGEST_NAME, MOST_PARTS
 from repair.copies import copy_database
 from repair.pack import archive, catalog
 from repair.pack.archive import Member
@@ -77,7 +75,7 @@ def pack(options: PackOptions, progress: Progress) -> Document:
     """
     run = Run("pack", options.dry_run, target_kind=Kind.PACK.value, target=options.target)
     _check_target(options.target)
-    with opened(options.source, options.kind, options.bases, "pack") as source, _work() as work:
+    with opened(options.source, options.kind, options.bases, "pack") as source, durable.temporary_folder() as work:
         run.source_kind, run.source = source.store.found.kind.value, options.source
         _check_outside(source, options)
         contents = _contents(source, work)
@@ -116,12 +114,6 @@ def _reasons(contents: _Contents) -> str:
     return "; ".join(dict.fromkeys(left.reason for left in contents.left)) or "it has none"
 
 
-@contextmanager
-def _work() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="regraft-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
-
-
 # --- where to --------------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +128,7 @@ def _check_target(target: Path) -> None:
 
 def _check_outside(source: BaseSource, options: PackOptions) -> None:
     root = options.source if options.source.is_dir() else source.store.root
-    if options.target.resolve().is_relative_to(root.resolve()):
+    if links.real_path(options.target).is_relative_to(links.real_path(root)):
         raise TargetNotWritable(path=options.target, reason="it lies in the source")
 
 
@@ -216,7 +208,7 @@ def _is_fit(name: str) -> bool:
 def _member(base: str, path: Path, name: str, work: Path) -> Member:
     """Return a file as it is packed: a database with a log beside it as its readers see it."""
     whole = f"{KNOWLEDGE_FOLDER}/{base}/{name}"
-    if sqlite.companions(path.resolve()) and sqlite.is_database(path):
+    if sqlite.companions(links.real_path(path)) and sqlite.is_database(path):
         copy = work / f"{base}.sqlite"
         copy_database(path, copy)
         return Member.of(whole, copy)
@@ -240,6 +232,8 @@ def _carry_out(source: BaseSource, contents: _Contents, options: PackOptions, pr
     if os.path.lexists(options.target):
         with stage(progress, "Comparing", contents.bytes):
             _demand_identical(options.target, with_files(archive.hashed(contents.members, progress)))
+        if not options.dry_run:
+            archive.remove_remains(options.target)
         return "unchanged"
     if options.dry_run:
         return "planned"

@@ -157,7 +157,7 @@ class Looker:
                 "its index has the texts already, without vectors, and would keep them so: migrate v1's data anew with "
                 "its model named, or restore the base with a new model"
             )
-        found, vectors, tree = self._v1.survey(draft)
+        found, vectors, tree, mark = self._v1.survey(draft)
         own, rows, name = self._adopted(base, draft, found)
         planned = self._planned(base, own, found)
         if planned.error is not None:
@@ -165,7 +165,7 @@ class Looker:
         if base.held is not None and base.held.vector_bytes not in (None, planned.vector_bytes):
             raise _Stays("its index has vectors of another length than v1's file")
         planned = replace(planned, items=tuple(map(name, planned.items)))
-        whole = V1File(tree, vectors, cherry_v1.JOURNEY.table, planned)
+        whole = V1File(tree, vectors, cherry_v1.JOURNEY.table, planned, mark)
         missing = tuple(self._missing(base, planned, rows))
         bare = tuple(_without_snapshot(base, planned))
         try:

@@ -16,10 +16,11 @@ from migrators.stages.carry import Origin, carry_base
 from migrators.stages.drafts import Upload
 from migrators.stages.planned import BasePlan, MaterialPlan, Rows
 from migrators.stages.uploads import SourceFailed, copy_upload
-from regraft import clock, durable, sqlite
+from regraft import clock, durable, sqlite, steady, untouched
 from regraft.formats import okf
 from regraft.formats.index import BODY_SEPARATOR
 from regraft.formats.index.opening import UNREADABLE
+from regraft.formats.index.schema import keep_full_text
 from regraft.formats.vector_table import VectorTable
 from regraft.locate import INDEX_FILE
 from regraft.names import FreeNames
@@ -39,6 +40,8 @@ class V1File:
     path: Path
     table: VectorTable
     plan: BasePlan
+    #: What tells the state of the file that was planned.
+    mark: steady.Mark
 
     def texts(self, db: apsw.Connection, material: MaterialPlan) -> Iterator[str]:
         """Stream the bodies of a material, in their order."""
@@ -137,7 +140,7 @@ def new_index(v1: V1File, now_ms: int) -> Make:
     return make
 
 
-#: What comes into an index from another, by table; the triggers number the bodies.
+#: What comes into an index from another, by table; bodies are numbered as they come.
 _ADDED = {
     "content": "content_hash, text, created_at",
     "embedding": "embedding_text_hash, vector_blob, created_at",
@@ -155,14 +158,13 @@ def grown_index(v1: V1File, current: Path, now_ms: int) -> Make:
     def make(new: Path) -> None:
         with _carried(v1, new, now_ms) as carried:
             copy_database(current, new)
-            with sqlite.writing(new) as db:
-                db.execute("ATTACH ? AS carried", (str(carried),))
-                with sqlite.transaction(db):
+            with sqlite.writing(new) as db, sqlite.attached(db, carried, "carried"):
+                keep_full_text(db)
+                with sqlite.transaction(db), untouched.others_untouched(db, new, _ADDED.keys()):
                     for table, columns in _ADDED.items():
                         there = "WHERE TRUE ON CONFLICT DO NOTHING" if table in _SHARED else ""
                         rows = f"SELECT {columns} FROM carried.{table} ORDER BY rowid"
                         db.execute(f"INSERT INTO {table} ({columns}) SELECT * FROM ({rows}) {there}")
-                db.execute("DETACH carried")
 
     return make
 
@@ -173,7 +175,7 @@ def _carried(v1: V1File, new: Path, now_ms: int) -> Iterator[Path]:
     folder = new.with_name(f"{new.name}.base")
     origin = Origin(v1.tree, None, v1.table, v1.path, folder)
     try:
-        with _blamed(v1.path):
+        with _blamed(v1):
             carry_base(v1.plan, origin, folder, now_ms, lambda _rows, _bytes: None)
         yield folder / INDEX_FILE
     finally:
@@ -185,9 +187,9 @@ def new_snapshot(v1: V1File, snapshot: NewSnapshot, now_ms: int) -> Make:
 
     def make(new: Path) -> None:
         with (
-            _blamed(v1.path),
+            _blamed(v1),
             _reading(v1.path) as db,
-            new.open("x", encoding="utf-8", newline="") as file,
+            durable.open_text(new, "x") as file,
         ):
             file.write(snapshot.snapshot.block(clock.iso_time(now_ms)))
             for number, body in enumerate(v1.texts(db, snapshot.material)):
@@ -208,9 +210,17 @@ def new_upload(tree: Tree, uploads: str, upload: Upload) -> Make:
 
 
 @contextmanager
-def _blamed(path: Path) -> Iterator[None]:
-    """Stop the run where a file that was read through can be read no more."""
+def _blamed(v1: V1File) -> Iterator[None]:
+    """Stop the run where a file that was read through can be read no more, or was written to meanwhile."""
     try:
         yield
-    except SourceFailed as failed:
-        raise OSError(f"{path}: {failed}") from failed
+    except (OSError, apsw.Error):
+        raise
+    except Exception as error:
+        if steady.mark_of(v1.path) != v1.mark:
+            raise OSError(f"{v1.path}: {steady.MOVED}") from error
+        if isinstance(error, SourceFailed):
+            raise OSError(f"{v1.path}: {error}") from error
+        raise
+    if steady.mark_of(v1.path) != v1.mark:
+        raise OSError(f"{v1.path}: {steady.MOVED}")

@@ -7,7 +7,6 @@ where every column that it must have is known (``docs/formats/catalog.md``, "Gen
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +16,7 @@ from typing import Any
 import apsw
 
 from migrators.stages.planned import ItemPlan
-from regraft import sqlite
+from regraft import durable, sqlite
 from regraft.errors import PlanOutdated, ProfileUnknown
 from regraft.formats.catalog import ModelRow
 from regraft.formats.catalog_generation import (
@@ -174,9 +173,9 @@ def rehearse(statements: Statements) -> None:
     """
     path, tables = statements.path, {*TABLES, *statements.inserted}
     with (
-        tempfile.TemporaryDirectory(prefix="regraft-") as work,
+        durable.temporary_folder() as work,
         sqlite.reading(path) as source,
-        sqlite.writing(Path(work) / "rows.sqlite", create=True) as copy,
+        sqlite.writing(work / "rows.sqlite", create=True) as copy,
     ):
         # What rows refer to is not copied; the engine's own transaction holds them against it.
         copy.execute("PRAGMA foreign_keys = OFF")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from checks import v2_findings as v2
-from checks.catalog_rows import data_of, is_tombstone, path_of
+from checks.catalog_rows import is_tombstone, path_of
 from checks.v1_source import FINDING_OF
 from migrators.stages import preflight
 from migrators.stages.planned import ItemPlan
 from regraft import notices
 from regraft.formats.catalog_reader import StoredCatalog
+from regraft.formats.item_data import data_of
 from regraft.locate import RAW_FOLDER
 from regraft.text import counted
 from repair.plan import Action, FileChange, Left, Plan

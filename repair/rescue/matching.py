@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from checks.catalog_rows import data_of
 from migrators.stages.drafts import BaseDraft, ItemDraft
 from migrators.stages.owners import Child, expand
 from regraft import identity
 from regraft.formats.catalog_reader import Row
+from regraft.formats.item_data import data_of
 from regraft.formats.vector_table import Survey
 from regraft.text import whole
 

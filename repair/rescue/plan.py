@@ -10,12 +10,11 @@ from checks import v2_findings as v2
 from checks.catalog_rows import base_key, is_tombstone
 from migrators.stages.drafts import BaseDraft
 from migrators.stages.models import ModelWord
-from regraft import notices, sqlite
+from regraft import notices
 from regraft.errors import NotChanged, RegraftError, SourceNotMigratable, SourceUnreadable
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.locate import NAMES, Kind
 from regraft.tree import is_plain_name
-from repair.install.rows import recorded_tables
 from repair.plan import Left, Plan, RowsChange
 from repair.rescue import catalog as profile_rows
 from repair.rescue.base import Base, Looker
@@ -77,8 +76,7 @@ def plan(store: Store, wish: Wish) -> Plan:
         demand_known_version(store)
     if statements.made:
         profile_rows.rehearse(statements)
-        with sqlite.reading(path) as db:
-            tables = recorded_tables(db, profile_rows.TABLES)
+        tables = tuple(profile_rows.TABLES)
         rows = RowsChange(store.catalog, tuple(maker.rows), statements.applied(), tables, statements.bytes)
         made.changes.append(rows)
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +14,15 @@ from migrators.stages.journey import Hints
 from migrators.stages.models import ModelWord
 from migrators.stages.options import Options
 from migrators.stages.uploads import upload_name
+from regraft import durable, links, steady
 from regraft.errors import SourceNotMigratable, SourceUnreadable, SourceUnrecognised
 from regraft.formats.v1_places import StatePlaces
 from regraft.formats.v1_state import V1State, read_state
 from regraft.formats.v2_places import DATA_FOLDER
 from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located, located
-from regraft.tree import Tree, ZipTree, demand_room, join
+from regraft.room import demand_room
+from regraft.tree import Tree, ZipTree, join
 from repair.store import Store
 
 
@@ -34,8 +35,8 @@ class V1Left:
     library: LibraryDraft
     keep: ExitStack
 
-    def survey(self, draft: BaseDraft) -> tuple[Survey, Path, Tree]:
-        """Read a base's vector file: return what it holds, where it is on disk, and its tree.
+    def survey(self, draft: BaseDraft) -> tuple[Survey, Path, Tree, steady.Mark]:
+        """Read a base's vector file: return what it holds, where it is on disk, its tree, and what tells its state.
 
         Raises:
             StoreProblem: it cannot be used; the text says why.
@@ -48,9 +49,13 @@ class V1Left:
             name = join(places.vectors, draft.vector_file)
             try:
                 if isinstance(tree, ZipTree) and tree.kind(name) == "file":
-                    demand_room(Path(tempfile.gettempdir()), tree.size(name))
+                    demand_room(durable.temporary_place(), tree.size(name))
                 path = self.keep.enter_context(tree.local(name, None))
-                return cherry_v1.JOURNEY.table.survey(path), path, tree
+                mark = steady.mark_of(path)
+                survey = cherry_v1.JOURNEY.table.survey(path)
+                if steady.mark_of(path) == mark:
+                    return survey, path, tree, mark
+                problem = f"cannot be read: {steady.MOVED}"
             except StoreProblem as found:
                 problem = str(found)
             except SourceUnreadable as found:
@@ -81,7 +86,11 @@ def read_v1(store: Store, given: Path | None, word: ModelWord, keep: ExitStack) 
     """
     path = store.root if given is None else given
     source, state = _found(path, keep)
-    if given is not None and source.profile is not None and source.profile.resolve() != store.root.resolve():
+    if (
+        given is not None
+        and source.profile is not None
+        and links.real_path(source.profile) != links.real_path(store.root)
+    ):
         preflight.check_running(source.profile, Options(now_ms=0))
     tree = store.found.tree
     uploads = next((name for name in (f"{DATA_FOLDER}/Files", "Files") if tree.kind(name) == "folder"), None)

@@ -5,8 +5,9 @@ Texts go by one at a time. What an earlier run has built, and the vectors that i
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ import apsw
 import msgspec
 
 from checks import v2_findings as v2
-from checks.catalog_rows import data_of, path_of
+from checks.catalog_rows import path_of
+from checks.findings import FINDINGS
 from checks.index_file import Expected, audit_index, path_problem
 from checks.levels import Ledger
 from migrators.cherry_preview.base_settings import read_base_settings
 from regraft import clock, durable, sqlite
-from regraft.errors import NotRestored, VerificationFailed
+from regraft.errors import LedgerUnreadable, NotRestored, VerificationFailed
 from regraft.formats import okf
 from regraft.formats.catalog_reader import Row
 from regraft.formats.index.bulk import IndexBuilder
+from regraft.formats.item_data import data_of
+from regraft.ledger_values import Count
 from regraft.locate import INDEX_FILE, RAW_FOLDER
 from regraft.names import FreeNames
 from regraft.progress import Progress, stage
@@ -35,6 +39,8 @@ from repair.restore.wish import Wanted
 
 #: What is built is told by this file, in one folder with it.
 _RECORD = "restored.json"
+#: Its size in bytes at most: an item takes some hundred.
+_LARGEST_RECORD = 1 << 30
 _BASE, _NEW = "base", "new"
 
 
@@ -58,9 +64,9 @@ class Restored(msgspec.Struct, frozen=True):
     #: Files below ``raw/`` of the old base that come along.
     files: tuple[str, ...]
     #: How many items have a text, into how many units these are cut, and how many of those have distinct texts.
-    texts: int
-    units: int
-    bodies: int
+    texts: Count
+    units: Count
+    bodies: Count
     left: tuple[Missing, ...]
     #: Encodings that were guessed, by the files that were read so.
     guessed: dict[str, str]
@@ -93,17 +99,17 @@ def build(source: Source, wanted: Wanted, staged: Path, now_ms: int, progress: P
     mark = source.mark()
     place = staged / mark
     if place.is_dir():
-        return msgspec.json.decode((place / _RECORD).read_bytes(), type=Restored)
+        return _found(place / _RECORD, mark, source.key, wanted.base_id(source.key))
     new = staged / _NEW
     durable.remove_tree(new)
-    (new / _BASE / INDEX_FILE).parent.mkdir(parents=True)
+    durable.make_folders((new / _BASE / INDEX_FILE).parent, flush=False)
     try:
         builder = _Builder(source, wanted, new / _BASE, now_ms)
         with stage(progress, "Collecting texts", len(source.items)):
             restored = builder.run(mark, progress)
-        _keep_vectors(new / _BASE / INDEX_FILE, staged)
+        _keep_vectors(new / _BASE / INDEX_FILE, staged, 4 * wanted.dimensions)
         _verify(new / _BASE / INDEX_FILE, restored.base)
-        (new / _RECORD).write_bytes(msgspec.json.encode(restored))
+        durable.put_bytes(new / _RECORD, msgspec.json.encode(restored))
         durable.sync_tree(new)
         durable.replace(new, place)
     finally:
@@ -111,15 +117,62 @@ def build(source: Source, wanted: Wanted, staged: Path, now_ms: int, progress: P
     return restored
 
 
-def _keep_vectors(index: Path, staged: Path) -> None:
-    """Take over the vectors of what was built when the old base was another."""
+def _found(record: Path, mark: str, source: str, base: str) -> Restored:
+    """Return what the record of a base says that an earlier run built.
+
+    Raises:
+        LedgerUnreadable: it is damaged, or says what no run of regraft writes.
+    """
+    try:
+        found = _decoded(record)
+        problem = _unfit(found, mark, source, base)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LedgerUnreadable(path=record, reason=reason) from error
+    if problem is not None:
+        raise LedgerUnreadable(path=record, reason=problem)
+    return found
+
+
+def _decoded(record: Path) -> Restored:
+    if record.is_symlink() or not record.is_file() or record.stat().st_size > _LARGEST_RECORD:
+        raise OSError(errno.EINVAL, "it is no ordinary file, or far too large")
+    return msgspec.json.decode(record.read_bytes(), type=Restored)
+
+
+def _unfit(found: Restored, mark: str, source: str, base: str) -> str | None:
+    if (found.mark, found.source, found.base) != (mark, source, base):
+        return "it is of another base"
+    paths = (*found.files, *found.guessed, *(item.path for item in found.items if item.path is not None))
+    outside = [path for path in paths if path_problem(path.encode("utf-8", "surrogatepass")) is not None]
+    if outside:
+        return f"it names {outside[0]!r}, which is no path below raw/"
+    if any(one.finding not in FINDINGS for one in found.left):
+        return "it names a finding that there is not"
+    return None
+
+
+def _keep_vectors(index: Path, staged: Path, size: int) -> None:
+    """Take over the vectors, of so many bytes each, of what was built when the old base was another.
+
+    What cannot be read of it is made anew.
+    """
     for earlier in sorted(staged.glob(f"*/{_BASE}/{INDEX_FILE}")):
         if earlier == index:
             continue
-        with sqlite.writing(index) as db, sqlite.attached(db, earlier, "earlier"), sqlite.transaction(db):
+        with (
+            suppress(*sqlite.CONTENT_ERRORS),
+            sqlite.writing(index) as db,
+            sqlite.attached(db, earlier, "earlier"),
+            sqlite.transaction(db),
+        ):
             db.execute(
-                "INSERT INTO main.embedding SELECT * FROM earlier.embedding e WHERE EXISTS (SELECT 1"
-                " FROM main.search_text t WHERE t.embedding_text_hash = e.embedding_text_hash) ON CONFLICT DO NOTHING"
+                "INSERT INTO main.embedding (embedding_text_hash, vector_blob, created_at)"
+                " SELECT embedding_text_hash, vector_blob, created_at FROM earlier.embedding e"
+                " WHERE typeof(vector_blob) = 'blob' AND length(vector_blob) = ? AND typeof(created_at) = 'integer'"
+                " AND EXISTS (SELECT 1 FROM main.search_text t WHERE t.embedding_text_hash = e.embedding_text_hash)"
+                " ON CONFLICT DO NOTHING",
+                (size,),
             )
 
 
@@ -270,8 +323,8 @@ class _Builder:
             shot = _snapshot(item, text)
             path = path if is_free and path is not None else self._names.take(f"{shot.stem}.md")
             place = self._raw / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(shot.block(clock.iso_time(self._now)) + text, encoding="utf-8", newline="")
+            durable.make_folders(place.parent, flush=False)
+            durable.put_text(place, shot.block(clock.iso_time(self._now)) + text)
         self._paths.add(path)
         return path
 

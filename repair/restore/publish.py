@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,7 +110,7 @@ def _missing(index: Path, base: str, dimensions: int) -> int:
 
 def _make(built: Path, raw: Path, paths: tuple[str, ...]) -> Callable[[Path], None]:
     def make(new: Path) -> None:
-        for place, _, names in os.walk(built):
+        for place, _, names in os.walk(built, onerror=durable.whole):
             for name in names:
                 file = Path(place) / name
                 if sqlite.is_database(file):
@@ -120,9 +119,9 @@ def _make(built: Path, raw: Path, paths: tuple[str, ...]) -> Callable[[Path], No
                     _put(file, new / file.relative_to(built))
         for path in paths:
             target = new / RAW_FOLDER / path
-            target.parent.mkdir(parents=True, exist_ok=True)
+            durable.make_folders(target.parent, flush=False)
             try:
-                shutil.copyfile(raw / path, target, follow_symlinks=False)
+                durable.copy_file(raw / path, target)
             except FileNotFoundError as error:
                 raise PlanOutdated(path=raw / path, reason="it is gone") from error
 
@@ -131,10 +130,10 @@ def _make(built: Path, raw: Path, paths: tuple[str, ...]) -> Callable[[Path], No
 
 def _put(file: Path, target: Path) -> None:
     """Give a file that was built a second name: what was paid for stays where it is until the run is over."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    durable.make_folders(target.parent, flush=False)
     try:
-        os.link(file, target)
+        durable.link(file, target)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        shutil.copyfile(file, target)
+        durable.copy_file(file, target)

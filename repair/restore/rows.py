@@ -13,7 +13,6 @@ from regraft.formats.catalog import ModelRow
 from regraft.formats.catalog_generation import BASES, ITEMS, PROVIDERS
 from regraft.formats.catalog_reader import Row
 from regraft.text import counted, is_blank
-from repair.install.rows import recorded_tables
 from repair.plan import Action, RowsChange
 from repair.rescue.catalog import TABLES, Statements, rehearse
 from repair.restore.items import ItemCopy
@@ -139,6 +138,5 @@ def _model(source: Source, model: str, base: str, statements: Statements, now_ms
 
 def _change(source: Source, statements: Statements, actions: list[Action]) -> RowsChange:
     rehearse(statements)
-    with sqlite.reading(source.catalog) as db:
-        tables = recorded_tables(db, (*TABLES, PROVIDERS))
+    tables = (*TABLES, PROVIDERS)
     return RowsChange(str(source.store.catalog), tuple(actions), statements.applied(), tables, statements.bytes)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from regraft import areas, durable
 from regraft.formats.v2_places import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, rooted
 from regraft.locate import Kind
 from regraft.progress import Progress
@@ -19,7 +19,7 @@ from repair.restore.publish import discard, place_of, plan
 from repair.restore.rows import new_rows
 from repair.restore.source import read_source
 from repair.restore.wish import Wanted
-from repair.run import clean_stop, opened, run_command
+from repair.run import clean_stop, opened, run_command, settle_remains
 from repair.store import Store, demand_quiet, recognised
 
 #: Fills vectors into the index that it is given, and returns once another run would send nothing more. It raises to
@@ -58,18 +58,19 @@ def restore(
     kind = wish.kind if root == path else None
     with recognised(root, kind, _COMMAND) as store:
         if dry_run:
-            with tempfile.TemporaryDirectory(prefix="regraft-") as work:
+            with durable.temporary_folder() as work:
                 source = read_source(store, base)
                 place_of(source, wish.wanted)
-                restored = build(source, wish.wanted, Path(work), wish.now_ms, progress)
-                fill(restored.index(Path(work)))
-                planner = partial(_plan, base=base, wish=wish, restored=restored, staged=Path(work))
+                restored = build(source, wish.wanted, work, wish.now_ms, progress)
+                fill(restored.index(work))
+                planner = partial(_plan, base=base, wish=wish, restored=restored, staged=work)
                 return run_command(_COMMAND, root, planner, kind=kind, dry_run=True, progress=progress)
         restored, staged = _built(store, base, wish, progress)
     fill(restored.index(staged))
     planner = partial(_plan, base=base, wish=wish, restored=restored, staged=staged)
     done = run_command(_COMMAND, root, planner, kind=kind, progress=progress, show_plan=show_plan)
-    discard(staged)
+    with areas.opened(store.root):
+        discard(staged)
     return done
 
 
@@ -88,6 +89,7 @@ def _plan(store: Store, base: str | None, wish: Wish, restored: Restored, staged
 
 def _built(store: Store, base: str | None, wish: Wish, progress: Progress) -> tuple[Restored, Path]:
     demand_quiet(store)
+    settle_remains(store)
     source = read_source(store, base)
     base_id = wish.wanted.base_id(source.key)
     if base_id in source.bases:

@@ -13,7 +13,7 @@ from typing import Any
 import apsw
 
 from checks.catalog_rows import base_key
-from regraft import identity, sqlite
+from regraft import durable, identity, links, sqlite
 from regraft.base_names import meant
 from regraft.errors import NotChanged, NotRestored, SourceUnreadable, UnitRefused, WrongUsage
 from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
@@ -22,7 +22,7 @@ from regraft.formats.index.units import cut
 from regraft.formats.libsql_preview import Layout
 from regraft.formats.v2_places import DATA_FOLDER, INDEX_FILE, RAW_FOLDER
 from regraft.locate import KNOWLEDGE_FOLDER, NAMES
-from regraft.text import decode_utf8, is_blank, shown
+from regraft.text import decode_utf8, is_blank, path_text, shown
 from repair.indexing.cutting import Span
 from repair.store import Store
 
@@ -73,17 +73,17 @@ class Source:
                 columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info('{table}')")]
                 for row in sqlite.lenient_rows(db, columns, f"{table} WHERE {key} = ? ORDER BY rowid", (self.key,)):
                     digest.update(repr(row).encode("utf-8", "replace"))
-        files = [self.index, *(sqlite.companions(self.index.resolve()) if self.index.exists() else ())]
+        files = [self.index, *(sqlite.companions(links.real_path(self.index)) if self.index.exists() else ())]
         for file in (*files, *_files(self.raw)):
             with suppress(OSError):
                 status = file.stat()
-                name = shown(os.path.relpath(file, self.store.root))
+                name = path_text(os.path.relpath(file, self.store.root))
                 digest.update(repr((name, status.st_size, status.st_mtime_ns)).encode())
         return digest.hexdigest()
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in os.walk(folder, onerror=durable.whole):
         folders.sort()
         yield from (Path(place) / name for name in sorted(names))
 

@@ -7,12 +7,12 @@ logs, and those tables whose range of keys meets what is wanted, one after the o
 from __future__ import annotations
 
 import re
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from regraft import durable
 from regraft.errors import SourceUnreadable
 from regraft.formats.chromium.damage import Found, Malformed, StorageChanged, StorageDamaged
 from regraft.formats.chromium.leveldb_log import LogReader, Record, batch_records, batch_sequence
@@ -43,11 +43,10 @@ def read_leveldb(tree: Tree, folder: str, comparator: str, work: Path, read: Cal
         StorageChanged: the files changed on every attempt.
         OSError: the disk fails, or ``work`` cannot be written.
     """
-    work.mkdir(parents=True, exist_ok=True)
     for pause in (0.0, *PAUSES):
         time.sleep(pause)
-        with tempfile.TemporaryDirectory(prefix="regraft-", dir=work, ignore_cleanup_errors=True) as copies:
-            database = LevelDb(tree, folder, Path(copies))
+        with durable.temporary_folder(work) as copies:
+            database = LevelDb(tree, folder, copies)
             try:
                 database.open(comparator)
                 value = read(database)
@@ -221,7 +220,7 @@ class LevelDb:
         except Malformed as error:
             raise StorageDamaged(f"{join(self.folder, name)}: {error}") from error
         finally:
-            copy.unlink(missing_ok=True)
+            durable.remove(copy, missing_ok=True)
 
     def _table(self, file: BinaryIO, size: int, name: str) -> Table | None:
         """Open a table; None where it has no end and no MANIFEST says that it must have one."""
@@ -273,7 +272,7 @@ class LevelDb:
             if name not in self.tree.children(self.folder):
                 raise StorageChanged(f"{source}: vanished while it was read") from error
             raise StorageDamaged(f"{source}: {_reason(error)}") from error
-        with original, copy.open("wb") as target:
+        with original, durable.open_binary(copy, "wb") as target:
             while chunk := _read(original, source):
                 target.write(chunk)
         if copy.stat().st_size < size:
@@ -312,7 +311,7 @@ def _scan_log(path: Path, wanted: Wanted, take: Callable[[Record], None]) -> tup
             oldest = min(batch_sequence(batch), _MAX_SEQUENCE if oldest is None else oldest)
             for record in records:
                 take(record)
-    passed_over = log.passed_over + malformed
+    passed_over = log.passed_over + malformed + log.is_cut_off
     # A program that is killed leaves a record behind, or nothing at all; never a log of something else.
     is_lost = oldest is None and not passed_over and path.stat().st_size > 0
     return passed_over + is_lost, oldest

@@ -36,8 +36,8 @@ def masked(checksum: int) -> int:
 class LogReader:
     """The records of a log, in the order in which they were written.
 
-    A cut-off end is what a killed program leaves: it is left out without a word. Damage elsewhere costs the rest of its
-    block and is counted in :attr:`passed_over`.
+    A cut-off end is what a killed program leaves, or half a copy: it is left out (:attr:`is_cut_off`). Damage elsewhere
+    costs the rest of its block and is counted in :attr:`passed_over`.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -49,10 +49,13 @@ class LogReader:
         self._resyncing = False
         #: Zeros where a record should be: an end that was only reserved, unless something follows.
         self._zeros = False
+        #: Whether the last record is not whole; right after the last whole one was taken.
+        self.is_cut_off = False
 
     def __iter__(self) -> Iterator[bytes]:
         while block := self._file.read(BLOCK_BYTES):
             yield from self._in_block(block)
+        self.is_cut_off = self.is_cut_off or self._parts is not None
 
     def _in_block(self, block: bytes) -> Iterator[bytes]:
         at = 0
@@ -66,6 +69,7 @@ class LogReader:
                     self._damage()
                 return
             if end > len(block) and not self._zeros and _is_cut_off(block, at):
+                self.is_cut_off = True
                 return
             if end > len(block) or masked(crc32c.crc32c(block[at + 6 : end])) != checksum:
                 self._damage()
@@ -76,6 +80,8 @@ class LogReader:
             if record is not None:
                 yield record
             at = end
+        # Between whole records only the end of a whole block is left over, and that is zeros.
+        self.is_cut_off = len(block) < BLOCK_BYTES and bool(block[at:].strip(b"\0"))
 
     def _damage(self) -> None:
         self.passed_over += 1

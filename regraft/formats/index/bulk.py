@@ -14,13 +14,17 @@ from pathlib import Path
 
 import apsw
 
-from regraft import identity, sqlite
+from regraft import guarding, identity, sqlite
 from regraft.formats.index import schema
+from regraft.formats.index.large import ROOM, Spool, fill
 from regraft.formats.index.units import Unit, cut
+from regraft.formats.large_text import LARGE_BYTES, PIECE_BYTES, LargeText
 from regraft.text import utf16_len
 
 #: Between two bodies of a material stands a blank line.
 BODY_SEPARATOR = "\n\n"
+#: So much of a large material is looked at for its name.
+HEAD_BYTES = 16 << 20
 #: Rows handed to SQLite in one call.
 BATCH_ROWS = 256
 #: The page cache while rows and their indexes are written, in KiB: keys are hashes, so every page is hit again.
@@ -60,9 +64,20 @@ class Material:
 
     material_id: str
     name: Callable[[str], str]
-    rows: Iterable[tuple[str, bytes | None]]
+    rows: Iterable[tuple[str | LargeText, bytes | None]]
+    #: Whether its texts come to so much that they are written piece by piece.
+    is_large: bool = False
+    #: The content; of a large material None, but while it is at hand in ``spool``.
+    spool: Spool | None = field(default=None, init=False)
     content: str = field(default="", init=False)
     relative_path: str = field(default="", init=False)
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the content, while it is at hand."""
+        if self.spool is None:
+            yield self.content
+        else:
+            yield from (piece.decode() for piece in self.spool.pieces())
 
 
 class IndexBuilder:
@@ -90,6 +105,9 @@ class IndexBuilder:
 
     def add(self, material: Material) -> None:
         """Write one material with its content, units, bodies and embeddings; sets its content and path."""
+        if material.is_large:
+            self._add_large(material)
+            return
         bodies: list[str] = []
         hashes: list[str] = []
         for batch in _batches(material.rows):
@@ -99,6 +117,44 @@ class IndexBuilder:
         content_hash = identity.text_hash(material.content)
         self._put_material(material.material_id, material.relative_path, content_hash, material.content)
         self._add_units(material.material_id, content_hash, bodies, hashes)
+
+    def _add_large(self, material: Material) -> None:
+        spool = material.spool = Spool()
+        vectors: list[tuple[str, bytes | None, int]] = []
+        for text, vector in material.rows:
+            vectors.append((spool.add(text).key, vector, self._now))
+            if len(vectors) == BATCH_ROWS:
+                self._put_vectors(vectors, self.tallies.units + len(spool.bodies) - len(vectors))
+                vectors.clear()
+        self._put_vectors(vectors, self.tallies.units + len(spool.bodies) - len(vectors))
+        material.relative_path = material.name(spool.head(HEAD_BYTES))
+        key = spool.content_hash
+        known = self._db.execute("SELECT 1 FROM content WHERE content_hash = ?", (key,)).get
+        if known is None:
+            self._db.execute(f"INSERT INTO content VALUES (?, {ROOM}, ?)", (key, spool.size, self._now))
+            fill(self._db, "content", self._db.last_insert_rowid(), spool.pieces())
+        self._put_row(material.material_id, material.relative_path, key)
+        self._add_spooled(material.material_id, spool)
+
+    def _add_spooled(self, material_id: str, spool: Spool) -> None:
+        units: list[Unit] = []
+        start = waiting = 0
+        for place, body in enumerate(spool.bodies):
+            end = start + body.units
+            unit = identity.unit_id(material_id, spool.content_hash, place, start, end)
+            is_large = body.size > PIECE_BYTES
+            text = "" if is_large else spool.text(body)
+            units.append(Unit(unit, place, spool.content_hash, start, end, text, body.key))
+            waiting += body.size
+            start = end + len(BODY_SEPARATOR)
+            if is_large or waiting > LARGE_BYTES or len(units) == BATCH_ROWS or place == len(spool.bodies) - 1:
+                self._put_units(material_id, units)
+                units, waiting = [], 0
+            if is_large:
+                rowid = self.tallies.units
+                self._db.execute(f"UPDATE search_text SET text = {ROOM} WHERE rowid = ?", (body.size, rowid))
+                fill(self._db, "search_text", rowid, spool.pieces(body.start, body.size))
+                self.tallies.text_bytes += body.size
 
     def add_cut(self, material_id: str, relative_path: str, content: str, spans: Iterable[tuple[int, int]]) -> None:
         """Write one material whose content is cut already, at places in UTF-16 units; its bodies have no vectors yet.
@@ -116,6 +172,9 @@ class IndexBuilder:
             "INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
             (content_hash, content, self._now),
         )
+        self._put_row(material_id, relative_path, content_hash)
+
+    def _put_row(self, material_id: str, relative_path: str, content_hash: str) -> None:
         self._db.execute(
             "INSERT INTO material (material_id, relative_path, current_content_hash, created_at, updated_at)"
             " VALUES (?, ?, ?, ?, ?)",
@@ -125,6 +184,12 @@ class IndexBuilder:
 
     def _add_embeddings(self, batch: list[tuple[str, bytes | None]], bodies: list[str], hashes: list[str]) -> None:
         rows = [(identity.text_hash(body), vector, self._now) for body, vector in batch]
+        self._put_vectors(rows, self.tallies.units + len(bodies))
+        bodies.extend(body for body, _ in batch)
+        hashes.extend(key for key, _, _ in rows)
+
+    def _put_vectors(self, rows: list[tuple[str, bytes | None, int]], written: int) -> None:
+        """Write the vectors of the next bodies; so many are written already."""
         before = self._db.total_changes()
         self._db.executemany(
             "INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) VALUES (?, ?, ?)"
@@ -133,13 +198,11 @@ class IndexBuilder:
         )
         added = self._db.total_changes() - before
         stored = rows if added == len(rows) else [self._stored(row) for row in rows]
-        for number, (key, vector, _) in enumerate(stored, self.tallies.units + len(bodies) + 1):
+        for number, (key, vector, _) in enumerate(stored, written + 1):
             self.digest.update(bytes.fromhex(key) + (vector or b""))
             if vector is None:
                 self.tallies.bare.append(number)
         self.tallies.embeddings += added
-        bodies.extend(body for body, _ in batch)
-        hashes.extend(key for key, _, _ in rows)
 
     def _stored(self, row: tuple[str, bytes | None, int]) -> tuple[str, bytes | None, int]:
         """Return the row with the vector that the file holds for its text: the first one wins."""
@@ -228,7 +291,8 @@ def rebuild_full_text(connection: apsw.Connection, *, cjk: bool) -> None:
         connection.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES (?, ?)", (name, value))
     connection.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
     connection.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('optimize')")
-    connection.executemany("DELETE FROM search_text_fts_config WHERE k = ?", [(name,) for name in settings])
+    with guarding.below_the_surface(connection):
+        connection.executemany("DELETE FROM search_text_fts_config WHERE k = ?", [(name,) for name in settings])
 
 
 def is_cjk(connection: apsw.Connection) -> bool:
@@ -266,10 +330,10 @@ class CjkSample:
         return self._cjk / self._characters if self._characters else 0.0
 
 
-def _batches(rows: Iterable[tuple[str, bytes | None]]) -> Iterator[list[tuple[str, bytes | None]]]:
+def _batches(rows: Iterable[tuple[str | LargeText, bytes | None]]) -> Iterator[list[tuple[str, bytes | None]]]:
     batch: list[tuple[str, bytes | None]] = []
-    for row in rows:
-        batch.append(row)
+    for body, vector in rows:
+        batch.append((body if isinstance(body, str) else body.whole(), vector))
         if len(batch) == BATCH_ROWS:
             yield batch
             batch = []
@@ -304,6 +368,9 @@ def build_index(
             builder.add(material)
             each(position, material)
             material.content = ""
+            if material.spool is not None:
+                material.spool.close()
+                material.spool = None
         indexing(connection)
         builder.finish()
     return builder.tallies, builder.digest.hexdigest()

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import apsw
 
-from regraft import sqlite
+from regraft import links, sqlite
 from regraft.errors import (
     IndexBusy,
     IndexForeign,
@@ -52,7 +52,7 @@ _OWN: Mark = ((-1, -1, b""),)
 @contextmanager
 def writer(path: Path) -> Iterator[None]:
     """Note that this process has ``path`` open for writing as long as the context lasts."""
-    real = path.resolve()
+    real = links.real_path(path)
     with _LOCK:
         _WRITTEN[real] += 1
     try:
@@ -115,7 +115,7 @@ class Reader:
     """
 
     def __init__(self, path: Path, base_id: str) -> None:
-        self._path = path.resolve()
+        self._path = links.real_path(path)
         self._base = base_id
         self._stack = ExitStack()
         self._db: apsw.Connection | None = None
@@ -190,7 +190,6 @@ class Reader:
         self.close()
         try:
             with sqlite.writing(self._path) as db:
-                db.execute("PRAGMA trusted_schema = 0")
                 db.execute("PRAGMA query_only = 1")
                 demand_identity(db, self._path, self._base)
                 return query(db)

@@ -6,6 +6,11 @@ full text, triggers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import apsw
+
 #: ``meta.schema_version``. The application drops every table of a file with another one.
 SCHEMA_VERSION = 2
 
@@ -92,3 +97,27 @@ TRIGGERS = (
          INSERT INTO search_text_fts (rowid, text) VALUES (new.fts_rowid, new.text);
        END""",
 )
+
+
+def keep_full_text(db: apsw.Connection) -> None:
+    """Let the full-text index follow the bodies for as long as a connection is open, whatever triggers the file has.
+
+    Those of the file do not run (:mod:`regraft.guarding`): these are the layout's own, in the temporary schema.
+
+    Raises:
+        apsw.Error: the file has no table of bodies.
+    """
+    for statement in TRIGGERS:
+        temporary = statement.replace("CREATE TRIGGER", "CREATE TEMP TRIGGER", 1)
+        db.execute(temporary.replace("ON search_text\n", "ON main.search_text\n", 1))
+
+
+@contextmanager
+def full_text_kept(db: apsw.Connection) -> Iterator[None]:
+    """Do what :func:`keep_full_text` does, for a while."""
+    keep_full_text(db)
+    try:
+        yield
+    finally:
+        for statement in TRIGGERS:
+            db.execute(f"DROP TRIGGER IF EXISTS temp.{statement.split()[2]}")

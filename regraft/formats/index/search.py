@@ -16,6 +16,7 @@ import apsw
 
 from regraft.errors import QueryTooLong
 from regraft.formats.index.queries import compiled
+from regraft.formats.large_text import LARGE_BYTES
 from regraft.text import lenient_text
 
 #: The constant of reciprocal rank fusion.
@@ -31,9 +32,12 @@ _MAX_LIKES = 30_000
 #: A unit with its body, and where from. Beside them a body has its place: the number under which full text knows it,
 #: which grows in the order of writing. Every body is of one kind: the + keeps SQLite from going by the index of kinds.
 #: None of them has to be UTF-8.
+#: Of a text of many megabytes a hit has no more characters than these.
+LONGEST_HIT = 1_000_000
 _COLUMNS = (
     "CAST(u.unit_id AS BLOB), CAST(u.material_id AS BLOB), CAST(m.relative_path AS BLOB), u.unit_index, "
-    "CAST(t.text AS BLOB)"
+    f"CAST(CASE WHEN octet_length(t.text) > {LARGE_BYTES} THEN substr(t.text, 1, {LONGEST_HIT})"
+    " ELSE t.text END AS BLOB)"
 )
 _UNITS = "JOIN search_unit u ON u.unit_id = t.target_id LEFT JOIN material m ON m.material_id = u.material_id"
 

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar, get_args
 
 import apsw
 
-from regraft import clock, identity, sqlite
+from regraft import areas, clock, identity, sqlite
 from regraft.errors import (
     IndexBusy,
     IndexReadOnly,
@@ -22,7 +22,7 @@ from regraft.errors import (
     StoreClosed,
     WrongUsage,
 )
-from regraft.formats.index import opening, rebuild
+from regraft.formats.index import opening, rebuild, schema
 from regraft.formats.index.bulk import ROWS_CACHE_KIB
 from regraft.formats.index.reclaim import Reclaimed, Vacuum, reclaim
 from regraft.formats.index.units import Unit, cut, demand_storable
@@ -75,14 +75,14 @@ class IndexStore:
             raise SourceNotFound(path=needed)
         with ExitStack() as opened:
             try:
+                opened.enter_context(areas.opened(self.path.parent, entries_only=True))
                 opened.enter_context(opening.writer(self.path))
                 self._db = opened.enter_context(sqlite.writing(self.path, create=create))
-                # What the file says about itself must not run code.
-                self._db.execute("PRAGMA trusted_schema = 0")
                 self._db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
                 if create:
                     opening.create(self._db, self.base_id, clock.now_ms())
                 opening.demand_identity(self._db, self.path, self.base_id)
+                schema.keep_full_text(self._db)
             except apsw.BusyError as error:
                 raise IndexBusy(path=self.path) from error
             except RegraftError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import apsw
@@ -12,7 +12,8 @@ from regraft import identity, sqlite
 from regraft.errors import VerificationFailed
 from regraft.formats.index import schema
 from regraft.formats.index.bulk import ROWS_CACHE_KIB, Tallies
-from regraft.text import utf16_len
+from regraft.formats.index.large import LargeContent, WholeContent
+from regraft.formats.large_text import LARGE_BYTES, stored
 
 _COUNTS = {
     "materials": "SELECT count(*) FROM material",
@@ -73,7 +74,8 @@ def _read_back(
     vectors = "e.rowid = t.rowid AND" if in_order else ""
     rows = db.execute(
         f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
-                  t.text, t.embedding_text_hash, e.vector_blob, t.rowid, t.fts_rowid
+                  CASE WHEN octet_length(t.text) <= {LARGE_BYTES} THEN t.text END,
+                  t.embedding_text_hash, e.vector_blob, t.rowid, t.fts_rowid
              FROM search_text t
              LEFT JOIN search_unit u ON u.rowid = t.rowid AND +u.unit_id = t.target_id
              LEFT JOIN embedding e ON {vectors} {"+" if in_order else ""}e.embedding_text_hash = t.embedding_text_hash
@@ -90,43 +92,47 @@ def _read_back(
         demand_body(unit is not None and rowid == number, "a body has no unit, or its row number is out of step")
         fits = isinstance(vector, bytes) and len(vector) == vector_bytes
         demand_body(fits or (is_bare and vector is None), "a vector has another length")
-        raw = hashlib.sha256(text.encode())
-        demand_body(raw.hexdigest() == body_hash, "a body does not match its hash")
         demand_body(unit == identity.unit_id(material, content_hash, index, start, end), "a unit's id is wrong")
-        demand_body(content.holds(content_hash, text, start, end), "a body is not where its unit says")
+        raw = hashlib.sha256()
+        pieces = stored(db, "search_text", "text", rowid) if text is None else (text.encode(),)
+        in_place = content.holds(content_hash, _hashed(pieces, raw.update), start, end)
+        demand_body(in_place, "a body is not where its unit says")
+        demand_body(raw.hexdigest() == body_hash, "a body does not match its hash")
         digest.update(raw.digest() + (b"" if is_bare else vector))
     return digest.hexdigest()
 
 
+def _hashed(pieces: Iterable[bytes], update: Callable[[bytes], object]) -> Iterator[bytes]:
+    for piece in pieces:
+        update(piece)
+        yield piece
+
+
 class _Content:
-    """The content text that the last body came from, walked from start to end."""
+    """The content texts that bodies come from, each walked from start to end, as it was written."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._hash = ""
-        self._text = ""
-        self._units = 0
-        self._points = 0
+        self._text: LargeContent | WholeContent | None = None
+        self._end = -1
 
-    def holds(self, content_hash: str, body: str, start: int, end: int) -> bool:
-        """Tell whether ``body`` is the content's slice from ``start`` to ``end`` (UTF-16 units)."""
-        if content_hash != self._hash or start < self._units:
+    def holds(self, content_hash: str, body: Iterator[bytes], start: int, end: int) -> bool:
+        """Tell whether ``body`` is the content's slice from ``start`` to ``end`` (UTF-16 units); takes all of it."""
+        if content_hash != self._hash or start < self._end:
             self._load(content_hash)
-        # From unit offset to code point offset: only the text between the last body and this one is measured.
-        while self._units < start and self._points < len(self._text):
-            step = self._text[self._points : self._points + (start - self._units)]
-            step = step if utf16_len(step) <= start - self._units else step[: max(1, len(step) // 2)]
-            self._units += utf16_len(step)
-            self._points += len(step)
-        if self._units != start or end != start + utf16_len(body):
-            return False
-        found = self._text.startswith(body, self._points)
-        self._units, self._points = end, self._points + len(body)
-        return found
+        text = self._text
+        fits = text is not None and text.begins_at(start)
+        for piece in body:
+            fits = text is not None and fits and text.goes_on(piece)
+        self._end = end
+        return text is not None and fits and text.has_come_to(end)
 
     def _load(self, content_hash: str) -> None:
-        self._text = self._db.execute("SELECT text FROM content WHERE content_hash = ?", (content_hash,)).get or ""
-        self._hash = content_hash if identity.text_hash(self._text) == content_hash else ""
-        self._units = self._points = 0
-        if not self._hash:
-            self._text = ""
+        if self._text is not None:
+            self._text.close()
+        self._text, self._hash = None, content_hash
+        query = "SELECT rowid, octet_length(text) FROM content WHERE content_hash = ?"
+        for rowid, size in self._db.execute(query, (content_hash,)):
+            kind = LargeContent if size > LARGE_BYTES else WholeContent
+            self._text = kind(self._db, rowid, content_hash)

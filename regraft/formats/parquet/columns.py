@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from regraft import durable
+from regraft import areas, durable
 from regraft.errors import SourceUnreadable, SourceUnrecognised, TargetNotWritable
 from regraft.extras import needed
+from regraft.text import whole
 
 #: The key of the file's metadata that holds :class:`About` as JSON.
 KEY = b"regraft"
@@ -128,7 +129,18 @@ def _schema(pa: Any, about: About) -> Any:
     size = about.dimensions
     vector = pa.list_(pa.float32()) if size is None else pa.list_(pa.float32(), size)
     fields = [pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()]
-    return pa.schema([*fields, pa.field(VECTOR, vector)], metadata={KEY: msgspec.json.encode(about)})
+    return pa.schema(
+        [*fields, pa.field(VECTOR, vector)], metadata={KEY: msgspec.json.encode(_whole(msgspec.to_builtins(about)))}
+    )
+
+
+def _whole(value: Any) -> Any:
+    """Return data whose text can be stored: a folder's name need not be UTF-8."""
+    if isinstance(value, str):
+        return whole(value)
+    if isinstance(value, dict):
+        return {whole(key): _whole(part) for key, part in value.items()}
+    return [_whole(part) for part in value] if isinstance(value, list) else value
 
 
 class UnitsWriter:
@@ -157,6 +169,8 @@ class UnitsWriter:
         columns = list(zip(*(tuple(getattr(row, name) for name in COLUMNS) for row in rows), strict=True))
         arrays = [pa.array(column, getattr(pa, kind)()) for column, kind in zip(columns, COLUMNS.values(), strict=True)]
         batch = pa.RecordBatch.from_arrays([*arrays, self._vectors(rows)], schema=self._schema)
+        # A text may be large: there are copies enough of it.
+        del columns, rows[:]
         self._writer.write_table(pa.Table.from_batches([batch]))
         self._rows, self._bytes = [], 0
 
@@ -201,16 +215,21 @@ def writing(path: Path, about: About) -> Iterator[UnitsWriter]:
     part = path.with_name(f".{path.name}.part")
     schema = _schema(pa, about)
     settings = {"compression": "zstd", "use_dictionary": _REPEATED, "write_page_checksum": True}
-    try:
-        with pq.ParquetWriter(part, schema, write_statistics=["base", "item", "unit_index"], **settings) as file:
-            writer = UnitsWriter(pa, file, schema, about.dimensions)
-            yield writer
-            writer.flush()
-        durable.sync_file(part)
-        durable.replace(part, path)
-    except BaseException:
-        durable.remove_tree(part)
-        raise
+    counted = ["base", "item", "unit_index"]
+    with areas.opened(path.parent, entries_only=True):
+        try:
+            with (
+                durable.open_binary(part, "wb") as raw,
+                pq.ParquetWriter(raw, schema, write_statistics=counted, **settings) as file,
+            ):
+                writer = UnitsWriter(pa, file, schema, about.dimensions)
+                yield writer
+                writer.flush()
+            durable.sync_file(part)
+            durable.replace(part, path)
+        except BaseException:
+            durable.remove_tree(part)
+            raise
 
 
 @contextmanager
@@ -254,7 +273,7 @@ def read_about(path: Path) -> About:
             raise SourceUnrecognised(path=path, found="a Parquet file that regraft did not write")
         try:
             about = msgspec.json.decode(stated, type=About)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise SourceUnrecognised(
                 path=path, found=f"a Parquet file whose `regraft` key is broken: {error}"
             ) from error

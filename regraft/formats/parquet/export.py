@@ -10,6 +10,7 @@ from typing import Any
 
 import apsw
 
+from regraft import links, steady
 from regraft.base_names import meant
 from regraft.errors import SourceNotMigratable, SourceUnreadable, TargetNotWritable, WrongUsage
 from regraft.formats import embedjs
@@ -43,6 +44,13 @@ class Part:
     rows: int = 0
     vectors: int = 0
     problem: str | None = None
+    #: What told the state of the file before anything of it was read.
+    mark: steady.Mark = ()
+
+    @property
+    def has_moved(self) -> bool:
+        """Tell whether the file was written to since it was looked at."""
+        return self.file is not None and steady.mark_of(self.file) != self.mark
 
     @property
     def vector_bytes(self) -> int | None:
@@ -127,7 +135,7 @@ def export(
     columns.arrow()
     _check_kind(source, from_v1=from_v1)
     columns.check_target(target)
-    if source.path.is_dir() and target.resolve().is_relative_to(source.path.resolve()):
+    if source.path.is_dir() and links.real_path(target).is_relative_to(links.real_path(source.path)):
         raise TargetNotWritable(path=target, reason="it lies in the source")
     with ExitStack() as keep:
         parts = _v1_parts(source, bases, keep) if from_v1 else _v2_parts(source, bases, keep)
@@ -141,6 +149,8 @@ def export(
                     part.rows += 1
                     part.vectors += row.vector is not None
                     progress.step(1, len(row.text or "") + len(row.vector or b""))
+                    # It may be large: it is not kept while the next one is read.
+                    del row
     return parts
 
 
@@ -165,8 +175,12 @@ def _rows(part: Part, *, from_v1: bool) -> Iterator[UnitRow]:
         else:
             sources = stored.sources_of(part.about.items)
             yield from stored.rows(part.file, part.about.id, part.look, sources)
-    except (apsw.Error, UnicodeDecodeError) as error:
+    except Exception as error:
+        if not part.has_moved and not isinstance(error, apsw.Error | UnicodeDecodeError):
+            raise
         part.problem = f"cannot be read to its end: {error}"
+    if part.has_moved:
+        part.problem = steady.MOVED
 
 
 def _chosen(parts: list[Part], bases: tuple[str, ...]) -> list[Part]:
@@ -220,6 +234,7 @@ def _id_of(source: Located, store: Store) -> str:
 def _look_into(part: Part, source: Located, name: str, keep: ExitStack) -> None:
     try:
         part.file = keep.enter_context(source.tree.local(name, None))
+        part.mark = steady.mark_of(part.file)
         part.look = stored.look(part.file)
     except _DAMAGE as error:
         part.problem = f"its index cannot be read: {error}"
@@ -266,6 +281,7 @@ def _survey(part: Part, source: Located, name: str, keep: ExitStack) -> None:
         return
     try:
         part.file = keep.enter_context(source.tree.local(name, None))
+        part.mark = steady.mark_of(part.file)
         survey = embedjs.VECTORS.survey(part.file)
     except StoreProblem as problem:
         part.problem = f"its vector file {problem}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +10,19 @@ from typing import Any
 
 import apsw
 
-from regraft import identity, sqlite
+from regraft import sqlite
+from regraft.formats import json_text
 from regraft.formats.index.bulk import BODY_SEPARATOR, ROWS_CACHE_KIB
+from regraft.formats.large_text import LARGE_BYTES, LargeText
 from regraft.formats.parquet.columns import BareMaterial, UnitRow
+from regraft.formats.vector_table import StoreProblem
 from regraft.text import decode_utf8, whole
+from regraft.untouched import column_for_numbers
 
+_TABLES = ("content", "material", "search_unit", "search_text", "embedding")
 _TEXT = "CASE typeof({0}) WHEN 'text' THEN CAST({0} AS BLOB) END"
+_IS_LARGE = f"(typeof(t.text) = 'text' AND octet_length(t.text) > {LARGE_BYTES})"
+_SMALL = f"CASE WHEN NOT {_IS_LARGE} THEN {_TEXT.format('t.text')} END"
 _INTEGER = "CASE typeof({0}) WHEN 'integer' THEN {0} END"
 
 
@@ -50,10 +57,14 @@ def look(path: Path) -> BaseLook:
     """Read a base's index once, all but its vectors.
 
     Raises:
+        StoreProblem: its rows cannot be told by their numbers.
         apsw.Error, OSError: it is no index, or so damaged that no row can be counted.
     """
     found = BaseLook()
     with sqlite.reading(path) as db:
+        odd = column_for_numbers(db, _TABLES)
+        if odd is not None:
+            raise StoreProblem(f"its column {odd} stands in the place of the numbers of rows")
         lengths: list[Any] = db.execute(
             "SELECT octet_length(vector_blob) AS size FROM embedding WHERE typeof(vector_blob) = 'blob'"
             " AND size > 0 AND size % 4 = 0 GROUP BY size ORDER BY count(*) DESC, min(rowid) LIMIT 1"
@@ -87,7 +98,7 @@ def _look_at_contents(db: apsw.Connection, found: BaseLook) -> None:
         material = decode_utf8(raw_id or b"")
         bodies: list[Any] = db.execute(
             # CROSS: units first, or every body of the index would be gone through for every material.
-            f"SELECT {_text('t.text')}, u.content_hash FROM search_unit u CROSS JOIN search_text t"
+            "SELECT t.rowid, u.content_hash FROM search_unit u CROSS JOIN search_text t"
             " ON t.target_type = 'search_unit' AND t.target_id = u.unit_id"
             " WHERE u.material_id = ? ORDER BY u.unit_index",
             (material,),
@@ -96,9 +107,25 @@ def _look_at_contents(db: apsw.Connection, found: BaseLook) -> None:
             content = _content(db, content_hash)
             found.bare.append(BareMaterial(material, decode_utf8(raw_path or b""), content))
             continue
-        joined = identity.text_hash(BODY_SEPARATOR.join(decode_utf8(body or b"") for body, _ in bodies))
-        if joined != bodies[0][1]:
+        if _joined_hash(db, [rowid for rowid, _ in bodies]) != bodies[0][1]:
             found.own_content.add(material)
+
+
+def _joined_hash(db: apsw.Connection, rowids: list[int]) -> str:
+    """Return the hash of bodies joined by a blank line, one of them in memory at a time, and no large one whole."""
+    joined = hashlib.sha256()
+    for number, rowid in enumerate(rowids):
+        if number:
+            joined.update(BODY_SEPARATOR.encode())
+        [(small, is_large)] = db.execute(f"SELECT {_SMALL}, {_IS_LARGE} FROM search_text t WHERE t.rowid = ?", (rowid,))
+        pieces = LargeText(db, "search_text", "text", rowid).pieces() if is_large else (_utf8(small),)
+        for piece in pieces:
+            joined.update(piece)
+    return joined.hexdigest()
+
+
+def _utf8(raw: Any) -> bytes:
+    return decode_utf8(raw or b"").encode()
 
 
 def _text(column: str) -> str:
@@ -117,7 +144,7 @@ def sources_of(items: list[dict[str, Any]] | None) -> dict[str, str]:
     found = {}
     for item in items or ():
         try:
-            source = json.loads(item["data"])["source"]
+            source = json_text.loads(item["data"])["source"]
         except (ValueError, TypeError, KeyError):
             continue
         if isinstance(source, str) and isinstance(item.get("id"), str):
@@ -134,7 +161,7 @@ def rows(path: Path, base_id: str, found: BaseLook, sources: dict[str, str]) -> 
         apsw.Error: damage, found while reading.
     """
     own = set(found.own_content)
-    texts = ("u.material_id", "m.relative_path", "t.text", "u.content_hash", "t.embedding_text_hash", "u.unit_id")
+    texts = ("u.material_id", "m.relative_path", "u.content_hash", "t.embedding_text_hash", "u.unit_id")
     columns = ", ".join(_text(name) for name in (*texts, "u.title", "u.locator_json"))
     numbers = ", ".join(_INTEGER.format(f"u.{name}") for name in ("unit_index", "char_start", "char_end"))
     with sqlite.reading(path) as db:
@@ -142,17 +169,21 @@ def rows(path: Path, base_id: str, found: BaseLook, sources: dict[str, str]) -> 
         db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         known = {str(row[1]) for row in db.execute("PRAGMA table_info('search_text')")}
         order = "t.fts_rowid, t.rowid" if "fts_rowid" in known else "t.rowid"
-        query = f"""SELECT {columns}, {numbers}, e.vector_blob
+        query = f"""SELECT {columns}, {numbers}, e.vector_blob, {_SMALL}, CASE WHEN {_IS_LARGE} THEN t.rowid END
                       FROM search_text t
                 CROSS JOIN search_unit u ON u.unit_id = t.target_id
                       LEFT JOIN material m ON m.material_id = u.material_id
                       LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
                      ORDER BY {order}"""
         for row in db.execute(query):
-            item, place, text, content_hash, body_hash, unit, title, locator = (
-                None if raw is None else decode_utf8(raw) for raw in row[:8]
+            item, place, content_hash, body_hash, unit, title, locator = (
+                None if raw is None else decode_utf8(raw) for raw in row[:7]
             )
-            index, start, end, vector = row[8:]
+            index, start, end, vector, small, large = row[7:]
+            text: str | bytes | None = None if small is None else decode_utf8(small)
+            if large is not None:
+                # UTF-8 takes less than a text of Python.
+                text = LargeText(db, "search_text", "text", large).utf8()
             content = None
             if item in own:
                 own.discard(item)
@@ -175,3 +206,4 @@ def rows(path: Path, base_id: str, found: BaseLook, sources: dict[str, str]) -> 
                 content=content,
                 vector=vector if usable else None,
             )
+            text = small = None

@@ -1,0 +1,184 @@
+"""What the ledger has of bases that stand in a target, checked before anything is written.
+
+Rules: ``docs/formats/library.md``, "Values". A library may come from somebody else, with its ledger.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+import apsw
+import msgspec
+
+from migrators.stages.work import BaseEntry, read_entry
+from regraft import notices
+from regraft.formats import catalog
+from regraft.formats.catalog import BaseRecord, ItemRow
+from regraft.ledger import Entry, Ledger
+from regraft.ledger_values import Count, UnfitValue
+from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
+
+#: The ledger's subjects besides base ids.
+CATALOG = "catalog"
+REPORT = "report"
+#: What a mark of a database is: its size and time of change (ns).
+_Mark = tuple[Count, Count]
+_RAW_MARK = re.compile(r"([0-9a-f]{32})?", re.ASCII)
+#: What the catalog's own rules, or SQLite, refuse a row for.
+_REFUSED = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, OverflowError, TypeError, ValueError)
+
+
+class _Rows(msgspec.Struct):
+    read: Count
+    carried: Count
+    skipped: dict[str, Count]
+    without_vector: Count = 0
+    v1_deduplicated: Count = 0
+    restored_duplicate: Count = 0
+
+
+class _Index(msgspec.Struct):
+    path: str
+    materials: Count
+    units: Count
+    embeddings: Count | None
+    bytes: Count | None
+
+
+class _Directories(msgspec.Struct):
+    expanded: Count
+    children: Count
+    tombstones: Count
+
+
+class _Migrated(msgspec.Struct, tag_field="command", tag="migrate"):
+    """A base's part of ``report.json`` (``docs/formats/library.md``)."""
+
+    legacy_id: str
+    id: str
+    name: str
+    status: Literal["completed", "failed"]
+    error: str | None
+    dimensions: Count | None
+    outcome: str
+    items: dict[str, Count]
+    directories: _Directories
+    rows: _Rows
+    index: _Index | None
+
+
+class _Imported(msgspec.Struct, tag_field="command", tag="import"):
+    """The same of an import (``docs/commands.md``, "import")."""
+
+    id: str
+    name: str
+    status: Literal["completed", "failed"]
+    error: str | None
+    dimensions: Count | None
+    outcome: str
+    items: dict[str, Count]
+    skipped_items: dict[str, Count]
+    rows: _Rows
+    vectors: Count
+    differing_vectors: Count
+    remade: Count
+    index: _Index | None
+
+
+class _Known(msgspec.Struct):
+    """What of an entry is numbers and words of regraft's own."""
+
+    position: Count
+    index_mark: _Mark | None
+    raw_mark: str
+    command: Literal["migrate", "import"] = "migrate"
+
+
+def base_entry(subject: str, entry: Entry) -> BaseEntry:
+    """Return what the ledger has of a base.
+
+    Raises:
+        UnfitValue, msgspec.MsgspecError: it is not what regraft writes.
+    """
+    found = read_entry(entry)
+    known = msgspec.json.decode(entry.detail, type=_Known)
+    report = msgspec.convert({**found.report, "command": known.command}, _Migrated | _Imported)
+    if not found.record.base.id == report.id == subject:
+        raise UnfitValue(f"what it has of base {subject} is of another one")
+    if report.index is not None and report.index.path != f"{KNOWLEDGE_FOLDER}/{subject}/{INDEX_FILE}":
+        raise UnfitValue(f"it has the index of base {subject} elsewhere")
+    reasons = {*report.rows.skipped, *(report.skipped_items if isinstance(report, _Imported) else ())}
+    unknown = {*reasons, *(notice.code for notice in found.notices)} - set(notices.EVERY_CODE)
+    if unknown:
+        raise UnfitValue(f"it has {min(unknown)!r} of base {subject}, which is no code")
+    if _RAW_MARK.fullmatch(known.raw_mark) is None or any(notice.count < 0 for notice in found.notices):
+        raise UnfitValue(f"it has what no run says of base {subject}")
+    return found
+
+
+def base_entries(entries: dict[str, Entry]) -> dict[str, BaseEntry]:
+    """Return those entries of a ledger that are bases.
+
+    Raises:
+        UnfitValue, msgspec.MsgspecError: one is not what regraft writes.
+    """
+    bases = ((subject, entry) for subject, entry in entries.items() if subject not in (CATALOG, REPORT))
+    return {subject: base_entry(subject, entry) for subject, entry in bases}
+
+
+def catalog_mark_of(entries: dict[str, Entry]) -> tuple[int, int] | None:
+    """Return size and time of change (ns) of the catalog that regraft wrote, None where it wrote none.
+
+    Raises:
+        msgspec.MsgspecError: it is not what regraft writes.
+    """
+    known = entries.get(CATALOG)
+    return None if known is None else msgspec.json.decode(known.detail, type=_Mark)
+
+
+def items_of(parts: Iterator[bytes], base_id: str) -> Iterator[ItemRow]:
+    """Stream the items of a base out of the parts of its entry.
+
+    Raises:
+        UnfitValue, msgspec.MsgspecError: a part is none of them.
+    """
+    for part in parts:
+        item = msgspec.json.decode(part, type=ItemRow)
+        if item.base_id != base_id:
+            raise UnfitValue(f"it has an item of another base among those of {base_id}")
+        yield item
+
+
+def demand_fit(ledger: Ledger) -> dict[str, Entry]:
+    """Return what stands in a target, once all that the ledger has of it makes a catalog, as do its open steps.
+
+    Raises:
+        UnfitValue, msgspec.MsgspecError: it does not.
+        LedgerUnreadable, apsw.Error
+    """
+    entries = ledger.entries()
+    catalog_mark_of(entries)
+    standing = base_entries(entries)
+    rows = {base: (entry, items_of(ledger.parts(base), base)) for base, entry in standing.items()}
+    _prove(list(rows.values()))
+    steps = [step for step in ledger.open_steps() if step.subject not in (CATALOG, REPORT)]
+    if steps:
+        rows = {base: (entry, items_of(ledger.parts(base), base)) for base, entry in standing.items()}
+        for step in steps:
+            parts = items_of(ledger.parts_of(step), step.subject)
+            rows[step.subject] = base_entry(step.subject, step.entry), parts
+        _prove(list(rows.values()))
+    return entries
+
+
+def _prove(rows: list[tuple[BaseEntry, Iterator[ItemRow]]]) -> None:
+    rows.sort(key=lambda one: (one[0].position, one[0].record.base.id))
+    records: Iterator[tuple[BaseRecord, Iterator[ItemRow]]] = ((entry.record, items) for entry, items in rows)
+    try:
+        catalog.prove(records)
+    except (UnfitValue, msgspec.MsgspecError):
+        raise
+    except _REFUSED as error:
+        raise UnfitValue(f"its bases and items cannot stand in a catalog: {error}") from error

@@ -1,0 +1,22 @@
+"""Errors about where regraft may write; see :mod:`regraft.errors` and :mod:`regraft.areas`.
+
+None is an ``OSError``: what goes on after a file that cannot be written must not go on after one of these.
+"""
+
+from __future__ import annotations
+
+from regraft.errors import RegraftError
+
+
+class LinkInStore(RegraftError):
+    """{path}: a link (to {goal}) stands where a folder or file itself belongs; regraft writes and removes nothing
+    through links, so put what it leads to in its place, or remove it."""
+
+
+class JournalNamesAnother(RegraftError):
+    """{path}: this unfinished transaction names another file ({named}), which would be removed with it; open the
+    database once in the program that wrote it, or move this file away."""
+
+
+class OutsideStore(RegraftError):
+    """{path}: lies outside of what this command may change; nothing was written there."""

@@ -1,0 +1,111 @@
+"""Links in what is read: one that leads out of a source is not followed, unless the user says that it is his own.
+
+A backup, a profile or a library may be a stranger's: a link in it would bring any file of this computer into what is
+made of it. Links that stay inside, and the path that the user named itself, are always followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+_ARE_FOLLOWED: ContextVar[bool] = ContextVar("_ARE_FOLLOWED", default=False)
+#: The option that follows them all.
+OPTION = "--follow-links"
+
+
+class LeadsOut(OSError):
+    """A link leads out of what it lies in, and is not followed."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(errno.ELOOP, f"it is a link to {target}, out of the source, not followed without {OPTION}")
+        self.target = target
+
+
+@contextmanager
+def followed(wanted: bool) -> Iterator[None]:
+    """Follow links out of sources, or (the default) do not, within the context."""
+    token = _ARE_FOLLOWED.set(wanted)
+    try:
+        yield
+    finally:
+        _ARE_FOLLOWED.reset(token)
+
+
+def are_followed() -> bool:
+    """Tell whether links out of sources are followed now."""
+    return _ARE_FOLLOWED.get()
+
+
+def real_path(path: Path) -> Path:
+    """Return where a path leads; a link in a circle leads to itself.
+
+    ``Path.resolve`` ends with an error of its own at such a link, before Python 3.13.
+    """
+    return Path(os.path.realpath(path))
+
+
+def is_inside(real: Path, roots: Iterable[Path]) -> bool:
+    """Tell whether a resolved path lies in one of some resolved folders, or is one of them."""
+    return any(real.is_relative_to(root) for root in roots)
+
+
+def checked(root: Path, path: Path) -> Path:
+    """Return ``path``, which lies below ``root``, as it can be read.
+
+    Raises:
+        LeadsOut: it, or a folder on its way, is a link that leads out of ``root``, and those are not followed.
+        OSError: links in a circle.
+    """
+    if are_followed():
+        return path
+    try:
+        real = Path(os.path.realpath(path, strict=True))
+    except FileNotFoundError:
+        real = real_path(path)
+    if not is_inside(real, (real_path(root),)):
+        raise LeadsOut(str(real))
+    return path
+
+
+def leads_out(root: Path, path: Path) -> bool:
+    """Tell whether ``path``, below ``root``, is not read for where its links lead."""
+    try:
+        checked(root, path)
+    except OSError:
+        return True
+    return False
+
+
+def opened(path: Path) -> int:
+    """Open a file for reading, and return its descriptor. This never waits, whatever takes the path meanwhile.
+
+    Raises:
+        OSError: there is none, or it is a folder, a pipe, a socket or a device.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    demand_file(path.stat().st_mode)
+    descriptor = os.open(path, flags)
+    try:
+        demand_file(os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def demand_file(mode: int) -> None:
+    """Refuse what is no plain file.
+
+    Raises:
+        OSError
+    """
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "a pipe, a socket or a device, not a file")

@@ -1,0 +1,117 @@
+"""Processes of this one's own, for work that is done beside it and for code that must not touch it.
+
+A worker ends with this process, however that ends: Linux kills it then, and everywhere a thread of it watches. It has
+neither this one's output nor any of its open files, may change what this one may when it is started, shares no lock or
+semaphore with it, and can be killed at any moment: all that it writes is thrown away unless this process takes it over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from typing import Any
+
+from regraft import areas, interrupts
+
+#: Of Linux's prctl: which signal a process gets when the thread that started it ends.
+_PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """One process, and this process's end of the pipe to it."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self._process = context.Process(target=_begin, args=(other,), daemon=True)
+        self._process.start()
+        # Where the worker is the only one who has it, its end is the pipe's end.
+        other.close()
+
+    def end(self) -> int | None:
+        """End it at once, where it has not ended yet, and return its exit status."""
+        self.pipe.close()
+        self._process.kill()
+        self._process.join()
+        return self._process.exitcode
+
+
+@contextmanager
+def started(count: int, serve: Callable[..., None], *args: Any) -> Iterator[list[Worker]]:
+    """Start so many processes that call ``serve(pipe, *args)``, a function of a module, and end them afterwards.
+
+    To be called in the main thread: on Linux, processes end with the thread that started them.
+
+    Raises:
+        OSError: they cannot be started.
+    """
+    workers: list[Worker] = []
+    try:
+        # Half-made, a process would say something of its own: what comes meanwhile is raised when they have begun.
+        with interrupts.undisturbed():
+            _stand_somewhere()
+            if os.name != "nt":
+                # Python's own helper, which lets some stops through again when it has started.
+                resource_tracker.ensure_running()
+            with interrupts.undisturbed():
+                for _ in range(count):
+                    workers.append(Worker())
+                    with contextlib.suppress(BrokenPipeError):
+                        workers[-1].pipe.send((serve, args, areas.handed_over()))
+        yield workers
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+def _stand_somewhere() -> None:
+    """Leave a working directory that is gone: no process can begin in it."""
+    try:
+        os.getcwd()  # noqa: PTH109 - asked as a process that is started asks
+    except FileNotFoundError:
+        os.chdir(os.sep)
+
+
+# --- in the worker ---------------------------------------------------------------------------------------------------
+
+
+def _begin(pipe: Connection) -> None:
+    """Set the process up before anything is imported that takes long; what is to be said is the parent's to say."""
+    _end_with_parent()
+    for number in interrupts.STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(silence, stream)
+    # A parent that is done with it closes the pipe.
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        serve, args, handed = pipe.recv()
+        areas.take_over(handed)
+        serve(pipe, *args)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if sys.platform == "linux":
+        # The thread has to wait for its turn while native code runs; the system does not.
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent.pid:
+            os._exit(1)
+
+
+def _watch(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
