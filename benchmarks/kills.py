@@ -44,7 +44,7 @@ def state_of(store: Path, ignored: Iterable[str] = (), skipped: Iterable[str] = 
         name = path.relative_to(store).as_posix()
         own = name.startswith(".regraft") or name.endswith(sqlite.TRACES)
         if path.is_file() and not own and not any(fnmatch.fnmatch(name, pattern) for pattern in skipped):
-            found[name] = _rows_of(path, set(ignored)) if sqlite.is_database(path) else _hash(path.read_bytes())
+            found[name] = rows_mark(path, set(ignored)) if sqlite.is_database(path) else _hash(path.read_bytes())
     return found
 
 
@@ -52,7 +52,7 @@ def _hash(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _rows_of(path: Path, ignored: set[str]) -> str:
+def rows_mark(path: Path, ignored: set[str]) -> str:
     """Return a hash of all rows, in any order; ``fts_rowid`` may be numbered anew."""
     parts = []
     with sqlite.reading(path) as db:

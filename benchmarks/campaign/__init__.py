@@ -1,0 +1,25 @@
+"""The campaign: commands are disturbed in every way a generator finds, and what they leave is held against a model.
+
+``docs/reliability.md`` says what is tried and what came of it. One campaign is a class in :data:`CAMPAIGNS`; what all
+of them share, counting and results, is in :mod:`benchmarks.campaign.campaign`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+#: Where the helpers lie that make small stores of every kind; the campaign uses those of the tests.
+TESTS = Path(__file__).parents[2] / "tests"
+if str(TESTS) not in sys.path:
+    sys.path.append(str(TESTS))
+
+#: Every campaign by its name: the module that has it and the class in it. Modules are imported when they are asked for.
+CAMPAIGNS = {
+    "power-loss": ("power_loss", "PowerLoss"),
+    "io-faults": ("io_faults", "IoFaults"),
+    "kills": ("kills", "Kills"),
+    "mutations": ("mutations", "Mutations"),
+    "hostile-stores": ("hostile_stores", "HostileStores"),
+    "machine": ("machine", "Machine"),
+}
