@@ -10,11 +10,12 @@ SOURCES := $(shell find regraft migrators checks repair -name '*.py' -o -name py
 DEMO := demo-library
 DEXIE := tests/browser/node_modules/dexie/package.json
 
-.PHONY: help demo test browser lint docs bench clean
+.PHONY: help demo test test-all test-dose browser lint docs bench clean
 
 help:
 	@echo "make demo     migrate sample_v1 and show the result"
 	@echo "make test     run the tests against the installed package"
+	@echo "make test-all run all tests, the slow ones too, in random order (tens of minutes)"
 	@echo "make browser  install what the tests with a real Chromium need besides it (npm)"
 	@echo "make lint     ruff and mypy --strict"
 	@echo "make docs     render the generated parts of the docs anew"
@@ -48,7 +49,17 @@ demo: $(VENV)/.installed
 	@rm -rf $(DEMO)
 
 test: $(VENV)/.testing
-	$(BIN)/pytest -n 2 -q
+	$(BIN)/pytest -n 2 -q -m "not slow"
+
+# All tests in any order, with new examples for the properties; SEED repeats an order.
+SEED ?= $(shell date +%s)
+test-all: $(VENV)/.testing
+	$(BIN)/pytest -n 2 -q --hypothesis-profile search --random-order-bucket global --random-order-seed $(SEED)
+
+# One in DOSE of the slow tests.
+DOSE ?= 4
+test-dose: $(VENV)/.testing
+	$(BIN)/pytest -n 2 -q -m slow --dose $(DOSE)
 
 # Without this, or without Chromium, make test skips those tests.
 browser: $(DEXIE)

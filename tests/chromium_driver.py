@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import NEVER_SECONDS
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 #: With this in ``REGRAFT_BROWSER`` tests fail where no browser is, instead of being skipped.
 REQUIRED = "required"
 #: Seconds for anything that the browser is asked to do.
-PATIENCE = 40.0
+PATIENCE = float(NEVER_SECONDS)
 
 #: Newer browsers may keep the same data in SQLite; no v1 application was built on one that does.
 _NOT_THESE = ",".join(

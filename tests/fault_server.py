@@ -128,6 +128,12 @@ def closing(_: Request) -> Reply:
     return Reply(close=True)
 
 
+def hanging(request: Request) -> Reply:
+    """Answer when the server ends."""
+    request.server.ending.wait()
+    return right(request)
+
+
 def slow(seconds: float, then: Behaviour = right) -> Behaviour:
     """Answer late; at once when the server ends."""
 

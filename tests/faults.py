@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -21,7 +22,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from multiprocessing import resource_tracker
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,11 +29,13 @@ from typing import Any
 import apsw
 import pytest
 from conftest import NOW, Outcome, run
+from patience import NEVER_SECONDS
 
 from migrators.parquet import library as imported
 from migrators.parquet.rebuild import Rebuilt
 from migrators.stages import crew, publish
-from regraft import durable
+from regraft import durable, interrupts, workers
+from regraft.cli import OnDemand
 from regraft.errors import BooksDoNotBalance, RegraftError, VerificationFailed
 from regraft.formats import index
 from regraft.formats.index.bulk import IndexBuilder
@@ -303,20 +305,24 @@ def forked(work: Callable[[], object]) -> int:
     return 128 - code if code < 0 else code
 
 
-def started(source: Path, target: Path, *more: str, work: str = "") -> subprocess.Popen[str]:
+def started(source: Path, target: Path, *more: str, work: str = "", hold: Hold | None = None) -> subprocess.Popen[str]:
     """Start the real command in a process (and process group) of its own.
 
     Its processes do ``work`` for a base, a function of this module, instead of carrying it.
     """
-    return started_command("migrate", str(source), "--to", str(target), "--now", NOW, *more, work=work)
+    return started_command("migrate", str(source), "--to", str(target), "--now", NOW, *more, work=work, hold=hold)
 
 
-def started_command(*arguments: str, work: str = "", before: str = "") -> subprocess.Popen[str]:
+def started_command(
+    *arguments: str, work: str = "", before: str = "", hold: Hold | None = None
+) -> subprocess.Popen[str]:
     """Start any command as :func:`started` does; ``before`` is called first, a function of this module or another."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    patched = f"import faults; faults.crew._in_process = faults.{work}; " if work else ""
+    patched = "import faults; faults.begin_as_in_a_terminal(); "
+    patched += f"faults.crew._in_process = faults.{work}; " if work else ""
     module, _, function = before.rpartition(".")
     patched += f"import {module or 'faults'} as patch; patch.{function}(); " if before else ""
+    patched += f"import faults; faults.hold_still(*{hold.arguments}); " if hold else ""
     return subprocess.Popen(
         [sys.executable, "-c", f"{patched}import regraft.cli; regraft.cli.main()", *arguments],
         stdout=subprocess.PIPE,
@@ -328,15 +334,86 @@ def started_command(*arguments: str, work: str = "", before: str = "") -> subpro
     )
 
 
-def wait_until(true: Callable[[], object], process: subprocess.Popen[str], seconds: float = 30) -> bool:
+def begin_as_in_a_terminal() -> None:
+    """Let a process that was just started heed stops, however the tests were started, and not outlive them."""
+    for number in interrupts.STOPS:
+        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def wait_until(true: Callable[[], object], process: subprocess.Popen[str]) -> bool:
     """Poll until something is true; False where the process ended before."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + NEVER_SECONDS
     while not true():
         if process.poll() is not None:
             return False
         assert time.monotonic() < end, "it never became true"
         time.sleep(0.001)
     return True
+
+
+def output_of(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Return what a process says on stdout and stderr until its end; one that never ends is killed with its own."""
+    try:
+        return process.communicate(timeout=NEVER_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+
+
+def _kept(root: Path) -> int:
+    return len(list((root / ".regraft" / "undo").glob("*/*")))
+
+
+#: Moments of a migration, and of a run that changes a store, by what is there.
+MOMENTS: dict[str, Callable[[Path], bool]] = {
+    "the ledger is there": lambda target: (target / ".regraft" / "ledger.sqlite").exists(),
+    "the first index is begun": lambda target: any((target / ".regraft" / "staging").rglob(".cherry/index.sqlite")),
+    "a base is in place": lambda target: any((target / "KnowledgeBase").glob("*")),
+    "two bases are in place": lambda target: len(list((target / "KnowledgeBase").glob("*"))) >= 2,
+    "the catalog is there": lambda target: (target / "catalog.sqlite").exists(),
+    "what takes one change back is there": lambda target: _kept(target) >= 1,
+    "what takes two changes back is there": lambda target: _kept(target) >= 2,
+}
+
+
+class Hold:
+    """Lets a process that a test starts stand still once a moment of :data:`MOMENTS` is reached.
+
+    What a test does to it then comes at that moment, however loaded the machine is.
+    """
+
+    def __init__(self, moment: str, target: Path, folder: Path) -> None:
+        self._reached, self._on = folder / "reached", folder / "on"
+        self.arguments = (moment, str(target), str(self._reached), str(self._on))
+
+    def wait(self, process: subprocess.Popen[str]) -> None:
+        """Wait until the process stands still."""
+        assert wait_until(self._reached.exists, process), "it ended before it was held"
+
+    def release(self) -> None:
+        """Let it go on."""
+        self._on.touch()
+
+
+def hold_still(moment: str, target: str, reached: str, on: str) -> None:
+    """Stand still at a moment, from the next step at which files are made, moved or flushed, until ``on`` is there."""
+
+    def held(real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **named: Any) -> Any:
+            result = real(*arguments, **named)
+            if MOMENTS[moment](Path(target)) and not Path(reached).exists():
+                Path(reached).touch()
+                # A signal may be held back here: it must not be the only way on.
+                while not Path(on).exists():
+                    time.sleep(0.001)
+            return result
+
+        return step
+
+    for name in ("mkdir", "replace", "fsync"):
+        setattr(os, name, held(getattr(os, name)))
 
 
 def die() -> None:
@@ -401,6 +478,11 @@ class Tripwire:
         self.watch(IndexBuilder, "finish").watch(index, "verify").watch(publish, "write_catalog")
         self.watch(Rebuilt, "finish").watch(imported, "verify")
         return self.watch(durable, "sync_tree").watch(os, "unlink", "rmdir").watch_files()
+
+
+def whole_path(path: object, folder: int | None) -> str:
+    """Return the whole path that a call of the system was given, alone or with an open folder."""
+    return str(path) if folder is None else str(Path(f"/proc/self/fd/{folder}").readlink() / str(path))
 
 
 # --- disks that fail -----------------------------------------------------------------------------------------------
@@ -482,45 +564,111 @@ def on_disk(disk: Disk) -> Iterator[Disk]:
 # They stand in for the work on one base, in a process that knows nothing of the test that made it.
 
 
-def die_in_process(_: object) -> None:
+def die_in_process(*_: object) -> None:
     """Be killed, as for want of memory."""
     die()
 
 
-def raise_VerificationFailed(_: object) -> None:
+def raise_VerificationFailed(*_: object) -> None:
     """Find an index that is not what was read."""
     raise VerificationFailed(base="alpha", reason="texts or vectors differ")
 
 
-def raise_BooksDoNotBalance(_: object) -> None:
+def raise_BooksDoNotBalance(*_: object) -> None:
     """Lose a row."""
     raise BooksDoNotBalance(base="alpha", read=3, carried=2, skipped=0)
 
 
-def fill_up_in_process(job: crew.Job) -> object:
+def fill_up_in_process(job: crew.Job, teller: Any) -> object:
     """Work on a base until the disk is full."""
     with on_disk(FullDisk(20)):
-        return real_work(job)
+        return real_work(job, teller)
 
 
-def talk_and_fail(job: crew.Job) -> object:
+def talk_and_fail(job: crew.Job, teller: Any) -> object:
     """Report more steps than a pipe holds, and then fail."""
-    for _ in range(50_000):
-        crew._steps.put((job.work.draft.name, 0.0, 0))
+    for _ in range(5_000):
+        teller.tell(job.work.draft.name)
     raise VerificationFailed(base="alpha", reason="texts or vectors differ")
 
 
+def held(job: crew.Job, wait: Callable[[], object]) -> None:
+    """Tell through a pipe beside the target that a process has come to a base, and hold it there.
+
+    The pipe is open for as long as the process lives.
+    """
+    pipe = os.open(job.earlier.parent.parent.parent / "pipe", os.O_WRONLY)
+    os.write(pipe, b".")
+    wait()
+
+
+def hold_in_native_code(job: crew.Job, *_: object) -> None:
+    """Hold a process where no thread of it can do anything, nor a stop reach it."""
+    held(job, lambda: ctypes.PyDLL(None).sleep(1_000_000))
+
+
+def hold_without_the_system(job: crew.Job, *_: object) -> None:
+    """Hold a process that the system does not end with its parent."""
+    ctypes.CDLL(None).prctl(1, 0)
+    held(job, threading.Event().wait)
+
+
+def stop_when_a_base_is_done(*numbers: int) -> None:
+    """Let signals come when the first base is in its place."""
+    done = Ledger.done
+
+    def stopped(*arguments: Any) -> None:
+        done(*arguments)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    Ledger.done = stopped  # type: ignore[method-assign]
+
+
+def hang_up_twice() -> None:
+    """Do what a terminal does that is closed."""
+    stop_when_a_base_is_done(signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)
+
+
+def terminate_twice() -> None:
+    """Do what ``timeout`` does."""
+    stop_when_a_base_is_done(signal.SIGTERM, signal.SIGTERM)
+
+
+def terminate_while_text_runs() -> None:
+    """Let a signal come while a command is loaded, in the midst of code that Python runs out of a text."""
+    load = OnDemand.__getitem__
+
+    def loaded(commands: OnDemand, name: str) -> Any:
+        exec("import signal; signal.raise_signal(signal.SIGTERM)")
+        return load(commands, name)
+
+    OnDemand.__getitem__ = loaded  # type: ignore[method-assign]
+
+
+def ignore_that_the_terminal_goes() -> None:
+    """Do what ``nohup`` does, and then what a terminal does that is closed."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop_when_a_base_is_done(signal.SIGHUP)
+
+
+def stay(job: crew.Job, teller: Any) -> object:
+    """Build a base, and then stay at it until the run is over."""
+    real_work(job, teller)
+    return threading.Event().wait()
+
+
 def interrupt_what_is_half_made() -> None:
-    """Let Ctrl-C come when a semaphore exists and nobody is yet there to give it back."""
-    register = resource_tracker.register
+    """Let Ctrl-C come when a process has begun and nobody is yet there to end it."""
+    start = workers.Worker.__init__
     # The threads of libraries let it through, too.
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 
-    def registered(name: Any, kind: str) -> None:
+    def started(worker: workers.Worker) -> None:
+        start(worker)
         os.kill(os.getpid(), signal.SIGINT)
-        register(name, kind)
 
-    resource_tracker.register = registered
+    workers.Worker.__init__ = started  # type: ignore[method-assign]
 
 
 real_work = crew._in_process

@@ -13,11 +13,13 @@ import yaml
 from conftest import NOW, Outcome, run
 from fault_server import FaultServer, vector_of
 from faults import Source, item
+from patience import NEVER_SECONDS
 from planted_v2 import index
 
 from regraft import identity, sqlite
 from regraft.embedders import counting
-from repair.backfill import filling, queue
+from repair.backfill import filling, queue, sharing
+from repair.backfill import run as backfill_run
 
 KB, OTHER = identity.base_id("kb"), identity.base_id("other")
 #: Of every base of the library.
@@ -120,7 +122,7 @@ def configured(path: Path, server: FaultServer | str, **more: Any) -> Path:
     """Write a configuration with one embedder, ``mine``, and return where it is; waits and batches are small."""
     url = server if isinstance(server, str) else server.url
     settings = {"provider": "openai", "base_url": url, "model": "embed-small", "batch": {"texts": 3}}
-    embedder = {**settings, "parallel": 1, "retries": 1, "timeout": 5, **more}
+    embedder = {**settings, "parallel": 1, "retries": 1, "timeout": NEVER_SECONDS, **more}
     path.write_text(yaml.safe_dump({"embedders": {"mine": embedder}}))
     return path
 
@@ -133,6 +135,11 @@ def backfill(store: Path, config: Path, *options: object) -> Outcome:
 def scope_of(done: Outcome, base: str = KB) -> dict[str, Any]:
     """Return what a document says of a base."""
     return next(scope for scope in done.document["scopes"] if scope["scope"] == base)
+
+
+def with_patience() -> None:
+    """Wait for the other run as long as it takes."""
+    sharing.PATIENCE = backfill_run.PATIENCE = NEVER_SECONDS
 
 
 def with_short_leases() -> None:

@@ -108,6 +108,17 @@ def gone(name: str) -> Callable[[Path], Path]:
     return remove
 
 
+def linked_away(name: str) -> Callable[[Path], Path]:
+    """Put a folder elsewhere, and a link in its place."""
+
+    def move(source: Path) -> Path:
+        away = (source / name).rename(source.parent / f"{source.name}-elsewhere")
+        (source / name).symlink_to(away)
+        return source
+
+    return move
+
+
 def a_folder_for_a_vector_file(source: Path) -> Path:
     path = source / "KnowledgeBase" / "kb"
     path.unlink()
@@ -434,6 +445,9 @@ PLANTED: dict[str, Planted] = {
         subject="e",
     ),
     "an upload that is gone": Planted("v1.missing-upload", "missing_upload", gone("Files/up-f.pdf"), subject="f"),
+    "uploads on another disk": Planted(
+        "v1.link", "link_not_followed", linked_away("Files"), base=None, more=("v1.missing-upload",)
+    ),
     "two uploads of one name": Planted(
         "v1.renamed",
         "renamed_files",

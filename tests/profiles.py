@@ -48,8 +48,8 @@ TABLES = (
     "CREATE TABLE message (id TEXT NOT NULL PRIMARY KEY, text TEXT)",
     "CREATE VIRTUAL TABLE message_fts USING fts5 (text)",
     "CREATE TABLE seen (number INTEGER PRIMARY KEY, what TEXT)",
-    """CREATE TRIGGER base_seen AFTER INSERT ON knowledge_base
-       BEGIN INSERT INTO seen (what) VALUES ('base ' || new.name); END""",
+    """CREATE TRIGGER message_seen AFTER INSERT ON message
+       BEGIN INSERT INTO seen (what) VALUES ('message ' || new.id); END""",
 )
 KEYS = '["a secret key"]'
 ROWS = (

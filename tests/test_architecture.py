@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO
+from write_rule import OTHER_FILE, READING, WRITING, writes
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
 PACKAGES = ("regraft", "migrators", "checks", "repair")
@@ -157,6 +158,70 @@ def test_only_one_module_opens_sqlite_files(module):
     assert "sqlite3" not in {name.partition(".")[0] for name in imports(module)}
     if module != "regraft.sqlite":
         assert not any(opens_a_database(node) for node in ast.walk(tree_of(module)))
+
+
+#: Modules that write, and what with; all other modules go through them (:mod:`regraft.areas`).
+WRITERS = {
+    "regraft.durable": None,
+    # Folders, open for nothing but to act in them.
+    "regraft.areas": {"os.open", "os.mkdir", "os.rename", "os.rmdir", "os.unlink", "os.link"},
+    "regraft.sqlite": {"apsw.Connection"},
+    # For reading, and no link.
+    "regraft.links": {"os.open"},
+    # The one library that takes a path; it is demanded first.
+    "repair.angel_memory.collection": {"chromadb.PersistentClient"},
+}
+#: What damages libraries that it made itself, for other people's tests.
+TEST_KIT = "regraft.testing"
+
+
+@each_module
+def test_no_other_module_writes_to_a_file_system(module):
+    if module == TEST_KIT or module.startswith(f"{TEST_KIT}."):
+        return
+    allowed = WRITERS.get(module, set())
+    found = [] if allowed is None else [one for one in writes(tree_of(module)) if one[1] not in allowed]
+    assert not found, "\n".join(f"line {line}: {text}" for line, text in found)
+
+
+@each_module
+def test_only_one_module_lets_sqlite_open_another_file(module):
+    if module != "regraft.sqlite":
+        texts = (node.value for node in ast.walk(tree_of(module)) if isinstance(node, ast.Constant))
+        assert not [text for text in texts if isinstance(text, str) and OTHER_FILE.match(text)]
+
+
+@pytest.mark.parametrize("text", WRITING)
+def test_the_rule_catches(text):
+    """The control: each of these writes, by whatever name."""
+    assert writes(ast.parse(text)), text
+
+
+@pytest.mark.parametrize("text", READING)
+def test_the_rule_lets_pass(text):
+    assert not writes(ast.parse(text)), text
+
+
+def calls(module: str) -> set[str]:
+    """Return what a module calls, as it is written there, and what it reaches of ``sys``."""
+    nodes = list(ast.walk(tree_of(module)))
+    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+    return called | {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+
+
+@each_module
+def test_one_module_prints(module):
+    """All that is printed goes through one function, which shows names so that they cannot write on the terminal."""
+    printing = {"print", "click.echo", "click.secho", "click.confirm", "click.prompt", "traceback.print_exception"}
+    if module != "regraft.cli.output":
+        assert printing.isdisjoint(calls(module))
+        assert not {"sys.stdout.write", "sys.stderr.write", "sys.stdout.buffer", "sys.stderr.buffer"} & calls(module)
+
+
+@each_module
+def test_one_module_reads_json_of_any_numbers(module):
+    if module not in ("regraft.formats.json_text", "migrators.cherry_v1.file_texts"):
+        assert {"json.loads", "json.load"}.isdisjoint(calls(module))
 
 
 def undocumented(node: ast.Module | ast.ClassDef, name: str) -> Iterator[str]:

@@ -28,7 +28,6 @@ from fault_server import (
     rate_limited,
     right,
     server_error,
-    slow,
     vectors_for,
     wrong_count,
     wrong_length,
@@ -42,6 +41,7 @@ from toys import contents
 
 from regraft import identity
 from regraft.embedders import server as server_module
+from regraft.embedders.verdicts import Verdict
 from repair.backfill import crew
 from repair.backfill.crew import CONTROL
 
@@ -228,20 +228,36 @@ def test_an_answer_that_does_not_fit_is_refused_as_a_whole(
         [server_error(), server_error(), server_error()],
         [half],
         [closing],
-        [slow(1.0)],
     ],
-    ids=["429", "429 thrice", "500 thrice", "half a body", "closed", "slow"],
+    ids=["429", "429 thrice", "500 thrice", "half a body", "closed"],
 )
 def test_what_passes_is_waited_for(
     behaviours: list[Behaviour], store: Path, tmp_path: Path, server: FaultServer
 ) -> None:
-    config = configured(tmp_path / "patient.yaml", server, retries=3, timeout=0.3)
+    config = configured(tmp_path / "patient.yaml", server, retries=3)
     server.behave = [right, right, right, *behaviours]
     done = backfill(store, config)
     assert (done.status, vectors(store)) == (0, all_vectors())
     repeated = [request.texts for request in server.requests[3 : 4 + len(behaviours)]]
     assert repeated == [LACKING[3:6]] * (1 + len(behaviours))
     assert scope_of(done)["requests"] == 3 + len(behaviours)
+
+
+def test_an_answer_that_comes_too_late_is_asked_for_again(
+    store: Path, tmp_path: Path, server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = server_module.ServerEmbedder._sent
+
+    def sent(embedder: server_module.ServerEmbedder, written: list[str]) -> bytes | Verdict:
+        found = real(embedder, written)
+        is_late = len(server.requests) == 4
+        return Verdict("passing", "timeout", "no answer within 1 s") if is_late else found
+
+    monkeypatch.setattr(server_module.ServerEmbedder, "_sent", sent)
+    done = backfill(store, configured(tmp_path / "patient.yaml", server, retries=3))
+    assert (done.status, vectors(store)) == (0, all_vectors())
+    assert [request.texts for request in server.requests[3:5]] == [LACKING[3:6]] * 2
+    assert scope_of(done)["requests"] == 4
 
 
 # --- a server that is not there --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 import apsw
 import pytest
 from conftest import run
-from fault_server import FaultServer, Reply, Request, right, slow, vector_of
+from fault_server import FaultServer, Reply, Request, hanging, right, slow, vector_of
 from faults import (
     INTERRUPTED,
     KILLED,
@@ -29,6 +29,7 @@ from faults import (
     die,
     forked,
     on_disk,
+    output_of,
     posix,
     said,
     started_command,
@@ -91,7 +92,7 @@ def started(store: Path, config: Path, before: str = "") -> subprocess.Popen[str
 
 
 def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = process.communicate(timeout=60)
+    out, err = output_of(process)
     assert process.returncode == 0, err
     document: dict[str, Any] = json.loads(out)
     return document
@@ -193,6 +194,7 @@ def moments(steps: list[str]) -> list[int]:
     return sorted({*own, *range(6, len(steps), 14)})
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize(
     ("spring", "every"), [(die, 1), (lambda: signal.raise_signal(signal.SIGINT), 2)], ids=["kill", "Ctrl-C"]
@@ -264,14 +266,13 @@ def test_a_batch_that_another_run_wrote_after_a_kill_can_be_undone(
 
 @posix
 def test_ctrl_c_ends_a_run_soon_with_one_line(store: Path, tmp_path: Path, server: FaultServer) -> None:
-    config = configured(tmp_path / "slow.yaml", server, parallel=2, timeout=60)
-    hangs = slow(30)
+    config = configured(tmp_path / "slow.yaml", server, parallel=2)
     # One batch, one that is answered after the signal, and one that never is.
-    server.behave = [right, slow(0.5), hangs, hangs, hangs]
+    server.behave = [right, slow(0.5), hanging, hanging, hanging]
     with started(store, config, "lacking.with_little_patience") as process:
         assert wait_until(lambda: len(server.requests) >= 3, process)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=10)
+        out, err = output_of(process)
     assert process.returncode == INTERRUPTED
     assert (err.count("\n"), json.loads(out)["error"]["code"]) == (1, "BackfillInterrupted")
     count = len(vectors(store)) - len(READY)
@@ -288,24 +289,30 @@ def test_ctrl_c_ends_a_run_soon_with_one_line(store: Path, tmp_path: Path, serve
 # --- several at once -------------------------------------------------------------------------------------------------
 
 
-def paced(server: FaultServer, seconds: float = 0.03) -> None:
-    """Let each request take so long that several processes come to their share."""
-    server.behave = slow(seconds)
-
-
+@pytest.mark.slow
 @posix
 def test_two_processes_share_the_work_and_nobody_else_comes_between(
     store: Path, tmp_path: Path, server: FaultServer, config: Path
 ) -> None:
     texts = many(store)
     before = contents(store)
-    paced(server, 0.2)
-    with started(store, config) as first, started(store, config) as second:
+    both = threading.Event()
+
+    def until_both_have_some(request: Request) -> Reply:
+        if len(server.requests) > 4:
+            both.wait()
+        return right(request)
+
+    server.behave = until_both_have_some
+    with (
+        started(store, config, "lacking.with_patience") as first,
+        started(store, config, "lacking.with_patience") as second,
+    ):
         assert wait_until(lambda: workers(store) == 2 and len(server.paid) > 9, first)
         for command in ("gc", "repair"):
             said(run(command, store, "--json"), "TargetLocked", 2)
         said(run("undo", store, "--json"), "TargetLocked", 2)
-        paced(server)
+        both.set()
         documents = [ended(first), ended(second)]
     scopes = [one["scopes"][0] for one in documents]
     assert sum(scope["newly_ready"] for scope in scopes) == len(texts) + len(LACKING)
@@ -326,27 +333,25 @@ def workers(store: Path) -> int:
     return 0
 
 
+@pytest.mark.slow
 @posix
 def test_the_survivor_of_two_takes_over_what_the_other_one_had(
     store: Path, tmp_path: Path, server: FaultServer
 ) -> None:
-    # The first one must not lose its patience before it is killed.
-    config = configured(tmp_path / "patient.yaml", server, timeout=60)
+    config = configured(tmp_path / "patient.yaml", server)
     texts = many(store)
-    config = configured(tmp_path / "slow.yaml", server, timeout=60)
     hangs = threading.Event()
 
     def never(request: Request) -> Reply:
         hangs.set()
-        request.server.ending.wait(30)
-        return right(request)
+        return hanging(request)
 
     server.behave = [right, right, never]
+    # Only what the first one has can be taken over soon: the second one may be slow, and keeps what it has.
     with started(store, config, "lacking.with_short_leases") as first:
         assert wait_until(hangs.is_set, first)
-        paced(server)
-        with started(store, config, "lacking.with_short_leases") as second:
-            assert wait_until(lambda: len(server.requests) > 6, second)
+        with started(store, config, "lacking.with_patience") as second:
+            wait_until(lambda: len(server.requests) > 6, second)
             first.kill()
             document = ended(second)
     assert vectors(store) == all_vectors([*TEXTS, *texts])

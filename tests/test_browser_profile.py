@@ -31,6 +31,7 @@ from browser_profile import (
 )
 from conftest import NOW, run
 from faults import files_of, line, untouched
+from patience import NEVER_SECONDS
 
 #: Names that no base has any more: in Latin-1, and not. No part of them comes twice, so that they stay whole in a
 #: packed table.
@@ -106,7 +107,7 @@ def live_in(profile: Path, final: State) -> None:
 
 def wait_for_growth(folder: Path, size: int) -> None:
     """Wait until the files of a folder have grown by ``size`` bytes."""
-    start, end = folder_bytes(folder), time.monotonic() + 30
+    start, end = folder_bytes(folder), time.monotonic() + NEVER_SECONDS
     while folder_bytes(folder) < start + size:
         assert time.monotonic() < end, "nothing was written"
         time.sleep(0.005)

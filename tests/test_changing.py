@@ -10,12 +10,10 @@ import signal
 import socket
 import sqlite3
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import apsw
@@ -24,18 +22,20 @@ import toys
 from conftest import REPO, run
 from faults import (
     INTERRUPTED,
+    MOMENTS,
     REFUSED,
     STOPPED,
     FullDisk,
+    Hold,
     fails,
     forked,
     give_up_rights,
     on_disk,
+    output_of,
     posix,
     said,
     started_command,
     untouched,
-    wait_until,
 )
 from planted_v2 import a_hot_journal
 from toys import (
@@ -138,6 +138,7 @@ SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
 # --- kills -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("name", ["everything", "copies"])
 def test_a_kill_at_any_step_leaves_every_file_old_or_new(
@@ -155,22 +156,24 @@ def test_a_kill_at_any_step_leaves_every_file_old_or_new(
         case.ends_well(root, where, back=at % 3 == 0)
 
 
+@pytest.mark.slow
 @posix
 def test_a_kill_of_the_real_process_at_any_moment(cases: dict[str, Case], tmp_path: Path) -> None:
     """The command itself, in a process of its own, killed from outside."""
-    chance = Random(7)
     case = wasteful(tmp_path)
-    for number in range(12):
-        root = case.copy(tmp_path / "library")
-        process = started_command("gc", str(root), "--yes")
-        wait_until(lambda root=root: (root / ".regraft").exists(), process)
-        time.sleep(chance.uniform(0, 0.3))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        case.holds(root, number)
+    begun = "the ledger is there"
+    for number, moment in enumerate([begun, *(name for name in MOMENTS if name.startswith("what takes"))]):
+        root, folder = case.copy(tmp_path / "library"), tmp_path / str(number)
+        folder.mkdir()
+        hold = Hold(moment, root, folder)
+        with started_command("gc", str(root), "--yes", hold=hold) as process:
+            hold.wait(process)
+            os.killpg(process.pid, signal.SIGKILL)
+            output_of(process)
+        case.holds(root, moment)
         assert run("gc", root).status == 0
         assert contents(root) == case.new
-        assert_settled(root, number)
+        assert_settled(root, moment)
         take_all_back(root)
         assert contents(root) == case.old
 
@@ -196,6 +199,7 @@ def store(cases: dict[str, Case], tmp_path: Path) -> Path:
     return shutil.copytree(cases["everything"].whole, tmp_path / "library")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["everything", "copies"])
 @pytest.mark.parametrize(
     ("error", "kind"),
@@ -384,7 +388,7 @@ def test_another_run_keeps_this_one_out(store: Path) -> None:
 
 
 def test_an_own_folder_on_another_disk_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def across(source: Path, target: Path) -> None:
+    def across(source: Path, target: Path, **_: object) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     before = contents(store)
@@ -403,7 +407,7 @@ def test_an_own_folder_on_another_disk_is_refused(store: Path, monkeypatch: pyte
 def test_a_file_system_without_hard_links(
     cases: dict[str, Case], disk: QuickDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def refuse(source: Path, target: Path) -> None:
+    def refuse(source: Path, target: Path, **_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", refuse)
@@ -419,7 +423,7 @@ def test_a_file_system_without_hard_links(
 def test_what_another_program_put_there_meanwhile_stays_and_so_does_what_was_there(
     store: Path, disk: QuickDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(source: Path, target: Path) -> None:
+    def refuse(source: Path, target: Path, **_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)

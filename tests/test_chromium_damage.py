@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,8 +47,6 @@ STORES = {FILES: "files", BLOCKS: "message_blocks", NOTES: "knowledge_notes"}
 WANTED = ("files", "knowledge_notes")
 SEEDS = int(os.environ.get("REGRAFT_DAMAGE_SEEDS", "300"))
 CHUNKS = 6
-#: No damaged folder of this size may take longer, on a busy machine.
-SECONDS = 20
 IN_A_BLOB = "a text in a blob"
 
 
@@ -257,9 +254,7 @@ def test_damage_gives_a_result_or_a_word_about_it(profile, whole, chunk):
                 if data:
                     chance.choice(WAYS)(data, chance)
             path.write_bytes(data)
-        started = time.monotonic()
         outcome = Outcome(profile)
-        assert time.monotonic() - started < SECONDS, seed
         for path, data in kept.items():
             path.write_bytes(data)
         check(outcome, whole, texts, chosen, seed)

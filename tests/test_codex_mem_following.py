@@ -372,6 +372,7 @@ def test_a_dry_run_touches_nothing(apart: Path) -> None:
     assert [{**one} for one in done["actions"]] == planned["actions"]
 
 
+@pytest.mark.slow
 @posix
 def test_a_kill_at_any_step_leaves_what_the_next_run_settles(apart: Path, disk: QuickDisk, tmp_path: Path) -> None:
     before = both(apart)

@@ -219,6 +219,7 @@ def holds_through_kills(path: Path, disk: QuickDisk, place: Path, work: Callable
         assert every_row(copy) == after, steps[at - 1]
 
 
+@pytest.mark.slow
 @posix
 def test_a_kill_of_the_migration_at_any_step_leaves_the_old_or_the_new_file(
     path: Path, disk: QuickDisk, tmp_path: Path
@@ -338,6 +339,7 @@ def test_a_note_that_came_since_keeps_the_old_index_away(path: Path) -> None:
         said(run("undo", path, "--yes", "--json"), "UndoRefused", REFUSED)
 
 
+@pytest.mark.slow
 @posix
 def test_a_kill_of_repair_at_any_step_leaves_the_old_or_the_new_index(
     path: Path, disk: QuickDisk, tmp_path: Path
@@ -361,7 +363,6 @@ def test_metadata_are_written_past_the_triggers_and_never_to_an_excluded_note(pa
         with pytest.raises(apsw.ConstraintError, match="excluded"), sqlite.transaction(db), writing.metadata(db):
             db.execute("UPDATE memory_items SET embedding_status = 'pending'")
         assert db.execute("SELECT name FROM temp.sqlite_schema").get is None
-        assert db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, -1) == 1
     statuses = made.rows(path, "SELECT DISTINCT searchable, embedding_status FROM memory_items ORDER BY 1")
     assert statuses == [(0, None), (1, "pending")]
 

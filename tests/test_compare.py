@@ -210,6 +210,20 @@ def test_bases_without_an_index_and_failed_ones_are_told_apart(tmp_path):
     assert {name: told["outcome"] for name, told in bases(missing).items()} == {"one": "missing", "lost": "failed"}
 
 
+def test_a_base_without_any_row_is_named(tmp_path):
+    library = carried(
+        tmp_path,
+        base("one", file("a", "L")),
+        base("two"),
+        stores={"one": [Row("L", "a")], "two": [Row("STRAY", "of no item")]},
+    )
+    done = compared(library, "--json")
+    assert done.status in (0, 1)
+    assert bases(done)["one"]["outcome"] == "equal"
+    empty = bases(done)["two"]
+    assert (empty["outcome"], empty["queries"]) == ("not-compared", 0), empty
+
+
 def test_queries_of_another_dimension_compare_nothing(upgraded, tmp_path):
     path = tmp_path / "queries.jsonl"
     path.write_text('{"vector": [1, 2, 3]}')

@@ -36,11 +36,11 @@ def failing(times: int, error: OSError) -> Callable[..., None]:
     """Return a rename that fails so often before it works."""
     real, left = os.replace, [times]
 
-    def replace(source: Any, target: Any) -> None:
+    def replace(source: Any, target: Any, **handles: Any) -> None:
         if left[0] > 0:
             left[0] -= 1
             raise error
-        real(source, target)
+        real(source, target, **handles)
 
     return replace
 
@@ -127,7 +127,7 @@ def test_text_is_on_disk_before_it_is_in_place(
 ) -> None:
     real = os.replace
     moves: list[list[Path]] = []
-    monkeypatch.setattr(os, "replace", lambda a, b: (moves.append(list(flushed)), real(a, b))[1])
+    monkeypatch.setattr(os, "replace", lambda a, b, **more: (moves.append(list(flushed)), real(a, b, **more))[1])
     durable.write_text(tmp_path / "a.txt", "x", tmp_path / "temporary")
     assert moves == [[tmp_path / "temporary"]]
     assert flushed == [tmp_path / "temporary", tmp_path]
@@ -139,7 +139,7 @@ def test_text_that_cannot_be_written_leaves_the_old_one(
 ) -> None:
     (tmp_path / "a.txt").write_text("old")
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, name, full)

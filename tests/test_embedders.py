@@ -23,6 +23,7 @@ from fault_server import (
     echo,
     failing,
     half,
+    hanging,
     last,
     non_finite,
     numbered,
@@ -31,7 +32,6 @@ from fault_server import (
     right,
     saying,
     server_error,
-    slow,
     vector_of,
     wrong_count,
     wrong_length,
@@ -40,6 +40,7 @@ from fault_server import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import NEVER_SECONDS
 from real_server import DIMENSIONS
 
 from regraft import embedders
@@ -56,7 +57,7 @@ from regraft.embedders import (
 )
 from regraft.embedders import server as server_module
 from regraft.errors import AnswerUnfit, RegraftError
-from regraft.text import escaped
+from regraft.text import shown
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 pytest.importorskip("tenacity", reason="what repeats requests is not installed")
@@ -87,7 +88,7 @@ def keyed(server: FaultServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embe
 
 
 def settings(server: FaultServer, **more: Any) -> ServerSettings:
-    return ServerSettings(**{"name": "mine", "model": "m", "base_url": server.url, "timeout": 5, **more})
+    return ServerSettings(**{"name": "mine", "model": "m", "base_url": server.url, "timeout": NEVER_SECONDS, **more})
 
 
 def embed(server: FaultServer, *texts: str, query: bool = False, **more: Any) -> embedders.Embedded:
@@ -368,7 +369,7 @@ def test_what_may_pass_is_asked_again(name: str, server: FaultServer) -> None:
 
 
 def test_a_server_that_is_too_slow(server: FaultServer) -> None:
-    server.behave = slow(60)
+    server.behave = hanging
     with pytest.raises(ServerFailing) as error:
         embed(server, timeout=0.05, retries=1)
     assert (error.value.code, error.value.reason, error.value.attempts) == ("timeout", "no answer within 0.05 s", 2)
@@ -657,5 +658,5 @@ def test_what_is_not_installed_is_named(module: str, server: FaultServer, monkey
 def test_any_answer_has_a_verdict(body: bytes, status: int) -> None:
     found = verdicts.verdict(status, {}, body, KEY)
     assert found.kind in ("texts", "configuration", "passing")
-    assert found.reason == escaped(found.reason)
+    assert found.reason == shown(found.reason)
     assert len(found.reason) <= 200

@@ -32,6 +32,7 @@ from faults import (
     said,
     small_source,
     untouched,
+    whole_path,
 )
 from test_golden import as_backup
 
@@ -457,7 +458,7 @@ def test_a_target_that_cannot_be_made(
     real = os.mkdir
 
     def mkdir(path: Any, *arguments: Any, **named: Any) -> None:
-        if Path(path) == failing and failing.parent.exists():
+        if whole_path(path, named.get("dir_fd")) == str(failing) and failing.parent.exists():
             raise OSError(number, os.strerror(number), str(path))
         real(path, *arguments, **named)
 

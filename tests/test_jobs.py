@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import faults
 import pytest
-from conftest import Outcome, run
+from conftest import NOW, Outcome, run
 from faults import (
     INTERRUPTED,
     REFUSED,
     STOPPED,
+    Hold,
     Source,
     base_files,
     changed_source,
@@ -24,6 +28,7 @@ from faults import (
     line,
     marks,
     migrate,
+    output_of,
     said,
     small_source,
     started,
@@ -38,6 +43,7 @@ from migrators.stages import crew
 from regraft import ledger
 from regraft.errors import Interrupted
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends processes in native code with their parent")
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has none of these signals")
 
 
@@ -130,7 +136,7 @@ def small_job(rows: int = 10) -> Any:
     """Return as much of a job as its size is told by."""
     from types import SimpleNamespace
 
-    plan = SimpleNamespace(body_bytes=rows * 20, vector_bytes=32, rows=SimpleNamespace(carried=rows))
+    plan = SimpleNamespace(body_bytes=rows * 20, vector_bytes=32, rows=SimpleNamespace(carried=rows), materials=())
     return SimpleNamespace(plan=plan)
 
 
@@ -197,11 +203,7 @@ def test_processes_end_though_nobody_listens_to_them(source: Source, alone: Path
     """What a process still had to report when the run stopped must not keep it, or the run, alive."""
     target = tmp_path / "library"
     with started(source.folder, target, "--jobs", "2", "--json", work="talk_and_fail") as process:
-        try:
-            stdout, stderr = process.communicate(timeout=20)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+        stdout, stderr = output_of(process)
     said(Outcome(process.returncode, stdout, stderr), "VerificationFailed", STOPPED)
     holds(target, alone)
     ends_well(source, target, alone)
@@ -211,20 +213,21 @@ def test_processes_end_though_nobody_listens_to_them(source: Source, alone: Path
 
 
 @posix
-@pytest.mark.parametrize("moment", ["the run has begun", "a base is begun", "a base is in place"])
+@pytest.mark.parametrize("moment", ["a base is begun", "a base is in place"])
 def test_control_c_in_parallel(moment: str, source: Source, alone: Path, tmp_path: Path) -> None:
     """Ctrl-C goes to every process of a terminal: one line is said, whenever it comes."""
     target = tmp_path / "library"
     staging = target / ".regraft" / "staging"
-    reached = {
-        "the run has begun": staging.exists,
-        "a base is begun": lambda: staging.exists() and any(staging.iterdir()),
-        "a base is in place": lambda: any((target / "KnowledgeBase").glob("*")),
-    }[moment]
-    with started(source.folder, target, "--jobs", "2", "--quiet") as process:
-        assert wait_until(reached, process)
+    hold = Hold(moment, target, tmp_path) if moment == "a base is in place" else None
+    with started(source.folder, target, "--jobs", "2", "--quiet", work="" if hold else "stay", hold=hold) as process:
+        if hold:
+            hold.wait(process)
+        else:
+            assert wait_until(lambda: any(staging.rglob("index.sqlite")), process)
         os.killpg(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
+        if hold:
+            hold.release()
+        stdout, stderr = output_of(process)
     assert (process.returncode, stdout) == (INTERRUPTED, "")
     known = ledger.read_entries(target)
     finished = sum(base in known for base in base_files(alone)) + ("catalog" in known)
@@ -238,10 +241,85 @@ def test_control_c_while_the_processes_are_set_up(source: Source, alone: Path, t
     target = tmp_path / "library"
     asked = ("migrate", str(source.folder), "--to", str(target), "--jobs", "2", "--quiet")
     with faults.started_command(*asked, before="interrupt_what_is_half_made") as process:
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = output_of(process)
     assert (process.returncode, stdout, stderr) == (INTERRUPTED, "", f"regraft: {Interrupted(finished=0)}\n")
     holds(target, alone)
     ends_well(source, target, alone)
+
+
+# --- ended from outside ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def held_run(source: Path, target: Path, work: str) -> Iterator[tuple[subprocess.Popen[str], BinaryIO]]:
+    """Start a run whose two processes hold still in ``work``; the pipe ends when they do."""
+    way = target.parent / "pipe"
+    os.mkfifo(way)
+    with started(source, target, "--jobs", "2", "--json", work=work) as process, way.open("rb", buffering=0) as pipe:
+        told = b""
+        while len(told) < 2:
+            told += pipe.read(1)
+        yield process, pipe
+
+
+@linux
+@pytest.mark.parametrize("work", ["hold_in_native_code", "hold_without_the_system"])
+def test_processes_end_with_a_run_that_is_killed(work: str, source: Source, alone: Path, tmp_path: Path) -> None:
+    target = tmp_path / "library"
+    with held_run(source.folder, target, work) as (process, pipe):
+        process.kill()
+        # Their end is the pipe's end, and that of the output.
+        assert pipe.read() == b""
+        assert process.communicate() == ("", "")
+    assert process.returncode == -signal.SIGKILL
+    ends_well(source, target, alone)
+
+
+@linux
+@pytest.mark.parametrize(("number", "to"), [("SIGTERM", "all of them"), ("SIGHUP", "the run")])
+def test_a_stop_ends_the_run_and_its_processes(
+    number: str, to: str, source: Source, alone: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "library"
+    with held_run(source.folder, target, "hold_in_native_code") as (process, pipe):
+        (os.killpg if to == "all of them" else os.kill)(process.pid, signal.Signals[number])
+        assert pipe.read() == b""
+        stdout, stderr = process.communicate()
+    said(Outcome(process.returncode, stdout, stderr), "Interrupted", INTERRUPTED)
+    holds(target, alone)
+    ends_well(source, target, alone)
+
+
+@posix
+@pytest.mark.parametrize("before", ["hang_up_twice", "terminate_twice"])
+def test_a_stop_of_one_process(before: str, source: Source, alone: Path, tmp_path: Path) -> None:
+    target = tmp_path / "library"
+    asked = ("migrate", str(source.folder), "--to", str(target), "--jobs", "1", "--now", NOW, "--json")
+    with faults.started_command(*asked, before=before) as process:
+        stdout, stderr = process.communicate()
+    assert "(bases: 1)" in said(Outcome(process.returncode, stdout, stderr), "Interrupted", INTERRUPTED)
+    assert len(ledger.read_entries(target)) == 1
+    assert [run.status for run in ledger.read_runs(target)] == ["interrupted"]
+    holds(target, alone)
+    ends_well(source, target, alone)
+
+
+@posix
+def test_a_stop_while_a_command_is_loaded() -> None:
+    """Python would kill itself by a signal where one came while it ran code out of a text."""
+    with faults.started_command("inspect", "/", "--json", before="terminate_while_text_runs") as process:
+        stdout, stderr = process.communicate()
+    assert "(bases: 0)" in said(Outcome(process.returncode, stdout, stderr), "Interrupted", INTERRUPTED)
+
+
+@posix
+def test_nohup(source: Source, alone: Path, tmp_path: Path) -> None:
+    target = tmp_path / "library"
+    asked = ("migrate", str(source.folder), "--to", str(target), "--jobs", "2", "--now", NOW, "--json")
+    with faults.started_command(*asked, before="ignore_that_the_terminal_goes") as process:
+        _, stderr = process.communicate()
+    assert (process.returncode, stderr) == (1, "")
+    assert library(target) == library(alone)
 
 
 # --- two runs at once ----------------------------------------------------------------------------------------------
@@ -250,18 +328,15 @@ def test_control_c_while_the_processes_are_set_up(source: Source, alone: Path, t
 @posix
 def test_a_second_run_on_one_target_is_refused(source: Source, alone: Path, tmp_path: Path) -> None:
     target = tmp_path / "library"
-    with started(source.folder, target, "--quiet", "--jobs", "1") as process:
-        assert wait_until(lambda: any((target / "KnowledgeBase").glob("*")), process)
-        # It holds still, so that whatever changes would be the second run's doing.
-        process.send_signal(signal.SIGSTOP)
-        os.waitpid(process.pid, os.WUNTRACED)
-        try:
-            with untouched(target, source.folder):
-                text = line(run("migrate", source.folder, "--to", target), REFUSED)
-                message = said(migrate(source.folder, target, "--json"), "TargetLocked", REFUSED)
-        finally:
-            process.send_signal(signal.SIGCONT)
-        stdout, stderr = process.communicate(timeout=30)
+    # It stands still, so that whatever changes would be the second run's doing.
+    hold = Hold("a base is in place", target, tmp_path)
+    with started(source.folder, target, "--quiet", "--jobs", "1", hold=hold) as process:
+        hold.wait(process)
+        with untouched(target, source.folder):
+            text = line(run("migrate", source.folder, "--to", target), REFUSED)
+            message = said(migrate(source.folder, target, "--json"), "TargetLocked", REFUSED)
+        hold.release()
+        stdout, stderr = output_of(process)
     assert text == message == f"{target}: another regraft is working on this target; wait until it has finished."
     assert (process.returncode, stderr) == (1, "")
     assert "Written:" in stdout
@@ -272,6 +347,6 @@ def test_a_second_run_on_one_target_is_refused(source: Source, alone: Path, tmp_
 def test_runs_on_two_targets_do_not_mind_each_other(source: Source, alone: Path, tmp_path: Path) -> None:
     with started(source.folder, tmp_path / "one", "--jobs", "1") as process:
         assert migrate(source.folder, tmp_path / "two").status == 1
-        process.communicate(timeout=30)
+        output_of(process)
     assert process.returncode == 1
     assert library(tmp_path / "one") == library(tmp_path / "two") == library(alone)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regraft.formats.json_text import JsonProblem, decode, fields, harmless, is_null, unwrapped
+from regraft.formats import json_text
+from regraft.formats.json_text import MOST_DIGITS, JsonProblem, decode, fields, harmless, is_null, loads, unwrapped
 
 QUICK = settings(max_examples=120, deadline=None)
 
@@ -182,8 +183,8 @@ def test_a_byte_order_mark_is_passed_over() -> None:
         (b"PK\x03\x04", "malformed"),
         (b"\0" * 16, "malformed"),
         (b'"\xff"', "utf-8"),
-        (b"[" * 200_000, "recursion"),
-        (b'{"a":' * 200_000, "recursion"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"a":' * 200_000, "nested too deeply"),
     ],
     ids=lambda value: repr(value)[:24],
 )
@@ -319,3 +320,38 @@ def test_a_list_of_other_things_has_no_fields(text: bytes) -> None:
 def test_neither_object_nor_entries(text: bytes) -> None:
     with pytest.raises(JsonProblem, match="Expected `object`"):
         fields(bytearray(text), ("a",))
+
+
+@pytest.mark.parametrize("digits", [400, 401, 4_300, 4_301, 100_000])
+def test_whole_numbers_of_any_length(digits: int) -> None:
+    text = b"9" * digits
+    expected: Any = int(text) if digits <= MOST_DIGITS else float("inf")
+    assert loads(b'{"a": [%s, -%s]}' % (text, text)) == {"a": [expected, -expected]}
+    assert read(b'{"a": %s}' % text)["a"] in (expected, int(text) if digits <= 4_300 else expected)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "", "nul", b"\xff", '"\x01"'])
+def test_what_is_no_json_is_said_to_be_none(text: str | bytes) -> None:
+    with pytest.raises(JsonProblem, match=r"."):
+        loads(text)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 64])
+@QUICK
+@given(value=TORN_VALUES)
+def test_long_texts_are_unwrapped_in_pieces_that_cut_nothing_in_two(piece: int, value: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_text, "_PIECE_BYTES", piece)
+        inner = {"value": value}
+        for text in (json.dumps(json.dumps(inner)), json.dumps(json.dumps(inner, ensure_ascii=False))):
+            raw = msgspec.Raw(text.encode("utf-8", "surrogatepass"))
+            assert decode(unwrapped(raw), Any) == mended(inner)
+
+
+@pytest.mark.parametrize(
+    "text", [b'"abc', b'"abc\\', b'"abc\\"', b'"abc" x', b'"a" "b"', b'"\xff"', b'"\\x"', b'"', b'"' + b"a" * 99]
+)
+def test_a_text_in_text_that_is_broken_is_refused_in_pieces_too(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_text, "_PIECE_BYTES", 2)
+    with pytest.raises(JsonProblem):
+        unwrapped(msgspec.Raw(text))

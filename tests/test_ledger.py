@@ -20,7 +20,8 @@ from regraft import ledger, sqlite
 from regraft.errors import LedgerUnreadable, TargetLocked
 from regraft.ledger import Entry, Ledger
 
-ONE, TWO = Entry("mark one", b"one"), Entry("mark two", b'{"two": 2}')
+ONE, TWO = Entry("0a" * 20, b"one"), Entry("0b" * 20, b'{"two": 2}')
+RUN, LATER = "20260615T120000Z-0a1b2c", "20260615T120001Z-0a1b2c"
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def rows(target: Path, query: str) -> list[tuple[object, ...]]:
         return db.execute(query).fetchall()
 
 
-def ran(target: Path, work: Callable[[Ledger], object] = lambda _: None, run_id: str = "run-1") -> None:
+def ran(target: Path, work: Callable[[Ledger], object] = lambda _: None, run_id: str = RUN) -> None:
     """Do something in a run of its own."""
     with ledger.opened(target) as book:
         book.begin_run("migrate", "/v1", run_id)
@@ -57,9 +58,9 @@ def test_a_new_ledger_is_empty(target: Path) -> None:
 def test_a_run_is_running_until_it_ended(status: str, target: Path) -> None:
     ran(target)
     assert rows(target, "SELECT run_id, command, source, status, finished_at FROM run") == [
-        ("run-1", "migrate", "/v1", "running", None)
+        (RUN, "migrate", "/v1", "running", None)
     ]
-    ran(target, lambda book: book.end_run(status), "run-2")
+    ran(target, lambda book: book.end_run(status), LATER)
     assert rows(target, "SELECT status, finished_at >= started_at FROM run ORDER BY run_id") == [
         ("running", None),
         (status, 1),
@@ -68,7 +69,7 @@ def test_a_run_is_running_until_it_ended(status: str, target: Path) -> None:
 
 def test_an_unknown_end_is_refused(target: Path) -> None:
     with ledger.opened(target) as book:
-        book.begin_run("migrate", "/v1", "run-1")
+        book.begin_run("migrate", "/v1", RUN)
         with pytest.raises(apsw.ConstraintError):
             book.end_run("gave up")
 
@@ -95,7 +96,7 @@ def test_an_intent_stays_open_until_it_is_done_or_dropped(target: Path) -> None:
 
 def test_the_step_that_is_returned_is_the_one_that_is_stored(target: Path) -> None:
     with ledger.opened(target) as book:
-        book.begin_run("migrate", "/v1", "run-1")
+        book.begin_run("migrate", "/v1", RUN)
         steps = [book.intend(name, "publish", entry) for name, entry in (("a", ONE), ("b", TWO))]
         assert book.open_steps() == steps
 
@@ -123,8 +124,8 @@ def test_details_are_kept_once(target: Path) -> None:
     """A settled step needs its detail no more: only the entry keeps it."""
 
     def work(book: Ledger) -> None:
-        book.done(book.intend("a", "publish", Entry("m", b"x" * 1000)))
-        book.drop(book.intend("b", "publish", Entry("m", b"y" * 1000)))
+        book.done(book.intend("a", "publish", Entry("00", b"x" * 1000)))
+        book.drop(book.intend("b", "publish", Entry("00", b"y" * 1000)))
 
     ran(target, work)
     assert rows(target, "SELECT detail FROM step") == [(b"",), (b"",)]
@@ -133,7 +134,7 @@ def test_details_are_kept_once(target: Path) -> None:
 
 def test_entries_hold_any_bytes_and_any_text(target: Path) -> None:
     detail = bytes(range(256)) * 40
-    entry = Entry("fingerprint 🌱", detail)
+    entry = Entry("", detail)
     ran(target, lambda book: book.done(book.intend("社区'; DROP TABLE entry; --", "publish", entry)))
     assert ledger.read_entries(target) == {"社区'; DROP TABLE entry; --": entry}
 
@@ -144,7 +145,7 @@ def test_a_done_step_and_its_entry_are_recorded_together(target: Path) -> None:
     tried = 0
     for writes in range(1, 60):
         with on_disk(FullDisk(10**6)) as disk, ledger.opened(target) as book:
-            book.begin_run("migrate", "/v1", f"full-{writes}")
+            book.begin_run("migrate", "/v1", f"20260615T120000Z-{writes:06x}")
             step = book.intend("a", "publish", TWO)
             disk.room = disk.writes + writes - 1
             try:
@@ -166,7 +167,7 @@ def test_a_done_step_and_its_entry_are_recorded_together(target: Path) -> None:
 
 def test_the_reason_of_a_failed_record_is_the_disk(target: Path) -> None:
     with on_disk(FullDisk(10**6)) as disk, ledger.opened(target) as book:
-        book.begin_run("migrate", "/v1", "run-1")
+        book.begin_run("migrate", "/v1", RUN)
         step = book.intend("a", "publish", ONE)
         disk.room = disk.writes + 1
         with pytest.raises(apsw.FullError):
@@ -211,9 +212,9 @@ def test_a_second_writer_is_kept_out(target: Path) -> None:
 HOLD = """
     import sys
     from pathlib import Path
-    from regraft import ledger
-    with ledger.opened(Path(sys.argv[1])) as book:
-        book.begin_run("migrate", "/v1", "held")
+    from regraft import areas, ledger
+    with areas.opened(Path(sys.argv[1])), ledger.opened(Path(sys.argv[1])) as book:
+        book.begin_run("migrate", "/v1", "20260615T120000Z-0a1b2c")
         print("held", flush=True)
         sys.stdin.read()
 """
@@ -235,7 +236,7 @@ def test_a_writer_in_another_process_is_kept_out_until_the_first_is_gone(target:
         holder.kill()
     with ledger.opened(target) as book:
         assert book.open_steps() == []
-    assert rows(target, "SELECT run_id, status FROM run") == [("held", "running")]
+    assert rows(target, "SELECT run_id, status FROM run") == [(RUN, "running")]
 
 
 # --- ledgers that cannot be read -----------------------------------------------------------------------------------
@@ -325,16 +326,3 @@ def test_an_empty_file_becomes_a_ledger(target: Path) -> None:
     assert ledger.read_entries(target) == {}
     ran(target, lambda book: book.done(book.intend("a", "publish", TWO)))
     assert json.loads(ledger.read_entries(target)["a"].detail) == {"two": 2}
-
-
-# --- names that lead elsewhere ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["../../foo", "..", "/etc/x", "a/b", "C:x", "a\\b", ""])
-def test_a_subject_is_one_plain_name(name: str, target: Path) -> None:
-    ran(target, lambda book: book.intend(name, "publish", ONE))
-    with ledger.opened(target) as book, pytest.raises(LedgerUnreadable, match="no plain name"):
-        book.open_steps()
-    ran(target, lambda book: book.done(book.intend(name, "publish", TWO)), "run-2")
-    with pytest.raises(LedgerUnreadable, match="no plain name"):
-        ledger.read_entries(target)

@@ -480,11 +480,41 @@ def test_model_and_vector_file_both_bad_is_the_models_fault(tmp_path: Path) -> N
     assert library.skipped_rows("null") == {"missing_embedding_model": 2}
 
 
-def test_a_vector_file_that_is_a_link_is_followed(tmp_path: Path) -> None:
+def test_a_vector_file_that_is_a_link_out_of_the_source_is_followed_where_that_is_wanted(tmp_path: Path) -> None:
     write_store(tmp_path / "elsewhere" / "real", [Row("L", "linked")])
     source = Source([base("kb", note("n", "L"))]).write(tmp_path / "v1")
     (source / "KnowledgeBase" / "kb").symlink_to(tmp_path / "elsewhere" / "real")
-    assert migrate(source, tmp_path / "library").bodies("kb") == ["linked"]
+    library = migrate(source, tmp_path / "library")
+    [warning] = library.warnings("missing_vector_store")
+    assert "is a link to" in warning["message"]
+    assert "out of the source, not followed without --follow-links" in warning["message"]
+    assert migrate(source, tmp_path / "followed", "--follow-links").bodies("kb") == ["linked"]
+
+
+@pytest.mark.parametrize("where", ["the file", "the folder"])
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_upload_behind_a_link_never_lands_in_the_library(tmp_path: Path, where: str, jobs: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "up-f.pdf").write_bytes(b"somebody else's")
+    bases = [base(name, file(f"f{name}", "F", content=metadata("up-f", "a.pdf"))) for name in ("kb", "kc")]
+    source = Source(bases, {name: [Row("F", "text")] for name in ("kb", "kc")}).write(tmp_path / "v1")
+    if where == "the file":
+        (source / "Files" / "up-f.pdf").symlink_to(tmp_path / "elsewhere" / "up-f.pdf")
+    else:
+        (source / "Files").rmdir()
+        (source / "Files").symlink_to(tmp_path / "elsewhere")
+    library = migrate(source, tmp_path / "library", "--jobs", jobs)
+    assert library.codes()["missing_upload"] == 2
+    assert not any(path.read_bytes() == b"somebody else's" for path in library.path.rglob("*") if path.is_file())
+    if where == "the file":
+        assert "is a link to" in library.warnings("missing_upload")[0]["message"]
+    else:
+        assert [one["message"] for one in library.warnings("link_not_followed")] == [
+            f"Files is a link to {tmp_path / 'elsewhere'}, out of the source: not followed without --follow-links"
+        ]
+    followed = migrate(source, tmp_path / "followed", "--jobs", jobs, "--follow-links")
+    assert followed.codes()["missing_upload"] == 0
+    assert list(followed.raw("kb").values()) == [b"somebody else's"]
 
 
 def test_a_truncated_index_of_a_vector_file_loses_no_rows(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ import os
 import shutil
 import struct
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from conftest import NOW, NOW_MS, REPO, Outcome, run, snapshot
 from faults import files_of, said, untouched
@@ -197,7 +199,8 @@ def own_cut(source: Path, text: str, cuts: list[tuple[int, int]]) -> None:
     """Give the only material of an index a content of its own, cut at these offsets (UTF-16 units)."""
     coded = text.encode("utf-16-le")
     bodies = [coded[2 * start : 2 * end].decode("utf-16-le") for start, end in cuts]
-    with sqlite.writing(source) as db:
+    # As the application would: with the triggers that keep full text in step.
+    with closing(apsw.Connection(str(source))) as db:
         db.execute("DELETE FROM search_text; DELETE FROM search_unit; DELETE FROM embedding;")
         db.execute("INSERT INTO content VALUES (?, ?, 1)", (sha(text), text))
         db.execute("UPDATE material SET current_content_hash = ?", (sha(text),))
@@ -715,8 +718,8 @@ def test_texts_that_are_no_utf8_agree_with_what_a_migration_makes_of_them(tmp_pa
     ]
 
 
-def described(path: Path, settings: dict[str, Any], items: list[dict[str, Any]]) -> Path:
-    """Write a file of one base without an index."""
+def described(path: Path, settings: dict[str, Any], items: list[dict[str, Any]], *, index: bool = True) -> Path:
+    """Write a file of one base without any row."""
     usual = {
         "id": BASE,
         "name": "Base",
@@ -730,7 +733,7 @@ def described(path: Path, settings: dict[str, Any], items: list[dict[str, Any]])
         "created_at": 7,
         "updated_at": 8,
     }
-    about = columns.AboutBase(BASE, "Base", None, 4, index=False, settings={**usual, **settings}, items=items)
+    about = columns.AboutBase(BASE, "Base", None, 4, index=index, settings={**usual, **settings}, items=items)
     with columns.writing(path, About(1, "v2", None, [about])):
         pass
     return path
@@ -758,6 +761,24 @@ def test_items_that_have_no_place_in_a_catalog_are_counted(tmp_path):
     assert [row["id"] for row in catalog["knowledge_item"]] == ["folder", "child"]
     assert [row["id"] for row in catalog["user_model"]] == ["acme::embed"]
     assert catalog["knowledge_base"][0]["chunk_size"] == 500
+
+
+def test_a_completed_base_without_an_index_is_refused(tmp_path):
+    path = described(tmp_path / "units.parquet", {}, [], index=False)
+    refused(run("import", path, "--to", tmp_path / "back"), "is completed, and has no index")
+    assert [found.name for found in tmp_path.iterdir()] == ["units.parquet"]
+
+
+@pytest.mark.parametrize("data", ["{}", '{"source":"n"}', '{"a":1}', "no JSON", '{"source":1,"content":"c"}', None])
+def test_an_item_with_texts_that_nobody_can_read_is_refused(data, tmp_path):
+    path = described(tmp_path / "units.parquet", {}, [item("odd", data=data)])
+    about = columns.read_about(path)
+    about.bases[0].bare_materials = [columns.BareMaterial("odd", "odd.md", None)]
+    with columns.writing(path, about):
+        pass
+    for more in ("--dry-run", "-q"):
+        refused(run("import", path, "--to", tmp_path / "back", more), "its item odd has texts, and its data")
+    assert [found.name for found in tmp_path.iterdir()] == ["units.parquet"]
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,14 @@ def test_a_target_in_a_source_folder_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "base"),
-    [("old.sqlite", None), ("old.sqlite", ""), ("old.sqlite", "a/b"), ("KnowledgeBase/CON", None)],
+    [
+        ("old.sqlite", None),
+        ("old.sqlite", ""),
+        ("old.sqlite", "a/b"),
+        ("KnowledgeBase/CON", None),
+        ("KnowledgeBase/catalog", None),
+        ("old.sqlite", "Report"),
+    ],
 )
 def test_a_base_without_a_usable_id_gets_one_that_follows_from_what_there_is(tmp_path, name, base):
     source = store(tmp_path / "in" / name, base=base)

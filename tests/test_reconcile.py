@@ -397,6 +397,7 @@ def test_while_the_application_runs_nothing_is_changed(store: Path) -> None:
 # --- kills -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_the_next_run_finishes(healthy: Path, tmp_path: Path) -> None:
     """Before every step: the index is the old or the new one, and after the next run it is the new one."""
     damaged = shutil.copytree(healthy, tmp_path / "damaged")

@@ -313,6 +313,7 @@ def wire(patch: pytest.MonkeyPatch, at: int) -> Tripwire:
     return tripwire.watch(ChangeLog, "intend", "settle", "record_actions").watch(Ledger, "begin_run", "end_run")
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_leaves_old_or_new_and_the_next_run_finishes(
     healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -505,7 +505,7 @@ def test_a_log_beside_the_filled_index_is_worked_in(store):
 
 
 def test_a_disk_without_hard_links(store, monkeypatch):
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -513,6 +513,7 @@ def test_a_disk_without_hard_links(store, monkeypatch):
     assert found(store) == []
 
 
+@pytest.mark.slow
 def test_kills_at_every_step_lose_nothing_that_was_paid(store, tmp_path, monkeypatch):
     """What is sent in all after a kill anywhere, and a run that goes on, is every text once."""
     with monkeypatch.context() as patch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -33,7 +34,7 @@ from faults import (
 )
 from test_golden import as_backup
 
-from regraft import ledger, sqlite
+from regraft import durable, ledger, sqlite
 
 
 @pytest.fixture
@@ -275,6 +276,34 @@ def test_a_base_that_could_not_be_read_once_is_tried_again(source: Source, tmp_p
     assert any("it changed meanwhile" in warning["message"] for warning in done.document["warnings"])
     done = migrate(source.folder, target, "--base", "beta", "--json")
     assert (done.status, outcomes(done.document)) == (0, {"beta": "written"})
+
+
+def test_what_earlier_versions_left_when_they_were_killed_is_removed(source: Source, tmp_path: Path) -> None:
+    """They built bases in folders that no run's name stands over."""
+    target = tmp_path / "library"
+    migrate(source.folder, target, "--base", "alpha")
+    own = target / ".regraft"
+    for left in (own / "staging" / "11111111-2222-4333-8444-555555555555" / ".cherry", own / "work" / "regraft-abc"):
+        left.mkdir(parents=True)
+        (left / "index.sqlite").write_bytes(b"half of it")
+    assert migrate(source.folder, target, "--base", "beta").status == 0
+    assert left_over(target) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(errno.ENOTEMPTY, 0), (errno.EACCES, 3)])
+def test_a_process_that_is_about_to_end_is_waited_for(
+    number: int, status: int, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a killed run one may still have written into its folder while that was removed."""
+    real, refusals = durable.remove_tree, [number, number]
+
+    def written_to(path: Path) -> None:
+        if path.name == "staging" and refusals:
+            raise OSError(refusals.pop(), "still in use")
+        real(path)
+
+    monkeypatch.setattr(durable, "remove_tree", written_to)
+    assert migrate(source.folder, tmp_path / "library", "--base", "beta").status == status
 
 
 def test_the_models_word_carries_a_base_that_failed_for_its_model(source: Source, tmp_path: Path) -> None:

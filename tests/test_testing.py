@@ -73,9 +73,11 @@ class Unindexed(IndexStoreMachine):
 
     def open_store(self, path: Path, *, create: bool) -> Any:
         store = super().open_store(path, create=create)
-        store._db.execute("DROP TRIGGER IF EXISTS search_text_ai")
+        # The store's own keep the index, not those of the file.
+        store._db.execute("DROP TRIGGER temp.search_text_ai")
         store._db.execute(
-            "CREATE TRIGGER search_text_ai AFTER INSERT ON search_text BEGIN UPDATE search_text SET fts_rowid ="
+            "CREATE TEMP TRIGGER search_text_ai AFTER INSERT ON main.search_text"
+            " BEGIN UPDATE search_text SET fts_rowid ="
             " 1 + ifnull((SELECT max(fts_rowid) FROM search_text), 0) WHERE search_text_id = new.search_text_id; END"
         )
         return store

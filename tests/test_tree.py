@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from regraft import holes, links
 from regraft.errors import ArchiveEncrypted, ArchiveUnsafe, RegraftError, SourceUnreadable
-from regraft.tree import BOMB_BYTES, FolderTree, ZipTree, is_plain_name, join, open_tree
+from regraft.tree import FolderTree, ZipTree, is_plain_name, join, open_tree
+from regraft.zip_directory import BOMB_BYTES
 
 WAL_START = b"\x37\x7f\x06\x82"
 JOURNAL_START = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
@@ -229,20 +231,114 @@ def test_the_exact_name_wins_over_a_normalised_one(tmp_path: Path) -> None:
         assert (first.read(), second.read()) == (b"exact", b"other")
 
 
-def test_symbolic_links_are_followed(tmp_path: Path) -> None:
+@pytest.fixture
+def with_links(tmp_path: Path) -> Path:
+    """A folder with links out of it, within it, to nothing and in a circle."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "base").write_bytes(b"vectors")
     source = tmp_path / "source"
-    source.mkdir()
+    (source / "own").mkdir(parents=True)
+    (source / "own" / "base").write_bytes(b"inside")
     linked(source / "linked", tmp_path / "elsewhere")
     linked(source / "file", tmp_path / "elsewhere" / "base")
+    linked(source / "climbing", Path("..") / "elsewhere")
+    linked(source / "through", source / "linked" / "base")
+    linked(source / "inside", source / "own")
+    linked(source / "around", tmp_path / "source" / "own" / ".." / "own" / "base")
     linked(source / "dangling", tmp_path / "nowhere")
     linked(source / "loop", source / "loop")
-    tree = FolderTree(source)
-    assert (tree.kind("linked"), tree.kind("linked/base"), tree.kind("file")) == ("folder", "file", "file")
-    assert tree.size("file") == 7
-    assert tree.kind("dangling") is None
-    assert tree.kind("loop") is None
+    return source
+
+
+def test_links_that_stay_inside_are_followed(with_links: Path) -> None:
+    tree = FolderTree(with_links)
+    assert (tree.kind("inside"), tree.kind("inside/base"), tree.kind("around")) == ("folder", "file", "file")
+    assert tree.size("around") == 6
+    assert tree.not_followed == {}
+
+
+@pytest.mark.parametrize("name", ["linked", "linked/base", "file", "climbing", "climbing/base", "through"])
+def test_links_that_lead_out_are_not_followed_and_are_named(with_links: Path, name: str) -> None:
+    tree = FolderTree(with_links)
+    assert (tree.kind(name), tree.children(name)) == (None, [])
+    target = with_links.parent / "elsewhere" / ("base" if name in ("file", "through") else "")
+    reason = f"it is a link to {target}, out of the source, not followed without --follow-links"
+    for read in (tree.open, tree.size, tree.crc32):
+        with pytest.raises(SourceUnreadable) as caught:
+            read(name)
+        assert (caught.value.exit_status, caught.value.facts["reason"]) == (2, reason)
+    with pytest.raises(SourceUnreadable, match="not followed"), tree.local(name, None):
+        pass
+    assert (tree.problem(name), tree.not_followed) == (reason, {name: str(target)})
+
+
+def test_links_of_ones_own_are_followed_where_that_is_wanted(with_links: Path) -> None:
+    tree = FolderTree(with_links)
+    with links.followed(True):
+        assert (tree.kind("linked"), tree.kind("linked/base"), tree.kind("file")) == ("folder", "file", "file")
+        assert (tree.size("file"), tree.problem("file")) == (7, "")
+        with tree.local("linked/base", None) as place:
+            assert place.read_bytes() == b"vectors"
+    assert tree.kind("file") is None
+
+
+def test_links_to_nothing_and_in_a_circle_are_nothing(with_links: Path) -> None:
+    tree = FolderTree(with_links)
+    for wanted in (False, True):
+        with links.followed(wanted):
+            assert tree.kind("dangling") is None
+            assert tree.kind("loop") is None
+
+
+def test_a_root_that_is_a_link_and_a_path_that_the_user_named_are_followed(with_links: Path) -> None:
+    root = with_links.parent / "root"
+    linked(root, with_links)
+    assert FolderTree(root).size("own/base") == 6
+    assert FolderTree(root).size("around") == 6
+    assert FolderTree(with_links, with_links / "linked").size("linked/base") == 7
+    assert FolderTree(with_links, with_links / "file").size("file") == 7
+
+
+# --- holes ---------------------------------------------------------------------------------------------------------
+
+
+def sparse(path: Path, parts: dict[int, bytes], size: int) -> Path:
+    with path.open("wb") as file:
+        for place, content in parts.items():
+            file.seek(place)
+            file.write(content)
+        file.truncate(size)
+    with path.open("rb") as file:
+        if sum(end - begin for begin, end in holes.data_ranges(file.fileno(), size)) > size // 2:
+            pytest.skip("this file system makes no holes")
+    return path
+
+
+def test_a_file_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    sparse(tmp_path / "data.json", {0: b"{}"}, 1 << 40)
+    with pytest.raises(SourceUnreadable, match=r"of its 1\.1 TB only .* are there, the rest are holes") as caught:
+        FolderTree(tmp_path).open("data.json")
+    assert caught.value.exit_status == 2
+
+
+def test_a_checksum_passes_over_holes(tmp_path: Path) -> None:
+    parts = {0: b"start", 3 << 20: b"middle" * 5000, (5 << 20) - 3: b"end"}
+    path = sparse(tmp_path / "base", parts, 7 << 20)
+    assert FolderTree(tmp_path).crc32("base") == zlib.crc32(path.read_bytes())
+    sparse(path, parts, 1 << 42)
+    assert FolderTree(tmp_path).crc32("base") > 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 100_000])
+def test_a_checksum_of_zeros(tmp_path: Path, size: int) -> None:
+    assert holes._with_zeros(zlib.crc32(b"before"), size) == zlib.crc32(b"before" + bytes(size))
+
+
+def test_an_archive_of_holes_is_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.zip", {"data.json": b"{}"})
+    moved = path.read_bytes()
+    sparse(path, {0: moved[:40], (1 << 40) - len(moved): moved}, 1 << 40)
+    assert "are there, the rest are holes" in unreadable(path)
 
 
 def test_a_name_with_a_nul_is_nothing(tmp_path: Path) -> None:

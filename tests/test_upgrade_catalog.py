@@ -87,6 +87,26 @@ def test_damaged_rows_of_an_earlier_library_stay_as_they_are(made: Path, tmp_pat
     assert (row, set(groups)) == (("failed", b"\xff"), {("gone",)})
 
 
+def test_a_row_that_the_current_tables_refuse_leaves_the_catalog(made: Path, tmp_path: Path) -> None:
+    store = earlier(shutil.copytree(made, tmp_path / "library"))
+    run_sql(
+        store / "catalog.sqlite",
+        "PRAGMA writable_schema = ON",
+        "UPDATE sqlite_schema SET sql = replace(sql, 'created_at INTEGER NOT NULL', 'created_at INTEGER')"
+        " WHERE name = 'knowledge_base'",
+        "PRAGMA writable_schema = RESET",
+        "UPDATE knowledge_base SET created_at = NULL",
+    )
+    before = files_of(store)
+    for more in ("--dry-run", "--yes", "--yes"):
+        done = run("upgrade", store, "--json", more)
+        assert files_of(store) == before
+        assert (done.status, done.document["actions"]) == (1, [])
+        (left,) = done.document["left"]
+        assert left["subject"] == "catalog.sqlite"
+        assert "knowledge_base.created_at" in left["reason"]
+
+
 def test_a_catalog_that_no_regraft_wrote_is_left_alone(made: Path, tmp_path: Path) -> None:
     store = earlier(shutil.copytree(made, tmp_path / "library"))
     run_sql(store / "catalog.sqlite", "ALTER TABLE knowledge_item ADD COLUMN deleted_at INTEGER")

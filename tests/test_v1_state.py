@@ -13,6 +13,7 @@ from regraft import notices
 from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
 from regraft.formats.v1_places import STATE_KEY, StatePlaces
 from regraft.formats.v1_state import V1State, read_state, read_text
+from regraft.formats.v1_tables import FileRow, Table
 from regraft.tree import FolderTree, ZipTree
 
 BASES = [{"id": "b1", "name": "Räume \U0001f600", "items": [{"id": "i1", "type": "note", "content": "x"}]}, None, 7]
@@ -404,3 +405,54 @@ def test_a_list_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "KnowledgeBase" / PENDING).mkdir(parents=True)
     state = read_state(FolderTree(tmp_path), StatePlaces(redux="redux.json", vectors="KnowledgeBase"))
     assert (state.pending_delete, codes(state)) == (frozenset(), [notices.OLDER_LAYOUT])
+
+
+# --- bytes that are no text ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", ["files", "knowledge_notes"])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["rows", "text"])
+@pytest.mark.parametrize("place", [b"marker", b'"id": "bad', b"origin_name", b'"deep'])
+def test_one_invalid_byte_costs_its_row_and_says_so(tmp_path: Path, table: str, wrapped: bool, place: bytes) -> None:
+    bad = {**FILE, "id": "bad", "name": "marker", "sourceUrl": "marker", "content": {"deep": "x"}}
+    rows: Any = [FILE, bad, {**FILE, "id": "f2"}]
+    rows = json.dumps(rows) if wrapped else rows
+    raw = json.dumps(backup(tables={table: rows})).encode()
+    escaped = place.replace(b'"', b'\\"') if wrapped else place
+    at = raw.index(escaped, raw.index(b"bad")) if place != b'"id": "bad' else raw.index(escaped)
+    state = from_backup(tmp_path, raw[: at + len(escaped) - 1] + b"\xff" + raw[at + len(escaped) :])
+    assert state.bases == BASES
+    found = state.files if table == "files" else state.notes
+    assert codes(state) in ([notices.TABLE_UNREADABLE], [])
+    if wrapped:
+        # Within a text nothing tells where a row begins.
+        assert (dict(found), codes(state)) == ({}, [notices.TABLE_UNREADABLE])
+    elif codes(state):
+        assert sorted(found) == ["f1", "f2"]
+        assert state.notices[0].message == f"table {table}: 1 row passed over that cannot be read, the first is row 2"
+
+
+def test_no_position_of_an_invalid_byte_is_a_fault(tmp_path: Path) -> None:
+    raw = json.dumps(backup()).encode()
+    for at in range(0, len(raw), 2):
+        try:
+            from_backup(tmp_path, raw[:at] + b"\xff" + raw[at + 1 :])
+        except (BrokenJson, SourceNotMigratable) as error:
+            assert error.exit_status == 2
+
+
+def test_a_damaged_item_is_passed_over_and_its_base_comes_along(tmp_path: Path) -> None:
+    base = {"id": "b", "name": "B", "items": [{"id": "i", "type": "note"}, {"id": "broken", "type": "note"}]}
+    raw = json.dumps({"knowledge": {"bases": [base]}, "llm": {}}).encode().replace(b"broken", b"bro\xffen")
+    state = from_export(tmp_path, raw)
+    assert list(state.bases[0]["items"]) == [{"id": "i", "type": "note"}, None]
+    assert state.bases[0]["items"][:1] == [{"id": "i", "type": "note"}]
+
+
+def test_rows_whose_numbers_no_json_holds(tmp_path: Path) -> None:
+    table = Table(FileRow)
+    table.add_values([{**FILE, "size": size} for size in (1.0, float("nan"), 1 << 70, float("-inf"))][:1])
+    assert table["f1"]["size"] == 1
+    table.add_values([{**FILE, "size": float("nan"), "count": 1 << 70, "path": b"bytes"}, None, {"id": 7}])
+    assert (table["f1"]["size"], table["f1"]["count"], table["f1"]["path"]) == (0, 0, None)
+    assert (len(table), "f2" in table) == (1, False)

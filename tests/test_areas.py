@@ -1,0 +1,144 @@
+"""The one boundary for writes: nothing is written, moved or removed outside what a command may change."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import apsw
+import pytest
+from conftest import nothing_opened, snapshot
+from faults import fails
+
+from regraft import areas, durable, sqlite
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["by handles", "by paths"])
+def no_other_area(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let nothing be written but below what a test opens; as systems do it that act in open folders, and as others."""
+    monkeypatch.setattr(areas, "BY_HANDLE", request.param and areas.BY_HANDLE)
+    with nothing_opened():
+        yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Make a folder that may be changed."""
+    folder = tmp_path / "store"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "file").write_text("mine")
+    return folder
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """Make a folder of the user's that nobody may touch."""
+    folder = tmp_path / "victim"
+    (folder / "docs").mkdir(parents=True)
+    (folder / "file").write_text("precious")
+    (folder / "docs" / "letter").write_text("dear")
+    return folder
+
+
+@contextmanager
+def untouched(folder: Path):
+    before = snapshot(folder)
+    yield
+    assert snapshot(folder) == before
+
+
+def database(path: Path) -> None:
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("CREATE TABLE t (x); INSERT INTO t VALUES (1)")
+
+
+def other(store: Path) -> Path:
+    """Return a file of the store that something can be made of."""
+    path = store / "other"
+    path.write_text("new")
+    return path
+
+
+#: Every way of writing, done to a path ``at``.
+ACTS = {
+    "make_folder": lambda store, at: durable.make_folder(at),
+    "make_folders": lambda store, at: durable.make_folders(at / "deep"),
+    "replace to": lambda store, at: durable.replace(other(store), at),
+    "replace from": lambda store, at: durable.replace(at, store / "new"),
+    "link": lambda store, at: durable.link(other(store), at),
+    "remove": lambda store, at: durable.remove(at),
+    "remove_folder": lambda store, at: durable.remove_folder(at),
+    "remove_tree": lambda store, at: durable.remove_tree(at),
+    "open_binary": lambda store, at: durable.open_binary(at, "wb").close(),
+    "append": lambda store, at: durable.open_binary(at, "ab").close(),
+    "change": lambda store, at: durable.open_binary(at, "r+b").close(),
+    "open_text": lambda store, at: durable.open_text(at, "x").close(),
+    "put_bytes": lambda store, at: durable.put_bytes(at, b"x"),
+    "put_text": lambda store, at: durable.put_text(at, "x"),
+    "write_text": lambda store, at: durable.write_text(at, "x", store / "temporary"),
+    "write_text by way of": lambda store, at: durable.write_text(store / "new", "x", at),
+    "copy_file": lambda store, at: durable.copy_file(store / "inner" / "file", at),
+    "copy_mode": lambda store, at: durable.copy_mode(store / "inner" / "file", at),
+    "copy_times": lambda store, at: durable.copy_times(store / "inner" / "file", at),
+    "touch": lambda store, at: durable.touch(at),
+    "truncate": lambda store, at: durable.truncate(at, 0),
+    "new_zip": lambda store, at: durable.new_zip(at).__enter__(),
+    "temporary_folder": lambda store, at: durable.temporary_folder(at).__enter__(),
+    "writing": lambda store, at: sqlite.writing(at, create=True).__enter__(),
+}
+#: What would not change what a link leads to: the link itself goes, or is what another name is given to.
+OF_THE_LINK = {"replace to", "replace from", "remove", "remove_tree", "write_text", "make_folder", "link", "open_text"}
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("name", ["file", "docs", "new"])
+def test_no_write_goes_through_a_link(act: str, name: str, store: Path, victim: Path) -> None:
+    (store / "way").symlink_to(victim)
+    with areas.opened(store), untouched(victim), fails("LinkInStore", match="way"):
+        ACTS[act](store, store / "way" / name)
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_no_write_leads_outside(act: str, store: Path, victim: Path) -> None:
+    with areas.opened(store), untouched(victim):
+        for path in (store / ".." / "victim" / "file", store / "inner" / ".." / "file", victim / "new"):
+            with fails("OutsideStore"):
+                ACTS[act](store, path)
+
+
+@pytest.mark.parametrize("act", sorted(ACTS.keys() - OF_THE_LINK))
+@pytest.mark.parametrize("goal", ["file", "docs", "new"])
+def test_no_link_is_opened_for_writing(act: str, goal: str, store: Path, victim: Path) -> None:
+    (store / "link").symlink_to(victim / goal)
+    with areas.opened(store), untouched(victim), pytest.raises(Exception) as caught:
+        ACTS[act](store, store / "link")
+    assert caught.typename in {"LinkInStore", "NotADirectoryError"}, caught.value
+
+
+def test_a_journal_of_another_file_is_not_worked_in(store: Path, victim: Path) -> None:
+    """SQLite removes the file that such a journal names: it must not be one of the user's."""
+    path = hot(store, victim / "file")
+    with areas.opened(store), untouched(victim):
+        with fails("JournalNamesAnother", match="victim"), sqlite.writing(path):
+            pass
+        with sqlite.reading(path) as db:
+            assert db.execute("SELECT x FROM t").get == 1
+
+
+def hot(folder: Path, named: Path) -> Path:
+    """Leave a database with the journal of a writer that was killed, which names a file at its end."""
+    path = folder / "hot.sqlite"
+    whole = folder / "whole.sqlite"
+    database(whole)
+    with closing(apsw.Connection(str(whole))) as db:
+        db.execute("BEGIN; UPDATE t SET x = 2")
+        db.cache_flush()
+        path.write_bytes(whole.read_bytes())
+        journal = Path(f"{whole}-journal").read_bytes()
+    name = os.fsencode(named)
+    tail = struct.pack(">I", (1 << 30) // 4096 + 1) + name + struct.pack(">II", len(name), sum(name))
+    Path(f"{path}-journal").write_bytes(journal + tail + bytes.fromhex("d9d505f920a163d7"))
+    return path

@@ -1,0 +1,56 @@
+"""``regraft backfill`` over schemas of strangers: what was paid for is written, or nothing is paid for."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import foreign
+import pytest
+from conftest import run
+from fault_server import FaultServer
+from lacking import all_vectors, backfill, library, taken_away, vectors
+from planted_v2 import index, run_sql
+from toys import contents
+
+pytest.importorskip("openai", reason="the client of embedding servers is not installed")
+PLANTED = {
+    "after insert": ("CREATE TRIGGER evil AFTER INSERT ON embedding BEGIN DELETE FROM search_unit; END",),
+    "raises": ("CREATE TRIGGER evil BEFORE INSERT ON embedding BEGIN SELECT RAISE(ABORT, 'no'); END",),
+}
+REFUSED = {
+    "computed": ("ALTER TABLE embedding ADD COLUMN made AS (zeroblob(900000000))",),
+    "replaces": foreign.TABLES["rule that replaces"],
+    "view": foreign.VIEWS["before embedding"],
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Path:
+    return taken_away(shutil.copytree(whole, tmp_path / "library"))
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_trigger_never_runs(store: Path, server: FaultServer, config: Path, name: str) -> None:
+    run_sql(index(store), *PLANTED[name])
+    before = contents(store)
+    assert backfill(store, config).status <= 1
+    assert vectors(store) == all_vectors()
+    assert run("undo", store, "--yes").status == 0
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_written_is_not_paid_for(store: Path, server: FaultServer, config: Path, name: str) -> None:
+    run_sql(index(store), *REFUSED[name])
+    before = index(store).read_bytes()
+    done = backfill(store, config)
+    assert done.status in (1, 2)
+    assert "fault of regraft" not in done.stderr
+    assert index(store).read_bytes() == before
+    assert server.requests == []

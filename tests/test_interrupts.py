@@ -1,0 +1,144 @@
+"""What asks a run to stop: every signal ends it as Ctrl-C does, once, and tears nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has none of these signals")
+
+_HEAD = """
+import signal, sys
+from regraft import interrupts
+HUP, INT, TERM = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
+# Whoever started the tests may have had them ignored.
+signal.signal(INT, signal.default_int_handler)
+for number in (HUP, TERM):
+    signal.signal(number, signal.SIG_DFL)
+"""
+
+
+def ended(program: str) -> tuple[int, str, str]:
+    """Run a program of its own, and return its exit status and what it said."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    line = [sys.executable, "-c", _HEAD + program]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("number", ["HUP", "INT", "TERM"])
+def test_every_stop_is_raised_once_and_then_cleaning_up_is_undisturbed(number: str) -> None:
+    program = f"""
+interrupts.install()
+try:
+    signal.raise_signal({number})
+    print("not raised")
+except KeyboardInterrupt:
+    for again in (HUP, INT, TERM):
+        signal.raise_signal(again)
+    print("cleaned up")
+"""
+    assert ended(program) == (0, "cleaned up\n", "")
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    program = """
+signal.signal(HUP, signal.SIG_IGN)
+interrupts.install()
+signal.raise_signal(HUP)
+print("went on")
+"""
+    assert ended(program) == (0, "went on\n", "")
+
+
+@pytest.mark.parametrize("number", ["HUP", "INT", "TERM"])
+def test_a_stop_waits_for_the_end_of_what_is_held_back(number: str) -> None:
+    program = f"""
+interrupts.install()
+try:
+    with interrupts.held_back():
+        with interrupts.held_back():
+            signal.raise_signal({number})
+            print("inner")
+        print("outer")
+    print("not raised")
+except KeyboardInterrupt:
+    print("raised")
+"""
+    assert ended(program) == (0, "inner\nouter\nraised\n", "")
+
+
+def test_a_stop_is_not_forgotten_where_what_is_held_back_fails() -> None:
+    program = """
+interrupts.install()
+try:
+    with interrupts.held_back():
+        signal.raise_signal(TERM)
+        raise OSError("no room")
+except KeyboardInterrupt as stop:
+    print(repr(stop.__context__))
+"""
+    assert ended(program) == (0, "OSError('no room')\n", "")
+
+
+def test_who_has_not_installed_anything_keeps_its_own_ways() -> None:
+    program = """
+before = [signal.getsignal(number) for number in interrupts.STOPS]
+for again in range(2):
+    try:
+        with interrupts.held_back():
+            signal.raise_signal(INT)
+            print("held back")
+    except KeyboardInterrupt:
+        print("raised")
+interrupts.over()
+assert [signal.getsignal(number) for number in interrupts.STOPS] == before
+"""
+    assert ended(program) == (0, "held back\nraised\n" * 2, "")
+
+
+def test_a_stop_that_comes_where_nothing_can_be_raised_is_raised_again() -> None:
+    program = """
+import threading
+interrupts.install()
+
+class Finalised:
+    def __del__(self):
+        signal.raise_signal(TERM)
+
+try:
+    Finalised()
+    threading.Event().wait()
+except KeyboardInterrupt:
+    print("raised")
+"""
+    assert ended(program) == (0, "raised\n", "")
+
+
+def test_nothing_stops_a_run_that_is_over() -> None:
+    program = """
+interrupts.install()
+interrupts.over()
+for number in interrupts.STOPS:
+    signal.raise_signal(number)
+print("over")
+"""
+    assert ended(program) == (0, "over\n", "")
+
+
+def test_other_errors_that_nothing_can_raise_are_told_as_before() -> None:
+    program = """
+interrupts.install()
+
+class Finalised:
+    def __del__(self):
+        raise ValueError("odd")
+
+Finalised()
+"""
+    status, stdout, stderr = ended(program)
+    assert (status, stdout) == (0, "")
+    assert "ValueError: odd" in stderr
