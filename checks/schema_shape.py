@@ -216,20 +216,22 @@ def _wrong_effects(schema: dict[tuple[str, str], str], shape: Shape, ledger: Led
                 except (apsw.Error, ValueError):  # ValueError: a NUL or a surrogate in it
                     yield key[1]
                     return
-        yield from (what for what, tries in _REFUSED.items() if not all(_is_refused(db, sql) for sql in tries))
+        yield from (what for what, tries in _REFUSED.items() if not all(_is_refused(db, sql, ledger) for sql in tries))
         if all(("trigger", name) in schema for name in _TRIGGERS):
-            yield from _wrong_triggers(db, shape)
+            yield from _wrong_triggers(db, shape, ledger)
 
 
 def _no_other_file(operation: int, *_: object) -> int:
     return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
 
 
-def _is_refused(db: apsw.Connection, sql: str) -> bool:
+def _is_refused(db: apsw.Connection, sql: str, ledger: Ledger) -> bool:
     db.execute("SAVEPOINT tried")
     is_refused = False
     try:
         db.execute(sql)
+    except apsw.InterruptError:
+        ledger.check_time()  # it would never have ended, and so refuses nothing
     except sqlite.SYSTEM_ERRORS:
         raise  # a full disk says nothing of the layout, and has rolled back already
     except apsw.Error:
@@ -240,7 +242,7 @@ def _is_refused(db: apsw.Connection, sql: str) -> bool:
     return is_refused
 
 
-def _wrong_triggers(db: apsw.Connection, shape: Shape) -> Iterator[str]:
+def _wrong_triggers(db: apsw.Connection, shape: Shape, ledger: Ledger) -> Iterator[str]:
     def hits(word: str) -> list[object]:
         return [
             row[0] for row in db.execute(f"SELECT rowid FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH ?", (f'"{word}"',))
@@ -262,6 +264,10 @@ def _wrong_triggers(db: apsw.Connection, shape: Shape) -> Iterator[str]:
             if (word is not None and (hits(word) != rows or rows == [None])) or (gone is not None and hits(gone)):
                 yield name
                 return
+        except apsw.InterruptError:
+            ledger.check_time()  # it would never have ended
+            yield name
+            return
         except sqlite.SYSTEM_ERRORS:
             raise
         except apsw.Error:

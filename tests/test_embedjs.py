@@ -528,7 +528,7 @@ def test_no_table(tmp_path: Path) -> None:
 def test_a_view_is_no_table(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "base")) as db:
         db.execute("CREATE VIEW vectors AS SELECT 1 AS pageContent, 2 AS uniqueLoaderId, 3 AS source, 4 AS vector")
-    assert problem_of(tmp_path / "base") == "has no table `vectors`"
+    assert problem_of(tmp_path / "base") == "has something else in the place of its table `vectors`, which is not read"
 
 
 @pytest.mark.parametrize(

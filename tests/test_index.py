@@ -620,12 +620,21 @@ def _swapped_numbers(db: apsw.Connection) -> None:
         db.execute("UPDATE search_text SET fts_rowid = ? WHERE fts_rowid = ?", (new, number))
 
 
+def _with_another_hash(db: apsw.Connection) -> None:
+    """Change the hash of a body together with its vector's key."""
+    for table in ("search_text", "embedding"):
+        db.execute(
+            f"UPDATE {table} SET embedding_text_hash = ? WHERE embedding_text_hash = ?", (sha("x"), sha("第三 text"))
+        )
+
+
 #: What is done to a file, and a word of the reason that verification must give.
 TAMPERED: dict[str, tuple[str | Callable[[apsw.Connection], None], str]] = {
     "another version": ("UPDATE meta SET schema_version = 1", "identity"),
     "another base": ("UPDATE meta SET base_id = 'other'", "identity"),
     "no identity": ("DELETE FROM meta", "identity"),
-    "a body": ("UPDATE search_text SET text = 'second texT' WHERE text = 'second text'", "hash"),
+    "a body": ("UPDATE search_text SET text = 'second texT' WHERE text = 'second text'", "where its unit says"),
+    "a body's hash and its key": (_with_another_hash, "hash"),
     "a body's hash": ("UPDATE search_text SET embedding_text_hash = 'x' WHERE rowid = 1", "vector"),
     "a body with its hash and key": (_with_new_text, "where its unit says"),
     "a content": ("UPDATE content SET text = upper(text)", "where its unit says"),

@@ -775,6 +775,6 @@ def test_a_disk_that_fails_to_read_what_counts_is_as_if_it_were_gone(tmp_path, n
 def test_a_work_folder_that_cannot_be_written_is_no_damage(tmp_path):
     simple(tmp_path / "db")
     tree = Restless(tmp_path, "000009.log", lambda folder, _: shutil.rmtree(folder.parent / "work"))
-    with pytest.raises(FileNotFoundError, match=r"000009\.log"):
+    with pytest.raises(FileNotFoundError, match="regraft-"):
         read_restless(tree)
     assert tree.times == 1
