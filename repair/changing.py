@@ -12,7 +12,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft import durable, links, sqlite, untouched
+from regraft import areas, durable, links, sqlite, untouched
 from regraft.errors import LedgerUnreadable, PlanOutdated
 from regraft.ledger import FOLDER, Ledger, path_of
 from regraft.ledger_values import TRASH, UNDO, WORK, FileDetail, Recorded, RowsDetail, State
@@ -58,9 +58,12 @@ class Changer:
 
         Raises:
             StoreBusy, StoreNotWritable, PlanOutdated
+            LinkInStore: a link lies on the way to what is to be changed.
         """
         for change in changes:
             path = self._root / change.path
+            # Before the first change is intended: what a link keeps from being made could not be settled either.
+            areas.demand(path)
             self._demand_as_planned(path, change)
             if isinstance(change, RowsChange):
                 with rows.locked(path, keep=False) as db:

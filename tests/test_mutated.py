@@ -11,6 +11,7 @@ import angel_store
 import apsw
 import codex_mem_store
 import pytest
+import stranded
 from conftest import Outcome, run, snapshot
 from lacking import configured
 from planted_v1 import whole
@@ -310,3 +311,16 @@ def test_a_link_is_not_put_in_the_place_of_a_database(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [["file"], {}, None, 7, "folder"])
 def test_an_item_whose_type_is_none_is_the_matter_of_others(kind: object) -> None:
     assert data_problem({"type": kind, "data": "{}"}) is None
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_on_the_way_to_what_has_to_be_made_is_refused_before_anything_is_intended(tmp_path: Path) -> None:
+    profile = stranded.profile(tmp_path, stranded.some_source(), lost=("other",))
+    way = profile / "Data" / "KnowledgeBase" / stranded.base_of("other")
+    shutil.rmtree(way, ignore_errors=True)
+    way.symlink_to(tmp_path / "nowhere")
+    assert refused("rescue", profile, "--yes") == "LinkInStore"
+    assert not list(profile.rglob(".regraft"))
+    assert not (tmp_path / "nowhere").exists()
