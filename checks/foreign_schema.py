@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import apsw
@@ -86,7 +87,7 @@ _INDEX = _Own(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Trial:
     """Tables to compile the triggers of a layout beside, and what these do by right."""
 
@@ -294,6 +295,11 @@ def does_more(name: str, table: str, sql: str, trial: _Trial) -> bool:
 
     These write to the full-text index and to the number of a body in it, and call next to nothing.
     """
+    return (_tried if len(sql) <= _REMEMBERED else _tried.__wrapped__)(name, table, sql, trial)
+
+
+@lru_cache(maxsize=64)
+def _tried(name: str, table: str, sql: str, trial: _Trial) -> bool:
     if _RAISE.search(sql):
         return True
     done: set[tuple[int, str | None, str | None]] = set()
@@ -321,6 +327,8 @@ def does_more(name: str, table: str, sql: str, trial: _Trial) -> bool:
     return not all(_is_own(trial, table.lower(), *one) for one in done)
 
 
+#: Triggers of up to so many characters are remembered: most bases of a store have the same ones.
+_REMEMBERED = 4096
 #: What nobody's definitions do: reach other files, or walk in circles.
 _ELSEWHERE = {apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH, apsw.SQLITE_RECURSIVE, apsw.SQLITE_PRAGMA}
 

@@ -6,6 +6,7 @@ file's own statements.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -193,8 +194,25 @@ def _is_wrong_index(db: apsw.Connection, name: str, shape: Shape) -> bool:
     return of_table.get(name) != (unique, 0) or _index_columns(db, name) != list(columns)
 
 
-def _wrong_effects(schema: dict[tuple[str, str], str], shape: Shape, ledger: Ledger) -> Iterator[str]:
-    """Try out checks and triggers in a scratch file."""
+def _wrong_effects(schema: dict[tuple[str, str], str], shape: Shape, ledger: Ledger) -> list[str]:
+    """Try out checks and triggers in a scratch file; what was found right before is not tried again."""
+    wanted = [("table", table) for table in (*_COLUMNS, FULL_TEXT)] + [("trigger", name) for name in _TRIGGERS]
+    statements = {key: schema[key] for key in wanted if key in schema}
+    mark = hashlib.blake2b(repr((shape.has_rowid, statements)).encode(), digest_size=16).digest()
+    if mark in _RIGHT:
+        return []
+    found = list(_tried(statements, shape, ledger))
+    if not found and len(_RIGHT) < _MOST_RIGHT:
+        _RIGHT.add(mark)
+    return found
+
+
+#: What tells the schemas that were tried and found right: most bases of a store have the same one.
+_RIGHT: set[bytes] = set()
+_MOST_RIGHT = 1000
+
+
+def _tried(statements: dict[tuple[str, str], str], shape: Shape, ledger: Ledger) -> Iterator[str]:
     with (
         durable.temporary_folder() as folder,
         sqlite.writing(folder / "scratch.sqlite", create=True) as db,
@@ -206,18 +224,16 @@ def _wrong_effects(schema: dict[tuple[str, str], str], shape: Shape, ledger: Led
         # The triggers are what is tried: the file is nobody's.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
         db.authorizer = _no_other_file
-        wanted = [("table", table) for table in (*_COLUMNS, FULL_TEXT)] + [("trigger", name) for name in _TRIGGERS]
-        for key in wanted:
-            if key in schema:
-                try:
-                    db.execute(schema[key])
-                except sqlite.SYSTEM_ERRORS:
-                    raise
-                except (apsw.Error, ValueError):  # ValueError: a NUL or a surrogate in it
-                    yield key[1]
-                    return
+        for (_, name), statement in statements.items():
+            try:
+                db.execute(statement)
+            except sqlite.SYSTEM_ERRORS:
+                raise
+            except (apsw.Error, ValueError):  # ValueError: a NUL or a surrogate in it
+                yield name
+                return
         yield from (what for what, tries in _REFUSED.items() if not all(_is_refused(db, sql, ledger) for sql in tries))
-        if all(("trigger", name) in schema for name in _TRIGGERS):
+        if all(("trigger", name) in statements for name in _TRIGGERS):
             yield from _wrong_triggers(db, shape, ledger)
 
 

@@ -23,6 +23,8 @@ from fault_server import FaultServer, Reply, Request, answer, saying, vectors_fo
 from lacking import configured  # isort: skip
 
 
+#: How many of the inputs are given to two commands, one after the other; the others to one.
+TWO_COMMANDS = 0.1
 #: What the user names himself, which may well be a pipe.
 _WORDS = frozenset({"configuration", "query vectors", "a query vector"})
 
@@ -81,7 +83,8 @@ class Mutations(Campaign):
 
     def _run(self, random: Random, case: Case, name: str) -> int:
         specimen = SPECIMENS[name]
-        commands = random.sample(specimen.commands, min(2, len(specimen.commands)))
+        most = 2 if random.random() < TWO_COMMANDS else 1
+        commands = random.sample(specimen.commands, min(most, len(specimen.commands)))
         # What only reads goes first, and sees the input as it was changed.
         commands.sort(key=lambda command: "!}" in command)
         for number, command in enumerate(commands):

@@ -84,7 +84,7 @@ class Cuts:
         meanings, contents = self._meanings(image, place, chance)
         self.in_flight += bool(contents) or len(image) != len(self.journal.names_at(place, None))
         problem = self._odd(meanings)
-        mark = hashlib.blake2b(repr(sorted(_plain(meanings).items())).encode(), digest_size=16).hexdigest()
+        mark = hashlib.blake2b(repr(sorted(self._plain(meanings).items())).encode(), digest_size=16).hexdigest()
         if not problem and (whole or mark not in self.judged):
             self._write(image, place, contents)
             problem = self._stage.judge_next(mark=f"{mark} {place if whole else ''}")
@@ -103,6 +103,12 @@ class Cuts:
             and meaning not in self._allowed.get(path, ())
         ]
         return ", ".join(odd[:3])
+
+    def _plain(self, meanings: dict[str, str]) -> dict[str, str]:
+        """Return what decides how the next run goes: what a file never was at any moment is torn, in whatever way."""
+        return {
+            path: meaning if meaning in self._allowed.get(path, ()) else _TORN for path, meaning in meanings.items()
+        }
 
     # --- what an image comes to ------------------------------------------------------------------------------------
 
@@ -228,8 +234,3 @@ def _rows(database: Path) -> str:
         return f"{state_of(database.parent)['db']}{'' if problem == 'ok' else f' {problem}'}"
     except apsw.Error as error:
         return f"{_TORN} ({type(error).__name__})"
-
-
-def _plain(meanings: dict[str, str]) -> dict[str, str]:
-    """Return what decides how the next run goes: half-made files below regraft's own folder are all alike."""
-    return meanings

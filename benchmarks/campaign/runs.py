@@ -6,6 +6,7 @@ two runs that go the same way leave the same bytes.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import re
@@ -93,6 +94,9 @@ def load() -> None:
                 import_module(
                     ".".join((package, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
                 )
+    # Copies of this process are not to look through all of it for garbage, and so have it copied.
+    gc.collect()
+    gc.freeze()
 
 
 def _named(number: int) -> Callable[[int], str]:
