@@ -145,9 +145,13 @@ class Cuts:
         """Let SQLite open a database with its log, and return what it holds; of another file a hash of its bytes."""
         if not contents[0].startswith(sqlite.MAGIC[:6]):
             return _hash(contents[0])
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        self._scratch.mkdir()
+        if len(contents) == 1 and (mark := _digest(contents[0])) in self._meaning:
+            # Without a log SQLite changes nothing.
+            return self._meaning[mark]
+        self._scratch.mkdir(exist_ok=True)
         database = self._scratch / "db"
+        for end in (*_LOGS, "-shm"):
+            (self._scratch / f"db{end}").unlink(missing_ok=True)
         for content, name in zip(contents, names, strict=True):
             (self._scratch / f"db{name[len(names[0]) :]}").write_bytes(content)
         try:
@@ -156,8 +160,7 @@ class Cuts:
             db.close()
         except apsw.Error as error:
             return f"{_TORN} ({type(error).__name__})"
-        content = database.read_bytes()
-        mark = hashlib.blake2b(content, digest_size=16).digest()
+        mark = _digest(database.read_bytes())
         if mark not in self._meaning:
             self._meaning[mark] = _rows(database)
         return self._meaning[mark]
@@ -221,8 +224,12 @@ def _content(name: str, image: Image, place: int, contents: dict[str, bytes], al
     return node.content(_arrived_of(node, place, all_arrived))
 
 
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
 def _hash(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    return _digest(content).hex()
 
 
 def _rows(database: Path) -> str:

@@ -118,7 +118,7 @@ def _in_copy(work: Callable[[], object], output: Path, number: int) -> None:
         sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
         # As at the start of a program: what takes their place lets go of them.
         sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
-        # As users run it: what a test run would be warned of, a file that a signal leaves unclosed, is not said to them.
+        # As users run it: they are not warned of a file that a signal leaves unclosed.
         warnings.simplefilter("ignore", ResourceWarning)
         embedders.ServerEmbedder = _Embedder  # type: ignore[misc, assignment]
         clock.datetime = _Clock  # type: ignore[misc]
