@@ -128,6 +128,7 @@ def run(
     began, before, saved = time.monotonic(), result.seconds, time.monotonic()
     if count is not None and result.count >= count:
         return result
+    campaign.figures.update(result.figures)
     for number, outcome in enumerate(campaign.cases(result.count + 1), result.count + 1):
         result.add(outcome, number)
         if outcome.problem and save_to is not None:

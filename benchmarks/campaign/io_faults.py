@@ -19,6 +19,8 @@ from benchmarks.campaign.stores import SCENARIOS, Scenario
 from benchmarks.campaign.switches import CONTROLS, switched_off
 
 ERRORS = (errno.EIO, errno.ENOSPC)
+#: What is counted besides runs.
+FAILED = "operations that failed"
 #: How many operations fail, from the k-th on.
 LASTING = (1, FOR_EVER, 4, 16)
 
@@ -43,8 +45,9 @@ class IoFaults(Campaign):
     """The k-th I/O error or full disk."""
 
     name = "io-faults"
-    unit = "faults"
-    whole = 100_000
+    unit = "disturbed runs"
+    #: In most of them several operations fail: about 100,000 in all.
+    whole = 20_000
     controls = CONTROLS
     scenarios: tuple[Scenario, ...] = SCENARIOS
 
@@ -55,7 +58,9 @@ class IoFaults(Campaign):
             Random(self.seed).shuffle(faults)
             self.figures["operations"] = sum(1 for one in faults if (one.error, one.lasting) == (ERRORS[0], 1))
             for fault in faults[first - 1 :]:
-                yield disturbed(fault)
+                outcome, failed = disturbed(fault)
+                self.figures[FAILED] = self.figures.get(FAILED, 0) + failed
+                yield outcome
                 self.figures["different stores taken up again"] = sum(stage.judged for stage in found)
 
 
@@ -67,16 +72,16 @@ def every_fault(stage: Stage) -> Iterator[Fault]:
                 yield from (Fault(stage, kind, at, error, lasting) for lasting in LASTING)
 
 
-def disturbed(fault: Fault) -> Outcome:
-    """Let it fail, and judge what comes of it."""
-    stage = fault.stage
+def disturbed(fault: Fault) -> tuple[Outcome, int]:
+    """Let it fail, judge what comes of it, and return that with how many operations failed."""
+    stage, failing = fault.stage, Failing(fault.at, fault.error, fault.lasting)
     stage.reset()
-    done = stage.run(1, around(stage, Failing(fault.at, fault.error, fault.lasting)))
+    done = stage.run(1, around(stage, failing))
     problem = judged(stage, done)
     if not problem and not (stage.scenario.is_one_file and done.status == 1):
         problem = stage.judge_next()
     ended = {0: "done", 1: "done", 2: "refused", 3: "stopped"}.get(done.status, "bad")
-    return Outcome(f"{stage.scenario.name}: {ended}", problem, str(fault))
+    return Outcome(f"{stage.scenario.name}: {ended}", problem, str(fault)), failing.failed
 
 
 def judged(stage: Stage, done: Ended) -> str:

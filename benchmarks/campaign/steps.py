@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import signal
 import threading
@@ -38,20 +39,30 @@ class Counting:
         self._path.write_text(json.dumps(self.kinds))
 
 
-@dataclass
 class Failing:
-    """Lets the operations from number ``at`` on fail, ``lasting`` of them, where they can with this error."""
+    """Lets the operations from number ``at`` on fail, ``lasting`` of them, where they can with this error.
 
-    at: int
-    error: int
-    lasting: int
-    count: int = 0
+    How many failed is counted in memory that a copy of this process shares with it.
+    """
+
+    def __init__(self, at: int, error: int, lasting: int) -> None:
+        self._at = at
+        self._error = error
+        self._lasting = lasting
+        self._count = 0
+        self._failed = mmap.mmap(-1, 8)
+
+    @property
+    def failed(self) -> int:
+        """Return how many operations failed."""
+        return int.from_bytes(self._failed[:], "little")
 
     def before(self, operation: Operation) -> None:
-        self.count += 1
-        is_able = self.error != errno.ENOSPC or operation.kind in TAKES_ROOM
-        if self.at <= self.count < self.at + self.lasting and is_able:
-            raise disk.Failing(self.error)
+        self._count += 1
+        is_able = self._error != errno.ENOSPC or operation.kind in TAKES_ROOM
+        if self._at <= self._count < self._at + self._lasting and is_able:
+            self._failed[:] = (self.failed + 1).to_bytes(8, "little")
+            raise disk.Failing(self._error)
 
     def after(self, operation: Operation) -> None:
         """It has not failed."""
