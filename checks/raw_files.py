@@ -13,7 +13,7 @@ from checks import v2_findings as v2
 from checks.catalog_rows import is_foreign, path_of, virtual_prefixes
 from checks.index_file import Material, path_problem
 from checks.levels import Ledger, Level, OutOfTime
-from regraft import identity
+from regraft import identity, links
 from regraft.formats import okf
 from regraft.formats.catalog_reader import Row
 from regraft.formats.item_data import data_of
@@ -157,7 +157,7 @@ def _is_changed(path: Path, material: Material) -> bool:
     try:
         if path.stat().st_size > _LARGEST_SNAPSHOT:
             return True
-        text = decode_utf8(path.read_bytes())
+        text = decode_utf8(links.content(path))
     except OSError:
         return True
     return material.content_hash not in (identity.text_hash(okf.strip_block(text)), identity.text_hash(text))

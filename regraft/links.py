@@ -99,6 +99,16 @@ def opened(path: Path) -> int:
     return descriptor
 
 
+def content(path: Path) -> bytes:
+    """Return the bytes of a file, of which somebody else may have made a pipe: it is not waited for.
+
+    Raises:
+        OSError: it cannot be read, or is no plain file.
+    """
+    with os.fdopen(opened(path), "rb") as file:
+        return file.read()
+
+
 def demand_file(mode: int) -> None:
     """Refuse what is no plain file.
 

@@ -66,7 +66,7 @@ def _same(path: Path, other: Path) -> bool:
 
 def _data_paths(config: Path) -> Iterator[Path]:
     try:
-        said: Any = json_text.loads(config.read_bytes()) if config.is_file() else None
+        said: Any = json_text.loads(links.content(config)) if config.is_file() else None
     except (OSError, ValueError):
         return
     named = said.get("appDataPath") if isinstance(said, dict) else None
@@ -187,7 +187,7 @@ def _holder(lock: Path) -> str | None:
     Raises:
         OSError: that cannot be told.
     """
-    with lock.open("rb") as file:
+    with os.fdopen(links.opened(lock), "rb") as file:
         if sys.platform == "win32":
             return None
         import fcntl  # noqa: PLC0415 - not there on Windows

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import apsw
 
+from regraft import links
 from regraft.embedders.counting import estimate
 from regraft.errors import SourceUnreadable
 from regraft.formats import angel_memory, angel_notes
@@ -67,7 +68,7 @@ def recall(root: Path, short_id: int, span: Span, token_budget: int | None = Non
     if place is None:
         raise NoteOutside(path=root, short_id=short_id, file=record.path)
     try:
-        lines = angel_notes.lines_of(place.read_bytes())
+        lines = angel_notes.lines_of(links.content(place))
     except FileNotFoundError as error:
         raise NoteGone(path=root, short_id=short_id, file=record.path) from error
     except OSError as error:

@@ -16,7 +16,7 @@ import apsw
 from checks import v2_findings as v2
 from checks.findings import Finding
 from checks.index_file import path_problem
-from regraft import identity, sqlite
+from regraft import identity, links, sqlite
 from regraft.formats import json_text, okf
 from regraft.names import PROCESSED_EXTENSIONS
 from regraft.text import decode_utf8
@@ -90,7 +90,7 @@ class Evidence:
         try:
             if not file.is_file() or file.stat().st_size > _LARGEST_SNAPSHOT:
                 return None
-            text = decode_utf8(file.read_bytes())
+            text = decode_utf8(links.content(file))
         except (OSError, ValueError):
             return None
         body = okf.strip_block(text)

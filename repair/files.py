@@ -149,7 +149,7 @@ def _file_mark(path: Path) -> str:
             return f"rows {_rows_mark(path)}"
         except (*sqlite.CONTENT_ERRORS, UnicodeDecodeError):
             pass  # damaged: its bytes tell. A disk that fails now may not do so later, when the mark is compared.
-    with path.open("rb") as file:
+    with os.fdopen(links.opened(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft import durable, interrupts, sqlite, untouched
+from regraft import durable, interrupts, links, sqlite, untouched
 from regraft.ledger import FOLDER, Ledger
 from regraft.ledger_values import Recorded, RowsDetail
 from repair import rows
@@ -158,7 +158,7 @@ def settle(final: Path, changeset: Path, change: Recorded) -> bool:
 def _is_whole(section: Path) -> bool:
     """Tell whether a section was flushed as a whole: else its transaction was never committed."""
     try:
-        with section.open("rb") as file:
+        with os.fdopen(links.opened(section), "rb") as file:
             for _ in apsw.Changeset.iter(file.read):
                 pass
     except apsw.CorruptError:

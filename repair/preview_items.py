@@ -19,7 +19,7 @@ from checks.catalog_rows import path_of
 from checks.index_file import path_problem
 from migrators.stages.drafts import BaseDraft
 from migrators.stages.planned import BasePlan, ItemPlan, MaterialPlan
-from regraft import clock, durable, sqlite
+from regraft import clock, durable, links, sqlite
 from regraft.formats import libsql_preview, okf
 from regraft.formats.catalog_reader import Row, StoredCatalog
 from regraft.formats.index import BODY_SEPARATOR
@@ -174,6 +174,6 @@ def _snapshot(item: ItemPlan, content: str) -> okf.Snapshot:
 def _holds(path: Path, content: str) -> bool:
     """Tell whether a file is the snapshot of a text."""
     try:
-        return path.is_file() and okf.strip_block(decode_utf8(path.read_bytes())) == content
+        return path.is_file() and okf.strip_block(decode_utf8(links.content(path))) == content
     except OSError:
         return False

@@ -177,6 +177,17 @@ def test_a_pipe_in_the_place_of_what_takes_rows_back_is_refused(tmp_path: Path) 
     assert contents(store) == before
 
 
+def test_a_pipe_in_the_place_of_any_file_of_angel_memory_holds_nobody_up(tmp_path: Path) -> None:
+    whole = angel_store.build(tmp_path / "whole").root
+    for number, path in enumerate(sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())):
+        copy = shutil.copytree(whole, tmp_path / str(number))
+        (copy / path).unlink()
+        os.mkfifo(copy / path)
+        for command in (["inspect"], ["check"], ["repair", "--dry-run"]):
+            assert run(command[0], copy, *command[1:], "--json").status in (0, 1, 2), (path, command)
+        assert (copy / path).is_fifo()
+
+
 def test_links_in_a_circle_hold_nobody_up(tmp_path: Path) -> None:
     store = angel_store.build(tmp_path / "angel")
     for path in [path for path in store.raw.rglob("*") if path.is_file()][:1]:

@@ -18,6 +18,7 @@ from migrators.cherry_v1.twins import find_twins, lost_entries, lost_files
 from migrators.stages.drafts import BaseDraft, ItemDraft
 from migrators.stages.journey import Hints
 from migrators.stages.options import Options
+from regraft import links
 from regraft.formats.vector_table import Survey
 from regraft.locate import Located
 from regraft.text import path_text, whole
@@ -93,7 +94,7 @@ class _Look:
 
     def _read(self, path: Path, wanted: Wanted) -> None:
         try:
-            with path.open("rb") as file:
+            with os.fdopen(links.opened(path), "rb") as file:
                 raw = file.read(MAX_FILE_BYTES)
         except OSError:
             return

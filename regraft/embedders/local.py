@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
+from regraft import links
 from regraft.embedders.checking import check
 from regraft.embedders.counting import counter
 from regraft.embedders.protocol import Embedded, Halted, Sending, TextsRejected, nothing
@@ -84,7 +85,7 @@ def library_of(folder: Path) -> str:
     model is of no other type.
     """
     try:
-        found = json_text.loads((folder / "config.json").read_bytes())
+        found = json_text.loads(links.content(folder / "config.json"))
     except (OSError, ValueError):
         return "sentence-transformers"
     kind = found.get("model_type", "model2vec") if isinstance(found, dict) else ""

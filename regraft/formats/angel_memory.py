@@ -16,7 +16,7 @@ from typing import Any
 
 import apsw
 
-from regraft import sqlite
+from regraft import links, sqlite
 from regraft.formats import chroma, json_text
 from regraft.formats.angel_notes import LEVELS, vector_text
 from regraft.system_errors import GenerationUnknown
@@ -318,7 +318,7 @@ def read_state(root: Path) -> dict[str, Any]:
         AngelProblem: it is missing or cannot be read; the message says why.
     """
     try:
-        state = json_text.loads((root / STATE).read_text("utf-8"))
+        state = json_text.loads(links.content(root / STATE).decode("utf-8"))
     except FileNotFoundError as error:
         raise AngelProblem("it is missing") from error
     except (OSError, ValueError) as error:

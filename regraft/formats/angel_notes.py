@@ -92,7 +92,7 @@ def notes_of(place: Path, relative: str) -> list[Note]:
     Raises:
         OSError: it cannot be read.
     """
-    data = place.read_bytes()
+    data = links.content(place)
     lines = len(lines_of(data))
     path = path_tags(relative)
     if Path(relative).suffix.lower() == ".md":

@@ -106,7 +106,7 @@ def _bytes(file: Path) -> bytes:
     try:
         if file.stat().st_size > LARGEST_FILE:
             raise NoText(f"{file.name} is larger than {LARGEST_FILE >> 20} MiB: {_ELSEWHERE}")
-        return file.read_bytes()
+        return links.content(file)
     except OSError as error:
         raise NoText(f"{file.name} cannot be read ({error.strerror})") from error
 

@@ -16,7 +16,7 @@ from migrators.stages.carry import Origin, carry_base
 from migrators.stages.drafts import Upload
 from migrators.stages.planned import BasePlan, MaterialPlan, Rows
 from migrators.stages.uploads import SourceFailed, copy_upload
-from regraft import clock, durable, sqlite, steady, untouched
+from regraft import clock, durable, links, sqlite, steady, untouched
 from regraft.formats import okf
 from regraft.formats.index import BODY_SEPARATOR
 from regraft.formats.index.opening import UNREADABLE
@@ -114,7 +114,7 @@ def free_name(names: FreeNames, wanted: str, raw: Path, content: str) -> tuple[s
         if not place.exists():
             return path, False
         # What a run that was stopped has left.
-        if place.is_file() and okf.strip_block(decode_utf8(place.read_bytes())) == content:
+        if place.is_file() and okf.strip_block(decode_utf8(links.content(place))) == content:
             return path, True
 
 

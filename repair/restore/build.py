@@ -20,7 +20,7 @@ from checks.findings import FINDINGS
 from checks.index_file import Expected, audit_index, path_problem
 from checks.levels import Ledger
 from migrators.cherry_preview.base_settings import read_base_settings
-from regraft import clock, durable, sqlite
+from regraft import clock, durable, links, sqlite
 from regraft.errors import LedgerUnreadable, NotRestored, VerificationFailed
 from regraft.formats import okf
 from regraft.formats.catalog_reader import Row
@@ -137,7 +137,7 @@ def _found(record: Path, mark: str, source: str, base: str) -> Restored:
 def _decoded(record: Path) -> Restored:
     if record.is_symlink() or not record.is_file() or record.stat().st_size > _LARGEST_RECORD:
         raise OSError(errno.EINVAL, "it is no ordinary file, or far too large")
-    return msgspec.json.decode(record.read_bytes(), type=Restored)
+    return msgspec.json.decode(links.content(record), type=Restored)
 
 
 def _unfit(found: Restored, mark: str, source: str, base: str) -> str | None:
