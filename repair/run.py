@@ -244,7 +244,8 @@ def opened(store: Store) -> Iterator[Ledger]:
         TargetLocked: another run has it.
         StoreNotWritable
     """
-    is_new = not os.path.lexists(store.own)
+    # The folder may be there without a ledger: the ledger alone is made then.
+    new = next((path for path in (store.own, ledger.path_of(store.root)) if not os.path.lexists(path)), None)
     try:
         with contextlib.ExitStack() as stack:
             try:
@@ -259,14 +260,14 @@ def opened(store: Store) -> Iterator[Ledger]:
                 yield book
             finally:
                 # A run that was stopped before it changed anything leaves nothing, as one that was refused.
-                is_new = is_new and _says_nothing(store, book)
+                new = new if _says_nothing(store, book) else None
     except TargetLocked:
-        is_new = False
+        new = None
         raise
     finally:
-        if is_new:
+        if new is not None:
             with contextlib.suppress(OSError, RegraftError):
-                durable.remove_tree(store.own)
+                durable.remove_tree(new)
 
 
 def _says_nothing(store: Store, book: Ledger) -> bool:

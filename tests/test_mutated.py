@@ -335,3 +335,26 @@ def test_a_link_on_the_way_to_what_has_to_be_made_is_refused_before_anything_is_
     assert refused("rescue", profile, "--yes") == "LinkInStore"
     assert not list(profile.rglob(".regraft"))
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_refused_run_leaves_no_ledger_in_a_folder_that_had_none(tmp_path: Path) -> None:
+    profile = stranded.profile(tmp_path, stranded.some_source(), lost=("kb",))
+    (profile / ".regraft").mkdir()
+    (profile / ".regraft" / "mine").write_text("of somebody else")
+    for path in profile.glob("redux.json"):
+        path.unlink()
+    before = snapshot(profile)
+    assert refused("rescue", profile, "--v1", tmp_path / "nowhere", "--yes")
+    assert refused("backfill", profile, "--yes")
+    # The folder's own time tells that something was there meanwhile.
+    assert {**snapshot(profile), ".regraft": before[".regraft"]} == before
+
+
+def test_failed_notes_whose_project_is_no_text_are_pending_again(tmp_path: Path) -> None:
+    path = codex_mem_store.write(tmp_path / "codex")
+    codex_mem_store.embed(path)
+    codex_mem_store.mark_failed(path, codex_mem_store.note_id(0, 0))
+    codex_mem_store.run_sql(path, "UPDATE memory_items SET project_id = x'ff00'")
+    done = run("clear-failed", path, "--yes", "--json")
+    assert done.status == 0, done
+    assert [(one["base"], one["count"]) for one in done.document["actions"]] == [(None, 1)]

@@ -566,7 +566,10 @@ def in_folder(random: Random, folder: Path, victim: Path) -> str:
     if kind == 6:
         beside = random.choice([f"{path.name}-wal", f"{path.name}-journal", "copy", f"{path.name}.bak"])
         with suppress(OSError):
-            (shutil.copytree if path.is_dir() else shutil.copy)(path, path.with_name(beside))
+            if path.is_dir():
+                shutil.copytree(path, path.with_name(beside), symlinks=True)
+            else:
+                shutil.copy(path, path.with_name(beside))
         return f"{name} copied beside itself"
     if kind == 7:
         other = random.choice(places)

@@ -42,10 +42,13 @@ def plan(store: Store) -> Plan:
             raise PlanOutdated(path=path, reason="other notes have failed now than were planned")
 
     actions = tuple(
-        Action(
-            "clear-failed", f"mark {counted(count, 'failed note')} as pending", project, None, count, 0, codex.FAILED
-        )
-        for project, count in counts.items()
+        Action("clear-failed", f"mark {counted(count, 'failed note')} as pending", base, None, count, 0, codex.FAILED)
+        for base, count in ((_base_of(project), count) for project, count in counts.items())
     )
     change = RowsChange(path.name, actions, apply, (NOTES,), writing.SIZE * sum(counts.values()))
-    return Plan([change], mends={(codex.FAILED, project) for project in counts})
+    return Plan([change], mends={(codex.FAILED, _base_of(project)) for project in counts})
+
+
+def _base_of(project: object) -> str | None:
+    """Return the project that notes are of; None where a note names none that could be one."""
+    return project if isinstance(project, str) else None
