@@ -93,7 +93,10 @@ def _one_base(source: Located, index: Path) -> dict[str, Any]:
     stated = base["store"]["base_id"] if base["store"] else folder.name
     base = {"id": stated, "name": stated, **base}
     sources = _sources(catalog, base["id"]) if known and catalog else {}
-    return {**base, "materials": _materials(index, sources) if base["store"] else []}
+    try:
+        return {**base, "materials": _materials(index, sources) if base["store"] else []}
+    except (apsw.Error, OSError) as error:
+        return {**base, "materials": [], "problem": f"its materials cannot be read: {error}"}
 
 
 def _sources(catalog: Path, base_id: str) -> dict[str, str]:

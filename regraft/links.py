@@ -12,7 +12,9 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from io import BufferedReader
 from pathlib import Path
+from typing import cast
 
 _ARE_FOLLOWED: ContextVar[bool] = ContextVar("_ARE_FOLLOWED", default=False)
 #: The option that follows them all.
@@ -99,13 +101,22 @@ def opened(path: Path) -> int:
     return descriptor
 
 
-def content(path: Path) -> bytes:
-    """Return the bytes of a file, of which somebody else may have made a pipe: it is not waited for.
+def reading(path: Path, *, buffering: int = -1) -> BufferedReader:
+    """Open a file for reading, of which somebody else may have made a pipe: it is not waited for.
 
     Raises:
         OSError: it cannot be read, or is no plain file.
     """
-    with os.fdopen(opened(path), "rb") as file:
+    return cast(BufferedReader, os.fdopen(opened(path), "rb", buffering))
+
+
+def content(path: Path) -> bytes:
+    """Return the bytes of a file, opened as by :func:`reading`.
+
+    Raises:
+        OSError: it cannot be read, or is no plain file.
+    """
+    with reading(path) as file:
         return file.read()
 
 

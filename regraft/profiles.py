@@ -187,7 +187,7 @@ def _holder(lock: Path) -> str | None:
     Raises:
         OSError: that cannot be told.
     """
-    with os.fdopen(links.opened(lock), "rb") as file:
+    with links.reading(lock) as file:
         if sys.platform == "win32":
             return None
         import fcntl  # noqa: PLC0415 - not there on Windows

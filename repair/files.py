@@ -102,7 +102,7 @@ class Digest:
             OSError: it cannot be read.
         """
         digest = cls()
-        with path.open("rb", buffering=0) as file, digest.updating(path) as update:
+        with links.reading(path, buffering=0) as file, digest.updating(path) as update:
             while chunk := file.read(CHUNK_BYTES):
                 update(chunk)
         return digest
@@ -149,7 +149,7 @@ def _file_mark(path: Path) -> str:
             return f"rows {_rows_mark(path)}"
         except (*sqlite.CONTENT_ERRORS, UnicodeDecodeError):
             pass  # damaged: its bytes tell. A disk that fails now may not do so later, when the mark is compared.
-    with os.fdopen(links.opened(path), "rb") as file:
+    with links.reading(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -158,7 +158,7 @@ def settle(final: Path, changeset: Path, change: Recorded) -> bool:
 def _is_whole(section: Path) -> bool:
     """Tell whether a section was flushed as a whole: else its transaction was never committed."""
     try:
-        with os.fdopen(links.opened(section), "rb") as file:
+        with links.reading(section) as file:
             for _ in apsw.Changeset.iter(file.read):
                 pass
     except apsw.CorruptError:

@@ -10,6 +10,7 @@ from pathlib import Path
 import angel_store
 import apsw
 import codex_mem_store
+import profiles
 import pytest
 import stranded
 from conftest import Outcome, run, snapshot
@@ -19,6 +20,7 @@ from planted_v2 import index
 from toys import change, contents
 from toys import library as small_library
 
+from checks import glance_v2
 from regraft import config, ledger
 from regraft.embedders.answers import BrokenAnswer, vectors_of
 from regraft.embedders.server import ServerEmbedder
@@ -358,3 +360,45 @@ def test_failed_notes_whose_project_is_no_text_are_pending_again(tmp_path: Path)
     done = run("clear-failed", path, "--yes", "--json")
     assert done.status == 0, done
     assert [(one["base"], one["count"]) for one in done.document["actions"]] == [(None, 1)]
+
+
+def test_a_vector_whose_note_is_no_text_is_no_notes(tmp_path: Path) -> None:
+    path = codex_mem_store.write(tmp_path / "codex")
+    beside = codex_mem_store.embed(path)
+    codex_mem_store.run_sql(
+        beside, "UPDATE embedding SET note_id = x'8000' WHERE rowid = (SELECT min(rowid) FROM embedding)"
+    )
+    done = run("reconcile", path, "--yes", "--json")
+    assert done.status in (0, 1), done
+    assert sum(one["count"] for one in done.document["actions"] if one["finding"] == "codex.orphan") == 1
+    assert codex_mem_store.rows(beside, "SELECT 1 FROM embedding WHERE typeof(note_id) <> 'text'") == []
+
+
+def test_pages_of_materials_that_cannot_be_read_are_a_problem_of_the_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = index(small_library(tmp_path)).parent.parent
+
+    def torn(*_: object) -> None:
+        raise apsw.CorruptError("database disk image is malformed")
+
+    monkeypatch.setattr(glance_v2, "_materials", torn)
+    (found,) = run("inspect", base, "--json").document["bases"]
+    assert (found["materials"], found["problem"]) == (
+        [],
+        "its materials cannot be read: database disk image is malformed",
+    )
+
+
+def test_a_pipe_in_raw_does_not_hold_an_install_up(tmp_path: Path) -> None:
+    library = small_library(tmp_path)
+    profile = profiles.profile(tmp_path / "profile")
+    shutil.copytree(library / "KnowledgeBase", profile / "Data" / "KnowledgeBase", dirs_exist_ok=True)
+    raw = index(library).parent.parent / "raw"
+    raw.mkdir(exist_ok=True)
+    (raw / "a.md").write_text("text")
+    place = profile / "Data" / raw.relative_to(library)
+    place.mkdir(exist_ok=True)
+    os.mkfifo(place / "a.md")
+    assert run("install", library, "--profile", profile, "--yes", "--json").status in (0, 1, 2)
+    assert (place / "a.md").is_fifo()

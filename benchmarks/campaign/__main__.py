@@ -41,6 +41,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--hours", type=float, help="at most so long")
     parser.add_argument("--control", help="with something switched off, so that bad cases must be found")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="run this one case again, and write nothing")
+    parser.add_argument("--again", action="store_true", help="run the cases that were bad once more, and nothing else")
     parser.add_argument("--anew", action="store_true", help="forget what was counted with this seed before")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--work", type=Path, default=memory(), help="where to make stores (default: in memory)")
@@ -63,6 +64,10 @@ def main() -> int:
         old = Result(kind.name, asked.seed, asked.control)
         result = old if asked.anew else load(asked.results, kind.name, asked.seed, asked.control)
         result.off = kind.controls[asked.control] if asked.control else ""
+        if asked.again:
+            result.take_up_again(campaign)
+            result.save(asked.results)
+            asked.count = result.count
         run(
             campaign,
             result,

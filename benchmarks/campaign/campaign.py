@@ -81,6 +81,17 @@ class Result:
     kinds: Counter[str] = field(default_factory=Counter)
     figures: dict[str, int] = field(default_factory=dict)
     bad_cases: list[dict[str, Any]] = field(default_factory=list)
+    #: Cases that were bad once, and are so no more since what was wrong was mended.
+    mended: list[dict[str, Any]] = field(default_factory=list)
+
+    def take_up_again(self, campaign: Campaign) -> None:
+        """Run every bad case once more."""
+        for case in list(self.bad_cases):
+            outcome = next(campaign.cases(case["number"]))
+            if not outcome.problem:
+                self.bad_cases.remove(case)
+                self.mended.append(case)
+                self.bad -= 1
 
     def add(self, outcome: Outcome, number: int) -> None:
         """Count one case."""

@@ -94,7 +94,7 @@ class _Look:
 
     def _read(self, path: Path, wanted: Wanted) -> None:
         try:
-            with os.fdopen(links.opened(path), "rb") as file:
+            with links.reading(path) as file:
                 raw = file.read(MAX_FILE_BYTES)
         except OSError:
             return

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from migrators.stages.drafts import Upload
-from regraft import durable, notices
+from regraft import durable, links, notices
 from regraft.errors import SourceUnreadable
 from regraft.notices import Notice
 from regraft.tree import CHUNK_BYTES, Tree, is_plain_name, join
@@ -71,7 +71,7 @@ def copy_upload(tree: Tree, uploads: str | None, upload: Upload, earlier: Path, 
         except SourceUnreadable as error:
             problem = f"the uploaded file {upload.name} cannot be read ({error.facts['reason']})"
     if earlier.is_file():
-        with earlier.open("rb") as file:
+        with links.reading(earlier) as file:
             _copy(file, target)
     return problem
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from regraft import __version__
+from regraft import __version__, links
 from regraft.errors import SourceUnreadable
 from regraft.ledger_values import Count
 from regraft.move_errors import PackUnreadable
@@ -118,5 +118,5 @@ def digest_of(path: Path) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    with path.open("rb", buffering=0) as file:
+    with links.reading(path, buffering=0) as file:
         return hashlib.file_digest(file, "sha256", _bufsize=CHUNK_BYTES).hexdigest()

@@ -11,6 +11,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import apsw
 
@@ -138,10 +139,22 @@ class _Follows:
         db = self.memory.db
         rows = db.execute(f"SELECT id FROM {NOTES} WHERE typeof(id) = 'text' AND {codex_mem.eligible(db)} ORDER BY id")
         wanted = ((str(note), None) for (note,) in rows)
-        found = ((held.note_id, _problem(held)) for held in vectors.every())
-        for one in differences(wanted, found):
+        odd: list[tuple[Any, _Why | None]] = []
+
+        def named() -> Iterator[tuple[str, _Why | None]]:
+            for held in vectors.every():
+                key: Any = held.note_id
+                if isinstance(key, str):
+                    yield key, _problem(held)
+                else:
+                    odd.append((key, _problem(held)))
+
+        for one in differences(wanted, named()):
             if one.kind != "missing":
                 self._goes(one.id, one.found)
+        # What names a vector's note need not be text, and is then no note's.
+        for note_id, problem in odd:
+            self._goes(note_id, problem)
 
     def _goes(self, note_id: str, problem: _Why | None) -> None:
         note = self.memory.notes.of([note_id]).get(note_id)

@@ -50,7 +50,7 @@ class _Copied:
             OSError, apsw.Error: it cannot be read.
         """
         digest, crc = Digest(), 0
-        with self.target.open("rb", buffering=0) as file, digest.updating(self.target) as update:
+        with links.reading(self.target, buffering=0) as file, digest.updating(self.target) as update:
             while chunk := file.read(CHUNK_BYTES):
                 update(chunk)
                 crc = crc if self.crc32 is None else zlib.crc32(chunk, crc)
@@ -133,7 +133,7 @@ def _linked(path: Path, target: Path) -> bool:
 def _copy(path: Path, target: Path) -> Digest:
     digest = Digest()
     with (
-        path.open("rb", buffering=0) as file,
+        links.reading(path, buffering=0) as file,
         durable.open_binary(target, "xb") as copy,
         digest.updating(path) as update,
     ):

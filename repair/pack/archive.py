@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from regraft import areas, durable
+from regraft import areas, durable, links
 from regraft.errors import PlanOutdated, TargetLocked, TargetNotWritable
 from regraft.formats.pack import MANIFEST, Manifest, PackedFile
 from regraft.hashing import Update, in_background
@@ -80,7 +80,7 @@ def hashed(members: Sequence[Member], progress: Progress) -> tuple[PackedFile, .
 def _packed(member: Member, write: Callable[[bytes], object], progress: Progress) -> PackedFile:
     """Read a file to its end, give its bytes to ``write``, and return what a manifest says of it."""
     digest, size = hashlib.sha256(), 0
-    with member.path.open("rb", buffering=0) as file, _hashing(digest.update, member.size) as update:
+    with links.reading(member.path, buffering=0) as file, _hashing(digest.update, member.size) as update:
         while chunk := file.read(CHUNK_BYTES):
             update(chunk)
             write(chunk)
