@@ -249,7 +249,8 @@ def _other(random: Random, old: Any) -> Any:
     if kind == 3:
         return [old]
     if kind == 4 and isinstance(old, (int, float)) and not isinstance(old, bool):
-        return random.choice([-old, old + 1, old * 1000, str(old), old / 3])
+        third = old / 3 if abs(old) < 1 << 900 else old // 3
+        return random.choice([-old, old + 1, old * 1000, str(old), third])
     return junk(random)
 
 
