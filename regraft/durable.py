@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, TextIO, cast
 
-from regraft import areas
+from regraft import areas, links
 
 #: Virus scanners and indexers on Windows hold a new file for a moment: a refused rename is tried again this often.
 REPLACE_TRIES = 8
@@ -329,7 +329,7 @@ def copy_file(source: Path, target: Path) -> None:
     Raises:
         OSError: one cannot be read, or the other not be written.
     """
-    with source.open("rb") as file, open_binary(target, "wb") as copy:
+    with links.reading(source) as file, open_binary(target, "wb") as copy:
         shutil.copyfileobj(file, copy, _CHUNK_BYTES)
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from regraft import durable, holes
+from regraft import durable, holes, links
 from regraft.errors import WorkFolderTooSmall
 from regraft.progress import human_bytes
 
@@ -31,7 +31,7 @@ def demand_copies(paths: list[Path], folder: Path | None) -> None:
     """
     needed = 0
     for path in paths:
-        with path.open("rb") as file:
+        with links.reading(path) as file:
             holes.demand_whole(file.fileno())
             needed += os.fstat(file.fileno()).st_size
     demand_room(durable.temporary_place() if folder is None else folder, needed)

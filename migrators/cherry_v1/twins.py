@@ -20,6 +20,7 @@ from migrators.stages.journey import Twin
 from migrators.stages.owners import Owners, expand
 from migrators.stages.restored import read_times
 from migrators.stages.uploads import upload_name
+from regraft import links
 from regraft.formats.vector_table import Survey
 from regraft.locate import Located
 from regraft.text import path_text
@@ -166,7 +167,7 @@ def _on_disk(loader_id: str, paths: Mapping[str, Path], times: Mapping[str, int]
 
 
 def _opened(path: Path) -> BinaryIO:
-    return path.open("rb")
+    return links.reading(path)
 
 
 class _Digests:
