@@ -23,7 +23,7 @@ from regraft.formats.codex_mem import FULL_TEXT as NOTES_TEXT
 from regraft.formats.codex_mem import MIGRATIONS, NOTES
 from regraft.formats.index import SCHEMA_VERSION, schema
 from regraft.formats.libsql_preview import TABLE as PREVIEW
-from regraft.untouched import carrying_keys, is_virtual, tables_of, wrong_rule
+from regraft.untouched import carrying_keys, is_virtual, tables_of, text_indexes, wrong_rule
 
 FULL_TEXT = "search_text_fts"
 _FTS5 = re.compile(r"\bUSING\s+[\"'`\[]?fts5\b", re.IGNORECASE)
@@ -164,7 +164,7 @@ def of_index(db: apsw.Connection) -> list[Foreign]:
             said = "{n} that carries changes of the layout's tables on"
             keys = () if is_virtual(statement) else carrying_keys(db, table, _INDEX.tables.keys())
             found += [Foreign(v2.FOREIGN_COLUMN, key, said, "key") for key in keys]
-    return [*found, *_indexes(db, _INDEX)]
+    return [*found, *_indexes(db, _INDEX), *_text_indexes(db)]
 
 
 def _is_newer(db: apsw.Connection) -> bool:
@@ -235,6 +235,12 @@ def _indexes(db: apsw.Connection, own: _Own) -> Iterator[Foreign]:
             yield Foreign(v2.FOREIGN_INDEX, name, "{n} that the layout does not have", "index")
 
 
+def _text_indexes(db: apsw.Connection) -> Iterator[Foreign]:
+    for name in text_indexes(db):
+        said = "{n} on the tables of the full-text index"
+        yield Foreign(v2.FOREIGN_TEXT_INDEX, name, said, "index", (f"DROP INDEX {sqlite.quoted(name)}",))
+
+
 # --- other databases -------------------------------------------------------------------------------------------------
 
 
@@ -250,7 +256,7 @@ def of_codex_mem(db: apsw.Connection) -> list[Foreign]:
         if name in own and table.lower() == NOTES and does_more(name, table, sql, _OF_NOTES):
             said = "{n} of codex-mem's that does something else, too"
             found.append(Foreign(v2.FOREIGN_TRIGGER, name, said, "trigger"))
-    return found
+    return [*found, *_text_indexes(db)]
 
 
 def of_catalog(db: apsw.Connection) -> list[Foreign]:

@@ -80,6 +80,14 @@ FOREIGN_INDEX = register(
     "An index that the layout does not have, as newer releases may add one. It stays.",
     "Nothing has to be mended.",
 )
+FOREIGN_TEXT_INDEX = register(
+    "error",
+    "schema.foreign-text-index",
+    "An index on a table that SQLite keeps the full-text index in: where a text changes, SQLite calls itself without"
+    " end. Commands that would change texts refuse.",
+    "`regraft repair`, which drops it.",
+    "repair",
+)
 META_MISSING = register(
     "error",
     "meta.missing",

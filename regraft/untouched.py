@@ -9,7 +9,7 @@ they are. And whatever else there may be is noticed, by SQLite's own hook and by
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -119,6 +119,38 @@ def carrying_keys(db: apsw.Connection, table: str, parents: Collection[str]) -> 
             yield f"{table} ({', '.join(columns)}) → {to}"
 
 
+def text_indexes(db: apsw.Connection) -> list[str]:
+    """Return the indexes on the tables that full-text indexes are kept in; no program makes one.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    parts = _parts_of(tables_of(db))
+    rows = db.execute(
+        "SELECT CAST(name AS BLOB), CAST(tbl_name AS BLOB) FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL"
+    )
+    names = [[part.decode("utf-8", "replace") for part in row] for row in rows]
+    return [name for name, table in names if table.lower() in parts]
+
+
+def demand_no_text_index(db: apsw.Connection) -> None:
+    """Refuse to change what a full-text index holds where its own tables have an index: SQLite would never end.
+
+    Each write to such a table begins a savepoint, before which FTS5 writes what it still holds to that very table.
+
+    Raises:
+        SchemaForeign
+        apsw.Error: the file is damaged.
+    """
+    for name in text_indexes(db):
+        raise SchemaForeign(path=Path(db.filename), what=f"{name} is an index on a table of the full-text index")
+
+
+def _parts_of(statements: Mapping[str, str]) -> set[str]:
+    """Return the tables, in lower case, that the virtual tables among some are kept in."""
+    return {f"{name}_{part}".lower() for name, sql in statements.items() if is_virtual(sql) for part in _SHADOWS}
+
+
 @contextmanager
 def others_untouched(db: apsw.Connection, path: Path, tables: Collection[str]) -> Iterator[None]:
     """Change rows of ``tables`` in the caller's transaction, which is to be rolled back on an error, and of no others.
@@ -137,8 +169,7 @@ def others_untouched(db: apsw.Connection, path: Path, tables: Collection[str]) -
     """
     demand_own_rules(db, path, tables)
     statements = tables_of(db)
-    derived = {f"{name}_{part}" for name, sql in statements.items() if is_virtual(sql) for part in _SHADOWS}
-    allowed = {name.lower() for name in (*tables, *derived)}
+    allowed = {name.lower() for name in tables} | _parts_of(statements)
     touched: set[str] = set()
 
     def changed(_: int, database: str, table: str, __: int) -> None:

@@ -22,9 +22,13 @@ from repair.plan import Action, Change, Left, Plan, RowsChange
 from repair.store import Store
 
 #: Findings that are mended.
-NAMES = (v2.FOREIGN_TRIGGER, v2.FOREIGN_VIEW)
-_NOUNS = {v2.FOREIGN_TRIGGER: "trigger", v2.FOREIGN_VIEW: "view"}
-_ACTIONS = {v2.FOREIGN_TRIGGER: "drop-triggers", v2.FOREIGN_VIEW: "drop-views"}
+NAMES = (v2.FOREIGN_TRIGGER, v2.FOREIGN_VIEW, v2.FOREIGN_TEXT_INDEX)
+_NOUNS = {v2.FOREIGN_TRIGGER: "trigger", v2.FOREIGN_VIEW: "view", v2.FOREIGN_TEXT_INDEX: "index"}
+_ACTIONS = {
+    v2.FOREIGN_TRIGGER: "drop-triggers",
+    v2.FOREIGN_VIEW: "drop-views",
+    v2.FOREIGN_TEXT_INDEX: "drop-indexes",
+}
 
 Findings = Mapping[str | None, list[Finding]]
 Mends = set[tuple[str, str | None]]

@@ -41,6 +41,9 @@ def locked(path: Path, *, keep: bool = True) -> Iterator[apsw.Connection]:
     """
     try:
         with sqlite.writing(path) as db:
+            if not keep:
+                # A log that lies beside it stays as it is, too: the last one to close a file would work it in.
+                db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             if db.readonly("main"):
                 raise StoreNotWritable(path=path, reason="it is read-only")
             sqlite.keep_through_power_cuts(db)
@@ -170,6 +173,8 @@ def take_back(db: apsw.Connection, changeset: Path, dangling: int) -> tuple[str,
 
 def could_take_back(db: apsw.Connection, changeset: Path, dangling: int) -> tuple[str, ...]:
     """Return what :func:`take_back` would. Nothing is changed."""
+    if BODIES in _touched(changeset):
+        untouched.demand_no_text_index(db)
     with _tried(db), excluded_guarded(db):
         return _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
 

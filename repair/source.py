@@ -23,7 +23,7 @@ from checks.levels import Level
 from checks.packs import BACKUP_SLIM
 from regraft import links, profiles, sqlite
 from regraft.base_names import known_id, meant
-from regraft.errors import NotChanged, SourceUnreadable
+from regraft.errors import NotChanged, RegraftError, SourceUnreadable
 from regraft.formats import json_text, pack
 from regraft.formats.backup import inner_folder
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
@@ -44,7 +44,7 @@ _GRAVE = frozenset(
         *(v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION, v2.SCHEMA_PREVIEW, v2.META_MISSING),
         *(v2.META_BASE, v2.PATH_UNSAFE, v2.ITEM_DATA, v2.BASE_STATUS, v2.BASE_NO_INDEX),
         # What a stranger's definitions do, nobody carries into a profile.
-        *(v2.FOREIGN_TRIGGER, v2.FOREIGN_VIEW, v2.FOREIGN_COLUMN),
+        *(v2.FOREIGN_TRIGGER, v2.FOREIGN_VIEW, v2.FOREIGN_COLUMN, v2.FOREIGN_TEXT_INDEX),
     }
 )
 
@@ -138,6 +138,15 @@ class BaseSource:
         Raises:
             SourceUnreadable: a folder of it cannot be looked into.
         """
+        try:
+            return self._files(base)
+        except RegraftError:
+            raise
+        except OSError as error:
+            path = self.folder(base) if error.filename is None else Path(os.fsdecode(error.filename))
+            raise SourceUnreadable(path=path, reason=error.strerror or error) from error
+
+    def _files(self, base: str) -> BaseFiles:
         folder, links = self.folder(base), [*self._links_of(base)]
         if leads_out(self.store.root, folder):
             return BaseFiles((), (*links, INDEX_FILE))

@@ -114,6 +114,11 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
         what = _changed(root, change, dry_run)
         if what is not None:
             raise UndoRefused(path=root / change.path, what=what, run=run.run_id)
+    if not dry_run:
+        # Who has one file open is told before any other was taken back.
+        for change in undoable(run):
+            if change.means == "file":
+                files.settle_logs(root / change.path)
 
 
 def _changed(root: Path, change: Recorded, dry_run: bool) -> str | None:
@@ -121,12 +126,7 @@ def _changed(root: Path, change: Recorded, dry_run: bool) -> str | None:
     if kept is not None and not os.path.lexists(kept):
         return "what would take it back is gone, it"
     if change.means == "file":
-        if files.is_changed(path, change.file.mark):
-            return "it"
-        if not dry_run:
-            # Who has one file open is told before any other was taken back.
-            files.settle_logs(path)
-        return None
+        return "it" if files.is_changed(path, change.file.mark) else None
     if kept is None or not path.is_file():
         return "it"
     try:

@@ -297,3 +297,19 @@ def test_a_value_that_its_column_does_not_hold_is_found(store: Path) -> None:
 def test_a_number_that_json_does_not_have_is_null() -> None:
     document = {"a": [float("nan"), 1.5, b"\xff"], "b": {"c": float("-inf")}}
     assert json.loads(as_json(document)) == {"a": [None, 1.5, "\ufffd"], "b": {"c": None}}
+
+
+def test_an_index_of_the_full_text_keeps_texts_as_they_are_until_it_is_dropped(tmp_path: Path) -> None:
+    """SQLite would call itself without end, and the process would die of it."""
+    store = library(tmp_path)
+    run_sql(index(store), "UPDATE search_text SET text = text || ' and more'")
+    assert run("repair", store, "--yes", "--json").status == 0
+    run_sql(index(store), "CREATE INDEX mine ON search_text_fts_data (id COLLATE NOCASE)")
+    before = snapshot(store)
+    done = run("undo", store, "--yes", "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "SchemaForeign")
+    assert "mine is an index on a table of the full-text index" in done.stderr
+    assert {**snapshot(store), **{name: mark for name, mark in before.items() if name.startswith(".regraft")}} == before
+    assert "schema.foreign-text-index" in findings(store)
+    assert run("repair", store, "--yes", "--json").status == 0
+    assert findings(store) == {}

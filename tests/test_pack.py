@@ -36,6 +36,7 @@ from faults import (
 from profiles import profile, rows, tables
 
 from regraft import identity
+from repair import source as base_source
 from repair.pack import archive
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
@@ -746,3 +747,14 @@ def dump(path: Path) -> list[Any]:
     with closing(apsw.Connection(str(path))) as db:
         names = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")]
         return [(name, sorted(db.execute(f'SELECT * FROM "{name}"').fetchall(), key=repr)) for name in names]
+
+
+def test_a_folder_that_may_not_be_looked_into_is_refused(library, target, monkeypatch):
+    def denied(path: Path, _: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(base_source, "_is_inside", denied)
+    done = run("pack", library, target, "--yes", "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "SourceUnreadable")
+    assert "index.sqlite: cannot be read (Permission denied)" in done.stderr
+    assert not target.exists()

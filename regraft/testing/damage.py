@@ -176,6 +176,10 @@ DAMAGES: dict[str, Damage] = {
         "schema.foreign-trigger",
         in_index("CREATE TRIGGER foreign_ad AFTER DELETE ON embedding BEGIN DELETE FROM search_unit; END"),
     ),
+    "an index of the full text": Damage(
+        "schema.foreign-text-index",
+        in_index("CREATE INDEX foreign ON search_text_fts_data (id COLLATE NOCASE)"),
+    ),
     "a foreign view": Damage("schema.foreign-view", in_index("CREATE VIEW foreign_view AS SELECT 1 AS one")),
     "a foreign column": Damage("schema.foreign-column", in_index("ALTER TABLE material ADD COLUMN foreign_one TEXT")),
     "a foreign index": Damage("schema.foreign-index", in_index("CREATE INDEX foreign_idx ON search_unit (unit_type)")),

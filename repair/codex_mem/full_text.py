@@ -14,7 +14,7 @@ from checks import codex_mem_findings as codex
 from checks import foreign_schema
 from checks.findings import FINDINGS, Finding
 from checks.v2_findings import CORRUPT, UNREADABLE
-from regraft import notices, sqlite
+from regraft import notices, sqlite, untouched
 from regraft.formats.codex_mem import FULL_TEXT, NOTES
 from repair import mend_schema
 from repair.mending import Wish
@@ -79,6 +79,7 @@ def _refill(store: Store, names: list[str]) -> RowsChange:
 
 def refill(db: apsw.Connection) -> None:
     """Empty the full-text index and fill it with the searchable notes, in the caller's transaction."""
+    untouched.demand_no_text_index(db)
     db.execute(f"INSERT INTO {FULL_TEXT} ({FULL_TEXT}) VALUES ('delete-all')")
     db.execute(
         f"INSERT INTO {FULL_TEXT} (rowid, title, content)"

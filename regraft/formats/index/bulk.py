@@ -14,7 +14,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft import guarding, identity, sqlite
+from regraft import guarding, identity, sqlite, untouched
 from regraft.formats.index import schema
 from regraft.formats.index.large import ROOM, Spool, fill
 from regraft.formats.index.units import Unit, cut
@@ -284,6 +284,7 @@ def rebuild_full_text(connection: apsw.Connection, *, cjk: bool) -> None:
 
     Merging late takes two thirds of the time that FTS5's own settings take (``benchmarks/README.md``).
     """
+    untouched.demand_no_text_index(connection)
     settings = {"automerge": 0, "crisismerge": MERGE_AT_SEGMENTS}
     if not cjk:
         settings["hashsize"] = WORDS_HASH_BYTES
