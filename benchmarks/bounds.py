@@ -55,7 +55,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Input:
-    """What is measured: how it is made in a new folder, its largest text, and commands with ``{in}``, ``{out}``, ``{place}``."""
+    """What is measured: how it is made in a new folder, its largest text, and commands with names in braces."""
 
     make: Callable[[Path, Sizes], Path]
     text: Callable[[Path, Sizes], int]
