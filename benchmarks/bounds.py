@@ -55,7 +55,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Input:
-    """What is measured: how it is made in a new folder, its largest text, and commands with ``{in}`` and ``{out}``."""
+    """What is measured: how it is made in a new folder, its largest text, and commands with names in braces."""
 
     make: Callable[[Path, Sizes], Path]
     text: Callable[[Path, Sizes], int]
@@ -203,6 +203,8 @@ _OF_LIBRARY = (
     "search {in} word --mode bm25",
     "pack {in} {out}.zip",
     "export {in} {out}.parquet",
+    "import {place}/out-export.parquet --to {out} -y -q",
+    "compare {place}/v1/knowledge.json {in}",
     "gc {in} --dry-run",
     "upgrade {in} --dry-run",
     "reconcile {in} --dry-run",
@@ -246,7 +248,7 @@ def _measure(name: str, folder: Path, sizes: Sizes) -> bool:
     fine = True
     for command in one.commands:
         out = place / f"out-{command.split()[0]}"
-        status, peak, seconds, said = _run(command, **{"in": path, "out": out})
+        status, peak, seconds, said = _run(command, **{"in": path, "out": out, "place": place})
         is_fine = 0 < peak <= limit and "Traceback" not in said and "fault of regraft" not in said
         fine &= is_fine
         mark = "" if is_fine else " **over**"

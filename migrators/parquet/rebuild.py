@@ -14,13 +14,18 @@ from typing import Any
 
 import apsw
 
+from migrators.parquet import large
 from regraft import identity, notices, sqlite
 from regraft.errors import BooksDoNotBalance, VerificationFailed
 from regraft.formats.index import BODY_SEPARATOR, schema
 from regraft.formats.index.bulk import CJK_SHARE, ROWS_CACHE_KIB, CjkSample, rebuild_full_text
+from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.parquet.columns import BareMaterial, UnitRow
 from regraft.text import utf16_len
 
+#: Where large texts go: a schema, a table and a column.
+_BODY = ("main", "search_text", "text")
+_TOLD = ("temp", "told", "content")
 _TEMPORARY = (
     "CREATE TEMP TABLE told (material_id TEXT PRIMARY KEY, path TEXT NOT NULL, content TEXT)",
     # While rows come, units of a material are found by this one.
@@ -65,10 +70,7 @@ class Rebuilt:
         if reason is not None:
             self.skipped[reason] += 1
             return
-        self._db.execute(
-            "INSERT INTO told VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET content = coalesce(content, ?3)",
-            (row.item, row.path or row.item, row.content),
-        )
+        self._tell(row)
         number = self.carried + 1
         self._db.execute(
             "INSERT INTO search_unit (rowid, unit_id, material_id, content_hash, unit_type, unit_index, title,"
@@ -89,19 +91,34 @@ class Rebuilt:
         self._db.execute(
             "INSERT INTO search_text (rowid, search_text_id, target_type, target_id, kind, text, embedding_text_hash,"
             " fts_rowid, created_at) VALUES (?1, ?2, 'search_unit', ?2, 'body', ?3, ?4, ?1, ?5)",
-            (number, f"row {number}", row.text, row.body_hash, self._now),
+            (number, f"row {number}", row.text if isinstance(row.text, str) else "", row.body_hash, self._now),
         )
+        if isinstance(row.text, memoryview):
+            large.put(self._db, _BODY, number, row.text)
         self._add_vector(row)
-        self._cjk.see(row.text)
+        self._cjk.see(large.head(row.text, CjkSample.CHARACTERS))
         self.carried = number
 
+    def _tell(self, row: UnitRow) -> None:
+        """Keep what a row says of its material; the first content wins."""
+        is_large = isinstance(row.content, memoryview)
+        self._db.execute(
+            "INSERT INTO told VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET content = coalesce(content, ?3)",
+            (row.item, row.path or row.item, None if is_large else row.content),
+        )
+        if is_large:
+            bare = "SELECT rowid FROM told WHERE material_id = ? AND content IS NULL"
+            numbers: list[Any] = self._db.execute(bare, (row.item,)).fetchall()
+            for (number,) in numbers:
+                large.put(self._db, _TOLD, number, row.content)
+
     def _unfit(self, row: UnitRow) -> str | None:
-        texts = (row.item, row.text, row.body_hash)
-        if not all(isinstance(text, str) for text in texts) or not row.item or (row.unit_index or 0) < 0:
+        is_whole = isinstance(row.item, str) and isinstance(row.text, large.Text) and isinstance(row.body_hash, str)
+        if not is_whole or not row.item or (row.unit_index or 0) < 0:
             return notices.NOT_WHOLE
         if row.unit_index is None:
             return notices.NOT_WHOLE
-        if identity.text_hash(row.text) != row.body_hash:
+        if large.hash_of(row.text) != row.body_hash:
             return notices.TEXT_CHANGED
         there = "SELECT 1 FROM search_unit WHERE material_id = ? AND unit_type = 'chunk' AND unit_index = ?"
         return notices.DUPLICATE_ROW if self._db.execute(there, (row.item, row.unit_index)).fetchall() else None
@@ -133,10 +150,15 @@ class Rebuilt:
             raise BooksDoNotBalance(
                 base=self._base_id, read=self.read, carried=self.carried, skipped=self.skipped.total()
             )
-        for (number,) in self._db.execute("SELECT rowid FROM told ORDER BY rowid").fetchall():
-            told = "SELECT material_id, path, content FROM told WHERE rowid = ?"
-            one: Any = self._db.execute(told, (number,)).fetchall()[0]
-            self._finish_material(*one)
+        numbers: list[Any] = self._db.execute("SELECT rowid FROM told ORDER BY rowid").fetchall()
+        for (number,) in numbers:
+            told = "SELECT material_id, path FROM told WHERE rowid = ?"
+            material, path = self._db.execute(told, (number,)).fetchall()[0]
+            if large.are_large(self._db, str(material)):
+                self._finish_large(number, str(material), str(path))
+            else:
+                content = self._db.execute("SELECT content FROM told WHERE rowid = ?", (number,)).get
+                self._finish_material(str(material), str(path), content)
         for one in bare:
             if not self._db.execute("SELECT 1 FROM material WHERE material_id = ?", (one.id,)).fetchall():
                 content_hash = None if one.content is None else self._add_content(one.content)
@@ -164,7 +186,35 @@ class Rebuilt:
             units = list(_placed(units, content_hash))
         self._add_content(text)
         self._add_material(material, path, content_hash)
-        for rowid, _, index, start, end, _ in units:
+        self._name_units(material, content_hash, (unit[:5] for unit in units))
+
+    def _finish_large(self, number: int, material: str, path: str) -> None:
+        """Do the same for a material of large texts, piece by piece."""
+        units: list[Any] = self._db.execute(
+            "SELECT rowid, content_hash, unit_index, char_start, char_end FROM search_unit"
+            " WHERE material_id = ? ORDER BY unit_index",
+            (material,),
+        ).fetchall()
+        bodies = large.Bodies(self._db, units)
+        content_hash, fits = bodies.joined_hash, False
+        if self._db.execute("SELECT content IS NOT NULL FROM told WHERE rowid = ?", (number,)).get:
+            told = large.Stored(self._db, *_TOLD, number)
+            content_hash = told.hash()
+            fits = bodies.add_up(told, content_hash)
+            if fits:
+                large.copy_content(told, content_hash, self._now)
+        if not fits:
+            joined = large.Stored(self._db, "main", "content", "text", bodies.put_joined(self._now))
+            is_joined = content_hash == bodies.joined_hash
+            if not (is_joined and bodies.add_up(joined, content_hash)):
+                self.remade += 1
+                units = list(bodies.placed())
+            content_hash = bodies.joined_hash
+        self._add_material(material, path, content_hash)
+        self._name_units(material, content_hash, units)
+
+    def _name_units(self, material: str, content_hash: str, units: Iterable[Any]) -> None:
+        for rowid, _, index, start, end in units:
             unit = identity.unit_id(material, content_hash, index, start, end)
             self._db.execute(
                 "UPDATE search_unit SET unit_id = ?, content_hash = ?, char_start = ?, char_end = ? WHERE rowid = ?",
@@ -221,6 +271,10 @@ def _placed(units: list[Any], content_hash: str) -> Iterator[Any]:
         start = end + len(BODY_SEPARATOR)
 
 
+def _small(column: str) -> str:
+    return f"CASE WHEN octet_length({column}) <= {LARGE_BYTES} THEN {column} END"
+
+
 def verify(path: Path, base_id: str, built: Rebuilt) -> None:
     """Read an index back and hold it against its own hashes, ids and offsets, and against what was put into it.
 
@@ -243,14 +297,16 @@ def verify(path: Path, base_id: str, built: Rebuilt) -> None:
         }
         for table, expected in counts.items():
             demand(db.execute(f"SELECT count(*) FROM {table}").get == expected, f"rows of {table} are missing")
-        for content_hash, text in db.execute("SELECT content_hash, text FROM content"):
-            demand(identity.text_hash(text) == content_hash, "a content does not match its hash")
-        query = """SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id, t.text,
-                          t.embedding_text_hash, t.rowid = t.fts_rowid
+        for content_hash, text, number in db.execute(f"SELECT content_hash, {_small('text')}, rowid FROM content"):
+            found = large.Stored(db, "main", "content", "text", number).hash() if text is None else large.hash_of(text)
+            demand(found == content_hash, "a content does not match its hash")
+        query = f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
+                          {_small("t.text")}, t.embedding_text_hash, t.rowid = t.fts_rowid, t.rowid
                      FROM search_text t LEFT JOIN search_unit u ON u.unit_id = t.target_id ORDER BY t.rowid"""
-        for material, content, index, start, end, unit, text, key, in_step in db.execute(query):
+        for material, content, index, start, end, unit, text, key, in_step, number in db.execute(query):
             demand(unit == identity.unit_id(material, content, index, start, end) and in_step, "a unit's id is wrong")
-            demand(identity.text_hash(text) == key, "a body does not match its hash")
+            found = large.Stored(db, *_BODY, number).hash() if text is None else large.hash_of(text)
+            demand(found == key, "a body does not match its hash")
         seen = hashlib.blake2b(digest_size=32)
         for key, vector in db.execute("SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY rowid"):
             seen.update(bytes.fromhex(key) + vector)

@@ -6,6 +6,7 @@ pyarrow is an optional part of regraft: it is imported when a file is written or
 from __future__ import annotations
 
 import importlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ import msgspec
 from regraft import areas, durable
 from regraft.errors import SourceUnreadable, SourceUnrecognised, TargetNotWritable
 from regraft.extras import needed
+from regraft.formats.large_text import LARGE_BYTES
+from regraft.formats.parquet import cells
 from regraft.text import whole
 
 #: The key of the file's metadata that holds :class:`About` as JSON.
@@ -25,6 +28,9 @@ SCHEMA = 1
 #: A row group is written when its vectors and texts take so many bytes, or it has so many rows.
 GROUP_BYTES = 16 << 20
 GROUP_ROWS = 8192
+#: So many rows are read at once; of a row group of so many bytes one, since each may have a large text.
+BATCH_ROWS = 1024
+LARGE_GROUP_BYTES = 4 * GROUP_BYTES
 _FOOTER_BYTES = (1 << 31) - 1
 #: Columns besides the vector, with the name of their Arrow type.
 COLUMNS = {
@@ -50,7 +56,10 @@ _REPEATED = ["base", "item", "path", "source", "content_hash"]
 
 @dataclass(frozen=True)
 class UnitRow:
-    """One row; offsets are UTF-16 units, ``vector`` is little-endian float32 or None."""
+    """One row; offsets are UTF-16 units, ``vector`` is little-endian float32 or None.
+
+    A large ``text`` or ``content`` is UTF-8 (:mod:`regraft.formats.parquet.cells`).
+    """
 
     base: Any
     item: Any
@@ -156,8 +165,11 @@ class UnitsWriter:
 
     def add(self, row: UnitRow) -> None:
         """Write one row; its vector is None or of the file's dimensions."""
+        if cells.is_large(row.text) or cells.is_large(row.content):
+            # Alone in its row group, its bytes need not be copied.
+            self.flush()
         self._rows.append(row)
-        self._bytes += len(row.text or "") + len(row.content or "") + 4 * (self._dimensions or 0)
+        self._bytes += cells.size_of(row.text) + cells.size_of(row.content) + 4 * (self._dimensions or 0)
         if self._bytes >= GROUP_BYTES or len(self._rows) >= GROUP_ROWS:
             self.flush()
 
@@ -167,11 +179,15 @@ class UnitsWriter:
             return
         pa, rows = self._pa, self._rows
         columns = list(zip(*(tuple(getattr(row, name) for name in COLUMNS) for row in rows), strict=True))
-        arrays = [pa.array(column, getattr(pa, kind)()) for column, kind in zip(columns, COLUMNS.values(), strict=True)]
+        kinds = (getattr(pa, kind)() for kind in COLUMNS.values())
+        arrays = [cells.array(pa, column, kind) for column, kind in zip(columns, kinds, strict=True)]
         batch = pa.RecordBatch.from_arrays([*arrays, self._vectors(rows)], schema=self._schema)
         # A text may be large: there are copies enough of it.
         del columns, rows[:]
         self._writer.write_table(pa.Table.from_batches([batch]))
+        if self._bytes > LARGE_BYTES:
+            del batch, arrays
+            pa.default_memory_pool().release_unused()
         self._rows, self._bytes = [], 0
 
     def _vectors(self, rows: list[UnitRow]) -> Any:
@@ -293,19 +309,25 @@ def survey(path: Path, watch: Callable[[float], None]) -> dict[Any, Held]:
     Raises:
         SourceUnreadable: it is damaged.
     """
-    pa, _ = arrow()
-    compute = importlib.import_module("pyarrow.compute")
     found: dict[Any, Held] = {}
     with _opened(path) as file:
         for group in range(file.num_row_groups):
             for batch in _batches(path, file, [group]):
                 with _blamed(path):
-                    batch.validate(full=True)
-                    _check_vectors(path, batch.column(VECTOR))
-                    for base, rows in _by_base(pa, compute, batch):
-                        _count(pa, compute, found.setdefault(base, Held()), rows, group)
+                    _look_at(path, batch, found, group)
                 watch(len(batch) / file.metadata.num_rows)
+                # It may be large: it is not kept while the next one is read.
+                del batch
     return found
+
+
+def _look_at(path: Path, batch: Any, found: dict[Any, Held], group: int) -> None:
+    pa, _ = arrow()
+    compute = importlib.import_module("pyarrow.compute")
+    batch.validate(full=True)
+    _check_vectors(path, batch.column(VECTOR))
+    for base, rows in _by_base(pa, compute, batch):
+        _count(pa, compute, found.setdefault(base, Held()), rows, group)
 
 
 def _by_base(pa: Any, compute: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
@@ -342,21 +364,38 @@ def read_rows(path: Path, groups: list[int] | None = None) -> Iterator[UnitRow]:
     Raises:
         SourceUnreadable: it is damaged.
     """
+    pa, _ = arrow()
     with _opened(path) as file:
         for batch in _batches(path, file, list(range(file.num_row_groups)) if groups is None else groups):
             with _blamed(path):
-                columns = [batch.column(name).to_pylist() for name in COLUMNS]
-                rows = list(zip(*columns, _blobs(path, batch.column(VECTOR)), strict=True))
-            for row in rows:
-                yield UnitRow(*row)
+                columns = [_values(pa, batch, name) for name in COLUMNS]
+                rows = deque(zip(*columns, _blobs(path, batch.column(VECTOR)), strict=True))
+            # A text may be large: it is not kept while the next one is read.
+            del columns, batch
+            while rows:
+                yield UnitRow(*rows.popleft())
+
+
+def _values(pa: Any, batch: Any, name: str) -> list[Any]:
+    column = batch.column(name)
+    values: list[Any] = cells.listed(pa, column) if name in ("text", "content") else column.to_pylist()
+    return values
 
 
 def _batches(path: Path, file: Any, groups: list[int]) -> Iterator[Any]:
     """Stream the rows of some row groups as Arrow has them."""
+    for group in groups:
+        yield from _batches_of(path, file, group)
+
+
+def _batches_of(path: Path, file: Any, group: int) -> Iterator[Any]:
+    pa, _ = arrow()
     names = [*COLUMNS, VECTOR]
     with _blamed(path):
-        batches = file.iter_batches(batch_size=1024, row_groups=groups, columns=names, use_threads=False)
-        missing = sum(file.metadata.row_group(group).num_rows for group in groups)
+        stated = file.metadata.row_group(group)
+        missing = stated.num_rows
+        size = BATCH_ROWS if stated.total_byte_size <= LARGE_GROUP_BYTES else 1
+        batches = file.iter_batches(batch_size=size, row_groups=[group], columns=names, use_threads=False)
     while True:
         with _blamed(path):
             batch = next(batches, None)
@@ -366,7 +405,12 @@ def _batches(path: Path, file: Any, groups: list[int]) -> Iterator[Any]:
         if batch is None:
             return
         missing -= len(batch)
+        is_large = batch.nbytes > LARGE_BYTES
         yield batch
+        # It may be large: it is not kept while the next one is read.
+        del batch
+        if is_large:
+            pa.default_memory_pool().release_unused()
 
 
 def _check_vectors(path: Path, vectors: Any) -> None:

@@ -139,6 +139,16 @@ def _content(db: apsw.Connection, content_hash: Any) -> str | None:
     return None if not rows or rows[0][0] is None else decode_utf8(rows[0][0])
 
 
+def _large_content(db: apsw.Connection, content_hash: Any) -> str | bytes | None:
+    """Return a content, a large one as UTF-8."""
+    is_large = f"typeof(text) = 'text' AND octet_length(text) > {LARGE_BYTES}"
+    query = f"SELECT rowid FROM content WHERE content_hash = ? AND {is_large}"
+    found: list[Any] = db.execute(query, (content_hash,)).fetchall()
+    for (rowid,) in found:
+        return LargeText(db, "content", "text", rowid).utf8()
+    return _content(db, content_hash)
+
+
 def sources_of(items: list[dict[str, Any]] | None) -> dict[str, str]:
     """Return what items of the catalog say of where they are from, by their ids."""
     found = {}
@@ -180,14 +190,14 @@ def rows(path: Path, base_id: str, found: BaseLook, sources: dict[str, str]) -> 
                 None if raw is None else decode_utf8(raw) for raw in row[:7]
             )
             index, start, end, vector, small, large = row[7:]
+            content: str | bytes | None = None
             text: str | bytes | None = None if small is None else decode_utf8(small)
             if large is not None:
                 # UTF-8 takes less than a text of Python.
                 text = LargeText(db, "search_text", "text", large).utf8()
-            content = None
             if item in own:
                 own.discard(item)
-                content = _content(db, content_hash)
+                content = _large_content(db, content_hash)
             usable = isinstance(vector, bytes) and len(vector) == found.vector_bytes
             yield UnitRow(
                 base=base_id,
@@ -206,4 +216,4 @@ def rows(path: Path, base_id: str, found: BaseLook, sources: dict[str, str]) -> 
                 content=content,
                 vector=vector if usable else None,
             )
-            text = small = None
+            text = small = content = None
