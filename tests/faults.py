@@ -509,6 +509,7 @@ class Disk(apsw.VFS):
 
     def __init__(self) -> None:
         self.writes = self.bytes = self.syncs = 0
+        self.errors: list[BaseException] = []
         self.real = apsw.vfs_names()[0]
         super().__init__("failing-disk", self.real, makedefault=True)
 
@@ -524,6 +525,11 @@ class Disk(apsw.VFS):
         """Count a flush."""
         self.syncs += 1
 
+    def fail(self, error: apsw.Error) -> None:
+        """Raise an error of this disk."""
+        self.errors.append(error)
+        raise error
+
 
 class FullDisk(Disk):
     """A disk that has room for so many more writes, and none for a larger file after that."""
@@ -535,7 +541,7 @@ class FullDisk(Disk):
     def write(self, size: int) -> None:
         super().write(size)
         if self.writes > self.room:
-            raise apsw.FullError("database or disk is full")
+            self.fail(apsw.FullError("database or disk is full"))
 
 
 class FailingFlush(Disk):
@@ -548,15 +554,27 @@ class FailingFlush(Disk):
     def sync(self) -> None:
         super().sync()
         if self.syncs == self._at:
-            raise apsw.IOError("disk I/O error")
+            self.fail(apsw.IOError("disk I/O error"))
 
 
 @contextmanager
 def on_disk(disk: Disk) -> Iterator[Disk]:
-    """Let SQLite use ``disk`` meanwhile."""
+    """Let SQLite use ``disk`` meanwhile.
+
+    SQLite goes on after some errors, as where it cannot give up a log: it keeps the log. An error of this disk that it
+    does not pass on is no fault of anybody's.
+    """
+    told = sys.unraisablehook
+
+    def tell(one: Any) -> None:
+        if not any(one.exc_value is error for error in disk.errors):
+            told(one)
+
+    sys.unraisablehook = tell
     try:
         yield disk
     finally:
+        sys.unraisablehook = told
         disk.unregister()
 
 

@@ -388,8 +388,9 @@ def test_a_queue_that_cannot_be_read_is_made_anew(store: Path, server: FaultServ
 def test_a_disk_that_is_full_at_any_moment_loses_nothing(
     whole: Path, tmp_path: Path, server: FaultServer, config: Path
 ) -> None:
+    # A whole run writes 109 to 194 times: how often its threads meet is left to the system.
     before, statuses = contents(whole), set[int]()
-    for room in range(120, 260, 20):
+    for room in range(20, 160, 20):
         store = shutil.copytree(whole, tmp_path / f"full-{room}")
         with on_disk(FullDisk(room)):
             done = backfill(store, config, "--no-probe")
@@ -402,5 +403,4 @@ def test_a_disk_that_is_full_at_any_moment_loses_nothing(
         assert set(server.paid) == set(LACKING) - written, room
         assert vectors(store) == all_vectors(), room
         assert contents(undone(store)) == before, room
-    assert STOPPED in statuses
-    assert statuses <= {0, REFUSED, STOPPED}
+    assert {REFUSED, STOPPED} <= statuses <= {0, REFUSED, STOPPED}
