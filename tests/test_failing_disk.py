@@ -14,8 +14,9 @@ import apsw
 import codex_mem_store as notes
 import pytest
 from conftest import NOW, run
-from faults import INTERRUPTED, STOPPED, Disk, on_disk, said
+from faults import INTERRUPTED, STOPPED, said
 from planted_v2 import KB, index, library, plant
+from stand_ins import Disk, on_disk
 from test_codex_mem_backfill import fill, held, right, state
 from toys import contents
 
