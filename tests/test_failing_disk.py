@@ -140,11 +140,11 @@ def test_a_base_that_could_not_be_read_at_first_is_named(store: Path, monkeypatc
     real = libsql_preview.readable
 
     @contextmanager
-    def readable(path: Path, work: Path | None = None) -> Iterator[Path]:
+    def readable(path: Path, work: Path | None = None, **told: bool) -> Iterator[Path]:
         seen.append(path)
         if seen == [index(store)]:
             bad_sector()
-        with real(path, work) as copy:
+        with real(path, work, **told) as copy:
             yield copy
 
     monkeypatch.setattr(libsql_preview, "readable", readable)
