@@ -48,6 +48,11 @@ demo: $(VENV)/.installed
 	@$(BIN)/regraft inspect $(DEMO)/KnowledgeBase/3ef4ee57-45e1-4471-a166-dcdcd2472839
 	@rm -rf $(DEMO)
 
+# Python's own cache, wherever it may be written: without it each worker, and each process that a test starts, compiles
+# anew what it imports.
+test test-all test-dose: export PYTHONDONTWRITEBYTECODE :=
+test test-all test-dose: export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
+
 test: $(VENV)/.testing
 	$(BIN)/pytest -n 2 -q -m "not slow"
 

@@ -351,8 +351,13 @@ def _is_own(trial: _Trial, table: str, action: int, first: str | None, second: s
     return action == apsw.SQLITE_SELECT
 
 
-def _called_by(statement: str) -> set[str]:
+def _called_by(statement: str) -> frozenset[str]:
     """Return the functions that a table's own rules call, by making it where nothing else is."""
+    return _rules_call(statement) if len(statement) <= _REMEMBERED else _rules_call.__wrapped__(statement)
+
+
+@lru_cache(maxsize=64)
+def _rules_call(statement: str) -> frozenset[str]:
     called: set[str] = set()
 
     def watch(action: int, _: str | None, second: str | None, *__: str | None) -> int:
@@ -364,4 +369,4 @@ def _called_by(statement: str) -> set[str]:
         db.authorizer = watch
         with suppress(apsw.Error, ValueError):  # damaged, which is found as such
             db.execute(statement)
-    return called
+    return frozenset(called)

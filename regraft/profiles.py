@@ -43,6 +43,8 @@ def moved_to(path: Path) -> list[Path]:
     name, the settings say nothing. Folders that are not there are left out.
     """
     named = {folder for folder in _data_paths(_config()) if folder.is_dir()}
+    if not named:
+        return []
     if not (is_settings(path) or any(_same(path, place) for place in default_folders())):
         return []
     return [] if any(_same(path, folder) for folder in named) else sorted(named)

@@ -18,7 +18,6 @@ from typing import Any
 from urllib.parse import quote
 
 import apsw
-import sqlite_vec
 
 from regraft import areas, durable, guarding, links
 from regraft.boundary_errors import JournalNamesAnother
@@ -141,6 +140,9 @@ def quoted(name: str) -> str:
 
 def load_vectors(connection: apsw.Connection) -> None:
     """Load sqlite-vec (``vec_distance_cosine`` and the like) into ``connection``; its kinds of tables stay out."""
+    # It brings NumPy along where that is installed, which takes longer than many a command.
+    import sqlite_vec  # noqa: PLC0415
+
     connection.enable_load_extension(True)
     connection.load_extension(sqlite_vec.loadable_path())
     connection.enable_load_extension(False)
@@ -170,11 +172,12 @@ def reading(
         apsw.Error: it is no database, or damaged.
         OSError: it cannot be read.
     """
-    if beside_writers and _knows_locks(links.real_path(path)):
-        yield from _used(apsw.Connection(_uri(links.real_path(path), mode="ro"), flags=_READ_ONLY), path, vectors)
+    if beside_writers and _knows_locks(real := links.real_path(path)):
+        files = (real, *companions(real))
+        yield from _used(apsw.Connection(_uri(real, mode="ro"), flags=_READ_ONLY), files, vectors)
         return
-    with _unwritten(path, work) as (uri, flags):
-        yield from _used(apsw.Connection(uri, flags=flags), path, vectors)
+    with _unwritten(path, work) as (uri, flags, files):
+        yield from _used(apsw.Connection(uri, flags=flags), files, vectors)
 
 
 @contextmanager
@@ -187,7 +190,7 @@ def attached(connection: apsw.Connection, path: Path, name: str) -> Iterator[Non
         apsw.Error: it is no database, is damaged, or keeps its texts in another encoding than the connection's file.
         OSError: it cannot be read.
     """
-    with _unwritten(path, None) as (uri, _):
+    with _unwritten(path, None) as (uri, _, _):
         guarding.guard(connection)
         connection.execute(f"ATTACH ? AS {name}", (uri,))
         try:
@@ -221,8 +224,11 @@ def _knows_locks(real: Path) -> bool:
 
 
 @contextmanager
-def _unwritten(path: Path, work: Path | None) -> Iterator[tuple[str, int]]:
-    """Give the URI, and the flags to open it with, under which a file can be read without a trace."""
+def _unwritten(path: Path, work: Path | None) -> Iterator[tuple[str, int, tuple[Path, ...]]]:
+    """Give the URI, and the flags to open it with, under which a file can be read without a trace.
+
+    And the files on the disk that hold what is read.
+    """
     real = links.real_path(path)
     _demand_file(real)
     while beside := companions(real):
@@ -230,9 +236,9 @@ def _unwritten(path: Path, work: Path | None) -> Iterator[tuple[str, int]]:
             copy = folder / "copy.sqlite"
             durable.copy_file(real, copy)
             if all(copied_companion(file, copy, file.name[len(real.name) :]) for file in beside):
-                yield _uri(copy, mode="rw"), _READ_COPY
+                yield _uri(copy, mode="rw"), _READ_COPY, (real, *beside)
                 return
-    yield _uri(real, mode="ro", immutable=1), _READ_ONLY
+    yield _uri(real, mode="ro", immutable=1), _READ_ONLY, (real,)
 
 
 def copied_companion(beside: Path, copy: Path, suffix: str) -> bool:
@@ -277,11 +283,10 @@ def shared_journal(journal: Path) -> str | None:
         return os.fsdecode(file.read(length).split(b"\0")[0])
 
 
-def _used(connection: apsw.Connection, path: Path, vectors: bool) -> Iterator[apsw.Connection]:
+def _used(connection: apsw.Connection, files: Iterable[Path], vectors: bool) -> Iterator[apsw.Connection]:
     try:
         guarding.guard(connection)
-        real = links.real_path(path)
-        guarding.limit_length(connection, (real, *companions(real)))
+        guarding.limit_length(connection, files)
         connection.execute("PRAGMA query_only = 1")
         if vectors:
             load_vectors(connection)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -16,7 +15,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import warnings
@@ -26,25 +24,21 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import apsw
 import pytest
 from conftest import NOW, Outcome, run
 from patience import NEVER_SECONDS
 
 from migrators.parquet import library as imported
 from migrators.parquet.rebuild import Rebuilt
-from migrators.stages import crew, publish
-from regraft import durable, interrupts, workers
-from regraft.cli import OnDemand
-from regraft.errors import BooksDoNotBalance, RegraftError, VerificationFailed
+from migrators.stages import publish
+from regraft import durable
+from regraft.errors import RegraftError
 from regraft.formats import index
 from regraft.formats.index.bulk import IndexBuilder
 from regraft.ledger import Ledger
 
 DIMENSIONS = 8
 MODEL = {"id": "embed-small", "name": "Embed small", "provider": "acme", "group": "embed"}
-#: What a killed process leaves as its exit status.
-KILLED = 137
 REFUSED, STOPPED, INTERRUPTED = 2, 3, 130
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no fork and none of these signals")
 
@@ -308,7 +302,7 @@ def forked(work: Callable[[], object]) -> int:
 def started(source: Path, target: Path, *more: str, work: str = "", hold: Hold | None = None) -> subprocess.Popen[str]:
     """Start the real command in a process (and process group) of its own.
 
-    Its processes do ``work`` for a base, a function of this module, instead of carrying it.
+    Its processes do ``work`` for a base, a function of :mod:`stand_ins`, instead of carrying it.
     """
     return started_command("migrate", str(source), "--to", str(target), "--now", NOW, *more, work=work, hold=hold)
 
@@ -316,13 +310,12 @@ def started(source: Path, target: Path, *more: str, work: str = "", hold: Hold |
 def started_command(
     *arguments: str, work: str = "", before: str = "", hold: Hold | None = None
 ) -> subprocess.Popen[str]:
-    """Start any command as :func:`started` does; ``before`` is called first, a function of this module or another."""
+    """Start any command as :func:`started` does; ``before`` is called first, a function of :mod:`stand_ins`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    patched = "import faults; faults.begin_as_in_a_terminal(); "
-    patched += f"faults.crew._in_process = faults.{work}; " if work else ""
-    module, _, function = before.rpartition(".")
-    patched += f"import {module or 'faults'} as patch; patch.{function}(); " if before else ""
-    patched += f"import faults; faults.hold_still(*{hold.arguments}); " if hold else ""
+    patched = "import stand_ins; stand_ins.begin_as_in_a_terminal(); "
+    patched += f"stand_ins.crew._in_process = stand_ins.{work}; " if work else ""
+    patched += f"stand_ins.{before}(); " if before else ""
+    patched += f"stand_ins.hold_still(*{hold.arguments}); " if hold else ""
     return subprocess.Popen(
         [sys.executable, "-c", f"{patched}import regraft.cli; regraft.cli.main()", *arguments],
         stdout=subprocess.PIPE,
@@ -332,14 +325,6 @@ def started_command(
         env=environment,
         start_new_session=True,
     )
-
-
-def begin_as_in_a_terminal() -> None:
-    """Let a process that was just started heed stops, however the tests were started, and not outlive them."""
-    for number in interrupts.STOPS:
-        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def wait_until(true: Callable[[], object], process: subprocess.Popen[str]) -> bool:
@@ -362,22 +347,6 @@ def output_of(process: subprocess.Popen[str]) -> tuple[str, str]:
         raise
 
 
-def _kept(root: Path) -> int:
-    return len(list((root / ".regraft" / "undo").glob("*/*")))
-
-
-#: Moments of a migration, and of a run that changes a store, by what is there.
-MOMENTS: dict[str, Callable[[Path], bool]] = {
-    "the ledger is there": lambda target: (target / ".regraft" / "ledger.sqlite").exists(),
-    "the first index is begun": lambda target: any((target / ".regraft" / "staging").rglob(".cherry/index.sqlite")),
-    "a base is in place": lambda target: any((target / "KnowledgeBase").glob("*")),
-    "two bases are in place": lambda target: len(list((target / "KnowledgeBase").glob("*"))) >= 2,
-    "the catalog is there": lambda target: (target / "catalog.sqlite").exists(),
-    "what takes one change back is there": lambda target: _kept(target) >= 1,
-    "what takes two changes back is there": lambda target: _kept(target) >= 2,
-}
-
-
 class Hold:
     """Lets a process that a test starts stand still once a moment of :data:`MOMENTS` is reached.
 
@@ -395,30 +364,6 @@ class Hold:
     def release(self) -> None:
         """Let it go on."""
         self._on.touch()
-
-
-def hold_still(moment: str, target: str, reached: str, on: str) -> None:
-    """Stand still at a moment, from the next step at which files are made, moved or flushed, until ``on`` is there."""
-
-    def held(real: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*arguments: Any, **named: Any) -> Any:
-            result = real(*arguments, **named)
-            if MOMENTS[moment](Path(target)) and not Path(reached).exists():
-                Path(reached).touch()
-                # A signal may be held back here: it must not be the only way on.
-                while not Path(on).exists():
-                    time.sleep(0.001)
-            return result
-
-        return step
-
-    for name in ("mkdir", "replace", "fsync"):
-        setattr(os, name, held(getattr(os, name)))
-
-
-def die() -> None:
-    """End this process at once, as a power cut or ``kill -9`` would."""
-    os._exit(KILLED)
 
 
 # --- tripwires -----------------------------------------------------------------------------------------------------
@@ -483,192 +428,3 @@ class Tripwire:
 def whole_path(path: object, folder: int | None) -> str:
     """Return the whole path that a call of the system was given, alone or with an open folder."""
     return str(path) if folder is None else str(Path(f"/proc/self/fd/{folder}").readlink() / str(path))
-
-
-# --- disks that fail -----------------------------------------------------------------------------------------------
-
-
-class _File(apsw.VFSFile):
-    """A SQLite file whose writes and flushes are counted, and fail where they should."""
-
-    def __init__(self, disk: Disk, name: Any, flags: list[int]) -> None:
-        self._disk = disk
-        super().__init__(disk.real, name, flags)
-
-    def xWrite(self, data: bytes, offset: int) -> None:
-        self._disk.write(len(data))
-        super().xWrite(data, offset)
-
-    def xSync(self, flags: int) -> None:
-        self._disk.sync()
-        super().xSync(flags)
-
-
-class Disk(apsw.VFS):
-    """SQLite's view of a disk, in place of the real one until :meth:`unregister`."""
-
-    def __init__(self) -> None:
-        self.writes = self.bytes = self.syncs = 0
-        self.real = apsw.vfs_names()[0]
-        super().__init__("failing-disk", self.real, makedefault=True)
-
-    def xOpen(self, name: Any, flags: list[int]) -> _File:
-        return _File(self, name, flags)
-
-    def write(self, size: int) -> None:
-        """Count a write."""
-        self.writes += 1
-        self.bytes += size
-
-    def sync(self) -> None:
-        """Count a flush."""
-        self.syncs += 1
-
-
-class FullDisk(Disk):
-    """A disk that has room for so many more writes, and none for a larger file after that."""
-
-    def __init__(self, writes: int) -> None:
-        self.room = writes
-        super().__init__()
-
-    def write(self, size: int) -> None:
-        super().write(size)
-        if self.writes > self.room:
-            raise apsw.FullError("database or disk is full")
-
-
-class FailingFlush(Disk):
-    """A disk of which one flush fails."""
-
-    def __init__(self, at: int) -> None:
-        self._at = at
-        super().__init__()
-
-    def sync(self) -> None:
-        super().sync()
-        if self.syncs == self._at:
-            raise apsw.IOError("disk I/O error")
-
-
-@contextmanager
-def on_disk(disk: Disk) -> Iterator[Disk]:
-    """Let SQLite use ``disk`` meanwhile."""
-    try:
-        yield disk
-    finally:
-        disk.unregister()
-
-
-# --- processes of a run --------------------------------------------------------------------------------------------
-# They stand in for the work on one base, in a process that knows nothing of the test that made it.
-
-
-def die_in_process(*_: object) -> None:
-    """Be killed, as for want of memory."""
-    die()
-
-
-def raise_VerificationFailed(*_: object) -> None:
-    """Find an index that is not what was read."""
-    raise VerificationFailed(base="alpha", reason="texts or vectors differ")
-
-
-def raise_BooksDoNotBalance(*_: object) -> None:
-    """Lose a row."""
-    raise BooksDoNotBalance(base="alpha", read=3, carried=2, skipped=0)
-
-
-def fill_up_in_process(job: crew.Job, teller: Any) -> object:
-    """Work on a base until the disk is full."""
-    with on_disk(FullDisk(20)):
-        return real_work(job, teller)
-
-
-def talk_and_fail(job: crew.Job, teller: Any) -> object:
-    """Report more steps than a pipe holds, and then fail."""
-    for _ in range(5_000):
-        teller.tell(job.work.draft.name)
-    raise VerificationFailed(base="alpha", reason="texts or vectors differ")
-
-
-def held(job: crew.Job, wait: Callable[[], object]) -> None:
-    """Tell through a pipe beside the target that a process has come to a base, and hold it there.
-
-    The pipe is open for as long as the process lives.
-    """
-    pipe = os.open(job.earlier.parent.parent.parent / "pipe", os.O_WRONLY)
-    os.write(pipe, b".")
-    wait()
-
-
-def hold_in_native_code(job: crew.Job, *_: object) -> None:
-    """Hold a process where no thread of it can do anything, nor a stop reach it."""
-    held(job, lambda: ctypes.PyDLL(None).sleep(1_000_000))
-
-
-def hold_without_the_system(job: crew.Job, *_: object) -> None:
-    """Hold a process that the system does not end with its parent."""
-    ctypes.CDLL(None).prctl(1, 0)
-    held(job, threading.Event().wait)
-
-
-def stop_when_a_base_is_done(*numbers: int) -> None:
-    """Let signals come when the first base is in its place."""
-    done = Ledger.done
-
-    def stopped(*arguments: Any) -> None:
-        done(*arguments)
-        for number in numbers:
-            os.kill(os.getpid(), number)
-
-    Ledger.done = stopped  # type: ignore[method-assign]
-
-
-def hang_up_twice() -> None:
-    """Do what a terminal does that is closed."""
-    stop_when_a_base_is_done(signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)
-
-
-def terminate_twice() -> None:
-    """Do what ``timeout`` does."""
-    stop_when_a_base_is_done(signal.SIGTERM, signal.SIGTERM)
-
-
-def terminate_while_text_runs() -> None:
-    """Let a signal come while a command is loaded, in the midst of code that Python runs out of a text."""
-    load = OnDemand.__getitem__
-
-    def loaded(commands: OnDemand, name: str) -> Any:
-        exec("import signal; signal.raise_signal(signal.SIGTERM)")
-        return load(commands, name)
-
-    OnDemand.__getitem__ = loaded  # type: ignore[method-assign]
-
-
-def ignore_that_the_terminal_goes() -> None:
-    """Do what ``nohup`` does, and then what a terminal does that is closed."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    stop_when_a_base_is_done(signal.SIGHUP)
-
-
-def stay(job: crew.Job, teller: Any) -> object:
-    """Build a base, and then stay at it until the run is over."""
-    real_work(job, teller)
-    return threading.Event().wait()
-
-
-def interrupt_what_is_half_made() -> None:
-    """Let Ctrl-C come when a process has begun and nobody is yet there to end it."""
-    start = workers.Worker.__init__
-    # The threads of libraries let it through, too.
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-
-    def started(worker: workers.Worker) -> None:
-        start(worker)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    workers.Worker.__init__ = started  # type: ignore[method-assign]
-
-
-real_work = crew._in_process

@@ -18,8 +18,6 @@ from planted_v2 import index
 
 from regraft import identity, sqlite
 from regraft.embedders import counting
-from repair.backfill import filling, queue, sharing
-from repair.backfill import run as backfill_run
 
 KB, OTHER = identity.base_id("kb"), identity.base_id("other")
 #: Of every base of the library.
@@ -135,18 +133,3 @@ def backfill(store: Path, config: Path, *options: object) -> Outcome:
 def scope_of(done: Outcome, base: str = KB) -> dict[str, Any]:
     """Return what a document says of a base."""
     return next(scope for scope in done.document["scopes"] if scope["scope"] == base)
-
-
-def with_patience() -> None:
-    """Wait for the other run as long as it takes."""
-    sharing.PATIENCE = backfill_run.PATIENCE = NEVER_SECONDS
-
-
-def with_short_leases() -> None:
-    """Let claims expire soon, and be renewed sooner."""
-    queue.LEASE_MS = filling.LEASE_MS = 2000
-
-
-def with_little_patience() -> None:
-    """Wait not so long for what was sent when the run is interrupted."""
-    filling._LAST_WAIT = 1.0

@@ -18,8 +18,9 @@ import pytest
 from angel_store import OTHER_PROVIDER, PROVIDER, AngelStore, collection, embed, needs_samples, sample
 from conftest import Outcome, run
 from fault_server import FaultServer, Reply, Request, answer, poisoned
-from faults import KILLED, die, forked, said, untouched
+from faults import forked, said, untouched
 from lacking import configured
+from stand_ins import KILLED, die
 from toys import contents, library, quick_disk
 
 from regraft import durable

@@ -64,10 +64,15 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(SOURCES[module].read_text("utf-8"))
 
 
-def imports(module: str) -> Iterator[str]:
+@cache
+def imports(module: str) -> tuple[str, ...]:
     """Return the full names that a module imports, wherever in it: ``a.b`` for ``from a import b``."""
+    return tuple(_imports(module))
+
+
+def _imports(module: str) -> Iterator[str]:
     package = module if SOURCES[module].name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(tree_of(module)):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -86,8 +91,13 @@ def own_modules(module: str) -> set[str]:
     return found - {module}
 
 
+@cache
+def nodes(module: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree_of(module)))
+
+
 def functions(module: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree_of(module)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (node for node in nodes(module) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 # --- who may call whom ---------------------------------------------------------------------------------------------
@@ -150,14 +160,14 @@ def test_no_pickle(module):
 
 
 def opens_a_database(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("apsw.Connection", "sqlite3.connect", "Connection")
+    return isinstance(node, ast.Call) and written(node.func) in ("apsw.Connection", "sqlite3.connect", "Connection")
 
 
 @each_module
 def test_only_one_module_opens_sqlite_files(module):
     assert "sqlite3" not in {name.partition(".")[0] for name in imports(module)}
     if module != "regraft.sqlite":
-        assert not any(opens_a_database(node) for node in ast.walk(tree_of(module)))
+        assert not any(opens_a_database(node) for node in nodes(module))
 
 
 #: Modules that write, and what with; all other modules go through them (:mod:`regraft.areas`).
@@ -187,7 +197,7 @@ def test_no_other_module_writes_to_a_file_system(module):
 @each_module
 def test_only_one_module_lets_sqlite_open_another_file(module):
     if module != "regraft.sqlite":
-        texts = (node.value for node in ast.walk(tree_of(module)) if isinstance(node, ast.Constant))
+        texts = (node.value for node in nodes(module) if isinstance(node, ast.Constant))
         assert not [text for text in texts if isinstance(text, str) and OTHER_FILE.match(text)]
 
 
@@ -202,11 +212,23 @@ def test_the_rule_lets_pass(text):
     assert not writes(ast.parse(text)), text
 
 
-def calls(module: str) -> set[str]:
+@cache
+def calls(module: str) -> frozenset[str]:
     """Return what a module calls, as it is written there, and what it reaches of ``sys``."""
-    nodes = list(ast.walk(tree_of(module)))
-    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
-    return called | {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+    called = {written(node.func) for node in nodes(module) if isinstance(node, ast.Call)}
+    return frozenset(called | {written(node) for node in nodes(module) if isinstance(node, ast.Attribute)})
+
+
+def written(node: ast.AST) -> str:
+    """Return an expression as it is written; of a plain name with dots without the detour over all of the language."""
+    parts: list[str] = []
+    inner = node
+    while isinstance(inner, ast.Attribute):
+        parts.append(inner.attr)
+        inner = inner.value
+    if isinstance(inner, ast.Name):
+        return ".".join([inner.id, *reversed(parts)])
+    return ast.unparse(node)
 
 
 @each_module

@@ -19,24 +19,10 @@ import apsw
 import pytest
 from conftest import run
 from fault_server import FaultServer, Reply, Request, hanging, right, slow, vector_of
-from faults import (
-    INTERRUPTED,
-    KILLED,
-    REFUSED,
-    STOPPED,
-    FullDisk,
-    Tripwire,
-    die,
-    forked,
-    on_disk,
-    output_of,
-    posix,
-    said,
-    started_command,
-    wait_until,
-)
+from faults import INTERRUPTED, REFUSED, STOPPED, Tripwire, forked, output_of, posix, said, started_command, wait_until
 from lacking import KB, LACKING, TEXTS, all_vectors, backfill, configured, library, many, taken_away, vectors
 from planted_v2 import index
+from stand_ins import KILLED, FullDisk, die, on_disk
 from toys import QuickDisk, contents, quick_disk, watched
 
 from regraft import identity, ledger, sqlite
@@ -269,7 +255,7 @@ def test_ctrl_c_ends_a_run_soon_with_one_line(store: Path, tmp_path: Path, serve
     config = configured(tmp_path / "slow.yaml", server, parallel=2)
     # One batch, one that is answered after the signal, and one that never is.
     server.behave = [right, slow(0.5), hanging, hanging, hanging]
-    with started(store, config, "lacking.with_little_patience") as process:
+    with started(store, config, "with_little_patience") as process:
         assert wait_until(lambda: len(server.requests) >= 3, process)
         process.send_signal(signal.SIGINT)
         out, err = output_of(process)
@@ -305,8 +291,8 @@ def test_two_processes_share_the_work_and_nobody_else_comes_between(
 
     server.behave = until_both_have_some
     with (
-        started(store, config, "lacking.with_patience") as first,
-        started(store, config, "lacking.with_patience") as second,
+        started(store, config, "with_patience") as first,
+        started(store, config, "with_patience") as second,
     ):
         assert wait_until(lambda: workers(store) == 2 and len(server.paid) > 9, first)
         for command in ("gc", "repair"):
@@ -348,9 +334,9 @@ def test_the_survivor_of_two_takes_over_what_the_other_one_had(
 
     server.behave = [right, right, never]
     # Only what the first one has can be taken over soon: the second one may be slow, and keeps what it has.
-    with started(store, config, "lacking.with_short_leases") as first:
+    with started(store, config, "with_short_leases") as first:
         assert wait_until(hangs.is_set, first)
-        with started(store, config, "lacking.with_patience") as second:
+        with started(store, config, "with_patience") as second:
             wait_until(lambda: len(server.requests) > 6, second)
             first.kill()
             document = ended(second)
@@ -388,8 +374,9 @@ def test_a_queue_that_cannot_be_read_is_made_anew(store: Path, server: FaultServ
 def test_a_disk_that_is_full_at_any_moment_loses_nothing(
     whole: Path, tmp_path: Path, server: FaultServer, config: Path
 ) -> None:
+    # A whole run writes 109 to 194 times: how often its threads meet is left to the system.
     before, statuses = contents(whole), set[int]()
-    for room in range(120, 260, 20):
+    for room in range(20, 160, 20):
         store = shutil.copytree(whole, tmp_path / f"full-{room}")
         with on_disk(FullDisk(room)):
             done = backfill(store, config, "--no-probe")
@@ -402,5 +389,4 @@ def test_a_disk_that_is_full_at_any_moment_loses_nothing(
         assert set(server.paid) == set(LACKING) - written, room
         assert vectors(store) == all_vectors(), room
         assert contents(undone(store)) == before, room
-    assert STOPPED in statuses
-    assert statuses <= {0, REFUSED, STOPPED}
+    assert {REFUSED, STOPPED} <= statuses <= {0, REFUSED, STOPPED}

@@ -22,15 +22,12 @@ import toys
 from conftest import REPO, run
 from faults import (
     INTERRUPTED,
-    MOMENTS,
     REFUSED,
     STOPPED,
-    FullDisk,
     Hold,
     fails,
     forked,
     give_up_rights,
-    on_disk,
     output_of,
     posix,
     said,
@@ -38,6 +35,7 @@ from faults import (
     untouched,
 )
 from planted_v2 import a_hot_journal
+from stand_ins import MOMENTS, FullDisk, on_disk
 from toys import (
     COPIES,
     EVERYTHING,

@@ -12,8 +12,9 @@ import pytest
 from conftest import Outcome, run
 from fault_server import FaultServer, poisoned, vector_of
 from fault_server import right as right_answer
-from faults import KILLED, die, forked, said, untouched
+from faults import forked, said, untouched
 from lacking import configured, library
+from stand_ins import KILLED, die
 
 from regraft import sqlite
 from regraft.formats import codex_mem, sidecar

@@ -14,11 +14,13 @@ import apsw
 import codex_mem_store as notes
 import pytest
 from conftest import NOW, run
-from faults import INTERRUPTED, STOPPED, on_disk, said
+from faults import INTERRUPTED, STOPPED, said
 from planted_v2 import KB, index, library, plant
+from stand_ins import Disk, on_disk
 from test_codex_mem_backfill import fill, held, right, state
 from toys import contents
 
+from checks import schema_shape
 from regraft import areas, durable, sqlite
 from regraft.changes import ChangeLog
 from regraft.formats import libsql_preview
@@ -106,25 +108,27 @@ def checked_once(then: Callable[..., object]) -> Callable[..., object]:
 # --- no wrong verdict -------------------------------------------------------------------------------------------------
 
 
-class FullForScratch(apsw.VFS):
+class FullForScratch(Disk):
     """A disk that has no room for what is tried out."""
 
-    def __init__(self) -> None:
-        self.real = apsw.vfs_names()[0]
-        super().__init__("full-for-scratch", self.real, makedefault=True)
-
-    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
+    def xOpen(self, name: Any, flags: list[int]) -> Any:
         path = name.filename() if isinstance(name, apsw.URIFilename) else name or ""
-        return (_Full if "scratch" in path else apsw.VFSFile)(self.real, name, flags)
+        return _Full(self.real, name, flags, self) if "scratch" in path else apsw.VFSFile(self.real, name, flags)
 
 
 class _Full(apsw.VFSFile):
+    def __init__(self, real: str, name: Any, flags: list[int], disk: Disk) -> None:
+        self._disk = disk
+        super().__init__(real, name, flags)
+
     def xWrite(self, data: bytes, offset: int) -> None:
-        raise apsw.FullError("database or disk is full")
+        self._disk.fail(apsw.FullError("database or disk is full"))
 
 
-def test_a_full_disk_says_nothing_of_a_layout(store: Path) -> None:
-    with on_disk(FullForScratch()):  # type: ignore[arg-type]
+def test_a_full_disk_says_nothing_of_a_layout(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A layout that another test found right would not be tried again.
+    monkeypatch.setattr(schema_shape, "_RIGHT", set())
+    with on_disk(FullForScratch()):
         found = run("check", store, "--json").document["findings"]
     assert "schema.missing" not in {one["name"] for one in found}
     assert {one["subject"] for one in found} == {"structure: database or disk is full"}
@@ -136,11 +140,11 @@ def test_a_base_that_could_not_be_read_at_first_is_named(store: Path, monkeypatc
     real = libsql_preview.readable
 
     @contextmanager
-    def readable(path: Path, work: Path | None = None) -> Iterator[Path]:
+    def readable(path: Path, work: Path | None = None, **told: bool) -> Iterator[Path]:
         seen.append(path)
         if seen == [index(store)]:
             bad_sector()
-        with real(path, work) as copy:
+        with real(path, work, **told) as copy:
             yield copy
 
     monkeypatch.setattr(libsql_preview, "readable", readable)

@@ -23,17 +23,11 @@ import pytest
 from conftest import NOW, Outcome, run
 from faults import (
     INTERRUPTED,
-    KILLED,
-    MOMENTS,
     STOPPED,
-    Disk,
-    FailingFlush,
-    FullDisk,
     Hold,
     Tripwire,
     base_files,
     changed_source,
-    die,
     files_of,
     forked,
     late_damage,
@@ -41,7 +35,6 @@ from faults import (
     library,
     marks,
     migrate,
-    on_disk,
     output_of,
     posix,
     said,
@@ -52,6 +45,7 @@ from faults import (
     whole_path,
     write_vectors,
 )
+from stand_ins import KILLED, MOMENTS, Disk, FailingFlush, FullDisk, die, on_disk
 from test_golden import as_backup
 
 from migrators.stages import publish

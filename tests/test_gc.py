@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 import pytest
 from conftest import Outcome, run
-from faults import KILLED, Tripwire, die, forked, line, said, untouched
+from faults import Tripwire, forked, line, said, untouched
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_v1 import whole
@@ -35,6 +35,7 @@ from planted_v2 import (
     sql,
     vector,
 )
+from stand_ins import KILLED, die
 from v1 import PLAIN, UNTYPED, Row, Source, base, file, vector_of, write_store
 
 from regraft import clock, durable, identity, sqlite

@@ -17,19 +17,14 @@ import apsw
 import pytest
 from conftest import NOW, NOW_MS, REPO, Outcome, run
 from faults import (
-    KILLED,
     REFUSED,
     STOPPED,
-    Disk,
-    FullDisk,
     Source,
     Tripwire,
-    die,
     files_of,
     forked,
     item,
     migrate,
-    on_disk,
     said,
     small_source,
     state_of,
@@ -37,6 +32,7 @@ from faults import (
     write_vectors,
 )
 from profiles import KEYS, changed, profile, rows, tables
+from stand_ins import KILLED, Disk, FullDisk, die, on_disk
 
 from regraft import changes, durable, identity, ledger, sqlite
 from regraft.cli.changing import as_text

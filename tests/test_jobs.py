@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import faults
 import pytest
+import stand_ins
 from conftest import NOW, Outcome, run
 from faults import (
     INTERRUPTED,
@@ -148,7 +149,7 @@ def test_a_killed_process_stops_the_run(
 ) -> None:
     target = tmp_path / "library"
     with monkeypatch.context() as patch:
-        patch.setattr(crew, "_in_process", faults.die_in_process)
+        patch.setattr(crew, "_in_process", stand_ins.die_in_process)
         done = migrate(source.folder, target, "--jobs", 2, "--json")
     message = said(done, "StoppedMidway", STOPPED)
     assert "a worker process was killed" in message
@@ -163,7 +164,7 @@ def test_an_error_of_a_process_arrives_as_what_it_is(
 ) -> None:
     target = tmp_path / "library"
     with monkeypatch.context() as patch:
-        patch.setattr(crew, "_in_process", getattr(faults, f"raise_{code}"))
+        patch.setattr(crew, "_in_process", getattr(stand_ins, f"raise_{code}"))
         done = migrate(source.folder, target, "--jobs", 2, "--json")
     assert "nothing of this base was published" in said(done, code, STOPPED)
     holds(target, alone)
@@ -175,7 +176,7 @@ def test_a_full_disk_of_a_process_stops_the_run(
 ) -> None:
     target = tmp_path / "library"
     with monkeypatch.context() as patch:
-        patch.setattr(crew, "_in_process", faults.fill_up_in_process)
+        patch.setattr(crew, "_in_process", stand_ins.fill_up_in_process)
         done = migrate(source.folder, target, "--jobs", 2, "--json")
     assert "database or disk is full" in said(done, "StoppedMidway", STOPPED)
     holds(target, alone)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import apsw
 import pytest
-from faults import FullDisk, on_disk, untouched
+from faults import untouched
+from stand_ins import FullDisk, on_disk
 
 from regraft import ledger, sqlite
 from regraft.errors import LedgerUnreadable, TargetLocked

@@ -18,22 +18,9 @@ from typing import Any
 import apsw
 import pytest
 from conftest import NOW, Outcome, run
-from faults import (
-    KILLED,
-    REFUSED,
-    STOPPED,
-    die,
-    files_of,
-    forked,
-    line,
-    migrate,
-    posix,
-    said,
-    small_source,
-    state_of,
-    untouched,
-)
+from faults import REFUSED, STOPPED, files_of, forked, line, migrate, posix, said, small_source, state_of, untouched
 from profiles import profile, rows, tables
+from stand_ins import KILLED, die
 
 from regraft import identity
 from repair import source as base_source

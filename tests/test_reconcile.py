@@ -14,8 +14,9 @@ from typing import Any
 import apsw
 import pytest
 from conftest import NOW_MS, run
-from faults import KILLED, REFUSED, Tripwire, die, forked, said, untouched
+from faults import REFUSED, Tripwire, forked, said, untouched
 from planted_v2 import ITEM, KB, OTHER, PLANTED, catalog, data, index, library, run_sql, sql
+from stand_ins import KILLED, die
 
 from regraft import durable, identity, sqlite
 from regraft.changes import ChangeLog

@@ -13,8 +13,9 @@ from typing import Any
 import apsw
 import pytest
 from conftest import run
-from faults import KILLED, Tripwire, die, files_of, forked, said, untouched
+from faults import Tripwire, files_of, forked, said, untouched
 from planted_v2 import KB, MATERIAL, OTHER, PLANTED, index, library, run_sql, several
+from stand_ins import KILLED, die
 from test_check_damage import audit
 
 from regraft import durable

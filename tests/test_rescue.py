@@ -16,10 +16,11 @@ from typing import Any
 import apsw
 import pytest
 from conftest import NOW, NOW_MS, REPO, Outcome, run, snapshot
-from faults import KILLED, REFUSED, Tripwire, die, forked, late_damage, said, untouched
+from faults import REFUSED, Tripwire, forked, late_damage, said, untouched
 from hypothesis import given
 from hypothesis import strategies as st
 from planted_v1 import profile as chromium_profile
+from stand_ins import KILLED, die
 from stranded import (
     DATABASE,
     base_of,

@@ -16,8 +16,9 @@ import apsw
 import pytest
 from conftest import NOW, NOW_MS, run
 from fault_server import FaultServer, right, server_error
-from faults import KILLED, STOPPED, Tripwire, die, fails, files_of, forked, untouched
+from faults import STOPPED, Tripwire, fails, files_of, forked, untouched
 from planted_v2 import KB, OTHER, index, library, plant, run_sql
+from stand_ins import KILLED, die
 from stranded import base_of, profile, some_source
 from test_indexing import item_of, put_file, put_item, raw, rows
 

@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import pytest
 from conftest import REPO, run
-from faults import die, forked, line, said, untouched
+from faults import forked, line, said, untouched
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from older import add_column, contents, make_version_1, renumber, words
@@ -40,6 +40,7 @@ from preview import (
     store,
     write_catalog,
 )
+from stand_ins import die
 
 from regraft import durable
 from regraft.changes import ChangeLog

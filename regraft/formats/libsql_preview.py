@@ -101,7 +101,7 @@ def look(path: Path, work: Path | None = None) -> Look:
         return Look(Layout.UNREADABLE, problem=error.strerror or str(error))
     refused = _is_refused(path, work)
     try:
-        with readable(path, work) as copy, sqlite.reading(copy, work=work) as db:
+        with readable(path, work, refused=refused) as copy, sqlite.reading(copy, work=work) as db:
             schema = db.execute("SELECT type, lower(name), sql FROM sqlite_schema").fetchall()
             tables = {name for kind, name, _ in schema if kind == "table"}
             has_trap = refused or any(VECTOR_INDEX in str(sql) for kind, _, sql in schema if kind == "index")
@@ -146,12 +146,17 @@ def _has_rows(db: apsw.Connection, table: str) -> bool:
 
 
 @contextmanager
-def readable(path: Path, work: Path | None = None) -> Iterator[Path]:
+def readable(path: Path, work: Path | None = None, *, refused: bool | None = None) -> Iterator[Path]:
     """Give ``path``, or where SQLite refuses its schema, a temporary copy without the vector index.
 
     The file itself is never changed. One that no copy helps is given as it is: reading it says what is wrong.
+
+    Args:
+        path: the file.
+        work: folder for the copy (default: the system's temporary folder).
+        refused: whether SQLite refuses the schema, where that was just tried.
     """
-    if not _is_refused(path, work):
+    if not (_is_refused(path, work) if refused is None else refused):
         yield path
         return
     with durable.temporary_folder(work) as folder:
