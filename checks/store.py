@@ -19,6 +19,7 @@ from checks.levels import Ledger, Level, named
 from checks.mended_by import CommandLine, with_commands
 from checks.statistics import statistics_of
 from regraft import links, profiles, sqlite
+from regraft.errors import SourceUnreadable
 from regraft.formats import json_text
 from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.library_report import report_bytes
@@ -147,12 +148,19 @@ def _check_schema(root: Path, found: Located, ledger: Ledger) -> None:
             foreign_schema.add(foreign_schema.of_catalog(db), ledger, None)
 
 
+def _report_of(root: Path) -> bytes:
+    try:
+        return report_bytes(FolderTree(root))
+    except SourceUnreadable:
+        return b""  # what is told of it is told without
+
+
 def _recorded_without_rows(root: Path, found: Located) -> dict[str, int]:
     """Return of how many files of each base a library's own record says that v1 had no rows."""
     if found.kind is not Kind.LIBRARY:
         return {}
     try:
-        record: Any = json_text.loads(report_bytes(FolderTree(root)))
+        record: Any = json_text.loads(_report_of(root))
         ids = {base["legacy_id"]: str(base["id"]) for base in record["bases"]}
         said = [one for one in record["warnings"] if one["code"] == FILE_WITHOUT_ROWS and one["base"] in ids]
         counts = [(ids[one["base"]], one["count"]) for one in said]
@@ -347,7 +355,7 @@ def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:
         },
         names=seen.names,
         closing=ledger.closing("texts and vectors"),
-        statistics=statistics_of(seen.indexes, seen.names, b"" if found is None else report_bytes(FolderTree(root))),
+        statistics=statistics_of(seen.indexes, seen.names, b"" if found is None else _report_of(root)),
         not_checked=ledger.missing(),
         level=ledger.level.name.lower(),
     )

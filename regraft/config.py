@@ -5,6 +5,7 @@ Nothing of the file but names of fields and embedders is ever shown: a value may
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -19,6 +20,8 @@ from regraft.errors import ConfigInvalid, EmbedderUnknown, SourceNotFound, Sourc
 from regraft.keys import looks_like_key, redacted
 
 DEFAULT_PATH = Path("regraft.yaml")
+_NO_TEXT = "there is a character that no text has"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NO_KEYS = "put it into an environment variable and write that one's name: `api_key_env: MY_KEY`"
 #: What a person may call a field for a key.
 _KEY_FIELDS = {"api_key", "apikey", "api-key", "key", "token", "secret", "password", "authorization"}
@@ -156,6 +159,8 @@ class _Reader:
             for event in yaml.parse(self._raw, yaml.SafeLoader):
                 if much := bounds.add(event):
                     self._refuse(event, f"this is no configuration ({much})", "mend it there")
+                if isinstance(event, yaml.ScalarEvent) and _SURROGATE.search(event.value):
+                    self._refuse(event, f"this is no YAML ({_NO_TEXT})", "mend it there")
                 if isinstance(event, yaml.ScalarEvent) and looks_like_key(event.value):
                     self._refuse(event, "this looks like a key, and keys have no place in this file", _NO_KEYS)
             loader = _Loader(self._raw)
@@ -167,7 +172,7 @@ class _Reader:
             said = redacted(" ".join((error.problem or error.context or "").split()))
         except yaml.reader.ReaderError as error:
             line = self._raw.count(b"\n", 0, error.position) + 1
-            said = "there is a character that no text has"
+            said = _NO_TEXT
         except RecursionError:
             line, said = 1, "too many lists in lists"
         raise ConfigInvalid(path=self._path, line=line, problem=f"this is no YAML ({said})", advice="mend it there")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -70,9 +71,18 @@ def folder_mark(settled: Mapping[str, str]) -> str:
     return f"{_OF_BYTES}{whole.hexdigest()}"
 
 
-def _bytes_mark(path: Path) -> str:
-    if path.is_symlink():
+def _odd_mark(path: Path) -> str | None:
+    """Return the mark of what is no plain file; None of one."""
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
         return f"link {path.readlink()}"
+    return None if stat.S_ISREG(mode) else f"no file {stat.S_IFMT(mode):o}"
+
+
+def _bytes_mark(path: Path) -> str:
+    odd = _odd_mark(path)
+    if odd is not None:
+        return odd
     if sqlite.companions(links.real_path(path)) and sqlite.is_database(path):
         with durable.temporary_folder() as folder:
             copy = folder / "copy.sqlite"
@@ -142,8 +152,9 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def _file_mark(path: Path) -> str:
-    if path.is_symlink():
-        return f"link {path.readlink()}"
+    odd = _odd_mark(path)
+    if odd is not None:
+        return odd
     if sqlite.is_database(path):
         try:
             return f"rows {_rows_mark(path)}"

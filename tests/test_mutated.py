@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import profiles
 import pytest
 import stranded
 from conftest import Outcome, run, snapshot
+from faults import small_source
 from lacking import configured
 from planted_v1 import whole
 from planted_v2 import index
@@ -21,7 +23,7 @@ from toys import change, contents
 from toys import library as small_library
 
 from checks import glance_v2
-from regraft import config, ledger
+from regraft import config, ledger, links
 from regraft.embedders.answers import BrokenAnswer, vectors_of
 from regraft.embedders.server import ServerEmbedder
 from regraft.embedders.settings import ServerSettings
@@ -402,3 +404,50 @@ def test_a_pipe_in_raw_does_not_hold_an_install_up(tmp_path: Path) -> None:
     os.mkfifo(place / "a.md")
     assert run("install", library, "--profile", profile, "--yes", "--json").status in (0, 1, 2)
     assert (place / "a.md").is_fifo()
+
+
+def test_a_link_to_nowhere_in_the_place_of_a_base_is_refused(tmp_path: Path) -> None:
+    small_source(tmp_path / "v1")
+    assert run("migrate", tmp_path / "v1", "--to", tmp_path / "other", "--yes").status in (0, 1)
+    base = min(path.name for path in (tmp_path / "other" / "KnowledgeBase").iterdir())
+    library = tmp_path / "library"
+    (library / "KnowledgeBase").mkdir(parents=True)
+    link = library / "KnowledgeBase" / base
+    link.symlink_to(tmp_path / "nowhere")
+    assert refused("migrate", tmp_path / "v1", "--to", library, "--yes") == "LinkInStore"
+    assert link.is_symlink()
+    assert sorted(path.name for path in library.rglob("*")) == sorted(["KnowledgeBase", base])
+
+
+def test_a_configuration_with_half_a_character_is_refused(tmp_path: Path) -> None:
+    done = backfill_with(tmp_path, 'embedders:\n  mine:\n    encoding: "\\ud800\\udfff"\n')
+    assert (done.status, done.stderr.count("\n")) == (2, 1)
+    assert "a character that no text has" in done.stderr
+
+
+def test_a_pipe_in_the_place_of_what_was_installed_keeps_undo_away(tmp_path: Path) -> None:
+    library = small_library(tmp_path)
+    place = profiles.profile(tmp_path / "profile")
+    assert run("install", library, "--profile", place, "--yes").status in (0, 1)
+    installed = place / "Data" / index(library).relative_to(library)
+    installed.unlink()
+    os.mkfifo(installed)
+    assert refused("undo", place, "--yes") == "UndoRefused"
+    assert installed.is_fifo()
+
+
+def test_a_report_that_the_disk_does_not_give_keeps_a_pack_from_being_poorer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = small_library(tmp_path)
+    right = links.opened
+
+    def failing(path: Path) -> int:
+        if path.name == "report.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return right(path)
+
+    monkeypatch.setattr(links, "opened", failing)
+    assert refused("pack", library, tmp_path / "bases.zip", "--yes") == "SourceUnreadable"
+    assert not (tmp_path / "bases.zip").exists()
+    assert run("check", library).status == 0

@@ -77,6 +77,9 @@ def disturbed(fault: Fault) -> tuple[Outcome, int]:
     stage, failing = fault.stage, Failing(fault.at, fault.error, fault.lasting)
     stage.reset()
     done = stage.run(1, around(stage, failing))
+    if "SystemError" in done.stderr and "campaign" in done.stderr:
+        # SQLite called the watcher while an error of Python's was on its way: what comes of that, no disk does.
+        return Outcome(f"{stage.scenario.name}: the watcher failed, not judged", "", str(fault)), 0
     problem = judged(stage, done)
     if not problem and not (stage.scenario.is_one_file and done.status == 1):
         problem = stage.judge_next()

@@ -567,7 +567,9 @@ def in_folder(random: Random, folder: Path, victim: Path) -> str:
     if kind == 6:
         beside = random.choice([f"{path.name}-wal", f"{path.name}-journal", "copy", f"{path.name}.bak"])
         with suppress(OSError):
-            if path.is_dir():
+            if path.is_symlink():
+                path.with_name(beside).symlink_to(path.readlink())
+            elif path.is_dir():
                 shutil.copytree(path, path.with_name(beside), symlinks=True)
             else:
                 shutil.copy(path, path.with_name(beside))

@@ -241,6 +241,7 @@ SCENARIOS = (
         _lacking,
         store="library",
         settled=True,
+        is_one_file=True,
     ),
     Scenario(
         "backfill",

@@ -133,7 +133,8 @@ def touched(
     found = judging.differences(before, after)
     if status == 2:
         # A store that has a ledger keeps the record of a run that was refused, and what was in its way may be gone.
-        own = re.compile(r".*/\.regraft/(ledger\.sqlite was changed|.* is gone)")
+        # What SQLite shares between processes, be it of one that is gone, is nobody's content.
+        own = re.compile(r".*/\.regraft/(ledger\.sqlite was changed|.* is gone)|.*-shm (was changed|is gone)")
         return [f"refused, and {what}" for what in found if not own.fullmatch(what)]
     return [what for what in found if not any(what.startswith((f"{name}/", f"{name} ", f"{name}.")) for name in free)]
 

@@ -16,7 +16,7 @@ from migrators.stages.plan import BasePlan
 from migrators.stages.publish import REPLACED, STAGING, WORK, Target
 from migrators.stages.uploads import upload_name
 from migrators.stages.work import base_folder, read_entry
-from regraft import ledger, links, notices, profiles, sqlite
+from regraft import areas, ledger, links, notices, profiles, sqlite
 from regraft.errors import (
     ApplicationRunning,
     NotEnoughSpace,
@@ -149,9 +149,11 @@ def check_conflicts(
 
     Raises:
         TargetNotOurs, TargetBaseForeign, TargetBaseChanged
+        LinkInStore: a link is where a base belongs, be it one that leads nowhere.
     """
     for base_id in base_ids:
         folder = base_folder(target, base_id)
+        areas.refuse_link(folder)
         known = read_entry(entries[base_id]) if base_id in entries else None
         if known is not None and known.command != command:
             raise TargetBaseForeign(path=folder, base=known.record.base.name, writer=known.command, command=command)

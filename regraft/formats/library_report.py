@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from regraft.errors import SourceUnreadable
 from regraft.tree import Tree, join
 
@@ -13,12 +15,19 @@ _LARGEST = 256 << 20
 
 
 def report_bytes(tree: Tree, folder: str = "") -> bytes:
-    """Return the report beside a library's catalog; nothing where there is none, or none that can be ours."""
+    """Return the report beside a library's catalog; nothing where there is none, or none that can be ours.
+
+    Raises:
+        SourceUnreadable: the disk fails: nobody knows whether there is one.
+    """
     name = join(folder, REPORT_FILE)
     try:
         if tree.kind(name) != "file" or tree.size(name) > _LARGEST:
             return b""
         with tree.open(name) as file:
             return file.read()
-    except (OSError, SourceUnreadable):
+    except OSError as error:
+        cause = error.__cause__ if isinstance(error, SourceUnreadable) else error
+        if isinstance(cause, OSError) and cause.errno == errno.EIO:
+            raise SourceUnreadable(path=name, reason=cause.strerror) from error
         return b""

@@ -242,6 +242,9 @@ class _Planner:
     def _promise(self, base: NewBase, findings: list[Finding]) -> None:
         """Name what must not be found afterwards: every error that the source itself has not."""
         had = {one.name for one in findings if one.base == base.origin}
+        if self._library.files(base.origin).links:
+            # What lies behind them was not looked at in the source.
+            had.add(v2.MATERIAL_PATH)
         grave = (one.name for one in FINDINGS.values() if one.severity == "error" and not one.name.startswith("v1."))
         self._made.mends |= {(name, base.id) for name in grave if name not in had}
 
