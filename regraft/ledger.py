@@ -7,6 +7,7 @@ kill at any moment the recorded intents tell what to finish and what to remove (
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -232,8 +233,10 @@ def _writing(target: Path) -> Iterator[apsw.Connection]:
     """Open the file for writing, and leave it and the log beside it as they are where it is refused."""
     path = path_of(target)
     _demand_file(path)
+    has_log = any(os.path.lexists(path.with_name(path.name + end)) for end in sqlite.TRACES)
     with sqlite.writing(path, create=True) as db:
-        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        # Without one, closing removes what opening has made.
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(has_log))
         db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
         yield db
 

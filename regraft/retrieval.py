@@ -244,7 +244,7 @@ def _row(source: Located, rows: list[Row], base_id: str) -> Row:
 
 def _checked_identity(db: apsw.Connection, path: Path, base_id: str, *, raw: bool) -> tuple[str, list[str]]:
     """Hold an index against the base that it should be of; return the id that it states, and what is worth saying."""
-    version, id_bytes = db.execute("SELECT schema_version, CAST(base_id AS BLOB) FROM meta").get or (None, b"")
+    version, id_bytes = db.execute("SELECT schema_version, CAST(base_id AS BLOB) FROM meta LIMIT 1").get or (None, b"")
     if version not in (1, SCHEMA_VERSION):
         raise IndexVersionUnknown(path=path, found=version, known=f"1 and {SCHEMA_VERSION}")
     stated = lenient_text(id_bytes)

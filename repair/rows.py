@@ -41,9 +41,6 @@ def locked(path: Path, *, keep: bool = True) -> Iterator[apsw.Connection]:
     """
     try:
         with sqlite.writing(path) as db:
-            if not keep:
-                # A log that lies beside it stays as it is, too: the last one to close a file would work it in.
-                db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             if db.readonly("main"):
                 raise StoreNotWritable(path=path, reason="it is read-only")
             sqlite.keep_through_power_cuts(db)

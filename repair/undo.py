@@ -119,6 +119,9 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
         for change in undoable(run):
             if change.means == "file":
                 files.settle_logs(root / change.path)
+            else:
+                with rows.locked(root / change.path, keep=False):
+                    pass
 
 
 def _changed(root: Path, change: Recorded, dry_run: bool) -> str | None:
@@ -129,8 +132,10 @@ def _changed(root: Path, change: Recorded, dry_run: bool) -> str | None:
         return "it" if files.is_changed(path, change.file.mark) else None
     if kept is None or not path.is_file():
         return "it"
+    # The last one to close a file works in the log that lies beside it, also where the run is refused.
+    on_copy = dry_run or any(os.path.lexists(path.with_name(path.name + end)) for end in sqlite.TRACES)
     try:
-        with _trial(path, dry_run) as place, rows.locked(place, keep=False) as db:
+        with _trial(path, on_copy) as place, rows.locked(place, keep=False) as db:
             tables = rows.could_take_back(db, kept, change.rows.dangling)
     except sqlite.CONTENT_ERRORS:
         # No database any more, or a damaged one.
@@ -155,9 +160,9 @@ def _demand_fit(root: Path, change: Recorded) -> None:
 
 
 @contextmanager
-def _trial(path: Path, dry_run: bool) -> Iterator[Path]:
+def _trial(path: Path, on_copy: bool) -> Iterator[Path]:
     """Return where taking rows back is tried: the file itself, or a copy of it."""
-    if not dry_run:
+    if not on_copy:
         yield path
         return
     with durable.temporary_folder() as folder:

@@ -196,7 +196,8 @@ def a_step(random: Random, store: Path, victim: Path) -> str:
     if not _ledger(store).is_file():
         return ""
     with suppress(apsw.Error), closing(apsw.Connection(str(_ledger(store)), flags=apsw.SQLITE_OPEN_READONLY)) as db:
-        run_id = db.execute("SELECT max(run_id) FROM run").get
+        run_id = db.execute("SELECT max(CAST(run_id AS BLOB)) FROM run").get
+        run_id = None if run_id is None else run_id.decode("utf-8", "replace")
     made = _write(
         _ledger(store),
         "INSERT INTO step (run_id, subject, action, state, fingerprint, detail) VALUES (?, ?, ?, ?, ?, x'')",
