@@ -39,7 +39,8 @@ def _digest(name: str, *parts: str) -> bytes:
     """Hash length-prefixed parts under a name, so that no two lists of parts read the same."""
     hasher = hashlib.sha256(name.encode())
     for part in parts:
-        encoded = part.encode()
+        # An id of JSON may have half a character in it.
+        encoded = part.encode("utf-8", "surrogatepass")
         hasher.update(len(encoded).to_bytes(8, "big") + encoded)
     return hasher.digest()
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import zipfile
 from collections import Counter
@@ -275,6 +276,22 @@ def test_a_base_without_a_usable_id_gets_one_that_follows_from_what_there_is(tmp
         assert done.document["totals"]["rows"]["carried"] == len(ROWS)
     assert ids[0] == ids[1]
     assert ids[0][14] == "4"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every name is text")
+def test_a_base_in_a_folder_whose_name_is_no_text_is_carried(tmp_path):
+    for base, name in ((BASE, b"\xff\xfe"), (OTHER, b"\xff\xff")):
+        store(tmp_path / "in" / "KnowledgeBase" / base / ".cherry" / "index.sqlite")
+        (tmp_path / "in" / "KnowledgeBase" / base).rename(tmp_path / "in" / "KnowledgeBase" / os.fsdecode(name))
+    bases = []
+    for _ in range(2):
+        done = run("migrate", tmp_path / "in", "--to", tmp_path / "out", "--yes", "--json", *WORD)
+        assert done.status in (0, 1), done
+        # The items of both have the same ids, of which a library has each once.
+        assert done.document["totals"]["rows"]["read"] == 2 * len(ROWS)
+        bases.append(done.document["bases"])
+    assert [base["outcome"] for base in bases[1]] == ["unchanged", "unchanged"]
+    assert len({base["id"] for base in [*bases[0], *bases[1]]}) == 2
 
 
 def test_forms_may_be_mixed_and_one_base_stands_once(tmp_path):

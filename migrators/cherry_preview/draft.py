@@ -26,7 +26,7 @@ from regraft.formats.v2_places import INDEX_FILE, RAW_FOLDER, Store
 from regraft.locate import Located
 from regraft.names import FreeNames, fold, is_folder_name
 from regraft.notices import Notice
-from regraft.text import counted, is_blank, trim, without_nul
+from regraft.text import counted, is_blank, trim, whole, without_nul
 from regraft.tree import join
 
 
@@ -103,7 +103,9 @@ class _Drafter:
     def _id_of(self, store: Store) -> str:
         """Return a base's id: by its place, else as its rows say, else one that follows from the file's name."""
         if store.base_id is not None:
-            return store.base_id
+            # A folder's name need not be UTF-8; no catalog has such an id.
+            is_text = whole(store.base_id) == store.base_id
+            return store.base_id if is_text else identity.base_id(store.base_id)
         with Told(self._source.tree, store.name, texts=self._texts) as told:
             return told.contents.collection or identity.base_id(PurePosixPath(store.name).stem)
 

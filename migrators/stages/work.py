@@ -153,8 +153,16 @@ def fingerprint(source: Located, draft: BaseDraft, unread: frozenset[str] = froz
     ]
     hasher = hashlib.blake2b(digest_size=20)
     for part in (WRITER, replace(draft, items=()), marks, uploads, *draft.items):
-        hasher.update(msgspec.json.encode(part, order="deterministic") + b"\n")
+        hasher.update(_coded(part) + b"\n")
     return hasher.hexdigest()
+
+
+def _coded(part: object) -> bytes:
+    try:
+        return msgspec.json.encode(part, order="deterministic")
+    except UnicodeEncodeError:
+        # A name on the disk that is not UTF-8, which JSON has no way to write.
+        return repr(part).encode("utf-8", "surrogatepass")
 
 
 def _mark(source: Located, name: str | None) -> object:
