@@ -193,6 +193,7 @@ class Stage:
         ended = in_copy(self._fill, self.output, 0)
         if ended.status:
             raise RuntimeError(f"{self.scenario.name}: no store: {ended.stderr}")
+        shutil.rmtree(self._before, ignore_errors=True)
         shutil.copytree(self.place, self._before, symlinks=True)
 
     def _fill(self) -> None:
