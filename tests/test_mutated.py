@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import angel_store
@@ -29,6 +30,7 @@ from regraft.embedders.server import ServerEmbedder
 from regraft.embedders.settings import ServerSettings
 from regraft.errors import BackfillStopped, StoreDamaged, WrongUsage
 from regraft.formats.item_data import data_problem
+from regraft.formats.parquet import columns
 from repair import files
 from repair.backfill.stopping import stops_whole
 
@@ -451,3 +453,29 @@ def test_a_report_that_the_disk_does_not_give_keeps_a_pack_from_being_poorer(
     assert refused("pack", library, tmp_path / "bases.zip", "--yes") == "SourceUnreadable"
     assert not (tmp_path / "bases.zip").exists()
     assert run("check", library).status == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every name is text")
+def test_a_base_in_a_folder_whose_name_is_no_text_is_exported(tmp_path: Path) -> None:
+    library = small_library(tmp_path)
+    folder = index(library).parent.parent
+    folder.rename(folder.with_name(os.fsdecode(b"\xff\xfe")))
+    done = run("export", library, tmp_path / "rows.parquet", "--json")
+    assert done.status in (0, 1), done
+    assert sum(base["rows"]["carried"] for base in done.document["bases"]) > 0
+
+
+def test_settings_of_another_base_in_a_parquet_file_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = small_library(tmp_path)
+    assert run("export", library, tmp_path / "rows.parquet").status == 0
+    read = columns.read_about
+
+    def other(path: Path) -> columns.About:
+        about = read(path)
+        about.bases[0].id = f".{about.bases[0].id}"
+        return about
+
+    monkeypatch.setattr(columns, "read_about", other)
+    assert refused("import", tmp_path / "rows.parquet", "--to", tmp_path / "out", "--yes") == "SourceUnreadable"

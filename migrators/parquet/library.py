@@ -238,6 +238,8 @@ def _not_poorer(target: Path, entries: dict[str, Entry], work: ImportWork) -> Im
 
 def _problem(plan: Plan) -> str | None:
     """Return what is damaged of what a file says of a base; None where nothing is."""
+    if plan.record.base.id != plan.about.id:
+        return f"its base {shown(plan.about.id)} has the settings of another"
     if not plan.about.index and plan.record.base.status == "completed":
         return f"its base {shown(plan.about.id)} is completed, and has no index"
     for row in plan.about.items or ():

@@ -24,7 +24,7 @@ from regraft.formats.vector_table import StoreProblem
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located
 from regraft.names import vector_file_name
 from regraft.progress import Progress, stage
-from regraft.text import shown
+from regraft.text import shown, whole
 from regraft.tree import join
 
 #: Kinds whose bases have an index of the current layout.
@@ -223,7 +223,8 @@ def _v2_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> Parts
 def _id_of(source: Located, store: Store) -> str:
     """Return a base's id by its place; that of an index file anywhere else stands in itself."""
     if store.base_id is not None:
-        return store.base_id
+        # A folder's name need not be UTF-8, and a Parquet file holds nothing else.
+        return store.base_id if whole(store.base_id) == store.base_id else shown(store.base_id)
     try:
         with source.tree.local(store.name, None) as file:
             return stored.own_id(file) or source.path.stem
