@@ -21,7 +21,7 @@ from planted_v2 import KB, OTHER, index, library, plant, run_sql
 from test_reconcile import state
 
 from migrators.stages.drafts import Settings
-from regraft import identity, progress
+from regraft import identity, links, progress
 from regraft.formats.index.units import cut as sliced
 from regraft.testing.texts import texts
 from regraft.text import is_blank, utf16_len
@@ -227,10 +227,10 @@ def test_a_file_that_is_too_large_or_may_not_be_read(tmp_path, monkeypatch):
         text_of(item("file", relativePath="a.txt"), tmp_path)
     file.write_text("x")
 
-    def refuse(_path: Path) -> bytes:
+    def refuse(_path: Path) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(links, "opened", refuse)
     with pytest.raises(NoText, match=r"cannot be read \(Permission denied\)"):
         text_of(item("file", relativePath="a.txt"), tmp_path)
 

@@ -20,6 +20,7 @@ from migrators.cherry_v1.draft import draft_library
 from migrators.cherry_v1.file_texts import ENCODINGS, WIDE_ENCODINGS, Wanted, cleaned, json_form
 from migrators.cherry_v1.on_disk import real_paths
 from migrators.stages.models import ModelWord
+from regraft import links
 from regraft.formats.v1_state import V1State
 from regraft.formats.vector_table import LoaderRows, Survey, Tally
 
@@ -269,14 +270,14 @@ def test_odd_things_in_a_folder_are_passed_over(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_opened_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(WESTERN)
-    real = Path.open
+    real = links.opened
 
-    def refusing(path: Path, *arguments: Any) -> Any:
+    def refusing(path: Path) -> int:
         if path.name == "a.txt":
             raise PermissionError(13, "no")
-        return real(path, *arguments)
+        return real(path)
 
-    monkeypatch.setattr(Path, "open", refusing)
+    monkeypatch.setattr(links, "opened", refusing)
     loader = f"TextLoader_{digest(WESTERN)}"
     assert look_for(tmp_path, {loader: snippet(WESTERN)}) == {loader: tmp_path / "b.txt"}
 
@@ -305,13 +306,13 @@ def test_only_files_that_can_be_what_is_looked_for_are_opened(
     for name in names:
         (tmp_path / name).write_text(f"text of {name}")
     read: list[str] = []
-    real = Path.open
+    real = links.opened
 
-    def watching(path: Path, *arguments: Any) -> Any:
+    def watching(path: Path) -> int:
         read.append(path.name)
-        return real(path, *arguments)
+        return real(path)
 
-    monkeypatch.setattr(Path, "open", watching)
+    monkeypatch.setattr(links, "opened", watching)
     assert look_for(tmp_path, {f"{kind}Loader_{digest('none')}": "none"}) == {}
     assert read == {"Json": ["c.json"], "Web": ["b.HTM"], "Text": ["b.HTM", "c.json", "d.txt", "f"]}[kind]
 

@@ -178,7 +178,7 @@ DAMAGES: dict[str, Damage] = {
     ),
     "an index of the full text": Damage(
         "schema.foreign-text-index",
-        in_index("CREATE INDEX foreign ON search_text_fts_data (id COLLATE NOCASE)"),
+        in_index("CREATE INDEX text_index ON search_text_fts_data (id COLLATE NOCASE)"),
     ),
     "a foreign view": Damage("schema.foreign-view", in_index("CREATE VIEW foreign_view AS SELECT 1 AS one")),
     "a foreign column": Damage("schema.foreign-column", in_index("ALTER TABLE material ADD COLUMN foreign_one TEXT")),
