@@ -33,6 +33,8 @@ class Kills(Campaign):
     whole = 200 * len(SCENARIOS)
     controls = CONTROLS
     scenarios: tuple[Scenario, ...] = SCENARIOS
+    #: How a run is ended, drawn from these.
+    ways: tuple[str, ...] = _WAYS
 
     def cases(self, first: int = 1) -> Iterator[Outcome]:
         """Kill one command after the other, each time at another operation."""
@@ -42,7 +44,7 @@ class Kills(Campaign):
             while True:
                 stage, most = found[(number - 1) % len(found)], operations[(number - 1) % len(found)]
                 chance = self.random(number)
-                way, at = chance.choice(_WAYS), chance.randint(1, most)
+                way, at = chance.choice(self.ways), chance.randint(1, most)
                 yield killed(stage, way, at, at / most)
                 self.figures["different stores taken up again"] = sum(stage.judged for stage in found)
                 number += 1
