@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
@@ -141,7 +141,8 @@ def run(
         return result
     campaign.figures.update(result.figures)
     for number, outcome in enumerate(campaign.cases(result.count + 1), result.count + 1):
-        result.add(outcome, number)
+        # Where it was run is nobody's concern.
+        result.add(replace(outcome, problem=outcome.problem.replace(f"{campaign.work}/", "")), number)
         if outcome.problem and save_to is not None:
             print(f"bad: {number}: {outcome.kind}: {outcome.problem} ({outcome.case})", file=sys.stderr, flush=True)
         now = time.monotonic()
