@@ -331,7 +331,8 @@ def killed_between_the_writes(store: Path, config: Path) -> None:
     def work() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(NotesScope, "_as_before", lambda *_: die())
-            fill(store, config, "--no-probe")
+            # Of several answers that are there at once all would be written before it dies.
+            fill(store, config, "--no-probe", "--limit", 3)
 
     assert forked(work) == KILLED
 
