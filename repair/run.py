@@ -30,6 +30,7 @@ from regraft.errors import (
     NotMended,
     RegraftError,
     SourceUnreadable,
+    StoppedAtDamage,
     StoreDamaged,
     StoreNotWritable,
     TargetLocked,
@@ -327,8 +328,10 @@ def clean_stop(store: Store, book: Ledger) -> Iterator[None]:
     except (OSError, apsw.Error, UnicodeDecodeError) as error:
         reason = _reason(error) if isinstance(error, OSError) else str(error)
         finished = leave("stopped")
-        if not finished and is_of_the_store(error):
-            raise StoreDamaged(path=store.root, reason=reason) from error
+        if is_of_the_store(error):
+            if not finished:
+                raise StoreDamaged(path=store.root, reason=reason) from error
+            raise StoppedAtDamage(path=store.root, reason=reason, finished=f"changes: {finished}") from error
         raise ChangesStopped(path=store.root, reason=reason, finished=finished) from error
     except Exception:
         leave("stopped")

@@ -256,6 +256,26 @@ def test_a_full_disk_while_a_changeset_is_written_changes_nothing(store: Path, m
     assert keeps(store) == set()
 
 
+def test_damage_that_shows_after_the_first_change_is_no_reason_to_run_again(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, real, opened = contents(store), rows._writer, []
+
+    def damaged_next(file: Any) -> Any:
+        opened.append(file)
+        if len(opened) > 1:
+            raise apsw.CorruptError("database disk image is malformed")
+        return real(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "_writer", damaged_next)
+        with fails("StoppedAtDamage", STOPPED, match=r"stopped at damage \(database disk .*changes: 1\).*regraft undo"):
+            change(store)
+    assert contents(store) != before
+    assert run("undo", store, "--yes").status == 0
+    assert contents(store) == before
+
+
 def test_what_the_system_refused_is_said_with_its_path(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/store/raw")

@@ -28,7 +28,7 @@ from regraft import config, ledger, links
 from regraft.embedders.answers import BrokenAnswer, vectors_of
 from regraft.embedders.server import ServerEmbedder
 from regraft.embedders.settings import ServerSettings
-from regraft.errors import BackfillStopped, StoreDamaged, WrongUsage
+from regraft.errors import StoppedAtDamage, StoreDamaged, WrongUsage
 from regraft.formats.item_data import data_problem
 from regraft.formats.parquet import columns
 from repair import files
@@ -126,7 +126,10 @@ def test_a_store_that_is_damaged_where_it_has_to_be_changed_is_refused(tmp_path:
 def test_a_backfill_of_a_damaged_store_is_refused_where_nothing_was_written_yet(error: Exception) -> None:
     with pytest.raises(StoreDamaged, match="nothing was changed"), stops_whole(Path("store"), "mine", lambda: 0):
         raise error
-    with pytest.raises(BackfillStopped, match=r"stays \(vectors: 3\)"), stops_whole(Path("store"), "mine", lambda: 3):
+    with (
+        pytest.raises(StoppedAtDamage, match=r"before is whole \(vectors: 3\)"),
+        stops_whole(Path("store"), "mine", lambda: 3),
+    ):
         raise error
 
 
@@ -236,7 +239,7 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_what_a_step_before_has_changed_stays_where_a_backfill_cannot_go_on() -> None:
     error = apsw.CorruptError("database disk image is malformed")
     place = Path("store")
-    with pytest.raises(BackfillStopped, match="malformed"), stops_whole(place, "mine", lambda: 0, lambda: True):
+    with pytest.raises(StoppedAtDamage, match="malformed"), stops_whole(place, "mine", lambda: 0, lambda: True):
         raise error
 
 
@@ -252,7 +255,7 @@ def test_rows_that_could_not_be_taken_back_are_not_changed(tmp_path: Path, serve
     settings = configured(tmp_path / "regraft.yaml", server)
     done = run("backfill", path, "--config", settings, "--all-projects", "--yes", "--json")
     # Vectors lie in the sidecar by then.
-    assert (done.status, done.document["error"]["code"]) == (3, "BackfillStopped")
+    assert (done.status, done.document["error"]["code"]) == (3, "StoppedAtDamage")
     assert path.read_bytes() == before
     assert run("undo", path, "--yes").status == 0
     assert codex_mem_store.rows(codex_mem_store.codex_mem.sidecar_of(path), "SELECT * FROM embedding") == []

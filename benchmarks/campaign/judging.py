@@ -18,8 +18,10 @@ from regraft.cli import cli
 
 #: What may never reach a terminal: control characters, changes of direction, half characters.
 _RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-#: 0 and 1: done, 2: refused. Nothing but the system, a full disk for one, stops a run (3), and here nothing does.
+#: 0 and 1: done, 2: refused. What stops a run midway (3) is the system, a full disk for one, and here nothing does;
+#: or damage that shows when something was changed already, and then it says so.
 _STATUSES = (0, 1, 2)
+_AT_DAMAGE = "stopped at damage"
 _FILE_STATE = tuple[int, int, str]
 #: What is on disk, by its path: kind, time of change, content.
 State = dict[str, _FILE_STATE]
@@ -65,7 +67,7 @@ def _wrong_end(done: Ended, stopped_is_fine: bool) -> Iterable[str]:
         yield f"an error came through: {done.raised}"
     elif "fault of regraft" in done.stderr or "please report" in done.stderr:
         yield f"it says it is at fault: {done.stderr.strip()[-300:]}"
-    elif done.status not in _STATUSES and not (stopped_is_fine and done.status == 3):
+    elif done.status not in _STATUSES and not (done.status == 3 and (stopped_is_fine or _AT_DAMAGE in done.stderr)):
         yield f"exit status {done.status}: {done.stderr.strip()[-300:]}"
     elif done.status >= 2 and done.stderr.count("regraft: ") < 1:
         yield f"exit status {done.status}, and it does not say why"

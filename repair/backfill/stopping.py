@@ -9,7 +9,7 @@ from pathlib import Path
 import apsw
 
 from regraft.embedders import ServerFailing
-from regraft.errors import REFUSED, BackfillInterrupted, BackfillStopped, RegraftError, StoreDamaged
+from regraft.errors import REFUSED, BackfillInterrupted, BackfillStopped, RegraftError, StoppedAtDamage, StoreDamaged
 from regraft.formats.sidecar import SidecarProblem
 from regraft.system_errors import SidecarUnfit
 from repair.run import is_of_the_store
@@ -29,6 +29,7 @@ def stops_whole(
 
     Raises:
         BackfillInterrupted, BackfillStopped: it was stopped.
+        StoppedAtDamage: a file is damaged where it has to be read or written, and something was written before.
         StoreDamaged, SidecarUnfit: a file is damaged where it has to be read or written, and nothing was.
         RegraftError: it was refused before anything was written, or the embedder does not do.
     """
@@ -49,6 +50,8 @@ def stops_whole(
         raise BackfillStopped(path=path, reason=f"the file of the vectors: {error}", written=written()) from error
     except (OSError, apsw.Error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        if not (written() or is_begun()) and is_of_the_store(error):
-            raise StoreDamaged(path=path, reason=reason) from error
+        if is_of_the_store(error):
+            if not (written() or is_begun()):
+                raise StoreDamaged(path=path, reason=reason) from error
+            raise StoppedAtDamage(path=path, reason=reason, finished=f"vectors: {written()}") from error
         raise BackfillStopped(path=path, reason=reason, written=written()) from error
