@@ -60,6 +60,7 @@ def differences(folder: ProviderFolder, texts: Mapping[str, str], *, ids_only: b
         found = chroma.collection(db, angel_memory.COLLECTION)
         if found is None:
             return Differences(missing=list(texts))
+        chroma.demand_dimension(found)
         held = {entry.id: entry for entry in chroma.entries(db, found)}
         made = Differences(count=len(held), dimension=found.dimension)
         lists = {"missing": made.missing, "stale": made.stale, "orphaned": made.orphans}

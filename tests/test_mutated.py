@@ -158,6 +158,23 @@ def test_a_collection_with_an_impossible_number_is_a_finding(tmp_path: Path, num
     assert "number of an operation" in json.dumps(done.document["findings"])
 
 
+@pytest.mark.parametrize("dimension", ["x'9b19'", "'eight'", "0", "-8", "2.5"])
+def test_a_collection_of_an_impossible_dimension_is_a_finding_and_not_embedded(
+    tmp_path: Path, server, dimension: str
+) -> None:
+    store = angel_store.build(tmp_path / "angel")
+    with apsw.Connection(str(store.chroma())) as db:
+        db.execute(f"UPDATE collections SET dimension = {dimension}")
+    db.close()
+    done = run("check", store.root, "--json")
+    assert done.status == 1, done.stderr
+    assert "no number of dimensions" in json.dumps(done.document["findings"])
+    before = snapshot(store.root)
+    settings = configured(tmp_path / "regraft.yaml", server)
+    assert refused("reconcile", store.root, "--config", settings, "--yes") == "SourceUnreadable"
+    assert (snapshot(store.root), server.requests) == (before, [])
+
+
 # --- what is no file -------------------------------------------------------------------------------------------------
 
 

@@ -111,6 +111,12 @@ def collection(db: apsw.Connection, name: str) -> Collection | None:
     return Collection(str(row[0]), name, row[2], segments.get("VECTOR"), segments.get("METADATA"))
 
 
+def demand_dimension(of: Collection) -> None:
+    """Raise ChromaProblem where the dimension of a collection is none."""
+    if not (of.dimension is None or (isinstance(of.dimension, int) and of.dimension > 0)):
+        raise ChromaProblem(f"the dimension of its collection {of.name} is no number of dimensions")
+
+
 def names(db: apsw.Connection) -> list[str]:
     """Return the names of all collections, in the order of names."""
     return [str(name) for (name,) in db.execute("SELECT name FROM collections ORDER BY name")]
