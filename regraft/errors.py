@@ -282,13 +282,6 @@ class ChangesStopped(RegraftError, OSError):
     exit_status = STOPPED
 
 
-class StoppedAtDamage(RegraftError, ValueError):
-    """{path}: stopped at damage ({reason}); what was done before is whole ({finished}), see regraft check; regraft undo
-    takes it back."""
-
-    exit_status = STOPPED
-
-
 class StoreDamaged(RegraftError, ValueError):
     """{path}: cannot be changed as it is ({reason}); nothing was changed, see regraft check, or take another copy."""
 

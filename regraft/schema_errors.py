@@ -1,8 +1,8 @@
-"""Errors of definitions that a layout does not have; see :mod:`regraft.errors`."""
+"""Errors about what stands in a store's files: damage, and definitions that a layout does not have."""
 
 from __future__ import annotations
 
-from regraft.errors import RegraftError
+from regraft.errors import STOPPED, RegraftError
 
 
 class SchemaForeign(RegraftError, ValueError):
@@ -13,3 +13,10 @@ class SchemaForeign(RegraftError, ValueError):
 class OtherRowsChanged(RegraftError, RuntimeError):
     """{path}: rows of {tables} changed with those that were meant, by a rule that the layout does not have; all of it
     was taken back, see regraft check and mend that first."""
+
+
+class StoppedAtDamage(RegraftError, ValueError):
+    """{path}: stopped at damage ({reason}); what was done before is whole ({finished}), see regraft check; regraft undo
+    takes it back."""
+
+    exit_status = STOPPED

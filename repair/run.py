@@ -30,7 +30,6 @@ from regraft.errors import (
     NotMended,
     RegraftError,
     SourceUnreadable,
-    StoppedAtDamage,
     StoreDamaged,
     StoreNotWritable,
     TargetLocked,
@@ -39,6 +38,7 @@ from regraft.ledger import Ledger
 from regraft.ledger_values import WORK
 from regraft.locate import SYSTEMS, Kind
 from regraft.progress import Progress, human_bytes, stage
+from regraft.schema_errors import StoppedAtDamage
 from regraft.text import path_text, shown
 from repair import changing, space, undo
 from repair.changing import Changer

@@ -28,9 +28,10 @@ from regraft import config, ledger, links
 from regraft.embedders.answers import BrokenAnswer, vectors_of
 from regraft.embedders.server import ServerEmbedder
 from regraft.embedders.settings import ServerSettings
-from regraft.errors import StoppedAtDamage, StoreDamaged, WrongUsage
+from regraft.errors import StoreDamaged, WrongUsage
 from regraft.formats.item_data import data_problem
 from regraft.formats.parquet import columns
+from regraft.schema_errors import StoppedAtDamage
 from repair import files
 from repair.backfill.stopping import stops_whole
 
