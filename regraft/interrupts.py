@@ -54,6 +54,14 @@ def over() -> None:
                 signal.signal(number, signal.SIG_IGN)
 
 
+def is_behind(error: BaseException) -> bool:
+    """Tell whether an error came of a stop: of cleaning up after one, or of being torn by it."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, KeyboardInterrupt):
+        seen = seen.__cause__ or seen.__context__
+    return seen is not None
+
+
 @contextmanager
 def held_back() -> Iterator[None]:
     """Let stops wait for the end of what must not be torn, such as a transaction and the note that it was made.

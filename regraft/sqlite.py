@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -195,10 +195,18 @@ def attached(connection: apsw.Connection, path: Path, name: str) -> Iterator[Non
         connection.execute(f"ATTACH ? AS {name}", (uri,))
         try:
             yield
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            connection.execute(f"DETACH {name}")
+        except BaseException:
+            # What stopped it may have left a query open: then the file stays attached as long as the connection lives.
+            with suppress(apsw.Error):
+                _detach(connection, name)
+            raise
+        _detach(connection, name)
+
+
+def _detach(connection: apsw.Connection, name: str) -> None:
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+    connection.execute(f"DETACH {name}")
 
 
 def _knows_locks(real: Path) -> bool:

@@ -5,8 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import apsw
 import pytest
+from conftest import run
+from faults import untouched
+from toys import library as small_library
+
+import repair.pack
+from regraft.errors import BackfillInterrupted, SourceUnreadable
+from repair.pack import catalog
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has none of these signals")
 
@@ -142,3 +153,43 @@ Finalised()
     status, stdout, stderr = ended(program)
     assert (status, stdout) == (0, "")
     assert "ValueError: odd" in stderr
+
+
+def test_a_stop_is_said_where_cleaning_up_after_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query that a stop leaves open keeps a file attached; nobody is told that the file is damaged for it."""
+    library = small_library(tmp_path)
+    real = catalog._models
+
+    def stopped(db: apsw.Connection, *more: Any) -> Iterator[Any]:
+        yield next(real(db, *more))
+        left_open = db.execute("SELECT * FROM source.knowledge_item")
+        left_open.fetchone()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(catalog, "_models", stopped)
+    with untouched(tmp_path):
+        done = run("pack", library, tmp_path / "bases.zip", "--json")
+    assert (done.status, done.document["error"]["code"]) == (130, "Interrupted")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [
+        (SourceUnreadable(path="a", reason="it is torn"), "Interrupted", 130),
+        (OSError("torn"), "Interrupted", 130),
+        (RuntimeError("torn"), "Interrupted", 130),
+        (BackfillInterrupted(written=3), "BackfillInterrupted", 130),
+    ],
+)
+def test_what_a_stop_tore_is_not_said_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, status: int
+) -> None:
+    def torn(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise error
+
+    monkeypatch.setattr(repair.pack, "pack", torn)
+    done = run("pack", small_library(tmp_path), tmp_path / "bases.zip", "--json")
+    assert (done.status, done.document["error"]["code"]) == (status, code)

@@ -7,13 +7,16 @@ import json
 import mmap
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from types import FrameType
 
-from benchmarks.campaign import disk
+from benchmarks.campaign import disk, native
 from benchmarks.campaign.disk import Operation, Wire
 from benchmarks.campaign.runs import Stage
 
@@ -86,12 +89,23 @@ class Signalling:
             return
         # What Python makes of the others is raised between two of its steps, and must not be in one of SQLite's.
         self.wire.lift()
-        sender = threading.Timer(0.001, os.kill, (os.getpid(), self.number))
-        sender.daemon = True
-        sender.start()
+        threading.Thread(target=self._send_outside, daemon=True).start()
+
+    def _send_outside(self) -> None:
+        """Send the signal once the operation that is under way has gone back to SQLite; no other is watched then."""
+        while any(frame.f_code.co_filename == native.__file__ for frame in _stack_of_main()):
+            time.sleep(0.001)
+        os.kill(os.getpid(), self.number)
 
     def after(self, operation: Operation) -> None:
         """It is still there."""
+
+
+def _stack_of_main() -> Iterator[FrameType]:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGHUP": signal.SIGHUP, "SIGINT": signal.SIGINT}

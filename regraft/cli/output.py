@@ -16,7 +16,16 @@ import click
 
 from regraft import interrupts, render, sqlite, streams
 from regraft.envelope import Run
-from regraft.errors import WORTH_READING, FaultOfRegraft, Interrupted, OutputLost, RegraftError, StoppedBySystem
+from regraft.errors import (
+    REFUSED,
+    STOPPED,
+    WORTH_READING,
+    FaultOfRegraft,
+    Interrupted,
+    OutputLost,
+    RegraftError,
+    StoppedBySystem,
+)
 from regraft.text import shown, shown_lines
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,21 +41,27 @@ def reports_errors(command: F) -> F:
         name, as_json, verbose = command.__name__, kwargs["as_json"], kwargs["verbose"]
         try:
             command(*args, **kwargs)
-        except RegraftError as error:
-            fail(error, name, as_json=as_json, verbose=verbose)
-        except KeyboardInterrupt:
-            fail(Interrupted(finished=0), name, as_json=as_json, verbose=verbose)
-        except (OSError, *sqlite.SYSTEM_ERRORS) as error:
-            if verbose > 1:
+        except (Exception, KeyboardInterrupt) as error:
+            # What something else is said of is traced here, with what it was itself.
+            said = _as_it_came(error)
+            if verbose > 1 and said is not error:
                 note_traceback(error)
-            fail(StoppedBySystem(reason=error), name, as_json=as_json, verbose=0)
-        except Exception as error:
-            if verbose > 1:
-                note_traceback(error)
-            fault = FaultOfRegraft(kind=type(error).__name__, reason=error)
-            fail(fault, name, as_json=as_json, verbose=0)
+            fail(said, name, as_json=as_json, verbose=verbose if said is error else 0)
 
     return run  # type: ignore[return-value]
+
+
+def _as_it_came(error: BaseException) -> RegraftError:
+    """Return what to say of an error; where a stop tore what ended with it, the stop."""
+    if isinstance(error, RegraftError) and error.exit_status not in (REFUSED, STOPPED):
+        return error
+    if interrupts.is_behind(error):
+        return Interrupted(finished=getattr(error, "facts", {}).get("finished", 0))
+    if isinstance(error, RegraftError):
+        return error
+    if isinstance(error, (OSError, *sqlite.SYSTEM_ERRORS)):
+        return StoppedBySystem(reason=error)
+    return FaultOfRegraft(kind=type(error).__name__, reason=error)
 
 
 def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> NoReturn:
