@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import apsw
@@ -15,11 +15,15 @@ from regraft import sqlite
 _OWN = ".regraft"
 #: What says the same in other bytes: the full-text index is built anew from the bodies.
 _DERIVED = ("search_text_fts", "memory_items_fts", "sqlite_")
-_NUMBERS = {"fts_rowid"}
+_NUMBERS = frozenset({"fts_rowid"})
 
 
-def of(folder: Path) -> dict[str, str]:
-    """Return what every place of a store holds, without regraft's own folder and what SQLite keeps beside a file."""
+def of(folder: Path, *, numbers: bool = False) -> dict[str, str]:
+    """Return what every place of a store holds, without regraft's own folder and what SQLite keeps beside a file.
+
+    With ``numbers``, what tells rows of the full-text index counts too, which a run may number anew.
+    """
+    ignored: Collection[str] = () if numbers else _NUMBERS
     found = {}
     for top, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != _OWN)
@@ -28,7 +32,7 @@ def of(folder: Path) -> dict[str, str]:
             relative = path.relative_to(folder).as_posix()
             if name == _OWN or (relative.endswith(sqlite.TRACES) and _is_database(Path(str(path).rpartition("-")[0]))):
                 continue
-            found[relative] = _held(path)
+            found[relative] = _held(path, ignored)
     return found
 
 
@@ -41,7 +45,7 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str
     ]
 
 
-def _held(path: Path) -> str:
+def _held(path: Path, ignored: Collection[str]) -> str:
     kind = path.lstat().st_mode
     if stat.S_ISLNK(kind):
         return f"link to {path.readlink()}"
@@ -50,7 +54,7 @@ def _held(path: Path) -> str:
     if not stat.S_ISREG(kind):
         return f"kind {stat.S_IFMT(kind):o}"
     try:
-        return f"rows {_rows(path)}" if _is_database(path) else _hash(path.read_bytes())
+        return f"rows {_rows(path, ignored)}" if _is_database(path) else _hash(path.read_bytes())
     except (apsw.Error, UnicodeDecodeError, OSError):
         return f"damaged {_hash(path.read_bytes())}"
 
@@ -63,7 +67,7 @@ def _hash(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=12).hexdigest()
 
 
-def _rows(path: Path) -> str:
+def _rows(path: Path, ignored: Collection[str]) -> str:
     """Return a hash of the schema and of all rows of ordinary tables, in any order."""
     total = 0
     with sqlite.reading(path) as db:
@@ -73,7 +77,7 @@ def _rows(path: Path) -> str:
             if kind != "table" or derived:
                 continue
             quoted = sqlite.quoted(str(name))
-            columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info({quoted})") if row[1] not in _NUMBERS]
+            columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info({quoted})") if row[1] not in ignored]
             chosen = ", ".join(f"typeof({sqlite.quoted(one)}), CAST({sqlite.quoted(one)} AS BLOB)" for one in columns)
             for row in db.execute(f"SELECT {chosen} FROM {quoted}"):
                 total += int(_hash(repr((name, row)).encode()), 16)

@@ -57,6 +57,8 @@ class Recorded:
     after: dict[str, str] | None
     #: Texts that had no vector before, by base.
     lacking: set[tuple[str, str]] = field(default_factory=set)
+    #: As ``after``, to the last number: where that is other, undo may refuse.
+    left: dict[str, str] | None = None
 
 
 class Machine(Campaign):
@@ -184,7 +186,9 @@ class Walk:
         """Remember the runs that were made since there were ``runs``; what was around each is known where it is one."""
         made = [run for run in self._possible() if run not in runs]
         for run in made:
-            self._records[run] = Recorded(before, after, lacking) if len(made) == 1 else Recorded(None, None, lacking)
+            self._records[run] = Recorded(None, None, lacking)
+        if len(made) == 1:
+            self._records[made[0]] = Recorded(before, after, lacking, contents.of(self.store, numbers=True))
 
     def _must_be(self, expected: dict[str, str], found: dict[str, str]) -> None:
         self.case.problems += contents.differences(expected, found)[:3]
@@ -197,27 +201,26 @@ class Walk:
             return "nothing to undo"
         run = runs[0] if self.random.random() < 0.6 else self.random.choice(runs)
         record = self._records.get(run, Recorded(None, None, self.model.all()))
-        before = contents.of(self.store)
+        before, now = contents.of(self.store), contents.of(self.store, numbers=True)
         ended = self._run(f"undo {{in!}} {run} --yes --json")
-        self._taken_back(record, before, contents.of(self.store), ended.status)
+        if ended.status == 2:
+            self._must_be(before, contents.of(self.store))
+            if record.left == now:
+                self.case.problems.append("undo was refused, though nothing was changed since")
+        else:
+            self._taken_back(record, before, contents.of(self.store))
         if ended.status == 0:
             self._records.pop(run, None)
             self.model.refresh(self.store, record.lacking)
         return f"undo of {'the latest' if run == runs[0] else 'an earlier'} run: {ended.status}"
 
-    def _taken_back(self, record: Recorded, before: dict[str, str], after: dict[str, str], status: int) -> None:
-        if status == 2:
-            self._must_be(before, after)
+    def _taken_back(self, record: Recorded, before: dict[str, str], after: dict[str, str]) -> None:
         if record.before is None or record.after is None:
             return
         changed = {
             name for name in {*record.before, *record.after} if record.before.get(name) != record.after.get(name)
         }
         is_as_left = all(before.get(name) == record.after.get(name) for name in changed)
-        if status == 2:
-            if is_as_left:
-                self.case.problems.append("undo was refused, though nothing was changed since")
-            return
         for name in sorted({*before, *after}):
             if name not in changed and before.get(name) != after.get(name):
                 self.case.problems.append(f"undo changed {name}, which that run had not")
