@@ -99,17 +99,26 @@ def look(path: Path, work: Path | None = None) -> Look:
             return Look(Layout.OTHER)
     except PermissionError as error:
         return Look(Layout.UNREADABLE, problem=error.strerror or str(error))
-    refused = _is_refused(path, work)
     try:
-        with readable(path, work, refused=refused) as copy, sqlite.reading(copy, work=work) as db:
-            schema = db.execute("SELECT type, lower(name), sql FROM sqlite_schema").fetchall()
-            tables = {name for kind, name, _ in schema if kind == "table"}
-            has_trap = refused or any(VECTOR_INDEX in str(sql) for kind, _, sql in schema if kind == "index")
-            previews = TABLE in tables and _has_rows(db, TABLE)
-            units = "search_unit" in tables and _has_rows(db, "search_unit")
+        try:
+            return _looked_at(path, work)
+        except (apsw.Error, UnicodeDecodeError):
+            # Most files can be read at once; what is refused is only asked for where one cannot.
+            refused = _is_refused(path, work)
+            with readable(path, work, refused=refused) as copy:
+                return _looked_at(copy, work, has_trap=refused)
     except (apsw.Error, UnicodeDecodeError, OSError) as error:
         by_system = isinstance(error, (OSError, *sqlite.SYSTEM_ERRORS))
         return Look(Layout.UNREADABLE, problem=str(error), by_system=by_system)
+
+
+def _looked_at(path: Path, work: Path | None, *, has_trap: bool = False) -> Look:
+    with sqlite.reading(path, work=work) as db:
+        schema = db.execute("SELECT type, lower(name), sql FROM sqlite_schema").fetchall()
+        tables = {name for kind, name, _ in schema if kind == "table"}
+        has_trap = has_trap or any(VECTOR_INDEX in str(sql) for kind, _, sql in schema if kind == "index")
+        previews = TABLE in tables and _has_rows(db, TABLE)
+        units = "search_unit" in tables and _has_rows(db, "search_unit")
     if TABLE in tables and not units and (previews or "search_unit" not in tables):
         return Look(Layout.PREVIEW, previews, has_trap)
     if "search_unit" in tables:
