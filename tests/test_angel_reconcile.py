@@ -413,7 +413,7 @@ def segment_of(store: AngelStore) -> Path:
     return next(path for path in store.chroma().parent.iterdir() if path.is_dir())
 
 
-def test_a_pickle_that_runs_code_runs_nothing(apart, damaged, config, server, tmp_path):
+def test_a_pickle_that_runs_code_runs_nothing(damaged, config, server, tmp_path):
     import pickle
 
     trap = tmp_path / "trap"
@@ -575,7 +575,7 @@ def test_sample_healthy(tmp_path):
 
 
 @needs_samples
-def test_sample_damaged(apart, tmp_path, config):
+def test_sample_damaged(tmp_path, config):
     store = sample("damaged", tmp_path)
     assert run("repair", store.root, "-y", "--fail-on", "never").status == 0
     done = reconcile(store, "--config", config, "--no-probe")

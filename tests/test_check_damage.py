@@ -35,7 +35,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library(tmp_path_factory.mktemp("healthy"))
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, PARTS))])
 def test_damage_ends_in_findings(part: int, healthy: Path, tmp_path: Path) -> None:
     copy = tmp_path / "library"
     complaints = []

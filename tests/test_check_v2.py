@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -87,13 +87,13 @@ def test_a_whole_library_has_nothing_to_complain_about(level: str, store: Path) 
     assert (checked["bases"], checked["units"], checked["bodies"], checked["embeddings"]) == (2, 16, 16, 16)
 
 
-@pytest.mark.parametrize("name", DAMAGES)
-def test_damage_is_found_and_nothing_written(name: str, store: Path) -> None:
+def demand_found(name: str, store: Path, levels: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """Assert that damage is found at each of these levels that looks for it, and at no other, without a write."""
     level = DAMAGES[name].level
     planted = plant(name, store)
     with untouched(store):
-        answers = {level: found(store, *option(level)) for level in LEVELS}
-    for answer in (answers[one] for one in LEVELS[LEVELS.index(level) :]):
+        answers = {level: found(store, *option(level)) for level in levels}
+    for answer in (answers[one] for one in LEVELS[LEVELS.index(level) :] if one in answers):
         about = [one for one in answer if (one["name"], one["base"]) == (planted.finding, planted.base)]
         assert about, [(one["name"], one["base"], one["message"]) for one in answer]
         assert all(set(one) == FINDING for one in about)
@@ -101,8 +101,34 @@ def test_damage_is_found_and_nothing_written(name: str, store: Path) -> None:
         assert about[0]["count"] >= 1
         if planted.subject is not None:
             assert planted.subject in {one["subject"] for one in about}
-    for answer in (answers[one] for one in LEVELS[: LEVELS.index(level)]):
+    for answer in (answers[one] for one in LEVELS[: LEVELS.index(level)] if one in answers):
         assert planted.finding not in {one["name"] for one in answer}
+    return answers
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_found_with_a_repair_that_is_understood_and_nothing_written(name: str, store: Path) -> None:
+    """The level that looks for it, and the one beside it: the default level is one of the two."""
+    answers = demand_found(name, store, LEVELS[1:] if DAMAGES[name].level == "deep" else LEVELS[:2])
+    for finding in answers["default"]:
+        demand_understood(finding, store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_found_at_every_level(name: str, store: Path) -> None:
+    demand_found(name, store, LEVELS)
+
+
+def demand_understood(finding: dict[str, Any], store: Path) -> None:
+    """Assert that the repair of a finding is a command line that the program takes."""
+    if finding["repair"] is not None:
+        program, command, *words = shlex.split(finding["repair"])
+        assert (program, words[0]) == ("regraft", str(store))
+        parent = click.Context(cli, help_option_names=["-h", "--help"])
+        context = cli.commands[command].make_context(command, words, parent=parent)
+        if finding["name"] in context.params.get("only", ()):
+            assert context.params["bases"] == ((finding["base"],) if finding["base"] else ())
 
 
 def test_every_finding_is_planted() -> None:
@@ -133,19 +159,6 @@ def test_vectors_that_nobody_needs_are_not_made_anew(store: Path) -> None:
         "embedding.orphan": f"regraft gc {store} --only embedding.orphan --base {KB}",
         "embedding.zero": f"regraft gc {store} --only embedding.orphan --base {KB}",
     }
-
-
-@pytest.mark.parametrize("name", DAMAGES)
-def test_a_repair_is_a_command_line_that_is_understood(name: str, store: Path) -> None:
-    plant(name, store)
-    for finding in found(store):
-        if finding["repair"] is not None:
-            program, command, *words = shlex.split(finding["repair"])
-            assert (program, words[0]) == ("regraft", str(store))
-            parent = click.Context(cli, help_option_names=["-h", "--help"])
-            context = cli.commands[command].make_context(command, words, parent=parent)
-            if finding["name"] in context.params.get("only", ()):
-                assert context.params["bases"] == ((finding["base"],) if finding["base"] else ())
 
 
 @pytest.mark.parametrize("level", LEVELS)

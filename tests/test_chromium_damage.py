@@ -240,7 +240,7 @@ def test_the_undamaged_profile_is_read_whole(whole):
     assert whole.stores.passed_over == 0
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, CHUNKS))])
 def test_damage_gives_a_result_or_a_word_about_it(profile, whole, chunk):
     paths = sorted(path for path in profile.rglob("*") if path.is_file() and path.stat().st_size)
     texts = written_texts()

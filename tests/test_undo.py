@@ -73,8 +73,9 @@ def states(root: Path) -> list[str]:
 
 @posix
 @pytest.mark.parametrize("command", [EVERYTHING, COPIES])
+@pytest.mark.parametrize("every", [7, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_undo_that_is_killed_at_any_step_is_finished_by_the_next(
-    whole: Path, disk: QuickDisk, tmp_path: Path, command: Any
+    whole: Path, disk: QuickDisk, tmp_path: Path, command: Any, every: int
 ) -> None:
     changed = shutil.copytree(whole, tmp_path / "changed")
     old = contents(changed)
@@ -83,7 +84,7 @@ def test_an_undo_that_is_killed_at_any_step_is_finished_by_the_next(
     copy = shutil.copytree(changed, tmp_path / "steps")
     steps = steps_of(disk, lambda: undo(copy))
     root = tmp_path / "library"
-    for at in moments(steps)[::2]:
+    for at in moments(steps)[::every]:
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(changed, root)
         # One write more or less is a matter of ids.
@@ -99,7 +100,7 @@ def test_an_undo_that_is_killed_at_any_step_is_finished_by_the_next(
 
 
 @posix
-@pytest.mark.parametrize("first", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("first", [0.6, *(pytest.param(part, marks=pytest.mark.slow) for part in (0.3, 0.9))])
 def test_a_recovery_that_is_killed_again_and_again_comes_to_an_end(
     store: Path, disk: QuickDisk, tmp_path: Path, first: float
 ) -> None:
