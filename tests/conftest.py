@@ -29,7 +29,15 @@ settings.register_profile(
     "regraft", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60, derandomize=True
 )
 settings.register_profile("search", settings.get_profile("regraft"), derandomize=False, print_blob=True)
-settings.load_profile("regraft")
+# Tests import this module by a name of its own, which runs it once more: what was asked for meanwhile stays.
+if settings.get_current_profile_name() not in ("regraft", "search"):
+    settings.load_profile("regraft")
+
+
+def examples(searched: int) -> int:
+    """Return how many examples a property is tried with: so many in a search, half of them otherwise."""
+    return (searched + 1) // 2 if settings.default is not None and settings.default.derandomize else searched
+
 
 HERE = Path(__file__).parent
 REPO = HERE.parent
