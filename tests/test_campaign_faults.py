@@ -49,7 +49,7 @@ def dose(kind: type[Campaign], work: Path, count: int, names: tuple[str, ...], c
 
 
 def test_a_power_cut_loses_nothing(work: Path) -> None:
-    assert dose(PowerLoss, work, 150, ("gc",)).bad_cases == []
+    assert dose(PowerLoss, work, 60, ("gc",)).bad_cases == []
 
 
 def test_a_power_cut_is_noticed_where_nothing_is_flushed(work: Path) -> None:
@@ -58,9 +58,10 @@ def test_a_power_cut_is_noticed_where_nothing_is_flushed(work: Path) -> None:
 
 @posix
 def test_an_operation_that_fails_leaves_nothing_half(work: Path) -> None:
-    assert dose(IoFaults, work, 20, ("undo repair", "clear-failed")).bad_cases == []
+    assert dose(IoFaults, work, 10, ("undo repair", "clear-failed")).bad_cases == []
 
 
+@pytest.mark.slow
 @posix
 def test_it_is_noticed_where_a_failed_transaction_is_kept(work: Path) -> None:
     assert dose(IoFaults, work, 200, ("clear-failed",), "no-rollback").bad == 1
@@ -68,9 +69,10 @@ def test_it_is_noticed_where_a_failed_transaction_is_kept(work: Path) -> None:
 
 @posix
 def test_a_kill_leaves_nothing_half(work: Path) -> None:
-    assert dose(Kills, work, 12, ("migrate again", "undo install")).bad_cases == []
+    assert dose(Kills, work, 6, ("migrate again", "undo install")).bad_cases == []
 
 
+@pytest.mark.slow
 @posix
 def test_it_is_noticed_where_nothing_is_settled_after_a_kill(work: Path) -> None:
     assert dose(Kills, work, 100, ("gc of AngelMemory",), "no-recovery").bad == 1

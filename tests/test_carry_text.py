@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import preview
 import pytest
-from conftest import NOW, NOW_MS, REPO, run, snapshot
+from conftest import NOW, NOW_MS, REPO, examples, run, snapshot
 from hypothesis import given, settings
 from planted_v1 import VECTORS, gone, vectors, whole
 from test_golden import CASES
@@ -730,7 +730,7 @@ def comes_along(row: Row) -> bool:
 
 
 @given(items=indexed_items(), rows=ROWS)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_every_row_is_carried_with_its_vector_or_its_text_or_accounted_for(
     items: list[dict[str, Any]], rows: list[Row]
 ) -> None:

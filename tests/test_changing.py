@@ -421,7 +421,7 @@ def test_an_own_folder_on_another_disk_is_refused(store: Path, monkeypatch: pyte
 
 
 @posix
-@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP])
+@pytest.mark.parametrize("number", [errno.EPERM, pytest.param(errno.ENOTSUP, marks=pytest.mark.slow)])
 def test_a_file_system_without_hard_links(
     cases: dict[str, Case], disk: QuickDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

@@ -452,11 +452,12 @@ def test_a_disk_that_fills_up(journey: Journey, place: Path) -> None:
     assert number > 15
 
 
-def test_a_flush_that_fails(journey: Journey, place: Path) -> None:
+@pytest.mark.parametrize("every", [9, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_flush_that_fails(journey: Journey, place: Path, every: int) -> None:
     with on_disk(Disk()) as disk:
         journey.run(journey.target(place / "counted"))
     # The last one belongs to closing the ledger, whose errors SQLite itself passes over.
-    for at in range(1, disk.syncs, 3):
+    for at in range(1, disk.syncs, every):
         target = journey.target(place / f"{at}")
         with on_disk(FailingFlush(at)):
             done = journey.run(target, "--json")

@@ -94,7 +94,7 @@ def told(document: dict[str, Any]) -> dict[str, Any]:
 # --- the same result -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["folder", "zip"])
+@pytest.mark.parametrize("kind", ["folder", pytest.param("zip", marks=pytest.mark.slow)])
 def test_two_processes_come_to_the_same(kind: str, source: Source, alone: Path, tmp_path: Path) -> None:
     path = source.folder if kind == "folder" else as_backup(source.folder, tmp_path / "backup.zip")
     one = migrate(path, tmp_path / "one", "--jobs", 1, "--json")
@@ -158,7 +158,7 @@ def test_a_killed_process_stops_the_run(
     ends_well(source, target, alone)
 
 
-@pytest.mark.parametrize("code", ["VerificationFailed", "BooksDoNotBalance"])
+@pytest.mark.parametrize("code", ["VerificationFailed", pytest.param("BooksDoNotBalance", marks=pytest.mark.slow)])
 def test_an_error_of_a_process_arrives_as_what_it_is(
     code: str, source: Source, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +264,9 @@ def held_run(source: Path, target: Path, work: str) -> Iterator[tuple[subprocess
 
 
 @linux
-@pytest.mark.parametrize("work", ["hold_in_native_code", "hold_without_the_system"])
+@pytest.mark.parametrize(
+    "work", ["hold_in_native_code", pytest.param("hold_without_the_system", marks=pytest.mark.slow)]
+)
 def test_processes_end_with_a_run_that_is_killed(work: str, source: Source, alone: Path, tmp_path: Path) -> None:
     target = tmp_path / "library"
     with held_run(source.folder, target, work) as (process, pipe):
@@ -277,7 +279,9 @@ def test_processes_end_with_a_run_that_is_killed(work: str, source: Source, alon
 
 
 @linux
-@pytest.mark.parametrize(("number", "to"), [("SIGTERM", "all of them"), ("SIGHUP", "the run")])
+@pytest.mark.parametrize(
+    ("number", "to"), [("SIGTERM", "all of them"), pytest.param("SIGHUP", "the run", marks=pytest.mark.slow)]
+)
 def test_a_stop_ends_the_run_and_its_processes(
     number: str, to: str, source: Source, alone: Path, tmp_path: Path
 ) -> None:
@@ -292,7 +296,7 @@ def test_a_stop_ends_the_run_and_its_processes(
 
 
 @posix
-@pytest.mark.parametrize("before", ["hang_up_twice", "terminate_twice"])
+@pytest.mark.parametrize("before", [pytest.param("hang_up_twice", marks=pytest.mark.slow), "terminate_twice"])
 def test_a_stop_of_one_process(before: str, source: Source, alone: Path, tmp_path: Path) -> None:
     target = tmp_path / "library"
     asked = ("migrate", str(source.folder), "--to", str(target), "--jobs", "1", "--now", NOW, "--json")
@@ -313,6 +317,7 @@ def test_a_stop_while_a_command_is_loaded() -> None:
     assert "(bases: 0)" in said(Outcome(process.returncode, stdout, stderr), "Interrupted", INTERRUPTED)
 
 
+@pytest.mark.slow
 @posix
 def test_nohup(source: Source, alone: Path, tmp_path: Path) -> None:
     target = tmp_path / "library"
@@ -345,6 +350,7 @@ def test_a_second_run_on_one_target_is_refused(source: Source, alone: Path, tmp_
     assert migrate(source.folder, target).status == 1
 
 
+@pytest.mark.slow
 def test_runs_on_two_targets_do_not_mind_each_other(source: Source, alone: Path, tmp_path: Path) -> None:
     with started(source.folder, tmp_path / "one", "--jobs", "1") as process:
         assert migrate(source.folder, tmp_path / "two").status == 1

@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regraft.formats import json_text
 from regraft.formats.json_text import MOST_DIGITS, JsonProblem, decode, fields, harmless, is_null, loads, unwrapped
 
-QUICK = settings(max_examples=120, deadline=None)
+QUICK = settings(max_examples=examples(120), deadline=None)
 
 HIGH = st.integers(0xD800, 0xDBFF).map(chr)
 LOW = st.integers(0xDC00, 0xDFFF).map(chr)
@@ -231,7 +232,7 @@ def test_any_bytes_are_read_or_a_problem(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", range(4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(value=st.dictionaries(TORN_TEXTS, TORN_VALUES, max_size=3))
 def test_text_in_text_is_unwrapped(depth: int, value: dict[str, Any]) -> None:
     text = json.dumps(value)
@@ -336,7 +337,7 @@ def test_what_is_no_json_is_said_to_be_none(text: str | bytes) -> None:
         loads(text)
 
 
-@pytest.mark.parametrize("piece", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize("piece", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 7, 64))])
 @QUICK
 @given(value=TORN_VALUES)
 def test_long_texts_are_unwrapped_in_pieces_that_cut_nothing_in_two(piece: int, value: Any) -> None:

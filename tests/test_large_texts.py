@@ -10,7 +10,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from conftest import NOW, run
+from conftest import NOW, examples, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from v1 import PLAIN, RawText, Row, Source, base, file, note, page
@@ -54,7 +54,7 @@ def in_pieces(patch: pytest.MonkeyPatch, size: int) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 2, 5, 64])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(raw=BYTES)
 def test_pieces_are_what_all_bytes_at_once_would_be(piece: int, raw: bytes) -> None:
     db = apsw.Connection(":memory:")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from conftest import run
+from conftest import examples, run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from planted_v2 import KB, index, library, run_sql
@@ -79,7 +79,7 @@ def copied(healthy: Path) -> Iterator[Path]:
 @example(("knowledge_base", "name"), "x'00ff'", False)
 @example(("knowledge_base", "name"), "9e999", True)
 @example(("meta", "schema_version"), "x'00ff'", True)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_no_value_makes_a_command_fail(healthy: Path, place: tuple[str, str], value: str, everywhere: bool) -> None:
     table, column = place
     with copied(healthy) as store:

@@ -136,6 +136,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path
 
 Made = Callable[[str], tuple[Path, dict[str, Any]]]
 each_page = pytest.mark.parametrize("name", PAGES)
+#: Where one page is like another: those of the most kinds of contents.
+some_pages = pytest.mark.parametrize(
+    "name",
+    [name if name in ("a library", "a migration") else pytest.param(name, marks=pytest.mark.slow) for name in PAGES],
+)
 
 # --- layout --------------------------------------------------------------------------------------------------------
 
@@ -159,7 +164,7 @@ def test_nothing_scrolls_sideways(browser: Browser, made: Made, name: str) -> No
             assert tab.value("document.documentElement.scrollWidth") <= width
 
 
-@each_page
+@some_pages
 def test_a_page_asks_for_nothing_and_complains_of_nothing(browser: Browser, made: Made, name: str) -> None:
     with showing(browser, made(name)[0]) as tab:
         tab.look(SCREEN)
@@ -298,7 +303,7 @@ def test_words_and_bars_stand_out(browser: Browser, made: Made, dark: bool) -> N
 # --- paper ---------------------------------------------------------------------------------------------------------
 
 
-@each_page
+@some_pages
 def test_a_page_is_printed(browser: Browser, made: Made, name: str) -> None:
     with showing(browser, made(name)[0]) as tab:
         tab.look(SCREEN, dark=True)

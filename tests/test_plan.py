@@ -229,7 +229,7 @@ def test_the_plan_does_not_hang_on_the_order_of_sets(monkeypatch: pytest.MonkeyP
         "import test_plan; print(test_plan.fingerprint())"
     )
     results = set()
-    for seed in ("1", "2", "3", "4"):
+    for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", script, str(REPO)],
             capture_output=True,

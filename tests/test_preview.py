@@ -17,7 +17,7 @@ from typing import Any
 import apsw
 import preview
 import pytest
-from conftest import NOW_MS, REPO, run, snapshot
+from conftest import NOW_MS, REPO, examples, run, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preview import (
@@ -1214,7 +1214,7 @@ VECTORS = {
 }
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     st.lists(
         st.tuples(

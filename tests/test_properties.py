@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from conftest import NOW_MS
+from conftest import NOW_MS, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from v1 import CREATED, LLM, MODEL, UNTYPED, Library, Row, Source, base, migrate, opened
@@ -177,7 +177,7 @@ def surveys(draw: st.DrawFn) -> Survey | StoreProblem:
 
 
 @given(state=STATES, word=WORDS, data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_no_state_crashes_a_plan_and_the_catalog_takes_every_one(state: V1State, word: ModelWord, data: Any) -> None:
     library = draft_library(state, word)
     assert len(library.bases) + len(library.skipped) == len(state.bases)
@@ -215,7 +215,7 @@ TORN = st.text(st.characters(exclude_categories=()), max_size=3)
 
 
 @given(bases=st.lists(BASES, max_size=3), torn=TORN, files=st.lists(FILES, max_size=2), notes=JUNK)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_no_state_stops_a_run(bases: list[Any], torn: str, files: list[Any], notes: Any) -> None:
     fine = base(
         "fine", {"id": f"n{torn}", "type": "note", "content": f"x{torn}", "uniqueId": "L9"}, name=f"Fine {torn}"
@@ -347,7 +347,7 @@ def names_of(library: Library) -> dict[str, str]:
 
 
 @given(items=indexed_items(), rows=ROWS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_every_row_is_carried_or_accounted_for(items: list[dict[str, Any]], rows: list[Row]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

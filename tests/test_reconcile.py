@@ -329,7 +329,13 @@ def test_of_a_profile_rescue_may_help(store: Path) -> None:
 # --- damage and refusals ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if case.finding in MENDED or at % 4 == 0 else pytest.param(name, marks=pytest.mark.slow)
+        for at, (name, case) in enumerate(PLANTED.items())
+    ],
+)
 def test_whatever_is_damaged_it_ends_in_order(name: str, store: Path) -> None:
     """What it can mend is gone afterwards, what it changed is taken back, and other damage stays as it was."""
     PLANTED[name].damage(store)

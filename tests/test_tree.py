@@ -551,11 +551,13 @@ def test_a_packing_that_nobody_reads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], ids=str
 )
-def test_no_single_damaged_byte_escapes_as_another_error(tmp_path: Path, packing: int) -> None:
+@pytest.mark.parametrize("values", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_no_single_damaged_byte_escapes_as_another_error(tmp_path: Path, packing: int, values: int) -> None:
     path = tmp_path / "a.zip"
     healthy = archive(path, {"Data/\u00e9": b"abc" * 30, "b": b"{}"}, packing).read_bytes()
     for place in range(len(healthy)):
-        for value in {0x00, 0x0C, 0x0E, 0xFF, healthy[place] ^ 0x01, healthy[place] ^ 0x80} - {healthy[place]}:
+        others = (healthy[place] ^ 0x01, 0xFF, 0x00, 0x0C, 0x0E, healthy[place] ^ 0x80)[:values]
+        for value in {*others} - {healthy[place]}:
             path.write_bytes(healthy[:place] + bytes([value]) + healthy[place + 1 :])
             try:
                 with opened(path) as tree:

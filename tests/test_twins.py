@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NOW, run
+from conftest import NOW, examples, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from v1 import CREATED, UPDATED, Library, Row, Source, base, check_index, file, folder, note, opened, pack, page
@@ -600,7 +600,7 @@ FILES = st.lists(
 
 
 @given(files=FILES)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_what_is_restored_is_what_the_twin_has_and_nothing_else_changes(files: list[Any]) -> None:
     items, rows, uploads = [note("n", "N")], [Row("N", "a note")], {}
     best: dict[tuple[bytes, str], int] = {}
@@ -643,7 +643,7 @@ SHARED = st.lists(
 
 
 @given(files=SHARED, filled=st.sets(st.sampled_from("ABCDE"), max_size=3))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_whoever_shares_loaders_gets_only_the_text_of_equal_bytes(files: list[Any], filled: set[str]) -> None:
     """Items share loaders in any way: the run goes on, and nobody gets the text of other bytes."""
     items = [

@@ -404,11 +404,16 @@ def _killed(path: Path, at: int) -> int:
     return forked(work)
 
 
-def test_a_kill_leaves_the_old_file_or_the_new_one(target: Path, tmp_path: Path) -> None:
+#: Of the moments to kill at every so-manieth is enough most of the time.
+sometimes = pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+
+
+@sometimes
+def test_a_kill_leaves_the_old_file_or_the_new_one(target: Path, tmp_path: Path, every: int) -> None:
     version_1(target)
     old = index(target).read_bytes()
     count = _steps(shutil.copytree(target, tmp_path / "counted"))
-    for at in range(1, count + 1):
+    for at in range(1, count + 1, every):
         one = shutil.copytree(target, tmp_path / str(at))
         assert _killed(one, at) != 0
         assert index(one).read_bytes() == old or words(index(one), "ext 2 of F") == ["text 2 of F"]
@@ -619,11 +624,12 @@ def test_what_is_indexed_of_a_file_may_be_another_one(tmp_path: Path) -> None:
     assert items_of(folder / "cherrystudio.sqlite") == before
 
 
-def test_a_kill_between_the_files_of_a_preview_base(tmp_path: Path) -> None:
+@sometimes
+def test_a_kill_between_the_files_of_a_preview_base(tmp_path: Path, every: int) -> None:
     folder = profile(tmp_path / "profile")
     count = _steps(shutil.copytree(folder, tmp_path / "counted"))
     old = (folder / PROFILE_INDEX).read_bytes()
-    for at in range(1, count + 1):
+    for at in range(1, count + 1, every):
         one = shutil.copytree(folder, tmp_path / str(at))
         assert _killed(one, at) != 0
         path = one / PROFILE_INDEX
