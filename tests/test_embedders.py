@@ -385,6 +385,29 @@ def test_a_server_that_is_not_there() -> None:
     assert "refused" in error.value.reason
 
 
+@pytest.mark.parametrize(
+    ("url", "verifies"),
+    [
+        ("http://127.0.0.1:1/v1", False),
+        ("HTTP://LocalHost:1/v1", False),
+        ("https://127.0.0.1:1/v1", True),
+        ("https://example.com/v1", True),
+        # A proxy of the environment may be reached by TLS.
+        ("http://example.com/v1", True),
+    ],
+)
+def test_certificates_are_read_wherever_one_can_be_shown(
+    url: str, verifies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openai
+
+    asked: list[object] = []
+    real = openai.DefaultHttpxClient
+    monkeypatch.setattr(openai, "DefaultHttpxClient", lambda **all: asked.append(all["verify"]) or real(**all))
+    with opened(ServerSettings(name="a", model="m", base_url=url)):
+        assert asked == [verifies]
+
+
 def test_no_retries(server: FaultServer) -> None:
     server.behave = server_error()
     with pytest.raises(ServerFailing) as error:
