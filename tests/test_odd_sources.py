@@ -492,7 +492,7 @@ def test_a_vector_file_that_is_a_link_out_of_the_source_is_followed_where_that_i
 
 
 @pytest.mark.parametrize("where", ["the file", "the folder"])
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_an_upload_behind_a_link_never_lands_in_the_library(tmp_path: Path, where: str, jobs: str) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "up-f.pdf").write_bytes(b"somebody else's")
@@ -1100,10 +1100,10 @@ def test_text_and_source_of_notes(noted: Library, name: str) -> None:
     [
         ("x" * 1_000_000, 1_000_000),
         ("x" * 1_000_001, 1_000_000),
-        ("🎉" * 500_000, 1_000_000),
         ("x" + "🎉" * 500_000, 999_999),
+        pytest.param("🎉" * 500_000, 1_000_000, marks=pytest.mark.slow),
     ],
-    ids=["at the limit", "over it", "pairs at the limit", "never inside a pair"],
+    ids=["at the limit", "over it", "never inside a pair", "pairs at the limit"],
 )
 def test_long_notes_are_cut(tmp_path: Path, text: str, kept: int) -> None:
     library = carried(tmp_path, base("kb", note("n", text=text)))
