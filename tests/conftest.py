@@ -6,7 +6,9 @@ import gc
 import json
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -57,6 +59,18 @@ MEMORY_BYTES = 4 << 30
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure() -> None:
+    put_files_into_memory()
+    hear_ctrl_c()
+
+
+def hear_ctrl_c() -> None:
+    """Let tests send themselves a Ctrl-C, which a shell has all ignore that it starts in the background."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def put_files_into_memory() -> None:
     """Put the files of tests into memory, where there is enough and nobody said where they belong.
 
     They flush many thousands of files, each of which is to survive a power cut: a slow disk takes its time for that.
