@@ -49,7 +49,7 @@ def dose(kind: type[Campaign], work: Path, count: int, names: tuple[str, ...], c
 
 
 def test_a_power_cut_loses_nothing(work: Path) -> None:
-    assert dose(PowerLoss, work, 60, ("gc",)).bad_cases == []
+    assert dose(PowerLoss, work, 12, ("gc",)).bad_cases == []
 
 
 def test_a_power_cut_is_noticed_where_nothing_is_flushed(work: Path) -> None:

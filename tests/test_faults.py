@@ -285,7 +285,7 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Journey:
     place = tmp_path_factory.mktemp("larger")
     source = small_source(place / "source")
     for base, items in (("alpha", ("item-f1", "memo")), ("beta", ("item-f2", "rota"))):
-        write_vectors(source.vectors(base), dict.fromkeys(items, 1200), length=200)
+        write_vectors(source.vectors(base), dict.fromkeys(items, 200), length=200)
     assert migrate(source.folder, place / "library").status == 1
     return Journey(source.folder, None, {}, base_files(place / "library"), library(place / "library"))
 

@@ -53,7 +53,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
     """Build four bases, the largest last and one of them a failed one; no run may change a byte of it."""
     source = small_source(tmp_path_factory.mktemp("jobs") / "source")
     source.base("delta", [faults.item("long", "note", "a long story")])
-    write_vectors(source.vectors("delta"), {"long": 1500}, length=200)
+    write_vectors(source.vectors("delta"), {"long": 300}, length=200)
     source.write()
     before = state_of(source.folder)
     yield source

@@ -82,16 +82,24 @@ def left(document: dict[str, Any]) -> list[tuple[str, str]]:
     return [(one["finding"], one["reason"]) for one in document["left"]]
 
 
+@pytest.fixture(scope="module")
+def upgraded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return profiles after an upgrade, to be copied."""
+    place = tmp_path_factory.mktemp("upgraded")
+    lost = {"whole": (), "stranded": ("kb",)}
+    return {name: profile(place / name, some_source(), lost=bases) for name, bases in lost.items()}
+
+
 @pytest.fixture
-def whole(tmp_path: Path) -> Path:
+def whole(upgraded: dict[str, Path], tmp_path: Path) -> Path:
     """Return a profile after an upgrade that could read everything."""
-    return profile(tmp_path / "whole", some_source())
+    return shutil.copytree(upgraded["whole"], tmp_path / "whole" / "profile")
 
 
 @pytest.fixture
-def stranded(tmp_path: Path) -> Path:
+def stranded(upgraded: dict[str, Path], tmp_path: Path) -> Path:
     """Return a profile whose first base could not be read at the upgrade."""
-    return profile(tmp_path / "stranded", some_source(), lost=("kb",))
+    return shutil.copytree(upgraded["stranded"], tmp_path / "stranded" / "profile")
 
 
 # --- golden ----------------------------------------------------------------------------------------------------------
