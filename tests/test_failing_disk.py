@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from checks import schema_shape
 from regraft import areas, durable, sqlite
 from regraft.changes import ChangeLog
 from regraft.formats import libsql_preview
+from regraft.formats.libsql_preview import Look
 from regraft.formats.sidecar import SidecarUnreadable
 from regraft.ledger_values import WORK
 from repair import files
@@ -137,17 +137,15 @@ def test_a_full_disk_says_nothing_of_a_layout(store: Path, monkeypatch: pytest.M
 def test_a_base_that_could_not_be_read_at_first_is_named(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look fails; when it is read again, the disk gives it."""
     seen: list[Path] = []
-    real = libsql_preview.readable
+    real = libsql_preview._looked_at
 
-    @contextmanager
-    def readable(path: Path, work: Path | None = None, **told: bool) -> Iterator[Path]:
+    def looked_at(path: Path, work: Path | None, **more: bool) -> Look:
         seen.append(path)
         if seen == [index(store)]:
             bad_sector()
-        with real(path, work, **told) as copy:
-            yield copy
+        return real(path, work, **more)
 
-    monkeypatch.setattr(libsql_preview, "readable", readable)
+    monkeypatch.setattr(libsql_preview, "_looked_at", looked_at)
     done = run("repair", store, "--json")
     assert done.status == 1
     assert [(one["finding"], one["base"]) for one in done.document["left"]] == [("file.unreadable", KB)]

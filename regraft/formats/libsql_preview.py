@@ -102,6 +102,8 @@ def look(path: Path, work: Path | None = None) -> Look:
     try:
         try:
             return _looked_at(path, work)
+        except sqlite.SYSTEM_ERRORS:
+            raise
         except (apsw.Error, UnicodeDecodeError):
             # Most files can be read at once; what is refused is only asked for where one cannot.
             refused = _is_refused(path, work)
