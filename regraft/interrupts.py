@@ -120,8 +120,9 @@ def _swallowed(unraisable: sys.UnraisableHookArgs) -> None:
         again = threading.Timer(_AGAIN_SECONDS, _send, (_State.latest,))
         again.daemon = True
         again.start()
-    else:
+    elif not _State.is_stopping:
         sys.__unraisablehook__(unraisable)
+    # What a stop tore may complain when it is thrown away: a writer whose file is closed before it.
 
 
 def _send(number: int) -> None:

@@ -140,6 +140,22 @@ print("over")
     assert ended(program) == (0, "over\n", "")
 
 
+def test_what_a_stop_tore_is_thrown_away_without_a_word() -> None:
+    program = """
+interrupts.install()
+class Writer:
+    def __del__(self):
+        raise ValueError("write to closed file")
+try:
+    torn = Writer()
+    signal.raise_signal(TERM)
+except KeyboardInterrupt:
+    del torn
+    print("stopped")
+"""
+    assert ended(program) == (0, "stopped\n", "")
+
+
 def test_other_errors_that_nothing_can_raise_are_told_as_before() -> None:
     program = """
 interrupts.install()
