@@ -24,7 +24,7 @@ from regraft.formats.index.search import dimensions_of, vector_blob
 from regraft.formats.v2_places import Store
 from regraft.formats.vector_table import StoreProblem, VectorTable
 from regraft.locate import NAMES, Kind, Located
-from regraft.rankings import Ranking, first_difference, nearest_texts, recall, with_ties
+from regraft.rankings import IndexTexts, Ranking, first_difference, recall, with_ties
 
 #: What a comparison of a base comes to.
 OUTCOMES = ("equal", "different", "missing", "failed", "not-compared")
@@ -116,8 +116,8 @@ class OldTexts:
     def _read(self) -> dict[int, str]:
         """Return the hash of every text by the rowid of its first row."""
         first: dict[str, int] = {}
-        for rowid, body, _ in self._base.table.numbered_rows(self._db, self._base.runs, self._base.vector_bytes):
-            first.setdefault(identity.text_hash(body), rowid)
+        for rowid, text in self._base.table.text_hashes(self._db, self._base.runs, self._base.vector_bytes):
+            first.setdefault(text, rowid)
         return {rowid: text for text, rowid in first.items()}
 
     def nearest(self, vector: bytes, count: int) -> Ranking:
@@ -149,7 +149,7 @@ class OldTexts:
         return self._db.execute("SELECT vec_distance_cosine(?1, ?1)", (vector,)).get is not None
 
     def _vector(self, rowid: int) -> bytes:
-        return next(self._base.table.rows(self._db, [(rowid, rowid)], self._base.vector_bytes))[1]
+        return self._base.table.vector_of(self._db, rowid)
 
 
 # --- the comparison ------------------------------------------------------------------------------------------------
@@ -206,7 +206,8 @@ def compare_base(old: OldBase, new: Located, store: Store | None, asked: Asked) 
             return {**about, **_nothing("not-compared", given)}
         if dimensions_of(index) not in (None, old.vector_bytes // 4):
             return {**about, **_nothing("different", "the index has vectors of another length")}
-        results = [_ask(texts, index, query, asked.count) for query in fitting]
+        indexed = IndexTexts(index)
+        results = [_ask(texts, indexed, query, asked.count) for query in fitting]
     parted = [result for result in results if result["v1"] != result["v2"]]
     shares = [result["recall"] for result in results]
     return {
@@ -226,9 +227,9 @@ def _nothing(outcome: str, problem: str | None) -> dict[str, Any]:
     return {"outcome": outcome, "problem": problem, **numbers, "differences": []}
 
 
-def _ask(texts: OldTexts, index: apsw.Connection, query: Query, count: int) -> dict[str, Any]:
+def _ask(texts: OldTexts, indexed: IndexTexts, query: Query, count: int) -> dict[str, Any]:
     vector = vector_blob(query.vector)
-    old, new = texts.nearest(vector, count), nearest_texts(index, vector, count)
+    old, new = texts.nearest(vector, count), indexed.nearest(vector, count)
     parted = first_difference(old, new) or {"rank": None, "v1": None, "v2": None}
     return {"query": query.id, "recall": recall(old, new, count), **parted}
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import apsw
 
-from regraft import identity
-from regraft.formats.index.search import vector_hits
+from regraft.formats.index.search import nearest_bodies
+from regraft.formats.large_text import LARGE_BYTES, LargeText, hash_of
+from regraft.text import lenient_text
 
 #: Hashes of texts with their scores, best first; texts of one score in the order of their hashes.
 Ranking = list[tuple[str, float]]
@@ -52,16 +53,28 @@ def _side(entry: tuple[str, float] | None) -> dict[str, Any] | None:
     return None if entry is None else {"text_hash": entry[0], "score": entry[1]}
 
 
-def nearest_texts(db: apsw.Connection, vector: bytes, count: int) -> Ranking:
-    """Return the ``count`` nearest texts of an index, and those that are as near as the last of them.
+class IndexTexts:
+    """The texts of an index by their nearness. A text is hashed once, piece by piece where it is large."""
 
-    They are asked for as a search asks: units of equal text are several hits and one text.
-    """
-    asked = 2 * count
-    while True:
-        hits = vector_hits(db, vector, asked)
-        ranking = with_ties(((identity.text_hash(hit.text), hit.score) for hit in hits), count)
-        passed = len(ranking) >= count and hits[-1].score < ranking[-1][1]
-        if passed or len(hits) < asked:
-            return ranking
-        asked *= 4
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._hashes: dict[int, str] = {}
+
+    def nearest(self, vector: bytes, count: int) -> Ranking:
+        """Return the ``count`` nearest texts, and those that are as near as the last of them.
+
+        They are asked for as a search asks: units of equal text are several hits and one text.
+
+        Raises:
+            apsw.Error: the index is damaged.
+        """
+        return with_ties(((self._hash(rowid), score) for rowid, score in nearest_bodies(self._db, vector)), count)
+
+    def _hash(self, rowid: int) -> str:
+        if rowid not in self._hashes:
+            is_large = f"octet_length(text) > {LARGE_BYTES}"
+            query = f"SELECT {is_large}, CASE WHEN NOT {is_large} THEN CAST(text AS BLOB) END FROM search_text"
+            large, small = self._db.execute(f"{query} WHERE rowid = ?", (rowid,)).fetchone() or (0, "")
+            text = LargeText(self._db, "search_text", "text", rowid) if large else lenient_text(small)
+            self._hashes[rowid] = hash_of(text)
+        return self._hashes[rowid]

@@ -16,6 +16,9 @@ import pytest
 from conftest import Outcome, run, snapshot
 from v1 import PLAIN, Library, Row, Source, base, carried, file, floats, migrate, sha, vector_of
 
+from regraft import rankings
+from regraft.formats import large_text, vector_table
+from regraft.formats.index import search
 from regraft.rankings import first_difference, recall, with_ties
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
@@ -100,6 +103,26 @@ def test_an_upgrade_answers_as_v1_did(upgraded):
     assert done.document["summary"]["recall"] == 1.0
     assert (done.document["source"]["kind"], done.document["target"]["kind"]) == ("v1-export", "library")
     assert "2 bases: 2 equal." in compared(upgraded).stdout
+
+
+@pytest.mark.parametrize("piece", [3, 64])
+def test_large_texts_are_compared_to_their_ends_piece_by_piece(tmp_path, monkeypatch, piece):
+    """A search gives the beginnings of large texts, which may be the same."""
+    texts = ["\U0001f600 many words, one", "\U0001f600 many words, two", "few"]
+    library = carried(
+        tmp_path, base("one", file("a", "L")), stores={"one": [Row("L", text) for text in texts]}, ddl=PLAIN
+    )
+    for module in (rankings, vector_table):
+        monkeypatch.setattr(module, "LARGE_BYTES", 4)
+    monkeypatch.setattr(large_text, "PIECE_BYTES", piece)
+    monkeypatch.setattr(search, "LONGEST_HIT", 8)
+    done = compared(library, "--json")
+    assert done.status == 0, done.stdout
+    assert (bases(done)["one"]["texts"], bases(done)["one"]["queries"]) == (3, 3)
+    edited(library, "UPDATE search_text SET text = replace(text, ', two', ', six')")
+    parted = bases(compared(library, "--json"))["one"]["differences"]
+    assert sha(texts[1]) in {found["v1"]["text_hash"] for found in parted}
+    assert sha(texts[1].replace("two", "six")) in {found["v2"]["text_hash"] for found in parted}
 
 
 @pytest.mark.parametrize("as_lines", [True, False])

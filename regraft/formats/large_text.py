@@ -6,6 +6,7 @@ A piece is UTF-8, and is what :func:`regraft.text.decode_utf8` makes of the same
 from __future__ import annotations
 
 import codecs
+import hashlib
 import io
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import apsw
 
+from regraft import identity
 from regraft.text import decode_utf8
 
 #: From so many bytes on a text is read in pieces.
@@ -61,6 +63,20 @@ class LargeText:
         whole = io.BytesIO()
         whole.writelines(self.pieces())
         return whole.getvalue()
+
+
+def hash_of(text: str | LargeText) -> str:
+    """Return the hash of a text as :func:`regraft.identity.text_hash` does, a large one piece by piece.
+
+    Raises:
+        apsw.Error: it cannot be read.
+    """
+    if isinstance(text, str):
+        return identity.text_hash(text)
+    found = hashlib.sha256()
+    for piece in text.pieces():
+        found.update(piece)
+    return found.hexdigest()
 
 
 def stored(db: apsw.Connection, table: str, column: str, rowid: int) -> Iterator[bytes]:

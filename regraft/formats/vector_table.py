@@ -19,7 +19,7 @@ import apsw
 
 from regraft import links, sqlite
 from regraft.durable import NO_ROOM
-from regraft.formats.large_text import LARGE_BYTES, LargeText
+from regraft.formats.large_text import LARGE_BYTES, LargeText, hash_of
 from regraft.formats.vector_numbers import DEGENERATE, NON_FINITE, flaw_of, prepare
 from regraft.text import JS_WHITESPACE, decode_utf8, is_blank
 from regraft.untouched import ROW_NUMBERS, is_virtual
@@ -216,27 +216,38 @@ class VectorTable:
     def rows(
         self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int, *, any_number: bool = False
     ) -> Iterator[tuple[str, bytes]]:
-        """Stream (body, vector) of the rows in ``runs``, as :meth:`numbered_rows` gives them."""
-        numbered = self.numbered_rows(db, runs, vector_bytes, any_number=any_number)
-        return ((body, vector) for _, body, vector in numbered)
-
-    def numbered_rows(
-        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int, *, any_number: bool = False
-    ) -> Iterator[tuple[int, str, bytes]]:
-        """Stream (rowid, body, vector) of the rows in ``runs`` whose vector is a BLOB of that length, in rowid order.
+        """Stream (body, vector) of the rows in ``runs`` whose vector is a BLOB of that length, in rowid order.
 
         A NULL body is the empty text; unpaired surrogates and other invalid bytes become U+FFFD. Vectors with a NaN or
         an infinity are left out, but for ``any_number``.
         """
         length = f"typeof({self.vector}) = 'blob' AND octet_length({self.vector}) = ?3"
         fits = length if any_number else self._fits
-        query = f"""SELECT rowid, CAST({self.body} AS BLOB), {self.vector} FROM {self.name} NOT INDEXED
+        query = f"""SELECT CAST({self.body} AS BLOB), {self.vector} FROM {self.name} NOT INDEXED
                      WHERE rowid BETWEEN ?1 AND ?2 AND {fits} ORDER BY rowid"""
         prepare(db)
         text = decoder(db)
         for first, last in runs:
-            for rowid, body, vector in db.execute(query, (first, last, vector_bytes)):
-                yield rowid, text(body) or "", vector
+            for body, vector in db.execute(query, (first, last, vector_bytes)):
+                yield text(body) or "", vector
+
+    def text_hashes(
+        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int
+    ) -> Iterator[tuple[int, str]]:
+        """Stream the rowid and the hash of the body of every row that :meth:`rows` streams, no large body whole."""
+        body, is_large = self.body, f"octet_length({self.body}) > {LARGE_BYTES}"
+        query = f"""SELECT rowid, CASE WHEN {is_large} THEN NULL ELSE CAST({body} AS BLOB) END, {is_large}
+                      FROM {self.name} NOT INDEXED WHERE rowid BETWEEN ?1 AND ?2 AND {self._fits} ORDER BY rowid"""
+        prepare(db)
+        text, codec = decoder(db), codec_of(db)
+        for first, last in runs:
+            for rowid, small, large in db.execute(query, (first, last, vector_bytes)):
+                yield rowid, hash_of(LargeText(db, self.name, body, rowid, codec) if large else text(small) or "")
+
+    def vector_of(self, db: apsw.Connection, rowid: int) -> bytes:
+        """Return the vector of one of the rows that :meth:`rows` streams."""
+        found: Any = db.execute(f"SELECT {self.vector} FROM {self.name} NOT INDEXED WHERE rowid = ?", (rowid,)).get
+        return bytes(found)
 
     def large_rows(
         self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int | None, *, texts: bool

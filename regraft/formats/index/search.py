@@ -173,12 +173,18 @@ def vector_hits(db: apsw.Connection, vector: bytes, count: int) -> list[Hit]:
     Raises:
         apsw.Error: the index is damaged.
     """
-    return list(islice(_nearest(db, vector), max(count, 0)))
+    unit = f"SELECT {_COLUMNS} FROM search_text t {_UNITS} WHERE t.rowid = ?"
+    found = (_hit(row, score) for rowid, score in nearest_bodies(db, vector) for row in db.execute(unit, (rowid,)))
+    return list(islice(found, max(count, 0)))
 
 
-def _nearest(db: apsw.Connection, vector: bytes) -> Iterator[Hit]:
-    """Yield units, nearest first. Vectors are sorted by themselves, so that only those of hits are joined."""
-    place = _place(db)
+def nearest_bodies(db: apsw.Connection, vector: bytes) -> Iterator[tuple[int, float]]:
+    """Yield the rowid in ``search_text`` and the score of every body that :func:`vector_hits` would find, in its order.
+
+    Raises:
+        apsw.Error: the index is damaged.
+    """
+    # Vectors are sorted by themselves, so that only those of hits are joined.
     ranked = db.execute(
         # A condition on the distance would have SQLite work it out twice.
         """SELECT rowid,
@@ -188,14 +194,15 @@ def _nearest(db: apsw.Connection, vector: bytes) -> Iterator[Hit]:
             ORDER BY distance NULLS LAST""",
         (vector, len(vector)),
     )
-    units = f"""SELECT t.{place}, {_COLUMNS} FROM search_text t {_UNITS}
-                 WHERE +t.kind = 'body'
-                   AND t.embedding_text_hash = (SELECT embedding_text_hash FROM embedding WHERE rowid = ?)"""
+    bodies = f"""SELECT t.{_place(db)}, t.rowid FROM search_text t
+                  WHERE +t.kind = 'body'
+                    AND t.embedding_text_hash = (SELECT embedding_text_hash FROM embedding WHERE rowid = ?)
+                    AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""
     known = takewhile(lambda row: row[1] is not None, ranked)
     for distance, group in groupby(known, key=lambda row: row[1]):
-        rows = [row for rowid, _ in group for row in db.execute(units, (rowid,))]
-        for row in sorted(rows, key=lambda row: row[0] if isinstance(row[0], int) else 0):
-            yield _hit(row[1:], 1 - distance)
+        rows = [row for rowid, _ in group for row in db.execute(bodies, (rowid,))]
+        for _, rowid in sorted(rows, key=lambda row: row[0] if isinstance(row[0], int) else 0):
+            yield rowid, 1 - distance
 
 
 # --- both ----------------------------------------------------------------------------------------------------------
