@@ -25,6 +25,7 @@ from stand_ins import KILLED, die
 from regraft import identity
 from repair import source as base_source
 from repair.pack import archive
+from repair.source import BaseSource
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 needs_profiles = pytest.mark.skipif(
@@ -366,6 +367,9 @@ def test_a_profile_in_use(library, target, tmp_path):
 def test_no_room(library, target, monkeypatch):
     usage = shutil.disk_usage(library)._replace(free=1 << 16)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    # It is refused before a file is read whole.
+    monkeypatch.setattr(BaseSource, "demand_whole", None)
+    monkeypatch.setattr(BaseSource, "findings", None)
     with untouched(library, target.parent):
         said(pack(library, target), "NotEnoughSpace", REFUSED)
 

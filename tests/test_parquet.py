@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from v1 import RawText, Row, base, dicts, file, floats, note, opened, sha, vector_of
 from v1 import carried as migrated
 
+from migrators.parquet import files
 from regraft import durable, ledger, sqlite
 from regraft.formats import index
 from regraft.formats.parquet import columns
@@ -561,8 +562,24 @@ def test_a_disk_without_room_is_refused(tmp_path, monkeypatch, more):
     exported(tmp_path, ["a"])
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
+    # It is refused before the file is read for its checksum.
+    monkeypatch.setattr(files, "crc32_of", None)
     assert "100.0 kB are free" in said(imported(tmp_path, *more), "NotEnoughSpace", 2)
     assert not (tmp_path / "back").exists()
+
+
+def test_a_file_that_changes_before_its_checksum_is_taken_stops_the_import(tmp_path, monkeypatch):
+    path = exported(tmp_path, ["a"])
+    read = files.crc32_of
+
+    def grown(file: Any) -> int:
+        found = read(file)
+        path.write_bytes(path.read_bytes() + b"more")
+        return found
+
+    monkeypatch.setattr(files, "crc32_of", grown)
+    assert "it changed meanwhile" in said(imported(tmp_path), "StoppedMidway", 3)
+    assert not (tmp_path / "back").exists() or not list((tmp_path / "back").glob("KnowledgeBase/*"))
 
 
 def test_an_answer_of_no_writes_nothing_of_an_import(tmp_path, monkeypatch):

@@ -30,13 +30,17 @@ class UnitsFile:
         """Return what tells whether another file is the same: its size and CRC-32.
 
         Raises:
-            SourceUnreadable
+            SourceUnreadable: it cannot be read, or has changed since it was looked at first.
         """
         try:
             with self.path.open("rb") as file:
-                return [self.looked_at[0], crc32_of(file)]
+                found = [self.looked_at[0], crc32_of(file)]
+            mark = _mark(self.path)
         except OSError as error:
             raise SourceUnreadable(path=self.path, reason=error.strerror or error) from error
+        if mark != self.looked_at:
+            raise SourceUnreadable(path=self.path, reason="it changed meanwhile")
+        return found
 
     def survey(self, watch: Callable[[float], None]) -> None:
         """Read it once; ``watch`` is told which share of it was read since it was told last.

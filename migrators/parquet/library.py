@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,7 @@ class _Importing(Passage[ImportWork]):
         for position, file, base in self.bases:
             one = ImportWork(position, base.id, marks[base.id], unchanged=stands[base.id])
             if one.unchanged is None:
-                plan = self._plan(file, base)
-                one = _not_poorer(target, entries, ImportWork(position, base.id, one.fingerprint, plan=plan))
+                one = _not_poorer(target, entries, replace(one, plan=self._plan(file, base)))
             self.works.append(one)
             if one.unchanged is not None:
                 self.outcomes[base.id] = report.unchanged(one.unchanged)
@@ -111,16 +110,27 @@ class _Importing(Passage[ImportWork]):
         _prove(plans)
 
     def _fingerprints(self, entries: dict[str, Entry]) -> dict[str, str]:
-        """Return a hash for every base of all that it is made from: its file counts by size and CRC-32."""
-        # A dry run records nothing: without an earlier run to compare with, the files need not be read for it.
-        needed = entries or not self.options.dry_run
+        """Return a hash of all that a base is made from (its file counts by size and CRC-32), "" for a new base."""
+        # Of a base that no run has written yet there is nothing to compare with: its file is read for that once there
+        # is room for what becomes of it.
         found = {}
         marks: dict[Path, list[int]] = {}
         for _, file, base in self.bases:
-            if needed and file.path not in marks:
+            if base.id in entries and file.path not in marks:
                 marks[file.path] = file.content_mark()
-            found[base.id] = fingerprint(base.id, marks.get(file.path))
+            found[base.id] = fingerprint(base.id, marks[file.path]) if base.id in entries else ""
         return found
+
+    def _mark_new(self) -> None:
+        """Read the files of bases that no run has written yet: now there is room for what becomes of them."""
+        marks: dict[Path, list[int]] = {}
+        for place, work in enumerate(self.works):
+            if work.plan is not None and not work.fingerprint:
+                file = work.plan.file
+                if file.path not in marks:
+                    self.progress.at(file.path.name)
+                    marks[file.path] = file.content_mark()
+                self.works[place] = replace(work, fingerprint=fingerprint(work.base_id, marks[file.path]))
 
     def _survey(self, wanted: list[UnitsFile]) -> None:
         unread = {file.path: file for file in wanted}.values()
@@ -151,16 +161,12 @@ class _Importing(Passage[ImportWork]):
 
     def carry(self, place: Target, book: Ledger) -> None:
         """See :class:`Passage`."""
-        with stage(self.progress, "Carrying", sum(plan.held.rows for plan in self._plans())):
+        with stage(self.progress, "Carrying", sum(plan.held.rows for plan in self._plans())), _still_readable():
+            self._mark_new()
             for work in self.works:
-                if work.plan is None:
-                    continue
-                self.progress.at(work.plan.about.name)
-                try:
+                if work.plan is not None:
+                    self.progress.at(work.plan.about.name)
                     self._carry(place, book, work, work.plan)
-                except SourceUnreadable as error:
-                    # It could be read a moment ago: what is finished stays.
-                    raise OSError(f"{error.facts['path']}: {error.facts['reason']}") from error
 
     def _carry(self, place: Target, book: Ledger, work: ImportWork, plan: Plan) -> None:
         base, staged = plan.about, place.staging / work.base_id
@@ -210,10 +216,17 @@ class _Importing(Passage[ImportWork]):
         return {**report.books(self.run, ordered, skipped_of(ordered), ()), "totals": report.totals(ordered)}
 
 
-def fingerprint(base_id: str, content_mark: list[int] | None) -> str:
-    """Return a hash of all that a base is made from; "" where its file was not read for that."""
-    if content_mark is None:
-        return ""
+@contextmanager
+def _still_readable() -> Iterator[None]:
+    """Stop, and do not refuse, where a file cannot be read that could be a moment ago: what is finished stays."""
+    try:
+        yield
+    except SourceUnreadable as error:
+        raise OSError(f"{error.facts['path']}: {error.facts['reason']}") from error
+
+
+def fingerprint(base_id: str, content_mark: list[int]) -> str:
+    """Return a hash of all that a base is made from."""
     return hashlib.blake2b(msgspec.json.encode([WRITER, base_id, content_mark]), digest_size=20).hexdigest()
 
 

@@ -78,6 +78,7 @@ def pack(options: PackOptions, progress: Progress) -> Document:
     with opened(options.source, options.kind, options.bases, "pack") as source, durable.temporary_folder() as work:
         run.source_kind, run.source = source.store.found.kind.value, options.source
         _check_outside(source, options)
+        _demand_early_room(source, options)
         contents = _contents(source, work)
         if not contents.bases:
             raise NothingToPack(path=options.source, reason=_reasons(contents))
@@ -266,9 +267,24 @@ def _demand_identical(target: Path, wanted: Manifest) -> None:
         raise PackThere(path=target, what=f"the same pack, damaged ({problem}),")
 
 
+def _demand_early_room(source: BaseSource, options: PackOptions) -> None:
+    """Refuse before any base is read whole: all count that a look at their names does not keep out.
+
+    Raises:
+        NotEnoughSpace
+    """
+    if options.dry_run or os.path.lexists(options.target):
+        return
+    coming = (base for base in source.chosen if source.problem(base, []) is None)
+    _demand_free(options.target, sum(path.lstat().st_size for base in coming for path in source.files(base).files))
+
+
 def _check_space(target: Path, contents: _Contents) -> None:
     names = sum(2 * len(os.fsencode(member.name)) + _MEMBER_BYTES for member in contents.members)
-    needed = contents.bytes + names + _END_BYTES + len(MANIFEST)
+    _demand_free(target, contents.bytes + names + _END_BYTES + len(MANIFEST))
+
+
+def _demand_free(target: Path, needed: int) -> None:
     free = shutil.disk_usage(target.parent).free
     if needed > free:
         raise NotEnoughSpace(path=target, needed=human_bytes(needed), free=human_bytes(free))
