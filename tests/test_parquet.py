@@ -807,3 +807,49 @@ def test_settings_that_no_catalog_takes_are_one_line(tmp_path, settings):
     path = described(tmp_path / "units.parquet", settings, [])
     refused(run("import", path, "--to", tmp_path / "back"), "units.parquet: cannot be read")
     assert [found.name for found in tmp_path.iterdir()] == ["units.parquet"]
+
+
+# --- files that are made to do harm ----------------------------------------------------------------------------------
+
+
+def harmful(tmp_path: Path, rows: int, about: dict[str, Any] | None = None, **columns_of: Any) -> Path:
+    """Write a file whose rows have the columns that are given, and nothing else."""
+    one = {"id": BASE, "name": "b", "model": None, "dimensions": 4, "index": True}
+    said_of = {"schema": 1, "layout": "v2", "dimensions": 4, "bases": [one], **(about or {})}
+    values = {name: pa.nulls(rows, getattr(pa, kind)()) for name, kind in columns.COLUMNS.items()}
+    values |= {"vector": pa.nulls(rows, pa.list_(pa.float32(), 4)), "base": pa.array([BASE] * rows), **columns_of}
+    table = pa.table(values).replace_schema_metadata({columns.KEY: json.dumps(said_of)})
+    pq.write_table(table, tmp_path / "units.parquet", compression="zstd")
+    return tmp_path / "units.parquet"
+
+
+def test_a_dictionary_that_stands_for_gigabytes_is_read_few_rows_at_once(tmp_path, monkeypatch):
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 3_000, pa.int32()), pa.array(["x" * (1 << 20)]))
+    path = harmful(tmp_path, 3_000, text=texts)
+    assert path.stat().st_size < 100_000
+    sizes: list[tuple[int, int]] = []
+    monkeypatch.setattr(columns, "_look_at", lambda _, batch, *more: sizes.append((len(batch), batch.nbytes)))
+    columns.survey(path, lambda _: None)
+    assert sum(rows for rows, _ in sizes) == 3_000
+    assert max(size for _, size in sizes) < 100 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("text", pa.list_(pa.string())),
+        ("base", pa.struct([("a", pa.string())])),
+        ("unit_index", pa.map_(pa.string(), pa.int32())),
+        ("vector", pa.list_(pa.list_(pa.float32()))),
+        ("vector", pa.list_(pa.float32(), 1_000_000)),
+    ],
+)
+def test_columns_of_another_shape_are_refused_by_name(tmp_path, name, kind):
+    harmful(tmp_path, 3, **{name: pa.nulls(3, kind)})
+    said(imported(tmp_path), "SourceUnreadable", 2)
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_file_of_very_many_columns_is_read_for_its_own(tmp_path):
+    harmful(tmp_path, 1, **{f"more{number}": pa.nulls(1, pa.int32()) for number in range(5_000)})
+    assert imported(tmp_path, "--dry-run").status in (0, 1)

@@ -31,6 +31,8 @@ GROUP_ROWS = 8192
 #: So many rows are read at once; of a row group of so many bytes one, since each may have a large text.
 BATCH_ROWS = 1024
 LARGE_GROUP_BYTES = 4 * GROUP_BYTES
+#: So many bytes at the most the rows that are read at once may come to, where dictionaries are read.
+LARGE_DICTIONARY_BYTES = 64 << 20
 _FOOTER_BYTES = (1 << 31) - 1
 #: Columns besides the vector, with the name of their Arrow type.
 COLUMNS = {
@@ -297,7 +299,24 @@ def read_about(path: Path) -> About:
         if about.schema != SCHEMA or missing:
             said = f"without the column {min(missing)}" if missing else f"of schema {about.schema}"
             raise SourceUnrecognised(path=path, found=f"a Parquet file of units {said}")
+        _check_kinds(path, file.schema_arrow, about)
     return about
+
+
+def _check_kinds(path: Path, schema: Any, about: About) -> None:
+    """Refuse columns that hold no single values, and vectors of another length than the file says of itself."""
+    pa, _ = arrow()
+    for name in COLUMNS:
+        if pa.types.is_nested(schema.field(name).type):
+            raise SourceUnreadable(path=path, reason=f"its column {name} is no column of single values")
+    kind = schema.field(VECTOR).type
+    if pa.types.is_nested(kind) and pa.types.is_nested(getattr(kind, "value_type", None) or pa.struct([])):
+        raise SourceUnreadable(path=path, reason="its vectors are no lists of numbers")
+    size = getattr(kind, "list_size", None)
+    if size is not None and size != about.dimensions:
+        raise SourceUnreadable(
+            path=path, reason=f"its vectors have {size:,} numbers and not {about.dimensions}, as it says of itself"
+        )
 
 
 def survey(path: Path, watch: Callable[[float], None]) -> dict[Any, Held]:
@@ -394,7 +413,7 @@ def _batches_of(path: Path, file: Any, group: int) -> Iterator[Any]:
     with _blamed(path):
         stated = file.metadata.row_group(group)
         missing = stated.num_rows
-        size = BATCH_ROWS if stated.total_byte_size <= LARGE_GROUP_BYTES else 1
+        size = _batch_rows(stated, file.schema_arrow.field(VECTOR).type)
         batches = file.iter_batches(batch_size=size, row_groups=[group], columns=names, use_threads=False)
     while True:
         with _blamed(path):
@@ -411,6 +430,26 @@ def _batches_of(path: Path, file: Any, group: int) -> Iterator[Any]:
         del batch
         if is_large:
             pa.default_memory_pool().release_unused()
+
+
+def _batch_rows(group: Any, vector: Any) -> int:
+    """Return how many rows of a row group are read at once.
+
+    A dictionary stands for much more than its own bytes: each row may have the longest of its values; and a vector may
+    be one number that is said to come again and again.
+    """
+    if group.total_byte_size > LARGE_GROUP_BYTES:
+        return 1
+    columns = (group.column(place) for place in range(group.num_columns))
+    longest: int = sum(
+        column.total_uncompressed_size
+        for column in columns
+        if any("DICTIONARY" in encoding for encoding in column.encodings)
+        and column.path_in_schema.partition(".")[0] in COLUMNS
+    )
+    longest += 4 * max(getattr(vector, "list_size", 0), 0)
+    fitting = LARGE_DICTIONARY_BYTES // max(longest, 1)
+    return max(min(BATCH_ROWS, fitting), 1)
 
 
 def _check_vectors(path: Path, vectors: Any) -> None:
