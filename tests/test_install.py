@@ -38,6 +38,7 @@ from regraft import changes, durable, identity, ledger, sqlite
 from regraft.cli.changing import as_text
 from repair import changing
 from repair.install import copying
+from repair.source import BaseSource
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 ALPHA, BETA, GAMMA = (identity.base_id(name) for name in ("alpha", "beta", "gamma"))
@@ -683,6 +684,14 @@ def test_a_read_only_database(case, monkeypatch):
 def test_no_room(case, monkeypatch):
     usage = shutil.disk_usage(case.profile)._replace(free=1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    stopped(case, "NotEnoughSpace")
+
+
+def test_no_room_is_told_before_a_base_is_read_whole(case, monkeypatch):
+    usage = shutil.disk_usage(case.profile)._replace(free=1 << 10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(BaseSource, "demand_whole", None)
+    monkeypatch.setattr(BaseSource, "findings", None)
     stopped(case, "NotEnoughSpace")
 
 

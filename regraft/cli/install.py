@@ -54,6 +54,7 @@ def install(
         models=model_word(map_model, recreate_model),
         providers=frozenset(providers),
         as_new=as_new,
+        dry_run=asked.dry_run,
     )
     with opened(path, asked.of_kind(), asked.bases, "install") as source:
         document = run_command(

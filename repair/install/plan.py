@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from checks.findings import FINDINGS, Finding
 from checks.levels import Level
 from migrators.stages.models import ModelWord
 from regraft import links, sqlite
-from regraft.errors import NotChanged, SourceUnreadable, WrongUsage
+from regraft.errors import NotChanged, NotEnoughSpace, SourceUnreadable, WrongUsage
 from regraft.formats.catalog_generation import (
     ASSISTANT_LINKS,
     MODELS,
@@ -27,6 +29,7 @@ from regraft.formats.catalog_generation import (
 from regraft.formats.catalog_reader import Row
 from regraft.formats.v2_places import DATA_FOLDER
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, NAMES, Kind
+from regraft.progress import human_bytes
 from regraft.text import counted, decode_halves
 from repair.copies import damage_of
 from repair.install import assistants
@@ -39,6 +42,8 @@ from repair.rescue.held import demand_known_version
 from repair.source import BaseSource
 from repair.store import Store
 
+#: Where a profile has its bases.
+BASES = f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}"
 #: What tells whether an item is as the library has it; its times do not.
 _ITEM = ("id", "group_id", "type", "data", "status", "error")
 _SAME = "the same base"
@@ -54,6 +59,8 @@ class InstallOptions:
     providers: frozenset[str] = frozenset()
     #: Whether a base that is there already comes as a new one.
     as_new: bool = False
+    #: Whether nothing is written: no room is needed then.
+    dry_run: bool = False
 
 
 def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
@@ -63,6 +70,7 @@ def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
         NotChanged: it is no profile.
         PackDamaged: a file of the pack is not what was packed.
         ProfileUnknown: the profile is of another time than this regraft.
+        NotEnoughSpace: what comes does not fit.
         SourceUnreadable: one of both databases cannot be read.
         WrongUsage: the profile is the source itself.
     """
@@ -71,9 +79,11 @@ def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
         raise NotChanged(path=store.path, what=NAMES[store.found.kind], command="install", advice=advice)
     if links.real_path(store.root) == links.real_path(source.store.root):
         raise WrongUsage(problem="the source and the profile are one folder", hint="give another one with --profile")
+    path = store.root / store.catalog
+    if not options.dry_run:
+        _demand_early_room(store, path, source, options)
     source.demand_whole()
     demand_known_version(store)
-    path = store.root / store.catalog
     try:
         with sqlite.reading(path) as db, sqlite.reading(source.rows) as rows:
             damage = damage_of(db)
@@ -82,6 +92,30 @@ def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
             return _Planner(store, path, db, source, rows, options).plan()
     except (apsw.Error, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=path, reason=error) from error
+
+
+def _demand_early_room(store: Store, path: Path, source: BaseSource, options: InstallOptions) -> None:
+    """Refuse before a base is held against its checksums or read whole: those count that are sure to be new.
+
+    Raises:
+        NotEnoughSpace
+    """
+    needed = 0
+    # What cannot be read is told by whoever reads all of it.
+    with suppress(apsw.Error, UnicodeDecodeError), sqlite.reading(path) as db:
+        models = read_models(db, source, options.models, options.providers)
+        for base in source.chosen:
+            there = db.execute("SELECT 1 FROM knowledge_base WHERE id = ?", (base,)).get is not None
+            if there or source.problem(base, []) is not None:
+                continue
+            with suppress(ModelMissing):
+                models.embedding(base, source.bases[base].get("embedding_model_id"))
+                place = store.root / (store.bases or BASES) / base
+                new = () if os.path.lexists(place) else source.files(base).files
+                needed += sum(one.lstat().st_size for one in new)
+    free = shutil.disk_usage(store.root).free
+    if needed > free:
+        raise NotEnoughSpace(path=store.root, needed=human_bytes(needed), free=human_bytes(free))
 
 
 class _Planner:
@@ -199,7 +233,7 @@ class _Planner:
 
     @property
     def _bases(self) -> str:
-        return self._store.bases or f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}"
+        return self._store.bases or BASES
 
     # --- one base -----------------------------------------------------------------------------------------------------
 
