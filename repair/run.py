@@ -247,6 +247,7 @@ def opened(store: Store) -> Iterator[Ledger]:
     """
     # The folder may be there without a ledger: the ledger alone is made then.
     new = next((path for path in (store.own, ledger.path_of(store.root)) if not os.path.lexists(path)), None)
+    unused = new
     try:
         with contextlib.ExitStack() as stack:
             try:
@@ -257,18 +258,21 @@ def opened(store: Store) -> Iterator[Ledger]:
             except (OSError, apsw.Error) as error:
                 reason = getattr(error, "strerror", None) or error
                 raise StoreNotWritable(path=store.root, reason=reason) from error
+            # From now on it may hold what takes a run back: whatever comes, it goes only after it was looked at.
+            unused = None
             try:
                 yield book
             finally:
                 # A run that was stopped before it changed anything leaves nothing, as one that was refused.
-                new = new if _says_nothing(store, book) else None
+                if _says_nothing(store, book):
+                    unused = new
     except TargetLocked:
-        new = None
+        unused = None
         raise
     finally:
-        if new is not None:
+        if unused is not None:
             with contextlib.suppress(OSError, RegraftError):
-                durable.remove_tree(new)
+                durable.remove_tree(unused)
 
 
 def _says_nothing(store: Store, book: Ledger) -> bool:

@@ -13,9 +13,11 @@ import apsw
 import pytest
 from conftest import run
 from faults import untouched
+from toys import change, contents
 from toys import library as small_library
 
 import repair.pack
+import repair.run as changes_run
 from regraft.errors import BackfillInterrupted, SourceUnreadable
 from repair.pack import catalog
 
@@ -209,3 +211,24 @@ def test_what_a_stop_tore_is_not_said_in_its_place(
     monkeypatch.setattr(repair.pack, "pack", torn)
     done = run("pack", small_library(tmp_path), tmp_path / "bases.zip", "--json")
     assert (done.status, done.document["error"]["code"]) == (status, code)
+
+
+def test_a_stop_at_the_very_end_of_a_run_leaves_what_takes_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came between the look at the ledger and the note of it, and the ledger went with all of its records."""
+    library = small_library(tmp_path)
+    before = contents(library)
+    real = changes_run._says_nothing
+
+    def stopped(*more: Any) -> bool:
+        real(*more)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(changes_run, "_says_nothing", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            change(library)
+    assert contents(library) != before
+    assert run("undo", library, "--yes").status == 0
+    assert contents(library) == before
