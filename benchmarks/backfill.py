@@ -34,7 +34,7 @@ from benchmarks import embedding_server
 from benchmarks.compare import ROOT, RunFailed, machine, run
 from benchmarks.generate import CHUNK_CHARACTERS, CREATED_AT
 from benchmarks.vocabulary import Writer
-from regraft.formats.index.bulk import Material, build_index
+from regraft.formats.cherry_v2.index.bulk import Material, build_index
 
 sys.path.insert(0, str(ROOT / "tests"))
 

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import apsw
 
-from regraft.formats.index.schema import FULL_TEXT, INDEXES, SCHEMA_VERSION, TABLES, TRIGGERS
+from regraft.formats.cherry_v2.index.schema import FULL_TEXT, INDEXES, SCHEMA_VERSION, TABLES, TRIGGERS
 
 SEPARATOR = "\n\n"
 NOW_MS = 1_767_225_600_000

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.compare import Run, RunFailed, _python, machine, run
 from regraft import sqlite
-from regraft.formats.catalog import TABLES
+from regraft.formats.cherry_v2.catalog import TABLES
 
 ROWS, QUICK_ROWS, DIMENSIONS = 200_000, 2_000, 1024
 #: A command may take this many times the floor's time, beyond its start-up …

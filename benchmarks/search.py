@@ -24,8 +24,8 @@ import apsw
 
 from benchmarks.compare import ROOT
 from regraft import sqlite
-from regraft.formats.index.queries import compiled
-from regraft.formats.index.search import bm25_hits
+from regraft.formats.cherry_v2.index.queries import compiled
+from regraft.formats.cherry_v2.index.search import bm25_hits
 
 HITS = 10
 #: No slower than plain SQL, but for what a shared machine adds and for a moment (s) that nobody notices.

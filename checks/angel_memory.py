@@ -21,8 +21,8 @@ from checks.levels import Ledger, Level, OutOfTime
 from checks.mended_by import CommandLine
 from checks.store import Wish
 from regraft import sqlite
-from regraft.formats import angel_memory
-from regraft.formats.angel_memory import (
+from regraft.formats.angel_memory import database
+from regraft.formats.angel_memory.database import (
     MEMORIES,
     MEMORY_TAGS,
     NOTE_TAGS,
@@ -33,7 +33,7 @@ from regraft.formats.angel_memory import (
     ProviderFolder,
 )
 from regraft.locate import Located
-from regraft.progress import human_bytes
+from regraft.report.progress import human_bytes
 from regraft.text import counted
 
 #: Relations whose tag is not there, and those whose note or memory is not.
@@ -76,9 +76,9 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
     """
     seen = _Seen(found.tree.path, Ledger(wish.level, wish.max_duration))
     steps: list[tuple[str, Callable[[_Seen], None]]] = [
-        (angel_memory.DATABASE, _check_records),
-        (angel_memory.FILE_INDEX, _read_index),
-        (angel_memory.RAW, _check_files),
+        (database.DATABASE, _check_records),
+        (database.FILE_INDEX, _read_index),
+        (database.RAW, _check_files),
         ("providers", _check_providers),
     ]
     if wish.level is Level.DEEP:
@@ -120,28 +120,28 @@ def _watched(seen: _Seen, name: str, opened: Any) -> Iterator[apsw.Connection]:
 
 
 def _databases(root: Path) -> list[str]:
-    folders = angel_memory.provider_folders(root)
+    folders = database.provider_folders(root)
     collections = [folder.database.relative_to(root).as_posix() for folder in folders]
-    return [angel_memory.DATABASE, angel_memory.FILE_INDEX, *collections]
+    return [database.DATABASE, database.FILE_INDEX, *collections]
 
 
 # --- the database of records --------------------------------------------------------------------------------------
 
 
 def _check_records(seen: _Seen) -> None:
-    with _watched(seen, angel_memory.DATABASE, angel_memory.reading(seen.root)) as db:
-        foreign_schema.add(foreign_schema.on_tables(db, angel_memory.TABLES), seen.ledger, None)
-        seen.texts = dict(angel_memory.vector_texts(db))
-        seen.checked["records"] = angel_memory.record_count(db)
-        seen.checked["tags"] = angel_memory.tag_count(db)
+    with _watched(seen, database.DATABASE, database.reading(seen.root)) as db:
+        foreign_schema.add(foreign_schema.on_tables(db, database.TABLES), seen.ledger, None)
+        seen.texts = dict(database.vector_texts(db))
+        seen.checked["records"] = database.record_count(db)
+        seen.checked["tags"] = database.tag_count(db)
         seen.has_records = True
         _check_short_ids(db, seen.ledger)
         _check_relations(db, seen.ledger)
 
 
 def _check_short_ids(db: apsw.Connection, ledger: Ledger) -> None:
-    highest = angel_memory.highest_short_id(db)
-    following = angel_memory.next_short_id(db)
+    highest = database.highest_short_id(db)
+    following = database.next_short_id(db)
     if highest is not None and following <= highest:
         said = f"the next short id is {following}, and a record has {highest}"
         ledger.add(angel.SHORT_ID_SEQUENCE, said, sample=following)
@@ -183,20 +183,20 @@ _SAID = {
 
 
 def _read_index(seen: _Seen) -> None:
-    with _watched(seen, angel_memory.FILE_INDEX, angel_memory.reading_files(seen.root)) as files:
-        foreign_schema.add(foreign_schema.on_tables(files, (angel_memory.FILES,)), seen.ledger, None)
-        seen.indexed = list(angel_memory.indexed_files(files))
+    with _watched(seen, database.FILE_INDEX, database.reading_files(seen.root)) as files:
+        foreign_schema.add(foreign_schema.on_tables(files, (database.FILES,)), seen.ledger, None)
+        seen.indexed = list(database.indexed_files(files))
 
 
 def _check_files(seen: _Seen) -> None:
     """Compare the records with what the files give: quick looks do not read them."""
-    raw = seen.root / angel_memory.RAW
+    raw = seen.root / database.RAW
     if not raw.is_dir():
         raise AngelProblem("it is missing")
     if not seen.has_records or seen.indexed is None or seen.ledger.level is Level.QUICK:
         return
-    with angel_memory.reading(seen.root) as db:
-        for one in compare(raw, angel_memory.records(db), seen.indexed, seen.ledger.check_time):
+    with database.reading(seen.root) as db:
+        for one in compare(raw, database.records(db), seen.indexed, seen.ledger.check_time):
             seen.checked["raw_files"] += one.file is not None
             _say(one, seen.ledger)
 
@@ -216,7 +216,7 @@ def _say(one: Compared, ledger: Ledger) -> None:
 def _check_providers(seen: _Seen) -> None:
     used = providers(seen.root)
     if used.problem is not None and used.in_use is not None:
-        seen.ledger.add(angel.STATE, f"the state file: {used.problem}", sample=angel_memory.STATE)
+        seen.ledger.add(angel.STATE, f"the state file: {used.problem}", sample=database.STATE)
     for folder in used.leftovers:
         others = entries_elsewhere(folder)
         more = f", and in it the {counted(len(others), 'collection')} {', '.join(others)}" if others else ""

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import apsw
 
-from regraft.formats import angel_memory, chroma
-from regraft.formats.angel_memory import AngelProblem, ProviderFolder
-from regraft.formats.chroma import ChromaProblem
+from regraft.formats.angel_memory import chroma, database
+from regraft.formats.angel_memory.chroma import ChromaProblem
+from regraft.formats.angel_memory.database import AngelProblem, ProviderFolder
 
 T = TypeVar("T")
 #: An empty collection that was not written to for so long before the last maintenance was given up, in s.
@@ -50,14 +50,14 @@ def providers(root: Path, chosen: str | None = None) -> Providers:
         chosen: the provider in use, where the user says so; its folder may be missing.
     """
     stated, saved_at, problem = _state(root)
-    folders = angel_memory.provider_folders(root)
+    folders = database.provider_folders(root)
     named = next((folder for folder in folders if folder.name == stated), None)
     if chosen is not None:
-        in_use: ProviderFolder | None = angel_memory.provider_folder(root, chosen)
+        in_use: ProviderFolder | None = database.provider_folder(root, chosen)
     else:
         in_use = _begun(folders, stated, saved_at) or named or _latest(folders)
         if in_use is None and stated:
-            in_use = angel_memory.provider_folder(root, stated)
+            in_use = database.provider_folder(root, stated)
     # Until the new provider has its vectors, the old one's are what there is.
     kept = {stated} if in_use is None else {stated, in_use.name}
     return Providers(stated, in_use, tuple(folder for folder in folders if folder.name not in kept), problem)
@@ -66,11 +66,11 @@ def providers(root: Path, chosen: str | None = None) -> Providers:
 def _state(root: Path) -> tuple[str, float, str | None]:
     """Return the provider of the last sync, when the state was written (s), and why neither is known."""
     try:
-        state = angel_memory.read_state(root)
+        state = database.read_state(root)
     except AngelProblem as problem:
         return "", 0.0, str(problem)
     saved_at = state.get("last_updated_at")
-    return angel_memory.stated_provider(state), saved_at if isinstance(saved_at, int | float) else 0.0, None
+    return database.stated_provider(state), saved_at if isinstance(saved_at, int | float) else 0.0, None
 
 
 def _begun(folders: list[ProviderFolder], stated: str, saved_at: float) -> ProviderFolder | None:
@@ -105,7 +105,7 @@ def _asked(folder: ProviderFolder, question: Callable[[apsw.Connection, chroma.C
     """Ask the collection of notes in a provider's folder; None where there is none that can be read."""
     try:
         with chroma.reading(folder.database) as db:
-            found = chroma.collection(db, angel_memory.COLLECTION)
+            found = chroma.collection(db, database.COLLECTION)
             return None if found is None else question(db, found)
     except (ChromaProblem, OSError, apsw.Error, UnicodeDecodeError):
         return None
@@ -115,7 +115,7 @@ def entries_elsewhere(folder: ProviderFolder) -> list[str]:
     """Return the names of a provider's other collections that hold something: memories of it, as a rule."""
     try:
         with chroma.reading(folder.database) as db:
-            names = [name for name in chroma.names(db) if name != angel_memory.COLLECTION]
+            names = [name for name in chroma.names(db) if name != database.COLLECTION]
             found = ((name, chroma.collection(db, name)) for name in names)
             return [name for name, one in found if one is not None and chroma.count(db, one)]
     except (ChromaProblem, OSError, apsw.Error, UnicodeDecodeError):

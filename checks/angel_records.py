@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from regraft.formats import angel_notes
-from regraft.formats.angel_memory import IndexedFile, Record
-from regraft.formats.angel_notes import Note, NoteFile
+from regraft.formats.angel_memory import notes as angel_memory_notes
+from regraft.formats.angel_memory.database import IndexedFile, Record
+from regraft.formats.angel_memory.notes import Note, NoteFile
 
 
 class State(StrEnum):
@@ -66,7 +66,7 @@ def compare(
     for record in records:
         of_path[record.path].append(record)
     known = {one.path: one for one in indexed}
-    there = {one.path: one for one in angel_notes.files(root)}
+    there = {one.path: one for one in angel_memory_notes.files(root)}
     for path in sorted(of_path.keys() | there.keys()):
         go_on()
         yield _compared(root, path, there.get(path), known.get(path), tuple(of_path.get(path, ())))
@@ -76,10 +76,10 @@ def _compared(
     root: Path, path: str, file: NoteFile | None, indexed: IndexedFile | None, records: tuple[Record, ...]
 ) -> Compared:
     if file is None:
-        state = State.OUTSIDE if angel_notes.inside(root, path) is None else State.GONE
+        state = State.OUTSIDE if angel_memory_notes.inside(root, path) is None else State.GONE
         return Compared(path, state, None, indexed, records)
     try:
-        notes = tuple(angel_notes.notes_of(root / path, path))
+        notes = tuple(angel_memory_notes.notes_of(root / path, path))
     except OSError as error:
         return Compared(path, State.UNREADABLE, file, indexed, records, problem=error.strerror or str(error))
     state = State.NEW if not records else State.SAME if is_same(records, notes) else State.CHANGED

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import apsw
 
 from regraft import following
-from regraft.formats import angel_memory, chroma
-from regraft.formats.angel_memory import ProviderFolder
+from regraft.formats.angel_memory import chroma, database
+from regraft.formats.angel_memory.database import ProviderFolder
 
 
 @dataclass
@@ -57,7 +57,7 @@ def differences(folder: ProviderFolder, texts: Mapping[str, str], *, ids_only: b
     if not folder.database.is_file():
         return Differences(missing=list(texts))
     with chroma.reading(folder.database) as db:
-        found = chroma.collection(db, angel_memory.COLLECTION)
+        found = chroma.collection(db, database.COLLECTION)
         if found is None:
             return Differences(missing=list(texts))
         chroma.demand_dimension(found)
@@ -69,7 +69,7 @@ def differences(folder: ProviderFolder, texts: Mapping[str, str], *, ids_only: b
             lists[one.kind].append(one.id)
         if not ids_only:
             both = held.keys() & texts.keys()
-            made.metadata = [key for key in sorted(both) if held[key].metadata != {angel_memory.SOURCE_ID: key}]
+            made.metadata = [key for key in sorted(both) if held[key].metadata != {database.SOURCE_ID: key}]
             has_files = found.vectors is not None and (folder.chroma / found.vectors).is_dir()
             _judge(db, found, made, both, has_files=has_files)
         return made

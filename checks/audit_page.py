@@ -13,10 +13,11 @@ from datetime import datetime
 from typing import Any
 
 from checks.findings import FINDINGS
-from regraft import notices, pages, render
-from regraft.formats.v2_places import is_uuid
+from regraft.formats.cherry_v2.layout import is_uuid
 from regraft.locate import NAMES, Kind
-from regraft.progress import human_bytes
+from regraft.report import html as report_html
+from regraft.report import notices, render
+from regraft.report.progress import human_bytes
 from regraft.text import counted
 
 Document = dict[str, Any]
@@ -45,7 +46,7 @@ def as_page(document: Document, only: Sequence[str] = ()) -> str:
     page = _Page(document, only)
     kind = NAMES[Kind(document["source"]["kind"])]
     lead = page.verdict()
-    return pages.document("check", f"Audit of {kind}", lead, page.parts(), page.foot())
+    return report_html.document("check", f"Audit of {kind}", lead, page.parts(), page.foot())
 
 
 class _Page:
@@ -64,18 +65,18 @@ class _Page:
         checked = dict(self._document["checked"])
         size = human_bytes(checked.pop("bytes"))
         numbers = {name.replace("_", " "): f"{count:,}" for name, count in checked.items()}
-        yield f'<p class="soft">{" · ".join(map(pages.text, self._facts()))}</p>'
-        yield pages.tiles({**numbers, "size": size})
-        yield pages.section("Findings", *self._found())
+        yield f'<p class="soft">{" · ".join(map(report_html.text, self._facts()))}</p>'
+        yield report_html.tiles({**numbers, "size": size})
+        yield report_html.section("Findings", *self._found())
         if self._bases and not self._is_planned:
-            yield pages.section("Coverage", *self._coverage())
+            yield report_html.section("Coverage", *self._coverage())
         if self._bases:
-            yield pages.section(f"Where the rows {'would go' if self._is_planned else 'went'}", *self._rows())
+            yield report_html.section(f"Where the rows {'would go' if self._is_planned else 'went'}", *self._rows())
         if self._bases and not self._is_planned:
-            yield pages.section("Norms of the vectors", *self._norms())
+            yield report_html.section("Norms of the vectors", *self._norms())
         # A store of another system has no numbers of bases.
         if "bases" in self._document["statistics"]:
-            yield pages.section("Bases", self._numbers())
+            yield report_html.section("Bases", self._numbers())
 
     def verdict(self) -> str:
         """Return the sum of it in one sentence."""
@@ -86,7 +87,7 @@ class _Page:
     def foot(self) -> str:
         """Return what stands at the end."""
         run = self._document["run"]
-        return f"{_FOOT}<br>Run {pages.text(run['id'])},"
+        return f"{_FOOT}<br>Run {report_html.text(run['id'])},"
 
     def _facts(self) -> Iterator[str]:
         run = self._document["run"]
@@ -126,8 +127,8 @@ class _Page:
             return
         numbers = self._document["summary"]["by_severity"]
         parts = [(severity, f"{severity}s", number) for severity, number in numbers.items()]
-        yield pages.bar(parts, about="Findings by severity. ")
-        yield pages.legend(parts)
+        yield report_html.bar(parts, about="Findings by severity. ")
+        yield report_html.legend(parts)
         groups: dict[tuple[notices.Severity, str], list[Document]] = defaultdict(list)
         for finding in self._findings:
             groups[finding["severity"], finding["name"]].append(finding)
@@ -153,7 +154,7 @@ class _Page:
         rest = sum(named.values(), Counter())
         if rest:
             lines.append(["all, or none of these", *("" for _ in columns), _listed(rest)])
-        return pages.table(("base*", *columns, "findings*"), lines)
+        return report_html.table(("base*", *columns, "findings*"), lines)
 
     # --- charts ----------------------------------------------------------------------------------------------------
 
@@ -163,7 +164,7 @@ class _Page:
         for label, base in self._labelled():
             bodies, covered = base["bodies"], base["covered"]
             if bodies and covered is not None:
-                chart = pages.bar(
+                chart = report_html.bar(
                     [("covered", "with a vector", covered)], bodies, about=f"{label}, {bodies:,} bodies. "
                 )
                 said = f"<small>{covered:,} of {bodies:,}</small>{_share(covered, bodies)}"
@@ -188,13 +189,13 @@ class _Page:
             parts = render.parts_of(rows) if rows else []
             if any(count for _, _, count in parts):
                 said = f"{rows['read']:,} read"
-                lines.append(_row(label, pages.bar(parts, about=f"{label}. "), said, pages.legend(parts)))
+                lines.append(_row(label, report_html.bar(parts, about=f"{label}. "), said, report_html.legend(parts)))
                 reasons.update({name: count for _, name, count in parts if count and name in notices.EVERY_CODE})
             else:
                 lines.append(_row(label, _NO_CHART, "none counted" if rows else "not known"))
         yield f'<div class="rows">{"".join(lines)}</div>'
         if reasons:
-            yield pages.reasons(reasons)
+            yield report_html.reasons(reasons)
 
     def _norms(self) -> Iterator[str]:
         if not any(base["norms"] for base in self._bases):
@@ -214,7 +215,7 @@ class _Page:
                 said = self._not_counted if base["norms"] is None else "no vector with a norm"
                 charts.append(f"<figure>{_label(label)}<figcaption>{said}</figcaption></figure>")
         yield f'<div class="many">{"".join(charts)}</div>'
-        numbers = pages.table(("base*", "vectors by norm*"), lines)
+        numbers = report_html.table(("base*", "vectors by norm*"), lines)
         yield f"<details><summary>The same in numbers</summary>{numbers}</details>"
 
 
@@ -229,11 +230,11 @@ def _finding(severity: notices.Severity, name: str, group: Sequence[Document], m
     definition, cases = FINDINGS[name], _cases(group)
     bases = len({finding["base"] for finding in group if finding["base"] is not None})
     where = f"{cases:,} in {counted(bases, 'base')}" if bases else f"{cases:,}"
-    chart = pages.bar([(severity, name, cases)], most)
+    chart = report_html.bar([(severity, name, cases)], most)
     return (
-        f'<article class="finding"><div class="row"><h3>{pages.badge(severity)}<code>{pages.text(name)}</code></h3>'
-        f'{chart}<span class="number">{where}</span></div><p>{pages.prose(definition.meaning)}</p>'
-        f'<p class="soft">What mends it: {pages.prose(definition.mended_by)}</p></article>'
+        f'<article class="finding"><div class="row"><h3>{report_html.badge(severity)}<code>{report_html.text(name)}</code></h3>'
+        f'{chart}<span class="number">{where}</span></div><p>{report_html.prose(definition.meaning)}</p>'
+        f'<p class="soft">What mends it: {report_html.prose(definition.mended_by)}</p></article>'
     )
 
 
@@ -250,7 +251,7 @@ def _row(label: str, chart: str, said: str, below: str = "") -> str:
 
 def _histogram(label: str, counts: dict[int, int], numbers: str) -> str:
     steps, ends = (_USUAL_STEPS, "012") if max(counts) < _USUAL_STEPS else (_ALL_STEPS, ("0", "5", "10+"))
-    chart = pages.columns(counts, steps, f"{label}. {numbers}")
+    chart = report_html.columns(counts, steps, f"{label}. {numbers}")
     axis = "".join(f"<span>{end}</span>" for end in ends)
     said = f'<div class="axis" aria-hidden="true">{axis}</div><figcaption>{_spread(counts)}</figcaption>'
     return f"<figure>{_label(label)}{chart}{said}</figure>"
@@ -292,7 +293,7 @@ _PLANNED: dict[str, Callable[[Document], str]] = {
 
 
 def _listed(names: Counter[str]) -> str:
-    return ", ".join(f"<code>{pages.text(name)}</code>&nbsp;{count:,}" for name, count in names.items())
+    return ", ".join(f"<code>{report_html.text(name)}</code>&nbsp;{count:,}" for name, count in names.items())
 
 
 def _share(part: int, whole: int) -> str:

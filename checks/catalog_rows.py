@@ -8,10 +8,10 @@ from typing import Any
 
 from checks import v2_findings as v2
 from checks.levels import Ledger
-from regraft.formats.catalog_generation import MODEL_NEEDS
-from regraft.formats.catalog_reader import Row, StoredCatalog
-from regraft.formats.item_data import DATA, data_of, data_problem, unknown_fields
-from regraft.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
+from regraft.formats.cherry_v2.catalog_generation import MODEL_NEEDS
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
+from regraft.formats.cherry_v2.item_data import DATA, data_of, data_problem, unknown_fields
+from regraft.report.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
 from regraft.text import is_blank
 
 #: Statuses of an item that somebody is working on.

@@ -18,10 +18,10 @@ from checks.levels import Ledger, Level, named
 from checks.mended_by import CommandLine
 from checks.store import Wish
 from checks.v2_findings import CORRUPT, UNREADABLE
-from regraft.formats import codex_health, codex_mem, sidecar
-from regraft.formats.codex_health import Memory, State, Survey
-from regraft.formats.codex_mem import NOTES, Project
-from regraft.formats.codex_notes import Counts
+from regraft.formats.codex_mem import database, health, sidecar
+from regraft.formats.codex_mem.database import NOTES, Project
+from regraft.formats.codex_mem.health import Memory, State, Survey
+from regraft.formats.codex_mem.notes import Counts
 from regraft.locate import Located
 
 #: Commands that take the id of a project.
@@ -58,7 +58,7 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
     problem = problem_with(path)
     try:
         if problem is None:
-            with codex_health.opened(path) as memory:
+            with health.opened(path) as memory:
                 _Audit(path, memory, seen).run()
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         problem = str(error)
@@ -77,14 +77,14 @@ def ids_by_name(found: Located) -> Mapping[str, str]:
     """Return the ids of a database's projects by what else tells one of them: its name and its slug."""
     known = _projects(found.path)
     words = [word for one in known.values() for word in (one.name, one.slug)]
-    ids = {word: codex_mem.project_id(known, word) for word in words}
+    ids = {word: database.project_id(known, word) for word in words}
     return {word: project for word, project in ids.items() if project is not None}
 
 
 def _projects(path: Path) -> dict[str, Project]:
     try:
-        with codex_health.opened(path) as memory:
-            return codex_mem.projects(memory.db)
+        with health.opened(path) as memory:
+            return database.projects(memory.db)
     except (apsw.Error, OSError, UnicodeDecodeError):
         return {}  # which an audit says
 
@@ -107,7 +107,7 @@ class _Audit:
         with ExitStack() as stack:
             stack.enter_context(self._ledger.watched(db, size))
             if vectors is not None:
-                beside = codex_mem.sidecar_of(self._path).stat().st_size
+                beside = database.sidecar_of(self._path).stat().st_size
                 stack.enter_context(self._ledger.watched(vectors.db, beside))
             self._ledger.run(self._path.name, steps, None)
 
@@ -117,7 +117,7 @@ class _Audit:
             self._ledger.add(codex.SCHEMA, "missing: {n} of codex-mem's tables", noun="part", sample=what)
         self._seen.is_whole = not missing
         if not missing:
-            self._seen.projects = codex_mem.projects(self._memory.db)
+            self._seen.projects = database.projects(self._memory.db)
             codex_mem_layout.check_triggers(self._memory.db, self._ledger)
         foreign_schema.add(foreign_schema.of_codex_mem(self._memory.db), self._ledger, None)
         if self._memory.vectors is not None:
@@ -145,15 +145,15 @@ class _Audit:
 
     def _vectors(self) -> None:
         if self._seen.is_whole:
-            survey = self._seen.survey = codex_health.survey(self._memory, self._ledger.check_time)
-            self._seen.signals = codex_health.signals(survey)
+            survey = self._seen.survey = health.survey(self._memory, self._ledger.check_time)
+            self._seen.signals = health.signals(survey)
             if survey.state is not State.DISABLED:
                 codex_mem_notes.check(survey, self._seen.projects, self._seen.chosen, self._ledger)
 
     def _integrity(self) -> None:
         vectors = self._memory.vectors
         files = [(self._path.name, self._memory.db)]
-        files += [] if vectors is None else [(codex_mem.sidecar_of(self._path).name, vectors.db)]
+        files += [] if vectors is None else [(database.sidecar_of(self._path).name, vectors.db)]
         for name, db in files:
             for (said,) in db.execute("PRAGMA integrity_check(20)"):
                 if said != "ok":
@@ -163,7 +163,7 @@ class _Audit:
 def _as_audit(path: Path, seen: _Seen) -> Audit:
     ledger, survey = seen.ledger, seen.survey
     vectors = None if survey is None else survey.memory.vectors
-    files = (path, codex_mem.sidecar_of(path))
+    files = (path, database.sidecar_of(path))
     return Audit(
         findings=ledger.findings(),
         checked={

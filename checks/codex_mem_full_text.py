@@ -14,7 +14,7 @@ import apsw
 from checks import codex_mem_findings as codex
 from checks.full_text import AVERAGES, words_agree
 from checks.levels import Ledger, Level
-from regraft.formats.codex_mem import FULL_TEXT, NOTES
+from regraft.formats.codex_mem.database import FULL_TEXT, NOTES
 
 _COLUMNS = 2
 _SEARCHABLE = f"EXISTS (SELECT 1 FROM {NOTES} n WHERE n.rowid = d.id AND n.searchable = 1)"

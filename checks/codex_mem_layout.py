@@ -14,8 +14,8 @@ import apsw
 from checks import codex_mem_findings as codex
 from checks.levels import Ledger, named
 from regraft import sqlite
-from regraft.formats import codex_mem
-from regraft.formats.codex_mem import COLUMNS, FULL_TEXT, MIGRATION, MIGRATIONS, NOTES
+from regraft.formats.codex_mem import database
+from regraft.formats.codex_mem.database import COLUMNS, FULL_TEXT, MIGRATION, MIGRATIONS, NOTES
 
 _SCOPE = ("session_id", "system_id", "project_id", "workspace_id")
 #: What is read of each table.
@@ -135,10 +135,10 @@ def check_migration(db: apsw.Connection, ledger: Ledger, *, has_vectors: bool) -
         apsw.Error, UnicodeDecodeError: the file is damaged.
     """
     version, name = MIGRATION
-    recorded = codex_mem.migration_recorded(db)
-    there = codex_mem.columns_there(db)
+    recorded = database.migration_recorded(db)
+    there = database.columns_there(db)
     missing = [column for column in COLUMNS if column not in there]
-    foreign = codex_mem.foreign_column(db)
+    foreign = database.foreign_column(db)
     if recorded not in (None, name) and missing:
         said = f"another migration {version} is recorded ({named(recorded)}): what it makes nobody can tell"
         ledger.add(codex.MIGRATION, said, is_beyond_repair=True)

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Iterator
 
 from checks import codex_mem_findings as codex
 from checks.levels import Ledger, named
-from regraft.formats import codex_mem
-from regraft.formats.codex_health import State, Survey, obstacle
-from regraft.formats.codex_mem import NOTES
-from regraft.formats.codex_notes import Note, Status
-from regraft.formats.sidecar import Flaw
+from regraft.formats.codex_mem import database
+from regraft.formats.codex_mem.database import NOTES
+from regraft.formats.codex_mem.health import State, Survey, obstacle
+from regraft.formats.codex_mem.notes import Note, Status
+from regraft.formats.codex_mem.sidecar import Flaw
 
 _FLAWS = {
     Flaw.LENGTH: "{n} with a vector of another length than the file's",
@@ -67,13 +67,13 @@ def _are_said_to_be_ready(survey: Survey) -> bool:
     db = survey.memory.db
     if "embedding_status" not in survey.memory.columns:
         return False
-    may = codex_mem.eligible(db, "n")
+    may = database.eligible(db, "n")
     return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM {NOTES} n WHERE n.embedding_status = 'ready' AND {may})").get)
 
 
 def _are_notes_told(survey: Survey) -> bool:
     """Tell whether what notes lack is told one by one: not where all are mended by one command for the whole."""
-    if not codex_mem.is_migrated(survey.memory.db) or survey.state in (State.REBUILDING, State.INCOMPATIBLE):
+    if not database.is_migrated(survey.memory.db) or survey.state in (State.REBUILDING, State.INCOMPATIBLE):
         return False
     return survey.state is not State.MISSING or not (survey.memory.problem or _are_said_to_be_ready(survey))
 
@@ -137,6 +137,6 @@ def _said_of_pending(note: Note) -> tuple[str, str]:
         return codex.METADATA, "{n} said to be ready, and without a vector"
     if stated == Status.NOT_APPLICABLE:
         return codex.METADATA, "{n} said to be eligible and not to be embedded"
-    if stated is not None and stated not in codex_mem.STATUSES:
+    if stated is not None and stated not in database.STATUSES:
         return codex.METADATA, "{n} with a status that there is not"
     return codex.PENDING, "{n} without a vector"

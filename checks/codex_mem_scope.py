@@ -8,7 +8,7 @@ import apsw
 
 from checks import codex_mem_findings as codex
 from checks.levels import Ledger
-from regraft.formats.codex_mem import NOTES
+from regraft.formats.codex_mem.database import NOTES
 
 #: What each table's rows name of the scope above them.
 _ABOVE = {

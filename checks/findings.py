@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any, cast
 
-from regraft import notices
 from regraft.errors import WrongUsage
-from regraft.notices import Severity
+from regraft.report import notices
+from regraft.report.notices import Severity
 from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
 
 #: Findings of one name shown in text before the rest is counted.

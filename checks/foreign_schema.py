@@ -18,11 +18,11 @@ import apsw
 from checks import v2_findings as v2
 from checks.levels import Ledger, named
 from regraft import sqlite
-from regraft.formats.catalog_generation import AGENT_LINKS, ASSISTANT_LINKS, BASES, ITEMS, MODELS, PROVIDERS
-from regraft.formats.codex_mem import FULL_TEXT as NOTES_TEXT
-from regraft.formats.codex_mem import MIGRATIONS, NOTES
-from regraft.formats.index import SCHEMA_VERSION, schema
-from regraft.formats.libsql_preview import TABLE as PREVIEW
+from regraft.formats.cherry_preview.libsql import TABLE as PREVIEW
+from regraft.formats.cherry_v2.catalog_generation import AGENT_LINKS, ASSISTANT_LINKS, BASES, ITEMS, MODELS, PROVIDERS
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION, schema
+from regraft.formats.codex_mem.database import FULL_TEXT as NOTES_TEXT
+from regraft.formats.codex_mem.database import MIGRATIONS, NOTES
 from regraft.untouched import carrying_keys, is_virtual, tables_of, text_indexes, wrong_rule
 
 FULL_TEXT = "search_text_fts"

@@ -7,7 +7,7 @@ from typing import Any
 
 from checks import glance_angel_memory, glance_codex_mem, glance_preview, glance_v1, glance_v2
 from regraft.locate import NAMES, PREVIEW_SOURCES, V1_SOURCES, Kind, Located
-from regraft.progress import Progress, human_bytes
+from regraft.report.progress import Progress, human_bytes
 from regraft.text import LONGEST_NAME, counted, one_line, shown, shown_lines
 from regraft.unpacking import on_disk
 

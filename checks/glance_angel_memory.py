@@ -11,11 +11,11 @@ import apsw
 from checks.angel_memory import size_of
 from checks.angel_providers import Providers, entries_of, providers
 from checks.angel_vectors import Differences, differences
-from regraft.formats import angel_memory
-from regraft.formats.angel_memory import AngelProblem
-from regraft.formats.chroma import ChromaProblem
+from regraft.formats.angel_memory import database
+from regraft.formats.angel_memory.chroma import ChromaProblem
+from regraft.formats.angel_memory.database import AngelProblem
 from regraft.locate import Located
-from regraft.progress import human_bytes
+from regraft.report.progress import human_bytes
 from regraft.text import counted
 
 Look = tuple[list[dict[str, Any]], dict[str, Any]]
@@ -29,15 +29,15 @@ def look(source: Located) -> Look:
     texts: dict[str, str] | None = None
     numbers: dict[str, Any] = {}
     try:
-        with angel_memory.reading(root) as db:
-            texts = dict(angel_memory.vector_texts(db))
-            numbers = {"records": angel_memory.record_count(db), "tags": angel_memory.tag_count(db)}
+        with database.reading(root) as db:
+            texts = dict(database.vector_texts(db))
+            numbers = {"records": database.record_count(db), "tags": database.tag_count(db)}
     except _PROBLEMS as error:
-        problems.append(f"{angel_memory.DATABASE}: {error}")
+        problems.append(f"{database.DATABASE}: {error}")
     used = providers(root)
     found = _differences(used, texts, problems)
     if used.problem is not None:
-        problems.append(f"{angel_memory.STATE}: {used.problem}")
+        problems.append(f"{database.STATE}: {used.problem}")
     if used.is_changed and texts:
         problems.append(f"the provider in use is {used.in_use and used.in_use.name}: its vectors are still to be made")
     folders = _folders(root, used)
@@ -48,7 +48,7 @@ def look(source: Located) -> Look:
         "orphans": 0 if found is None else len(found.orphans),
         "stale": 0 if found is None else len(found.stale),
         "providers": folders,
-        "bytes": size_of(root / angel_memory.CENTER) + sum(folder["bytes"] for folder in folders),
+        "bytes": size_of(root / database.CENTER) + sum(folder["bytes"] for folder in folders),
         "problems": problems,
     }
     return [], health
@@ -75,7 +75,7 @@ def _folders(root: Path, used: Providers) -> list[dict[str, Any]]:
 
     return [
         {"provider": one.name, "vectors": entries_of(one), "bytes": size_of(one.path), "use": use(one.name)}
-        for one in angel_memory.provider_folders(root)
+        for one in database.provider_folders(root)
     ]
 
 

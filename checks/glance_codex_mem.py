@@ -9,30 +9,31 @@ from typing import Any
 import apsw
 
 from checks import codex_mem_layout
-from regraft.formats import codex_health, codex_mem
-from regraft.formats.codex_health import State, Survey
-from regraft.formats.codex_notes import Counts
+from regraft.formats.codex_mem import database
+from regraft.formats.codex_mem import health as codex_mem_health
+from regraft.formats.codex_mem.health import State, Survey
+from regraft.formats.codex_mem.notes import Counts
 from regraft.locate import Located
 from regraft.text import counted, one_line
 
 #: How many rows of what a project has; of notes by something that they are.
-_COUNTS = {"workspaces": "workspaces", "sessions": "sessions", "notes": codex_mem.NOTES, "handoffs": "handoffs"}
+_COUNTS = {"workspaces": "workspaces", "sessions": "sessions", "notes": database.NOTES, "handoffs": "handoffs"}
 _STATUSES = ("ready", "pending", "stale", "failed", "excluded", "not_applicable")
 
 
 def look(source: Located) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Look at a database and its vectors."""
-    files = (source.path, codex_mem.sidecar_of(source.path))
+    files = (source.path, database.sidecar_of(source.path))
     health: dict[str, Any] = {"coverage": None, "orphans": 0, "stale": 0}
     health |= {"bytes": sum(file.stat().st_size for file in files if file.is_file()), "problems": [], "semantic": None}
     try:
-        with codex_health.opened(source.path) as memory:
+        with codex_mem_health.opened(source.path) as memory:
             missing = codex_mem_layout.lacking(memory.db)
             if missing:
                 return [], {**health, "problems": [f"tables of codex-mem are missing: {', '.join(missing)}"]}
-            survey = codex_health.survey(memory)
-            bases = [_project(survey, one) for one in codex_mem.projects(memory.db).values()]
-            signals, problems = codex_health.signals(survey), list(_problems(survey))
+            survey = codex_mem_health.survey(memory)
+            bases = [_project(survey, one) for one in database.projects(memory.db).values()]
+            signals, problems = codex_mem_health.signals(survey), list(_problems(survey))
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         return [], {**health, "problems": [f"it cannot be read: {error}"]}
     has_vectors = signals["semantic_enabled"] and signals["eligible"]
@@ -48,18 +49,18 @@ def look(source: Located) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 def _problems(survey: Survey) -> Iterator[str]:
     if survey.state not in (State.READY, State.DISABLED):
-        why = codex_health.obstacle(survey)
+        why = codex_mem_health.obstacle(survey)
         yield survey.state.value if why is None else f"{survey.state}: {why}"
 
 
-def _project(survey: Survey, project: codex_mem.Project) -> dict[str, Any]:
+def _project(survey: Survey, project: database.Project) -> dict[str, Any]:
     db = survey.memory.db
 
     def count(table: str) -> int:
         return int(db.execute(f"SELECT count(*) FROM {table} WHERE project_id = ?", (project.id,)).get)
 
     def notes_by(column: str) -> dict[str, int]:
-        query = f"SELECT {column}, count(*) FROM {codex_mem.NOTES} WHERE project_id = ? GROUP BY 1 ORDER BY 1"
+        query = f"SELECT {column}, count(*) FROM {database.NOTES} WHERE project_id = ? GROUP BY 1 ORDER BY 1"
         return {str(value): int(number) for value, number in db.execute(query, (project.id,))}
 
     counts = asdict(survey.counts.get(project.id, Counts()))

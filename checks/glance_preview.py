@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from regraft.errors import SourceUnreadable
-from regraft.formats import libsql_preview
-from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
-from regraft.formats.libsql_preview import Layout, Look
-from regraft.formats.v2_places import Store
+from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_preview.libsql import Layout, Look
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.cherry_v2.layout import Store
 from regraft.formats.vector_table import StoreProblem
 from regraft.locate import Located
 
@@ -78,9 +78,9 @@ def look_at_file(path: Path, seen: Look) -> dict[str, Any]:
     if seen.layout is Layout.UNREADABLE:
         return {"store": None, "problem": f"its index file cannot be read: {seen.problem}"}
     try:
-        with libsql_preview.readable(path) as copy:
-            found, contents = libsql_preview.PREVIEW.survey(copy), libsql_preview.read_contents(copy)
-            declared = libsql_preview.declared_dimensions(copy)
+        with libsql.readable(path) as copy:
+            found, contents = libsql.PREVIEW.survey(copy), libsql.read_contents(copy)
+            declared = libsql.declared_dimensions(copy)
     except StoreProblem as problem:
         return {"store": None, "problem": f"its index file {problem}"}
     lengths = {str(length // 4): count for length, count in found.lengths.items()}

@@ -6,15 +6,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from regraft import profiles
 from regraft.errors import SourceUnreadable
-from regraft.formats import embedjs
-from regraft.formats.v1_state import read_state
-from regraft.formats.v1_tables import Items
+from regraft.formats.cherry_v1 import embedjs, profile
+from regraft.formats.cherry_v1.state import read_state
+from regraft.formats.cherry_v1.tables import Items
 from regraft.formats.vector_table import StoreProblem
 from regraft.locate import KNOWLEDGE_FOLDER, NAMES, Located
 from regraft.names import vector_file_name
-from regraft.progress import Progress, stage
+from regraft.report.progress import Progress, stage
 from regraft.tree import join, notices_of
 
 Look = tuple[list[dict[str, Any]], dict[str, Any]]
@@ -30,7 +29,7 @@ def look(source: Located, progress: Progress) -> Look:
             progress.at(str(raw.get("name")))
             bases.append(_base(source, raw))
             progress.step(1, 0)
-    sign = None if source.profile is None else profiles.sign_of_life(source.profile)
+    sign = None if source.profile is None else profile.sign_of_life(source.profile)
     problems = [] if sign is None else [f"the application is running ({sign}): its data may change"]
     problems += [
         notice.message

@@ -12,9 +12,9 @@ import apsw
 from checks import glance_preview
 from checks import v2_findings as v2
 from regraft import sqlite
-from regraft.formats import libsql_preview
-from regraft.formats.catalog_reader import CatalogProblem, read_catalog
-from regraft.formats.index import SCHEMA_VERSION
+from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.locate import INDEX_FILE, Kind, Located
 from regraft.pending import pending_in
 from regraft.text import counted, lenient_text
@@ -196,8 +196,8 @@ def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None)
     ``items`` are the ids of its base's items and ``has_model`` whether it has a model, where a catalog tells them: a
     base without one has no vectors, and misses none.
     """
-    seen = libsql_preview.look(path)
-    if seen.layout is libsql_preview.Layout.PREVIEW:
+    seen = libsql.look(path)
+    if seen.layout is libsql.Layout.PREVIEW:
         found = glance_preview.look_at_file(path, seen)
         return {"store": found["store"], "problem": found["problem"]}
     try:

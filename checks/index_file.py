@@ -18,7 +18,7 @@ from checks import v2_findings as v2
 from checks.levels import Ledger, Level, named
 from checks.schema_shape import FULL_TEXT, Shape, shape_of
 from regraft import links, sqlite, steady
-from regraft.formats.index import SCHEMA_VERSION
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.names import fold
 from regraft.text import counted, decode_utf8
 

@@ -12,7 +12,7 @@ import apsw
 
 from checks.findings import FINDINGS, SAMPLES, Finding
 from checks.v2_findings import CORRUPT
-from regraft.notices import Severity
+from regraft.report.notices import Severity
 from regraft.text import counted, decode_utf8
 
 #: SQLite calls back after so many steps of its machine.

@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 from checks import v2_findings as v2
 from checks.findings import register
 from checks.levels import Ledger, Level, OutOfTime
-from regraft.formats import pack
-from regraft.formats.pack import PackedFile
+from regraft.formats.cherry_v2 import pack
+from regraft.formats.cherry_v2.pack import PackedFile
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER, Located
 from regraft.move_errors import PackUnreadable
 from regraft.text import counted, path_text

@@ -14,11 +14,11 @@ from checks.catalog_rows import is_foreign, path_of, virtual_prefixes
 from checks.index_file import Material, path_problem
 from checks.levels import Ledger, Level, OutOfTime
 from regraft import identity, links
-from regraft.formats import okf
-from regraft.formats.catalog_reader import Row
-from regraft.formats.item_data import data_of
+from regraft.formats.cherry_v2 import okf
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_data import data_of
 from regraft.names import NO_TEXT_EXTENSIONS
-from regraft.notices import Severity
+from regraft.report.notices import Severity
 from regraft.text import decode_utf8, is_blank, whole
 
 #: A file that is younger may belong to an item that is being added, in seconds.

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import apsw
 
 from checks.levels import Ledger
-from regraft import durable, sqlite
+from regraft import sqlite
+from regraft.ledger import durable
 from regraft.untouched import ROW_NUMBERS
 
 FULL_TEXT = "search_text_fts"

@@ -18,17 +18,18 @@ from checks.index_file import Expected, Index, audit_index, rows_of
 from checks.levels import Ledger, Level, named
 from checks.mended_by import CommandLine, with_commands
 from checks.statistics import statistics_of
-from regraft import links, profiles, sqlite
+from regraft import links, sqlite
 from regraft.errors import SourceUnreadable
 from regraft.formats import json_text
-from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
-from regraft.formats.library_report import report_bytes
-from regraft.formats.libsql_preview import Layout
-from regraft.formats.v2_places import CATALOG_FILE, INDEX_FILE, RAW_FOLDER, Store, is_uuid
+from regraft.formats.cherry_preview.libsql import Layout
+from regraft.formats.cherry_v1 import profile
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.layout import CATALOG_FILE, INDEX_FILE, RAW_FOLDER, Store, is_uuid
+from regraft.formats.cherry_v2.library_report import report_bytes
 from regraft.locate import Kind, Located
-from regraft.notices import FILE_WITHOUT_ROWS
 from regraft.pending import pending_in
-from regraft.progress import human_bytes
+from regraft.report.notices import FILE_WITHOUT_ROWS
+from regraft.report.progress import human_bytes
 from regraft.text import counted
 from regraft.tree import FolderTree
 
@@ -101,7 +102,7 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
         chosen = set(stores) if chosen is None else chosen
     rows = {} if catalog is None else {catalog_rows.base_key(row): row for row in catalog.bases}
     if catalog is not None:
-        _check_rows(catalog, chosen, profiles.sign_of_life(root) is not None, seen)
+        _check_rows(catalog, chosen, profile.sign_of_life(root) is not None, seen)
     if found.is_slim:
         packs.name_slim(rows, chosen, seen.ledger)
     for key in [*rows, *(key for key in stores if key not in rows)]:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from checks.findings import Audit, Finding, register
-from regraft import notices
-from regraft.notices import CODES
-from regraft.progress import human_bytes
+from regraft.report import notices
+from regraft.report.notices import CODES
+from regraft.report.progress import human_bytes
 
 Document = dict[str, Any]
 

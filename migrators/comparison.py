@@ -17,14 +17,16 @@ from migrators import journeys
 from migrators.stages.options import Options
 from migrators.stages.run import read_library
 from migrators.stages.work import Looker, chosen
-from regraft import identity, progress, retrieval, sqlite
+from regraft import identity, sqlite
 from regraft.errors import BaseUnknown, NotSearchable, SourceUnreadable
-from regraft.formats.embedjs import VECTORS
-from regraft.formats.index.search import dimensions_of, vector_blob
-from regraft.formats.v2_places import Store
+from regraft.formats.cherry_v1.embedjs import VECTORS
+from regraft.formats.cherry_v2.index.search import dimensions_of, vector_blob
+from regraft.formats.cherry_v2.layout import Store
 from regraft.formats.vector_table import StoreProblem, VectorTable
 from regraft.locate import NAMES, Kind, Located
-from regraft.rankings import IndexTexts, Ranking, first_difference, recall, with_ties
+from regraft.ranking import cherry_v2
+from regraft.ranking.fusion import IndexTexts, Ranking, first_difference, recall, with_ties
+from regraft.report import progress
 
 #: What a comparison of a base comes to.
 OUTCOMES = ("equal", "different", "missing", "failed", "not-compared")
@@ -178,10 +180,10 @@ def compare(old: Located, new: Located, options: Options, asked: Asked) -> list[
         SourceUnreadable: an old table or an index is damaged.
         RegraftError: as for planning a migration.
     """
-    if new.kind not in retrieval.SEARCHED:
+    if new.kind not in cherry_v2.SEARCHED:
         advice = "V2 has to be a v2 library, profile, backup, base or index"
         raise NotSearchable(path=new.path, what=NAMES[new.kind], advice=advice)
-    stores = retrieval.known_bases(new, None)
+    stores = cherry_v2.known_bases(new, None)
     with old_bases(old, options) as found:
         return [compare_base(base, new, store_of(base, stores, only=len(found) == 1), asked) for base in found]
 
@@ -197,7 +199,7 @@ def compare_base(old: OldBase, new: Located, store: Store | None, asked: Asked) 
         return {**about, **_nothing("failed", old.problem)}
     if store is None:
         return {**about, **_nothing("missing", "V2 has no index of it that can be read")}
-    with _opened_table(old.vectors) as table, retrieval.opened_index(new, store) as index:
+    with _opened_table(old.vectors) as table, cherry_v2.opened_index(new, store) as index:
         texts = OldTexts(table, old)
         queries = texts.sample(asked.sample) if asked.queries is None else list(asked.queries)
         fitting = [query for query in queries if 4 * len(query.vector) == old.vector_bytes]

@@ -13,7 +13,7 @@ from migrators.stages.options import Options
 from migrators.stages.passage import Migration
 from regraft.errors import SourceNotMigratable
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located
-from regraft.progress import Progress
+from regraft.report.progress import Progress
 
 #: What to do about a source that is recognised but not migrated.
 _ADVICE = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from regraft import interrupts
+from regraft.ledger import interrupts
 
 
 def main() -> None:

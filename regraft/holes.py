@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from regraft.progress import human_bytes
+from regraft.report.progress import human_bytes
 
 #: A file is read whole where at most this many bytes are holes, besides this many times its data.
 FREE_BYTES = 64 << 20

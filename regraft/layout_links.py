@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from regraft import areas, ledger, sqlite
-from regraft.formats import angel_memory, codex_mem, v2_places
-from regraft.formats.library_report import REPORT_FILE, REPORT_PAGE
+from regraft import areas, sqlite
+from regraft.formats.angel_memory import database
+from regraft.formats.cherry_v2 import layout
+from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
+from regraft.formats.codex_mem import database as codex_mem_database
+from regraft.ledger import ledger
 from regraft.locate import Kind, Located
 
 
@@ -34,7 +37,7 @@ def demand_none_in_library(root: Path) -> None:
         LinkInStore
         OSError: a folder cannot be read.
     """
-    demand_plain(root, _of_library(root, v2_places.KNOWLEDGE_FOLDER, v2_places.CATALOG_FILE))
+    demand_plain(root, _of_library(root, layout.KNOWLEDGE_FOLDER, layout.CATALOG_FILE))
     demand_own_plain(root)
 
 
@@ -79,16 +82,16 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 def _names(found: Located) -> Iterator[str]:
     if found.kind is Kind.CODEX_MEM:
-        yield from _databases(found.path.name, codex_mem.sidecar_of(found.path).name)
+        yield from _databases(found.path.name, codex_mem_database.sidecar_of(found.path).name)
         return
     if found.kind is Kind.ANGEL_MEMORY:
         yield from _angel_names(found.tree.path)
         return
     stores = found.stores
     # What lies behind a link is not seen, and nothing seems to be there.
-    yield v2_places.KNOWLEDGE_FOLDER
-    yield f"{v2_places.DATA_FOLDER}/{v2_places.KNOWLEDGE_FOLDER}"
-    yield from _databases(v2_places.CATALOG_FILE, v2_places.PROFILE_DATABASE, v2_places.LIVE_DATABASE)
+    yield layout.KNOWLEDGE_FOLDER
+    yield f"{layout.DATA_FOLDER}/{layout.KNOWLEDGE_FOLDER}"
+    yield from _databases(layout.CATALOG_FILE, layout.PROFILE_DATABASE, layout.LIVE_DATABASE)
     for store in (*stores.current, *stores.preview):
         yield from _databases(store.name)
         yield store.raw
@@ -102,13 +105,13 @@ def _of_library(root: Path, bases: str, catalog: str | None) -> Iterator[str]:
     # A folder whose index lies behind a link, or nowhere, is that of a base, too.
     for folder in _entries(root / bases):
         base = PurePosixPath(bases, folder.name)
-        yield from (str(base / v2_places.RAW_FOLDER), *_databases(str(base / v2_places.INDEX_FILE)))
+        yield from (str(base / layout.RAW_FOLDER), *_databases(str(base / layout.INDEX_FILE)))
 
 
 def _angel_names(root: Path) -> Iterator[str]:
-    yield from _databases(angel_memory.DATABASE, angel_memory.FILE_INDEX)
-    yield angel_memory.STATE
-    for folder in angel_memory.provider_folders(root):
+    yield from _databases(database.DATABASE, database.FILE_INDEX)
+    yield database.STATE
+    for folder in database.provider_folders(root):
         yield from _databases(folder.database.relative_to(root).as_posix())
 
 

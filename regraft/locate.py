@@ -13,11 +13,15 @@ from pathlib import Path
 
 import apsw
 
-from regraft import ledger, links, notices, profiles, sqlite
+from regraft import links, sqlite
 from regraft.errors import ProfileAmbiguous, RegraftError, SourceNotFound, SourceUnreadable, SourceUnrecognised
-from regraft.formats import angel_memory, codex_mem, json_text, libsql_preview, pack, v1_state, v2_places
-from regraft.formats.backup import Backup, backup_of, inner_folder
-from regraft.formats.v1_places import (
+from regraft.formats import json_text
+from regraft.formats.angel_memory import database as angel_memory_database
+from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_v1 import profile as cherry_v1_profile
+from regraft.formats.cherry_v1 import state as cherry_v1_state
+from regraft.formats.cherry_v1.backup import Backup, backup_of, inner_folder
+from regraft.formats.cherry_v1.layout import (
     BROWSER_PROFILE,
     EXPORT_FOLDER,
     LOCAL_STORAGE,
@@ -27,17 +31,22 @@ from regraft.formats.v1_places import (
     export_places,
     file_places,
 )
-from regraft.formats.v2_places import Stores
-from regraft.notices import Notice
+from regraft.formats.cherry_v2 import layout as cherry_v2_layout
+from regraft.formats.cherry_v2 import pack
+from regraft.formats.cherry_v2.layout import Stores
+from regraft.formats.codex_mem import database as codex_mem_database
+from regraft.ledger import ledger
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import shown
 from regraft.tree import FolderTree, Tree, ZipTree, join, notices_of, open_tree
 
-CATALOG_FILE = v2_places.CATALOG_FILE
-PROFILE_DATABASE = v2_places.PROFILE_DATABASE
-KNOWLEDGE_FOLDER = v2_places.KNOWLEDGE_FOLDER
-INDEX_FILE = v2_places.INDEX_FILE
-RAW_FOLDER = v2_places.RAW_FOLDER
-DATA_FOLDER = v2_places.DATA_FOLDER
+CATALOG_FILE = cherry_v2_layout.CATALOG_FILE
+PROFILE_DATABASE = cherry_v2_layout.PROFILE_DATABASE
+KNOWLEDGE_FOLDER = cherry_v2_layout.KNOWLEDGE_FOLDER
+INDEX_FILE = cherry_v2_layout.INDEX_FILE
+RAW_FOLDER = cherry_v2_layout.RAW_FOLDER
+DATA_FOLDER = cherry_v2_layout.DATA_FOLDER
 
 _REDUX_FILES = (
     "redux.json",
@@ -180,8 +189,8 @@ def _with_stores(found: Located, kind: Kind | None) -> Located:
     if isinstance(tree, ZipTree):
         inside = inner_folder(tree)
     else:
-        tree, inside = v2_places.rooted(found.path)
-    stores = v2_places.find_stores(tree, inside)
+        tree, inside = cherry_v2_layout.rooted(found.path)
+    stores = cherry_v2_layout.find_stores(tree, inside)
     only_preview = stores.has_preview and not stores.current and found.kind in (Kind.LIBRARY, Kind.BASE)
     recognised = Kind.PREVIEW_LIBRARY if only_preview and kind is not Kind.LIBRARY else found.kind
     return replace(found, kind=recognised, tree=tree, places=StatePlaces(vectors=""), stores=stores)
@@ -189,9 +198,9 @@ def _with_stores(found: Located, kind: Kind | None) -> Located:
 
 def _moved(path: Path) -> tuple[Path, tuple[Notice, ...]]:
     """Return the data folder that the application's settings name in place of its default one."""
-    folders = profiles.moved_to(path)
+    folders = cherry_v1_profile.moved_to(path)
     if not folders:
-        if profiles.is_settings(path):
+        if cherry_v1_profile.is_settings(path):
             raise SourceUnrecognised(path=path, found="the application's settings name no folder of data that is there")
         beside = _beside_data(path)
         return (path if beside is None else beside), ()
@@ -214,7 +223,7 @@ def _locate(path: Path, kind: Kind | None) -> Located:
             raise SourceNotFound(path=path)
         if path.is_dir():
             next(path.iterdir(), None)
-            named, path = path, v2_places.profile_of(path.absolute()) if path.name in ("", DATA_FOLDER) else path
+            named, path = path, cherry_v2_layout.profile_of(path.absolute()) if path.name in ("", DATA_FOLDER) else path
             return _in_tree(path, FolderTree(path, named), kind)
         if not path.is_file():
             raise SourceUnreadable(path=path, reason="a pipe, a socket or a device, not a file")
@@ -242,9 +251,9 @@ def _of_a_system(path: Path, kind: Kind | None) -> Located | None:
     """Recognise a store of another system."""
     # Why nobody can look there is said by who looks next.
     with contextlib.suppress(OSError):
-        if kind in (None, Kind.CODEX_MEM) and (database := codex_mem.database_in(path)) is not None:
+        if kind in (None, Kind.CODEX_MEM) and (database := codex_mem_database.database_in(path)) is not None:
             return _codex_mem(database)
-        if kind in (None, Kind.ANGEL_MEMORY) and (root := angel_memory.root_of(path)) is not None:
+        if kind in (None, Kind.ANGEL_MEMORY) and (root := angel_memory_database.root_of(path)) is not None:
             return Located(Kind.ANGEL_MEMORY, root, FolderTree(root))
     return None
 
@@ -268,8 +277,8 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
     if kind is not None and (found is None or found.kind is not kind):
         found = _forced(path, tree, folder, kind)
     if found is None:
-        if tree.is_denied(v2_places.INDEX_FILE):
-            raise SourceUnreadable(path=path / v2_places.INDEX_FILE, reason=os.strerror(errno.EACCES))
+        if tree.is_denied(cherry_v2_layout.INDEX_FILE):
+            raise SourceUnreadable(path=path / cherry_v2_layout.INDEX_FILE, reason=os.strerror(errno.EACCES))
         raise SourceUnrecognised(path=path, found=_described(path, tree, folder))
     return found
 
@@ -361,7 +370,7 @@ def _knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
                 return Located(Kind.V1_KNOWLEDGE, path, tree, places)
             if state == "redux":
                 return Located(Kind.V1_EXPORT, path, tree, file_places(tree, folder, redux=join(folder, name)))
-    stores = v2_places.find_stores(tree, folder)
+    stores = cherry_v2_layout.find_stores(tree, folder)
     holds_index = stores.current and not stores.is_whole
     kind = Kind.BASE if holds_index else Kind.PREVIEW_LIBRARY if stores.has_preview else None
     return None if kind is None else Located(kind, path, tree)
@@ -369,7 +378,7 @@ def _knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
 
 def _may_hold_state(name: str, *, beside_vectors: bool) -> bool:
     """Tell whether a JSON file is worth opening: any beside ``KnowledgeBase``, else one called after its content."""
-    if not name.endswith(".json") or name == v1_state.PENDING_DELETE_FILE:
+    if not name.endswith(".json") or name == cherry_v1_state.PENDING_DELETE_FILE:
         return False
     return beside_vectors or "knowledge" in name.lower() or "redux" in name.lower()
 
@@ -390,7 +399,7 @@ def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
             profile = join(folder, place) if place else folder
             if tree.kind(join(profile, "Local Storage")) == "folder":
                 return Located(kind, path, tree, chromium_places(tree, profile))
-    is_preview = kind is Kind.PREVIEW_LIBRARY and v2_places.find_stores(tree, folder).has_preview
+    is_preview = kind is Kind.PREVIEW_LIBRARY and cherry_v2_layout.find_stores(tree, folder).has_preview
     if is_preview or (kind is Kind.LIBRARY and KNOWLEDGE_FOLDER in names):
         return Located(kind, path, tree)
     raise SourceUnrecognised(path=path, found=f"it does not hold what {NAMES[kind]} holds")
@@ -402,7 +411,9 @@ def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
 def _json_state(tree: Tree, name: str) -> str | None:
     """Tell whether a JSON file holds a ``knowledge`` slice, a Redux state, a backup, or none of them (None)."""
     with contextlib.suppress(json_text.JsonProblem, SourceUnreadable):
-        found = json_text.fields(v1_state.read_text(tree, name), ("regraft", "bases", "knowledge", "localStorage"))
+        found = json_text.fields(
+            cherry_v1_state.read_text(tree, name), ("regraft", "bases", "knowledge", "localStorage")
+        )
         kinds = {"bases": "knowledge", "knowledge": "redux", "localStorage": "backup"}
         # A report of regraft lists bases too.
         return kinds[next(iter(found))] if found and "regraft" not in found else None
@@ -413,8 +424,8 @@ def _json_file(path: Path, kind: Kind | None) -> Located:
     tree = FolderTree(path.parent, path)
     state = _json_state(tree, path.name)
     if state is None:
-        with v1_state.blame(path, path.name):
-            json_text.fields(v1_state.read_text(tree, path.name), ())
+        with cherry_v1_state.blame(path, path.name):
+            json_text.fields(cherry_v1_state.read_text(tree, path.name), ())
         raise SourceUnrecognised(path=path, found="a JSON file without a knowledge state")
     places = {
         "knowledge": lambda: file_places(tree, "", knowledge=path.name),
@@ -435,7 +446,7 @@ def _codex_mem(database: Path) -> Located:
 
 def _other_database(path: Path) -> str:
     """Say what a SQLite file is that is none of the known kinds."""
-    notes = codex_mem.database_of(path)
+    notes = codex_mem_database.database_of(path)
     if notes is not None and notes.is_file():
         return f"the vectors of {shown(notes)}: give that"
     return "a SQLite file with none of the known tables"
@@ -447,9 +458,9 @@ def _by_tables(path: Path, tables: set[str]) -> Kind:
     Raises:
         SourceUnrecognised: none of the known kinds.
     """
-    if tables >= codex_mem.MARKS:
+    if tables >= codex_mem_database.MARKS:
         return Kind.CODEX_MEM
-    if libsql_preview.TABLE in tables and libsql_preview.look(path).layout is libsql_preview.Layout.PREVIEW:
+    if libsql.TABLE in tables and libsql.look(path).layout is libsql.Layout.PREVIEW:
         return Kind.PREVIEW
     if "search_unit" in tables:
         return Kind.INDEX
@@ -465,20 +476,20 @@ def _database(path: Path, kind: Kind | None) -> Located:
         with sqlite.reading(path) as db:
             tables = {str(row[0]) for row in db.execute("SELECT name FROM sqlite_master")}
     except (apsw.Error, UnicodeDecodeError) as error:
-        if kind is Kind.CODEX_MEM or (kind is None and path.name == codex_mem.FILE):
+        if kind is Kind.CODEX_MEM or (kind is None and path.name == codex_mem_database.FILE):
             return _codex_mem(path)
         if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW):
             return Located(kind, path, FolderTree(path.parent, path))
-        layout = libsql_preview.look(path).layout
-        if layout not in (libsql_preview.Layout.PREVIEW, libsql_preview.Layout.CURRENT):
+        layout = libsql.look(path).layout
+        if layout not in (libsql.Layout.PREVIEW, libsql.Layout.CURRENT):
             raise SourceUnreadable(path=path, reason=error) from error
-        tables = {libsql_preview.TABLE, "search_unit"}
+        tables = {libsql.TABLE, "search_unit"}
     recognised = _by_tables(path, tables)
     if kind not in (None, recognised):
         raise SourceUnrecognised(path=path, found=f"{NAMES[recognised]}, not {NAMES[kind]}")
     if recognised is Kind.CODEX_MEM:
         return _codex_mem(path)
     if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):
-        folder = v2_places.profile_of(path.absolute().parent) if recognised is Kind.V2_PROFILE else path.parent
+        folder = cherry_v2_layout.profile_of(path.absolute().parent) if recognised is Kind.V2_PROFILE else path.parent
         return Located(recognised, folder, FolderTree(folder, path))
     return Located(recognised, path, FolderTree(path.parent, path))

@@ -6,9 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
-from regraft import durable, holes, links
+from regraft import holes, links
 from regraft.errors import WorkFolderTooSmall
-from regraft.progress import human_bytes
+from regraft.ledger import durable
+from regraft.report.progress import human_bytes
 
 
 def demand_room(folder: Path, needed: int) -> None:

@@ -19,8 +19,9 @@ from urllib.parse import quote
 
 import apsw
 
-from regraft import areas, durable, guarding, links
+from regraft import areas, guarding, links
 from regraft.boundary_errors import JournalNamesAnother
+from regraft.ledger import durable
 from regraft.text import decode_utf8
 
 #: How long a writer waits for another one, in ms.

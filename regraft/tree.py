@@ -22,10 +22,12 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, Protocol
 
-from regraft import durable, holes, links, notices, sqlite
+from regraft import holes, links, sqlite
 from regraft.errors import RegraftError, SourceUnreadable
 from regraft.hashing import in_background
-from regraft.notices import Notice
+from regraft.ledger import durable
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.room import demand_room
 from regraft.text import shown
 from regraft.zip_directory import Directory, Member

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from regraft import durable, ledger
 from regraft.errors import ArchiveUnsafe, SourceUnreadable
-from regraft.formats import pack, v2_places
-from regraft.formats.backup import inner_folder
-from regraft.formats.library_report import REPORT_FILE
+from regraft.formats.cherry_v1.backup import inner_folder
+from regraft.formats.cherry_v2 import layout, pack
+from regraft.formats.cherry_v2.library_report import REPORT_FILE
+from regraft.ledger import durable, ledger
 from regraft.locate import Located
 from regraft.room import demand_room
 from regraft.sqlite import TRACES
@@ -61,7 +61,7 @@ def on_disk(source: Located, bases: Collection[str] = (), *, raw: bool = True) -
             except SourceUnreadable as error:
                 damaged[str(own)] = str(error.facts["reason"])
         extracted = FolderTree(folder)
-        stores = v2_places.find_stores(extracted, "")
+        stores = layout.find_stores(extracted, "")
         # Where no base has a folder, one is looked for in the place that the layout gives it.
         place = str(PurePosixPath(source.stores.bases).relative_to(inside)) if inside else source.stores.bases
         yield replace(source, tree=extracted, stores=replace(stores, bases=place), damaged=damaged, digests=digests)
@@ -75,10 +75,10 @@ def _needed(source: Located, tree: ZipTree, inside: str, bases: frozenset[str], 
     own = {store.name for store in (*stores.current, *stores.preview)}
     start = len(join(stores.bases, "x")) - 1
     # A source without a folder of bases has anything at its root.
-    has_bases = own or PurePosixPath(stores.bases).name == v2_places.KNOWLEDGE_FOLDER
+    has_bases = own or PurePosixPath(stores.bases).name == layout.KNOWLEDGE_FOLDER
     for name in tree.files(stores.bases) if has_bases else ():
         base, _, rest = name[start:].partition("/")
-        if (not bases or base in bases or v2_places.base_id_of(name) in bases) and _is_needed(name, rest, own, raw):
+        if (not bases or base in bases or layout.base_id_of(name) in bases) and _is_needed(name, rest, own, raw):
             yield name
 
 
@@ -86,7 +86,7 @@ def _is_needed(name: str, rest: str, own: Collection[str], raw: bool) -> bool:
     """Tell whether a file below the folder of all bases is read: vector files of v1 beside those of bases are not."""
     if not rest:
         return name in own
-    return raw or rest.startswith(f"{v2_places.INDEX_FILE}")
+    return raw or rest.startswith(f"{layout.INDEX_FILE}")
 
 
 def _extract(tree: ZipTree, name: str, target: Path, *, hashed: bool) -> str | None:

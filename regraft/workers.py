@@ -20,7 +20,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
-from regraft import areas, interrupts
+from regraft import areas
+from regraft.ledger import interrupts
 
 #: Of Linux's prctl: which signal a process gets when the thread that started it ends.
 _PR_SET_PDEATHSIG = 1

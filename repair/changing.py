@@ -12,10 +12,11 @@ from pathlib import Path
 
 import apsw
 
-from regraft import areas, durable, links, sqlite, untouched
+from regraft import areas, links, sqlite, untouched
 from regraft.errors import LedgerUnreadable, PlanOutdated
-from regraft.ledger import FOLDER, Ledger, path_of
-from regraft.ledger_values import TRASH, UNDO, WORK, FileDetail, Recorded, RowsDetail, State
+from regraft.ledger import durable
+from regraft.ledger.ledger import FOLDER, Ledger, path_of
+from regraft.ledger.values import TRASH, UNDO, WORK, FileDetail, Recorded, RowsDetail, State
 from repair import files, growing, rows
 from repair.copies import back_up, copy_database
 from repair.plan import Change, FileChange, RowsChange

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import apsw
 
-from regraft import durable, sqlite
+from regraft import sqlite
+from regraft.ledger import durable
 from regraft.move_errors import CopyDiffers
 
 #: Pages copied at once.

@@ -17,7 +17,8 @@ from checks import v2_findings as v2
 from checks.findings import Finding
 from checks.index_file import path_problem
 from regraft import identity, links, sqlite
-from regraft.formats import json_text, okf
+from regraft.formats import json_text
+from regraft.formats.cherry_v2 import okf
 from regraft.names import PROCESSED_EXTENSIONS
 from regraft.text import decode_utf8
 from repair.store import Store

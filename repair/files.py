@@ -16,10 +16,11 @@ from pathlib import Path
 
 import apsw
 
-from regraft import durable, links, sqlite
+from regraft import links, sqlite
 from regraft.errors import StoreBusy, StoreNotWritable, StoreOnTwoDisks
-from regraft.formats import chroma
+from regraft.formats.angel_memory import chroma
 from regraft.hashing import Update, in_background
+from regraft.ledger import durable
 from regraft.sqlite import quoted
 from repair.copies import copy_database
 

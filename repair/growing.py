@@ -14,9 +14,10 @@ from pathlib import Path
 
 import apsw
 
-from regraft import durable, interrupts, links, sqlite, untouched
-from regraft.ledger import FOLDER, Ledger
-from regraft.ledger_values import Recorded, RowsDetail
+from regraft import links, sqlite, untouched
+from regraft.ledger import durable, interrupts
+from regraft.ledger.ledger import FOLDER, Ledger
+from regraft.ledger.values import Recorded, RowsDetail
 from repair import rows
 
 #: How long such a writer waits for others, and who looks meanwhile for it, in ms.

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from typing import Any
 
 from checks.catalog_rows import MODES, base_problem
-from regraft.formats.catalog_reader import Row
-from regraft.notices import MISSING_MODEL, MISSING_STORE
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.report.notices import MISSING_MODEL, MISSING_STORE
 from regraft.text import is_blank
 from repair.evidence import Evidence
 

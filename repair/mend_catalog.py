@@ -19,10 +19,11 @@ import apsw
 from checks import v2_findings as v2
 from checks.catalog_rows import base_key
 from checks.findings import FINDINGS, Finding
-from regraft import profiles, sqlite
+from regraft import sqlite
 from regraft.errors import PlanOutdated
-from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
-from regraft.formats.item_data import data_problem
+from regraft.formats.cherry_v1 import profile
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.cherry_v2.item_data import data_problem
 from regraft.text import counted
 from repair import mend_bases, mend_data, mend_items
 from repair.evidence import Evidence, evidence_of
@@ -131,7 +132,7 @@ class _Mender:
     def mend(self, wanted: Mapping[str, set[str]]) -> None:
         """Work out what becomes of the bases with these findings."""
         catalog = read_catalog(self._path, data=False)
-        is_running = profiles.sign_of_life(self._store.root) is not None
+        is_running = profile.sign_of_life(self._store.root) is not None
         models = None if catalog.models is None else {row.get("id") for row in catalog.models}
         with sqlite.reading(self._path) as db:
             for row in catalog.bases:

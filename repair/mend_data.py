@@ -9,9 +9,9 @@ import json
 from typing import Any
 
 from regraft import identity
-from regraft.formats.catalog import MAX_NOTE_UNITS
-from regraft.formats.catalog_reader import Row
-from regraft.formats.item_data import DATA, data_of, data_problem
+from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_data import DATA, data_of, data_problem
 from regraft.text import is_blank, utf16_cut, utf16_len, whole
 from repair.evidence import Evidence
 

@@ -19,7 +19,7 @@ from checks import vectors
 from checks.findings import FINDINGS
 from regraft import guarding, sqlite
 from regraft.errors import PlanOutdated
-from regraft.formats.index import SCHEMA_VERSION
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.text import counted
 from repair import mend_keys, mend_texts
 from repair.plan import Action, Left, RowsChange

@@ -13,8 +13,8 @@ from typing import Any
 
 from checks import v2_findings as v2
 from checks.catalog_rows import ACTIVE, group_problem, is_foreign, status_problem
-from regraft.formats.catalog_reader import Row
-from regraft.formats.item_data import DATA
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_data import DATA
 from regraft.text import is_blank
 
 INTERRUPTED = "indexing_interrupted"

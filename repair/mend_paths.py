@@ -21,10 +21,11 @@ from checks import v2_findings as v2
 from checks.catalog_rows import path_of
 from checks.findings import FINDINGS
 from checks.index_file import path_problem, stored_problem
-from regraft import durable, links, sqlite
+from regraft import links, sqlite
 from regraft.errors import PlanOutdated
-from regraft.formats.catalog_reader import Row
-from regraft.formats.item_data import data_of
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_data import data_of
+from regraft.ledger import durable
 from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
 from regraft.text import counted, decode_utf8
 from repair.plan import Action, FileChange, Left, RowsChange

@@ -17,10 +17,10 @@ import apsw
 from checks import v2_findings as v2
 from checks.catalog_rows import base_key
 from checks.findings import FINDINGS, Finding
-from regraft import notices
-from regraft.formats import v2_places
-from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
-from regraft.formats.libsql_preview import Layout
+from regraft.formats.cherry_preview.libsql import Layout
+from regraft.formats.cherry_v2 import layout
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.report import notices
 from regraft.text import argument
 from repair import mend_catalog, mend_index, mend_paths, mend_schema, readable_paths
 from repair.mend_index import Target
@@ -111,7 +111,7 @@ class _Planner:
 
     # --- indexes ---------------------------------------------------------------------------------------------------
 
-    def _of_index(self, base: str, one: v2_places.Store, moved: dict[str, Renamed]) -> Iterator[RowsChange]:
+    def _of_index(self, base: str, one: layout.Store, moved: dict[str, Renamed]) -> Iterator[RowsChange]:
         found = self._counts(base)
         wanted = self._wish.wanted.intersection(found, _OF_INDEX)
         if not wanted:
@@ -139,7 +139,7 @@ class _Planner:
             self._plan.mends |= {(name, base) for name in wanted - of_these}
             yield change
 
-    def _renamed(self, base: str, one: v2_places.Store) -> Renamed:
+    def _renamed(self, base: str, one: layout.Store) -> Renamed:
         store, catalog = self._store, self._catalog
         if store.catalog is not None and (catalog is None or catalog.items is None):
             reason = "the catalog cannot be read, which has the path, too"
@@ -147,14 +147,14 @@ class _Planner:
         items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
         return mend_paths.renamed(store.root, base, one.name, one.raw, items)
 
-    def _target(self, base: str, one: v2_places.Store, found: dict[str, int], renames: Renamed) -> Target:
+    def _target(self, base: str, one: layout.Store, found: dict[str, int], renames: Renamed) -> Target:
         row = self._row(base)
         is_known = row is not None and row.get("status") == "completed"
         dimensions = row.get("dimensions") if row is not None and is_known else None
         return Target(
             base,
             one.name,
-            base if one.base_id is not None and one.name.endswith(v2_places.INDEX_FILE) else None,
+            base if one.base_id is not None and one.name.endswith(layout.INDEX_FILE) else None,
             row.get("embedding_model_id") is not None if row is not None and is_known else None,
             dimensions if isinstance(dimensions, int) else None,
             found,
@@ -203,7 +203,7 @@ class _Planner:
             return paths
         items = [] if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])
         self._materials[base] = {} if one is None else materials_of(self._store.root / one.name)
-        raw = self._store.root / self._store.bases / base / v2_places.RAW_FOLDER
+        raw = self._store.root / self._store.bases / base / layout.RAW_FOLDER
         return new_paths(base, items, self._materials[base], raw)
 
     def _with_paths(self, paths: NewPaths) -> RowsChange | None:

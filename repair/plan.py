@@ -10,8 +10,8 @@ from typing import Any
 import apsw
 
 from checks.levels import Level
-from regraft.ledger_values import Recorded
-from regraft.notices import Severity
+from regraft.ledger.values import Recorded
+from regraft.report.notices import Severity
 
 
 @dataclass(frozen=True)

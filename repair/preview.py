@@ -18,20 +18,23 @@ from checks import v2_findings as v2
 from migrators import ModelWord
 from migrators.cherry_preview.draft import draft_library
 from migrators.stages.drafts import LibraryDraft
-from migrators.stages.models import ModelChoice
 from migrators.stages.plan import plan_base
 from migrators.stages.planned import BasePlan, MaterialPlan
 from migrators.stages.preflight import planned_bytes
-from regraft import durable, notices, sqlite
+from regraft import sqlite
 from regraft.errors import PlanOutdated, VerificationFailed
-from regraft.formats import index, libsql_preview
-from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
-from regraft.formats.index import older
-from regraft.formats.index.layout import TABLES
-from regraft.formats.libsql_preview import PREVIEW
-from regraft.formats.v2_places import INDEX_FILE, RAW_FOLDER
-from regraft.formats.v2_places import Store as Place
+from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_preview.libsql import PREVIEW
+from regraft.formats.cherry_v2 import index
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.cherry_v2.index import older
+from regraft.formats.cherry_v2.index.layout import TABLES
+from regraft.formats.cherry_v2.layout import INDEX_FILE, RAW_FOLDER
+from regraft.formats.cherry_v2.layout import Store as Place
+from regraft.formats.cherry_v2.models import ModelChoice
 from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.ledger import durable
+from regraft.report import notices
 from regraft.text import counted
 from repair.plan import Action, FileChange, Left, Plan, RowsChange
 from repair.preview_items import Namer, Source, Upgrade, Write
@@ -98,7 +101,7 @@ def _planned(source: Source, base: str, place: Place, made: Plan) -> Upgrade | N
     row = _row_of(source, base)
     draft = source.drafts[base]
     draft = replace(draft, embedding=_ANY_MODEL) if row is None else draft
-    with libsql_preview.readable(source.store.root / place.name) as path, sqlite.reading(path) as db:
+    with libsql.readable(source.store.root / place.name) as path, sqlite.reading(path) as db:
         survey = PREVIEW.survey(path)
         planned = plan_base(draft, survey)
         problem = _problem(source, planned, survey, row) or _beside(db)
@@ -237,7 +240,7 @@ def _make_index(source: Source, upgrade: Upgrade, new: Path) -> None:
     if sqlite.companions(path):
         raise PlanOutdated(path=path, reason="an unfinished transaction lies beside it")
     base, size = _base_id(upgrade), planned.vector_bytes
-    with libsql_preview.readable(path) as copy:
+    with libsql.readable(path) as copy:
         with sqlite.reading(copy) as db:
             materials = (
                 _material(db, planned, one, name) for one, name in zip(planned.materials, upgrade.paths, strict=True)
@@ -249,7 +252,7 @@ def _make_index(source: Source, upgrade: Upgrade, new: Path) -> None:
         index.verify(new, base, tallies, digest, size or None)
         if upgrade.kept:
             runs = chain.from_iterable(one.runs for one in planned.materials)
-            kept = libsql_preview.keep_rows(copy, new, runs, size)
+            kept = libsql.keep_rows(copy, new, runs, size)
             if kept != upgrade.kept:
                 said = f"{kept} rows stay in the preview table instead of {upgrade.kept}"
                 raise VerificationFailed(base=upgrade.base, reason=said)

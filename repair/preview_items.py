@@ -19,13 +19,15 @@ from checks.catalog_rows import path_of
 from checks.index_file import path_problem
 from migrators.stages.drafts import BaseDraft
 from migrators.stages.planned import BasePlan, ItemPlan, MaterialPlan
-from regraft import clock, durable, links, sqlite
-from regraft.formats import libsql_preview, okf
-from regraft.formats.catalog_reader import Row, StoredCatalog
-from regraft.formats.index import BODY_SEPARATOR
-from regraft.formats.item_data import data_of
-from regraft.formats.libsql_preview import PREVIEW
-from regraft.formats.v2_places import Store as Place
+from regraft import clock, links, sqlite
+from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_preview.libsql import PREVIEW
+from regraft.formats.cherry_v2 import okf
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
+from regraft.formats.cherry_v2.index import BODY_SEPARATOR
+from regraft.formats.cherry_v2.item_data import data_of
+from regraft.formats.cherry_v2.layout import Store as Place
+from regraft.ledger import durable
 from regraft.names import FreeNames, material_name
 from regraft.text import decode_utf8, whole
 from repair.plan import Action
@@ -146,7 +148,7 @@ class Namer:
         origin, size, stamp = self._path, self._upgrade.plan.vector_bytes, self._timestamp
 
         def write(new: Path) -> None:
-            with libsql_preview.readable(origin) as copy, sqlite.reading(copy) as db:
+            with libsql.readable(origin) as copy, sqlite.reading(copy) as db:
                 content = BODY_SEPARATOR.join(body for body, _ in PREVIEW.rows(db, material.runs, size))
             text = _snapshot(item, content).block(stamp) + content
             durable.put_text(new, text)

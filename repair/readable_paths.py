@@ -22,8 +22,8 @@ from migrators.stages.folders import TakenPaths
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.folder_paths import ChildPaths, FolderPrefixes
-from regraft.formats.catalog_reader import Row
-from regraft.formats.item_data import data_of
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_data import data_of
 from regraft.text import counted, is_blank, whole
 from repair.plan import Action, Left, RowsChange
 from repair.taken_paths import taken_paths

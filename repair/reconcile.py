@@ -23,8 +23,8 @@ from checks.levels import Level
 from regraft import sqlite
 from regraft.errors import NotChanged, PlanOutdated, SourceUnreadable
 from regraft.following import OutOfOrder, differences
-from regraft.formats import v2_places
-from regraft.formats.catalog_reader import CatalogProblem, read_catalog
+from regraft.formats.cherry_v2 import layout
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
 from regraft.locate import NAMES
 from regraft.text import argument, counted, decode_utf8, whole
 from repair.evidence import DAMAGE
@@ -171,7 +171,7 @@ class _Follows:
 
     store: Store
     base: str
-    index: v2_places.Store
+    index: layout.Store
     #: Ids of materials that go, and those that get another path.
     gone: list[str] = field(default_factory=list)
     moves: list[_Move] = field(default_factory=list)

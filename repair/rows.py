@@ -14,11 +14,12 @@ from typing import Any, BinaryIO
 
 import apsw
 
-from regraft import durable, guarding, sqlite, untouched
+from regraft import guarding, sqlite, untouched
 from regraft.errors import StoreBusy, StoreNotWritable
-from regraft.formats.codex_mem import FULL_TEXT, NOTES, excluded_guarded
-from regraft.formats.index.bulk import is_cjk, rebuild_full_text
-from regraft.formats.index.layout import TABLES
+from regraft.formats.cherry_v2.index.bulk import is_cjk, rebuild_full_text
+from regraft.formats.cherry_v2.index.layout import TABLES
+from regraft.formats.codex_mem.database import FULL_TEXT, NOTES, excluded_guarded
+from regraft.ledger import durable
 
 BODIES = "search_text"
 _OF_INDEX = {"meta", *TABLES}

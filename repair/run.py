@@ -17,9 +17,7 @@ from typing import Any
 import apsw
 
 from checks.levels import Level
-from regraft import durable, ledger, sqlite
-from regraft.changes import RunRecord
-from regraft.envelope import Run
+from regraft import sqlite
 from regraft.errors import (
     REFUSED,
     ChangesStopped,
@@ -34,10 +32,13 @@ from regraft.errors import (
     StoreNotWritable,
     TargetLocked,
 )
-from regraft.ledger import Ledger
-from regraft.ledger_values import WORK
+from regraft.ledger import durable, ledger
+from regraft.ledger.changes import RunRecord
+from regraft.ledger.ledger import Ledger
+from regraft.ledger.values import WORK
 from regraft.locate import SYSTEMS, Kind
-from regraft.progress import Progress, human_bytes, stage
+from regraft.report.document import Run
+from regraft.report.progress import Progress, human_bytes, stage
 from regraft.schema_errors import StoppedAtDamage
 from regraft.text import path_text, shown
 from repair import changing, space, undo

@@ -21,14 +21,16 @@ from checks.catalog_rows import base_key
 from checks.findings import Finding
 from checks.levels import Level
 from checks.packs import BACKUP_SLIM
-from regraft import links, profiles, sqlite
+from regraft import links, sqlite
 from regraft.base_names import known_id, meant
 from regraft.errors import NotChanged, RegraftError, SourceUnreadable
-from regraft.formats import json_text, pack
-from regraft.formats.backup import inner_folder
-from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
-from regraft.formats.library_report import report_bytes
-from regraft.ledger_values import path_of
+from regraft.formats import json_text
+from regraft.formats.cherry_v1 import profile
+from regraft.formats.cherry_v1.backup import inner_folder
+from regraft.formats.cherry_v2 import pack
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.library_report import report_bytes
+from regraft.ledger.values import path_of
 from regraft.links import leads_out
 from regraft.locate import BASE_SOURCES, INDEX_FILE, NAMES, RAW_FOLDER, V1_SOURCES, Kind, Located, located
 from regraft.move_errors import PackDamaged, ProfileInUse
@@ -309,7 +311,7 @@ def _advice(found: Located) -> str:
 
 
 def _demand_quiet(found: Located) -> None:
-    sign = profiles.sign_of_life(found.profile) if found.profile is not None else None
+    sign = profile.sign_of_life(found.profile) if found.profile is not None else None
     if sign is not None:
         raise ProfileInUse(path=found.path, sign=sign)
 

@@ -9,8 +9,8 @@ import apsw
 
 from regraft import sqlite
 from regraft.errors import StoreBusy
-from regraft.formats.index.reclaim import reclaim
-from regraft.progress import human_bytes
+from regraft.formats.cherry_v2.index.reclaim import reclaim
+from regraft.report.progress import human_bytes
 from repair.plan import Reclaim
 
 

@@ -16,11 +16,15 @@ from checks import store as checked
 from checks.catalog_rows import base_key
 from checks.findings import Audit, Finding
 from checks.levels import Level
-from regraft import areas, layout_links, ledger, profiles, sqlite
-from regraft.changes import RunRecord
+from regraft import areas, layout_links, sqlite
 from regraft.errors import ApplicationOpen, NotChanged, RegraftError, SourceUnreadable, StoreBusy
-from regraft.formats import angel_memory, codex_mem, v2_places
-from regraft.formats.catalog_reader import CatalogProblem, read_catalog
+from regraft.formats.angel_memory import database
+from regraft.formats.cherry_v1 import profile
+from regraft.formats.cherry_v2 import layout
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
+from regraft.formats.codex_mem import database as codex_mem_database
+from regraft.ledger import ledger
+from regraft.ledger.changes import RunRecord
 from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
 from regraft.pending import pending_in
 from regraft.profile_errors import ProfilePending
@@ -62,7 +66,7 @@ class Store:
     @property
     def is_profile(self) -> bool:
         """Tell whether it is (part of) the application's own data folder."""
-        return self.catalog is not None and Path(self.catalog).name == v2_places.PROFILE_DATABASE
+        return self.catalog is not None and Path(self.catalog).name == layout.PROFILE_DATABASE
 
     @property
     def catalog(self) -> str | None:
@@ -75,7 +79,7 @@ class Store:
         return self.found.stores.bases
 
     @property
-    def stores(self) -> dict[str, v2_places.Store]:
+    def stores(self) -> dict[str, layout.Store]:
         """Return the index files by the base's id."""
         every = (*self.found.stores.current, *self.found.stores.preview)
         return {str(store.base_id or store.name): store for store in every}
@@ -85,7 +89,7 @@ class Store:
         """Return what a person calls each base, by its id; empty where no catalog can be read."""
         if self.found.kind is Kind.CODEX_MEM:
             with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.reading(self.found.path) as db:
-                return {key: project.name for key, project in codex_mem.projects(db).items()}
+                return {key: project.name for key, project in codex_mem_database.projects(db).items()}
         with contextlib.suppress(CatalogProblem):
             rows = [] if self.catalog is None else read_catalog(self.root / self.catalog, data=False).bases
             return {base_key(row): str(row.get("name")) for row in rows}
@@ -99,7 +103,7 @@ class Store:
         """Return the runs that were about it: several databases may lie in one folder, with one ledger."""
         if self.found.kind is not Kind.CODEX_MEM:
             return list(every)
-        names = {self.found.path.name, codex_mem.sidecar_of(self.found.path).name}
+        names = {self.found.path.name, codex_mem_database.sidecar_of(self.found.path).name}
         places = {path_text(path) for path in (self.path, self.found.path, self.root)}
 
         def is_mine(run: RunRecord) -> bool:
@@ -204,12 +208,12 @@ def demand_quiet(store: Store) -> None:
     Raises:
         ApplicationOpen, StoreNotWritable
     """
-    sign = profiles.sign_of_life(store.root) if store.is_profile else None
+    sign = profile.sign_of_life(store.root) if store.is_profile else None
     if store.found.kind is Kind.ANGEL_MEMORY:
         # The system keeps it open, with a log, as long as it runs; nothing else that it has open can be told.
         try:
-            files.settle_log(store.root / angel_memory.FILE_INDEX)
+            files.settle_log(store.root / database.FILE_INDEX)
         except StoreBusy:
-            sign = f"it has {angel_memory.FILE_INDEX} open"
+            sign = f"it has {database.FILE_INDEX} open"
     if sign is not None:
         raise ApplicationOpen(path=store.root, sign=sign)

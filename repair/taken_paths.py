@@ -9,8 +9,8 @@ from typing import Any
 
 from checks.index_file import path_problem
 from migrators.stages.folders import TakenPaths
-from regraft.formats.catalog_reader import Row
-from regraft.formats.item_data import data_of
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_data import data_of
 from regraft.names import RESERVING_EXTENSION, FreeNames, fold, split_extension
 
 _KEYS = ("relativePath", "indexedRelativePath")

@@ -12,12 +12,13 @@ from typing import Any
 
 import apsw
 
-from regraft import durable, ledger, sqlite
-from regraft.changes import RunRecord
+from regraft import sqlite
 from regraft.clock import iso_time
 from regraft.errors import LedgerUnreadable, RunUnknown, UndoRefused
-from regraft.ledger import FOLDER, Ledger
-from regraft.ledger_values import Recorded, RecordedAction
+from regraft.ledger import durable, ledger
+from regraft.ledger.changes import RunRecord
+from regraft.ledger.ledger import FOLDER, Ledger
+from regraft.ledger.values import Recorded, RecordedAction
 from regraft.text import shown
 from repair import changing, copies, files, rows
 

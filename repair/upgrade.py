@@ -16,13 +16,14 @@ from checks import v2_findings as v2
 from checks.levels import Ledger, named
 from checks.schema_shape import Shape, shape_of
 from migrators import ModelWord
-from regraft import durable, sqlite
+from regraft import sqlite
 from regraft.errors import PlanOutdated
-from regraft.formats import libsql_preview
-from regraft.formats.index import SCHEMA_VERSION, older
-from regraft.formats.index.older import OldIndex
-from regraft.formats.libsql_preview import Layout
-from regraft.formats.v2_places import Store as Place
+from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_preview.libsql import Layout
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION, older
+from regraft.formats.cherry_v2.index.older import OldIndex
+from regraft.formats.cherry_v2.layout import Store as Place
+from regraft.ledger import durable
 from regraft.text import counted
 from repair import preview, upgrade_catalog
 from repair.plan import Action, FileChange, Left, Plan, RowsChange
@@ -73,7 +74,7 @@ def _leave_damaged(base: str, name: str, problem: str, made: Plan) -> None:
 
 def _may_be_made(store: Store, base: str, place: Place, made: Plan) -> bool:
     """Tell whether a file is of no version that is not known yet; one that is stays as it is."""
-    with libsql_preview.readable(store.root / place.name) as path, sqlite.reading(path) as db:
+    with libsql.readable(store.root / place.name) as path, sqlite.reading(path) as db:
         version, _ = older.version_of(db)
     if not older.is_newer(version):
         return True
@@ -118,7 +119,7 @@ class _Seen:
 
 def _plan_index(store: Store, base: str, place: Place, wish: Wish, made: Plan) -> None:
     path = store.root / place.name
-    with libsql_preview.readable(path) as copy, sqlite.reading(copy) as db:
+    with libsql.readable(path) as copy, sqlite.reading(copy) as db:
         seen = _look(db, is_refused=copy != path)
         if seen.previews:
             said = (
@@ -146,7 +147,7 @@ def _look(db: apsw.Connection, *, is_refused: bool) -> _Seen:
     unnumbered = 0
     if shape.has_rowid and shape.has("search_text"):
         unnumbered = db.execute("SELECT count(*) FROM search_text NOT INDEXED WHERE fts_rowid IS NULL").get
-    return _Seen(shape, version, has_identity, unnumbered, libsql_preview.count_rows(db), is_refused)
+    return _Seen(shape, version, has_identity, unnumbered, libsql.count_rows(db), is_refused)
 
 
 def _stamp(base: str, name: str, seen: _Seen, made: Plan) -> None:
@@ -176,9 +177,9 @@ def _rebuild(path: Path, base: str, place: Place, old: OldIndex, seen: _Seen) ->
 
     def make(new: Path) -> None:
         demand_settled(path)
-        with libsql_preview.readable(path) as copy:
+        with libsql.readable(path) as copy:
             older.build(copy, new, old, str(place.base_id))
-            kept = libsql_preview.keep_rows(copy, new) if seen.previews else 0
+            kept = libsql.keep_rows(copy, new) if seen.previews else 0
         if kept != seen.previews:
             raise PlanOutdated(path=path, reason="rows of a preview build were added or removed")
         durable.copy_mode(path, new)

@@ -13,10 +13,10 @@ from pathlib import Path
 import apsw
 
 from checks import v2_findings as v2
-from regraft import durable, sqlite
+from regraft import sqlite
 from regraft.errors import PlanOutdated
-from regraft.formats.catalog import EMBEDDING, RERANK, TABLES
-from regraft.formats.catalog_generation import (
+from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, TABLES
+from regraft.formats.cherry_v2.catalog_generation import (
     BASES,
     GIVEN,
     ITEMS,
@@ -26,7 +26,8 @@ from regraft.formats.catalog_generation import (
     Tables,
     read_tables,
 )
-from regraft.formats.v2_places import CATALOG_FILE
+from regraft.formats.cherry_v2.layout import CATALOG_FILE
+from regraft.ledger import durable
 from regraft.text import counted
 from repair.copies import copy_database
 from repair.plan import Action, FileChange, Left, Plan, RowsChange

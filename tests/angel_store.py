@@ -20,7 +20,8 @@ from typing import Any
 import apsw
 import conftest
 
-from regraft.formats import angel_memory, angel_notes
+from regraft.formats.angel_memory import database as angel_memory_database
+from regraft.formats.angel_memory import notes as angel_memory_notes
 
 #: Data folders that the system itself wrote.
 SAMPLES = conftest.SAMPLES / "angel_memory"
@@ -96,28 +97,28 @@ class AngelStore:
 
     @property
     def database(self) -> Path:
-        return self.root / angel_memory.DATABASE
+        return self.root / angel_memory_database.DATABASE
 
     @property
     def file_index(self) -> Path:
-        return self.root / angel_memory.FILE_INDEX
+        return self.root / angel_memory_database.FILE_INDEX
 
     @property
     def state_file(self) -> Path:
-        return self.root / angel_memory.STATE
+        return self.root / angel_memory_database.STATE
 
     def chroma(self, provider: str = PROVIDER) -> Path:
-        return angel_memory.provider_folder(self.root, provider).database
+        return angel_memory_database.provider_folder(self.root, provider).database
 
-    def records(self) -> list[angel_memory.Record]:
+    def records(self) -> list[angel_memory_database.Record]:
         """Return the records in the order of short ids."""
-        with angel_memory.reading(self.root) as db:
-            return sorted(angel_memory.records(db), key=lambda record: record.short_id or 0)
+        with angel_memory_database.reading(self.root) as db:
+            return sorted(angel_memory_database.records(db), key=lambda record: record.short_id or 0)
 
     def texts(self) -> dict[str, str]:
         """Return the text of each record that has a vector, by source id."""
-        with angel_memory.reading(self.root) as db:
-            return dict(angel_memory.vector_texts(db))
+        with angel_memory_database.reading(self.root) as db:
+            return dict(angel_memory_database.vector_texts(db))
 
     def rows(self, query: str, *values: Any, path: Path | None = None) -> list[Any]:
         with closing(apsw.Connection(str(path or self.database))) as db:
@@ -145,10 +146,10 @@ class AngelStore:
         """Make records of the raw files that the index of files does not know, as the system's scan does."""
         with self.opened() as db, self.opened(self.file_index) as index:
             known = {path for (path,) in index.execute("SELECT relative_path FROM file_index_global")}
-            for one in angel_notes.files(self.raw):
+            for one in angel_memory_notes.files(self.raw):
                 if one.path not in known:
                     index.execute("INSERT INTO file_index_global VALUES (NULL, ?, ?)", (one.path, one.seconds))
-                    for note in angel_notes.notes_of(self.raw / one.path, one.path):
+                    for note in angel_memory_notes.notes_of(self.raw / one.path, one.path):
                         add_note(db, note, str(index.last_insert_rowid()), one)
 
     def remember(self, memory: str, *tags: str) -> None:
@@ -164,7 +165,7 @@ class AngelStore:
     def set_state(self, **fields: Any) -> None:
         """Write the state file with some fields changed."""
         state = {"last_updated_at": 1.5, "memory_scope_migration_done": False, "cleanup_last_sleep_at": 0.0}
-        state |= dict.fromkeys(angel_memory.PROVIDER_KEYS, "")
+        state |= dict.fromkeys(angel_memory_database.PROVIDER_KEYS, "")
         if self.state_file.exists():
             state |= json.loads(self.state_file.read_text())
         self.state_file.write_text(json.dumps(state | fields, ensure_ascii=False, indent=2))
@@ -290,7 +291,9 @@ def sample(name: str, folder: Path) -> AngelStore:
     return AngelStore(root, real=True)
 
 
-def add_note(db: apsw.Connection, note: angel_notes.Note, file_id: str, file: angel_notes.NoteFile) -> None:
+def add_note(
+    db: apsw.Connection, note: angel_memory_notes.Note, file_id: str, file: angel_memory_notes.NoteFile
+) -> None:
     """Store the record of a note under the next short id, with its tags."""
     short_id = db.execute("UPDATE note_short_id_seq SET next_id = next_id + 1 RETURNING next_id - 1").get
     values = (note.source_id, short_id, file_id, file.path, *note.headings, note.total_lines, float(file.seconds))

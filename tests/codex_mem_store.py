@@ -15,7 +15,7 @@ import conftest
 from fault_server import vector_of
 
 from regraft import sqlite
-from regraft.formats import codex_mem, sidecar
+from regraft.formats.codex_mem import database, sidecar
 
 #: Of the vectors that :func:`embed` writes: those that the fault server makes.
 MODEL, DIMENSIONS = "embed-small", 8
@@ -133,7 +133,7 @@ def write(folder: Path, *, projects: int = 2, notes: int = 6, excluded: int = 0,
         wal: whether it keeps a log, as the application has it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / codex_mem.FILE
+    path = folder / database.FILE
     with closing(apsw.Connection(str(path))) as db:
         # What a power cut does to it is not the matter.
         db.execute("PRAGMA synchronous = OFF")
@@ -261,15 +261,15 @@ def index_excluded(path: Path) -> None:
 # --- migration 006 and the sidecar ----------------------------------------------------------------------------------
 
 
-def add_columns(path: Path, names: Iterable[str] = codex_mem.COLUMNS) -> None:
+def add_columns(path: Path, names: Iterable[str] = database.COLUMNS) -> None:
     """Add columns of migration 006, without a record of it."""
     for name in names:
-        run_sql(path, f"ALTER TABLE memory_items ADD COLUMN {name} {codex_mem.COLUMNS[name]}")
+        run_sql(path, f"ALTER TABLE memory_items ADD COLUMN {name} {database.COLUMNS[name]}")
 
 
-def record(path: Path, name: str = codex_mem.MIGRATION[1]) -> None:
+def record(path: Path, name: str = database.MIGRATION[1]) -> None:
     """Record migration 006, whether its columns are there or not."""
-    run_sql(path, "INSERT INTO schema_migrations VALUES (?, ?, ?)", codex_mem.MIGRATION[0], name, TIME)
+    run_sql(path, "INSERT INTO schema_migrations VALUES (?, ?, ?)", database.MIGRATION[0], name, TIME)
 
 
 def migrate(path: Path) -> None:
@@ -280,8 +280,8 @@ def migrate(path: Path) -> None:
 
 def set_metadata(path: Path, note: str, **columns: Any) -> None:
     """Set columns of a note's metadata (``status`` for ``embedding_status``…), and nothing hears of it."""
-    names = {name if name in codex_mem.COLUMNS else f"embedding_{name}": value for name, value in columns.items()}
-    assert names.keys() <= codex_mem.COLUMNS.keys()
+    names = {name if name in database.COLUMNS else f"embedding_{name}": value for name, value in columns.items()}
+    assert names.keys() <= database.COLUMNS.keys()
     setting = ", ".join(f"{name} = ?" for name in names)
     run_sql(path, f"UPDATE memory_items SET {setting} WHERE id = ?", *names.values(), note, triggers=False)
 
@@ -310,7 +310,7 @@ def embed(
     """
     if not codex_mem_columns(path):
         migrate(path)
-    place = codex_mem.sidecar_of(path)
+    place = database.sidecar_of(path)
     if not place.exists():
         sidecar.create(place, model, DIMENSIONS, EMBEDDED)
     for note in searchable(path) if notes is None else notes:
@@ -324,7 +324,7 @@ def embed(
 def codex_mem_columns(path: Path) -> list[str]:
     """Return which columns of migration 006 a database has."""
     with sqlite.reading(path) as db:
-        return codex_mem.columns_there(db)
+        return database.columns_there(db)
 
 
 def parts_of(path: Path, note: str) -> tuple[str, str, str]:
@@ -338,15 +338,15 @@ def put_vector(path: Path, note: str, *, vector_for: Callable[[str], bytes] = ve
     parts = parts_of(path, note)
     row = {
         "note_id": note,
-        "content_hash": codex_mem.content_hash(*parts),
-        "content_version": codex_mem.CONTENT_VERSION,
-        "vector": vector_for(codex_mem.source_text(*parts)),
+        "content_hash": database.content_hash(*parts),
+        "content_version": database.CONTENT_VERSION,
+        "vector": vector_for(database.source_text(*parts)),
         "embedded_at": EMBEDDED,
         **more,
     }
     places = ", ".join("?" for _ in row)
     query = f"REPLACE INTO {sidecar.TABLE} ({', '.join(row)}) VALUES ({places})"
-    run_sql(codex_mem.sidecar_of(path), query, *row.values())
+    run_sql(database.sidecar_of(path), query, *row.values())
 
 
 def mark_ready(path: Path, note: str, model: str = MODEL) -> None:
@@ -357,8 +357,8 @@ def mark_ready(path: Path, note: str, model: str = MODEL) -> None:
         eligible=1,
         status="ready",
         model_id=model,
-        content_hash=codex_mem.content_hash(*parts_of(path, note)),
-        content_version=codex_mem.CONTENT_VERSION,
+        content_hash=database.content_hash(*parts_of(path, note)),
+        content_version=database.CONTENT_VERSION,
         embedded_at=EMBEDDED,
         error_code=None,
         error_at=None,
@@ -367,15 +367,15 @@ def mark_ready(path: Path, note: str, model: str = MODEL) -> None:
 
 def mark_failed(path: Path, note: str, code: str = "rejected") -> None:
     """Write the metadata of a note that its embedder refused, as it is now: it has no vector."""
-    if codex_mem.sidecar_of(path).exists():
-        run_sql(codex_mem.sidecar_of(path), f"DELETE FROM {sidecar.TABLE} WHERE note_id = ?", note)
+    if database.sidecar_of(path).exists():
+        run_sql(database.sidecar_of(path), f"DELETE FROM {sidecar.TABLE} WHERE note_id = ?", note)
     set_metadata(
         path,
         note,
         eligible=1,
         status="failed",
-        content_hash=codex_mem.content_hash(*parts_of(path, note)),
-        content_version=codex_mem.CONTENT_VERSION,
+        content_hash=database.content_hash(*parts_of(path, note)),
+        content_version=database.CONTENT_VERSION,
         error_code=code,
         error_at=EMBEDDED,
     )
@@ -384,4 +384,4 @@ def mark_failed(path: Path, note: str, code: str = "rejected") -> None:
 def set_sidecar(path: Path, **columns: Any) -> None:
     """Set columns of the sidecar's identity row."""
     setting = ", ".join(f"{name} = ?" for name in columns)
-    run_sql(codex_mem.sidecar_of(path), f"UPDATE meta SET {setting}", *columns.values())
+    run_sql(database.sidecar_of(path), f"UPDATE meta SET {setting}", *columns.values())

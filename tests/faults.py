@@ -31,11 +31,11 @@ from patience import NEVER_SECONDS
 from migrators.parquet import library as imported
 from migrators.parquet.rebuild import Rebuilt
 from migrators.stages import publish
-from regraft import durable
 from regraft.errors import RegraftError
-from regraft.formats import index
-from regraft.formats.index.bulk import IndexBuilder
-from regraft.ledger import Ledger
+from regraft.formats.cherry_v2 import index
+from regraft.formats.cherry_v2.index.bulk import IndexBuilder
+from regraft.ledger import durable
+from regraft.ledger.ledger import Ledger
 
 DIMENSIONS = 8
 MODEL = {"id": "embed-small", "name": "Embed small", "provider": "acme", "group": "embed"}

@@ -14,8 +14,8 @@ import apsw
 from conftest import NOW, run, snapshot
 from v1 import Library, check_index, opened, vector_of
 
-from regraft.formats import index
-from regraft.formats.index import schema
+from regraft.formats.cherry_v2 import index
+from regraft.formats.cherry_v2.index import schema
 
 TABLE = "libsql_vectorstores_embedding"
 BASE = "3c9e1f52-7d0b-4a86-9f1e-2b64d5a8c073"

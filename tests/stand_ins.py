@@ -20,10 +20,11 @@ import apsw
 from patience import NEVER_SECONDS
 
 from migrators.stages import crew
-from regraft import interrupts, workers
+from regraft import workers
 from regraft.cli import OnDemand
 from regraft.errors import BooksDoNotBalance, VerificationFailed
-from regraft.ledger import Ledger
+from regraft.ledger import interrupts
+from regraft.ledger.ledger import Ledger
 
 #: What a killed process leaves as its exit status.
 KILLED = 137

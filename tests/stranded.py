@@ -19,7 +19,7 @@ from conftest import NOW, run
 from v1 import Row, Source, base, dicts, file, folder, note, opened, page
 
 from regraft import identity
-from regraft.formats.catalog import TABLES
+from regraft.formats.cherry_v2.catalog import TABLES
 
 DATABASE = "cherrystudio.sqlite"
 #: What a profile has besides what a library has: columns, tables, references to bases, and rules of its own.

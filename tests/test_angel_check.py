@@ -34,9 +34,10 @@ from conftest import run, snapshot
 from checks import angel_findings
 from checks.angel_providers import providers
 from checks.findings import FINDINGS
-from regraft.formats import angel_memory, angel_notes, chroma
-from regraft.formats.angel_memory import AngelProblem
-from regraft.formats.chroma import ChromaProblem
+from regraft.formats.angel_memory import chroma, database
+from regraft.formats.angel_memory import notes as angel_memory_notes
+from regraft.formats.angel_memory.chroma import ChromaProblem
+from regraft.formats.angel_memory.database import AngelProblem
 
 LEVELS = ("--quick", "", "--deep")
 ANGEL = {value for value in vars(angel_findings).values() if isinstance(value, str) and value in FINDINGS}
@@ -64,7 +65,7 @@ def untouched(folder: Path) -> Iterator[None]:
 # --- recognising -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", ["", "memory_center", "memory_center/index", angel_memory.DATABASE])
+@pytest.mark.parametrize("part", ["", "memory_center", "memory_center/index", database.DATABASE])
 def test_a_data_folder_is_recognised_by_its_parts(store: AngelStore, part: str) -> None:
     found = run("inspect", store.root / part, "--json").document
     assert found["kind"] == "angel-memory"
@@ -103,10 +104,10 @@ def test_the_folders_that_later_generations_make_empty_are_no_sign(store: AngelS
 # --- from a file to records ------------------------------------------------------------------------------------------
 
 
-def notes(text: str | bytes, path: str = "a/b.md", *, folder: Path) -> list[angel_notes.Note]:
+def notes(text: str | bytes, path: str = "a/b.md", *, folder: Path) -> list[angel_memory_notes.Note]:
     place = folder / Path(path).name
     place.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return angel_notes.notes_of(place, path)
+    return angel_memory_notes.notes_of(place, path)
 
 
 def test_only_leaf_headings_have_records(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_which_files_are_notes(tmp_path: Path) -> None:
         place.write_text("x")
     (tmp_path / os.fsdecode(b"h\xff.md")).write_text("x")
     (tmp_path / "link.md").symlink_to("nowhere")
-    assert [one.path for one in angel_notes.files(tmp_path)] == ["a.md", "b.TXT", "c.pdf", "f/g.json"]
+    assert [one.path for one in angel_memory_notes.files(tmp_path)] == ["a.md", "b.TXT", "c.pdf", "f/g.json"]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_which_files_are_notes(tmp_path: Path) -> None:
     ],
 )
 def test_the_text_of_a_vector_has_every_word_once(tags: tuple[str, ...], text: str) -> None:
-    assert angel_notes.vector_text(tags) == text
+    assert angel_memory_notes.vector_text(tags) == text
 
 
 def test_records_have_their_tags_in_the_order_of_ids(store: AngelStore) -> None:
@@ -471,10 +472,10 @@ def test_every_finding_is_planted(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(store: AngelStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(place: Path, relative: str) -> list[angel_notes.Note]:
+    def failing(place: Path, relative: str) -> list[angel_memory_notes.Note]:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(angel_notes, "notes_of", failing)
+    monkeypatch.setattr(angel_memory_notes, "notes_of", failing)
     found = check(store)
     assert set(found) == {"angel.file-unreadable"}
     assert (found["angel.file-unreadable"]["count"], found["angel.file-unreadable"]["repair"]) == (6, None)
@@ -601,17 +602,17 @@ def test_the_user_may_say_which_provider_it_is(store: AngelStore) -> None:
     assert (used.in_use.name, used.is_changed, used.leftovers) == ("a_b", True, ())
 
 
-@pytest.mark.parametrize("key", angel_memory.PROVIDER_KEYS)
+@pytest.mark.parametrize("key", database.PROVIDER_KEYS)
 def test_the_provider_of_the_last_sync_may_stand_in_other_fields(store: AngelStore, key: str) -> None:
-    store.set_state(**{**dict.fromkeys(angel_memory.PROVIDER_KEYS, ""), key: "openai-embed/v1"})
-    assert angel_memory.stated_provider(angel_memory.read_state(store.root)) == PROVIDER
+    store.set_state(**{**dict.fromkeys(database.PROVIDER_KEYS, ""), key: "openai-embed/v1"})
+    assert database.stated_provider(database.read_state(store.root)) == PROVIDER
     assert check(store) == {}
 
 
 def test_without_a_state_file_the_folder_that_is_there_counts(store: AngelStore) -> None:
     store.state_file.unlink()
     with pytest.raises(AngelProblem, match="it is missing"):
-        angel_memory.read_state(store.root)
+        database.read_state(store.root)
     used = providers(store.root)
     assert used.in_use is not None
     assert (used.in_use.name, used.is_changed) == (PROVIDER, False)
@@ -686,5 +687,5 @@ def test_the_builder_makes_what_the_system_makes(store: AngelStore) -> None:
 
 
 def test_apsw_is_what_reads(store: AngelStore) -> None:
-    with angel_memory.reading(store.root) as db, pytest.raises(apsw.ReadOnlyError):
+    with database.reading(store.root) as db, pytest.raises(apsw.ReadOnlyError):
         db.execute("DELETE FROM global_tags")

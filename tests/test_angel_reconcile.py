@@ -23,8 +23,8 @@ from lacking import configured
 from stand_ins import KILLED, die
 from toys import contents, library, quick_disk
 
-from regraft import durable
-from regraft.formats import angel_memory
+from regraft.formats.angel_memory import database
+from regraft.ledger import durable
 from repair.angel_memory import collection as writing
 from repair.angel_memory import reconcile as reconciling
 from repair.angel_memory.collection import ChromaFailed
@@ -624,4 +624,4 @@ def test_sample_with_another_provider(tmp_path, config):
     assert run("gc", store.root, "-y").status == 0
     assert not (store.root / f"memory_{PROVIDER}").exists()
     clean(store)
-    assert angel_memory.stated_provider(state(store)) == OTHER_PROVIDER
+    assert database.stated_provider(state(store)) == OTHER_PROVIDER

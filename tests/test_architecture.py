@@ -172,7 +172,7 @@ def test_only_one_module_opens_sqlite_files(module):
 
 #: Modules that write, and what with; all other modules go through them (:mod:`regraft.areas`).
 WRITERS = {
-    "regraft.durable": None,
+    "regraft.ledger.durable": None,
     # Folders, open for nothing but to act in them.
     "regraft.areas": {"os.open", "os.mkdir", "os.rename", "os.rmdir", "os.unlink", "os.link"},
     "regraft.sqlite": {"apsw.Connection"},

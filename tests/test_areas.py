@@ -13,7 +13,8 @@ import pytest
 from conftest import nothing_opened, snapshot
 from faults import fails
 
-from regraft import areas, durable, sqlite
+from regraft import areas, sqlite
+from regraft.ledger import durable
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["by handles", "by paths"])

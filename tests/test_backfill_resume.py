@@ -25,8 +25,9 @@ from planted_v2 import index
 from stand_ins import KILLED, FullDisk, die, on_disk
 from toys import QuickDisk, contents, quick_disk, watched
 
-from regraft import identity, ledger, sqlite
+from regraft import identity, sqlite
 from regraft.embedders import server as server_module
+from regraft.ledger import ledger
 from repair.backfill import index_scope, sharing
 from repair.backfill.queue import Queue
 from repair.growing import Growing

@@ -52,7 +52,7 @@ from v1 import (
 
 from migrators.stages import plan as plan_module
 from regraft.errors import VerificationFailed
-from regraft.formats import index
+from regraft.formats.cherry_v2 import index
 from regraft.formats.vector_table import VectorTable
 from regraft.text import JS_WHITESPACE
 

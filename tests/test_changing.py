@@ -53,13 +53,14 @@ from toys import (
     watched,
 )
 
-from regraft import identity, ledger, sqlite
+from regraft import identity, sqlite
 from regraft.errors import (
     ChangesStopped,
     Interrupted,
     RegraftError,
     StoreNotWritable,
 )
+from regraft.ledger import ledger
 from repair import changing, rows
 from repair import undo as undoing
 from repair.changing import Changer

@@ -23,11 +23,12 @@ from test_report import Page
 from v1 import LLM, MODEL, Row, Source, base, file, folder, note, page
 
 from checks import audit_page, store
-from regraft import durable, pages
+from regraft.ledger import durable
+from regraft.report import html as report_html
 
 SECRET = "unmistakable"
 #: How the page begins.
-CHECK = pages._START.format("check")
+CHECK = report_html._START.format("check")
 
 
 class Charts(HTMLParser):
@@ -365,7 +366,7 @@ REFUSED = {
     "another file": (lambda place: with_text(place / "a.html", "<!doctype html>"), "no report page of regraft check"),
     "a file of no text": (lambda place: with_text(place / "a.html", "\0" * 999), "no report page of regraft check"),
     "a migration's page": (
-        lambda place: with_text(place / "a.html", f"{pages._START.format('migrate')}1"),
+        lambda place: with_text(place / "a.html", f"{report_html._START.format('migrate')}1"),
         "no report page of regraft check",
     ),
     "a name that is too long": (lambda place: place / ("x" * 300), os.strerror(errno.ENAMETOOLONG)),

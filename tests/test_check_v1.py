@@ -30,7 +30,7 @@ from checks.findings import FINDINGS, Audit, Finding
 from checks.v1_source import FINDING_OF
 from migrators.stages import plan as plan_module
 from migrators.stages.work import Looker
-from regraft.notices import CODES, at_least
+from regraft.report.notices import CODES, at_least
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
 FINDING = {"name", "severity", "base", "subject", "message", "count", "samples", "repair"}
@@ -483,7 +483,7 @@ def test_every_finding_is_on_its_page() -> None:
 
 def test_a_plan_without_a_target_is_a_dry_run(place: Path) -> None:
     from regraft.locate import located
-    from regraft.progress import Silent
+    from regraft.report.progress import Silent
 
     source = kb(model=GONE)(whole(place / "v1"))
     dry = run("migrate", source, "--to", place / "out", "--dry-run", "--json").document

@@ -25,7 +25,7 @@ from checks import v2_findings
 from checks.findings import FINDINGS
 from regraft import identity
 from regraft.cli import cli
-from regraft.formats.index import IndexStore
+from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing import DAMAGES
 from regraft.testing.planting import STRAY_BASE
 

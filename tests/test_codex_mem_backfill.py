@@ -17,7 +17,7 @@ from lacking import configured, library
 from stand_ins import KILLED, die
 
 from regraft import sqlite
-from regraft.formats import codex_mem, sidecar
+from regraft.formats.codex_mem import database, sidecar
 from repair.backfill.notes_scope import NotesScope
 from repair.growing import Growing
 
@@ -49,13 +49,13 @@ def sent(server: FaultServer) -> list[str]:
 
 def held(store: Path) -> dict[str, bytes]:
     """Return the vectors of the sidecar, by the notes' ids."""
-    return dict(notes.rows(codex_mem.sidecar_of(store), f"SELECT note_id, vector FROM {sidecar.TABLE}"))
+    return dict(notes.rows(database.sidecar_of(store), f"SELECT note_id, vector FROM {sidecar.TABLE}"))
 
 
 def right(store: Path, ids: list[str] | None = None) -> dict[str, bytes]:
     """Return the vectors that the server makes of notes: of all that are searchable."""
     chosen = notes.searchable(store) if ids is None else ids
-    return {note: vector_of(codex_mem.source_text(*notes.parts_of(store, note))) for note in chosen}
+    return {note: vector_of(database.source_text(*notes.parts_of(store, note))) for note in chosen}
 
 
 def statuses(store: Path) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_notes_get_their_vectors_and_searches_by_words_are_as_they_were(
     done = fill(store, config)
     assert done.status == 0, done
     assert held(store) == right(store)
-    assert sorted(sent(server)) == sorted(codex_mem.source_text(*notes.parts_of(store, one)) for one in right(store))
+    assert sorted(sent(server)) == sorted(database.source_text(*notes.parts_of(store, one)) for one in right(store))
     excluded = {notes.note_id(project, 6) for project in range(2)}
     assert {note for note, status in statuses(store).items() if status is None} == excluded
     assert {status for note, status in statuses(store).items() if note not in excluded} == {"ready"}
@@ -103,7 +103,7 @@ def test_notes_get_their_vectors_and_searches_by_words_are_as_they_were(
         assert scope.keys() >= SUMMARY
         assert (scope["eligible"], scope["newly_ready"], scope["processed_pending"], scope["failed"]) == (6, 6, 6, 0)
         assert (scope["model_id"], scope["skipped_ready"]) == ("embed-small", 0)
-    with sidecar.reading(codex_mem.sidecar_of(store)) as (_, meta):
+    with sidecar.reading(database.sidecar_of(store)) as (_, meta):
         assert (meta.model_id, meta.dimensions, meta.state) == ("embed-small", 8, "ready")
 
 
@@ -145,13 +145,13 @@ def test_what_is_missing_of_migration_006_is_added(store: Path, config: Path, st
         for name in ("embedding_content_version", "embedding_eligible"):
             notes.run_sql(store, f"ALTER TABLE memory_items ADD COLUMN {name} TEXT")
     if state_of_006 in ("some columns", "no record", "whole"):
-        notes.add_columns(store, list(codex_mem.COLUMNS)[: 3 if state_of_006 == "some columns" else None])
+        notes.add_columns(store, list(database.COLUMNS)[: 3 if state_of_006 == "some columns" else None])
     if state_of_006 in ("no columns", "whole"):
         notes.record(store)
     assert fill(store, config).status == 0
     with sqlite.reading(store) as db:
-        assert codex_mem.is_migrated(db)
-    assert notes.rows(store, "SELECT name FROM schema_migrations WHERE version = 6") == [(codex_mem.MIGRATION[1],)]
+        assert database.is_migrated(db)
+    assert notes.rows(store, "SELECT name FROM schema_migrations WHERE version = 6") == [(database.MIGRATION[1],)]
     assert findings(store) == {}
 
 
@@ -191,7 +191,7 @@ def test_an_edited_note_is_embedded_once_more(store: Path, server: FaultServer, 
     done = fill(store, config)
     assert [scope["processed_stale"] for scope in done.document["scopes"]] == [0, 1]
     assert [text for text in server.texts if "that was edited" in text] == [
-        codex_mem.source_text(*notes.parts_of(store, edited))
+        database.source_text(*notes.parts_of(store, edited))
     ]
     assert held(store) == right(store)
     assert (findings(store), lexical(store)) == ({}, before)
@@ -315,7 +315,7 @@ def test_a_link_leads_to_the_database(store: Path, config: Path, tmp_path: Path)
 
 
 def test_a_sidecar_that_is_none_is_refused(store: Path, config: Path) -> None:
-    codex_mem.sidecar_of(store).write_bytes(b"something else")
+    database.sidecar_of(store).write_bytes(b"something else")
     with untouched(store.parent):
         assert "regraft rebuild" in said(fill(store, config), "SidecarUnfit", 2)
     assert fill(store, config, command="rebuild").status == 0
@@ -391,14 +391,14 @@ def test_all_of_it_can_be_taken_back(store: Path, config: Path) -> None:
     while run("undo", store, "--json").status == 0:
         assert lexical(store) == words
     assert notes.rows(store, "SELECT rowid, * FROM memory_items ORDER BY id") == before
-    assert not codex_mem.sidecar_of(store).exists()
+    assert not database.sidecar_of(store).exists()
     assert (state(store), findings(store)) == ("disabled", {})
 
 
 def test_nothing_is_taken_back_while_the_application_has_the_database_open(store: Path, config: Path) -> None:
     fill(store, config)
     assert run("undo", store, "--json").status == 0
-    place = codex_mem.sidecar_of(store)
+    place = database.sidecar_of(store)
     with sqlite.writing(store) as app:
         app.execute("SELECT count(*) FROM memory_items").fetchall()
         assert said(run("undo", store, "--json"), "StoreBusy", 2)
@@ -410,7 +410,7 @@ def test_nothing_is_taken_back_while_the_application_has_the_database_open(store
 def test_dropping_the_sidecar_leaves_searches_by_words(store: Path, config: Path) -> None:
     fill(store, config)
     before = [run("search", store, word, "--mode", "bm25", "--json").document["hits"] for word in QUERIES[:3]]
-    codex_mem.sidecar_of(store).unlink()
+    database.sidecar_of(store).unlink()
     after = [run("search", store, word, "--json").document["hits"] for word in QUERIES[:3]]
     assert after == before
     assert state(store) == "degraded_missing_index"
@@ -461,7 +461,7 @@ def test_a_rebuild_makes_all_vectors_anew_with_another_model(
     done = fill(store, other, command="rebuild")
     assert done.status == 0, done
     assert len(sent(server)) == 12
-    with sidecar.reading(codex_mem.sidecar_of(store)) as (_, meta):
+    with sidecar.reading(database.sidecar_of(store)) as (_, meta):
         assert (meta.model_id, meta.state, meta.rebuilt_at is not None) == ("another", "ready", True)
     assert (held(store), findings(store), state(store), lexical(store)) == (right(store), {}, "ready", words)
     one = fill(store, other, "--base", notes.project_id(0), command="rebuild")
@@ -485,7 +485,7 @@ def test_a_rebuild_that_was_stopped_begins_again_with_another_model(
 ) -> None:
     fill(store, configured(tmp_path / "other.yaml", server, model="another"), "--limit", "5", command="rebuild")
     assert fill(store, config, command="rebuild").status == 0
-    with sidecar.reading(codex_mem.sidecar_of(store)) as (_, meta):
+    with sidecar.reading(database.sidecar_of(store)) as (_, meta):
         assert (meta.model_id, meta.state) == ("embed-small", "ready")
     assert (held(store), findings(store), state(store)) == (right(store), {}, "ready")
 
@@ -493,7 +493,7 @@ def test_a_rebuild_that_was_stopped_begins_again_with_another_model(
 def test_a_rebuild_that_was_stopped_begins_again_where_its_file_is_damaged(store: Path, config: Path) -> None:
     fill(store, config)
     fill(store, config, "--limit", "5", command="rebuild")
-    place = codex_mem.sidecar_of(store)
+    place = database.sidecar_of(store)
     raw = place.read_bytes()
     place.write_bytes(raw[: 2 * 4096] + bytes(len(raw) - 2 * 4096))
     assert fill(store, config, command="rebuild").status == 0
@@ -502,7 +502,7 @@ def test_a_rebuild_that_was_stopped_begins_again_where_its_file_is_damaged(store
 
 def test_a_vector_of_no_length_before_the_first_one_is_no_damage_of_the_file(store: Path, config: Path) -> None:
     notes.migrate(store)
-    sidecar.create(codex_mem.sidecar_of(store), "embed-small", None, notes.EMBEDDED)
+    sidecar.create(database.sidecar_of(store), "embed-small", None, notes.EMBEDDED)
     notes.put_vector(store, notes.note_id(0, 0), vector=b"")
     assert run("inspect", store, "--json").status == 0
     assert fill(store, config).status == 0
@@ -512,8 +512,8 @@ def test_a_vector_of_no_length_before_the_first_one_is_no_damage_of_the_file(sto
 def test_reconcile_with_an_embedder_leaves_a_database_without_all_columns(
     store: Path, server: FaultServer, config: Path
 ) -> None:
-    notes.add_columns(store, list(codex_mem.COLUMNS)[:3])
-    sidecar.create(codex_mem.sidecar_of(store), "embed-small", 8, notes.EMBEDDED)
+    notes.add_columns(store, list(database.COLUMNS)[:3])
+    sidecar.create(database.sidecar_of(store), "embed-small", 8, notes.EMBEDDED)
     was = store.read_bytes()
     done = fill(store, config, command="reconcile")
     assert (done.status, [one["finding"] for one in done.document["left"]]) == (1, ["codex.migration"])

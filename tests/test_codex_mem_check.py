@@ -23,13 +23,13 @@ from faults import untouched
 
 from checks.codex_mem_full_text import _numbers, _packed
 from checks.findings import FINDINGS
-from regraft.formats import codex_health, codex_mem, sidecar
-from regraft.formats.codex_notes import Notes, Status
+from regraft.formats.codex_mem import database, health, sidecar
+from regraft.formats.codex_mem.notes import Notes, Status
 
 FIRST, SECOND, THIRD = (note_id(0, number) for number in range(3))
 #: A note that is excluded from the beginning.
 EXCLUDED = note_id(0, 6)
-COLUMNS = list(codex_mem.COLUMNS)
+COLUMNS = list(database.COLUMNS)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def copied(templates: dict[str, Path], name: str, tmp_path: Path) -> Path:
     shutil.copytree(templates[name], tmp_path / "memory")
-    return tmp_path / "memory" / codex_mem.FILE
+    return tmp_path / "memory" / database.FILE
 
 
 @pytest.fixture
@@ -146,16 +146,16 @@ def without_column(path: Path) -> None:
 
 def migrated_alone(path: Path) -> None:
     """Leave metadata that say ready, and no vectors."""
-    codex_mem.sidecar_of(path).unlink()
+    database.sidecar_of(path).unlink()
 
 
 def replaced(content: bytes, path: Path) -> None:
-    codex_mem.sidecar_of(path).write_bytes(content)
+    database.sidecar_of(path).write_bytes(content)
 
 
 def another_database(path: Path) -> None:
-    codex_mem.sidecar_of(path).unlink()
-    run_sql(codex_mem.sidecar_of(path), "CREATE TABLE notes (id)")
+    database.sidecar_of(path).unlink()
+    run_sql(database.sidecar_of(path), "CREATE TABLE notes (id)")
 
 
 def of_a_note_that_is_gone(path: Path) -> None:
@@ -189,7 +189,7 @@ def added(path: Path) -> None:
 
 def lone(path: Path, status: str) -> None:
     """Leave a note with a status and without a vector."""
-    run_sql(codex_mem.sidecar_of(path), "DELETE FROM embedding WHERE note_id = ?", FIRST)
+    run_sql(database.sidecar_of(path), "DELETE FROM embedding WHERE note_id = ?", FIRST)
     store.set_metadata(path, FIRST, status=status)
 
 
@@ -278,7 +278,7 @@ PLANTINGS = {
         lambda path: store.set_sidecar(path, dimensions=9), {"codex.index-incompatible": 1}, "rebuild PATH"
     ),
     "the texts were made by another rule": Planting(
-        lambda path: run_sql(codex_mem.sidecar_of(path), "UPDATE embedding SET content_version = 2"),
+        lambda path: run_sql(database.sidecar_of(path), "UPDATE embedding SET content_version = 2"),
         {"codex.index-incompatible": 1},
         "rebuild PATH",
     ),
@@ -327,7 +327,7 @@ PLANTINGS = {
         lambda path: store.exclude(path, FIRST), {"codex.excluded-vector": 1}, f"reconcile PATH --base {P0}", P0
     ),
     "ready without a vector": Planting(
-        lambda path: run_sql(codex_mem.sidecar_of(path), "DELETE FROM embedding WHERE note_id = ?", FIRST),
+        lambda path: run_sql(database.sidecar_of(path), "DELETE FROM embedding WHERE note_id = ?", FIRST),
         {"codex.metadata": 1},
         f"reconcile PATH --base {P0}",
         P0,
@@ -343,7 +343,7 @@ PLANTINGS = {
     ),
     "ready and not to be embedded": Planting(
         lambda path: [
-            run_sql(codex_mem.sidecar_of(path), "DELETE FROM embedding WHERE note_id = ?", FIRST),
+            run_sql(database.sidecar_of(path), "DELETE FROM embedding WHERE note_id = ?", FIRST),
             store.set_metadata(path, FIRST, eligible=0),
         ],
         {"codex.metadata": 1},
@@ -490,7 +490,7 @@ def test_a_database_cut_off_cannot_be_read(whole: Path) -> None:
 
 @pytest.mark.parametrize("part", range(3))
 def test_random_damage_ends_in_findings(part: int, whole: Path) -> None:
-    files = [whole, codex_mem.sidecar_of(whole)]
+    files = [whole, database.sidecar_of(whole)]
     kept = {file: file.read_bytes() for file in files}
     for seed in range(part, 36, 3):
         chance = random.Random(seed)
@@ -557,7 +557,7 @@ STATES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "nothing eligible": (
         lambda path: [
-            codex_mem.sidecar_of(path).unlink(),
+            database.sidecar_of(path).unlink(),
             run_sql(path, "UPDATE memory_items SET embedding_eligible = 0", triggers=False),
         ],
         "ready",
@@ -573,7 +573,7 @@ def test_the_state_of_a_database(name: str, whole: Path) -> None:
 
 
 def test_all_states_are_met() -> None:
-    assert {state for _, state in STATES.values()} | {"disabled"} == set(codex_health.State)
+    assert {state for _, state in STATES.values()} | {"disabled"} == set(health.State)
 
 
 def test_all_signals_in_both_forms(whole: Path) -> None:
@@ -630,7 +630,7 @@ def test_without_a_sidecar_the_notes_tell_the_model(whole: Path) -> None:
 
 
 def judged(path: Path, note: str) -> tuple[Status, bool]:
-    with codex_health.opened(path) as memory:
+    with health.opened(path) as memory:
         found = memory.notes.of([note])[note]
         assert found in list(memory.notes.judged(found.project))
         return found.status, found.is_adoptable
@@ -638,7 +638,7 @@ def judged(path: Path, note: str) -> tuple[Status, bool]:
 
 def test_a_note_that_changes_while_it_is_embedded_is_stale(whole: Path) -> None:
     """The vector of the text before comes after the change, and the metadata say ready."""
-    old = codex_mem.content_hash(*store.parts_of(whole, FIRST))
+    old = database.content_hash(*store.parts_of(whole, FIRST))
     store.edit(whole, FIRST)
     store.mark_ready(whole, FIRST)
     store.put_vector(whole, FIRST, content_hash=old)
@@ -704,7 +704,7 @@ def test_what_a_writer_has_in_its_log_is_seen(whole: Path) -> None:
 
 
 def test_a_sidecar_of_vectors_is_read_beside_a_writer(whole: Path) -> None:
-    with closing(apsw.Connection(str(codex_mem.sidecar_of(whole)))) as db:
+    with closing(apsw.Connection(str(database.sidecar_of(whole)))) as db:
         db.execute("BEGIN IMMEDIATE")
         db.execute(f"DELETE FROM {sidecar.TABLE}")
         assert names(whole) == set()
@@ -712,5 +712,5 @@ def test_a_sidecar_of_vectors_is_read_beside_a_writer(whole: Path) -> None:
 
 def test_a_vector_is_what_the_fault_server_makes(whole: Path) -> None:
     """What tests of backfill compare with."""
-    [(vector,)] = store.rows(codex_mem.sidecar_of(whole), "SELECT vector FROM embedding WHERE note_id = ?", FIRST)
-    assert vector == vector_of(codex_mem.source_text(*store.parts_of(whole, FIRST)))
+    [(vector,)] = store.rows(database.sidecar_of(whole), "SELECT vector FROM embedding WHERE note_id = ?", FIRST)
+    assert vector == vector_of(database.source_text(*store.parts_of(whole, FIRST)))

@@ -21,7 +21,7 @@ from test_codex_mem_repair import another_process, every_row, names, same_words,
 from toys import QuickDisk, killed, moments, quick_disk, steps_of
 
 from regraft import sqlite
-from regraft.formats import codex_mem, sidecar
+from regraft.formats.codex_mem import database, sidecar
 
 NOTE, OTHER, LATER = made.note_id(0, 0), made.note_id(1, 0), "2026-05-01T00:00:00Z"
 EXCLUDED = made.note_id(0, 4)
@@ -43,8 +43,8 @@ def disk() -> Iterator[QuickDisk]:
 
 def both(path: Path) -> tuple[Any, Any]:
     """Return all that the database and its sidecar hold; the row numbers of vectors say nothing."""
-    vectors = made.rows(codex_mem.sidecar_of(path), f"SELECT * FROM {sidecar.TABLE} ORDER BY note_id")
-    return every_row(path), (made.rows(codex_mem.sidecar_of(path), "SELECT * FROM meta"), vectors)
+    vectors = made.rows(database.sidecar_of(path), f"SELECT * FROM {sidecar.TABLE} ORDER BY note_id")
+    return every_row(path), (made.rows(database.sidecar_of(path), "SELECT * FROM meta"), vectors)
 
 
 def reconcile(path: Path, *more: object) -> dict[str, Any]:
@@ -64,17 +64,17 @@ def status(path: Path, note: str) -> Any:
 
 def has_vector(path: Path, note: str) -> bool:
     query = f"SELECT 1 FROM {sidecar.TABLE} WHERE note_id = ?"
-    return bool(made.rows(codex_mem.sidecar_of(path), query, note))
+    return bool(made.rows(database.sidecar_of(path), query, note))
 
 
 def set_vector(path: Path, note: str, **columns: Any) -> None:
     setting = ", ".join(f"{name} = ?" for name in columns)
     query = f"UPDATE {sidecar.TABLE} SET {setting} WHERE note_id = ?"
-    made.run_sql(codex_mem.sidecar_of(path), query, *columns.values(), note)
+    made.run_sql(database.sidecar_of(path), query, *columns.values(), note)
 
 
 def drop_vector(path: Path, note: str) -> None:
-    made.run_sql(codex_mem.sidecar_of(path), f"DELETE FROM {sidecar.TABLE} WHERE note_id = ?", note)
+    made.run_sql(database.sidecar_of(path), f"DELETE FROM {sidecar.TABLE} WHERE note_id = ?", note)
 
 
 def floats(*numbers: float) -> bytes:
@@ -227,7 +227,7 @@ def test_what_keeps_a_note_and_its_vector_apart_is_settled_once(path: Path, name
         if case.plant is not without_note:
             assert status(path, case.note) == case.status
         assert has_vector(path, case.note) is case.keeps_vector
-        with untouched(path, codex_mem.sidecar_of(path)):
+        with untouched(path, database.sidecar_of(path)):
             again = reconcile(path)
         assert (again["actions"], again["left"]) == ([], document["left"])
         if case.actions:
@@ -243,7 +243,7 @@ def test_an_adopted_vector_is_told_of_as_if_it_had_just_been_written(path: Path)
 
 
 def test_nothing_has_to_be_done_where_all_agrees(path: Path) -> None:
-    with untouched(path, codex_mem.sidecar_of(path)):
+    with untouched(path, database.sidecar_of(path)):
         document = reconcile(path)
     assert (document["actions"], document["left"]) == ([], [])
 
@@ -307,19 +307,19 @@ def test_a_database_with_half_a_migration_waits_for_the_rest(tmp_path: Path) -> 
 
 
 def test_without_a_sidecar_what_was_said_of_it_stays(path: Path) -> None:
-    codex_mem.sidecar_of(path).unlink()
+    database.sidecar_of(path).unlink()
     assert left_alone(path) == [("codex.index-missing", f"regraft rebuild {path}")]
 
 
 def test_without_a_sidecar_and_without_claims_all_is_pending(path: Path) -> None:
-    codex_mem.sidecar_of(path).unlink()
+    database.sidecar_of(path).unlink()
     made.run_sql(path, "UPDATE memory_items SET embedding_status = NULL WHERE searchable = 1", triggers=False)
     project = "codex.pending", f"regraft backfill {path} --base proj_"
     assert left_alone(path) == [(project[0], f"{project[1]}{number}") for number in (0, 1)]
 
 
 def spoilt(path: Path) -> None:
-    codex_mem.sidecar_of(path).write_bytes(b"not a database")
+    database.sidecar_of(path).write_bytes(b"not a database")
 
 
 @pytest.mark.parametrize(
@@ -414,9 +414,9 @@ def test_a_read_only_file_is_refused(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         for command, read_only in (
-            (reconcile, codex_mem.FILE),
-            (reconcile, codex_mem.sidecar_of(path).name),
-            (lambda found: run("clear-failed", found, "--yes", "--json").document, codex_mem.FILE),
+            (reconcile, database.FILE),
+            (reconcile, database.sidecar_of(path).name),
+            (lambda found: run("clear-failed", found, "--yes", "--json").document, database.FILE),
         ):
             root = shutil.copytree(path.parent, Path(folder, "codex"))
             killed_between(root / path.name)
@@ -432,7 +432,7 @@ def test_a_read_only_file_is_refused(path: Path) -> None:
 def refused_as_nobody(root: Path, command: Callable[[Path], dict[str, Any]]) -> None:
     give_up_rights()
     with untouched(*root.iterdir()):
-        assert command(root / codex_mem.FILE)["error"]["code"] == "StoreNotWritable"
+        assert command(root / database.FILE)["error"]["code"] == "StoreNotWritable"
     assert not (root / ".regraft").exists()
 
 

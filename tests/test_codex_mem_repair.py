@@ -19,8 +19,8 @@ from faults import REFUSED, fails, posix, said, untouched
 from toys import QuickDisk, killed, moments, quick_disk, steps_of
 
 from regraft import sqlite
-from regraft.formats import codex_mem
-from regraft.progress import Silent
+from regraft.formats.codex_mem import database
+from regraft.report.progress import Silent
 from repair import rows
 from repair.codex_mem import migration, writing
 from repair.run import run_command
@@ -143,7 +143,7 @@ def test_what_is_there_of_migration_006_is_completed_once(path: Path, state: str
     raw = path.read_bytes()
     with same_words(path):
         assert [one["count"] for one in migrate(path)["actions"]] == [count]
-    assert sorted(made.codex_mem_columns(path)) == sorted(codex_mem.COLUMNS)
+    assert sorted(made.codex_mem_columns(path)) == sorted(database.COLUMNS)
     assert [name for name, _ in recorded(path)] == ["006_note_embedding_metadata.sql"]
     with untouched(path):
         assert migrate(path)["actions"] == []

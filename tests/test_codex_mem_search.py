@@ -21,9 +21,9 @@ from faults import said, untouched
 from lacking import configured
 
 from regraft import sqlite
-from regraft.codex_search import words
 from regraft.embedders import server as server_module
-from regraft.formats import codex_mem
+from regraft.formats.codex_mem import database
+from regraft.ranking.codex_mem import words
 
 P0, P1 = project_id(0), project_id(1)
 #: Words that every note has, those that a few have, one that none has.
@@ -41,7 +41,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def path(template: Path, tmp_path: Path) -> Path:
     shutil.copytree(template, tmp_path / "memory")
-    return tmp_path / "memory" / codex_mem.FILE
+    return tmp_path / "memory" / database.FILE
 
 
 def searched(path: Path, query: str, *options: object) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def vector_file(path: Path, vector: bytes) -> Path:
 
 def meaning(path: Path, note: str) -> Path:
     """Write the vector of a note as a query's."""
-    return vector_file(path, vector_of(codex_mem.source_text(*store.parts_of(path, note))))
+    return vector_file(path, vector_of(database.source_text(*store.parts_of(path, note))))
 
 
 # --- words ---------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_the_nearest_are_those_of_an_exact_search(path: Path) -> None:
     vector = vector_of("a query of its own")
     query = numbers_of(vector)
     distances = {}
-    for note, raw in store.rows(codex_mem.sidecar_of(path), "SELECT note_id, vector FROM embedding"):
+    for note, raw in store.rows(database.sidecar_of(path), "SELECT note_id, vector FROM embedding"):
         numbers = numbers_of(raw)
         cosine = sum(a * b for a, b in zip(query, numbers, strict=True)) / math.hypot(*query) / math.hypot(*numbers)
         distances[note] = 1 - cosine
@@ -253,26 +253,26 @@ def test_hybrid_without_a_vector_of_the_query_says_so(path: Path) -> None:
 
 
 def sidecar_sql(statement: str) -> Callable[[Path], None]:
-    return lambda path: run_sql(codex_mem.sidecar_of(path), statement)
+    return lambda path: run_sql(database.sidecar_of(path), statement)
 
 
 def without_sidecar(path: Path) -> None:
-    codex_mem.sidecar_of(path).unlink()
+    database.sidecar_of(path).unlink()
 
 
 def without_anything(path: Path) -> None:
     without_sidecar(path)
-    for name in codex_mem.COLUMNS:
+    for name in database.COLUMNS:
         run_sql(path, f"ALTER TABLE memory_items DROP COLUMN {name}")
 
 
 def overwritten(path: Path) -> None:
-    codex_mem.sidecar_of(path).write_bytes(b"nothing of the kind")
+    database.sidecar_of(path).write_bytes(b"nothing of the kind")
 
 
 def with_holes(path: Path) -> None:
     """Damage the pages of vectors: the file opens, and reading on goes wrong."""
-    place = codex_mem.sidecar_of(path)
+    place = database.sidecar_of(path)
     raw = bytearray(place.read_bytes())
     [(page,)] = store.rows(place, "SELECT rootpage FROM sqlite_schema WHERE name = 'embedding'")
     [(size,)] = store.rows(place, "PRAGMA page_size")
@@ -376,7 +376,7 @@ def test_the_log_of_a_writer_is_searched_too(path: Path) -> None:
 def test_nothing_is_left_beside_a_database_in_wal_mode(path: Path) -> None:
     assert path.read_bytes()[18:20] == b"\2\2"
     searched(path, ALL, "--vector", meaning(path, note_id(0, 0)))
-    assert {one.name for one in path.parent.iterdir()} == {path.name, codex_mem.sidecar_of(path).name}
+    assert {one.name for one in path.parent.iterdir()} == {path.name, database.sidecar_of(path).name}
 
 
 def test_an_index_that_counts_next_to_nothing_still_finds(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import pytest
 from conftest import Outcome, run, snapshot
 from v1 import PLAIN, Library, Row, Source, base, carried, file, floats, migrate, sha, vector_of
 
-from regraft import rankings
 from regraft.formats import large_text, vector_table
-from regraft.formats.index import search
-from regraft.rankings import first_difference, recall, with_ties
+from regraft.formats.cherry_v2.index import search
+from regraft.ranking import fusion
+from regraft.ranking.fusion import first_difference, recall, with_ties
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 golden_profile = pytest.mark.skipif(
@@ -112,7 +112,7 @@ def test_large_texts_are_compared_to_their_ends_piece_by_piece(tmp_path, monkeyp
     library = carried(
         tmp_path, base("one", file("a", "L")), stores={"one": [Row("L", text) for text in texts]}, ddl=PLAIN
     )
-    for module in (rankings, vector_table):
+    for module in (fusion, vector_table):
         monkeypatch.setattr(module, "LARGE_BYTES", 4)
     monkeypatch.setattr(large_text, "PIECE_BYTES", piece)
     monkeypatch.setattr(search, "LONGEST_HIT", 8)

@@ -20,9 +20,9 @@ from test_docs import fences, text_of
 from checks.findings import FINDINGS
 from regraft import sqlite
 from regraft.errors import RegraftError
-from regraft.formats.index import IndexStore
-from regraft.formats.index.queries import tokens
-from regraft.formats.index.search import bm25_hits
+from regraft.formats.cherry_v2.index import IndexStore
+from regraft.formats.cherry_v2.index.queries import tokens
+from regraft.formats.cherry_v2.index.search import bm25_hits
 from regraft.testing import DAMAGES, BaseCase, DamagedCase, LibraryCase, damaged_libraries, damages, libraries
 
 few = settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from regraft import durable
+from regraft.ledger import durable
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regraft import sqlite
-from regraft.formats import embedjs
-from regraft.formats.embedjs import VECTORS
+from regraft.formats.cherry_v1 import embedjs
+from regraft.formats.cherry_v1.embedjs import VECTORS
 from regraft.formats.vector_numbers import is_finite
 from regraft.formats.vector_table import MISSING, UNSUPPORTED, StoreProblem, Survey, check_file
 

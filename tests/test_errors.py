@@ -36,8 +36,9 @@ from faults import (
 )
 from test_golden import as_backup
 
-from regraft import cli, errors, ledger
+from regraft import cli, errors
 from regraft.errors import RegraftError, error_classes
+from regraft.ledger import ledger
 
 
 @pytest.fixture(autouse=True)

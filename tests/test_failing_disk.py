@@ -20,12 +20,13 @@ from test_codex_mem_backfill import fill, held, right, state
 from toys import contents
 
 from checks import schema_shape
-from regraft import areas, durable, sqlite
-from regraft.changes import ChangeLog
-from regraft.formats import libsql_preview
-from regraft.formats.libsql_preview import Look
-from regraft.formats.sidecar import SidecarUnreadable
-from regraft.ledger_values import WORK
+from regraft import areas, sqlite
+from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_preview.libsql import Look
+from regraft.formats.codex_mem.sidecar import SidecarUnreadable
+from regraft.ledger import durable
+from regraft.ledger.changes import ChangeLog
+from regraft.ledger.values import WORK
 from repair import files
 from repair.backfill.filling import Filling
 from repair.backfill.notes_scope import NotesScope
@@ -137,7 +138,7 @@ def test_a_full_disk_says_nothing_of_a_layout(store: Path, monkeypatch: pytest.M
 def test_a_base_that_could_not_be_read_at_first_is_named(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look fails; when it is read again, the disk gives it."""
     seen: list[Path] = []
-    real = libsql_preview._looked_at
+    real = libsql._looked_at
 
     def looked_at(path: Path, work: Path | None, **more: bool) -> Look:
         seen.append(path)
@@ -145,7 +146,7 @@ def test_a_base_that_could_not_be_read_at_first_is_named(store: Path, monkeypatc
             bad_sector()
         return real(path, work, **more)
 
-    monkeypatch.setattr(libsql_preview, "_looked_at", looked_at)
+    monkeypatch.setattr(libsql, "_looked_at", looked_at)
     done = run("repair", store, "--json")
     assert done.status == 1
     assert [(one["finding"], one["base"]) for one in done.document["left"]] == [("file.unreadable", KB)]

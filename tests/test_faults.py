@@ -49,11 +49,13 @@ from stand_ins import KILLED, MOMENTS, Disk, FailingFlush, FullDisk, die, on_dis
 from test_golden import as_backup
 
 from migrators.stages import publish
-from regraft import areas, durable, ledger, tree
+from regraft import areas, tree
 from regraft.errors import Interrupted, SourceUnreadable, StoppedMidway
-from regraft.formats import embedjs, index
+from regraft.formats.cherry_v1 import embedjs
+from regraft.formats.cherry_v2 import index
 from regraft.formats.vector_table import Survey, VectorTable
-from regraft.ledger import Ledger
+from regraft.ledger import durable, ledger
+from regraft.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from conftest import run, snapshot
 from planted_v2 import KB, Plant, catalog, index, library, run_sql, sql
 
 from regraft import sqlite, untouched
-from regraft.formats.index import IndexStore
-from regraft.render import as_json
+from regraft.formats.cherry_v2.index import IndexStore
+from regraft.report.render import as_json
 from regraft.schema_errors import OtherRowsChanged, SchemaForeign
 
 REFUSED = 2

@@ -38,9 +38,10 @@ from planted_v2 import (
 from stand_ins import KILLED, die
 from v1 import PLAIN, UNTYPED, Row, Source, base, file, vector_of, write_store
 
-from regraft import clock, durable, identity, sqlite
-from regraft.changes import ChangeLog
-from regraft.formats.index import reclaim
+from regraft import clock, identity, sqlite
+from regraft.formats.cherry_v2.index import reclaim
+from regraft.ledger import durable
+from regraft.ledger.changes import ChangeLog
 from repair.gc import GRACE_DAYS
 
 DAY_MS = 86_400_000

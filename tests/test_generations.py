@@ -35,7 +35,7 @@ from older import make_version_1
 from planted_v2 import run_sql
 
 from regraft import identity, sqlite
-from regraft.formats.catalog_generation import Generation, OrderKeys, read_tables
+from regraft.formats.cherry_v2.catalog_generation import Generation, OrderKeys, read_tables
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 #: Profiles that the application itself made.

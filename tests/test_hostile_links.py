@@ -18,7 +18,8 @@ from faults import posix, untouched
 from planted_v2 import KB, library, plant
 from profiles import profile
 
-from regraft import areas, durable, ledger
+from regraft import areas
+from regraft.ledger import durable, ledger
 from repair import changing, undo
 
 pytestmark = posix

@@ -17,8 +17,8 @@ from conftest import NOW_MS
 from v1 import PLAIN, Library, Row, base, carried, dicts, file, floats, folder, note, opened, page, sha, vector_of
 
 from regraft.errors import VerificationFailed
-from regraft.formats import index
-from regraft.formats.index import bulk
+from regraft.formats.cherry_v2 import index
+from regraft.formats.cherry_v2.index import bulk
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 PROFILE = GOLDEN / "profile_208_upgraded"

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from v1 import sha, vector_of
 
 from regraft import errors, identity
-from regraft.formats import index
-from regraft.formats.index import IndexStore, opening
-from regraft.formats.index import rebuild as rebuilding
+from regraft.formats.cherry_v2 import index
+from regraft.formats.cherry_v2.index import IndexStore, opening
+from regraft.formats.cherry_v2.index import rebuild as rebuilding
 from regraft.text import utf16_len
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
@@ -582,7 +582,7 @@ def test_a_file_that_went_away(path: Path) -> None:
 CRASH = """
 import os, signal, sys
 from pathlib import Path
-from regraft.formats.index import IndexStore, rebuild
+from regraft.formats.cherry_v2.index import IndexStore, rebuild
 
 sys.path.insert(0, {tests!r})
 from test_index_store import BASE, put
@@ -676,7 +676,7 @@ import sys
 import threading
 from pathlib import Path
 from regraft import errors
-from regraft.formats.index import IndexStore
+from regraft.formats.cherry_v2.index import IndexStore
 
 states = [{states!r}[0], {states!r}[1]]
 over = threading.Event()

@@ -21,8 +21,9 @@ from planted_v2 import KB, OTHER, index, library, plant, run_sql
 from test_reconcile import state
 
 from migrators.stages.drafts import Settings
-from regraft import identity, links, progress
-from regraft.formats.index.units import cut as sliced
+from regraft import identity, links
+from regraft.formats.cherry_v2.index.units import cut as sliced
+from regraft.report import progress
 from regraft.testing.texts import texts
 from regraft.text import is_blank, utf16_len
 from repair import indexing

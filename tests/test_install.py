@@ -34,8 +34,9 @@ from faults import (
 from profiles import KEYS, changed, profile, rows, tables
 from stand_ins import KILLED, Disk, FullDisk, die, on_disk
 
-from regraft import changes, durable, identity, ledger, sqlite
+from regraft import identity, sqlite
 from regraft.cli.changing import as_text
+from regraft.ledger import changes, durable, ledger
 from repair import changing
 from repair.install import copying
 from repair.source import BaseSource

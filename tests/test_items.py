@@ -11,12 +11,12 @@ import pytest
 
 from migrators.cherry_v1.draft import draft_library
 from migrators.stages.drafts import BaseDraft, ItemDraft, LibraryDraft, SkippedItem
-from migrators.stages.models import ModelWord
-from regraft import notices
-from regraft.formats.v1_places import StatePlaces
-from regraft.formats.v1_state import read_state
+from regraft.formats.cherry_v1.layout import StatePlaces
+from regraft.formats.cherry_v1.state import read_state
+from regraft.formats.cherry_v2.models import ModelWord
 from regraft.identity import item_id
-from regraft.notices import CODES
+from regraft.report import notices
+from regraft.report.notices import CODES
 from regraft.text import utf16_len
 from regraft.tree import FolderTree
 

@@ -41,8 +41,8 @@ from faults import (
 from test_golden import as_backup
 
 from migrators.stages import crew
-from regraft import ledger
 from regraft.errors import Interrupted
+from regraft.ledger import ledger
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends processes in native code with their parent")
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has none of these signals")

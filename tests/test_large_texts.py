@@ -18,7 +18,7 @@ from v1 import PLAIN, RawText, Row, Source, base, file, note, page
 from migrators.stages import carry, crew
 from migrators.stages import run as run_stage
 from regraft.formats import large_text, vector_table
-from regraft.formats.index import bulk
+from regraft.formats.cherry_v2.index import bulk
 from regraft.formats.large_text import LargeText, utf16_units
 from regraft.text import decode_utf8, utf16_len
 
@@ -46,7 +46,7 @@ BYTES = st.lists(
 
 def in_pieces(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let texts be large from a few bytes on, and pieces be small."""
-    verify = importlib.import_module("regraft.formats.index.verify")
+    verify = importlib.import_module("regraft.formats.cherry_v2.index.verify")
     for module in (large_text, bulk, verify, carry, vector_table, crew):
         patch.setattr(module, "LARGE_BYTES", 4)
     for module in (large_text, bulk):
@@ -213,7 +213,7 @@ def test_an_export_of_large_texts_is_the_same_file(tmp_path: Path, monkeypatch: 
 
 def test_a_hit_of_many_megabytes_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("migrate", a_source(tmp_path / "v1"), "--to", tmp_path / "out", "--now", NOW, "-y").status in (0, 1)
-    search = importlib.import_module("regraft.formats.index.search")
+    search = importlib.import_module("regraft.formats.cherry_v2.index.search")
     monkeypatch.setattr(search, "_COLUMNS", search._COLUMNS.replace(str(16 << 20), "4").replace("1000000", "9"))
     hits = run("search", tmp_path / "out", "title", "--mode", "bm25", "--json").document["hits"]
     assert {hit["text"] for hit in hits} == {"# A title"}

@@ -17,9 +17,10 @@ import pytest
 from faults import untouched
 from stand_ins import FullDisk, on_disk
 
-from regraft import ledger, sqlite
+from regraft import sqlite
 from regraft.errors import LedgerUnreadable, TargetLocked
-from regraft.ledger import Entry, Ledger
+from regraft.ledger import ledger
+from regraft.ledger.ledger import Entry, Ledger
 
 ONE, TWO = Entry("0a" * 20, b"one"), Entry("0b" * 20, b'{"two": 2}')
 RUN, LATER = "20260615T120000Z-0a1b2c", "20260615T120001Z-0a1b2c"

@@ -14,8 +14,9 @@ import pytest
 from conftest import NOW, run
 from faults import Source, untouched, write_vectors
 
-from regraft import identity, ledger
+from regraft import identity
 from regraft.errors import REFUSED
+from regraft.ledger import ledger
 
 KB, OTHER = identity.base_id("kb"), identity.base_id("other")
 

@@ -13,9 +13,10 @@ from conftest import run
 from faults import untouched
 from toys import change, library
 
-from regraft import ledger, sqlite
+from regraft import sqlite
 from regraft.errors import REFUSED, LedgerUnreadable
-from regraft.ledger_values import MAX_TIME, UnfitValue, path_of
+from regraft.ledger import ledger
+from regraft.ledger.values import MAX_TIME, UnfitValue, path_of
 from regraft.names import is_folder_name
 
 BASE, RUN = "2f0b8e9c-7d3a-4c52-9e61-0a1b2c3d4e5f", "20260615T120000Z-0a1b2c"

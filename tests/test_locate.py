@@ -15,8 +15,9 @@ import codex_mem_store
 import pytest
 
 from regraft.errors import ArchiveUnsafe, BrokenJson, SourceNotFound, SourceUnreadable, SourceUnrecognised
-from regraft.formats import codex_mem, sidecar
-from regraft.formats.v1_places import STATE_KEY, StatePlaces
+from regraft.formats.cherry_v1.layout import STATE_KEY, StatePlaces
+from regraft.formats.codex_mem import database as codex_mem_database
+from regraft.formats.codex_mem import sidecar
 from regraft.locate import NAMES, SYSTEMS, V1_SOURCES, Kind, Located, located
 from regraft.tree import FolderTree, ZipTree
 
@@ -600,6 +601,6 @@ def test_a_database_of_codex_mem_is_told_by_its_tables(tmp_path: Path) -> None:
             assert (found.kind, found.path, found.tree.path) == (Kind.CODEX_MEM, path, path.parent)
     renamed = path.rename(tmp_path / "notes")
     assert find(renamed).kind is Kind.CODEX_MEM
-    sidecar.create(codex_mem.sidecar_of(renamed), "a-model", None, "2026-01-01T00:00:00Z")
-    assert unrecognised(codex_mem.sidecar_of(renamed)) == f"the vectors of {renamed}: give that"
+    sidecar.create(codex_mem_database.sidecar_of(renamed), "a-model", None, "2026-01-01T00:00:00Z")
+    assert unrecognised(codex_mem_database.sidecar_of(renamed)) == f"the vectors of {renamed}: give that"
     assert "none of the known tables" in unrecognised(database(tmp_path, "codex-mem.db", "other"))

@@ -23,12 +23,13 @@ from test_check_v2 import GOLDEN, golden
 from test_reconcile import findings, state
 
 from checks.findings import Finding
-from regraft import durable, identity
-from regraft.changes import ChangeLog
+from regraft import identity
 from regraft.errors import PlanOutdated
-from regraft.formats.index import IndexStore
-from regraft.ledger import Ledger
-from regraft.progress import Silent
+from regraft.formats.cherry_v2.index import IndexStore
+from regraft.ledger import durable
+from regraft.ledger.changes import ChangeLog
+from regraft.ledger.ledger import Ledger
+from regraft.report.progress import Silent
 from repair import mend_catalog
 from repair.plan import Plan
 from repair.run import run_command, undo_run

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from planted_v2 import run_sql
 
 from regraft import identity
-from regraft.formats.index import IndexStore
+from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing import MaterialInput, materials
 from repair import files, mending, rows
 

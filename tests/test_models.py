@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from migrators.stages.models import ModelChoice, Models, ModelWord, is_model_id, unique_model_id
-from regraft import notices
-from regraft.formats.catalog import ModelRow, ProviderRow
+from regraft.formats.cherry_v2.catalog import ModelRow, ProviderRow
+from regraft.formats.cherry_v2.models import ModelChoice, Models, ModelWord, is_model_id, unique_model_id
+from regraft.report import notices
 
 ACME = {
     "id": "acme",

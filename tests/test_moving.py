@@ -17,7 +17,7 @@ from checks import index_file
 from migrators.stages import crew, work
 from regraft import steady
 from regraft.errors import SourceUnreadable
-from regraft.formats import index
+from regraft.formats.cherry_v2 import index
 from regraft.formats.parquet import columns, stored
 from regraft.formats.vector_table import VectorTable
 from repair.rescue import carrying

@@ -24,13 +24,14 @@ from toys import change, contents
 from toys import library as small_library
 
 from checks import glance_v2
-from regraft import config, ledger, links
+from regraft import config, links
 from regraft.embedders.answers import BrokenAnswer, vectors_of
 from regraft.embedders.server import ServerEmbedder
 from regraft.embedders.settings import ServerSettings
 from regraft.errors import StoreDamaged, WrongUsage
-from regraft.formats.item_data import data_problem
+from regraft.formats.cherry_v2.item_data import data_problem
 from regraft.formats.parquet import columns
+from regraft.ledger import ledger
 from regraft.schema_errors import StoppedAtDamage
 from repair import files
 from repair.backfill.stopping import stops_whole

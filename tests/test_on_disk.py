@@ -19,9 +19,9 @@ from migrators.cherry_v1 import file_texts, on_disk
 from migrators.cherry_v1.draft import draft_library
 from migrators.cherry_v1.file_texts import ENCODINGS, WIDE_ENCODINGS, Wanted, cleaned, json_form
 from migrators.cherry_v1.on_disk import real_paths
-from migrators.stages.models import ModelWord
 from regraft import links
-from regraft.formats.v1_state import V1State
+from regraft.formats.cherry_v1.state import V1State
+from regraft.formats.cherry_v2.models import ModelWord
 from regraft.formats.vector_table import LoaderRows, Survey, Tally
 
 SAMPLE = REPO / "sample_v1"

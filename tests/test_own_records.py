@@ -16,8 +16,9 @@ from planted_v2 import library
 from test_restore import NEW, Embedder, restored_by
 
 from regraft.errors import LedgerUnreadable
-from regraft.formats import pack, sidecar
-from regraft.formats.sidecar import SidecarProblem
+from regraft.formats.cherry_v2 import pack
+from regraft.formats.codex_mem import sidecar
+from regraft.formats.codex_mem.sidecar import SidecarProblem
 from regraft.move_errors import PackUnreadable
 from regraft.tree import FolderTree
 from repair.backfill import queue

@@ -21,8 +21,8 @@ from planted_v2 import library, plant
 
 from checks import audit_page
 from checks.findings import FINDINGS, Audit, Finding
-from regraft import pages
-from regraft.envelope import Run
+from regraft.report import html as report_html
+from regraft.report.document import Run
 
 PHONE, SCREEN = 360, 1280
 
@@ -95,7 +95,7 @@ def of_nothing(place: Path) -> dict[str, Any]:
 
 def of_many(place: Path) -> dict[str, Any]:
     document = many_bases()
-    pages.write(place, audit_page.as_page(document))
+    report_html.write(place, audit_page.as_page(document))
     return document
 
 

@@ -22,10 +22,11 @@ from v1 import RawText, Row, base, dicts, file, floats, note, opened, sha, vecto
 from v1 import carried as migrated
 
 from migrators.parquet import files
-from regraft import durable, ledger, sqlite
-from regraft.formats import index
+from regraft import sqlite
+from regraft.formats.cherry_v2 import index
 from regraft.formats.parquet import columns
 from regraft.formats.parquet.columns import About, UnitRow
+from regraft.ledger import durable, ledger
 
 pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
 import pyarrow as pa

@@ -22,15 +22,15 @@ from migrators.cherry_v1.draft import draft_library
 from migrators.stages import plan as plan_module
 from migrators.stages.drafts import BaseDraft, LibraryDraft
 from migrators.stages.journey import Hints, Twin
-from migrators.stages.models import ModelWord
 from migrators.stages.owners import Owners, expand
 from migrators.stages.plan import BasePlan, plan_base
 from migrators.stages.restored import read_times
 from regraft.formats import vector_table
-from regraft.formats.v1_state import V1State
+from regraft.formats.cherry_v1.state import V1State
+from regraft.formats.cherry_v2.models import ModelWord
 from regraft.formats.vector_table import MISSING, UNSUPPORTED, LoaderRows, StoreProblem, Survey, Tally
 from regraft.names import FreeNames
-from regraft.notices import Notice
+from regraft.report.notices import Notice
 
 REPO = Path(__file__).parents[1]
 

@@ -50,8 +50,8 @@ from preview import (
 from v1 import check_library, floats, vector_of
 
 from regraft import sqlite
-from regraft.formats import libsql_preview
-from regraft.formats.libsql_preview import PREVIEW, Layout
+from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_preview.libsql import PREVIEW, Layout
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN", REPO.parent / "shared" / "golden")) / "preview"
 #: The user's word for bases that name no model.
@@ -78,7 +78,7 @@ def test_an_empty_vector_index_makes_sqlite_lie_and_regraft_does_not_fall_for_it
     assert query(source, f"SELECT EXISTS (SELECT 1 FROM {TABLE})") == 0
     assert query(source, f"SELECT count(*) FROM {TABLE} NOT INDEXED") == len(ROWS)
     assert PREVIEW.survey(source).rows == len(ROWS)
-    assert libsql_preview.look(source) == libsql_preview.Look(Layout.PREVIEW, has_rows=True, has_trap=True)
+    assert libsql.look(source) == libsql.Look(Layout.PREVIEW, has_rows=True, has_trap=True)
     library = migrate(source, tmp_path / "out", *WORD)
     assert library.rows(BASE) == {**library.rows(BASE), "read": len(ROWS), "carried": len(ROWS), "skipped": {}}
     assert carried(library) == expected(ROWS)
@@ -1185,7 +1185,7 @@ def test_one_base_of_several_and_several_at_once_give_the_same(tmp_path):
 
 def test_a_profile_whose_application_runs_is_left_alone_unless_allowed(tmp_path, monkeypatch):
     source = profile(tmp_path / "in")
-    monkeypatch.setattr("regraft.profiles.sign_of_life", lambda _: "process 7")
+    monkeypatch.setattr("regraft.formats.cherry_v1.profile.sign_of_life", lambda _: "process 7")
     done = run("migrate", source, "--to", tmp_path / "out", "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "ApplicationRunning")
     library = migrate(source, tmp_path / "out", "--while-running")

@@ -21,15 +21,16 @@ from migrators.stages import report
 from migrators.stages.carry import Origin, carry_base
 from migrators.stages.crew import Done
 from migrators.stages.journey import Hints, Twin
-from migrators.stages.models import ModelWord
 from migrators.stages.plan import plan_base
 from migrators.stages.work import BaseWork
-from regraft import render
-from regraft.envelope import Run
-from regraft.formats import embedjs, vector_table
-from regraft.formats.catalog import write_catalog
-from regraft.formats.v1_state import V1State
+from regraft.formats import vector_table
+from regraft.formats.cherry_v1 import embedjs
+from regraft.formats.cherry_v1.state import V1State
+from regraft.formats.cherry_v2.catalog import write_catalog
+from regraft.formats.cherry_v2.models import ModelWord
 from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey, Tally
+from regraft.report import render
+from regraft.report.document import Run
 from regraft.tree import FolderTree
 
 # --- arbitrary states ----------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from test_rescue import GOLDEN, actions, left
 from v1 import Row, Source, base, dicts, file, folder, opened
 
 from regraft import sqlite
-from regraft.changes import ChangeLog
 from regraft.errors import PlanOutdated
+from regraft.ledger.changes import ChangeLog
 from repair import readable_paths
 
 NAME = "item.path-is-id"

@@ -11,7 +11,7 @@ from conftest import Outcome, run
 from test_angel_check import double_short_id, untouched
 
 from regraft.embedders.counting import estimate
-from regraft.recall import Span, recall
+from regraft.ranking.angel_memory import Span, recall
 
 LINES = [f"line {number} of the log" for number in range(1, 11)]
 

@@ -18,10 +18,11 @@ from faults import REFUSED, Tripwire, forked, said, untouched
 from planted_v2 import ITEM, KB, OTHER, PLANTED, catalog, data, index, library, run_sql, sql
 from stand_ins import KILLED, die
 
-from regraft import durable, identity, sqlite
-from regraft.changes import ChangeLog
-from regraft.formats.index import IndexStore
-from regraft.ledger import Ledger
+from regraft import identity, sqlite
+from regraft.formats.cherry_v2.index import IndexStore
+from regraft.ledger import durable
+from regraft.ledger.changes import ChangeLog
+from regraft.ledger.ledger import Ledger
 from regraft.testing.planting import STRAY_BASE
 from repair import files
 

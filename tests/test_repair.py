@@ -18,9 +18,9 @@ from planted_v2 import KB, MATERIAL, OTHER, PLANTED, index, library, run_sql, se
 from stand_ins import KILLED, die
 from test_check_damage import audit
 
-from regraft import durable
-from regraft.changes import ChangeLog
-from regraft.ledger import Ledger
+from regraft.ledger import durable
+from regraft.ledger.changes import ChangeLog
+from regraft.ledger.ledger import Ledger
 from repair import files, mending
 
 VECTORS = {"embedding.length", "embedding.non-finite", "embedding.zero"}

@@ -40,9 +40,9 @@ from v1 import LLM, MODEL, Row, Source, base, dicts, file, folder, note, opened,
 
 from migrators.stages.drafts import ItemDraft
 from regraft import identity, sqlite
-from regraft.changes import ChangeLog
-from regraft.formats import index
-from regraft.ledger import Ledger
+from regraft.formats.cherry_v2 import index
+from regraft.ledger.changes import ChangeLog
+from regraft.ledger.ledger import Ledger
 from repair.rescue.matching import match_items
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or REPO.parent / "shared" / "golden")

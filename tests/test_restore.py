@@ -22,7 +22,8 @@ from stand_ins import KILLED, die
 from stranded import base_of, profile, some_source
 from test_indexing import item_of, put_file, put_item, raw, rows
 
-from regraft import identity, progress
+from regraft import identity
+from regraft.report import progress
 from repair.restore import Wanted, Wish, model_change, restore
 from repair.store import recognised
 

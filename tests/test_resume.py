@@ -34,7 +34,8 @@ from faults import (
 )
 from test_golden import as_backup
 
-from regraft import durable, ledger, sqlite
+from regraft import sqlite
+from regraft.ledger import durable, ledger
 
 
 @pytest.fixture
@@ -260,7 +261,7 @@ def test_an_upload_that_v1_has_no_more_stays(source: Source, target: Path) -> No
 
 def test_a_base_that_could_not_be_read_once_is_tried_again(source: Source, tmp_path: Path) -> None:
     """Something touches the vector file while it is read: that time it fails, the next time it must not."""
-    from regraft.formats import index
+    from regraft.formats.cherry_v2 import index
 
     target, real = tmp_path / "library", index.build_index
 

@@ -19,7 +19,7 @@ from v1 import Library, Row, base, carried, file, note, opened
 
 from regraft import identity
 from regraft.cli import cli
-from regraft.formats.item_names import item_name
+from regraft.formats.cherry_v2.item_names import item_name
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 TEXTS = [f"needle number {at:02d} {'x' * at}" for at in range(16)]

@@ -26,9 +26,9 @@ from v1 import floats, sha
 
 from regraft import identity, sqlite
 from regraft.errors import QueryTooLong
-from regraft.formats.index import schema
-from regraft.formats.index.queries import compiled, tokens
-from regraft.formats.index.search import (
+from regraft.formats.cherry_v2.index import schema
+from regraft.formats.cherry_v2.index.queries import compiled, tokens
+from regraft.formats.cherry_v2.index.search import (
     Hit,
     bm25_hits,
     dimensions_of,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regraft import render
 from regraft.errors import SourceNotFound
+from regraft.report import render
 from regraft.text import LONGEST_SHOWN, in_json, one_line, shown, shown_lines
 
 HIDDEN = ("Cc", "Cf", "Zl", "Zp", "Cs", "Co")

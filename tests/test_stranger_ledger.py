@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toys import change, planner, renamed, write
 
-from regraft import ledger
+from regraft.ledger import ledger
 
 TABLES = ("ledger", "run", "step", "part", "entry", "change", "action")
 COMMANDS: dict[str, tuple[str, ...]] = {

@@ -12,8 +12,8 @@ from conftest import run
 from faults import untouched
 from toys import CATALOG, INDEX, bodies, change, library, planner, renamed, write
 
-from regraft import ledger
 from regraft.errors import REFUSED
+from regraft.ledger import ledger
 
 
 @pytest.fixture(scope="module")

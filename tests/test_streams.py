@@ -17,8 +17,9 @@ from conftest import NOW, REPO, run
 from faults import small_source, untouched
 from planted_v2 import index, library, run_sql
 
-from regraft import cli, interrupts, streams
+from regraft import cli, streams
 from regraft.errors import OutputLost
+from regraft.ledger import interrupts
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 FULL = "No space left on device"
@@ -147,7 +148,7 @@ def test_a_migration_stands_whose_page_cannot_be_written(
         raise OSError(errno.ENOSPC, FULL, str(path))
 
     page = tmp_path / "page.html"
-    monkeypatch.setattr("regraft.pages.write", no_space)
+    monkeypatch.setattr("regraft.report.html.write", no_space)
     done = run("migrate", source, "--to", tmp_path / "library", "--report", page, "--now", NOW, *options)
     assert (done.status, done.stderr) == (3, f"regraft: {OutputLost(output=page, reason=FULL)}\n")
     assert not page.exists()

@@ -14,8 +14,8 @@ import pytest
 from conftest import REPO, run, snapshot
 from faults import line, said, untouched
 
-from regraft import pages
 from regraft.errors import REFUSED, STOPPED
+from regraft.report import html as report_html
 
 BACKUP = REPO / "sample_v1" / "backup"
 ARCHIVE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
@@ -114,7 +114,7 @@ def test_a_report_page_may_replace_an_earlier_one(library: Path, tmp_path: Path)
     page = tmp_path / "page.html"
     for _ in range(2):
         assert again(library, "--report", page).status == 1
-        assert pages.is_page("migrate", page.read_text())
+        assert report_html.is_page("migrate", page.read_text())
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from v1 import CREATED, UPDATED, Library, Row, Source, base, check_index, file, folder, note, opened, pack, page
 
 from migrators.cherry_v1 import twins
-from regraft import render
+from regraft.report import render
 
 REPORT = b"# Report\n\nThe report."
 

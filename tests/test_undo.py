@@ -42,7 +42,8 @@ from toys import (
     write,
 )
 
-from regraft import clock, ledger
+from regraft import clock
+from regraft.ledger import ledger
 from repair import changing
 from repair import undo as undoing
 from repair.plan import Plan, RowsChange

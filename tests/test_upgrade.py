@@ -42,10 +42,10 @@ from preview import (
 )
 from stand_ins import die
 
-from regraft import durable
-from regraft.changes import ChangeLog
-from regraft.formats.index import older as older_index
-from regraft.ledger import Ledger
+from regraft.formats.cherry_v2.index import older as older_index
+from regraft.ledger import durable
+from regraft.ledger.changes import ChangeLog
+from regraft.ledger.ledger import Ledger
 from repair import changing, files
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or REPO.parent / "shared" / "golden")
@@ -343,7 +343,7 @@ def test_a_file_that_may_not_be_written_is_refused(target: Path, monkeypatch: py
 
 def test_a_profile_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = profile(tmp_path / "profile")
-    monkeypatch.setattr("regraft.profiles.sign_of_life", lambda _: "process 7")
+    monkeypatch.setattr("regraft.formats.cherry_v1.profile.sign_of_life", lambda _: "process 7")
     with untouched(folder):
         assert "process 7" in said(run("upgrade", folder, "--json"), "ApplicationOpen", 2)
 

@@ -14,7 +14,7 @@ from lacking import KB, OTHER, library
 from planted_v2 import run_sql
 
 from regraft import sqlite
-from regraft.formats.catalog_generation import Generation, read_tables
+from regraft.formats.cherry_v2.catalog_generation import Generation, read_tables
 
 
 @pytest.fixture(scope="module")

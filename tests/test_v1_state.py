@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from regraft import notices
 from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
-from regraft.formats.v1_places import STATE_KEY, StatePlaces
-from regraft.formats.v1_state import V1State, read_state, read_text
-from regraft.formats.v1_tables import FileRow, Table
+from regraft.formats.cherry_v1.layout import STATE_KEY, StatePlaces
+from regraft.formats.cherry_v1.state import V1State, read_state, read_text
+from regraft.formats.cherry_v1.tables import FileRow, Table
+from regraft.report import notices
 from regraft.tree import FolderTree, ZipTree
 
 BASES = [{"id": "b1", "name": "Räume \U0001f600", "items": [{"id": "i1", "type": "note", "content": "x"}]}, None, 7]

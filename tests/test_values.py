@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from migrators.cherry_v1.draft import draft_library
 from migrators.stages.drafts import BaseDraft, LibraryDraft, Settings, SkippedBase
-from migrators.stages.models import ModelWord
 from migrators.stages.plan import plan_base
-from migrators.stages.values import read_number, read_settings, read_time, whole_number
-from regraft import notices
-from regraft.formats.catalog import BaseRow
-from regraft.formats.v1_state import V1State
+from regraft.formats.cherry_v1.state import V1State
+from regraft.formats.cherry_v2.catalog import BaseRow
+from regraft.formats.cherry_v2.models import ModelWord
+from regraft.formats.cherry_v2.values import read_number, read_settings, read_time, whole_number
 from regraft.formats.vector_table import Survey
 from regraft.identity import base_id
-from regraft.notices import CODES, Notice
+from regraft.report import notices
+from regraft.report.notices import CODES, Notice
 
 QUICK = settings(max_examples=200, deadline=None)
 

@@ -17,10 +17,11 @@ from conftest import NOW, run
 from faults import Source, Tripwire, forked, item, write_vectors
 from stand_ins import KILLED, die
 
-from regraft import identity, ledger, sqlite
-from regraft.changes import ChangeLog
-from regraft.ledger import Ledger
-from regraft.progress import Silent
+from regraft import identity, sqlite
+from regraft.ledger import ledger
+from regraft.ledger.changes import ChangeLog
+from regraft.ledger.ledger import Ledger
+from regraft.report.progress import Silent
 from repair.copies import copy_database
 from repair.plan import Action, Change, FileChange, Plan, RowsChange
 from repair.rows import LARGEST_CHANGESET

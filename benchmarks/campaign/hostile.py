@@ -19,7 +19,7 @@ import apsw
 
 from benchmarks.campaign import mutator
 from regraft import links, sqlite
-from regraft.ledger import FILE, FOLDER
+from regraft.ledger.ledger import FILE, FOLDER
 from repair import files
 
 Feature = Callable[[Random, Path, Path], str]

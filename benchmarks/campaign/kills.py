@@ -19,7 +19,7 @@ from benchmarks.campaign.steps import SIGNALS, Signalling, around, kinds_of
 from benchmarks.campaign.stores import SCENARIOS, Scenario
 from benchmarks.campaign.switches import CONTROLS, switched_off
 from benchmarks.kills import state_of
-from regraft.ledger import FOLDER
+from regraft.ledger.ledger import FOLDER
 from regraft.locate import KNOWLEDGE_FOLDER
 
 #: Of so many cases in a row one is of each of these ways; ``any moment`` is a SIGKILL from outside.

@@ -15,7 +15,7 @@ import apsw
 from benchmarks.campaign import corpus
 from regraft import identity, sqlite
 from regraft.errors import RegraftError
-from regraft.formats.index import IndexStore
+from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing import DAMAGES
 
 from fault_server import vector_of  # isort: skip

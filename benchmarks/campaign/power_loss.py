@@ -26,7 +26,7 @@ from benchmarks.campaign.runs import Stage, stages
 from benchmarks.campaign.stores import SCENARIOS, Scenario
 from benchmarks.kills import state_of
 from regraft import sqlite
-from regraft.ledger import FOLDER
+from regraft.ledger.ledger import FOLDER
 
 _LOGS = ("-journal", "-wal")
 #: One of so many images is taken up again by the next run whatever it comes to.

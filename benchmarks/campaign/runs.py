@@ -32,7 +32,7 @@ from benchmarks.kills import State, rows_mark, state_of
 from regraft import areas, cli, clock, embedders, sqlite
 from regraft.__main__ import main as regraft
 from regraft.embedders.protocol import Embedded
-from regraft.ledger import FOLDER
+from regraft.ledger.ledger import FOLDER
 
 KILLED = 137
 DONE, STOPPED, REFUSED = (0, 1), 3, 2

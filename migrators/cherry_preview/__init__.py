@@ -11,7 +11,7 @@ from migrators.cherry_preview.draft import draft_library
 from migrators.stages.drafts import BaseDraft, LibraryDraft
 from migrators.stages.journey import Hints, Journey
 from migrators.stages.options import Options
-from regraft.formats import libsql_preview
+from regraft.formats.cherry_preview import libsql
 from regraft.formats.vector_table import Survey
 from regraft.locate import Located
 
@@ -25,4 +25,4 @@ def _hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) 
     return Hints()
 
 
-JOURNEY = Journey(table=libsql_preview.PREVIEW, read=_read, hints=_hints, opened=libsql_preview.readable)
+JOURNEY = Journey(table=libsql.PREVIEW, read=_read, hints=_hints, opened=libsql.readable)

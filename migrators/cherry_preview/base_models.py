@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from migrators.stages.models import SEPARATOR, ModelChoice, Models, ModelWord, is_model_id, tidy_model_id
-from regraft import notices
-from regraft.formats.catalog_reader import Row, StoredCatalog
-from regraft.notices import Notice
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
+from regraft.formats.cherry_v2.models import SEPARATOR, ModelChoice, Models, ModelWord, is_model_id, tidy_model_id
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import is_blank
 
 #: The problem of a base that names no model; its id goes in.

@@ -10,22 +10,23 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from migrators.cherry_preview.base_models import BaseModels
-from migrators.cherry_preview.base_settings import read_base_settings
 from migrators.cherry_preview.item_data import Place, RawFiles, RawPaths
 from migrators.cherry_preview.listed import draft_items
 from migrators.cherry_preview.told import Told, draft_told_items
 from migrators.stages.drafts import BaseDraft, DraftedItems, LibraryDraft, SkippedBase
 from migrators.stages.entries import CATALOG, REPORT
-from migrators.stages.models import ModelChoice, ModelWord
-from migrators.stages.values import read_time, whole_number
-from regraft import identity, notices
+from regraft import identity
 from regraft.errors import SourceUnreadable
-from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
-from regraft.formats.libsql_preview import Layout, Look
-from regraft.formats.v2_places import INDEX_FILE, RAW_FOLDER, Store
+from regraft.formats.cherry_preview.libsql import Layout, Look
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.layout import INDEX_FILE, RAW_FOLDER, Store
+from regraft.formats.cherry_v2.models import ModelChoice, ModelWord
+from regraft.formats.cherry_v2.settings import read_base_settings
+from regraft.formats.cherry_v2.values import read_time, whole_number
 from regraft.locate import Located
 from regraft.names import FreeNames, fold, is_folder_name
-from regraft.notices import Notice
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import counted, is_blank, trim, whole, without_nul
 from regraft.tree import join
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from migrators.stages.drafts import Content, Upload, cut_note
-from regraft import notices
 from regraft.formats import json_text
 from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
-from regraft.notices import Notice
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import is_blank
 from regraft.tree import Tree, join
 

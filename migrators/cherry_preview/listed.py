@@ -8,10 +8,10 @@ from typing import Any
 
 from migrators.cherry_preview.item_data import Place, read_data
 from migrators.stages.drafts import FAILED_TEXT, INTERRUPTED_TEXT, DraftedItems, ItemDraft, SkippedItem
-from migrators.stages.values import read_time
-from regraft import notices
-from regraft.formats.catalog_reader import Row
-from regraft.notices import Notice
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.values import read_time
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import is_blank, trim, without_nul
 
 #: Types of items by what catalogs call them.

@@ -10,15 +10,15 @@ from typing import Self
 
 from migrators.cherry_preview.item_data import Place, base_name
 from migrators.stages.drafts import DraftedItems, ItemDraft, SkippedItem, Upload, cut_note
-from regraft import notices
 from regraft.errors import SourceUnreadable
-from regraft.formats import libsql_preview
-from regraft.formats.catalog import MAX_NOTE_UNITS
-from regraft.formats.index import BODY_SEPARATOR
-from regraft.formats.libsql_preview import PREVIEW, Contents, StoredItem
+from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_preview.libsql import PREVIEW, Contents, StoredItem
+from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
+from regraft.formats.cherry_v2.index import BODY_SEPARATOR
 from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.names import material_name
-from regraft.notices import Notice
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.tree import Tree
 
 #: Types of items by what rows call them; anything else is a file.
@@ -52,13 +52,13 @@ class Told:
             found = self._open.enter_context(self._tree.local(self._name, None))
         except SourceUnreadable as error:
             raise StoreProblem(f"cannot be read: {error.facts['reason']}") from error
-        return self._open.enter_context(libsql_preview.readable(found))
+        return self._open.enter_context(libsql.readable(found))
 
     @cached_property
     def contents(self) -> Contents:
         """Return the owners of the store's rows and what the rows say of them."""
         try:
-            return libsql_preview.read_contents(self._path)
+            return libsql.read_contents(self._path)
         except StoreProblem as problem:
             self.problem = str(problem)
             return Contents()
@@ -71,7 +71,7 @@ class Told:
     def declared_dimensions(self) -> int | None:
         """Return the dimensions that the table is declared with."""
         try:
-            return libsql_preview.declared_dimensions(self._path)
+            return libsql.declared_dimensions(self._path)
         except StoreProblem:
             return None
 
@@ -82,7 +82,7 @@ class Told:
     def text(self, item_id: str) -> str:
         """Return the text that an item's rows make, or at least so much of it as a note can hold and one unit more."""
         try:
-            return libsql_preview.carried_text(
+            return libsql.carried_text(
                 self._path, self._survey, item_id, BODY_SEPARATOR, MAX_NOTE_UNITS, texts=self._texts
             )
         except StoreProblem as problem:

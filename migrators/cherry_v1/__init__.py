@@ -11,8 +11,8 @@ from migrators.cherry_v1.on_disk import hints
 from migrators.stages.drafts import LibraryDraft
 from migrators.stages.journey import Journey
 from migrators.stages.options import Options
-from regraft.formats import embedjs
-from regraft.formats.v1_state import read_state
+from regraft.formats.cherry_v1 import embedjs
+from regraft.formats.cherry_v1.state import read_state
 from regraft.locate import Located
 
 

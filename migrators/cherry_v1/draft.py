@@ -9,13 +9,14 @@ from typing import Any
 
 from migrators.cherry_v1 import items as item_rules
 from migrators.stages.drafts import BaseDraft, LibraryDraft, SkippedBase
-from migrators.stages.models import Models, ModelWord
-from migrators.stages.values import read_settings, read_time, whole_number
-from regraft import identity, notices
-from regraft.formats.v1_state import V1State
-from regraft.formats.v1_tables import Items
+from regraft import identity
+from regraft.formats.cherry_v1.state import V1State
+from regraft.formats.cherry_v1.tables import Items
+from regraft.formats.cherry_v2.models import Models, ModelWord
+from regraft.formats.cherry_v2.values import read_settings, read_time, whole_number
 from regraft.names import FreeNames, vector_file_name
-from regraft.notices import Notice
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import counted, is_blank, trim, without_nul
 
 

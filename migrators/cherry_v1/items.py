@@ -17,10 +17,11 @@ from migrators.stages.drafts import (
     Upload,
     cut_note,
 )
-from migrators.stages.values import read_time
-from regraft import identity, notices
+from regraft import identity
+from regraft.formats.cherry_v2.values import read_time
 from regraft.names import TRAILING, FreeNames, sanitise
-from regraft.notices import Notice
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import is_blank, trim, without_nul
 
 _FILE_TEXTS = ("id", "name", "origin_name", "path", "ext", "type", "created_at")

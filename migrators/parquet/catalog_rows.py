@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 
 from migrators.stages.drafts import Settings
-from regraft import notices, sqlite
+from regraft import sqlite
 from regraft.errors import SourceUnreadable
 from regraft.formats import json_text
-from regraft.formats.catalog import EMBEDDING, RERANK, BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow
-from regraft.formats.catalog_generation import model_of
-from regraft.formats.item_data import data_damage
+from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow
+from regraft.formats.cherry_v2.catalog_generation import model_of
+from regraft.formats.cherry_v2.item_data import data_damage
 from regraft.formats.parquet.columns import About, AboutBase
+from regraft.report import notices
 from regraft.text import whole
 
 #: The error of a base whose vectors are of a model that the file does not name.

@@ -11,8 +11,8 @@ from typing import Any
 import apsw
 
 from regraft import identity
-from regraft.formats.index import BODY_SEPARATOR
-from regraft.formats.index.large import ROOM, fill
+from regraft.formats.cherry_v2.index import BODY_SEPARATOR
+from regraft.formats.cherry_v2.index.large import ROOM, fill
 from regraft.formats.large_text import LARGE_BYTES, PIECE_BYTES, utf16_units
 
 _SEPARATOR = BODY_SEPARATOR.encode()

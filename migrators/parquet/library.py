@@ -25,15 +25,16 @@ from migrators.stages.options import Options
 from migrators.stages.passage import Migration, Passage
 from migrators.stages.publish import Target
 from migrators.stages.work import BaseEntry, kept_completed, read_entry, still_there
-from regraft import durable, sqlite
-from regraft.envelope import Run
+from regraft import sqlite
 from regraft.errors import SourceUnreadable
-from regraft.formats import catalog
-from regraft.formats.item_data import data_damage
+from regraft.formats.cherry_v2 import catalog
+from regraft.formats.cherry_v2.item_data import data_damage
 from regraft.formats.parquet.columns import AboutBase
-from regraft.ledger import Entry, Ledger
+from regraft.ledger import durable
+from regraft.ledger.ledger import Entry, Ledger
 from regraft.locate import INDEX_FILE
-from regraft.progress import Progress, stage
+from regraft.report.document import Run
+from regraft.report.progress import Progress, stage
 from regraft.text import shown
 
 COMMAND = "import"

@@ -11,7 +11,7 @@ import msgspec
 from migrators.parquet.catalog_rows import item_of_material
 from migrators.parquet.files import UnitsFile
 from migrators.stages import preflight
-from regraft.formats.catalog import BaseRecord, ItemRow
+from regraft.formats.cherry_v2.catalog import BaseRecord, ItemRow
 from regraft.formats.parquet.columns import AboutBase, Held
 
 #: Bytes on disk for one byte of an item: in the catalog, in its successor while that is written, and in the ledger.

@@ -15,12 +15,13 @@ from typing import Any
 import apsw
 
 from migrators.parquet import large
-from regraft import identity, notices, sqlite
+from regraft import identity, sqlite
 from regraft.errors import BooksDoNotBalance, VerificationFailed
-from regraft.formats.index import BODY_SEPARATOR, schema
-from regraft.formats.index.bulk import CJK_SHARE, ROWS_CACHE_KIB, CjkSample, rebuild_full_text
+from regraft.formats.cherry_v2.index import BODY_SEPARATOR, schema
+from regraft.formats.cherry_v2.index.bulk import CJK_SHARE, ROWS_CACHE_KIB, CjkSample, rebuild_full_text
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.parquet.columns import BareMaterial, UnitRow
+from regraft.report import notices
 from regraft.text import utf16_len
 
 #: Where large texts go: a schema, a table and a column.

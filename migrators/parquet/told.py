@@ -10,10 +10,10 @@ from migrators.parquet.catalog_rows import MODEL_UNKNOWN
 from migrators.parquet.planned import Plan
 from migrators.parquet.rebuild import Rebuilt
 from migrators.stages.report import Outcome
-from regraft import notices
-from regraft.formats.catalog import ItemRow
+from regraft.formats.cherry_v2.catalog import ItemRow
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
-from regraft.notices import Notice
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import counted, shown
 
 

@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from migrators.stages.owners import Owners
-from regraft import notices
 from regraft.formats import vector_table
-from regraft.formats.index import BODY_SEPARATOR
+from regraft.formats.cherry_v2.index import BODY_SEPARATOR
 from regraft.formats.vector_table import LoaderRows, Survey, Tally
+from regraft.report import notices
 
 #: Examples named for each reason why rows are not carried.
 EXAMPLES = 3

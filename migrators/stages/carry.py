@@ -14,15 +14,17 @@ import apsw
 
 from migrators.stages.plan import BasePlan, ItemPlan, MaterialPlan
 from migrators.stages.uploads import SourceFailed, copy_upload, missing_upload, upload_name
-from regraft import clock, durable, notices, sqlite
+from regraft import clock, sqlite
 from regraft.errors import BooksDoNotBalance
-from regraft.formats import index, okf
-from regraft.formats.catalog import BaseRecord, BaseRow, ItemRow
+from regraft.formats.cherry_v2 import index, okf
+from regraft.formats.cherry_v2.catalog import BaseRecord, BaseRow, ItemRow
 from regraft.formats.large_text import LARGE_BYTES, LargeText
 from regraft.formats.vector_table import VectorTable
+from regraft.ledger import durable
 from regraft.locate import INDEX_FILE, RAW_FOLDER
 from regraft.names import FreeNames
-from regraft.notices import Notice
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import counted, whole
 from regraft.tree import Tree
 

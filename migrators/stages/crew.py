@@ -20,11 +20,12 @@ from migrators.stages.carry import Carried, Origin, Watcher, carry_base
 from migrators.stages.plan import BasePlan, plan_base
 from migrators.stages.uploads import SourceFailed
 from migrators.stages.work import BaseWork, base_folder
-from regraft import areas, durable, links, steady, workers
+from regraft import areas, links, steady, workers
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.vector_table import StoreProblem, VectorTable
+from regraft.ledger import durable
 from regraft.locate import Located
-from regraft.progress import Progress
+from regraft.report.progress import Progress
 from regraft.tree import Tree, open_tree
 
 #: More processes than this gain nothing: the disk is shared.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from migrators.stages.models import ModelChoice
-from regraft import notices
-from regraft.formats.catalog import MAX_NOTE_UNITS
-from regraft.notices import Notice
+from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
+from regraft.formats.cherry_v2.models import ModelChoice
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import utf16_cut, utf16_len
 
 DEFAULT_CHUNK_SIZE = 1024

@@ -13,12 +13,12 @@ import apsw
 import msgspec
 
 from migrators.stages.work import BaseEntry, read_entry
-from regraft import notices
-from regraft.formats import catalog
-from regraft.formats.catalog import BaseRecord, ItemRow
-from regraft.ledger import Entry, Ledger
-from regraft.ledger_values import Count, UnfitValue
+from regraft.formats.cherry_v2 import catalog
+from regraft.formats.cherry_v2.catalog import BaseRecord, ItemRow
+from regraft.ledger.ledger import Entry, Ledger
+from regraft.ledger.values import Count, UnfitValue
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
+from regraft.report import notices
 
 #: The ledger's subjects besides base ids.
 CATALOG = "catalog"

@@ -11,7 +11,7 @@ from migrators.stages.drafts import BaseDraft, LibraryDraft
 from migrators.stages.options import Options
 from regraft.formats.vector_table import Survey, VectorTable
 from regraft.locate import Located
-from regraft.notices import Notice
+from regraft.report.notices import Notice
 
 
 @dataclass(frozen=True)

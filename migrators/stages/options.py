@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from migrators.stages.models import ModelWord
+from regraft.formats.cherry_v2.models import ModelWord
 
 
 @dataclass(frozen=True)

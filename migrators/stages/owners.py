@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from migrators.stages.drafts import BaseDraft, ItemDraft
-from regraft import identity, notices
+from regraft import identity
 from regraft.formats.vector_table import Survey
-from regraft.notices import Notice
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import counted
 
 

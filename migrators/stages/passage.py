@@ -21,8 +21,7 @@ from migrators.stages.entries import demand_fit
 from migrators.stages.publish import Target
 from migrators.stages.report import Outcome
 from migrators.stages.work import BaseEntry
-from regraft import areas, durable, layout_links, ledger, render
-from regraft.envelope import Run
+from regraft import areas, layout_links
 from regraft.errors import (
     Declined,
     Interrupted,
@@ -31,7 +30,10 @@ from regraft.errors import (
     TargetLocked,
     TargetNotWritable,
 )
-from regraft.ledger import Entry, Ledger
+from regraft.ledger import durable, ledger
+from regraft.ledger.ledger import Entry, Ledger
+from regraft.report import render
+from regraft.report.document import Run
 
 
 class Work(Protocol):

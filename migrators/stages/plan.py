@@ -28,9 +28,9 @@ from migrators.stages.restored import (
     said_without_rows,
     without_rows,
 )
-from regraft import notices
 from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey
-from regraft.notices import Notice
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import counted
 
 __all__ = ["BasePlan", "ItemPlan", "MaterialPlan", "Rows", "TakenPaths", "plan_base"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from migrators.stages.drafts import BaseDraft, Upload
 from migrators.stages.journey import Found
-from regraft.notices import Notice
+from regraft.report.notices import Notice
 
 
 @dataclass(frozen=True, slots=True)

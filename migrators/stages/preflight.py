@@ -16,7 +16,7 @@ from migrators.stages.plan import BasePlan
 from migrators.stages.publish import REPLACED, STAGING, WORK, Target
 from migrators.stages.uploads import upload_name
 from migrators.stages.work import base_folder, read_entry
-from regraft import areas, ledger, links, notices, profiles, sqlite
+from regraft import areas, links, sqlite
 from regraft.errors import (
     ApplicationRunning,
     NotEnoughSpace,
@@ -28,13 +28,16 @@ from regraft.errors import (
     TargetNotWritable,
     TargetOverlapsSource,
 )
-from regraft.formats.library_report import REPORT_FILE, REPORT_PAGE
-from regraft.formats.v2_places import CATALOG_FILE, KNOWLEDGE_FOLDER
-from regraft.ledger import Entry
+from regraft.formats.cherry_v1 import profile as cherry_v1_profile
+from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER
+from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
+from regraft.ledger import ledger
+from regraft.ledger.ledger import Entry
 from regraft.locate import INDEX_FILE, RAW_FOLDER, Kind, Located
 from regraft.names import MAX_NAME_BYTES
-from regraft.notices import Notice
-from regraft.progress import human_bytes
+from regraft.report import notices
+from regraft.report.notices import Notice
+from regraft.report.progress import human_bytes
 from regraft.tree import FolderTree
 
 #: Files that file managers leave in an otherwise empty folder.
@@ -102,7 +105,7 @@ def check_running(profile: Path | None, options: Options) -> tuple[Notice, ...]:
     Raises:
         ApplicationRunning
     """
-    sign = None if profile is None else profiles.sign_of_life(profile)
+    sign = None if profile is None else cherry_v1_profile.sign_of_life(profile)
     if sign is None:
         return ()
     if not options.while_running:

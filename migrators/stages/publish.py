@@ -10,10 +10,11 @@ import msgspec
 
 from migrators.stages.entries import CATALOG, REPORT, base_entries, catalog_mark_of, items_of
 from migrators.stages.work import BaseEntry, base_folder, read_entry
-from regraft import durable, sqlite
-from regraft.formats.catalog import ItemRow, write_catalog
-from regraft.formats.library_report import REPORT_FILE, REPORT_PAGE
-from regraft.ledger import FOLDER, Entry, Ledger, Step
+from regraft import sqlite
+from regraft.formats.cherry_v2.catalog import ItemRow, write_catalog
+from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
+from regraft.ledger import durable
+from regraft.ledger.ledger import FOLDER, Entry, Ledger, Step
 from regraft.locate import CATALOG_FILE
 
 PUBLISH = "publish"

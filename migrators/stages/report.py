@@ -13,11 +13,11 @@ from migrators.stages.crew import Done
 from migrators.stages.drafts import LibraryDraft
 from migrators.stages.plan import BasePlan
 from migrators.stages.work import BaseEntry, BaseWork
-from regraft import notices
-from regraft.envelope import Run
-from regraft.formats.index import Tallies
+from regraft.formats.cherry_v2.index import Tallies
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
-from regraft.notices import Notice
+from regraft.report import notices
+from regraft.report.document import Run
+from regraft.report.notices import Notice
 from regraft.text import argument, path_text
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from migrators.stages.drafts import BaseDraft, ItemDraft
 from migrators.stages.journey import Twin
 from migrators.stages.owners import Owners
-from regraft import notices
 from regraft.formats.vector_table import LoaderRows, Survey
-from regraft.notices import Notice
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import counted, utf16_cut, utf16_len
 
 #: Files named in one message; the rest is counted.

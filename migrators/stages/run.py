@@ -19,11 +19,11 @@ from migrators.stages.passage import Migration, Passage
 from migrators.stages.publish import Target
 from migrators.stages.report import Outcome
 from migrators.stages.work import BaseEntry, BaseWork, Looker, chosen, fingerprint, vector_name
-from regraft import durable
-from regraft.envelope import Run
-from regraft.ledger import Entry, Ledger
+from regraft.ledger import durable
+from regraft.ledger.ledger import Entry, Ledger
 from regraft.locate import Located
-from regraft.progress import Progress, stage
+from regraft.report.document import Run
+from regraft.report.progress import Progress, stage
 from regraft.room import demand_room
 from regraft.text import path_text
 from regraft.tree import notices_of

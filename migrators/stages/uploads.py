@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from migrators.stages.drafts import Upload
-from regraft import durable, links, notices
+from regraft import links
 from regraft.errors import SourceUnreadable
-from regraft.notices import Notice
+from regraft.ledger import durable
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.tree import CHUNK_BYTES, Tree, is_plain_name, join
 
 

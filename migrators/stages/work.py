@@ -17,14 +17,15 @@ from migrators.stages.journey import Found, Hints, Journey
 from migrators.stages.options import Options
 from migrators.stages.plan import BasePlan, plan_base
 from migrators.stages.uploads import missing_upload, upload_name, upload_problem
-from regraft import notices, sqlite, steady
+from regraft import sqlite, steady
 from regraft.errors import BaseUnknown, SourceUnreadable
-from regraft.formats.catalog import BaseRecord
+from regraft.formats.cherry_v2.catalog import BaseRecord
 from regraft.formats.vector_table import StoreProblem, Survey
-from regraft.ledger import Entry
+from regraft.ledger.ledger import Entry
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER, Located
-from regraft.notices import Notice
-from regraft.progress import Progress, stage
+from regraft.report import notices
+from regraft.report.notices import Notice
+from regraft.report.progress import Progress, stage
 from regraft.tree import join
 
 #: Changes when the same input makes different output: an earlier run's bases are then carried anew.

@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 
 import click
 
-from regraft import __version__, interrupts, streams
+from regraft import __version__, streams
 from regraft.cli.output import fail, finished, say
 from regraft.errors import INTERRUPTED, REFUSED, Interrupted, WrongUsage
+from regraft.ledger import interrupts
 
 #: The commands, each with the module that has it.
 _MODULES = {

@@ -12,13 +12,14 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from regraft import interrupts, notices, progress
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import confirmed as ask
 from regraft.cli.output import echo_json, say
-from regraft.ledger import FOLDER
+from regraft.ledger import interrupts
+from regraft.ledger.ledger import FOLDER
 from regraft.locate import Kind
-from regraft.progress import human_bytes
+from regraft.report import notices, progress
+from regraft.report.progress import human_bytes
 from regraft.text import LONGEST_NAME, argument, one_line, shown, shown_lines
 from repair.run import Planner, run_command
 

@@ -16,10 +16,9 @@ import click
 import migrators
 from checks import audit_page, audits, findings, store, v1_source
 from checks.levels import Level
-from regraft import clock, links, pages, progress
+from regraft import clock, links
 from regraft.cli.options import PATH, model_word, only_option, output_options, plan_options
 from regraft.cli.output import echo_json, note, reports_errors, say, written_list
-from regraft.envelope import Run
 from regraft.errors import (
     NotChecked,
     SourceNotMigratable,
@@ -28,6 +27,9 @@ from regraft.errors import (
     WrongUsage,
 )
 from regraft.locate import INDEX_FILE, NAMES, Kind, Located, located
+from regraft.report import html as report_html
+from regraft.report import progress
+from regraft.report.document import Run
 from regraft.text import argument
 from regraft.unpacking import on_disk
 from repair import proven_hints
@@ -105,7 +107,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     audit = audit.only(only)
     document = {**head, **(store.document_of(audit) if audit.level else audit.document())}
     if page is not None:
-        pages.write(page, audit_page.as_page(document, only))
+        report_html.write(page, audit_page.as_page(document, only))
     written = "" if page is None else written_list([page])
     if as_json:
         echo_json(document)
@@ -123,7 +125,7 @@ def _check_page(page: Path, path: Path, found: Located | SourceUnreadable) -> No
     # The tree of a base begins above it, where a page may lie.
     if isinstance(found, Located) and not links.real_path(path).is_relative_to(links.real_path(found.tree.path)):
         read.append(found.tree.path)
-    pages.check_place("check", page, *read)
+    report_html.check_place("check", page, *read)
 
 
 @contextmanager

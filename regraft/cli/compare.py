@@ -16,10 +16,10 @@ from migrators.comparison import OUTCOMES, Asked, Query
 from regraft import clock
 from regraft.cli.options import PATH, model_word, output_options, plan_options
 from regraft.cli.output import echo_json, reports_errors, say
-from regraft.envelope import Run
 from regraft.errors import SourceUnreadable, WrongUsage
-from regraft.formats.index.search import vector_blob
+from regraft.formats.cherry_v2.index.search import vector_blob
 from regraft.locate import Kind, located
+from regraft.report.document import Run
 from regraft.text import counted, one_line, shown, shown_lines
 
 #: Outcomes that count as errors.

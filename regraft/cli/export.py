@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from regraft import progress
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say, written_list
-from regraft.envelope import Run
 from regraft.formats.parquet.export import export as write_parquet
 from regraft.locate import Kind, located
+from regraft.report import progress
+from regraft.report.document import Run
 from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from regraft import progress
 from regraft.cli.changing import agreed, as_text
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
-from regraft.envelope import Run
 from regraft.locate import Kind
-from regraft.progress import human_bytes
+from regraft.report import progress
+from regraft.report.document import Run
+from regraft.report.progress import human_bytes
 from regraft.text import counted, one_line, shown, shown_lines
 from repair import undo as undoing
 from repair.run import undo_run

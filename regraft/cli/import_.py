@@ -10,10 +10,11 @@ import click
 
 import migrators
 from migrators.parquet import import_files
-from regraft import clock, progress
+from regraft import clock
 from regraft.cli.library import asking, tell
 from regraft.cli.options import PATH, fail_on_option, time_of
 from regraft.cli.output import reports_errors
+from regraft.report import progress
 
 
 def _called_import(command: Callable[..., None]) -> Callable[..., None]:

@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from checks import glance
-from regraft import progress
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
-from regraft.envelope import Run
 from regraft.locate import Kind, located
+from regraft.report import progress
+from regraft.report.document import Run
 
 
 @click.command()

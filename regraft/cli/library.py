@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import migrators
-from regraft import interrupts, ledger, render
 from regraft.cli.output import confirmed, echo_json, say, written_list
-from regraft.formats.library_report import REPORT_FILE, REPORT_PAGE
+from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
+from regraft.ledger import interrupts, ledger
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
+from regraft.report import render
 
 
 def asking(*, yes: bool, silent: bool) -> Callable[[dict[str, Any]], bool]:

@@ -9,12 +9,14 @@ from typing import Any
 import click
 
 import migrators
-from regraft import clock, pages, progress, render
+from regraft import clock
 from regraft.cli.library import asking, tell
 from regraft.cli.options import PATH, model_word, output_options, plan_options, time_of
 from regraft.cli.output import note, reports_errors
 from regraft.errors import OutputLost
 from regraft.locate import Kind, Located, located
+from regraft.report import html as report_html
+from regraft.report import progress, render
 
 
 @click.command()
@@ -68,7 +70,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     leaves alone what is done.
     """
     if page is not None:
-        pages.check_place("migrate", page, source, target)
+        report_html.check_place("migrate", page, source, target)
     options = migrators.Options(
         now_ms=clock.now_ms() if now is None else now,
         word=model_word(map_model, recreate_model),
@@ -96,7 +98,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
 def _page_problem(page: Path, document: dict[str, Any]) -> OutputLost | None:
     """Write the report page; return what is wrong where it cannot be written, for the migration is done by then."""
     try:
-        pages.write(page, render.as_page(document))
+        report_html.write(page, render.as_page(document))
     except OSError as error:
         return OutputLost(output=page, reason=error.strerror or error)
     return None

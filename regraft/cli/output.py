@@ -14,8 +14,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
 
-from regraft import interrupts, render, sqlite, streams
-from regraft.envelope import Run
+from regraft import sqlite, streams
 from regraft.errors import (
     REFUSED,
     STOPPED,
@@ -26,6 +25,9 @@ from regraft.errors import (
     RegraftError,
     StoppedBySystem,
 )
+from regraft.ledger import interrupts
+from regraft.report import render
+from regraft.report.document import Run
 from regraft.text import shown, shown_lines
 
 F = TypeVar("F", bound=Callable[..., Any])

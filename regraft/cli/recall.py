@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from regraft import recall as recalling
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, note, reports_errors, say
-from regraft.envelope import Run
 from regraft.locate import NAMES, Kind, located
-from regraft.recall import Recalled, Span
+from regraft.ranking import angel_memory as recalling
+from regraft.ranking.angel_memory import Recalled, Span
+from regraft.report.document import Run
 from regraft.system_errors import NotRecalled
 from regraft.text import counted, one_line, shown_lines
 

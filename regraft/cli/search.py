@@ -11,16 +11,17 @@ from typing import Any
 import click
 import msgspec
 
-from regraft import codex_search, config, retrieval
+from regraft import config
 from regraft.cli import search_notes
 from regraft.cli.embedding import config_option, query_vector
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, note, reports_errors, say
-from regraft.envelope import Run
 from regraft.errors import ModelDiffers, SourceUnreadable, WrongUsage
-from regraft.formats.index.search import Hit, vector_blob
+from regraft.formats.cherry_v2.index.search import Hit, vector_blob
 from regraft.locate import NAMES, Kind, located
-from regraft.retrieval import Answer, Mode, Request
+from regraft.ranking import cherry_v2, codex_mem
+from regraft.ranking.cherry_v2 import Answer, Mode, Request
+from regraft.report.document import Run
 from regraft.text import counted, one_line, shown, shown_lines
 
 #: How much of a body is shown, in code points; ``-v`` shows all of it.
@@ -94,13 +95,13 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
         if source.kind is Kind.CODEX_MEM:
             search_notes.refuse({"--alpha": alpha is not None, "--raw": raw, "--mode vector": wanted is Mode.VECTOR})
             embed_for = None if embedder_name is None else search_notes.embed_for(query, embedder_name, config_path)
-            question = codex_search.Request(query, base, wanted, count, numbers, embed_for)
-            of_notes = codex_search.search(source.path, question)
+            question = codex_mem.Request(query, base, wanted, count, numbers, embed_for)
+            of_notes = codex_mem.search(source.path, question)
             notes, document = of_notes.notes, search_notes.as_document(of_notes)
             text = search_notes.as_text(of_notes, title, None if verbose else _EXCERPT)
         else:
             embed = None if embedder_name is None else partial(_embedded, query, embedder_name, config_path)
-            answer = retrieval.search(source, base, Request(query, wanted, count, alpha, numbers, embed, raw))
+            answer = cherry_v2.search(source, base, Request(query, wanted, count, alpha, numbers, embed, raw))
             notes, document = answer.notes, _document(answer)
             text = _as_text(answer, title, whole=verbose > 0)
     run.end()

@@ -7,9 +7,9 @@ from typing import Any
 
 from regraft import config
 from regraft.cli.embedding import query_vector
-from regraft.codex_search import Answer, Embed, NoVector
 from regraft.errors import QueryNotEmbedded, RegraftError, WrongUsage
 from regraft.locate import NAMES, Kind
+from regraft.ranking.codex_mem import Answer, Embed, NoVector
 from regraft.text import counted, one_line, shown_lines
 
 

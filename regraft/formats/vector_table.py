@@ -18,9 +18,9 @@ from typing import Any
 import apsw
 
 from regraft import links, sqlite
-from regraft.durable import NO_ROOM
 from regraft.formats.large_text import LARGE_BYTES, LargeText, hash_of
 from regraft.formats.vector_numbers import DEGENERATE, NON_FINITE, flaw_of, prepare
+from regraft.ledger.durable import NO_ROOM
 from regraft.text import JS_WHITESPACE, decode_utf8, is_blank
 from regraft.untouched import ROW_NUMBERS, is_virtual
 

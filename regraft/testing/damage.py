@@ -12,8 +12,8 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from regraft import identity, sqlite
-from regraft.formats.index import IndexStore
-from regraft.formats.index.schema import TRIGGERS
+from regraft.formats.cherry_v2.index import IndexStore
+from regraft.formats.cherry_v2.index.schema import TRIGGERS
 from regraft.testing import planting
 from regraft.testing.library import LibraryCase, libraries
 from regraft.testing.planting import (

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from regraft import identity
 from regraft.clock import iso_time
-from regraft.formats.catalog import RERANK, BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow, write_catalog
-from regraft.formats.index import BODY_SEPARATOR, IndexStore
-from regraft.formats.okf import note_snapshot, url_snapshot
-from regraft.formats.v2_places import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
-from regraft.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
+from regraft.formats.cherry_v2.catalog import RERANK, BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow, write_catalog
+from regraft.formats.cherry_v2.index import BODY_SEPARATOR, IndexStore
+from regraft.formats.cherry_v2.layout import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
+from regraft.formats.cherry_v2.okf import note_snapshot, url_snapshot
+from regraft.report.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
 from regraft.testing.materials import MaterialInput, materials
 from regraft.testing.texts import texts, vectors
 from regraft.text import trim, utf16_len

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from regraft import sqlite
 from regraft.errors import RegraftError
-from regraft.formats.index import IndexStore
+from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing.materials import MaterialInput, materials
 
 _EMBEDDINGS = "SELECT embedding_text_hash, vector_blob FROM embedding"

@@ -12,7 +12,7 @@ from typing import TypeVar
 import apsw
 
 from regraft import guarding, sqlite
-from regraft.formats.v2_places import (
+from regraft.formats.cherry_v2.layout import (
     CATALOG_FILE,
     INDEX_FILE,
     KNOWLEDGE_FOLDER,

@@ -14,8 +14,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from regraft import areas, durable, extras, workers
-from regraft.formats.angel_memory import COLLECTION, SOURCE_ID
+from regraft import areas, extras, workers
+from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID
+from regraft.ledger import durable
 from repair.angel_memory import staging
 
 #: What needs chromadb, and the extra that brings it.

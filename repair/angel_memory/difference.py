@@ -16,9 +16,9 @@ from checks.angel_providers import Providers, providers
 from checks.angel_vectors import Differences
 from regraft import identity
 from regraft.errors import SourceUnreadable
-from regraft.formats import angel_memory, chroma
-from regraft.formats.angel_memory import COLLECTION, SOURCE_ID, AngelProblem, ProviderFolder
-from regraft.formats.chroma import ChromaProblem, Entry
+from regraft.formats.angel_memory import chroma, database
+from regraft.formats.angel_memory.chroma import ChromaProblem, Entry
+from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID, AngelProblem, ProviderFolder
 from repair.angel_memory.staging import Waiting
 
 
@@ -105,8 +105,8 @@ def look(root: Path, provider: str | None) -> Look | None:
     folder = found.in_use
     if folder is None:
         return None
-    with _readable(root / angel_memory.DATABASE), angel_memory.reading(root) as db:
-        texts = dict(angel_memory.vector_texts(db))
+    with _readable(root / database.DATABASE), database.reading(root) as db:
+        texts = dict(database.vector_texts(db))
     with _readable(folder.database):
         seen = Look(found, folder, texts, angel_vectors.differences(folder, texts))
         return _with_entries(seen)

@@ -17,8 +17,8 @@ from checks import angel_findings as angel
 from checks.angel_memory import DANGLING, ORPHANED, UNUSED
 from checks.angel_providers import entries_elsewhere, providers
 from regraft.errors import SourceUnreadable, WrongUsage
-from regraft.formats import angel_memory
-from regraft.formats.angel_memory import MEMORY_TAGS, NOTE_TAGS, TAGS, AngelProblem, ProviderFolder
+from regraft.formats.angel_memory import database
+from regraft.formats.angel_memory.database import MEMORY_TAGS, NOTE_TAGS, TAGS, AngelProblem, ProviderFolder
 from regraft.text import argument, counted
 from repair.gc import kept
 from repair.gc.files import trashed
@@ -97,7 +97,7 @@ def _plan_rows(store: Store, wish: Wish, made: Plan) -> None:
     rows = [*_relations(wanted), *([_tags(wanted)] if angel.TAG_UNUSED in wanted else [])]
     counts = _counts(store.root, rows)
     actions = [
-        Action(one.action, one.told(number), None, angel_memory.DATABASE, number, finding=one.finding)
+        Action(one.action, one.told(number), None, database.DATABASE, number, finding=one.finding)
         for one, number in zip(rows, counts, strict=True)
         if number
     ]
@@ -108,7 +108,7 @@ def _plan_rows(store: Store, wish: Wish, made: Plan) -> None:
                 db.execute(f"DELETE FROM {one.table} WHERE {one.where}")
 
         tables = (NOTE_TAGS, MEMORY_TAGS, TAGS)
-        made.changes.append(RowsChange(angel_memory.DATABASE, tuple(actions), apply, tables))
+        made.changes.append(RowsChange(database.DATABASE, tuple(actions), apply, tables))
         made.mends |= {(str(action.finding), None) for action in actions}
     unused = next((one for one in findings if one.name == angel.TAG_UNUSED), None)
     gone = sum(action.count for action in actions if action.finding == angel.TAG_UNUSED)
@@ -121,11 +121,11 @@ def _plan_rows(store: Store, wish: Wish, made: Plan) -> None:
 
 def _counts(root: Path, rows: list[_Rows]) -> list[int]:
     try:
-        with angel_memory.reading(root) as db:
+        with database.reading(root) as db:
             found: list[Any] = [db.execute(f"SELECT count(*) FROM {one.table} WHERE {one.where}").get for one in rows]
             return [int(number) for number in found]
     except (AngelProblem, apsw.Error) as problem:
-        raise SourceUnreadable(path=root / angel_memory.DATABASE, reason=problem) from problem
+        raise SourceUnreadable(path=root / database.DATABASE, reason=problem) from problem
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from checks.angel_providers import providers
-from regraft import clock, durable, embedders, ledger
+from regraft import clock, embedders
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
-from regraft.envelope import Run
 from regraft.errors import Declined, EmbedderUnnamed
+from regraft.ledger import durable, ledger
 from regraft.locate import Kind
-from regraft.progress import Progress
+from regraft.report.document import Run
+from regraft.report.progress import Progress
 from repair import files
 from repair.angel_memory import collection, difference, staging, vectors
 from repair.angel_memory.collection import ChromaFailed

@@ -18,10 +18,10 @@ from checks import angel_findings as angel
 from checks import foreign_schema
 from checks.angel_records import Compared, State, compare
 from checks.findings import FINDINGS, Finding
-from regraft import notices
-from regraft.formats import angel_memory
-from regraft.formats.angel_memory import FILES, NOTE_TAGS, RECORDS, SEQUENCE, TAGS, Record
-from regraft.formats.angel_notes import Note
+from regraft.formats.angel_memory import database
+from regraft.formats.angel_memory.database import FILES, NOTE_TAGS, RECORDS, SEQUENCE, TAGS, Record
+from regraft.formats.angel_memory.notes import Note
+from regraft.report import notices
 from regraft.text import counted
 from repair import mend_schema
 from repair.mending import Wish
@@ -37,8 +37,8 @@ _OF_STATE = {
 NAMES = (*(finding for finding, _, _ in _OF_STATE.values()), angel.SHORT_ID_SEQUENCE, angel.SHORT_ID_DOUBLE)
 #: What is foreign in each of the databases.
 _LOOKS = {
-    angel_memory.DATABASE: partial(foreign_schema.on_tables, tables=angel_memory.TABLES),
-    angel_memory.FILE_INDEX: partial(foreign_schema.on_tables, tables=(FILES,)),
+    database.DATABASE: partial(foreign_schema.on_tables, tables=database.TABLES),
+    database.FILE_INDEX: partial(foreign_schema.on_tables, tables=(FILES,)),
 }
 #: About how many bytes a record, and its relations, hold.
 _RECORD_BYTES = 600
@@ -84,10 +84,10 @@ class _Work:
 def _work(store: Store, wanted: set[str]) -> _Work:
     root = store.root
     work = _Work(sets_sequence=angel.SHORT_ID_SEQUENCE in wanted)
-    with angel_memory.reading(root) as db:
-        records = list(angel_memory.records(db))
-        highest = angel_memory.highest_short_id(db)
-        work.next_id = max(angel_memory.next_short_id(db), 0 if highest is None else highest + 1)
+    with database.reading(root) as db:
+        records = list(database.records(db))
+        highest = database.highest_short_id(db)
+        work.next_id = max(database.next_short_id(db), 0 if highest is None else highest + 1)
         if angel.SHORT_ID_DOUBLE in wanted:
             later = db.execute(
                 f"SELECT source_id FROM {RECORDS} r WHERE EXISTS (SELECT 1 FROM {RECORDS} o "
@@ -97,10 +97,10 @@ def _work(store: Store, wanted: set[str]) -> _Work:
             work.doubles = [one for one in records if one.source_id in keys]
     states = [state for state, (finding, _, _) in _OF_STATE.items() if finding in wanted]
     if states:
-        with angel_memory.reading_files(root) as files:
-            indexed = list(angel_memory.indexed_files(files))
+        with database.reading_files(root) as files:
+            indexed = list(database.indexed_files(files))
             number = _next_file_id(files)
-        for one in compare(root / angel_memory.RAW, records, indexed):
+        for one in compare(root / database.RAW, records, indexed):
             if one.state in states:
                 work.files.append((one, None if one.state is State.GONE else number))
                 number += one.state is not State.GONE
@@ -131,8 +131,8 @@ def _of_files(work: _Work) -> RowsChange | None:
                 db.execute(f"INSERT INTO {FILES} (id, relative_path, file_timestamp) VALUES (?, ?, ?)", values)
 
     said = f"bring {counted(len(changed), 'file')} up to date in the index of files"
-    action = Action("index-files", said, None, angel_memory.FILE_INDEX, len(changed))
-    return RowsChange(angel_memory.FILE_INDEX, (action,), apply, (FILES,), _RECORD_BYTES * len(changed))
+    action = Action("index-files", said, None, database.FILE_INDEX, len(changed))
+    return RowsChange(database.FILE_INDEX, (action,), apply, (FILES,), _RECORD_BYTES * len(changed))
 
 
 # --- the records --------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def _of_records(work: _Work) -> RowsChange | None:
 
     rows = sum(len(one.records) + len(one.notes) for one, _ in work.files) + len(work.doubles)
     tables = (RECORDS, TAGS, NOTE_TAGS, SEQUENCE)
-    return RowsChange(angel_memory.DATABASE, tuple(actions), apply, tables, _RECORD_BYTES * rows)
+    return RowsChange(database.DATABASE, tuple(actions), apply, tables, _RECORD_BYTES * rows)
 
 
 def _action(one: Compared) -> Action:

@@ -14,7 +14,8 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import durable, sqlite
+from regraft import sqlite
+from regraft.ledger import durable
 from repair import files
 from repair.backfill.scope import Lacking, Survey, Written
 

@@ -19,9 +19,11 @@ import apsw
 from checks import angel_findings as angel
 from checks import angel_vectors
 from checks.findings import FINDINGS
-from regraft import clock, durable, identity, sqlite
-from regraft.formats import angel_memory, chroma
-from regraft.formats.angel_memory import PROVIDER_KEYS, STATE, AngelProblem, ProviderFolder
+from regraft import clock, identity, sqlite
+from regraft.formats.angel_memory import chroma
+from regraft.formats.angel_memory import database as angel_memory_database
+from regraft.formats.angel_memory.database import PROVIDER_KEYS, STATE, AngelProblem, ProviderFolder
+from regraft.ledger import durable
 from regraft.system_errors import CollectionOfOtherVersion, CollectionRefused
 from regraft.text import counted
 from repair import files
@@ -199,7 +201,7 @@ def _demand_same_layout(look: Look, copy: Path, root: Path) -> None:
     Raises:
         ChromaFailed
     """
-    others = [_migrations(folder.database) for folder in angel_memory.provider_folders(root)]
+    others = [_migrations(folder.database) for folder in angel_memory_database.provider_folders(root)]
     if not look.folder.database.is_file() and others and _migrations(copy / chroma.FILE) not in others:
         raise ChromaFailed("its migrations are not those of the other providers' folders")
 
@@ -225,7 +227,7 @@ def _state(build: Build) -> FileChange:
 
 def _write_state(build: Build, new: Path) -> None:
     try:
-        state = angel_memory.read_state(build.root)
+        state = angel_memory_database.read_state(build.root)
     except AngelProblem:
         # What is not there has the system's own defaults.
         state = {}

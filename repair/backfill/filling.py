@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from regraft import clock, interrupts
+from regraft import clock
 from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected, check
 from regraft.embedders.settings import Batch
 from regraft.errors import AnswerUnfit
-from regraft.progress import Progress
+from regraft.ledger import interrupts
+from regraft.report.progress import Progress
 from regraft.text import is_blank
 from repair.backfill.crew import Answer, Crew, Task
 from repair.backfill.meter import LimitReached, Meter

@@ -14,7 +14,7 @@ import msgspec
 
 from checks.vectors import lengths_of, usual_length
 from regraft import identity, sqlite, untouched
-from regraft.formats.index import opening
+from regraft.formats.cherry_v2.index import opening
 from regraft.formats.vector_table import decoder
 from regraft.text import is_blank
 from repair.backfill.scope import Lacking, Survey, Written

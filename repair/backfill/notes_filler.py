@@ -12,8 +12,9 @@ from checks import codex_mem_findings as codex
 from regraft import clock, sqlite
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import ModelDiffers
-from regraft.formats import codex_mem, sidecar
-from regraft.formats.sidecar import Meta, SidecarProblem
+from regraft.formats.codex_mem import database as codex_mem_database
+from regraft.formats.codex_mem import sidecar
+from regraft.formats.codex_mem.sidecar import Meta, SidecarProblem
 from regraft.system_errors import SidecarUnfit
 from repair.backfill import notes_scope
 from repair.backfill.notes_scope import NotesScope
@@ -49,7 +50,7 @@ class NotesTarget:
     @property
     def files(self) -> tuple[str, ...]:
         """Return the sidecar and the database: a vector is written first, and what its note says of it after."""
-        return codex_mem.sidecar_of(Path(self.database)).name, self.database
+        return codex_mem_database.sidecar_of(Path(self.database)).name, self.database
 
     def demand_fit(self, scope: Scope) -> None:
         """Do nothing: a sidecar that does not fit is no target."""
@@ -111,7 +112,7 @@ def _meta(store: Store, wish: Wish) -> Meta | None:
     Raises:
         SidecarUnfit: it cannot be used.
     """
-    place = codex_mem.sidecar_of(store.found.path)
+    place = codex_mem_database.sidecar_of(store.found.path)
     try:
         with sidecar.reading(place) as (db, meta):
             # A rebuild that was stopped goes on; of any other, nothing is kept.
@@ -138,17 +139,17 @@ def _filled(store: Store, settings: EmbedderSettings, wish: Wish) -> Meta | None
 
 def _is_migrated(store: Store) -> bool:
     with sqlite.reading(store.found.path) as db:
-        return codex_mem.is_migrated(db)
+        return codex_mem_database.is_migrated(db)
 
 
 def _projects(store: Store, wish: Wish) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return the projects that are meant, and those that the user may not know of, each with its name."""
     with sqlite.reading(store.found.path) as db:
-        every = codex_mem.projects(db)
-        named = {codex_mem.project_id(every, word) for word in store.chosen}
+        every = codex_mem_database.projects(db)
+        named = {codex_mem_database.project_id(every, word) for word in store.chosen}
         wanted = named or set(every)
         if not named and wish.command == "backfill" and not wish.all_projects:
-            wanted = {codex_mem.project_at_hand(db, Path.cwd())}
+            wanted = {codex_mem_database.project_at_hand(db, Path.cwd())}
     meant = [(key, project.name) for key, project in every.items() if key in wanted]
     others = [(key, project.name) for key, project in every.items() if key not in wanted and not named]
     return meant, others
@@ -158,7 +159,7 @@ def _prepared(store: Store, settings: EmbedderSettings, model: str, wish: Wish) 
     """Return the plan that gives a database the columns of its notes' metadata, and a sidecar."""
     now = clock.now_ms()
     made = migration.plan(store, now)
-    place = codex_mem.sidecar_of(store.found.path)
+    place = codex_mem_database.sidecar_of(store.found.path)
     if wish.command == "rebuild" and _filled(store, settings, wish) is None:
         said = f"make {place.name} anew, for vectors of {model}"
     elif not place.exists():

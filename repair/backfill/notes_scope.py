@@ -17,10 +17,11 @@ import msgspec
 
 from regraft import clock, sqlite, untouched
 from regraft.embedders.checking import unfit
-from regraft.formats import codex_mem, sidecar
-from regraft.formats.codex_mem import CONTENT_VERSION, NOTES
-from regraft.formats.codex_notes import Note, Notes, Status
-from regraft.formats.sidecar import Meta, Vectors
+from regraft.formats.codex_mem import database as codex_mem_database
+from regraft.formats.codex_mem import sidecar
+from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
+from regraft.formats.codex_mem.notes import Note, Notes, Status
+from regraft.formats.codex_mem.sidecar import Meta, Vectors
 from repair.backfill.scope import Lacking, Survey, Written
 from repair.codex_mem import writing
 from repair.growing import Growing, writer
@@ -274,7 +275,7 @@ def opened(
     """
     with ExitStack() as stack:
         side: apsw.Connection | None = None
-        place = codex_mem.sidecar_of(database)
+        place = codex_mem_database.sidecar_of(database)
         if growing:
             side, db = (stack.enter_context(writer(path)) for path in (place, database))
             sqlite.load_vectors(side)
@@ -284,7 +285,7 @@ def opened(
             if place.is_file() and not anew:
                 side, _ = stack.enter_context(sidecar.reading(place))
         # What could not be written is not to be paid for.
-        untouched.demand_own_rules(db, database, (codex_mem.NOTES,))
+        untouched.demand_own_rules(db, database, (codex_mem_database.NOTES,))
         if side is not None:
             untouched.demand_own_rules(side, place, (sidecar.TABLE,))
         scratch = stack.enter_context(sqlite.scratch())

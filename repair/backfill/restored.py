@@ -12,7 +12,7 @@ from regraft import embedders, sqlite
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, DimensionsMissing
-from regraft.progress import Progress
+from regraft.report.progress import Progress
 from repair.backfill import index_scope, probing
 from repair.backfill.crew import CONTROL, Crew
 from repair.backfill.estimate import estimate, nothing

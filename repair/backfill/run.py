@@ -12,14 +12,15 @@ from itertools import islice
 from typing import Any
 
 from checks.findings import FINDINGS
-from regraft import clock, embedders, interrupts
+from regraft import clock, embedders
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
-from regraft.envelope import Run
 from regraft.errors import Declined, StoreNotWritable, TargetLocked
-from regraft.ledger import Ledger
-from regraft.ledger_values import UNDO
-from regraft.progress import Progress, stage
+from regraft.ledger import interrupts
+from regraft.ledger.ledger import Ledger
+from regraft.ledger.values import UNDO
+from regraft.report.document import Run
+from regraft.report.progress import Progress, stage
 from regraft.text import counted, path_text
 from repair.backfill import probing
 from repair.backfill.crew import Crew

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import apsw
 
-from regraft import durable, ledger, sqlite
+from regraft import sqlite
 from regraft.errors import RegraftError, StoreNotWritable, TargetLocked
-from regraft.ledger import Ledger
+from regraft.ledger import durable, ledger
+from regraft.ledger.ledger import Ledger
 from repair import changing
 from repair.backfill import queue
 from repair.backfill.queue import Queue

@@ -10,7 +10,7 @@ import apsw
 
 from regraft.embedders import ServerFailing
 from regraft.errors import REFUSED, BackfillInterrupted, BackfillStopped, RegraftError, StoreDamaged
-from regraft.formats.sidecar import SidecarProblem
+from regraft.formats.codex_mem.sidecar import SidecarProblem
 from regraft.schema_errors import StoppedAtDamage
 from regraft.system_errors import SidecarUnfit
 from repair.run import is_of_the_store

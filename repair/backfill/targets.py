@@ -13,9 +13,9 @@ from checks import v2_findings as v2
 from checks.catalog_rows import base_key
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import ModelDiffers, ModelSet, SourceUnreadable
-from regraft.formats import v2_places
-from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
-from regraft.formats.libsql_preview import Layout
+from regraft.formats.cherry_preview.libsql import Layout
+from regraft.formats.cherry_v2 import layout
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.text import argument
 from repair.backfill import index_scope
 from repair.backfill.index_scope import IndexScope
@@ -160,12 +160,12 @@ def _one(
         return _of_another_layout(index, base)
     if row is None:
         given = new.dimensions if new is not None else dimensions
-        is_placed = index.base_id is not None and index.name.endswith(v2_places.INDEX_FILE)
+        is_placed = index.base_id is not None and index.name.endswith(layout.INDEX_FILE)
         return IndexTarget(base, base, index.name, None if new is None else new.model_id, given, is_placed)
     return _with_row(store, row, index.name, settings, new, dimensions)
 
 
-def _of_another_layout(index: v2_places.Store, base: str) -> Left:
+def _of_another_layout(index: layout.Store, base: str) -> Left:
     if index.look.layout is Layout.UNREADABLE:
         return Left(v2.UNREADABLE, f"its index cannot be read ({index.look.problem})", base, severity="error")
     return Left(v2.SCHEMA_PREVIEW, "its index has another layout: regraft upgrade first", base)

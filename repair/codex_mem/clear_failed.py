@@ -9,8 +9,8 @@ import apsw
 from checks import codex_mem_findings as codex
 from regraft import sqlite
 from regraft.errors import PlanOutdated
-from regraft.formats import codex_mem
-from regraft.formats.codex_mem import NOTES
+from regraft.formats.codex_mem import database
+from regraft.formats.codex_mem.database import NOTES
 from regraft.text import counted
 from repair.codex_mem import writing
 from repair.plan import Action, Plan, RowsChange
@@ -23,9 +23,9 @@ def plan(store: Store) -> Plan:
     """Return which notes are going to be pending again; nothing is written."""
     path = store.found.path
     with sqlite.reading(path) as db:
-        if not codex_mem.is_migrated(db):
+        if not database.is_migrated(db):
             return Plan()
-        failed = f"{_FAILED} AND {codex_mem.eligible(db)}"
+        failed = f"{_FAILED} AND {database.eligible(db)}"
         query = f"SELECT project_id, count(*) FROM {NOTES} WHERE {failed} GROUP BY project_id"
         found: list[Any] = db.execute(query).fetchall()
     counts = {project: count for project, count in found if store.wants(project)}

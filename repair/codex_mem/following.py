@@ -21,11 +21,11 @@ from checks.levels import Level
 from checks.v2_findings import CORRUPT, UNREADABLE
 from regraft.errors import PlanOutdated
 from regraft.following import OutOfOrder, differences
-from regraft.formats import codex_health, codex_mem, sidecar
-from regraft.formats.codex_health import Memory
-from regraft.formats.codex_mem import CONTENT_VERSION, NOTES
-from regraft.formats.codex_notes import Note, Status
-from regraft.formats.sidecar import Held, SidecarUnreadable, Vectors
+from regraft.formats.codex_mem import database, health, sidecar
+from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
+from regraft.formats.codex_mem.health import Memory
+from regraft.formats.codex_mem.notes import Note, Status
+from regraft.formats.codex_mem.sidecar import Held, SidecarUnreadable, Vectors
 from regraft.text import argument, counted
 from repair.codex_mem import writing
 from repair.plan import Action, Left, Plan, RowsChange
@@ -62,10 +62,10 @@ _OTHER_MODEL: _Why = codex.STALE, "of another model than their notes name"
 
 def plan(store: Store) -> Plan:
     """Return what makes the vectors follow the notes; nothing is written."""
-    with codex_health.opened(store.found.path) as memory:
+    with health.opened(store.found.path) as memory:
         if not memory.columns and not memory.is_present:
             return Plan()
-        blocking = _BLOCKING if codex_mem.is_migrated(memory.db) else {*_BLOCKING, codex.MIGRATION}
+        blocking = _BLOCKING if database.is_migrated(memory.db) else {*_BLOCKING, codex.MIGRATION}
         damage = [one for one in store.audit(Level.QUICK).findings if one.name in blocking]
         if damage:
             return Plan(left=[_left(one.name, one.message, _mended(store, one.name)) for one in damage])
@@ -137,7 +137,7 @@ class _Follows:
 
     def _compare_vectors(self, vectors: Vectors) -> None:
         db = self.memory.db
-        rows = db.execute(f"SELECT id FROM {NOTES} WHERE typeof(id) = 'text' AND {codex_mem.eligible(db)} ORDER BY id")
+        rows = db.execute(f"SELECT id FROM {NOTES} WHERE typeof(id) = 'text' AND {database.eligible(db)} ORDER BY id")
         wanted = ((str(note), None) for (note,) in rows)
         odd: list[tuple[Any, _Why | None]] = []
 
@@ -225,7 +225,7 @@ class _Follows:
     def _vectors_change(self) -> RowsChange | None:
         if self.vectors is None or not self.gone:
             return None
-        size, path = self.vectors.size, codex_mem.sidecar_of(self.store.found.path)
+        size, path = self.vectors.size, database.sidecar_of(self.store.found.path)
         notes = [note for every in self.gone.values() for note in every]
 
         def apply(db: apsw.Connection) -> None:
@@ -252,7 +252,7 @@ class _Follows:
             said, name = "a rebuild was begun and is not at its end: it fills what is missing", codex.REBUILDING
             yield _left(name, said, _mended(self.store, name))
             return
-        known = codex_mem.projects(self.memory.db)
+        known = database.projects(self.memory.db)
         for (project, status), count in sorted(self.lacking.items()):
             name, command, said = _LACKING[status]
             repair = _command_line(self.store, [command], project) if project in known else None

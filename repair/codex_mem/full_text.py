@@ -14,8 +14,9 @@ from checks import codex_mem_findings as codex
 from checks import foreign_schema
 from checks.findings import FINDINGS, Finding
 from checks.v2_findings import CORRUPT, UNREADABLE
-from regraft import notices, sqlite, untouched
-from regraft.formats.codex_mem import FULL_TEXT, NOTES
+from regraft import sqlite, untouched
+from regraft.formats.codex_mem.database import FULL_TEXT, NOTES
+from regraft.report import notices
 from repair import mend_schema
 from repair.mending import Wish
 from repair.plan import Action, Left, Plan, RowsChange

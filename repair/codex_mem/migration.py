@@ -13,8 +13,8 @@ import apsw
 from checks import codex_mem_findings as codex
 from regraft import sqlite, untouched
 from regraft.clock import iso_time
-from regraft.formats import codex_mem
-from regraft.formats.codex_mem import COLUMNS, MIGRATION, MIGRATIONS, NOTES
+from regraft.formats.codex_mem import database
+from regraft.formats.codex_mem.database import COLUMNS, MIGRATION, MIGRATIONS, NOTES
 from regraft.system_errors import MigrationForeign
 from regraft.text import counted
 from repair.copies import copy_database
@@ -41,7 +41,7 @@ def changes_of(store: Store, now_ms: int) -> list[FileChange]:
     path = store.found.path
     with sqlite.reading(path) as db:
         missing = missing_columns(db, path)
-        is_recorded = codex_mem.migration_recorded(db) is not None
+        is_recorded = database.migration_recorded(db) is not None
     if not missing and is_recorded:
         return []
     said = []
@@ -74,7 +74,7 @@ def migrate(db: apsw.Connection, path: Path, applied_at: str) -> None:
     """
     for name in missing_columns(db, path):
         db.execute(f"ALTER TABLE {NOTES} ADD COLUMN {name} {COLUMNS[name]}")
-    if codex_mem.migration_recorded(db) is None:
+    if database.migration_recorded(db) is None:
         db.execute(f"INSERT INTO {MIGRATIONS} (version, name, applied_at) VALUES (?, ?, ?)", (*MIGRATION, applied_at))
 
 
@@ -85,12 +85,12 @@ def missing_columns(db: apsw.Connection, path: Path) -> list[str]:
         MigrationForeign: one that is there must not be empty; or some are missing, and another
             migration of that number is recorded.
     """
-    filled = codex_mem.foreign_column(db)
+    filled = database.foreign_column(db)
     if filled is not None:
         raise MigrationForeign(path=path, what=f"its notes have a column {filled} that must not be empty")
-    there = codex_mem.columns_there(db)
+    there = database.columns_there(db)
     missing = [name for name in COLUMNS if name not in there]
-    recorded = codex_mem.migration_recorded(db)
+    recorded = database.migration_recorded(db)
     if missing and recorded not in (None, MIGRATION[1]):
         raise MigrationForeign(path=path, what=f'its migration {MIGRATION[0]} is called "{recorded}"')
     return missing

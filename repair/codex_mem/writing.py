@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import apsw
 
-from regraft.formats import codex_mem
-from regraft.formats.codex_mem import CONTENT_VERSION, NOTES
+from regraft.formats.codex_mem import database
+from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
 
 #: About what a note's metadata take on the disk, in bytes.
 SIZE = 300
@@ -27,7 +27,7 @@ def metadata(db: apsw.Connection) -> Iterator[None]:
     Raises:
         apsw.ConstraintError: a note is excluded.
     """
-    with codex_mem.excluded_guarded(db):
+    with database.excluded_guarded(db):
         yield
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from checks.levels import Level
 from regraft.errors import SourceUnreadable
-from regraft.formats.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
 from repair.gc import files, kept, leftovers, rows, space
 from repair.gc.wish import Wish, is_damage, left_damaged
 from repair.plan import FileChange, Plan

@@ -13,9 +13,9 @@ from checks import store as checked
 from checks import v2_findings as v2
 from checks.catalog_rows import base_key
 from regraft import sqlite
-from regraft.formats.catalog_reader import Row, StoredCatalog
-from regraft.formats.item_data import data_of
-from regraft.formats.v2_places import RAW_FOLDER
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
+from regraft.formats.cherry_v2.item_data import data_of
+from regraft.formats.cherry_v2.layout import RAW_FOLDER
 from regraft.text import counted, path_text, shown
 from repair.files import size_of
 from repair.gc.wish import Wish

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from regraft import ledger
-from regraft.changes import RunRecord
 from regraft.clock import iso_time
+from regraft.ledger import ledger
+from regraft.ledger.changes import RunRecord
 from repair.gc.wish import Wish
 from repair.plan import Action, Plan
 from repair.store import Store

@@ -19,10 +19,10 @@ from checks import store as checked
 from checks import v2_findings as v2
 from checks.catalog_rows import base_key
 from regraft import identity, sqlite
-from regraft.formats.catalog_reader import Row, StoredCatalog
-from regraft.formats.embedjs import VECTORS
+from regraft.formats.cherry_v1.embedjs import VECTORS
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
 from regraft.formats.vector_table import StoreProblem, Survey, check_file
-from regraft.notices import MISSING_MODEL, MISSING_STORE
+from regraft.report.notices import MISSING_MODEL, MISSING_STORE
 from regraft.text import counted, one_line, path_text, shown
 from repair.gc.files import trashed, why_kept
 from repair.gc.wish import Wish

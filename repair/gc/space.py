@@ -5,8 +5,8 @@ from __future__ import annotations
 from checks import v2_findings as v2
 from checks.findings import Finding
 from regraft import sqlite
-from regraft.formats.index import reclaim
-from regraft.progress import human_bytes
+from regraft.formats.cherry_v2.index import reclaim
+from regraft.report.progress import human_bytes
 from repair.gc.rows import IndexFile
 from repair.plan import Action, Left, Plan, Reclaim
 

@@ -20,15 +20,16 @@ from checks.catalog_rows import base_key, path_of
 from checks.findings import FINDINGS, Finding
 from checks.index_file import path_problem
 from checks.levels import Level
-from migrators.cherry_preview.base_settings import read_base_settings
 from migrators.stages.drafts import Settings
-from regraft import clock, durable, identity, sqlite
+from regraft import clock, identity, sqlite
 from regraft.errors import PlanOutdated, SourceUnreadable
-from regraft.formats import okf, v2_places
-from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
-from regraft.formats.index import rebuild, schema
-from regraft.formats.index import units as index_units
-from regraft.formats.item_data import data_of
+from regraft.formats.cherry_v2 import layout, okf
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.cherry_v2.index import rebuild, schema
+from regraft.formats.cherry_v2.index import units as index_units
+from regraft.formats.cherry_v2.item_data import data_of
+from regraft.formats.cherry_v2.settings import read_base_settings
+from regraft.ledger import durable
 from regraft.names import FreeNames
 from regraft.text import counted, is_blank, whole
 from repair.evidence import DAMAGE
@@ -132,7 +133,7 @@ class _Base:
         return base_key(self.row)
 
     @property
-    def place(self) -> v2_places.Store:
+    def place(self) -> layout.Store:
         return self.store.stores[self.key]
 
     @property

@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 from checks.index_file import path_problem
 from regraft import links
 from regraft.extras import needed
-from regraft.formats import okf
-from regraft.formats.catalog_reader import Row
-from regraft.formats.item_data import data_of
+from regraft.formats.cherry_v2 import okf
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_data import data_of
 from regraft.links import leads_out
 from regraft.names import NO_TEXT_EXTENSIONS
 from regraft.text import decode_utf8, is_blank, whole

@@ -13,7 +13,7 @@ import apsw
 
 from regraft.errors import RegraftError
 from regraft.formats import json_text
-from regraft.formats.v1_state import read_slice
+from regraft.formats.cherry_v1.state import read_slice
 from regraft.locate import Kind, located
 from repair.store import Store
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import apsw
 
-from regraft import durable, links, sqlite
+from regraft import links, sqlite
 from regraft.errors import PlanOutdated
-from regraft.formats.index.opening import demand_identity
+from regraft.formats.cherry_v2.index.opening import demand_identity
+from regraft.ledger import durable
 from regraft.locate import INDEX_FILE
 from regraft.move_errors import CopyDiffers
 from repair import files

@@ -7,10 +7,10 @@ from typing import Any
 
 import apsw
 
-from migrators.stages.models import SEPARATOR, ModelWord
-from regraft.formats.catalog import EMBEDDING, RERANK, ModelRow
-from regraft.formats.catalog_generation import model_of
-from regraft.formats.catalog_reader import Row
+from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, ModelRow
+from regraft.formats.cherry_v2.catalog_generation import model_of
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.models import SEPARATOR, ModelWord
 from repair.source import BaseSource
 
 

@@ -14,10 +14,9 @@ import apsw
 from checks import v2_findings as v2
 from checks.findings import FINDINGS, Finding
 from checks.levels import Level
-from migrators.stages.models import ModelWord
 from regraft import links, sqlite
 from regraft.errors import NotChanged, NotEnoughSpace, SourceUnreadable, WrongUsage
-from regraft.formats.catalog_generation import (
+from regraft.formats.cherry_v2.catalog_generation import (
     ASSISTANT_LINKS,
     MODELS,
     PROVIDERS,
@@ -26,10 +25,11 @@ from regraft.formats.catalog_generation import (
     provider_values,
     read_tables,
 )
-from regraft.formats.catalog_reader import Row
-from regraft.formats.v2_places import DATA_FOLDER
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.layout import DATA_FOLDER
+from regraft.formats.cherry_v2.models import ModelWord
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, NAMES, Kind
-from regraft.progress import human_bytes
+from regraft.report.progress import human_bytes
 from regraft.text import counted, decode_halves
 from repair.copies import damage_of
 from repair.install import assistants

@@ -15,7 +15,7 @@ from typing import Any
 
 from regraft import identity, sqlite, untouched
 from regraft.formats import json_text
-from regraft.formats.catalog_reader import Row
+from regraft.formats.cherry_v2.catalog_reader import Row
 
 #: What of an item's data can be its own id: files of folders that 2.0.0 to 2.0.3 migrated have it for a path.
 _PATHS = ("relativePath", "indexedRelativePath")

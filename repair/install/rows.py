@@ -12,9 +12,9 @@ from pathlib import Path
 
 import apsw
 
-from regraft import durable, sqlite
+from regraft import sqlite
 from regraft.errors import PlanOutdated, ProfileUnknown
-from regraft.formats.catalog_generation import (
+from regraft.formats.cherry_v2.catalog_generation import (
     ASSISTANT_LINKS,
     BASES,
     GIVEN,
@@ -25,7 +25,8 @@ from regraft.formats.catalog_generation import (
     copy_definitions,
     dangling,
 )
-from regraft.formats.catalog_reader import Row
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.ledger import durable
 from regraft.text import decode_halves
 from repair.install.rekeying import NewIds
 

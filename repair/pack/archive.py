@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from regraft import areas, durable, links
+from regraft import areas, links
 from regraft.errors import PlanOutdated, TargetLocked, TargetNotWritable
-from regraft.formats.pack import MANIFEST, Manifest, PackedFile
+from regraft.formats.cherry_v2.pack import MANIFEST, Manifest, PackedFile
 from regraft.hashing import Update, in_background
+from regraft.ledger import durable
 from regraft.locate import CATALOG_FILE
 from regraft.move_errors import CopyDiffers, PackThere
-from regraft.progress import Progress
+from regraft.report.progress import Progress
 
 #: Read, hashed and written at once.
 CHUNK_BYTES = 4 << 20

@@ -13,13 +13,21 @@ from typing import Any
 
 import apsw
 
-from migrators.stages.models import SEPARATOR
 from regraft import sqlite
-from regraft.formats import catalog
-from regraft.formats.catalog import EMBEDDING, RERANK
-from regraft.formats.catalog_generation import BASES, ITEMS, MODELS, PROVIDERS, model_of, model_values, provider_values
-from regraft.formats.catalog_reader import Row
-from regraft.formats.order_keys import order_key
+from regraft.formats.cherry_v2 import catalog
+from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK
+from regraft.formats.cherry_v2.catalog_generation import (
+    BASES,
+    ITEMS,
+    MODELS,
+    PROVIDERS,
+    model_of,
+    model_values,
+    provider_values,
+)
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.models import SEPARATOR
+from regraft.formats.cherry_v2.order_keys import order_key
 from repair.source import BaseSource
 
 #: What a row is of that the source has not got: it names a model or provider that is not there.

@@ -12,14 +12,15 @@ import apsw
 import msgspec
 
 from checks import v2_findings as v2
-from regraft import durable, links, sqlite
+from regraft import links, sqlite
 from regraft.clock import iso_time
-from regraft.envelope import Run
 from regraft.errors import NotEnoughSpace, RegraftError, SourceUnreadable, TargetNotWritable, WrongUsage
-from regraft.formats.pack import MANIFEST, Manifest, PackedBase, PackedFile, read_manifest
+from regraft.formats.cherry_v2.pack import MANIFEST, Manifest, PackedBase, PackedFile, read_manifest
+from regraft.ledger import durable
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, Kind
 from regraft.move_errors import NothingToPack, PackThere, PackUnreadable
-from regraft.progress import Progress, human_bytes, stage
+from regraft.report.document import Run
+from regraft.report.progress import Progress, human_bytes, stage
 from regraft.text import counted, one_line
 from regraft.tree import ZipTree
 from regraft.zip_directory import LONGEST_NAME, MOST_PARTS

@@ -13,15 +13,15 @@ from checks.catalog_rows import is_tombstone, path_of
 from migrators import cherry_v1
 from migrators.stages.drafts import BaseDraft, ItemDraft
 from migrators.stages.folders import lay_out
-from migrators.stages.models import ModelWord
 from migrators.stages.plan import plan_base
 from migrators.stages.planned import BasePlan, ItemPlan, MaterialPlan
 from migrators.stages.uploads import SourceFailed
-from regraft import notices
-from regraft.formats.catalog_reader import Row, StoredCatalog
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
+from regraft.formats.cherry_v2.models import ModelWord
 from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.locate import RAW_FOLDER
-from regraft.notices import Notice
+from regraft.report import notices
+from regraft.report.notices import Notice
 from regraft.text import argument, is_blank
 from repair.plan import Left
 from repair.rescue.carrying import NewSnapshot, V1File, read_through

@@ -16,12 +16,13 @@ from migrators.stages.carry import Origin, carry_base
 from migrators.stages.drafts import Upload
 from migrators.stages.planned import BasePlan, MaterialPlan, Rows
 from migrators.stages.uploads import SourceFailed, copy_upload
-from regraft import clock, durable, links, sqlite, steady, untouched
-from regraft.formats import okf
-from regraft.formats.index import BODY_SEPARATOR
-from regraft.formats.index.opening import UNREADABLE
-from regraft.formats.index.schema import keep_full_text
+from regraft import clock, links, sqlite, steady, untouched
+from regraft.formats.cherry_v2 import okf
+from regraft.formats.cherry_v2.index import BODY_SEPARATOR
+from regraft.formats.cherry_v2.index.opening import UNREADABLE
+from regraft.formats.cherry_v2.index.schema import keep_full_text
 from regraft.formats.vector_table import VectorTable
+from regraft.ledger import durable
 from regraft.locate import INDEX_FILE
 from regraft.names import FreeNames
 from regraft.text import decode_utf8

@@ -16,10 +16,10 @@ from typing import Any
 import apsw
 
 from migrators.stages.planned import ItemPlan
-from regraft import durable, sqlite
+from regraft import sqlite
 from regraft.errors import PlanOutdated, ProfileUnknown
-from regraft.formats.catalog import ModelRow
-from regraft.formats.catalog_generation import (
+from regraft.formats.cherry_v2.catalog import ModelRow
+from regraft.formats.cherry_v2.catalog_generation import (
     BASES,
     ITEMS,
     MODELS,
@@ -31,7 +31,8 @@ from regraft.formats.catalog_generation import (
     provider_values,
     read_tables,
 )
-from regraft.formats.catalog_reader import Row
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.ledger import durable
 from regraft.text import whole
 
 #: The columns that are read and written of rows that are there.

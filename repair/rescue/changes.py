@@ -9,10 +9,10 @@ from checks.catalog_rows import is_tombstone, path_of
 from checks.v1_source import FINDING_OF
 from migrators.stages import preflight
 from migrators.stages.planned import ItemPlan
-from regraft import notices
-from regraft.formats.catalog_reader import StoredCatalog
-from regraft.formats.item_data import data_of
+from regraft.formats.cherry_v2.catalog_reader import StoredCatalog
+from regraft.formats.cherry_v2.item_data import data_of
 from regraft.locate import RAW_FOLDER
+from regraft.report import notices
 from regraft.text import counted
 from repair.plan import Action, FileChange, Left, Plan
 from repair.rescue import carrying

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from regraft import sqlite
 from regraft.errors import ProfileUnknown, SourceUnreadable
-from regraft.formats.index import SCHEMA_VERSION
-from regraft.formats.index.opening import UNREADABLE, demand_identity
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION
+from regraft.formats.cherry_v2.index.opening import UNREADABLE, demand_identity
 from repair.store import Store
 
 

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 from migrators.stages.drafts import BaseDraft, ItemDraft
 from migrators.stages.owners import Child, expand
 from regraft import identity
-from regraft.formats.catalog_reader import Row
-from regraft.formats.item_data import data_of
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_data import data_of
 from regraft.formats.vector_table import Survey
 from regraft.text import whole
 

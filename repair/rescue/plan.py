@@ -9,11 +9,11 @@ from pathlib import Path
 from checks import v2_findings as v2
 from checks.catalog_rows import base_key, is_tombstone
 from migrators.stages.drafts import BaseDraft
-from migrators.stages.models import ModelWord
-from regraft import notices
 from regraft.errors import NotChanged, RegraftError, SourceNotMigratable, SourceUnreadable
-from regraft.formats.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.models import ModelWord
 from regraft.locate import NAMES, Kind
+from regraft.report import notices
 from regraft.tree import is_plain_name
 from repair.plan import Left, Plan, RowsChange
 from repair.rescue import catalog as profile_rows

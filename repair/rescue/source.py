@@ -11,15 +11,16 @@ from migrators.cherry_v1.draft import draft_library
 from migrators.stages import preflight
 from migrators.stages.drafts import BaseDraft, LibraryDraft, Upload
 from migrators.stages.journey import Hints
-from migrators.stages.models import ModelWord
 from migrators.stages.options import Options
 from migrators.stages.uploads import upload_name
-from regraft import durable, links, steady
+from regraft import links, steady
 from regraft.errors import SourceNotMigratable, SourceUnreadable, SourceUnrecognised
-from regraft.formats.v1_places import StatePlaces
-from regraft.formats.v1_state import V1State, read_state
-from regraft.formats.v2_places import DATA_FOLDER
+from regraft.formats.cherry_v1.layout import StatePlaces
+from regraft.formats.cherry_v1.state import V1State, read_state
+from regraft.formats.cherry_v2.layout import DATA_FOLDER
+from regraft.formats.cherry_v2.models import ModelWord
 from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.ledger import durable
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located, located
 from regraft.room import demand_room
 from regraft.tree import Tree, ZipTree, join

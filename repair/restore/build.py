@@ -19,17 +19,18 @@ from checks.catalog_rows import path_of
 from checks.findings import FINDINGS
 from checks.index_file import Expected, audit_index, path_problem
 from checks.levels import Ledger
-from migrators.cherry_preview.base_settings import read_base_settings
-from regraft import clock, durable, links, sqlite
+from regraft import clock, links, sqlite
 from regraft.errors import LedgerUnreadable, NotRestored, VerificationFailed
-from regraft.formats import okf
-from regraft.formats.catalog_reader import Row
-from regraft.formats.index.bulk import IndexBuilder
-from regraft.formats.item_data import data_of
-from regraft.ledger_values import Count
+from regraft.formats.cherry_v2 import okf
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.index.bulk import IndexBuilder
+from regraft.formats.cherry_v2.item_data import data_of
+from regraft.formats.cherry_v2.settings import read_base_settings
+from regraft.ledger import durable
+from regraft.ledger.values import Count
 from regraft.locate import INDEX_FILE, RAW_FOLDER
 from regraft.names import FreeNames
-from regraft.progress import Progress, stage
+from regraft.report.progress import Progress, stage
 from regraft.text import is_blank, whole
 from repair.indexing.cutting import Span, cut
 from repair.indexing.texts import BLANK, NoText, file_of, text_of

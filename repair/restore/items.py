@@ -10,8 +10,8 @@ import msgspec
 
 from checks.catalog_rows import group_problem
 from regraft import identity
-from regraft.formats.catalog_reader import Row
-from regraft.formats.item_data import DATA, data_problem
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_data import DATA, data_problem
 from regraft.text import is_blank
 from repair.mend_items import INTERRUPTED
 

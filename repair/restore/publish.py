@@ -11,9 +11,11 @@ from checks import v2_findings as v2
 from checks.findings import FINDINGS
 from checks.index_file import Expected, audit_index
 from checks.levels import Ledger
-from regraft import durable, notices, sqlite
+from regraft import sqlite
 from regraft.errors import NotRestored, PlanOutdated, VerificationFailed
+from regraft.ledger import durable
 from regraft.locate import RAW_FOLDER
+from regraft.report import notices
 from regraft.text import counted
 from repair import files
 from repair.changing import RESTORING

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from checks.catalog_rows import MODES
-from migrators.stages.models import SEPARATOR, is_model_id
 from regraft import sqlite
 from regraft.errors import ModelNotSet, NotRestored
-from regraft.formats.catalog import ModelRow
-from regraft.formats.catalog_generation import BASES, ITEMS, PROVIDERS
-from regraft.formats.catalog_reader import Row
+from regraft.formats.cherry_v2.catalog import ModelRow
+from regraft.formats.cherry_v2.catalog_generation import BASES, ITEMS, PROVIDERS
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.models import SEPARATOR, is_model_id
 from regraft.text import counted, is_blank
 from repair.plan import Action, RowsChange
 from repair.rescue.catalog import TABLES, Statements, rehearse

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from regraft import areas, durable
-from regraft.formats.v2_places import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, rooted
+from regraft import areas
+from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, rooted
+from regraft.ledger import durable
 from regraft.locate import Kind
-from regraft.progress import Progress
+from regraft.report.progress import Progress
 from repair import changing, files
 from repair.plan import Plan
 from repair.restore.build import Restored, build

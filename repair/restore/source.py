@@ -13,14 +13,15 @@ from typing import Any
 import apsw
 
 from checks.catalog_rows import base_key
-from regraft import durable, identity, links, sqlite
+from regraft import identity, links, sqlite
 from regraft.base_names import meant
 from regraft.errors import NotChanged, NotRestored, SourceUnreadable, UnitRefused, WrongUsage
-from regraft.formats.catalog_reader import CatalogProblem, Row, read_catalog
-from regraft.formats.index.opening import UNREADABLE
-from regraft.formats.index.units import cut
-from regraft.formats.libsql_preview import Layout
-from regraft.formats.v2_places import DATA_FOLDER, INDEX_FILE, RAW_FOLDER
+from regraft.formats.cherry_preview.libsql import Layout
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.cherry_v2.index.opening import UNREADABLE
+from regraft.formats.cherry_v2.index.units import cut
+from regraft.formats.cherry_v2.layout import DATA_FOLDER, INDEX_FILE, RAW_FOLDER
+from regraft.ledger import durable
 from regraft.locate import KNOWLEDGE_FOLDER, NAMES
 from regraft.text import decode_utf8, is_blank, path_text, shown
 from repair.indexing.cutting import Span

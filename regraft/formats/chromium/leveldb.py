@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from regraft import durable
 from regraft.errors import SourceUnreadable
 from regraft.formats.chromium.damage import Found, Malformed, StorageChanged, StorageDamaged
 from regraft.formats.chromium.leveldb_log import LogReader, Record, batch_records, batch_sequence
 from regraft.formats.chromium.leveldb_manifest import TableFile, Version, read_manifest
 from regraft.formats.chromium.leveldb_table import Table, Wanted
+from regraft.ledger import durable
 from regraft.tree import CHUNK_BYTES, Tree, join
 
 T = TypeVar("T")

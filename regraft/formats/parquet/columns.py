@@ -15,11 +15,12 @@ from typing import Any
 
 import msgspec
 
-from regraft import areas, durable
+from regraft import areas
 from regraft.errors import SourceUnreadable, SourceUnrecognised, TargetNotWritable
 from regraft.extras import needed
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.parquet import cells
+from regraft.ledger import durable
 from regraft.text import whole
 
 #: The key of the file's metadata that holds :class:`About` as JSON.

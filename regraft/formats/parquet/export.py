@@ -13,17 +13,17 @@ import apsw
 from regraft import links, steady
 from regraft.base_names import meant
 from regraft.errors import SourceNotMigratable, SourceUnreadable, TargetNotWritable, WrongUsage
-from regraft.formats import embedjs
-from regraft.formats.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
+from regraft.formats.cherry_v1 import embedjs
+from regraft.formats.cherry_v1.state import read_state
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.layout import Store
 from regraft.formats.parquet import columns, legacy, stored
 from regraft.formats.parquet.columns import About, AboutBase, UnitRow
 from regraft.formats.parquet.stored import BaseLook
-from regraft.formats.v1_state import read_state
-from regraft.formats.v2_places import Store
 from regraft.formats.vector_table import StoreProblem
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located
 from regraft.names import vector_file_name
-from regraft.progress import Progress, stage
+from regraft.report.progress import Progress, stage
 from regraft.text import shown, whole
 from regraft.tree import join
 

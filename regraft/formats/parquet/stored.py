@@ -12,7 +12,7 @@ import apsw
 
 from regraft import sqlite
 from regraft.formats import json_text
-from regraft.formats.index.bulk import BODY_SEPARATOR, ROWS_CACHE_KIB
+from regraft.formats.cherry_v2.index.bulk import BODY_SEPARATOR, ROWS_CACHE_KIB
 from regraft.formats.large_text import LARGE_BYTES, LargeText
 from regraft.formats.parquet.columns import BareMaterial, UnitRow
 from regraft.formats.vector_table import StoreProblem

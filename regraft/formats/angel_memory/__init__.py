@@ -1,0 +1,1 @@
+"""What AngelMemory writes: its database, its notes, its collections in Chroma."""

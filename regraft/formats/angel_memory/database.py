@@ -1,0 +1,334 @@
+"""AngelMemory's data folder: notes, the database of their tags, and a collection of vectors for each provider.
+
+What is where: ``docs/formats/angel_memory.md``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from regraft import links, sqlite
+from regraft.formats import json_text
+from regraft.formats.angel_memory import chroma
+from regraft.formats.angel_memory.notes import LEVELS, vector_text
+from regraft.system_errors import GenerationUnknown
+
+#: The truth about notes and tags, below the data folder.
+DATABASE = "memory_center/index/simple_memory.db"
+#: When which file was last read, in whole seconds.
+FILE_INDEX = "memory_center/index/file_index_global.db"
+#: What the system's maintenance remembers.
+STATE = "memory_center/maintenance_state.json"
+RAW = "raw"
+#: Where all of these but the notes lie.
+CENTER = "memory_center"
+#: The collection of the notes' vectors, in each provider's folder.
+COLLECTION = "notes_index"
+#: Of an entry's metadata in it.
+SOURCE_ID = "source_id"
+
+RECORDS = "note_index_records"
+TAGS = "global_tags"
+NOTE_TAGS = "note_tag_rel"
+MEMORY_TAGS = "memory_tag_rel"
+MEMORIES = "memory_records"
+SEQUENCE = "note_short_id_seq"
+FILES = "file_index_global"
+
+#: In the state file, the provider of the last synchronisation; where it is empty, the system looks at the next one.
+PROVIDER_KEYS = (
+    "notes_vector_sync_last_provider",
+    "vector_to_center_migration_last_provider",
+    "memory_vector_sync_last_provider",
+)
+
+_HEADINGS = tuple(f"heading_h{level}" for level in range(1, LEVELS + 1))
+_READ = {
+    RECORDS: ("source_id", "note_short_id", "file_id", "source_file_path", *_HEADINGS, "total_lines", "updated_at"),
+    TAGS: ("id", "name"),
+    NOTE_TAGS: ("source_id", "tag_id"),
+    MEMORY_TAGS: ("memory_id", "tag_id"),
+    MEMORIES: ("id",),
+    SEQUENCE: ("id", "next_id"),
+}
+#: The tables of :data:`DATABASE`.
+TABLES = tuple(_READ)
+_FILE_TABLES = {FILES: ("id", "relative_path", "file_timestamp")}
+
+_PROVIDER_FOLDER = "memory_"
+_CHROMA = "chromadb"
+_UNSAFE = re.compile(r'[<>:"/\\|?*]')
+
+#: Signs of later generations: what is there below the data folder, or below a provider's, and what to call it.
+_CHUNKS = "memory_center/index/note_chunks.db"
+_LATER = {"index/faiss": "FAISS indexes", "index/sqlite": "a vector index of its own in SQLite"}
+_KNOWN = "versions 0.99.1011 to 1.3.11, with a Chroma collection for each provider"
+
+
+class AngelProblem(ValueError):
+    """A part of a data folder that cannot be used; the message is what to say of it."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A note's record; ``short_id`` None: the system has given none yet."""
+
+    source_id: str
+    short_id: int | None
+    file_id: str
+    path: str
+    #: One for each level, empty where there is none.
+    headings: tuple[str, ...]
+    total_lines: int
+    #: The time of change of its file when it was read, in seconds.
+    updated_at: float
+    #: Ids and names of its tags in the order of ids; a name is None where no tag has the id.
+    tags: tuple[tuple[int, str | None], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of its tags."""
+        return tuple(name for _, name in self.tags if name is not None)
+
+    @property
+    def vector_text(self) -> str:
+        """Return the text whose vector stands for it, "" where none does."""
+        return vector_text(self.names)
+
+
+@dataclass(frozen=True)
+class IndexedFile:
+    """A file of ``raw/`` that was read: its id there, its path, and its time of change then, in whole seconds."""
+
+    id: int
+    path: str
+    seconds: int
+
+
+@dataclass(frozen=True)
+class ProviderFolder:
+    """The folder of an embedding provider; ``name`` is its id, as it can stand in a path."""
+
+    name: str
+    path: Path
+
+    @property
+    def chroma(self) -> Path:
+        """Return the folder that is Chroma's."""
+        return self.path / _CHROMA
+
+    @property
+    def database(self) -> Path:
+        """Return Chroma's database."""
+        return self.chroma / chroma.FILE
+
+
+# --- where --------------------------------------------------------------------------------------------------------
+
+
+def root_of(path: Path) -> Path | None:
+    """Return the data folder that a path is, or is a part of by which people name it; None for anything else.
+
+    Raises:
+        GenerationUnknown: it is of a later generation than is known.
+    """
+    parts = path.absolute().parts
+    below = tuple(DATABASE.split("/"))
+    depths = (length for length in range(1, len(below) + 1) if parts[-length:] == below[:length])
+    places = [path, *(path.absolute().parents[length - 1] for length in depths)]
+    root = next((place for place in places if (place / DATABASE).is_file()), None)
+    if root is not None:
+        signs = _later_signs(root)
+        if signs:
+            what = f"a data folder of AngelMemory with {' and '.join(signs)}"
+            raise GenerationUnknown(path=root, what=what, known=_KNOWN)
+    return root
+
+
+def _later_signs(root: Path) -> list[str]:
+    """Return what a data folder has that only later generations have."""
+    found = []
+    if (root / _CHUNKS).exists():
+        found.append(f"notes cut into chunks ({_CHUNKS})")
+    elif _has_records_without_tags(root / DATABASE):
+        found.append(f"notes without tags (no table {NOTE_TAGS})")
+    for folder in _memory_folders(root):
+        for place, called in _LATER.items():
+            # The system makes the folders of both; the one that is used has files.
+            inside = folder / place
+            if inside.is_dir() and any(inside.iterdir()):
+                found.append(f"{called} ({folder.name}/{place})")
+    return found
+
+
+def _has_records_without_tags(database: Path) -> bool:
+    with contextlib.suppress(apsw.Error, UnicodeDecodeError), sqlite.reading(database, beside_writers=True) as db:
+        tables = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        return RECORDS in tables and NOTE_TAGS not in tables
+    return False
+
+
+def _memory_folders(root: Path) -> list[Path]:
+    """Return the folders that are called like those of providers, in the order of names."""
+    inside = (path for path in root.iterdir() if path.name.startswith(_PROVIDER_FOLDER) and path.name != CENTER)
+    return sorted(path for path in inside if path.is_dir())
+
+
+def provider_folders(root: Path) -> list[ProviderFolder]:
+    """Return the folders of providers that have a database of Chroma's, in the order of names."""
+    found = [ProviderFolder(path.name.removeprefix(_PROVIDER_FOLDER), path) for path in _memory_folders(root)]
+    return [folder for folder in found if folder.database.is_file()]
+
+
+def provider_folder(root: Path, provider: str) -> ProviderFolder:
+    """Return the folder of a provider, whether it is there or not."""
+    name = safe_name(provider)
+    return ProviderFolder(name, root / f"{_PROVIDER_FOLDER}{name}")
+
+
+def safe_name(provider: str) -> str:
+    """Return a provider's id as it can stand in a path."""
+    return _UNSAFE.sub("_", provider.strip())
+
+
+# --- the truth ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reading(root: Path) -> Iterator[apsw.Connection]:
+    """Open the database of records and tags for reading without a trace.
+
+    Raises:
+        AngelProblem: it cannot be used; the message says why.
+    """
+    with _reading(root / DATABASE, _READ) as db:
+        yield db
+
+
+@contextmanager
+def reading_files(root: Path) -> Iterator[apsw.Connection]:
+    """Open the index of files for reading without a trace.
+
+    Raises:
+        AngelProblem: it is missing or cannot be used; the message says why.
+    """
+    with _reading(root / FILE_INDEX, _FILE_TABLES) as db:
+        yield db
+
+
+@contextmanager
+def _reading(path: Path, tables: Mapping[str, tuple[str, ...]]) -> Iterator[apsw.Connection]:
+    if not path.is_file():
+        raise AngelProblem("it is missing")
+    try:
+        with sqlite.reading(path, beside_writers=True) as db:
+            for table, columns in tables.items():
+                there = {str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")}
+                missing = next((name for name in columns if name not in there), None)
+                if missing is not None:
+                    lacking = f"column {missing} in its table {table}" if there else f"table {table}"
+                    raise AngelProblem(f"it has no {lacking}: written by a version before 0.99.1011, or damaged")
+            yield db
+    except (apsw.NotADBError, apsw.CorruptError) as error:
+        raise AngelProblem(f"it is damaged ({error})") from error
+
+
+def records(db: apsw.Connection, where: str = "", values: tuple[Any, ...] = ()) -> Iterator[Record]:
+    """Return the records with their tags, in the order of source ids.
+
+    Args:
+        db: the open database.
+        where: a condition on ``r``, the records; empty: all.
+        values: of the condition.
+    """
+    columns = ", ".join(f"r.{name}" for name in _READ[RECORDS])
+    rows = db.execute(
+        f"SELECT {columns}, n.tag_id, CAST(t.name AS TEXT) FROM {RECORDS} r "
+        f"LEFT JOIN {NOTE_TAGS} n ON n.source_id = r.source_id LEFT JOIN {TAGS} t ON t.id = n.tag_id "
+        f"{f'WHERE {where} ' if where else ''}ORDER BY r.source_id, n.tag_id",
+        values,
+    )
+    width = len(_READ[RECORDS])
+    for row, group in groupby(rows, lambda row: row[:width]):
+        tags = tuple((tag[width], tag[width + 1]) for tag in group if tag[width] is not None)
+        yield _record(row, tags)
+
+
+def _record(row: tuple[Any, ...], tags: tuple[tuple[int, str | None], ...]) -> Record:
+    source_id, short_id, file_id, path = row[:4]
+    headings = tuple(str(heading or "") for heading in row[4 : 4 + LEVELS])
+    lines, updated = row[4 + LEVELS :]
+    return Record(str(source_id), short_id, str(file_id), str(path), headings, lines or 0, updated or 0.0, tags)
+
+
+def record_count(db: apsw.Connection) -> int:
+    """Return how many records there are."""
+    number: Any = db.execute(f"SELECT count(*) FROM {RECORDS}").get
+    return int(number)
+
+
+def tag_count(db: apsw.Connection) -> int:
+    """Return how many tags there are, of notes and of memories."""
+    number: Any = db.execute(f"SELECT count(*) FROM {TAGS}").get
+    return int(number)
+
+
+def vector_texts(db: apsw.Connection) -> Iterator[tuple[str, str]]:
+    """Return the source id of each record that has a vector, with the text that it is of."""
+    for record in records(db):
+        text = record.vector_text
+        if text and record.source_id:
+            yield record.source_id, text
+
+
+def next_short_id(db: apsw.Connection) -> int:
+    """Return the short id that the system gives next."""
+    number: Any = db.execute(f"SELECT next_id FROM {SEQUENCE} WHERE id = 1").get
+    return number if isinstance(number, int) else 0
+
+
+def highest_short_id(db: apsw.Connection) -> int | None:
+    """Return the highest short id that a record has, None where none has one."""
+    number: Any = db.execute(f"SELECT max(note_short_id) FROM {RECORDS} WHERE typeof(note_short_id) = 'integer'").get
+    return None if number is None else int(number)
+
+
+def indexed_files(db: apsw.Connection) -> Iterator[IndexedFile]:
+    """Return the files that were read, in the order of paths, from the open index of files."""
+    columns = "id, relative_path, CAST(file_timestamp AS INTEGER)"
+    for number, path, seconds in db.execute(f"SELECT {columns} FROM {FILES} ORDER BY 2"):
+        yield IndexedFile(number, str(path), seconds or 0)
+
+
+# --- providers ----------------------------------------------------------------------------------------------------
+
+
+def read_state(root: Path) -> dict[str, Any]:
+    """Return the state file's fields.
+
+    Raises:
+        AngelProblem: it is missing or cannot be read; the message says why.
+    """
+    try:
+        state = json_text.loads(links.content(root / STATE).decode("utf-8"))
+    except FileNotFoundError as error:
+        raise AngelProblem("it is missing") from error
+    except (OSError, ValueError) as error:
+        raise AngelProblem(f"it cannot be read ({error})") from error
+    if not isinstance(state, dict):
+        raise AngelProblem("it holds no object")
+    return state
+
+
+def stated_provider(state: dict[str, Any]) -> str:
+    """Return the provider of the last synchronisation, as it stands in its folder's name, "" where there was none."""
+    return next((safe_name(str(state[key])) for key in PROVIDER_KEYS if state.get(key)), "")

@@ -1,0 +1,1 @@
+"""What the preview of Cherry Studio v2 wrote."""

@@ -1,0 +1,1 @@
+"""What Cherry Studio v1 writes: its state, vector files, backups and profiles."""

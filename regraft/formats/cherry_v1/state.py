@@ -1,0 +1,337 @@
+"""The v1 application's own state: knowledge bases and models from Redux, uploads and notes from Dexie.
+
+It is read from a backup's ``data.json`` (versions 1-5), an export's Redux state and table files, one ``knowledge``
+slice, or Chromium's storage in a profile or a backup of version 6 (``docs/formats/v1.md``, "State"). Only what is
+needed is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from regraft import sqlite
+from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
+from regraft.formats import json_text
+from regraft.formats.cherry_v1.layout import STATE_KEY, TABLES, VECTORS_FOLDER, StatePlaces
+from regraft.formats.cherry_v1.tables import FileRow, NoteRow, Table, read_bases
+from regraft.ledger import durable
+from regraft.names import vector_file_name
+from regraft.report import notices
+from regraft.report.notices import Notice
+from regraft.text import counted
+from regraft.tree import Tree, join
+
+PENDING_DELETE_FILE = "knowledge_pending_delete.json"
+#: Folders named in a notice.
+_NAMED_FOLDERS = 3
+#: Versions of ``data.json`` that this module reads.
+BACKUP_VERSIONS = range(1, 6)
+_ROWS: dict[str, type[msgspec.Struct]] = {"files": FileRow, "knowledge_notes": NoteRow}
+_RAWS = list[msgspec.Raw]
+#: The slices of the Redux state that tell of knowledge bases.
+SLICES = ("knowledge", "llm")
+
+
+@dataclass(frozen=True)
+class V1State:
+    """What v1 knew. Rows and bases are as v1 wrote them, of any shape; nothing is validated yet."""
+
+    bases: list[Any]
+    #: ``llm.providers``, or None where the source has no ``llm`` slice at all.
+    providers: list[Any] | None
+    files: Mapping[str, dict[str, Any]]
+    notes: Mapping[str, dict[str, Any]]
+    pending_delete: frozenset[str]
+    notices: tuple[Notice, ...]
+
+
+def read_state(tree: Tree, places: StatePlaces) -> V1State:
+    """Read the state of a v1 source. Chromium's storage is copied to the system's temporary folder first.
+
+    Raises:
+        BrokenJson: the state is truncated or broken (a Dexie table alone is a notice instead).
+        SourceUnreadable: a file cannot be read.
+    """
+    said: list[Notice] = []
+    of_tables: list[Notice] = []
+    tables: _Tables
+    if places.backup is not None:
+        slices, tables = _from_backup(tree, places.backup, said, of_tables)
+    elif places.local_storage is not None:
+        slices, tables = _from_chromium(tree, places.local_storage, places.indexed_db, said)
+    else:
+        slices = _from_export(tree, places)
+        tables = {name: _table(name, _loader(tree, member), of_tables) for name, member in places.tables.items()}
+    # The smaller slice first: the text that both are parts of goes with the larger one.
+    providers = _providers(tree, slices.pop("llm", None))
+    bases = _bases(tree, slices, said)
+    pending = _pending(tree, places, said)
+    _say_what_data_lacks(tree, places, bases, pending, said)
+    if providers is None and bases:
+        said.append(Notice(notices.MODELS_UNKNOWN, notices.CODES[notices.MODELS_UNKNOWN].meaning))
+    return V1State(
+        bases=bases,
+        providers=providers,
+        files=tables.get("files", {}),
+        notes=tables.get("knowledge_notes", {}),
+        pending_delete=pending,
+        notices=(*said, *of_tables),
+    )
+
+
+def read_slice(tree: Tree, places: StatePlaces, name: str) -> Any:
+    """Read one slice of the Redux state, of any shape; None where there is none.
+
+    Raises:
+        SourceUnreadable, BrokenJson: it is damaged.
+    """
+    if places.backup is not None:
+        slices, _ = _from_backup(tree, places.backup, [], None, (name,))
+    elif places.local_storage is not None:
+        slices, _ = _from_chromium(tree, places.local_storage, None, [], (name,))
+    else:
+        slices = _from_export(tree, places, (name,))
+    return _slice(tree, name, slices[name]) if name in slices else None
+
+
+def read_text(tree: Tree, name: str) -> bytearray:
+    """Read a whole file of the source into one buffer.
+
+    Raises:
+        SourceUnreadable: it cannot be read.
+    """
+    try:
+        text = bytearray(tree.size(name))
+        with tree.open(name) as file:
+            view, filled = memoryview(text), 0
+            while filled < len(text) and (count := file.readinto(view[filled:])):  # type: ignore[attr-defined]
+                filled += count
+            view.release()
+        del text[filled:]
+    except (OSError, MemoryError) as error:
+        if isinstance(error, SourceUnreadable):
+            raise
+        raise SourceUnreadable(path=f"{tree.path}: {name}", reason=str(error) or "not enough memory") from error
+    return text
+
+
+_Slices = dict[str, msgspec.Raw | bytearray]
+#: What is known of each table's rows, by the table's name.
+_Tables = dict[str, Mapping[str, dict[str, Any]]]
+
+
+def _from_backup(
+    tree: Tree, name: str, said: list[Notice], of_tables: list[Notice] | None, wanted: tuple[str, ...] = SLICES
+) -> tuple[_Slices, _Tables]:
+    """Read a ``data.json``; without ``of_tables`` its tables are left out."""
+    text = read_text(tree, name)
+    if json_text.is_list(text):
+        raise BrokenJson(path=tree.path, where=name, reason="it is a list, not an object")
+    with blame(tree.path, name):
+        top = json_text.fields(text, ("version", "localStorage", "indexedDB"))
+    _check_version(tree, name, top.get("version"))
+    tables = {} if of_tables is None else _tables_of_backup(name, top.pop("indexedDB", None), said, of_tables)
+    with blame(tree.path, f"localStorage in {name}"):
+        storage = json_text.fields(top["localStorage"], (STATE_KEY,)) if _has(top, "localStorage") else {}
+    if not _has(storage, STATE_KEY):
+        return {}, tables
+    with blame(tree.path, f"{STATE_KEY} in {name}"):
+        state = json_text.unwrapped(storage[STATE_KEY])
+        # The file's own text is not needed any more: the state is the larger part of it.
+        del text, top, storage
+        return dict(json_text.fields(state, wanted)), tables
+
+
+def _tables_of_backup(name: str, raw: msgspec.Raw | None, said: list[Notice], of_tables: list[Notice]) -> _Tables:
+    try:
+        found = {} if raw is None or json_text.is_null(raw) else json_text.fields(raw, TABLES)
+    except json_text.JsonProblem as problem:
+        said.append(Notice(notices.TABLE_UNREADABLE, f"indexedDB in {name} cannot be read: {problem}"))
+        return {}
+    return {table: _table(table, partial(json_text.unwrapped, found[table]), of_tables) for table in found}
+
+
+def _from_chromium(
+    tree: Tree,
+    local_storage: str,
+    indexed_db: str | None,
+    said: list[Notice],
+    wanted: tuple[str, ...] = SLICES,
+) -> tuple[_Slices, _Tables]:
+    from regraft.formats.cherry_v1.chromium_state import read_chromium  # noqa: PLC0415 - loading it takes as long as the rest
+
+    with durable.temporary_folder() as work:
+        found = read_chromium(tree, local_storage, indexed_db, TABLES, work)
+    said.extend(found.notices)
+    slices: _Slices = {}
+    if found.redux is not None:
+        with blame(tree.path, f"{STATE_KEY} in {local_storage}"):
+            slices.update(json_text.fields(found.redux, wanted))
+    tables: _Tables = {}
+    for name in list(found.tables):
+        table = tables[name] = Table(_ROWS[name])
+        table.add_values(found.tables.pop(name))
+    return slices, tables
+
+
+def _check_version(tree: Tree, name: str, raw: msgspec.Raw | None) -> None:
+    with blame(tree.path, f"the version in {name}"):
+        version = None if raw is None else json_text.value(raw)
+    if isinstance(version, int) and version not in BACKUP_VERSIONS:
+        raise SourceNotMigratable(
+            path=tree.path,
+            what=f"a backup of version {version}",
+            advice=f"regraft reads data.json of the versions {BACKUP_VERSIONS[0]} to {BACKUP_VERSIONS[-1]}",
+        )
+
+
+def _from_export(tree: Tree, places: StatePlaces, wanted: tuple[str, ...] = SLICES) -> _Slices:
+    if places.knowledge is not None:
+        return {"knowledge": read_text(tree, places.knowledge)} if "knowledge" in wanted else {}
+    if places.slices is not None:
+        files = {name: join(places.slices, f"{name}.json") for name in wanted}
+        return {name: read_text(tree, file) for name, file in files.items() if tree.kind(file) == "file"}
+    if places.redux is None:
+        return {}
+    text = read_text(tree, places.redux)
+    with blame(tree.path, places.redux):
+        return dict(json_text.fields(text, wanted))
+
+
+def _loader(tree: Tree, name: str) -> Callable[[], bytearray]:
+    return lambda: read_text(tree, name)
+
+
+def _has(values: dict[str, msgspec.Raw], name: str) -> bool:
+    return name in values and not json_text.is_null(values[name])
+
+
+@contextmanager
+def blame(path: Path, where: str) -> Iterator[None]:
+    """Turn a :class:`json_text.JsonProblem` into a :class:`BrokenJson` that says where."""
+    try:
+        yield
+    except json_text.JsonProblem as problem:
+        raise BrokenJson(path=path, where=where, reason=problem) from problem
+
+
+def _slice(tree: Tree, name: str, raw: msgspec.Raw | bytearray) -> Any:
+    with blame(tree.path, f"the `{name}` state"):
+        return json_text.decode(_slice_text(raw), object)
+
+
+def _slice_text(raw: msgspec.Raw | bytearray) -> bytearray:
+    """Return a slice's JSON text: as redux-persist keeps it, it is JSON text in JSON."""
+    if isinstance(raw, bytearray) and not json_text.is_string(raw):
+        return raw
+    return json_text.unwrapped(msgspec.Raw(raw) if isinstance(raw, bytearray) else raw)
+
+
+def _bases(tree: Tree, slices: _Slices, said: list[Notice]) -> list[Any]:
+    bases: Any = None
+    is_there = "knowledge" in slices
+    if is_there:
+        with blame(tree.path, "the `knowledge` state"):
+            text = _slice_text(slices.pop("knowledge"))
+            is_there = bytes(text[:16]).strip() != b"null"
+            bases = read_bases(text) if is_there else None
+    if not is_there:
+        said.append(Notice(notices.NO_KNOWLEDGE, notices.CODES[notices.NO_KNOWLEDGE].meaning))
+    if bases is not None and not isinstance(bases, list):
+        raise BrokenJson(path=tree.path, where="the `knowledge` state", reason="`bases` is not a list")
+    return bases or []
+
+
+def _providers(tree: Tree, raw: msgspec.Raw | bytearray | None) -> list[Any] | None:
+    llm = None if raw is None else _slice(tree, "llm", raw)
+    if not isinstance(llm, dict):
+        return None
+    providers = llm.get("providers")
+    return providers if isinstance(providers, list) else []
+
+
+def _table(name: str, load: Callable[[], bytearray], said: list[Notice]) -> Mapping[str, dict[str, Any]]:
+    """Return a Dexie table by id; rows that are no objects or have no id are passed over, damaged ones are named."""
+    try:
+        text = load()
+        raws = json_text.decode(json_text.unwrapped(msgspec.Raw(text)) if json_text.is_string(text) else text, _RAWS)
+    except (json_text.JsonProblem, SourceUnreadable) as problem:
+        said.append(Notice(notices.TABLE_UNREADABLE, f"table {name} cannot be read: {problem}"))
+        return {}
+    table = Table(_ROWS[name])
+    table.add(raws)
+    if table.damaged:
+        count, first = len(table.damaged), table.damaged[0]
+        lost = f"table {name}: {counted(count, 'row')} passed over that cannot be read, the first is row {first:,}"
+        said.append(Notice(notices.TABLE_UNREADABLE, lost, count=count))
+    return table
+
+
+def _say_what_data_lacks(
+    tree: Tree, places: StatePlaces, bases: list[Any], pending: frozenset[str], said: list[Notice]
+) -> None:
+    """Say where ``Data/`` is missing, which vector files nobody names, and which folders among them nothing reads."""
+    vectors = [] if places.vectors is None else tree.children(places.vectors)
+    uploads = [] if places.uploads is None else tree.children(places.uploads)
+    if bases and not uploads and not any(name != PENDING_DELETE_FILE for name in vectors):
+        code = notices.SLIM_BACKUP if places.is_backup else notices.DATA_MISSING
+        if places.is_backup or places.local_storage is not None:
+            said.append(Notice(code, notices.CODES[code].meaning))
+    if places.vectors is None or places.vectors.rpartition("/")[2] != VECTORS_FOLDER:
+        return
+    said.extend(_unnamed(tree, places.vectors, vectors, bases, pending))
+    folders = [name for name in vectors if _is_older_layout(tree, join(places.vectors, name))]
+    if folders:
+        more = "…" if len(folders) > _NAMED_FOLDERS else ""
+        named = f"{', '.join(folders[:_NAMED_FOLDERS])}{more}"
+        text = f"{counted(len(folders), 'folder')} of a still older layout in {places.vectors}, left alone: {named}"
+        said.append(Notice(notices.OLDER_LAYOUT, text, count=len(folders)))
+
+
+def _unnamed(tree: Tree, folder: str, names: list[str], bases: list[Any], pending: frozenset[str]) -> Iterator[Notice]:
+    """Say which vector files are those of no base; that v1 was going to delete some is no news."""
+    ids = [base.get("id") for base in bases if isinstance(base, dict)]
+    known = {vector_file_name(one) for one in (*ids, *pending) if isinstance(one, str)}
+    files = [name for name in names if _is_vector_file(tree, join(folder, name))]
+    unnamed = [name for name in files if name not in known]
+    if unnamed:
+        more = "…" if len(unnamed) > _NAMED_FOLDERS else ""
+        listed = f"{', '.join(unnamed[:_NAMED_FOLDERS])}{more}"
+        code = notices.UNNAMED_VECTORS if len(unnamed) < len(files) else notices.LOST_STATE
+        said = f"{counted(len(unnamed), 'vector file')} of no base that the state names, not read: {listed}"
+        yield Notice(code, said, count=len(unnamed))
+
+
+def _is_vector_file(tree: Tree, name: str) -> bool:
+    """Tell whether a file begins like a SQLite database."""
+    if tree.kind(name) != "file":
+        return False
+    try:
+        with tree.open(name) as file:
+            return file.read(len(sqlite.MAGIC)) == sqlite.MAGIC
+    except OSError:
+        return False
+
+
+def _is_older_layout(tree: Tree, folder: str) -> bool:
+    """Tell whether a folder among the vector files is none of v2's, which have ``.cherry`` or ``raw`` in them."""
+    return tree.kind(folder) == "folder" and not {".cherry", "raw"} & set(tree.children(folder))
+
+
+def _pending(tree: Tree, places: StatePlaces, said: list[Notice]) -> frozenset[str]:
+    name = f"{places.vectors}/{PENDING_DELETE_FILE}" if places.vectors else PENDING_DELETE_FILE
+    if places.vectors is None or tree.kind(name) != "file":
+        return frozenset()
+    try:
+        ids = json_text.decode(read_text(tree, name), list[Any])
+    except (json_text.JsonProblem, SourceUnreadable) as problem:
+        said.append(Notice(notices.PENDING_UNREADABLE, f"{name} cannot be read: {problem}"))
+        return frozenset()
+    return frozenset(value for value in ids if isinstance(value, str))

@@ -1,0 +1,260 @@
+"""``catalog.sqlite``: bases, items, and the models and providers that they refer to (``docs/formats/catalog.md``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from regraft import sqlite
+from regraft.formats.cherry_v2.order_keys import order_key
+
+TABLES = (
+    """CREATE TABLE user_provider (
+         provider_id TEXT PRIMARY KEY NOT NULL,
+         name TEXT NOT NULL,
+         is_enabled INTEGER NOT NULL DEFAULT 0,
+         order_key TEXT NOT NULL,
+         created_at INTEGER NOT NULL,
+         updated_at INTEGER NOT NULL)""",
+    """CREATE TABLE user_model (
+         id TEXT PRIMARY KEY NOT NULL,
+         provider_id TEXT NOT NULL REFERENCES user_provider (provider_id) ON DELETE CASCADE,
+         model_id TEXT NOT NULL,
+         name TEXT NOT NULL,
+         "group" TEXT,
+         capabilities TEXT NOT NULL,
+         supports_streaming INTEGER NOT NULL,
+         order_key TEXT NOT NULL,
+         created_at INTEGER NOT NULL,
+         updated_at INTEGER NOT NULL)""",
+    """CREATE TABLE knowledge_base (
+         id TEXT PRIMARY KEY NOT NULL,
+         name TEXT NOT NULL CHECK (length(trim(name)) > 0),
+         group_id TEXT,
+         dimensions INTEGER,
+         embedding_model_id TEXT REFERENCES user_model (id),
+         status TEXT NOT NULL CHECK (status IN ('completed', 'failed')),
+         error TEXT,
+         rerank_model_id TEXT REFERENCES user_model (id) ON DELETE SET NULL,
+         file_processor_id TEXT,
+         chunk_size INTEGER NOT NULL CHECK (chunk_size > 0),
+         chunk_overlap INTEGER NOT NULL CHECK (chunk_overlap >= 0 AND chunk_overlap < chunk_size),
+         chunk_strategy TEXT NOT NULL DEFAULT 'structured' CHECK (chunk_strategy IN ('structured', 'delimiter')),
+         chunk_separator TEXT NOT NULL DEFAULT '\\n\\n',
+         threshold REAL CHECK (threshold BETWEEN 0 AND 1),
+         document_count INTEGER CHECK (document_count > 0),
+         created_at INTEGER NOT NULL,
+         updated_at INTEGER NOT NULL,
+         CHECK (CASE status
+                  WHEN 'failed' THEN error IS NOT NULL AND length(trim(error)) > 0
+                  ELSE error IS NULL
+                   AND (embedding_model_id IS NULL) = (dimensions IS NULL)
+                   AND (dimensions IS NULL OR dimensions > 0)
+                END))""",
+    """CREATE TABLE knowledge_item (
+         id TEXT PRIMARY KEY NOT NULL,
+         base_id TEXT NOT NULL REFERENCES knowledge_base (id) ON DELETE CASCADE,
+         group_id TEXT,
+         type TEXT NOT NULL CHECK (type IN ('file', 'url', 'note', 'directory')),
+         data TEXT NOT NULL,
+         status TEXT NOT NULL CHECK (status IN ('idle', 'preparing', 'processing', 'reading', 'embedding',
+                                                'completed', 'failed', 'deleting')),
+         error TEXT,
+         created_at INTEGER NOT NULL,
+         updated_at INTEGER NOT NULL,
+         FOREIGN KEY (base_id, group_id) REFERENCES knowledge_item (base_id, id) ON DELETE CASCADE,
+         CHECK (CASE type WHEN 'directory' THEN status NOT IN ('reading', 'embedding') ELSE status <> 'preparing' END),
+         CHECK (CASE status WHEN 'failed' THEN error IS NOT NULL AND length(trim(error)) > 0
+                            ELSE error IS NULL END))""",
+    "CREATE UNIQUE INDEX knowledge_item_baseId_id_unique ON knowledge_item (base_id, id)",
+    "CREATE INDEX knowledge_item_base_type_created_idx ON knowledge_item (base_id, type, created_at)",
+    "CREATE INDEX knowledge_item_base_group_created_idx ON knowledge_item (base_id, group_id, created_at)",
+)
+
+#: How long a note may be in the application, in UTF-16 units.
+MAX_NOTE_UNITS = 1_000_000
+
+#: What a model of texts' vectors can do, and one that ranks hits again.
+EMBEDDING = ("embedding",)
+RERANK = ("rerank",)
+
+
+@dataclass(frozen=True)
+class ProviderRow:
+    """A provider; never with its keys."""
+
+    provider_id: str
+    name: str
+    is_enabled: bool
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """A model; ``id`` is ``provider::model``."""
+
+    id: str
+    provider_id: str
+    model_id: str
+    name: str
+    group: str | None
+    #: Without ``embedding`` the application takes it for a chat model.
+    capabilities: tuple[str, ...] = EMBEDDING
+    supports_streaming: bool = True
+
+
+@dataclass(frozen=True)
+class BaseRow:
+    """A row of ``knowledge_base``; times in ms."""
+
+    id: str
+    name: str
+    dimensions: int | None
+    embedding_model_id: str | None
+    status: str
+    error: str | None
+    rerank_model_id: str | None
+    file_processor_id: str | None
+    chunk_size: int
+    chunk_overlap: int
+    threshold: float | None
+    document_count: int | None
+    created_at: int
+    updated_at: int
+    chunk_strategy: str = "structured"
+    #: Four characters: backslash, n, backslash, n.
+    chunk_separator: str = "\\n\\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRow:
+    """A row of ``knowledge_item``; times in ms."""
+
+    id: str
+    base_id: str
+    group_id: str | None
+    type: str
+    data: dict[str, Any]
+    status: str
+    error: str | None
+    created_at: int
+    updated_at: int
+
+
+@dataclass(frozen=True)
+class BaseRecord:
+    """What the catalog holds because of one base, but for its items."""
+
+    base: BaseRow
+    models: tuple[ModelRow, ...]
+    providers: tuple[ProviderRow, ...]
+    #: The time that models and providers carry, in ms.
+    now_ms: int
+
+
+def write_catalog(path: Path, records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
+    """Write a fresh catalog to ``path``, where no file is yet: bases with their items, in the order given.
+
+    Items are streamed: they hold the texts of notes.
+
+    Raises:
+        apsw.Error: it cannot be written.
+    """
+    with sqlite.writing(path, create=True) as db:
+        _write(db, records)
+
+
+def prove(records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
+    """Find out whether a catalog takes these bases and items, in a temporary file at most.
+
+    Raises:
+        apsw.ConstraintError, TypeError, OverflowError: it does not.
+    """
+    with sqlite.scratch() as db:
+        db.execute("PRAGMA foreign_keys = ON")
+        _write(db, records)
+
+
+def _write(db: apsw.Connection, records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    for statement in TABLES:
+        db.execute(statement)
+    for record, items in records:
+        _write_models(db, record)
+        _write_base(db, record.base)
+        _write_items(db, items)
+    db.execute("COMMIT")
+
+
+def _write_models(db: apsw.Connection, record: BaseRecord) -> None:
+    times = (record.now_ms, record.now_ms)
+    for provider in record.providers:
+        key = order_key(db.execute("SELECT count(*) FROM user_provider").get)
+        db.execute(
+            "INSERT INTO user_provider VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            (provider.provider_id, provider.name, int(provider.is_enabled), key, *times),
+        )
+    for model in record.models:
+        count = "SELECT count(*) FROM user_model WHERE provider_id = ?"
+        key = order_key(db.execute(count, (model.provider_id,)).get)
+        capabilities, streaming = json.dumps(model.capabilities), int(model.supports_streaming)
+        db.execute(
+            "INSERT INTO user_model VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            (
+                *(model.id, model.provider_id, model.model_id, model.name, model.group),
+                *(capabilities, streaming, key, *times),
+            ),
+        )
+
+
+def _write_base(db: apsw.Connection, base: BaseRow) -> None:
+    db.execute(
+        """INSERT INTO knowledge_base (
+             id, name, dimensions, embedding_model_id, status, error, rerank_model_id, file_processor_id, chunk_size,
+             chunk_overlap, chunk_strategy, chunk_separator, threshold, document_count, created_at,
+             updated_at)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        (
+            base.id,
+            base.name,
+            base.dimensions,
+            base.embedding_model_id,
+            base.status,
+            base.error,
+            base.rerank_model_id,
+            base.file_processor_id,
+            base.chunk_size,
+            base.chunk_overlap,
+            base.chunk_strategy,
+            base.chunk_separator,
+            base.threshold,
+            base.document_count,
+            base.created_at,
+            base.updated_at,
+        ),
+    )
+
+
+def _write_items(db: apsw.Connection, items: Iterable[ItemRow]) -> None:
+    db.executemany(
+        """INSERT INTO knowledge_item (id, base_id, group_id, type, data, status, error, created_at, updated_at)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        (
+            (
+                item.id,
+                item.base_id,
+                item.group_id,
+                item.type,
+                json.dumps(item.data, ensure_ascii=False, separators=(",", ":")),
+                item.status,
+                item.error,
+                item.created_at,
+                item.updated_at,
+            )
+            for item in items
+        ),
+    )

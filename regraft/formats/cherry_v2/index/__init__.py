@@ -1,0 +1,38 @@
+"""The v2 index: seven tables in one SQLite file per base (``docs/formats/index.md``)."""
+
+from regraft.formats.cherry_v2.index.bulk import BODY_SEPARATOR, Material, Tallies, build_index
+from regraft.formats.cherry_v2.index.queries import tokens
+from regraft.formats.cherry_v2.index.reclaim import Reclaimed
+from regraft.formats.cherry_v2.index.schema import SCHEMA_VERSION
+from regraft.formats.cherry_v2.index.search import (
+    Hit,
+    bm25_hits,
+    dimensions_of,
+    fused,
+    hybrid_hits,
+    vector_blob,
+    vector_hits,
+)
+from regraft.formats.cherry_v2.index.store import IndexStore
+from regraft.formats.cherry_v2.index.units import Unit
+from regraft.formats.cherry_v2.index.verify import verify
+
+__all__ = [
+    "BODY_SEPARATOR",
+    "SCHEMA_VERSION",
+    "Hit",
+    "IndexStore",
+    "Material",
+    "Reclaimed",
+    "Tallies",
+    "Unit",
+    "bm25_hits",
+    "build_index",
+    "dimensions_of",
+    "fused",
+    "hybrid_hits",
+    "tokens",
+    "vector_blob",
+    "vector_hits",
+    "verify",
+]

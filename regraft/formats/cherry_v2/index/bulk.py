@@ -1,0 +1,377 @@
+"""Writes a fresh index file: rows first, then indexes, the full-text index, and the triggers last.
+
+Measured against per-row triggers this takes less than half the time (``benchmarks/``). Everything is one transaction;
+what it holds in memory is one batch of rows and the texts of one material.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import apsw
+
+from regraft import guarding, identity, sqlite, untouched
+from regraft.formats.cherry_v2.index import schema
+from regraft.formats.cherry_v2.index.large import ROOM, Spool, fill
+from regraft.formats.cherry_v2.index.units import Unit, cut
+from regraft.formats.large_text import LARGE_BYTES, PIECE_BYTES, LargeText
+from regraft.text import utf16_len
+
+#: Between two bodies of a material stands a blank line.
+BODY_SEPARATOR = "\n\n"
+#: So much of a large material is looked at for its name.
+HEAD_BYTES = 16 << 20
+#: Rows handed to SQLite in one call.
+BATCH_ROWS = 256
+#: The page cache while rows and their indexes are written, in KiB: keys are hashes, so every page is hit again.
+ROWS_CACHE_KIB = 32_000
+#: The page cache while the full-text index is built: it writes in order, a larger cache is in the way.
+TEXT_CACHE_KIB = 2_000
+#: FTS5 keeps this many bytes of postings in memory before it writes a segment. For text of few distinct trigrams
+#: (English) more than the stock 1 MiB saves a tenth of the time; for Chinese it costs more cache misses than it saves.
+WORDS_HASH_BYTES = 8 << 20
+#: Segments are merged when there are so many of one level, and all at the end, instead of again and again meanwhile.
+MERGE_AT_SEGMENTS = 100
+#: From this share of CJK characters on the stock hash is the right one.
+CJK_SHARE = 0.2
+
+
+@dataclass
+class Tallies:
+    """What has been written into an index so far, in rows."""
+
+    materials: int = 0
+    units: int = 0
+    embeddings: int = 0
+    text_bytes: int = 0
+    #: Bodies that met another vector for the same text, which stayed.
+    differing_vectors: int = 0
+    #: The numbers of the bodies that came without a vector, ascending; equal texts may share one all the same.
+    bare: array[int] = field(default_factory=lambda: array("q"))
+
+
+@dataclass
+class Material:
+    """One material to be written: its id, its path under ``raw/`` and its bodies with their vectors in row order.
+
+    A vector is None where there is none, so that the body is found by its words alone.
+    ``name`` is called with the whole content text once that is known (a snapshot is called after its first line).
+    """
+
+    material_id: str
+    name: Callable[[str], str]
+    rows: Iterable[tuple[str | LargeText, bytes | None]]
+    #: Whether its texts come to so much that they are written piece by piece.
+    is_large: bool = False
+    #: The content; of a large material None, but while it is at hand in ``spool``.
+    spool: Spool | None = field(default=None, init=False)
+    content: str = field(default="", init=False)
+    relative_path: str = field(default="", init=False)
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the content, while it is at hand."""
+        if self.spool is None:
+            yield self.content
+        else:
+            yield from (piece.decode() for piece in self.spool.pieces())
+
+
+class IndexBuilder:
+    """Builds the index of one base in a new file at ``path``.
+
+    Feed it materials in the order in which their rows are to be numbered, then :meth:`finish`. ``digest`` runs over
+    (body hash, vector bytes) of every body in that order, as :func:`regraft.formats.cherry_v2.index.verify.verify` reads it back;
+    of a body that came without a vector, over its hash alone.
+    """
+
+    def __init__(self, connection: apsw.Connection, base_id: str, now_ms: int) -> None:
+        self._db = connection
+        self._now = now_ms
+        self.tallies = Tallies()
+        self.digest = hashlib.blake2b(digest_size=32)
+        self._cjk = CjkSample()
+        self._db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
+        self._db.execute("BEGIN IMMEDIATE")
+        for statement in schema.TABLES:
+            self._db.execute(statement)
+        self._db.execute(
+            "INSERT INTO meta (id, schema_version, base_id, created_at, updated_at) VALUES (1, ?, ?, ?, ?)",
+            (schema.SCHEMA_VERSION, base_id, now_ms, now_ms),
+        )
+
+    def add(self, material: Material) -> None:
+        """Write one material with its content, units, bodies and embeddings; sets its content and path."""
+        if material.is_large:
+            self._add_large(material)
+            return
+        bodies: list[str] = []
+        hashes: list[str] = []
+        for batch in _batches(material.rows):
+            self._add_embeddings(batch, bodies, hashes)
+        material.content = BODY_SEPARATOR.join(bodies)
+        material.relative_path = material.name(material.content)
+        content_hash = identity.text_hash(material.content)
+        self._put_material(material.material_id, material.relative_path, content_hash, material.content)
+        self._add_units(material.material_id, content_hash, bodies, hashes)
+
+    def _add_large(self, material: Material) -> None:
+        spool = material.spool = Spool()
+        vectors: list[tuple[str, bytes | None, int]] = []
+        for text, vector in material.rows:
+            vectors.append((spool.add(text).key, vector, self._now))
+            if len(vectors) == BATCH_ROWS:
+                self._put_vectors(vectors, self.tallies.units + len(spool.bodies) - len(vectors))
+                vectors.clear()
+        self._put_vectors(vectors, self.tallies.units + len(spool.bodies) - len(vectors))
+        material.relative_path = material.name(spool.head(HEAD_BYTES))
+        key = spool.content_hash
+        known = self._db.execute("SELECT 1 FROM content WHERE content_hash = ?", (key,)).get
+        if known is None:
+            self._db.execute(f"INSERT INTO content VALUES (?, {ROOM}, ?)", (key, spool.size, self._now))
+            fill(self._db, "content", self._db.last_insert_rowid(), spool.pieces())
+        self._put_row(material.material_id, material.relative_path, key)
+        self._add_spooled(material.material_id, spool)
+
+    def _add_spooled(self, material_id: str, spool: Spool) -> None:
+        units: list[Unit] = []
+        start = waiting = 0
+        for place, body in enumerate(spool.bodies):
+            end = start + body.units
+            unit = identity.unit_id(material_id, spool.content_hash, place, start, end)
+            is_large = body.size > PIECE_BYTES
+            text = "" if is_large else spool.text(body)
+            units.append(Unit(unit, place, spool.content_hash, start, end, text, body.key))
+            waiting += body.size
+            start = end + len(BODY_SEPARATOR)
+            if is_large or waiting > LARGE_BYTES or len(units) == BATCH_ROWS or place == len(spool.bodies) - 1:
+                self._put_units(material_id, units)
+                units, waiting = [], 0
+            if is_large:
+                rowid = self.tallies.units
+                self._db.execute(f"UPDATE search_text SET text = {ROOM} WHERE rowid = ?", (body.size, rowid))
+                fill(self._db, "search_text", rowid, spool.pieces(body.start, body.size))
+                self.tallies.text_bytes += body.size
+
+    def add_cut(self, material_id: str, relative_path: str, content: str, spans: Iterable[tuple[int, int]]) -> None:
+        """Write one material whose content is cut already, at places in UTF-16 units; its bodies have no vectors yet.
+
+        Raises:
+            UnitRefused: a unit is no slice of the content.
+        """
+        units = cut(material_id, content, spans)
+        self._put_material(material_id, relative_path, identity.text_hash(content), content)
+        for first in range(0, len(units), BATCH_ROWS):
+            self._put_units(material_id, units[first : first + BATCH_ROWS])
+
+    def _put_material(self, material_id: str, relative_path: str, content_hash: str, content: str) -> None:
+        self._db.execute(
+            "INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            (content_hash, content, self._now),
+        )
+        self._put_row(material_id, relative_path, content_hash)
+
+    def _put_row(self, material_id: str, relative_path: str, content_hash: str) -> None:
+        self._db.execute(
+            "INSERT INTO material (material_id, relative_path, current_content_hash, created_at, updated_at)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (material_id, relative_path, content_hash, self._now, self._now),
+        )
+        self.tallies.materials += 1
+
+    def _add_embeddings(self, batch: list[tuple[str, bytes | None]], bodies: list[str], hashes: list[str]) -> None:
+        rows = [(identity.text_hash(body), vector, self._now) for body, vector in batch]
+        self._put_vectors(rows, self.tallies.units + len(bodies))
+        bodies.extend(body for body, _ in batch)
+        hashes.extend(key for key, _, _ in rows)
+
+    def _put_vectors(self, rows: list[tuple[str, bytes | None, int]], written: int) -> None:
+        """Write the vectors of the next bodies; so many are written already."""
+        before = self._db.total_changes()
+        self._db.executemany(
+            "INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) VALUES (?, ?, ?)"
+            " ON CONFLICT DO NOTHING",
+            [row for row in rows if row[1] is not None],
+        )
+        added = self._db.total_changes() - before
+        stored = rows if added == len(rows) else [self._stored(row) for row in rows]
+        for number, (key, vector, _) in enumerate(stored, written + 1):
+            self.digest.update(bytes.fromhex(key) + (vector or b""))
+            if vector is None:
+                self.tallies.bare.append(number)
+        self.tallies.embeddings += added
+
+    def _stored(self, row: tuple[str, bytes | None, int]) -> tuple[str, bytes | None, int]:
+        """Return the row with the vector that the file holds for its text: the first one wins."""
+        key, vector, now = row
+        if vector is None:
+            return row
+        kept = self._db.execute("SELECT vector_blob FROM embedding WHERE embedding_text_hash = ?", (key,)).get
+        if kept != vector:
+            self.tallies.differing_vectors += 1
+        return key, kept, now
+
+    def _add_units(self, material_id: str, content_hash: str, bodies: list[str], hashes: list[str]) -> None:
+        start = 0
+        for first in range(0, len(bodies), BATCH_ROWS):
+            units = []
+            for index in range(first, min(first + BATCH_ROWS, len(bodies))):
+                body = bodies[index]
+                end = start + utf16_len(body)
+                unit = identity.unit_id(material_id, content_hash, index, start, end)
+                units.append(Unit(unit, index, content_hash, start, end, body, hashes[index]))
+                start = end + len(BODY_SEPARATOR)
+            self._put_units(material_id, units)
+
+    def _put_units(self, material_id: str, units: list[Unit]) -> None:
+        rows, texts = [], []
+        for unit in units:
+            rowid = self.tallies.units + 1
+            rows.append(
+                (
+                    unit.unit_id,
+                    material_id,
+                    unit.content_hash,
+                    unit.unit_index,
+                    unit.char_start,
+                    unit.char_end,
+                    self._now,
+                )
+            )
+            texts.append(
+                (
+                    rowid,
+                    identity.body_id(unit.unit_id),
+                    unit.unit_id,
+                    unit.text,
+                    unit.embedding_text_hash,
+                    rowid,
+                    self._now,
+                )
+            )
+            self.tallies.units += 1
+            self.tallies.text_bytes += len(unit.text)
+            self._cjk.see(unit.text)
+        self._db.executemany(
+            "INSERT INTO search_unit (unit_id, material_id, content_hash, unit_type, unit_index, char_start,"
+            " char_end, created_at) VALUES (?, ?, ?, 'chunk', ?, ?, ?, ?)",
+            rows,
+        )
+        self._db.executemany(
+            "INSERT INTO search_text (rowid, search_text_id, target_type, target_id, kind, text,"
+            " embedding_text_hash, fts_rowid, created_at) VALUES (?, ?, 'search_unit', ?, 'body', ?, ?, ?, ?)",
+            texts,
+        )
+
+    def finish(self) -> None:
+        """Create indexes, the full-text index and triggers, and commit."""
+        self._db.execute(schema.ROWID_INDEX)
+        self._db.execute(schema.FULL_TEXT)
+        self._db.execute(f"PRAGMA cache_size = -{TEXT_CACHE_KIB}")
+        rebuild_full_text(self._db, cjk=self._cjk.share >= CJK_SHARE)
+        # After the full-text index: they fill the pages that its merging has freed.
+        self._db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
+        for statement in (*schema.INDEXES[1:], *schema.TRIGGERS):
+            self._db.execute(statement)
+        self._db.execute("COMMIT")
+
+
+def rebuild_full_text(connection: apsw.Connection, *, cjk: bool) -> None:
+    """Rebuild ``search_text_fts`` from the bodies as one segment, and leave its configuration as stock.
+
+    Merging late takes two thirds of the time that FTS5's own settings take (``benchmarks/README.md``).
+    """
+    untouched.demand_no_text_index(connection)
+    settings = {"automerge": 0, "crisismerge": MERGE_AT_SEGMENTS}
+    if not cjk:
+        settings["hashsize"] = WORDS_HASH_BYTES
+    for name, value in settings.items():
+        connection.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES (?, ?)", (name, value))
+    connection.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
+    connection.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('optimize')")
+    with guarding.below_the_surface(connection):
+        connection.executemany("DELETE FROM search_text_fts_config WHERE k = ?", [(name,) for name in settings])
+
+
+def is_cjk(connection: apsw.Connection) -> bool:
+    """Tell whether the bodies of an index are mostly CJK, by a sample of them."""
+    sample = CjkSample()
+    for (text,) in connection.execute("SELECT CAST(substr(text, 1, 200) AS BLOB) FROM search_text LIMIT 4000"):
+        sample.see((text or b"").decode("utf-8", "replace"))
+    return sample.share >= CJK_SHARE
+
+
+class CjkSample:
+    """Watches every so many bodies for CJK characters, to choose the size of the full-text hash."""
+
+    #: One body in this many is looked at, at most this many characters of it.
+    EVERY = 16
+    CHARACTERS = 200
+
+    def __init__(self) -> None:
+        self._bodies = 0
+        self._characters = 0
+        self._cjk = 0
+
+    def see(self, body: str) -> None:
+        """Take ``body`` into account, if it is one of the sample."""
+        if self._bodies % self.EVERY == 0:
+            part = body[: self.CHARACTERS]
+            self._characters += len(part)
+            if not part.isascii():
+                self._cjk += sum("\u2e80" <= char <= "\u9fff" or "\uac00" <= char <= "\ud7af" for char in part)
+        self._bodies += 1
+
+    @property
+    def share(self) -> float:
+        """Return the share of CJK characters in the sample, 0 to 1."""
+        return self._cjk / self._characters if self._characters else 0.0
+
+
+def _batches(rows: Iterable[tuple[str | LargeText, bytes | None]]) -> Iterator[list[tuple[str, bytes | None]]]:
+    batch: list[tuple[str, bytes | None]] = []
+    for body, vector in rows:
+        batch.append((body if isinstance(body, str) else body.whole(), vector))
+        if len(batch) == BATCH_ROWS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def build_index(
+    path: Path,
+    base_id: str,
+    now_ms: int,
+    materials: Iterable[Material],
+    each: Callable[[int, Material], None],
+    indexing: Callable[[apsw.Connection], None] = lambda _: None,
+) -> tuple[Tallies, str]:
+    """Write a whole index file and return its tallies and the digest of what was put into it.
+
+    Args:
+        path: where no file is yet; its folder exists.
+        base_id: the id that the file's folder carries.
+        now_ms: the run's time in ms.
+        materials: in the order in which their rows are numbered.
+        each: called with the position and every material once it is written, while its content is at hand.
+        indexing: called with the connection once all rows are in, before indexes are built (to watch progress).
+
+    Raises:
+        apsw.Error: the file cannot be written (``apsw.FullError``, ``apsw.IOError``).
+    """
+    with sqlite.writing(path, create=True) as connection:
+        builder = IndexBuilder(connection, base_id, now_ms)
+        for position, material in enumerate(materials):
+            builder.add(material)
+            each(position, material)
+            material.content = ""
+            if material.spool is not None:
+                material.spool.close()
+                material.spool = None
+        indexing(connection)
+        builder.finish()
+    return builder.tallies, builder.digest.hexdigest()

@@ -1,0 +1,138 @@
+"""Reads a freshly written index back and compares it with what was put into it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import apsw
+
+from regraft import identity, sqlite
+from regraft.errors import VerificationFailed
+from regraft.formats.cherry_v2.index import schema
+from regraft.formats.cherry_v2.index.bulk import ROWS_CACHE_KIB, Tallies
+from regraft.formats.cherry_v2.index.large import LargeContent, WholeContent
+from regraft.formats.large_text import LARGE_BYTES, stored
+
+_COUNTS = {
+    "materials": "SELECT count(*) FROM material",
+    "units": "SELECT count(*) FROM search_unit",
+    "bodies": "SELECT count(*) FROM search_text",
+    "embeddings": "SELECT count(*) FROM embedding",
+    "full-text rows": "SELECT count(*) FROM search_text_fts_docsize",
+}
+
+
+def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes: int | None) -> None:
+    """Check counts, coverage, offsets, ids, blob lengths and the digest over (text hash, vector bytes).
+
+    Every body has a vector but those that came without one (``tallies.bare``), which may share an equal text's.
+
+    Raises:
+        VerificationFailed: the file is not what was put into it.
+        apsw.Error, OSError: it cannot be read.
+    """
+
+    def demand(condition: bool, reason: str) -> None:
+        if not condition:
+            raise VerificationFailed(base=base_id, reason=reason)
+
+    with sqlite.reading(path) as db:
+        # Units and vectors are looked up by hash, in no order.
+        db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
+        demand(
+            db.execute("SELECT schema_version, base_id FROM meta").fetchall() == [(schema.SCHEMA_VERSION, base_id)],
+            "its identity row is wrong",
+        )
+        counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
+        bodies = tallies.units
+        expected = dict(zip(_COUNTS, (tallies.materials, bodies, bodies, tallies.embeddings, bodies), strict=True))
+        demand(counts == expected, f"it holds {counts} instead of {expected}")
+        demand(not db.execute("PRAGMA foreign_key_check").fetchall(), "a foreign key dangles")
+        bare = db.execute("SELECT count(*) FROM material WHERE current_content_hash IS NULL").get
+        demand(bare == 0, f"{bare} materials have no content")
+        in_order = tallies.embeddings == tallies.units
+        read_back = _read_back(db, demand, vector_bytes, tallies.bare, in_order=in_order)
+        demand(read_back == digest, "texts or vectors differ")
+
+
+def _read_back(
+    db: apsw.Connection,
+    demand_body: Callable[[bool, str], None],
+    vector_bytes: int | None,
+    bare: Iterable[int],
+    *,
+    in_order: bool,
+) -> str:
+    """Return the digest over all bodies in row order, holding every body against its place in its content.
+
+    A fresh file has units in the order of the bodies, and vectors too where no two bodies share one (``in_order``):
+    they are then read in that order instead of being looked up by their hashes, in none.
+    """
+    digest = hashlib.blake2b(digest_size=32)
+    vectors = "e.rowid = t.rowid AND" if in_order else ""
+    rows = db.execute(
+        f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
+                  CASE WHEN octet_length(t.text) <= {LARGE_BYTES} THEN t.text END,
+                  t.embedding_text_hash, e.vector_blob, t.rowid, t.fts_rowid
+             FROM search_text t
+             LEFT JOIN search_unit u ON u.rowid = t.rowid AND +u.unit_id = t.target_id
+             LEFT JOIN embedding e ON {vectors} {"+" if in_order else ""}e.embedding_text_hash = t.embedding_text_hash
+            ORDER BY t.rowid"""
+    )
+    content = _Content(db)
+    without_vector = iter(bare)
+    next_bare = next(without_vector, None)
+    for material, content_hash, index, start, end, unit, text, body_hash, vector, rowid, number in rows:
+        is_bare = number == next_bare
+        if is_bare:
+            next_bare = next(without_vector, None)
+        demand_body(vector is not None or is_bare, "a body has no vector")
+        demand_body(unit is not None and rowid == number, "a body has no unit, or its row number is out of step")
+        fits = isinstance(vector, bytes) and len(vector) == vector_bytes
+        demand_body(fits or (is_bare and vector is None), "a vector has another length")
+        demand_body(unit == identity.unit_id(material, content_hash, index, start, end), "a unit's id is wrong")
+        raw = hashlib.sha256()
+        pieces = stored(db, "search_text", "text", rowid) if text is None else (text.encode(),)
+        in_place = content.holds(content_hash, _hashed(pieces, raw.update), start, end)
+        demand_body(in_place, "a body is not where its unit says")
+        demand_body(raw.hexdigest() == body_hash, "a body does not match its hash")
+        digest.update(raw.digest() + (b"" if is_bare else vector))
+    return digest.hexdigest()
+
+
+def _hashed(pieces: Iterable[bytes], update: Callable[[bytes], object]) -> Iterator[bytes]:
+    for piece in pieces:
+        update(piece)
+        yield piece
+
+
+class _Content:
+    """The content texts that bodies come from, each walked from start to end, as it was written."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._hash = ""
+        self._text: LargeContent | WholeContent | None = None
+        self._end = -1
+
+    def holds(self, content_hash: str, body: Iterator[bytes], start: int, end: int) -> bool:
+        """Tell whether ``body`` is the content's slice from ``start`` to ``end`` (UTF-16 units); takes all of it."""
+        if content_hash != self._hash or start < self._end:
+            self._load(content_hash)
+        text = self._text
+        fits = text is not None and text.begins_at(start)
+        for piece in body:
+            fits = text is not None and fits and text.goes_on(piece)
+        self._end = end
+        return text is not None and fits and text.has_come_to(end)
+
+    def _load(self, content_hash: str) -> None:
+        if self._text is not None:
+            self._text.close()
+        self._text, self._hash = None, content_hash
+        query = "SELECT rowid, octet_length(text) FROM content WHERE content_hash = ?"
+        for rowid, size in self._db.execute(query, (content_hash,)):
+            kind = LargeContent if size > LARGE_BYTES else WholeContent
+            self._text = kind(self._db, rowid, content_hash)

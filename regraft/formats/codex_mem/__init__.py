@@ -1,0 +1,1 @@
+"""What codex-mem writes, and the sidecar of its vectors."""

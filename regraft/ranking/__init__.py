@@ -1,0 +1,1 @@
+"""How each system ranks what a search finds."""

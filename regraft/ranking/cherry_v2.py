@@ -1,0 +1,376 @@
+"""A search in one base by the rules of the application's service (``docs/search.md``, "The rules of the service").
+
+The index gives candidates (:mod:`regraft.formats.cherry_v2.index.search`); the catalog says which of them count, and what they
+are called. How a base is searched follows from its model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import apsw
+
+from regraft import sqlite
+from regraft.base_names import meant
+from regraft.errors import (
+    BaseFailed,
+    BaseNotListed,
+    BaseWithoutIndex,
+    IndexForeign,
+    IndexVersionUnknown,
+    NotSearchable,
+    QueryVectorMissing,
+    QueryVectorUnfit,
+    QueryWithoutWord,
+    SourceUnreadable,
+    WrongUsage,
+)
+from regraft.formats.cherry_v2.catalog_lookup import CatalogLookup, item_data, opened_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION
+from regraft.formats.cherry_v2.index.queries import tokens
+from regraft.formats.cherry_v2.index.search import (
+    DEFAULT_ALPHA,
+    Hit,
+    bm25_hits,
+    dimensions_of,
+    hybrid_hits,
+    vector_blob,
+    vector_hits,
+)
+from regraft.formats.cherry_v2.item_names import item_name
+from regraft.formats.cherry_v2.layout import Store
+from regraft.locate import NAMES, Kind, Located
+from regraft.move_errors import BackupSlim
+from regraft.text import lenient_text, shown
+
+#: How many hits a base gives that says nothing of it.
+DEFAULT_COUNT = 10
+#: The index is asked for this many times the hits wanted, since the catalog may drop some, up to a limit.
+OVERFETCH = 5
+MAX_CANDIDATES = 200
+#: Kinds in which there are bases to search.
+SEARCHED = (Kind.LIBRARY, Kind.PACK, Kind.V2_PROFILE, Kind.V2_BACKUP, Kind.BASE, Kind.INDEX)
+#: Where a base has no model, it has no vectors.
+_NO_VECTORS = "it has no vectors: searched by bm25"
+#: What a base with a model is searched by needs more than the query's words.
+_NO_QUERY_VECTOR = "searched by words alone: by meaning, too, as the application does, with --embedder or --vector"
+
+
+class Mode(StrEnum):
+    """How a base is searched: by meaning, by words, or by both."""
+
+    VECTOR = "vector"
+    BM25 = "bm25"
+    HYBRID = "hybrid"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked. What is None follows from the base, else it is the application's default."""
+
+    query: str
+    mode: Mode | None = None
+    count: int | None = None
+    alpha: float | None = None
+    vector: tuple[float, ...] | None = None
+    #: Makes that vector where it is needed, for the id of the base's model (None where nobody knows it).
+    embed: Callable[[str | None], tuple[float, ...]] | None = None
+    #: Ask the index alone: no settings, no rules of the catalog.
+    raw: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found, best first, and how it was searched."""
+
+    base_id: str
+    #: None where no catalog says it.
+    base_name: str | None
+    mode: Mode
+    count: int
+    #: The weight of the vector lane; None where there was one lane.
+    alpha: float | None
+    hits: tuple[Hit, ...]
+    #: What the application calls the items of the hits, by their ids, where a catalog says it.
+    item_names: dict[str, str | None] = field(default_factory=dict)
+    #: Hits that the catalog did not let through: their item is missing, of another base, or not completed.
+    dropped: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def score_kind(self) -> str:
+        """Return what scores mean: ``relevance`` measures how near a hit is, ``ranking`` only orders hits."""
+        return "relevance" if self.mode is Mode.VECTOR else "ranking"
+
+
+# --- which base ----------------------------------------------------------------------------------------------------
+
+
+def known_bases(source: Located, rows: list[Row] | None) -> dict[str, Store | None]:
+    """Return the bases of a source by id, each with its index; None for a base of the catalog that has none.
+
+    Args:
+        source: where they lie.
+        rows: the catalog's bases; None: no catalog has a say.
+    """
+    stores: dict[str, Store | None] = {store.base_id or source.path.name: store for store in source.stores.current}
+    if rows is None or source.kind in (Kind.BASE, Kind.INDEX):
+        return stores
+    return {**{str(row.get("id")): None for row in rows}, **stores}
+
+
+def chosen_base(source: Located, bases: dict[str, Store | None], rows: list[Row] | None, wanted: str | None) -> str:
+    """Return the id of the one base that is meant; ``wanted`` is its id in v2 or v1, its name, or an id's beginning.
+
+    Raises:
+        BaseUnknown, BaseAmbiguous: there is none of this name or id, or there are several.
+        NotSearchable: there are none at all.
+        WrongUsage: there are several, and none is named.
+    """
+    if wanted is not None:
+        named = {str(row.get("id")): str(row.get("name")) for row in rows or ()}
+        return meant(wanted, {base: named.get(base, base) for base in bases})
+    if len(bases) == 1:
+        return next(iter(bases))
+    if not bases:
+        what = f"{NAMES[source.kind]} without a base"
+        raise NotSearchable(path=source.path, what=what, advice="see regraft inspect")
+    problem = f"{shown(source.path)} has {len(bases)} bases"
+    raise WrongUsage(problem=problem, hint=f"give --base, one of {', '.join(bases)}")
+
+
+@contextmanager
+def catalog_of(source: Located) -> Iterator[CatalogLookup | None]:
+    """Open the catalog of a source, None where there is none.
+
+    Raises:
+        SourceUnreadable: it is there and cannot be read, or turns out to be damaged while it is.
+    """
+    if source.stores.catalog is None:
+        yield None
+        return
+    with source.tree.local(source.stores.catalog, None) as path:
+        try:
+            with opened_catalog(path) as catalog:
+                yield catalog
+        except CatalogProblem as problem:
+            reason = f"the catalog {problem}; --raw does without it"
+            raise SourceUnreadable(path=source.path, reason=reason) from problem
+
+
+@contextmanager
+def opened_index(source: Located, store: Store) -> Iterator[apsw.Connection]:
+    """Open a base's index for searching, with sqlite-vec, and without a trace.
+
+    Raises:
+        SourceUnreadable: it cannot be read, or turns out to be damaged while it is.
+    """
+    with source.tree.local(store.name, None) as path:
+        try:
+            with sqlite.reading(path, vectors=True) as db:
+                yield db
+        except (apsw.Error, UnicodeDecodeError) as error:
+            raise SourceUnreadable(path=_place(source, store), reason=error) from error
+
+
+def _place(source: Located, store: Store) -> Path:
+    """Return what a person calls the file of a base: its path, or that of the archive that holds it."""
+    return source.path if source.is_archive else source.tree.path / store.name
+
+
+# --- the search ----------------------------------------------------------------------------------------------------
+
+
+def search(source: Located, wanted: str | None, request: Request) -> Answer:
+    """Search one base.
+
+    Args:
+        source: a library, profile, v2 backup, base folder or index file.
+        wanted: the base's id (v2 or v1), its name, or the beginning of its id; None where there is only one.
+        request: what is asked.
+
+    Raises:
+        NotSearchable: there is nothing to search in the source.
+        BaseUnknown, BaseAmbiguous, WrongUsage: there is no such base, or it is not said which one of several is meant.
+        BaseFailed, BaseNotListed, BaseWithoutIndex, BackupSlim: the base cannot be searched.
+        IndexForeign, IndexVersionUnknown: its index is that of another base, or of another layout.
+        QueryWithoutWord, QueryTooLong: the query has no word, or too many or too long ones.
+        QueryVectorMissing, QueryVectorUnfit: the mode needs a vector, or one of another length.
+        SourceUnreadable: the index or the catalog is damaged.
+    """
+    if source.kind not in SEARCHED:
+        advice = "migrate it first, and search the library"
+        if source.kind is Kind.ANGEL_MEMORY:
+            advice = "regraft recall reads a note of it"
+        raise NotSearchable(path=source.path, what=NAMES[source.kind], advice=advice)
+    with ExitStack() as opened:
+        catalog = None if request.raw else opened.enter_context(catalog_of(source))
+        return _searched(source, wanted, request, catalog)
+
+
+def _searched(source: Located, wanted: str | None, request: Request, catalog: CatalogLookup | None) -> Answer:
+    rows = None if catalog is None else catalog.bases()
+    bases = known_bases(source, rows)
+    base_id = chosen_base(source, bases, rows, wanted)
+    row = None if rows is None else _row(source, rows, base_id)
+    if not request.raw and not tokens(request.query):
+        raise QueryWithoutWord
+    store = bases[base_id]
+    if store is None and source.is_slim:
+        raise BackupSlim(path=source.path, base=base_id)
+    if store is None:
+        raise BaseWithoutIndex(path=source.path, base=base_id)
+    with opened_index(source, store) as db:
+        stated, notes = _checked_identity(db, _place(source, store), base_id, raw=catalog is None)
+        # A file that lies anywhere is of the base that it names itself.
+        named = base_id if store.base_id is not None else stated
+        return _Search(db, source.path, named, row, request, catalog, notes).answer()
+
+
+def _row(source: Located, rows: list[Row], base_id: str) -> Row:
+    """Return a base's row; refuse what the application would not search."""
+    row = next((row for row in rows if row.get("id") == base_id), None)
+    if row is None:
+        raise BaseNotListed(path=source.path, base=base_id)
+    if row.get("status") == "failed":
+        raise BaseFailed(path=source.path, base=base_id, reason=row.get("error"))
+    return row
+
+
+def _checked_identity(db: apsw.Connection, path: Path, base_id: str, *, raw: bool) -> tuple[str, list[str]]:
+    """Hold an index against the base that it should be of; return the id that it states, and what is worth saying."""
+    version, id_bytes = db.execute("SELECT schema_version, CAST(base_id AS BLOB) FROM meta LIMIT 1").get or (None, b"")
+    if version not in (1, SCHEMA_VERSION):
+        raise IndexVersionUnknown(path=path, found=version, known=f"1 and {SCHEMA_VERSION}")
+    stated = lenient_text(id_bytes)
+    if stated != base_id and not raw:
+        advice = "the application would refuse it, --raw asks it alone"
+        raise IndexForeign(path=path, found=stated, base=base_id, advice=advice)
+    if version != SCHEMA_VERSION:
+        note = f"the index is of version {version}; the application would empty it instead of searching it"
+        return stated, [note]
+    return stated, []
+
+
+@dataclass
+class _Search:
+    """One search, step by step; used once. Without a row of the catalog, the index alone is asked."""
+
+    db: apsw.Connection
+    path: Path
+    base_id: str
+    row: Row | None
+    request: Request
+    catalog: CatalogLookup | None
+    notes: list[str] = field(default_factory=list)
+
+    def answer(self) -> Answer:
+        dimensions = dimensions_of(self.db)
+        mode = self._mode(dimensions)
+        count = self.request.count or _positive(self._setting("document_count")) or DEFAULT_COUNT
+        blob = b"" if mode is Mode.BM25 else self._blob(mode, dimensions)
+        alpha = self._alpha() if mode is Mode.HYBRID else None
+        hits, names, dropped = self._counted(self._lane(mode, blob, alpha), count)
+        self._say_what_is_left_out(count)
+        name = self._setting("name")
+        base_name = None if name is None else str(name)
+        return Answer(self.base_id, base_name, mode, count, alpha, tuple(hits), names, dropped, tuple(self.notes))
+
+    def _setting(self, column: str) -> object:
+        return None if self.row is None else self.row.get(column)
+
+    # --- how ---------------------------------------------------------------------------------------------------------
+
+    def _mode(self, dimensions: int | None) -> Mode:
+        """Return the mode that is asked for, else the base's; bm25 where the base or the query has no vectors."""
+        mode = self.request.mode or self._usual_mode()
+        is_lexical = self.row is not None and self._setting("embedding_model_id") is None
+        if mode is not Mode.BM25 and (is_lexical or dimensions is None):
+            self.notes.append(_NO_VECTORS)
+            mode = Mode.BM25
+        if mode is Mode.HYBRID and self.request.mode is None and not self._has_vector():
+            self.notes.append(_NO_QUERY_VECTOR)
+            mode = Mode.BM25
+        elif mode is Mode.BM25 and self.request.vector is not None:
+            self.notes.append("the vector is not used: bm25 looks for words only")
+        return mode
+
+    def _usual_mode(self) -> Mode:
+        """Return the mode that follows from the base's model; of an index alone, from what is asked."""
+        if self.row is None:
+            return Mode.HYBRID if self._has_vector() else Mode.BM25
+        has_model = self._setting("embedding_model_id") is not None and _positive(self._setting("dimensions"))
+        return Mode.HYBRID if has_model and self._setting("status") == "completed" else Mode.BM25
+
+    def _has_vector(self) -> bool:
+        return self.request.vector is not None or self.request.embed is not None
+
+    def _blob(self, mode: Mode, dimensions: int | None) -> bytes:
+        """Return the query's vector as the index compares it."""
+        vector, model = self.request.vector, self._setting("embedding_model_id")
+        if vector is None and self.request.embed is not None:
+            vector = self.request.embed(None if model is None else str(model))
+        if vector is None:
+            whose = model or "the base's model"
+            raise QueryVectorMissing(path=self.path, base=self.base_id, mode=mode, dimensions=dimensions, model=whose)
+        if len(vector) != dimensions:
+            raise QueryVectorUnfit(path=self.path, base=self.base_id, found=len(vector), expected=dimensions)
+        blob = vector_blob(vector)
+        if not any(blob):
+            self.notes.append("the vector is all zeros: it is near to nothing")
+        return blob
+
+    def _alpha(self) -> float:
+        return DEFAULT_ALPHA if self.request.alpha is None else self.request.alpha
+
+    def _lane(self, mode: Mode, blob: bytes, alpha: float | None) -> Callable[[int], list[Hit]]:
+        """Return what gives the index's own best hits, as many as it is asked for."""
+        query = self.request.query
+        if mode is Mode.BM25:
+            return lambda count: bm25_hits(self.db, query, count)
+        if mode is Mode.VECTOR:
+            return lambda count: vector_hits(self.db, blob, count)
+        weight = DEFAULT_ALPHA if alpha is None else alpha
+        return lambda count: hybrid_hits(self.db, query, blob, count, weight)
+
+    # --- what counts -------------------------------------------------------------------------------------------------
+
+    def _counted(self, lane: Callable[[int], list[Hit]], count: int) -> tuple[list[Hit], dict[str, str | None], int]:
+        """Return the hits that the catalog lets through, the names of their items, and how many it dropped."""
+        if self.catalog is None:
+            return lane(count), {}, 0
+        candidates = lane(min(count * OVERFETCH, MAX_CANDIDATES))
+        items = self.catalog.items(hit.material_id for hit in candidates)
+        kept = [hit for hit in candidates if items is None or self._is_living(items.get(hit.material_id))]
+        hits = kept[:count]
+        names = {hit.material_id: _item_name((items or {}).get(hit.material_id)) for hit in hits}
+        return hits, names, len(candidates) - len(kept)
+
+    def _is_living(self, item: Row | None) -> bool:
+        """Tell whether an item is one of the base's, and is done."""
+        return item is not None and item.get("base_id") == self.base_id and item.get("status") == "completed"
+
+    def _say_what_is_left_out(self, count: int) -> None:
+        """Say what the application does and this search does not."""
+        threshold = self._setting("threshold")
+        has_threshold = isinstance(threshold, int | float) and threshold > 0
+        if self._setting("rerank_model_id"):
+            cut = f", and leave out those below its threshold of {threshold:g}" if has_threshold else ""
+            self.notes.append(f"the application would rerank these hits by a model{cut}; regraft has none")
+        elif has_threshold:
+            self.notes.append(f"the threshold of {threshold:g} has no part: it cuts hits that a model has reranked")
+        if self.catalog is not None and count > MAX_CANDIDATES:
+            self.notes.append(f"at most {MAX_CANDIDATES} hits are looked at, as in the application; --raw gives more")
+
+
+def _item_name(item: Row | None) -> str | None:
+    return None if item is None else item_name(item.get("type"), item_data(item))
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

@@ -1,0 +1,1 @@
+"""What a command says: documents, messages, pages, progress."""

@@ -1,0 +1,277 @@
+"""Renders a run's document: JSON for programs, text for a terminal, one offline page for a browser.
+
+All three show the same document, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from wcwidth import wcswidth
+
+from regraft.report import html as report_html
+from regraft.report import notices
+from regraft.report.progress import human_bytes
+from regraft.text import LONGEST_NAME, counted, in_json, lenient_text, one_line, shown, shown_lines
+
+#: Warnings of one code shown in text before the rest is counted.
+SHOWN_PER_CODE = 3
+
+Document = dict[str, Any]
+
+
+def as_json(document: Document, *, ascii_only: bool = False) -> str:
+    """Return the document as JSON text, readable, one line end at the end.
+
+    What a file says may be of any type: bytes are shown as text, and a number that JSON does not have is null.
+    """
+    try:
+        text = json.dumps(document, ensure_ascii=ascii_only, indent=2, default=_as_text, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(document), ensure_ascii=ascii_only, indent=2, default=_as_text)
+    return in_json(text) + "\n"
+
+
+def _as_text(value: object) -> str:
+    return lenient_text(value) if isinstance(value, bytes) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with null for numbers that JSON has not, as JavaScript writes them."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_line(planned: Document) -> str:
+    """Return a plan in one line: what will be carried, and the room for it."""
+    totals = planned["totals"]
+    needed, free = (human_bytes(planned["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
+    bases = counted(totals["bases"]["all"], "base")
+    bare = _bare(totals["rows"])
+    more = f" and {bare:,} without a vector" if bare else ""
+    return f"Plan: {bases}, {_carried(totals['rows'])}{more}; about {needed} will be written, {free} are free.\n"
+
+
+def as_text(document: Document, *, verbose: bool = False) -> str:
+    """Return the document of a migration or an import as text for a person."""
+    planned = document["run"]["dry_run"] or document["run"]["finished_at"] is None
+    lines = [*_bases(document, planned=planned)]
+    if document["bases"] or document["skipped"]:
+        lines += ["", *_totals(document, planned=planned)]
+    return shown_lines([*lines, *_warnings(document, verbose)])
+
+
+def _bases(document: Document, *, planned: bool) -> Iterator[str]:
+    rows = [("base", "dimensions", "items", "rows", "carried", "will be" if planned else "outcome")]
+    for base in document["bases"]:
+        numbers = (sum(base["items"].values()), base["rows"]["read"], base["rows"]["carried"])
+        outcome = f"{base['outcome']} ({base['error']})" if base["error"] else base["outcome"]
+        dimensions = "-" if base["dimensions"] is None else str(base["dimensions"])
+        items, read, carried = (f"{number:,}" for number in numbers)
+        rows.append((_cut(base["name"], 36), dimensions, items, read, carried, outcome))
+    if len(rows) == 1:
+        yield "No bases."
+        return
+    widths = [max(_width(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for first, *middle, last in rows:
+        cells = [_pad(first, widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
+        yield "  ".join([*cells, last]).rstrip()
+
+
+def _totals(document: Document, *, planned: bool) -> Iterator[str]:
+    totals = document["totals"]
+    rows = totals["rows"]
+    verb = "will be carried" if planned else "carried"
+    yield f"{_carried(rows)} {verb} with their vectors{_of_those(document)}, none embedded again."
+    unread = _unread(document)
+    if unread:
+        yield f"Not counted: the rows of {counted(unread, 'base')} whose vector file cannot be read."
+    yield from _reasons(document)
+    if "preflight" in document:
+        needed, free = (human_bytes(document["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
+        yield f"About {needed} will be written, {free} are free."
+    elif totals["bytes"]:
+        counts = (counted(totals["materials"], "material"), counted(totals["embeddings"], "vector"))
+        yield f"{', '.join(counts)}, {human_bytes(totals['bytes'])} of indexes."
+
+
+def _reasons(document: Document) -> Iterator[str]:
+    rows = document["totals"]["rows"]
+    for reason, count in rows["skipped"].items():
+        yield f"  not carried: {count:,} {reason} - {notices.EVERY_CODE[reason].meaning}"
+    if rows["v1_deduplicated"]:
+        left_out = counted(rows["v1_deduplicated"], "chunk")
+        yield f"  v1 itself had left out {left_out} of a text it had already: nothing is lost."
+    if rows["restored_duplicate"]:
+        yield f"  {_restored(rows)}"
+    for reason, count in document["skipped"].items():
+        yield f"  skipped: {count:,} {reason} - {notices.EVERY_CODE[reason].meaning}"
+
+
+def _restored(rows: Document) -> str:
+    given = counted(rows["restored_duplicate"], "chunk")
+    return f"{given} more for files of which v1 had kept nothing, since another one has the same bytes."
+
+
+def _of_those(document: Document) -> str:
+    """Return how many vectors the rows have, where not every row must have one, or how many more have none."""
+    bare = _bare(document["totals"]["rows"])
+    if bare:
+        return f", {bare:,} more without one"
+    counts = [base["vectors"] for base in document["bases"] if "vectors" in base]
+    return f" ({sum(counts):,})" if counts else ""
+
+
+def _unread(document: Document) -> int:
+    """Return how many bases there are whose rows nobody could count; those of a Parquet file are always counted."""
+    if _is_import(document):
+        return 0
+    return sum(base["status"] == "failed" and not base["rows"]["read"] for base in document["bases"])
+
+
+def _is_import(document: Document) -> bool:
+    return bool(document["regraft"]["command"] == "import")
+
+
+def _carried(rows: Document) -> str:
+    return f"{rows['carried'] - _bare(rows):,} of {counted(rows['read'], 'row')}"
+
+
+def _bare(rows: Document) -> int:
+    """Return how many rows were carried without a vector; a report of an earlier version does not say."""
+    return min(int(rows.get("without_vector", 0)), int(rows["carried"]))
+
+
+def _warnings(document: Document, verbose: bool) -> Iterator[str]:
+    names = {base.get("legacy_id", base["id"]): base["name"] for base in document["bases"]}
+    more: dict[str, int] = {}
+    lines = []
+    for warning in document["warnings"]:
+        code = warning["code"]
+        severity = notices.EVERY_CODE[code].severity
+        if not verbose and severity == "note":
+            continue
+        more[code] = more.get(code, 0) + 1
+        if verbose or more[code] <= SHOWN_PER_CODE:
+            where = names.get(warning["base"], warning["base"])
+            about = f"{one_line(where, LONGEST_NAME)}: " if where else ""
+            lines.append(f"{severity}: {about}{warning['message']} [{code}]")
+    if not verbose:
+        left = {code: count - SHOWN_PER_CODE for code, count in more.items() if count > SHOWN_PER_CODE}
+        lines += [f"… and {count:,} more of {code} (-v shows all)" for code, count in left.items()]
+    if lines:
+        yield ""
+        yield from lines
+
+
+def _cut(text: str, width: int) -> str:
+    text = one_line(text, 4 * width)
+    while _width(text) > width:
+        text = text[:-2] + "…"
+    return text
+
+
+def _width(text: str) -> int:
+    """Return the columns that ``text`` takes in a terminal."""
+    return max(wcswidth(text), 0) or len(text)
+
+
+def _pad(text: str, width: int) -> str:
+    return text + " " * (width - _width(text))
+
+
+# --- page ----------------------------------------------------------------------------------------------------------
+
+
+def as_page(document: Document) -> str:
+    """Return a run's document as one offline HTML page: statistics and reasons, never texts or vectors."""
+    totals, run = document["totals"], document["run"]
+    rows = totals["rows"]
+    parts = parts_of(rows)
+    numbers = {
+        "bases": f"{totals['bases']['all']:,}",
+        "items": f"{totals['items']['all']:,}",
+        "rows": f"{rows['read']:,}",
+        "carried": f"{rows['carried']:,}",
+        "indexes": human_bytes(totals["bytes"] or 0),
+    }
+    body = [
+        report_html.tiles(numbers),
+        report_html.section("Rows", report_html.bar(parts), report_html.legend(parts), _page_restored(rows)),
+        report_html.section("Bases", _page_bases(document["bases"])),
+        report_html.section(
+            "Not carried", _page_reasons({**rows["skipped"], **document["skipped"]}, _unread(document))
+        ),
+        report_html.section("Said on the way", _page_codes(document["warnings"])),
+    ]
+    lead = f"{_carried(rows)} carried with their vectors{_of_those(document)}, none embedded again."
+    foot = f"Run {report_html.text(run['id'])}, {report_html.text(run['started_at'])},"
+    title = "Report of an import" if _is_import(document) else "Report of a migration"
+    return report_html.document(document["regraft"]["command"], title, lead, body, foot)
+
+
+def parts_of(rows: Document) -> list[report_html.Part]:
+    """Return where v1's rows went as parts of a bar: carried first, then every reason why not.
+
+    What was given to duplicates, and what v1 had left out, come on top of the rows that were read. A reason that
+    nobody has registered is counted, and not named: a file on disk may say anything.
+    """
+    reasons: dict[str, int] = {}
+    for reason, count in rows["skipped"].items():
+        name = reason if reason in notices.EVERY_CODE else "another reason"
+        reasons[name] = reasons.get(name, 0) + count
+    shades = ("skipped", "other")
+    return [
+        ("carried", "carried", rows["carried"] - _bare(rows)),
+        ("bare", notices.WITHOUT_VECTOR, _bare(rows)),
+        ("restored", "restored_duplicate", rows["restored_duplicate"]),
+        ("left", "v1_deduplicated", rows["v1_deduplicated"]),
+        *((shades[place % 2], name, count) for place, (name, count) in enumerate(reasons.items())),
+    ]
+
+
+def _page_restored(rows: Document) -> str:
+    return f'<p class="soft">{report_html.text(_restored(rows))}</p>' if rows["restored_duplicate"] else ""
+
+
+def _page_bases(bases: list[Document]) -> str:
+    lines = []
+    for base in bases:
+        outcome = report_html.text(f"{base['outcome']}{': ' + base['error'] if base['error'] else ''}")
+        numbers = (
+            f"{base['dimensions'] or '-'}",
+            f"{sum(base['items'].values()):,}",
+            f"{base['rows']['read']:,}",
+            f"{base['rows']['carried']:,}",
+            human_bytes((base["index"] or {}).get("bytes") or 0),
+        )
+        said = f'<span class="error">{outcome}</span>' if base["error"] else outcome
+        lines.append((report_html.text(shown(base["name"], LONGEST_NAME)), said, *map(report_html.text, numbers)))
+    return report_html.table(("base*", "outcome", "dimensions#", "items#", "rows#", "carried#", "size#"), lines)
+
+
+def _page_reasons(reasons: dict[str, int], unread: int) -> str:
+    if not reasons:
+        lost = f"The rows of {counted(unread, 'base')} whose vector file cannot be read."
+        return f"<p>{lost if unread else 'Everything was carried.'}</p>"
+    return report_html.reasons(reasons)
+
+
+def _page_codes(warnings: list[Document]) -> str:
+    """Return how often each code was said; messages may quote the user's texts, so they stay in ``report.json``."""
+    if not warnings:
+        return "<p>Nothing.</p>"
+    lines = []
+    for name, count in Counter(warning["code"] for warning in warnings).items():
+        code = notices.EVERY_CODE[name]
+        named = f"<code>{report_html.text(name)}</code>"
+        lines.append((report_html.badge(code.severity), named, f"{count:,}", report_html.prose(code.meaning)))
+    return report_html.table(("severity", "code", "count#", "means*"), lines)
