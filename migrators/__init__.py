@@ -1,9 +1,9 @@
 """Journeys from other layouts to the current one, on shared stages: read → plan → carry → verify → publish."""
 
-from migrators.journeys import journey_of, migrate, plan_only
-from migrators.stages.options import Options
-from migrators.stages.passage import Migration
-from migrators.stages.report import exit_status
+from migrators.pipeline.options import Options
+from migrators.pipeline.report import exit_status
+from migrators.pipeline.session import Migration
+from migrators.registry import journey_of, migrate, plan_only
 from regraft.formats.cherry_v2.models import ModelWord, is_model_id, tidy_model_id
 
 __all__ = [

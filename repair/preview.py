@@ -17,10 +17,10 @@ import apsw
 from checks import v2_findings as v2
 from migrators import ModelWord
 from migrators.cherry_preview.draft import draft_library
-from migrators.stages.drafts import LibraryDraft
-from migrators.stages.plan import plan_base
-from migrators.stages.planned import BasePlan, MaterialPlan
-from migrators.stages.preflight import planned_bytes
+from migrators.pipeline.drafts import LibraryDraft
+from migrators.pipeline.plan import plan_base
+from migrators.pipeline.plan_model import BasePlan, MaterialPlan
+from migrators.pipeline.preflight import planned_bytes
 from regraft import sqlite
 from regraft.errors import PlanOutdated, VerificationFailed
 from regraft.formats.cherry_preview import libsql

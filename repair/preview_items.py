@@ -17,8 +17,8 @@ import apsw
 
 from checks.catalog_rows import path_of
 from checks.index_file import path_problem
-from migrators.stages.drafts import BaseDraft
-from migrators.stages.planned import BasePlan, ItemPlan, MaterialPlan
+from migrators.pipeline.drafts import BaseDraft
+from migrators.pipeline.plan_model import BasePlan, ItemPlan, MaterialPlan
 from regraft import clock, links, sqlite
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_preview.libsql import PREVIEW

@@ -18,7 +18,7 @@ import apsw
 from checks import v2_findings as v2
 from checks.catalog_rows import is_foreign, is_own_path, virtual_prefixes
 from checks.findings import FINDINGS
-from migrators.stages.folders import TakenPaths
+from migrators.pipeline.folders import TakenPaths
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.folder_paths import ChildPaths, FolderPrefixes

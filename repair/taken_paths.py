@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.index_file import path_problem
-from migrators.stages.folders import TakenPaths
+from migrators.pipeline.folders import TakenPaths
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.names import RESERVING_EXTENSION, FreeNames, fold, split_extension

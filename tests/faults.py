@@ -28,9 +28,9 @@ import pytest
 from conftest import NOW, Outcome, run
 from patience import NEVER_SECONDS
 
-from migrators.parquet import library as imported
+from migrators.parquet import run as imported
 from migrators.parquet.rebuild import Rebuilt
-from migrators.stages import publish
+from migrators.pipeline import publish
 from regraft.errors import RegraftError
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index.bulk import IndexBuilder

@@ -19,7 +19,7 @@ from typing import Any
 import apsw
 from patience import NEVER_SECONDS
 
-from migrators.stages import crew
+from migrators.pipeline import workers as pipeline_workers
 from regraft import workers
 from regraft.cli import OnDemand
 from regraft.errors import BooksDoNotBalance, VerificationFailed
@@ -190,20 +190,20 @@ def raise_BooksDoNotBalance(*_: object) -> None:
     raise BooksDoNotBalance(base="alpha", read=3, carried=2, skipped=0)
 
 
-def fill_up_in_process(job: crew.Job, teller: Any) -> object:
+def fill_up_in_process(job: pipeline_workers.Job, teller: Any) -> object:
     """Work on a base until the disk is full."""
     with on_disk(FullDisk(20)):
         return real_work(job, teller)
 
 
-def talk_and_fail(job: crew.Job, teller: Any) -> object:
+def talk_and_fail(job: pipeline_workers.Job, teller: Any) -> object:
     """Report more steps than a pipe holds, and then fail."""
     for _ in range(5_000):
         teller.tell(job.work.draft.name)
     raise VerificationFailed(base="alpha", reason="texts or vectors differ")
 
 
-def held(job: crew.Job, wait: Callable[[], object]) -> None:
+def held(job: pipeline_workers.Job, wait: Callable[[], object]) -> None:
     """Tell through a pipe beside the target that a process has come to a base, and hold it there.
 
     The pipe is open for as long as the process lives.
@@ -213,12 +213,12 @@ def held(job: crew.Job, wait: Callable[[], object]) -> None:
     wait()
 
 
-def hold_in_native_code(job: crew.Job, *_: object) -> None:
+def hold_in_native_code(job: pipeline_workers.Job, *_: object) -> None:
     """Hold a process where no thread of it can do anything, nor a stop reach it."""
     held(job, lambda: ctypes.PyDLL(None).sleep(1_000_000))
 
 
-def hold_without_the_system(job: crew.Job, *_: object) -> None:
+def hold_without_the_system(job: pipeline_workers.Job, *_: object) -> None:
     """Hold a process that the system does not end with its parent."""
     ctypes.CDLL(None).prctl(1, 0)
     held(job, threading.Event().wait)
@@ -263,7 +263,7 @@ def ignore_that_the_terminal_goes() -> None:
     stop_when_a_base_is_done(signal.SIGHUP)
 
 
-def stay(job: crew.Job, teller: Any) -> object:
+def stay(job: pipeline_workers.Job, teller: Any) -> object:
     """Build a base, and then stay at it until the run is over."""
     real_work(job, teller)
     return threading.Event().wait()
@@ -282,7 +282,7 @@ def interrupt_what_is_half_made() -> None:
     workers.Worker.__init__ = started  # type: ignore[method-assign]
 
 
-real_work = crew._in_process
+real_work = pipeline_workers._in_process
 
 
 # --- patience of a backfill ------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ from v1 import (
     vector_of,
 )
 
-from migrators.stages import plan as plan_module
+from migrators.pipeline import plan as plan_module
 from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2 import index
 from regraft.formats.vector_table import VectorTable

@@ -28,8 +28,8 @@ import migrators
 from checks import findings, v1_source
 from checks.findings import FINDINGS, Audit, Finding
 from checks.v1_source import FINDING_OF
-from migrators.stages import plan as plan_module
-from migrators.stages.work import Looker
+from migrators.pipeline import plan as plan_module
+from migrators.pipeline.survey import Looker
 from regraft.report.notices import CODES, at_least
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"

@@ -48,7 +48,7 @@ from faults import (
 from stand_ins import KILLED, MOMENTS, Disk, FailingFlush, FullDisk, die, on_disk
 from test_golden import as_backup
 
-from migrators.stages import publish
+from migrators.pipeline import publish
 from regraft import areas, tree
 from regraft.errors import Interrupted, SourceUnreadable, StoppedMidway
 from regraft.formats.cherry_v1 import embedjs

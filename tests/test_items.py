@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from migrators.cherry_v1.draft import draft_library
-from migrators.stages.drafts import BaseDraft, ItemDraft, LibraryDraft, SkippedItem
+from migrators.pipeline.drafts import BaseDraft, ItemDraft, LibraryDraft, SkippedItem
 from regraft.formats.cherry_v1.layout import StatePlaces
 from regraft.formats.cherry_v1.state import read_state
 from regraft.formats.cherry_v2.models import ModelWord

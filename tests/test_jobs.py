@@ -40,7 +40,7 @@ from faults import (
 )
 from test_golden import as_backup
 
-from migrators.stages import crew
+from migrators.pipeline import workers
 from regraft.errors import Interrupted
 from regraft.ledger import ledger
 
@@ -123,14 +123,14 @@ def test_a_changed_base_in_two_processes(tmp_path: Path) -> None:
     ("wanted", "bases", "count"), [(None, 4, 1), (1, 4, 1), (2, 4, 2), (64, 4, 4), (2, 1, 1), (8, 0, 1)]
 )
 def test_no_more_processes_than_bases_and_none_for_small_ones(wanted: int | None, bases: int, count: int) -> None:
-    assert crew.processes([small_job() for _ in range(bases)], wanted) == count
+    assert workers.processes([small_job() for _ in range(bases)], wanted) == count
 
 
 @pytest.mark.parametrize(("cores", "large", "count"), [(8, 6, 4), (8, 3, 3), (2, 6, 2), (None, 6, 1), (8, 0, 1)])
 def test_as_many_processes_as_pay(cores: int | None, large: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     jobs = [small_job() for _ in range(3)] + [small_job(rows=1 << 20) for _ in range(large)]
-    assert crew.processes(jobs, None) == count
+    assert workers.processes(jobs, None) == count
 
 
 def small_job(rows: int = 10) -> Any:
@@ -149,7 +149,7 @@ def test_a_killed_process_stops_the_run(
 ) -> None:
     target = tmp_path / "library"
     with monkeypatch.context() as patch:
-        patch.setattr(crew, "_in_process", stand_ins.die_in_process)
+        patch.setattr(workers, "_in_process", stand_ins.die_in_process)
         done = migrate(source.folder, target, "--jobs", 2, "--json")
     message = said(done, "StoppedMidway", STOPPED)
     assert "a worker process was killed" in message
@@ -164,7 +164,7 @@ def test_an_error_of_a_process_arrives_as_what_it_is(
 ) -> None:
     target = tmp_path / "library"
     with monkeypatch.context() as patch:
-        patch.setattr(crew, "_in_process", getattr(stand_ins, f"raise_{code}"))
+        patch.setattr(workers, "_in_process", getattr(stand_ins, f"raise_{code}"))
         done = migrate(source.folder, target, "--jobs", 2, "--json")
     assert "nothing of this base was published" in said(done, code, STOPPED)
     holds(target, alone)
@@ -176,7 +176,7 @@ def test_a_full_disk_of_a_process_stops_the_run(
 ) -> None:
     target = tmp_path / "library"
     with monkeypatch.context() as patch:
-        patch.setattr(crew, "_in_process", stand_ins.fill_up_in_process)
+        patch.setattr(workers, "_in_process", stand_ins.fill_up_in_process)
         done = migrate(source.folder, target, "--jobs", 2, "--json")
     assert "database or disk is full" in said(done, "StoppedMidway", STOPPED)
     holds(target, alone)

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from v1 import PLAIN, RawText, Row, Source, base, file, note, page
 
-from migrators.stages import carry, crew
-from migrators.stages import run as run_stage
+from migrators.pipeline import carry, workers
+from migrators.pipeline import run as run_stage
 from regraft.formats import large_text, vector_table
 from regraft.formats.cherry_v2.index import bulk
 from regraft.formats.large_text import LargeText, utf16_units
@@ -47,7 +47,7 @@ BYTES = st.lists(
 def in_pieces(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let texts be large from a few bytes on, and pieces be small."""
     verify = importlib.import_module("regraft.formats.cherry_v2.index.verify")
-    for module in (large_text, bulk, verify, carry, vector_table, crew):
+    for module in (large_text, bulk, verify, carry, vector_table, workers):
         patch.setattr(module, "LARGE_BYTES", 4)
     for module in (large_text, bulk):
         patch.setattr(module, "PIECE_BYTES", size)
@@ -135,7 +135,7 @@ def test_large_texts_of_several_bases_are_not_carried_at_once(tmp_path: Path, mo
         {"a": [Row("N", "a long text")], "b": [Row("M", "another one")]},
     ).write(tmp_path / "v1")
     counts = []
-    real = crew.processes
+    real = workers.processes
     monkeypatch.setattr(run_stage, "processes", lambda *args: counts.append(real(*args)) or counts[-1])
     assert run("migrate", source, "--to", tmp_path / "out", "--now", NOW, "-y", "--jobs", "4").status == 0
     assert counts == [1]

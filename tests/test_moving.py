@@ -14,7 +14,7 @@ from faults import STOPPED, Source, changed_source, left_over, migrate, said, sm
 from stranded import profile, some_source
 
 from checks import index_file
-from migrators.stages import crew, work
+from migrators.pipeline import survey, workers
 from regraft import steady
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v2 import index
@@ -52,7 +52,7 @@ def is_told(done: Outcome) -> bool:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(VectorTable, "survey"), (work, "plan_base"), (index, "build_index"), (index, "verify")],
+    [(VectorTable, "survey"), (survey, "plan_base"), (index, "build_index"), (index, "verify")],
     ids=lambda one: str(getattr(one, "__name__", one)),
 )
 def test_a_migration_of_what_is_written_to(
@@ -71,7 +71,7 @@ def test_a_migration_of_what_is_written_to(
 def test_rows_that_do_not_add_up_are_judged_after_that(
     moves: bool, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = crew.plan_base
+    real = workers.plan_base
 
     def lost(*arguments: Any, **named: Any) -> Any:
         plan = real(*arguments, **named)
@@ -79,7 +79,7 @@ def test_rows_that_do_not_add_up_are_judged_after_that(
             changed_source(source)
         return replace(plan, rows=replace(plan.rows, read=plan.rows.read + 1))
 
-    monkeypatch.setattr(work, "plan_base", lost)
+    monkeypatch.setattr(survey, "plan_base", lost)
     done = migrate(source.folder, tmp_path / "library", "--base", "beta", "--jobs", 1, "--json")
     if moves:
         assert (outcomes(done), is_told(done)) == ({"beta": "failed"}, True)

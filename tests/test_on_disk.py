@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from v1 import Row, base, carried, folder, opened
 
-from migrators.cherry_v1 import file_texts, on_disk
+from migrators.cherry_v1 import disk_hints, file_texts
+from migrators.cherry_v1.disk_hints import real_paths
 from migrators.cherry_v1.draft import draft_library
 from migrators.cherry_v1.file_texts import ENCODINGS, WIDE_ENCODINGS, Wanted, cleaned, json_form
-from migrators.cherry_v1.on_disk import real_paths
 from regraft import links
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.models import ModelWord
@@ -294,7 +294,7 @@ def test_the_look_is_bounded(
     for name, text in texts.items():
         (tmp_path / f"{name}.txt").write_text(text)
     loaders = {f"TextLoader_{digest(text)}": snippet(text) for text in texts.values()}
-    monkeypatch.setattr(on_disk, bound, value)
+    monkeypatch.setattr(disk_hints, bound, value)
     assert {path.stem for path in look_for(tmp_path, {**loaders}).values()} == set(found)
 
 
@@ -323,9 +323,9 @@ def test_bytes_count_that_were_read_for_nothing(tmp_path: Path, monkeypatch: pyt
         (tmp_path / f"{name}.json").write_text("[" + name * 99)
     (tmp_path / "z.json").write_text("[1]")
     wanted: dict[str, str | None] = {f"JsonLoader_{digest('[1]')}": "[1]"}
-    monkeypatch.setattr(on_disk, "MAX_BYTES", 350)
+    monkeypatch.setattr(disk_hints, "MAX_BYTES", 350)
     assert look_for(tmp_path, wanted) == {}
-    monkeypatch.setattr(on_disk, "MAX_BYTES", 401)
+    monkeypatch.setattr(disk_hints, "MAX_BYTES", 401)
     assert look_for(tmp_path, wanted).keys() == wanted.keys()
 
 
@@ -338,7 +338,7 @@ def test_one_json_file_in_an_odd_encoding_does_not_end_the_look(
     (tmp_path / "z.json").write_text(plain)
     size = 20 * len(odd)
     monkeypatch.setattr(file_texts, "MAX_JSON_WORK", 3 * size)
-    monkeypatch.setattr(on_disk, "MAX_WORK", 5 * size)
+    monkeypatch.setattr(disk_hints, "MAX_WORK", 5 * size)
     tried: list[str] = []
     real = file_texts.json_form
 
@@ -350,7 +350,7 @@ def test_one_json_file_in_an_odd_encoding_does_not_end_the_look(
     loader = f"JsonLoader_{digest(plain)}"
     assert look_for(tmp_path, {loader: plain}) == {loader: tmp_path / "z.json"}
     assert 1 <= len(tried) - 1 <= 3
-    monkeypatch.setattr(on_disk, "MAX_WORK", size)
+    monkeypatch.setattr(disk_hints, "MAX_WORK", size)
     assert look_for(tmp_path, {loader: plain}) == {}
 
 

@@ -19,12 +19,12 @@ import pytest
 from v1 import CREATED, LLM, MODEL, UPDATED, base, file, folder, note, page
 
 from migrators.cherry_v1.draft import draft_library
-from migrators.stages import plan as plan_module
-from migrators.stages.drafts import BaseDraft, LibraryDraft
-from migrators.stages.journey import Hints, Twin
-from migrators.stages.owners import Owners, expand
-from migrators.stages.plan import BasePlan, plan_base
-from migrators.stages.restored import read_times
+from migrators.pipeline import plan as plan_module
+from migrators.pipeline.drafts import BaseDraft, LibraryDraft
+from migrators.pipeline.duplicates import read_times
+from migrators.pipeline.ownership import Owners, expand
+from migrators.pipeline.plan import BasePlan, plan_base
+from migrators.pipeline.source import Hints, Twin
 from regraft.formats import vector_table
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.models import ModelWord

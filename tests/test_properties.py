@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from v1 import CREATED, LLM, MODEL, UNTYPED, Library, Row, Source, base, migrate, opened
 
 from migrators.cherry_v1.draft import draft_library
-from migrators.stages import report
-from migrators.stages.carry import Origin, carry_base
-from migrators.stages.crew import Done
-from migrators.stages.journey import Hints, Twin
-from migrators.stages.plan import plan_base
-from migrators.stages.work import BaseWork
+from migrators.pipeline import report
+from migrators.pipeline.carry import Origin, carry_base
+from migrators.pipeline.plan import plan_base
+from migrators.pipeline.source import Hints, Twin
+from migrators.pipeline.survey import BaseWork
+from migrators.pipeline.workers import Done
 from regraft.formats import vector_table
 from regraft.formats.cherry_v1 import embedjs
 from regraft.formats.cherry_v1.state import V1State

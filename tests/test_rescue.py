@@ -38,7 +38,7 @@ from stranded import (
 from test_golden import Shape, normal
 from v1 import LLM, MODEL, Row, Source, base, dicts, file, folder, note, opened, pack, vector_of
 
-from migrators.stages.drafts import ItemDraft
+from migrators.pipeline.drafts import ItemDraft
 from regraft import identity, sqlite
 from regraft.formats.cherry_v2 import index
 from regraft.ledger.changes import ChangeLog

@@ -190,7 +190,7 @@ def test_a_fault_of_ours_is_one_line_too(tmp_path: Path, monkeypatch: pytest.Mon
     def fault(*_: object) -> None:
         raise ZeroDivisionError("an assumption that did not hold")
 
-    monkeypatch.setattr("migrators.stages.preflight.check_target", fault)
+    monkeypatch.setattr("migrators.pipeline.preflight.check_target", fault)
     done = run("migrate", ARCHIVE, "--to", tmp_path / "library", "--json")
     message = said(done, "FaultOfRegraft", STOPPED)
     assert message.startswith("ZeroDivisionError: an assumption that did not hold; this is a fault of regraft")

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from v1 import CREATED, UPDATED, Library, Row, Source, base, check_index, file, folder, note, opened, pack, page
 
-from migrators.cherry_v1 import twins
+from migrators.cherry_v1 import duplicates
 from regraft.report import render
 
 REPORT = b"# Report\n\nThe report."
@@ -513,20 +513,20 @@ def test_what_is_read_to_compare_files_is_bounded(tmp_path: Path, monkeypatch: p
     items = [file(name, name.upper(), name=f"{name}.md") for name in ("a", "lost_a", "b", "lost_b")]
     uploads = {"up-a.md": REPORT, "up-lost_a.md": REPORT, "up-b.md": REPORT * 2, "up-lost_b.md": REPORT * 2}
     rows = [Row("A", "of a"), Row("B", "of b")]
-    monkeypatch.setattr(twins, "MAX_COMPARED_BYTES", 4 * len(REPORT))
+    monkeypatch.setattr(duplicates, "MAX_COMPARED_BYTES", 4 * len(REPORT))
     library = migrated(tmp_path, *items, rows=rows, uploads=uploads)
     assert library.bodies("kb") == ["of a", "of b", "of a"]
 
 
 def test_files_that_differ_in_size_or_kind_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    real = twins._Digests.of
+    real = duplicates._Digests.of
 
     def watching(digests: Any, one: Any) -> bytes | None:
         read.append(one.name)
         return real(digests, one)
 
-    monkeypatch.setattr(twins._Digests, "of", watching)
+    monkeypatch.setattr(duplicates._Digests, "of", watching)
     items = [
         file("a", "A", name="a.md"),
         file("b", "B", name="b.pdf"),

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from migrators.cherry_v1.draft import draft_library
-from migrators.stages.drafts import BaseDraft, LibraryDraft, Settings, SkippedBase
-from migrators.stages.plan import plan_base
+from migrators.pipeline.drafts import BaseDraft, LibraryDraft, Settings, SkippedBase
+from migrators.pipeline.plan import plan_base
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.catalog import BaseRow
 from regraft.formats.cherry_v2.models import ModelWord

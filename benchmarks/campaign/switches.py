@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import apsw
 
-from migrators.stages import publish
+from migrators.pipeline import publish
 from regraft import sqlite
 from repair import changing
 

@@ -8,9 +8,9 @@ stages do the rest.
 from __future__ import annotations
 
 from migrators.cherry_preview.draft import draft_library
-from migrators.stages.drafts import BaseDraft, LibraryDraft
-from migrators.stages.journey import Hints, Journey
-from migrators.stages.options import Options
+from migrators.pipeline.drafts import BaseDraft, LibraryDraft
+from migrators.pipeline.options import Options
+from migrators.pipeline.source import Hints, Journey
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.vector_table import Survey
 from regraft.locate import Located

@@ -10,11 +10,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from migrators.cherry_preview.base_models import BaseModels
+from migrators.cherry_preview.catalog_items import draft_items
 from migrators.cherry_preview.item_data import Place, RawFiles, RawPaths
-from migrators.cherry_preview.listed import draft_items
-from migrators.cherry_preview.told import Told, draft_told_items
-from migrators.stages.drafts import BaseDraft, DraftedItems, LibraryDraft, SkippedBase
-from migrators.stages.entries import CATALOG, REPORT
+from migrators.cherry_preview.store_items import Told, draft_told_items
+from migrators.pipeline.drafts import BaseDraft, DraftedItems, LibraryDraft, SkippedBase
+from migrators.pipeline.entries import CATALOG, REPORT
 from regraft import identity
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_preview.libsql import Layout, Look

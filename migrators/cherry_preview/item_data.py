@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from migrators.stages.drafts import Content, Upload, cut_note
+from migrators.pipeline.drafts import Content, Upload, cut_note
 from regraft.formats import json_text
 from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
 from regraft.report import notices

@@ -6,11 +6,11 @@ finds what files beside it tell; the shared stages do the rest.
 
 from __future__ import annotations
 
+from migrators.cherry_v1.disk_hints import hints
 from migrators.cherry_v1.draft import draft_library
-from migrators.cherry_v1.on_disk import hints
-from migrators.stages.drafts import LibraryDraft
-from migrators.stages.journey import Journey
-from migrators.stages.options import Options
+from migrators.pipeline.drafts import LibraryDraft
+from migrators.pipeline.options import Options
+from migrators.pipeline.source import Journey
 from regraft.formats.cherry_v1 import embedjs
 from regraft.formats.cherry_v1.state import read_state
 from regraft.locate import Located

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from migrators.cherry_v1 import items as item_rules
-from migrators.stages.drafts import BaseDraft, LibraryDraft, SkippedBase
+from migrators.pipeline.drafts import BaseDraft, LibraryDraft, SkippedBase
 from regraft import identity
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v1.tables import Items

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from migrators.stages.drafts import (
+from migrators.pipeline.drafts import (
     ERROR_CODES,
     FAILED_TEXT,
     INTERRUPTED_TEXT,

@@ -1,5 +1,5 @@
 """From a Parquet file of units back to a library (``docs/formats/parquet.md``, "The way back")."""
 
-from migrators.parquet.library import import_files
+from migrators.parquet.run import import_files
 
 __all__ = ["import_files"]

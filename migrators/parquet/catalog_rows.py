@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from migrators.stages.drafts import Settings
+from migrators.pipeline.drafts import Settings
 from regraft import sqlite
 from regraft.errors import SourceUnreadable
 from regraft.formats import json_text

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from migrators.stages.entries import CATALOG, REPORT
+from migrators.pipeline.entries import CATALOG, REPORT
 from regraft.errors import BaseUnknown, SourceNotMigratable, SourceUnreadable, WrongUsage
 from regraft.formats.parquet import columns
 from regraft.formats.parquet.columns import About, AboutBase, Held, UnitRow

@@ -11,8 +11,8 @@ import click
 import msgspec
 
 import migrators
-from migrators import comparison
-from migrators.comparison import OUTCOMES, Asked, Query
+from migrators import compare as migrators_compare
+from migrators.compare import OUTCOMES, Asked, Query
 from regraft import clock
 from regraft.cli.options import PATH, model_word, output_options, plan_options
 from regraft.cli.output import echo_json, reports_errors, say
@@ -106,10 +106,10 @@ def compare(  # noqa: PLR0913, PLR0917 - one parameter for every option
     with located(v1, Kind(kind) if kind else None) as old, located(v2) as new:
         run.source_kind, run.source = old.kind.value, v1
         run.target_kind, run.target = new.kind.value, v2
-        told = comparison.compare(old, new, options, asked)
+        told = migrators_compare.compare(old, new, options, asked)
     run.end()
     if as_json:
-        echo_json({**run.document(), "k": count, "bases": told, "summary": comparison.summary(told)})
+        echo_json({**run.document(), "k": count, "bases": told, "summary": migrators_compare.summary(told)})
     else:
         say(_as_text(told, count, every=verbose > 0, quiet=quiet))
     sys.exit(_exit_status(told, fail_on))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from migrators.stages.drafts import Settings
+from migrators.pipeline.drafts import Settings
 from regraft.extras import needed
 from regraft.text import is_blank, utf16_len
 

@@ -20,7 +20,7 @@ from checks.catalog_rows import base_key, path_of
 from checks.findings import FINDINGS, Finding
 from checks.index_file import path_problem
 from checks.levels import Level
-from migrators.stages.drafts import Settings
+from migrators.pipeline.drafts import Settings
 from regraft import clock, identity, sqlite
 from regraft.errors import PlanOutdated, SourceUnreadable
 from regraft.formats.cherry_v2 import layout, okf

@@ -11,11 +11,11 @@ from typing import Any
 from checks import v2_findings as v2
 from checks.catalog_rows import is_tombstone, path_of
 from migrators import cherry_v1
-from migrators.stages.drafts import BaseDraft, ItemDraft
-from migrators.stages.folders import lay_out
-from migrators.stages.plan import plan_base
-from migrators.stages.planned import BasePlan, ItemPlan, MaterialPlan
-from migrators.stages.uploads import SourceFailed
+from migrators.pipeline.drafts import BaseDraft, ItemDraft
+from migrators.pipeline.folders import lay_out
+from migrators.pipeline.plan import plan_base
+from migrators.pipeline.plan_model import BasePlan, ItemPlan, MaterialPlan
+from migrators.pipeline.uploads import SourceFailed
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
 from regraft.formats.cherry_v2.models import ModelWord
 from regraft.formats.vector_table import StoreProblem, Survey

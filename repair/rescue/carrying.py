@@ -12,10 +12,10 @@ from pathlib import Path
 
 import apsw
 
-from migrators.stages.carry import Origin, carry_base
-from migrators.stages.drafts import Upload
-from migrators.stages.planned import BasePlan, MaterialPlan, Rows
-from migrators.stages.uploads import SourceFailed, copy_upload
+from migrators.pipeline.carry import Origin, carry_base
+from migrators.pipeline.drafts import Upload
+from migrators.pipeline.plan_model import BasePlan, MaterialPlan, Rows
+from migrators.pipeline.uploads import SourceFailed, copy_upload
 from regraft import clock, links, sqlite, steady, untouched
 from regraft.formats.cherry_v2 import okf
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR

@@ -15,7 +15,7 @@ from typing import Any
 
 import apsw
 
-from migrators.stages.planned import ItemPlan
+from migrators.pipeline.plan_model import ItemPlan
 from regraft import sqlite
 from regraft.errors import PlanOutdated, ProfileUnknown
 from regraft.formats.cherry_v2.catalog import ModelRow

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from checks import v2_findings as v2
 from checks.catalog_rows import is_tombstone, path_of
 from checks.v1_source import FINDING_OF
-from migrators.stages import preflight
-from migrators.stages.planned import ItemPlan
+from migrators.pipeline import preflight
+from migrators.pipeline.plan_model import ItemPlan
 from regraft.formats.cherry_v2.catalog_reader import StoredCatalog
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.locate import RAW_FOLDER

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from migrators.stages.drafts import BaseDraft, ItemDraft
-from migrators.stages.owners import Child, expand
+from migrators.pipeline.drafts import BaseDraft, ItemDraft
+from migrators.pipeline.ownership import Child, expand
 from regraft import identity
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import data_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from checks import v2_findings as v2
 from checks.catalog_rows import base_key, is_tombstone
-from migrators.stages.drafts import BaseDraft
+from migrators.pipeline.drafts import BaseDraft
 from regraft.errors import NotChanged, RegraftError, SourceNotMigratable, SourceUnreadable
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.cherry_v2.models import ModelWord

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from migrators import cherry_v1
 from migrators.cherry_v1.draft import draft_library
-from migrators.stages import preflight
-from migrators.stages.drafts import BaseDraft, LibraryDraft, Upload
-from migrators.stages.journey import Hints
-from migrators.stages.options import Options
-from migrators.stages.uploads import upload_name
+from migrators.pipeline import preflight
+from migrators.pipeline.drafts import BaseDraft, LibraryDraft, Upload
+from migrators.pipeline.options import Options
+from migrators.pipeline.source import Hints
+from migrators.pipeline.uploads import upload_name
 from regraft import links, steady
 from regraft.errors import SourceNotMigratable, SourceUnreadable, SourceUnrecognised
 from regraft.formats.cherry_v1.layout import StatePlaces

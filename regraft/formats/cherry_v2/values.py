@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from migrators.stages.drafts import DEFAULT_CHUNK_OVERLAP, DEFAULT_CHUNK_SIZE, Settings
+from migrators.pipeline.drafts import DEFAULT_CHUNK_OVERLAP, DEFAULT_CHUNK_SIZE, Settings
 from regraft.text import trim
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from migrators import cherry_preview, cherry_v1
-from migrators.stages import run
-from migrators.stages.journey import Journey
-from migrators.stages.options import Options
-from migrators.stages.passage import Migration
+from migrators.pipeline import run
+from migrators.pipeline.options import Options
+from migrators.pipeline.session import Migration
+from migrators.pipeline.source import Journey
 from regraft.errors import SourceNotMigratable
 from regraft.locate import NAMES, V1_SOURCES, Kind, Located
 from regraft.report.progress import Progress
@@ -52,10 +52,10 @@ def migrate(
     progress: Progress,
     show_plan: Callable[[dict[str, Any]], bool] = lambda _: True,
 ) -> Migration:
-    """Migrate a source into ``target`` by the journey of its layout; see :func:`migrators.stages.run.migrate`."""
+    """Migrate a source into ``target`` by the journey of its layout; see :func:`migrators.pipeline.run.migrate`."""
     return run.migrate(journey_of(source), source, target, options, progress, show_plan)
 
 
 def plan_only(source: Located, options: Options, progress: Progress) -> dict[str, Any]:
-    """Plan a source without a target, by the journey of its layout; see :func:`migrators.stages.run.plan_only`."""
+    """Plan a source without a target, by the journey of its layout; see :func:`migrators.pipeline.run.plan_only`."""
     return run.plan_only(journey_of(source), source, options, progress)

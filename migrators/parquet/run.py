@@ -16,15 +16,15 @@ import msgspec
 from migrators.parquet import files
 from migrators.parquet.catalog_rows import items_of, items_of_materials, record_of
 from migrators.parquet.files import UnitsFile
-from migrators.parquet.planned import Plan
+from migrators.parquet.plan import Plan
 from migrators.parquet.rebuild import Rebuilt, verify
-from migrators.parquet.told import carried_outcome, planned_outcome, skipped_of
-from migrators.stages import passage, preflight, report
-from migrators.stages.carry import CARRY_SHARE, REPORT_ROWS, indexing
-from migrators.stages.options import Options
-from migrators.stages.passage import Migration, Passage
-from migrators.stages.publish import Target
-from migrators.stages.work import BaseEntry, kept_completed, read_entry, still_there
+from migrators.parquet.report import carried_outcome, planned_outcome, skipped_of
+from migrators.pipeline import preflight, report, session
+from migrators.pipeline.carry import CARRY_SHARE, REPORT_ROWS, indexing
+from migrators.pipeline.options import Options
+from migrators.pipeline.publish import Target
+from migrators.pipeline.session import Migration, Passage
+from migrators.pipeline.survey import BaseEntry, kept_completed, read_entry, still_there
 from regraft import sqlite
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v2 import catalog
@@ -78,9 +78,9 @@ def import_files(
     origin = ", ".join(map(shown, paths))
     importing = _Importing(run=run, origin=origin, bases=bases, options=options, progress=progress)
     if not options.dry_run:
-        return passage.write(target, importing, show_plan)
+        return session.write(target, importing, show_plan)
     with durable.temporary_folder() as work:
-        return passage.dry_run(target, importing, work)
+        return session.dry_run(target, importing, work)
 
 
 @dataclass(kw_only=True)

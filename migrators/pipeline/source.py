@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from migrators.stages.drafts import BaseDraft, LibraryDraft
-from migrators.stages.options import Options
+from migrators.pipeline.drafts import BaseDraft, LibraryDraft
+from migrators.pipeline.options import Options
 from regraft.formats.vector_table import Survey, VectorTable
 from regraft.locate import Located
 from regraft.report.notices import Notice

@@ -10,13 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from migrators.stages.books import EXAMPLES, WITHOUT_VECTOR, Books, Share, Terms
-from migrators.stages.drafts import BaseDraft, ItemDraft
-from migrators.stages.folders import TakenPaths, lay_out
-from migrators.stages.journey import Found, Hints
-from migrators.stages.owners import Child, Owners, expand
-from migrators.stages.planned import BasePlan, Directories, ItemPlan, MaterialPlan, Rows
-from migrators.stages.restored import (
+from migrators.pipeline.accounting import EXAMPLES, WITHOUT_VECTOR, Books, Share, Terms
+from migrators.pipeline.drafts import BaseDraft, ItemDraft
+from migrators.pipeline.duplicates import (
     Judge,
     Missing,
     Restored,
@@ -28,6 +24,10 @@ from migrators.stages.restored import (
     said_without_rows,
     without_rows,
 )
+from migrators.pipeline.folders import TakenPaths, lay_out
+from migrators.pipeline.ownership import Child, Owners, expand
+from migrators.pipeline.plan_model import BasePlan, Directories, ItemPlan, MaterialPlan, Rows
+from migrators.pipeline.source import Found, Hints
 from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey
 from regraft.report import notices
 from regraft.report.notices import Notice

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from migrators.stages.owners import Owners
+from migrators.pipeline.ownership import Owners
 from regraft.formats import vector_table
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR
 from regraft.formats.vector_table import LoaderRows, Survey, Tally

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
-from migrators.stages.drafts import Upload
+from migrators.pipeline.drafts import Upload
 from regraft import links
 from regraft.errors import SourceUnreadable
 from regraft.ledger import durable

@@ -16,10 +16,10 @@ from typing import Any
 
 import apsw
 
-from migrators.stages.carry import Carried, Origin, Watcher, carry_base
-from migrators.stages.plan import BasePlan, plan_base
-from migrators.stages.uploads import SourceFailed
-from migrators.stages.work import BaseWork, base_folder
+from migrators.pipeline.carry import Carried, Origin, Watcher, carry_base
+from migrators.pipeline.plan import BasePlan, plan_base
+from migrators.pipeline.survey import BaseWork, base_folder
+from migrators.pipeline.uploads import SourceFailed
 from regraft import areas, links, steady, workers
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.vector_table import StoreProblem, VectorTable

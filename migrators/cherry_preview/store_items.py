@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from migrators.cherry_preview.item_data import Place, base_name
-from migrators.stages.drafts import DraftedItems, ItemDraft, SkippedItem, Upload, cut_note
+from migrators.pipeline.drafts import DraftedItems, ItemDraft, SkippedItem, Upload, cut_note
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_preview.libsql import PREVIEW, Contents, StoredItem

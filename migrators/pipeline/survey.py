@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from migrators.stages.books import WITHOUT_VECTOR
-from migrators.stages.drafts import BaseDraft, LibraryDraft
-from migrators.stages.journey import Found, Hints, Journey
-from migrators.stages.options import Options
-from migrators.stages.plan import BasePlan, plan_base
-from migrators.stages.uploads import missing_upload, upload_name, upload_problem
+from migrators.pipeline.accounting import WITHOUT_VECTOR
+from migrators.pipeline.drafts import BaseDraft, LibraryDraft
+from migrators.pipeline.options import Options
+from migrators.pipeline.plan import BasePlan, plan_base
+from migrators.pipeline.source import Found, Hints, Journey
+from migrators.pipeline.uploads import missing_upload, upload_name, upload_problem
 from regraft import sqlite, steady
 from regraft.errors import BaseUnknown, SourceUnreadable
 from regraft.formats.cherry_v2.catalog import BaseRecord

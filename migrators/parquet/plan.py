@@ -10,7 +10,7 @@ import msgspec
 
 from migrators.parquet.catalog_rows import item_of_material
 from migrators.parquet.files import UnitsFile
-from migrators.stages import preflight
+from migrators.pipeline import preflight
 from regraft.formats.cherry_v2.catalog import BaseRecord, ItemRow
 from regraft.formats.parquet.columns import AboutBase, Held
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from migrators.stages.crew import Done
-from migrators.stages.drafts import LibraryDraft
-from migrators.stages.plan import BasePlan
-from migrators.stages.work import BaseEntry, BaseWork
+from migrators.pipeline.drafts import LibraryDraft
+from migrators.pipeline.plan import BasePlan
+from migrators.pipeline.survey import BaseEntry, BaseWork
+from migrators.pipeline.workers import Done
 from regraft.formats.cherry_v2.index import Tallies
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
 from regraft.report import notices

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from migrators.cherry_v1.duplicates import find_twins, lost_entries, lost_files
 from migrators.cherry_v1.file_texts import TEXT_KINDS, Wanted
-from migrators.cherry_v1.twins import find_twins, lost_entries, lost_files
-from migrators.stages.drafts import BaseDraft, ItemDraft
-from migrators.stages.journey import Hints
-from migrators.stages.options import Options
+from migrators.pipeline.drafts import BaseDraft, ItemDraft
+from migrators.pipeline.options import Options
+from migrators.pipeline.source import Hints
 from regraft import links
 from regraft.formats.vector_table import Survey
 from regraft.locate import Located

@@ -13,10 +13,10 @@ from typing import Any
 
 import apsw
 
-from migrators import journeys
-from migrators.stages.options import Options
-from migrators.stages.run import read_library
-from migrators.stages.work import Looker, chosen
+from migrators import registry
+from migrators.pipeline.options import Options
+from migrators.pipeline.run import read_library
+from migrators.pipeline.survey import Looker, chosen
 from regraft import identity, sqlite
 from regraft.errors import BaseUnknown, NotSearchable, SourceUnreadable
 from regraft.formats.cherry_v1.embedjs import VECTORS
@@ -75,7 +75,7 @@ def old_bases(source: Located, options: Options) -> Iterator[list[OldBase]]:
                 raise BaseUnknown(base=wanted, known=single.legacy_id)
         yield [single]
         return
-    journey = journeys.journey_of(source)
+    journey = registry.journey_of(source)
     options = replace(options, dry_run=True)
     with ExitStack() as keep:
         bases = chosen(read_library(journey, source, options), options)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import apsw
 
-from migrators.stages.plan import BasePlan, ItemPlan, MaterialPlan
-from migrators.stages.uploads import SourceFailed, copy_upload, missing_upload, upload_name
+from migrators.pipeline.plan import BasePlan, ItemPlan, MaterialPlan
+from migrators.pipeline.uploads import SourceFailed, copy_upload, missing_upload, upload_name
 from regraft import clock, sqlite
 from regraft.errors import BooksDoNotBalance
 from regraft.formats.cherry_v2 import index, okf

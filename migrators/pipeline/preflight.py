@@ -9,13 +9,13 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from migrators.stages.drafts import Upload
-from migrators.stages.entries import base_entries
-from migrators.stages.options import Options
-from migrators.stages.plan import BasePlan
-from migrators.stages.publish import REPLACED, STAGING, WORK, Target
-from migrators.stages.uploads import upload_name
-from migrators.stages.work import base_folder, read_entry
+from migrators.pipeline.drafts import Upload
+from migrators.pipeline.entries import base_entries
+from migrators.pipeline.options import Options
+from migrators.pipeline.plan import BasePlan
+from migrators.pipeline.publish import REPLACED, STAGING, WORK, Target
+from migrators.pipeline.survey import base_folder, read_entry
+from migrators.pipeline.uploads import upload_name
 from regraft import areas, links, sqlite
 from regraft.errors import (
     ApplicationRunning,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from migrators.stages.drafts import BaseDraft, ItemDraft
+from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from regraft import identity
 from regraft.formats.vector_table import Survey
 from regraft.report import notices

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from migrators.stages.drafts import BaseDraft, ItemDraft
-from migrators.stages.journey import Twin
-from migrators.stages.owners import Owners
+from migrators.pipeline.drafts import BaseDraft, ItemDraft
+from migrators.pipeline.ownership import Owners
+from migrators.pipeline.source import Twin
 from regraft.formats.vector_table import LoaderRows, Survey
 from regraft.report import notices
 from regraft.report.notices import Notice

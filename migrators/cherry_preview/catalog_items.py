@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from migrators.cherry_preview.item_data import Place, read_data
-from migrators.stages.drafts import FAILED_TEXT, INTERRUPTED_TEXT, DraftedItems, ItemDraft, SkippedItem
+from migrators.pipeline.drafts import FAILED_TEXT, INTERRUPTED_TEXT, DraftedItems, ItemDraft, SkippedItem
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.values import read_time
 from regraft.report import notices

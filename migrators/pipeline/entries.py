@@ -12,7 +12,7 @@ from typing import Literal
 import apsw
 import msgspec
 
-from migrators.stages.work import BaseEntry, read_entry
+from migrators.pipeline.survey import BaseEntry, read_entry
 from regraft.formats.cherry_v2 import catalog
 from regraft.formats.cherry_v2.catalog import BaseRecord, ItemRow
 from regraft.ledger.ledger import Entry, Ledger

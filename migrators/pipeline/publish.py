@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from migrators.stages.entries import CATALOG, REPORT, base_entries, catalog_mark_of, items_of
-from migrators.stages.work import BaseEntry, base_folder, read_entry
+from migrators.pipeline.entries import CATALOG, REPORT, base_entries, catalog_mark_of, items_of
+from migrators.pipeline.survey import BaseEntry, base_folder, read_entry
 from regraft import sqlite
 from regraft.formats.cherry_v2.catalog import ItemRow, write_catalog
 from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE

@@ -16,11 +16,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import apsw
 
-from migrators.stages import preflight
-from migrators.stages.entries import demand_fit
-from migrators.stages.publish import Target
-from migrators.stages.report import Outcome
-from migrators.stages.work import BaseEntry
+from migrators.pipeline import preflight
+from migrators.pipeline.entries import demand_fit
+from migrators.pipeline.publish import Target
+from migrators.pipeline.report import Outcome
+from migrators.pipeline.survey import BaseEntry
 from regraft import areas, layout_links
 from regraft.errors import (
     Declined,

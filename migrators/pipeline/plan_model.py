@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from migrators.stages.drafts import BaseDraft, Upload
-from migrators.stages.journey import Found
+from migrators.pipeline.drafts import BaseDraft, Upload
+from migrators.pipeline.source import Found
 from regraft.report.notices import Notice
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from migrators.parquet.catalog_rows import MODEL_UNKNOWN
-from migrators.parquet.planned import Plan
+from migrators.parquet.plan import Plan
 from migrators.parquet.rebuild import Rebuilt
-from migrators.stages.report import Outcome
+from migrators.pipeline.report import Outcome
 from regraft.formats.cherry_v2.catalog import ItemRow
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
 from regraft.report import notices

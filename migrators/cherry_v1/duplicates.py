@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from migrators.stages.drafts import BaseDraft, ItemDraft
-from migrators.stages.journey import Twin
-from migrators.stages.owners import Owners, expand
-from migrators.stages.restored import read_times
-from migrators.stages.uploads import upload_name
+from migrators.pipeline.drafts import BaseDraft, ItemDraft
+from migrators.pipeline.duplicates import read_times
+from migrators.pipeline.ownership import Owners, expand
+from migrators.pipeline.source import Twin
+from migrators.pipeline.uploads import upload_name
 from regraft import links
 from regraft.formats.vector_table import Survey
 from regraft.locate import Located

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from migrators.stages.drafts import BaseDraft, ItemDraft
-from migrators.stages.owners import Child
+from migrators.pipeline.drafts import BaseDraft, ItemDraft
+from migrators.pipeline.ownership import Child
 from regraft.folder_paths import ChildPaths, FolderPrefixes
 from regraft.names import FreeNames, fold
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from migrators.stages import passage, preflight, report
-from migrators.stages.crew import Done, carry_all, jobs_for, processes
-from migrators.stages.drafts import BaseDraft, LibraryDraft
-from migrators.stages.journey import Journey
-from migrators.stages.options import Options
-from migrators.stages.passage import Migration, Passage
-from migrators.stages.publish import Target
-from migrators.stages.report import Outcome
-from migrators.stages.work import BaseEntry, BaseWork, Looker, chosen, fingerprint, vector_name
+from migrators.pipeline import preflight, report, session
+from migrators.pipeline.drafts import BaseDraft, LibraryDraft
+from migrators.pipeline.options import Options
+from migrators.pipeline.publish import Target
+from migrators.pipeline.report import Outcome
+from migrators.pipeline.session import Migration, Passage
+from migrators.pipeline.source import Journey
+from migrators.pipeline.survey import BaseEntry, BaseWork, Looker, chosen, fingerprint, vector_name
+from migrators.pipeline.workers import Done, carry_all, jobs_for, processes
 from regraft.ledger import durable
 from regraft.ledger.ledger import Entry, Ledger
 from regraft.locate import Located
@@ -123,9 +123,9 @@ def migrate(
     journeying = _journeying(journey, source, options, progress, run)
     if options.dry_run:
         with _work_folder(source, journeying.bases) as work:
-            return passage.dry_run(target, journeying, work)
+            return session.dry_run(target, journeying, work)
     _check_unseen_space(source, target, journeying.bases)
-    return passage.write(target, journeying, show_plan)
+    return session.write(target, journeying, show_plan)
 
 
 def _journeying(journey: Journey, source: Located, options: Options, progress: Progress, run: Run) -> _Journeying:
