@@ -28,7 +28,7 @@ from pathlib import Path
 from random import Random
 
 from regraft import sqlite
-from repair import changing
+from repair.changes import apply
 
 #: What is in a store: the name of every file, and what tells its content.
 State = dict[str, str]
@@ -114,7 +114,7 @@ class Killer:
             self._finish(copy)
             if self._compare(copy) != self._new:
                 return "the next run did not finish"
-            if (copy / ".regraft" / changing.WORK).exists():
+            if (copy / ".regraft" / apply.WORK).exists():
                 return "work left behind"
             if undo and not self._taken_back(copy):
                 return "not taken back"

@@ -5,29 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from regraft.locate import Kind
-from repair import gc, mending, reconcile
 from repair.angel_memory import gc as angel_gc
 from repair.angel_memory import records as angel_records
-from repair.codex_mem import following, full_text
-from repair.plan import Plan
-from repair.store import Store
+from repair.changes.plan import Plan
+from repair.changes.store import Store
+from repair.cherry_v2 import gc, reconcile
+from repair.cherry_v2.rules import planner
+from repair.codex_mem import full_text
+from repair.codex_mem import reconcile as codex_mem_reconcile
 
-_MENDS: dict[Kind, Callable[[Store, mending.Wish], Plan]] = {
+_MENDS: dict[Kind, Callable[[Store, planner.Wish], Plan]] = {
     Kind.CODEX_MEM: full_text.plan,
     Kind.ANGEL_MEMORY: angel_records.plan,
 }
-_RECONCILES: dict[Kind, Callable[[Store], Plan]] = {Kind.CODEX_MEM: following.plan}
+_RECONCILES: dict[Kind, Callable[[Store], Plan]] = {Kind.CODEX_MEM: codex_mem_reconcile.plan}
 _COLLECTS: dict[Kind, Callable[[Store, gc.Wish], Plan]] = {Kind.ANGEL_MEMORY: angel_gc.plan}
 
 #: Findings that ``repair`` mends, of all kinds.
-MENDED = (*mending.NAMES, *mending.BY_NAME, *full_text.NAMES, *angel_records.NAMES)
+MENDED = (*planner.NAMES, *planner.BY_NAME, *full_text.NAMES, *angel_records.NAMES)
 #: Findings that ``gc`` removes what they are about, of all kinds.
 COLLECTED = (*gc.NAMES, *angel_gc.NAMES)
 
 
-def mend(store: Store, wish: mending.Wish) -> Plan:
+def mend(store: Store, wish: planner.Wish) -> Plan:
     """Return what ``repair`` is going to do; nothing is written."""
-    return _MENDS.get(store.found.kind, mending.plan)(store, wish)
+    return _MENDS.get(store.found.kind, planner.plan)(store, wish)
 
 
 def follow(store: Store) -> Plan:

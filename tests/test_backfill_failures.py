@@ -42,8 +42,8 @@ from toys import contents
 from regraft import identity
 from regraft.embedders import server as server_module
 from regraft.embedders.verdicts import Verdict
-from repair.backfill import crew
-from repair.backfill.crew import CONTROL
+from repair.backfill import workers
+from repair.backfill.workers import CONTROL
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -382,7 +382,7 @@ def test_a_key_that_is_not_set_is_asked_for_before_anything_is_sent(
 def test_a_server_that_refuses_everything_is_not_asked_about_every_text(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "MANY", 3)
+    monkeypatch.setattr(workers, "MANY", 3)
     server.behave = [right, right, *[failing(400, "no such dimensions")] * 500]
     message = said(backfill(store, config, "--json"), "EveryTextRejected", 2)
     assert "it refuses whatever is sent (400: no such dimensions)" in message

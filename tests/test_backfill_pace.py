@@ -18,7 +18,8 @@ from regraft import sqlite
 from regraft.embedders import check, estimate
 from regraft.embedders.settings import Batch
 from regraft.errors import AnswerUnfit
-from repair.backfill import filling, index_scope
+from repair.backfill import filling
+from repair.cherry_v2.backfill import scope
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -50,7 +51,7 @@ def test_requests_are_packed_over_the_borders_of_claims(
 def test_no_query_of_a_batch_goes_through_a_whole_table(whole: Path, tmp_path: Path) -> None:
     with sqlite.reading(index(whole, KB), vectors=True) as db:
         db.create_scalar_function("has_norm", len, 1)
-        for query in (index_scope._LACKING_OF, index_scope._SAMPLE):
+        for query in (scope._LACKING_OF, scope._SAMPLE):
             plan = [
                 row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {query}", {"usual": 32, "keys": "[]", "start": 0})
             ]

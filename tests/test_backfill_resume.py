@@ -28,9 +28,10 @@ from toys import QuickDisk, contents, quick_disk, watched
 from regraft import identity, sqlite
 from regraft.embedders import server as server_module
 from regraft.ledger import ledger
-from repair.backfill import index_scope, sharing
+from repair.backfill import sharing
 from repair.backfill.queue import Queue
-from repair.growing import Growing
+from repair.changes.incremental import Growing
+from repair.cherry_v2.backfill import scope as backfill_scope
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -91,7 +92,7 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
 def test_an_index_can_be_looked_at_while_another_run_writes_to_it(store: Path) -> None:
     """Who looks keeps nobody from writing, and sees what was written: half of the old and half of the new is damage."""
     with (
-        index_scope.opened(index(store), KB, dimensions=len(vector_of("")) // 4) as scope,
+        backfill_scope.opened(index(store), KB, dimensions=len(vector_of("")) // 4) as scope,
         sqlite.writing(index(store)) as db,
     ):
         keys = scope.lacking()
@@ -135,7 +136,7 @@ def test_an_index_with_the_journal_of_a_killed_writer_is_read_as_it_was(store: P
 
     assert forked(work) == KILLED
     assert sqlite.companions(index(store)) != []
-    with index_scope.opened(index(store), KB) as scope:
+    with backfill_scope.opened(index(store), KB) as scope:
         assert scope.survey().ready == len(READY)
     assert sqlite.companions(index(store)) != []
 

@@ -61,11 +61,11 @@ from regraft.errors import (
     StoreNotWritable,
 )
 from regraft.ledger import ledger
-from repair import changing, rows
-from repair import undo as undoing
-from repair.changing import Changer
-from repair.plan import Plan, RowsChange
-from repair.run import Planner
+from repair.changes import apply, changesets
+from repair.changes import undo as undoing
+from repair.changes.apply import Changer
+from repair.changes.plan import Plan, RowsChange
+from repair.changes.run import Planner
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def test_a_full_disk_while_a_changeset_is_written_changes_nothing(store: Path, m
 
         return write
 
-    monkeypatch.setattr(rows, "_writer", full)
+    monkeypatch.setattr(changesets, "_writer", full)
     with fails("ChangesStopped", STOPPED, match="No space left"):
         change(store)
     assert contents(store) == before
@@ -260,7 +260,7 @@ def test_a_full_disk_while_a_changeset_is_written_changes_nothing(store: Path, m
 def test_damage_that_shows_after_the_first_change_is_no_reason_to_run_again(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, real, opened = contents(store), rows._writer, []
+    before, real, opened = contents(store), changesets._writer, []
 
     def damaged_next(file: Any) -> Any:
         opened.append(file)
@@ -269,7 +269,7 @@ def test_damage_that_shows_after_the_first_change_is_no_reason_to_run_again(
         return real(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "_writer", damaged_next)
+        patch.setattr(changesets, "_writer", damaged_next)
         with fails("StoppedAtDamage", STOPPED, match=r"stopped at damage \(database disk .*changes: 1\).*regraft undo"):
             change(store)
     assert contents(store) != before
@@ -281,7 +281,7 @@ def test_what_the_system_refused_is_said_with_its_path(store: Path, monkeypatch:
     def refused(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/store/raw")
 
-    monkeypatch.setattr(rows, "_writer", refused)
+    monkeypatch.setattr(changesets, "_writer", refused)
     with fails("ChangesStopped", STOPPED, match="stopped: /store/raw: Permission denied; every file is whole"):
         change(store)
 
@@ -455,7 +455,7 @@ def test_what_another_program_put_there_meanwhile_stays_and_so_does_what_was_the
     assert killed(disk, at, lambda: change(store, command))
     (store / toys.INDEX).write_text("theirs")
     with ledger.opened(store) as book:
-        changing.recover(store, book)
+        apply.recover(store, book)
     assert (store / toys.INDEX).read_text() == "theirs"
     (kept,) = keeps(store)
     assert (store / ".regraft" / kept).read_bytes() == whole
@@ -557,7 +557,7 @@ def test_what_a_changeset_cannot_take_back_is_done_on_a_copy(store: Path) -> Non
 
 def test_a_changeset_that_fails_its_proof_is_not_relied_on(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(store)
-    monkeypatch.setattr(rows, "proven", lambda db, changeset: None)
+    monkeypatch.setattr(changesets, "proven", lambda db, changeset: None)
     change(store, toys.planner(toys.bodies))
     assert kept_as(store) == ["file"]
     undo(store)

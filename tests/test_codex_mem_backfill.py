@@ -18,8 +18,8 @@ from stand_ins import KILLED, die
 
 from regraft import sqlite
 from regraft.formats.codex_mem import database, sidecar
-from repair.backfill.notes_scope import NotesScope
-from repair.growing import Growing
+from repair.changes.incremental import Growing
+from repair.codex_mem.backfill_scope import NotesScope
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 

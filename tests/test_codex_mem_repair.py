@@ -21,9 +21,9 @@ from toys import QuickDisk, killed, moments, quick_disk, steps_of
 from regraft import sqlite
 from regraft.formats.codex_mem import database
 from regraft.report.progress import Silent
-from repair import rows
+from repair.changes import changesets
+from repair.changes.run import run_command
 from repair.codex_mem import migration, writing
-from repair.run import run_command
 
 EXCLUDED = made.note_id(0, 6)
 
@@ -262,7 +262,7 @@ def test_the_full_text_index_is_filled_with_the_searchable_notes_alone(
     path: Path, monkeypatch: pytest.MonkeyPatch, finding: str, on_copy: bool
 ) -> None:
     if on_copy:
-        monkeypatch.setattr(rows, "LARGEST_CHANGESET", 0)
+        monkeypatch.setattr(changesets, "LARGEST_CHANGESET", 0)
     healthy = full_text(path)
     notes = made.rows(path, "SELECT rowid, * FROM memory_items")
     DAMAGE[finding](path)

@@ -27,9 +27,9 @@ from regraft.formats.codex_mem.sidecar import SidecarUnreadable
 from regraft.ledger import durable
 from regraft.ledger.changes import ChangeLog
 from regraft.ledger.values import WORK
-from repair import files
 from repair.backfill.filling import Filling
-from repair.backfill.notes_scope import NotesScope
+from repair.changes import files
+from repair.codex_mem.backfill_scope import NotesScope
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_a_refusal_after_a_change_is_a_stop_where_the_ledger_cannot_be_read(
             monkeypatch.setattr(ChangeLog, name, failing)
         bad_sector()
 
-    monkeypatch.setattr("repair.store.layout_links.demand_none", checked_once(looked_at_again))
+    monkeypatch.setattr("repair.changes.store.layout_links.demand_none", checked_once(looked_at_again))
     said(run("repair", store, "--json"), "ChangesStopped", STOPPED)
 
 
@@ -199,7 +199,7 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(
 
 def test_a_disk_that_fails_is_no_fault_of_regraft(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever SQLite meets it: no command has to think of that."""
-    monkeypatch.setattr("repair.run.demand_quiet", failing)
+    monkeypatch.setattr("repair.changes.run.demand_quiet", failing)
     message = said(run("repair", store, "--json"), "StoppedBySystem", STOPPED)
     assert message == "Stopped by the system: disk I/O error."
 

@@ -201,7 +201,7 @@ def test_a_change_of_other_rows_is_taken_back(store: Path, name: str, tables: st
 
 @pytest.mark.parametrize("name", ["key that carries on", "key without a number"])
 def test_the_same_of_a_change_on_a_copy(store: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repair.rows.LARGEST_CHANGESET", -1)
+    monkeypatch.setattr("repair.changes.changesets.LARGEST_CHANGESET", -1)
     path = dirty(store, *foreign.TABLES[name])
     before = path.read_bytes()
     said = run("repair", store, "--only", "embedding.zero", "--yes", "--json")

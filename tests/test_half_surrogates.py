@@ -19,7 +19,7 @@ from v1 import Row, Source, base, file, folder
 from regraft import identity
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.catalog_reader import read_catalog
-from repair.rescue.catalog import Statements
+from repair.cherry_v2.rescue.catalog import Statements
 
 HALF = b"half \xed\xa0\xbd"
 READ = "half \ufffd"

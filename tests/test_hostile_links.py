@@ -20,7 +20,7 @@ from profiles import profile
 
 from regraft import areas
 from regraft.ledger import durable, ledger
-from repair import changing, undo
+from repair.changes import apply, undo
 
 pytestmark = posix
 
@@ -209,14 +209,14 @@ def test_angel_memory_with_a_link(command: str, name: str, tmp_path: Path) -> No
 def test_a_link_that_comes_while_a_run_is_at_work(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All was well when the run began: what is written next is looked at again."""
     own = place / "library" / ".regraft"
-    real = changing.Changer.make
+    real = apply.Changer.make
 
-    def make(self: changing.Changer, change: object) -> None:
+    def make(self: apply.Changer, change: object) -> None:
         own.rename(place / "victim" / "own")
         own.symlink_to(place / "victim" / "docs", target_is_directory=True)
         real(self, change)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(changing.Changer, "make", make)
+    monkeypatch.setattr(apply.Changer, "make", make)
     done = run("repair", place / "library", "--yes", "--json")
     assert done.status == 2, done
     assert sorted(one.name for one in (place / "victim" / "docs").iterdir()) == ["plan"]
@@ -246,7 +246,7 @@ Act = Callable[[Path, ledger.Ledger], object]
     "path", ["out/letter", "out/docs", "out/new", "KnowledgeBase/out/letter"], ids=lambda path: path.replace("/", " ")
 )
 @pytest.mark.parametrize("state", ["intended", "undoing", "done"])
-@pytest.mark.parametrize("act", [changing.recover, lambda root, book: undo.take_back(root, book, RUN)])
+@pytest.mark.parametrize("act", [apply.recover, lambda root, book: undo.take_back(root, book, RUN)])
 def test_a_change_that_leads_out_by_a_link(act: Act, state: str, path: str, place: Path) -> None:
     """What the ledger says may be plain: the link is in the store."""
     store = place / "library"

@@ -26,10 +26,10 @@ from regraft.formats.cherry_v2.index.units import cut as sliced
 from regraft.report import progress
 from regraft.testing.texts import texts
 from regraft.text import is_blank, utf16_len
-from repair import indexing
-from repair.indexing.cutting import cut
-from repair.indexing.texts import LARGEST_FILE, NoText, text_of
-from repair.run import run_command
+from repair.changes.run import run_command
+from repair.cherry_v2 import indexing
+from repair.cherry_v2.indexing.cutting import cut
+from repair.cherry_v2.indexing.texts import LARGEST_FILE, NoText, text_of
 
 RUSSIAN = "Сегодня хорошая погода, а завтра дождь"
 DELIMITER = Settings(chunk_size=20, chunk_overlap=3, chunk_strategy="delimiter", chunk_separator="---")
@@ -508,7 +508,7 @@ def test_a_text_that_changes_meanwhile_stops_the_run(store):
 
 def test_a_damaged_index_is_said(store, monkeypatch):
     plant("no units", store)
-    monkeypatch.setattr("repair.indexing.planning._NO_UNITS", "SELECT nothing FROM nowhere")
+    monkeypatch.setattr("repair.cherry_v2.indexing.planning._NO_UNITS", "SELECT nothing FROM nowhere")
     [(finding, reason)] = left(filled(store))
     assert finding == "material.no-units"
     assert reason.startswith("the index cannot be read as a whole")

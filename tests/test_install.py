@@ -37,9 +37,9 @@ from stand_ins import KILLED, Disk, FullDisk, die, on_disk
 from regraft import identity, sqlite
 from regraft.cli.changing import as_text
 from regraft.ledger import changes, durable, ledger
-from repair import changing
-from repair.install import copying
-from repair.source import BaseSource
+from repair.changes import apply
+from repair.cherry_v2.install import copying
+from repair.cherry_v2.source import BaseSource
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 ALPHA, BETA, GAMMA = (identity.base_id(name) for name in ("alpha", "beta", "gamma"))
@@ -225,7 +225,7 @@ def test_a_file_in_the_trash_may_be_called_like_a_backup(tmp_path):
     trash.mkdir(parents=True)
     for name in ("a.md", "a.md.backup"):
         (trash / name).write_text(name)
-    changing.forget(tmp_path, trash / "a.md")
+    apply.forget(tmp_path, trash / "a.md")
     assert [path.name for path in trash.iterdir()] == ["a.md.backup"]
 
 
@@ -697,13 +697,13 @@ def test_no_room_is_told_before_a_base_is_read_whole(case, monkeypatch):
 
 
 def test_a_library_that_is_written_to_meanwhile(case, monkeypatch):
-    real = changing.back_up
+    real = apply.back_up
 
     def write_too(path: Path, new: Path) -> None:
         real(path, new)
         case.catalog("UPDATE knowledge_item SET created_at = 1")
 
-    monkeypatch.setattr(changing, "back_up", write_too)
+    monkeypatch.setattr(apply, "back_up", write_too)
     before = tables(case.profile)
     assert case.install().status in (REFUSED, STOPPED)
     assert tables(case.profile) == before
@@ -739,7 +739,7 @@ def one_base(place: Path) -> Path:
 
 def wire(patch: pytest.MonkeyPatch, spring: Callable[[], object], at: int) -> Tripwire:
     found = Tripwire(patch, spring, at)
-    found.watch(os, "mkdir", "replace", "rmdir", "unlink").watch(copying, "_copy").watch(changing, "back_up")
+    found.watch(os, "mkdir", "replace", "rmdir", "unlink").watch(copying, "_copy").watch(apply, "back_up")
     return found.watch(ledger.Ledger, "begin_run", "end_run").watch(changes.ChangeLog, "intend", "settle")
 
 

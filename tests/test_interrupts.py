@@ -11,15 +11,15 @@ from typing import Any
 
 import apsw
 import pytest
+import repair.run as changes_run
 from conftest import run
 from faults import untouched
 from toys import change, contents
 from toys import library as small_library
 
 import repair.pack
-import repair.run as changes_run
 from regraft.errors import BackfillInterrupted, SourceUnreadable
-from repair.pack import catalog
+from repair.cherry_v2.pack import catalog
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has none of these signals")
 

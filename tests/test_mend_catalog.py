@@ -30,14 +30,14 @@ from regraft.ledger import durable
 from regraft.ledger.changes import ChangeLog
 from regraft.ledger.ledger import Ledger
 from regraft.report.progress import Silent
-from repair import mend_catalog
-from repair.plan import Plan
-from repair.run import run_command, undo_run
-from repair.store import Store
+from repair.changes.plan import Plan
+from repair.changes.run import run_command, undo_run
+from repair.changes.store import Store
+from repair.cherry_v2.rules import catalog as rules_catalog
 
 NO_JSON = catalog(ITEM.format("data = '{'", "file"))
 NO_PATH = catalog(ITEM.format(data(source="a"), "file"))
-MENDED = set(mend_catalog.NAMES)
+MENDED = set(rules_catalog.NAMES)
 NOTE_TEXT = "The tide turned twice."
 
 
@@ -56,7 +56,7 @@ def plan(store: Store, only: Iterable[str] = ()) -> Plan:
     found: dict[str | None, list[Finding]] = defaultdict(list)
     for finding in store.findings():
         found[finding.base].append(finding)
-    return Plan(*mend_catalog.changes(store, found, frozenset(only)))
+    return Plan(*rules_catalog.changes(store, found, frozenset(only)))
 
 
 def mend(store: Path, *only: str, dry_run: bool = False) -> dict[str, Any]:

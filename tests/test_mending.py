@@ -19,7 +19,8 @@ from planted_v2 import run_sql
 from regraft import identity
 from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing import MaterialInput, materials
-from repair import files, mending, rows
+from repair.changes import changesets, files
+from repair.cherry_v2.rules import planner
 
 BASE = "5b0f5be5-6c1b-4b6e-9a51-0c9b8f8a7d10"
 HEAD = "The harbour 🎉"
@@ -318,7 +319,7 @@ def test_the_identity_of_a_file_in_no_folder_is_not_known(path: Path, tmp_path: 
 
 
 def test_a_large_mend_is_made_on_a_copy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "LARGEST_CHANGESET", 1)
+    monkeypatch.setattr(changesets, "LARGEST_CHANGESET", 1)
     run_sql(path, "UPDATE search_text SET text = 'x' WHERE rowid = 1", "UPDATE search_unit SET unit_id = 'y' || rowid")
     assert "restore-bodies" in mended(path)
     assert names(path) == set()
@@ -400,7 +401,7 @@ def test_damage_in_any_combination(given_materials: list[MaterialInput], planted
         done = repair(path)
         assert done["actions"] == planned["actions"]
         said = {one["finding"] for one in done["left"]}
-        assert names(path).intersection(mending.NAMES) <= said
+        assert names(path).intersection(planner.NAMES) <= said
         after = right_vectors(path)
         assert {key: blob for key, blob in before.items() if could_be_right(blob)}.items() <= after.items()
         assert repair(path)["actions"] == []

@@ -20,7 +20,7 @@ from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v2 import index
 from regraft.formats.parquet import columns, stored
 from regraft.formats.vector_table import VectorTable
-from repair.rescue import carrying
+from repair.cherry_v2.rescue import carrying
 
 MEANWHILE = "it changed meanwhile"
 

@@ -33,8 +33,8 @@ from regraft.formats.cherry_v2.item_data import data_problem
 from regraft.formats.parquet import columns
 from regraft.ledger import ledger
 from regraft.schema_errors import StoppedAtDamage
-from repair import files
 from repair.backfill.stopping import stops_whole
+from repair.changes import files
 
 
 def refused(*line: object) -> str:

@@ -23,9 +23,9 @@ from profiles import profile, rows, tables
 from stand_ins import KILLED, die
 
 from regraft import identity
-from repair import source as base_source
-from repair.pack import archive
-from repair.source import BaseSource
+from repair.cherry_v2 import source as base_source
+from repair.cherry_v2.pack import archive
+from repair.cherry_v2.source import BaseSource
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 needs_profiles = pytest.mark.skipif(

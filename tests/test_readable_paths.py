@@ -17,7 +17,7 @@ from v1 import Row, Source, base, dicts, file, folder, opened
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.ledger.changes import ChangeLog
-from repair import readable_paths
+from repair.cherry_v2 import readable_paths
 
 NAME = "item.path-is-id"
 SET_PATH = "UPDATE knowledge_item SET data = json_set(data, '$.relativePath', '{}') WHERE id = '{}'"

@@ -24,7 +24,7 @@ from regraft.ledger import durable
 from regraft.ledger.changes import ChangeLog
 from regraft.ledger.ledger import Ledger
 from regraft.testing.planting import STRAY_BASE
-from repair import files
+from repair.changes import files
 
 MENDED = {"material.orphan", "material.path"}
 

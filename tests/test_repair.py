@@ -21,10 +21,11 @@ from test_check_damage import audit
 from regraft.ledger import durable
 from regraft.ledger.changes import ChangeLog
 from regraft.ledger.ledger import Ledger
-from repair import files, mending
+from repair.changes import files
+from repair.cherry_v2.rules import planner
 
 VECTORS = {"embedding.length", "embedding.non-finite", "embedding.zero"}
-MENDED = [name for name, case in PLANTED.items() if case.finding in mending.NAMES and name != "one number twice"]
+MENDED = [name for name, case in PLANTED.items() if case.finding in planner.NAMES and name != "one number twice"]
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +153,7 @@ def test_any_part_of_the_store(inside: str, store: Path) -> None:
 
 
 def test_every_name_is_a_finding_that_can_be_planted() -> None:
-    assert set(mending.NAMES) == {PLANTED[name].finding for name in MENDED}
+    assert set(planner.NAMES) == {PLANTED[name].finding for name in MENDED}
 
 
 # --- paths ---------------------------------------------------------------------------------------------------------
@@ -302,7 +303,7 @@ def test_any_damage_ends_in_words(seed: int, store: Path) -> None:
     assert outcome.status in (0, 1, 2, 3)
     if "error" not in outcome.document:
         left = {one["finding"] for one in outcome.document["left"]}
-        assert names(store) & set(mending.NAMES) <= left
+        assert names(store) & set(planner.NAMES) <= left
 
 
 # --- kills -----------------------------------------------------------------------------------------------------------
@@ -354,5 +355,5 @@ def test_pages_that_changed_places_are_not_written_over(seed: int, store: Path) 
     before = state(store)
     done = repair(store)
     assert done["actions"] == []
-    assert names(store).intersection(mending.NAMES) <= {left["finding"] for left in done["left"]}
+    assert names(store).intersection(planner.NAMES) <= {left["finding"] for left in done["left"]}
     assert state(store) == before

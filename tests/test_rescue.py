@@ -43,7 +43,7 @@ from regraft import identity, sqlite
 from regraft.formats.cherry_v2 import index
 from regraft.ledger.changes import ChangeLog
 from regraft.ledger.ledger import Ledger
-from repair.rescue.matching import match_items
+from repair.cherry_v2.rescue.matching import match_items
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or REPO.parent / "shared" / "golden")
 

@@ -24,8 +24,8 @@ from test_indexing import item_of, put_file, put_item, raw, rows
 
 from regraft import identity
 from regraft.report import progress
-from repair.restore import Wanted, Wish, model_change, restore
-from repair.store import recognised
+from repair.changes.store import recognised
+from repair.cherry_v2.restore import Wanted, Wish, model_change, restore
 
 MODEL = Wanted("acme::embed-9", 3)
 NEW = MODEL.base_id(KB)

@@ -44,9 +44,9 @@ from toys import (
 
 from regraft import clock
 from regraft.ledger import ledger
-from repair import changing
-from repair import undo as undoing
-from repair.plan import Plan, RowsChange
+from repair.changes import apply
+from repair.changes import undo as undoing
+from repair.changes.plan import Plan, RowsChange
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +276,7 @@ def test_opening_a_database_is_no_change(store: Path) -> None:
 def test_a_run_that_expired_cannot_be_taken_back(store: Path) -> None:
     done = change(store)
     with ledger.opened(store) as book:
-        changing.expire(store, book, book.changes.changes_of(done["undo"])[:1])
+        apply.expire(store, book, book.changes.changes_of(done["undo"])[:1])
     assert states(store) == ["toy expired"]
     with fails("RunUnknown"):
         undo(store, done["undo"])

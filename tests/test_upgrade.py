@@ -46,7 +46,7 @@ from regraft.formats.cherry_v2.index import older as older_index
 from regraft.ledger import durable
 from regraft.ledger.changes import ChangeLog
 from regraft.ledger.ledger import Ledger
-from repair import changing, files
+from repair.changes import apply, files
 
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or REPO.parent / "shared" / "golden")
 golden = pytest.mark.skipif(
@@ -369,7 +369,7 @@ def _watched(patch: pytest.MonkeyPatch, at: int) -> list[str]:
     places = [
         *((ChangeLog, name) for name in ("intend", "settle", "record_actions")),
         *((Ledger, name) for name in ("begin_run", "end_run")),
-        *((files, "swap"), (files, "mark_of"), (durable, "replace"), (durable, "sync_file"), (changing, "clean")),
+        *((files, "swap"), (files, "mark_of"), (durable, "replace"), (durable, "sync_file"), (apply, "clean")),
     ]
     for owner, name in places:
         _watch(patch, owner, name, steps, at)

@@ -22,11 +22,11 @@ from regraft.ledger import ledger
 from regraft.ledger.changes import ChangeLog
 from regraft.ledger.ledger import Ledger
 from regraft.report.progress import Silent
-from repair.copies import copy_database
-from repair.plan import Action, Change, FileChange, Plan, RowsChange
-from repair.rows import LARGEST_CHANGESET
-from repair.run import Planner, run_command, undo_run
-from repair.store import Store
+from repair.changes.changesets import LARGEST_CHANGESET
+from repair.changes.copies import copy_database
+from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange
+from repair.changes.run import Planner, run_command, undo_run
+from repair.changes.store import Store
 
 KB, OTHER = identity.base_id("kb"), identity.base_id("other")
 NEW_BASE = "aaaaaaaa-0000-4000-8000-000000000001"

@@ -20,7 +20,7 @@ import apsw
 from benchmarks.campaign import mutator
 from regraft import links, sqlite
 from regraft.ledger.ledger import FILE, FOLDER
-from repair import files
+from repair.changes import files
 
 Feature = Callable[[Random, Path, Path], str]
 

@@ -24,7 +24,7 @@ from benchmarks.campaign.workbench import Case, Workbench
 from regraft import areas, identity
 from regraft.errors import RegraftError
 from regraft.testing import DAMAGES
-from repair import undo
+from repair.changes import undo
 
 from fault_server import FaultServer  # isort: skip
 from lacking import configured  # isort: skip

@@ -20,7 +20,7 @@ from benchmarks.campaign.judging import Ended
 from benchmarks.campaign.library_model import Model
 from benchmarks.campaign.workbench import Case, Workbench
 from regraft import areas
-from repair import undo
+from repair.changes import undo
 
 from fault_server import FaultServer  # isort: skip
 from lacking import configured  # isort: skip

@@ -9,7 +9,7 @@ import apsw
 
 from migrators.pipeline import publish
 from regraft import sqlite
-from repair import changing
+from repair.changes import apply
 
 #: Name of the control → what is off.
 CONTROLS = {
@@ -36,7 +36,7 @@ def switched_off(control: str | None) -> Iterator[None]:
         places = [(sqlite, "transaction", _committed)]
     elif control == "no-recovery":
         owner = publish.Target
-        places = [(changing, "recover", lambda *_: False), (owner, "recover", lambda *_: None)]
+        places = [(apply, "recover", lambda *_: False), (owner, "recover", lambda *_: None)]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     try:
         for owner, name, stand_in in places:

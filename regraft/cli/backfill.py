@@ -14,10 +14,10 @@ from regraft.cli.options import model_option
 from regraft.cli.output import reports_errors
 from regraft.errors import WrongUsage
 from regraft.text import counted, one_line, shown_lines
-from repair.backfill.meter import Limits
-from repair.backfill.notes_filler import NOT_ASKED
+from repair.backfill.budget import Limits
+from repair.backfill.request import NewModel, Wish
 from repair.backfill.run import backfill as run_backfill
-from repair.backfill.wish import NewModel, Wish
+from repair.codex_mem.backfill_filler import NOT_ASKED
 
 
 @click.command()
@@ -48,7 +48,7 @@ def fill(command: str, path: Path, options: dict[str, Any], **more: Any) -> NoRe
         command: what the user runs.
         path: the store.
         options: of :func:`change_options`, :func:`embedder_options` and :func:`limit_options`.
-        more: whatever else :class:`~repair.backfill.wish.Wish` has.
+        more: whatever else :class:`~repair.backfill.request.Wish` has.
     """
     document, asked = filled(command, path, options, **more)
     end_with(document, asked, as_text(document, verbose=asked.verbose > 0))

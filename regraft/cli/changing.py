@@ -21,7 +21,7 @@ from regraft.locate import Kind
 from regraft.report import notices, progress
 from regraft.report.progress import human_bytes
 from regraft.text import LONGEST_NAME, argument, one_line, shown, shown_lines
-from repair.run import Planner, run_command
+from repair.changes.run import Planner, run_command
 
 F = TypeVar("F", bound=Callable[..., Any])
 #: Actions and reasons of one name shown before the rest is counted.

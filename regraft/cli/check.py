@@ -32,7 +32,7 @@ from regraft.report import progress
 from regraft.report.document import Run
 from regraft.text import argument
 from regraft.unpacking import on_disk
-from repair import proven_hints
+from repair.cherry_v2 import proven_hints
 
 
 def _levels(command: Any) -> Any:

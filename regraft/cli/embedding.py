@@ -15,7 +15,7 @@ from regraft.embedders import ServerFailing, TextsRejected
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import EmbedderUnnamed, QueryNotEmbedded, WrongUsage
 from regraft.text import counted
-from repair.backfill.meter import Limits
+from repair.backfill.budget import Limits
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -13,8 +13,8 @@ from regraft import clock
 from regraft.cli.changing import Asked, change, change_options
 from regraft.cli.options import only_option
 from regraft.cli.output import reports_errors
-from repair import gc as collecting
 from repair import systems
+from repair.cherry_v2 import gc as collecting
 
 
 @click.command()

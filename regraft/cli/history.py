@@ -16,9 +16,9 @@ from regraft.report import progress
 from regraft.report.document import Run
 from regraft.report.progress import human_bytes
 from regraft.text import counted, one_line, shown, shown_lines
-from repair import undo as undoing
-from repair.run import undo_run
-from repair.store import recognised
+from repair.changes import undo as undoing
+from repair.changes.run import undo_run
+from repair.changes.store import recognised
 
 
 @click.command()

@@ -13,9 +13,9 @@ from regraft.cli.changing import Asked, as_text, change_options, end_with
 from regraft.cli.options import PATH, model_options, model_word, time_of
 from regraft.cli.output import reports_errors
 from regraft.text import counted, one_line, path_text, shown_lines
-from repair import install as installing
-from repair.run import run_command
-from repair.source import BaseSource, opened
+from repair.changes.run import run_command
+from repair.cherry_v2 import install as installing
+from repair.cherry_v2.source import BaseSource, opened
 
 
 @click.command()

@@ -16,7 +16,7 @@ from regraft.locate import Kind
 from regraft.report import notices, progress
 from regraft.report.progress import human_bytes
 from regraft.text import counted, one_line, shown, shown_lines
-from repair import pack as packing
+from repair.cherry_v2 import pack as packing
 
 
 @click.command()

@@ -17,7 +17,7 @@ from regraft.errors import EmbedderUnnamed, ModelDiffers, WrongUsage
 from regraft.locate import Kind
 from regraft.system_errors import SidecarUnfit
 from repair.angel_memory import reconcile as angel_memory
-from repair.store import recognised
+from repair.changes.store import recognised
 from repair.systems import follow
 
 #: The parameters that only some kinds of stores take, with the options that they are of.

@@ -13,7 +13,7 @@ from regraft import clock
 from regraft.cli.changing import Asked, change, change_options
 from regraft.cli.options import PATH, model_options, model_word, time_of
 from regraft.cli.output import reports_errors
-from repair import rescue as rescuing
+from repair.cherry_v2 import rescue as rescuing
 
 
 @click.command()

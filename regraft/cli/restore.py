@@ -16,7 +16,7 @@ from regraft.cli.output import reports_errors
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import ModelDiffers, WrongUsage
 from regraft.text import shown_lines, trim
-from repair.backfill.restored import Restoring, restored
+from repair.cherry_v2.restore.filling import Restoring, restored
 
 
 def _name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:

@@ -12,7 +12,7 @@ from regraft import clock
 from regraft.cli.changing import Asked, change, change_options
 from regraft.cli.options import model_options, model_word
 from regraft.cli.output import reports_errors
-from repair import upgrade as upgrading
+from repair.cherry_v2 import upgrade as upgrading
 
 
 @click.command()

@@ -40,7 +40,7 @@ _COMMAND = re.compile(r"[a-z]+(-[a-z]+){0,4}", re.ASCII)
 _FINGERPRINT = re.compile(r"[0-9a-f]{0,128}", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _NUMBERED = re.compile(r"\d{6,18}", re.ASCII)
-#: What :mod:`repair.files` says of rows, of bytes, of a link and of a folder.
+#: What :mod:`repair.changes.files` says of rows, of bytes, of a link and of a folder.
 _MARK = re.compile(r"(rows [0-9a-f]{32}|[0-9a-f]{64}|bytes ([0-9a-f]* )?[0-9a-f]{64}|(bytes )?link .+)", re.DOTALL)
 
 

@@ -20,11 +20,11 @@ from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import MEMORY_TAGS, NOTE_TAGS, TAGS, AngelProblem, ProviderFolder
 from regraft.text import argument, counted
-from repair.gc import kept
-from repair.gc.files import trashed
-from repair.gc.wish import Wish
-from repair.plan import Action, Left, Plan, RowsChange
-from repair.store import Store
+from repair.changes.plan import Action, Left, Plan, RowsChange
+from repair.changes.store import Store
+from repair.cherry_v2.gc import kept
+from repair.cherry_v2.gc.files import trashed
+from repair.cherry_v2.gc.wish import Wish
 
 #: Findings that this removes what they are about.
 NAMES = (angel.RELATION_DANGLING, angel.RELATION_ORPHAN, angel.TAG_UNUSED, angel.PROVIDER_LEFTOVER)

@@ -20,25 +20,25 @@ from regraft.ledger import durable, ledger
 from regraft.locate import Kind
 from regraft.report.document import Run
 from regraft.report.progress import Progress
-from repair import files
 from repair.angel_memory import collection, difference, staging, vectors
 from repair.angel_memory.collection import ChromaFailed
 from repair.angel_memory.difference import Look
 from repair.angel_memory.staging import Origin, Staging
 from repair.angel_memory.vectors import Build
 from repair.backfill import probing
-from repair.backfill.crew import Crew
+from repair.backfill.budget import Limits, Meter
 from repair.backfill.estimate import estimate, nothing
-from repair.backfill.meter import Limits, Meter
 from repair.backfill.outcome import Outcome
+from repair.backfill.request import Choice
 from repair.backfill.run import fill_scope
 from repair.backfill.sharing import settle, shared
 from repair.backfill.stopping import stops_whole
-from repair.backfill.wish import Choice
-from repair.changing import RECONCILING
-from repair.plan import Plan
-from repair.run import document, run_command
-from repair.store import Store, demand_quiet, recognised
+from repair.backfill.workers import Crew
+from repair.changes import files
+from repair.changes.apply import RECONCILING
+from repair.changes.plan import Plan
+from repair.changes.run import document, run_command
+from repair.changes.store import Store, demand_quiet, recognised
 
 Document = dict[str, Any]
 
@@ -74,7 +74,7 @@ def reconcile(
         CollectionOfOtherVersion, CollectionRefused: chromadb cannot make the collection.
         AnswerUnfit, EmbedderDiffers, EmbedderUnsteady, EmbedderRefused: the embedder does not do.
         BackfillStopped, BackfillInterrupted: what was embedded is kept for the next run.
-        RegraftError: refused, or as :func:`repair.run.run_command`.
+        RegraftError: refused, or as :func:`repair.changes.run.run_command`.
     """
     run = Run("reconcile", wish.dry_run, source=wish.path)
     with recognised(wish.path, wish.kind, "reconcile") as store:

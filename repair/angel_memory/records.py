@@ -23,10 +23,10 @@ from regraft.formats.angel_memory.database import FILES, NOTE_TAGS, RECORDS, SEQ
 from regraft.formats.angel_memory.notes import Note
 from regraft.report import notices
 from regraft.text import counted
-from repair import mend_schema
-from repair.mending import Wish
-from repair.plan import Action, Left, Plan, RowsChange
-from repair.store import Store
+from repair.changes.plan import Action, Left, Plan, RowsChange
+from repair.changes.store import Store
+from repair.cherry_v2.rules import schema
+from repair.cherry_v2.rules.planner import Wish
 
 _OF_STATE = {
     State.CHANGED: (angel.RECORD_CHANGED, "replace-records", "{path} changed: make {records} of it anew"),
@@ -55,9 +55,9 @@ def plan(store: Store, wish: Wish) -> Plan:
         work = _work(store, wanted)
         made.changes += [change for change in (_of_files(work), _of_records(work)) if change is not None]
         made.mends = {(name, None) for name in wanted}
-    mend_schema.beside(store, found, wish.only, made, _LOOKS)
+    schema.beside(store, found, wish.only, made, _LOOKS)
     if not wish.only:
-        others = (one for name, every in found.items() if name not in (*NAMES, *mend_schema.NAMES) for one in every)
+        others = (one for name, every in found.items() if name not in (*NAMES, *schema.NAMES) for one in every)
         made.left = [_left(one) for one in others if notices.at_least(one.severity, "warning")]
     return made
 

@@ -16,8 +16,8 @@ import msgspec
 
 from regraft import sqlite
 from regraft.ledger import durable
-from repair import files
 from repair.backfill.scope import Lacking, Survey, Written
+from repair.changes import files
 
 _BUSY_MS = 60_000
 _TABLES = (

@@ -26,11 +26,11 @@ from regraft.formats.angel_memory.database import PROVIDER_KEYS, STATE, AngelPro
 from regraft.ledger import durable
 from regraft.system_errors import CollectionOfOtherVersion, CollectionRefused
 from regraft.text import counted
-from repair import files
 from repair.angel_memory import collection
 from repair.angel_memory.collection import ChromaFailed, Work
 from repair.angel_memory.difference import Look
-from repair.plan import Action, FileChange, Left, Plan
+from repair.changes import files
+from repair.changes.plan import Action, FileChange, Left, Plan
 
 #: Why a vector is written where the collection stays, and what is said of it.
 _WRITTEN = (

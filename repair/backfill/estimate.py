@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 from regraft.embedders.settings import EmbedderSettings
+from repair.backfill.budget import Limits
 from repair.backfill.filling import packed, sendable
-from repair.backfill.meter import Limits
 from repair.backfill.scope import Scope
 
 #: How many texts are held at once.

@@ -13,10 +13,10 @@ from regraft.errors import AnswerUnfit
 from regraft.ledger import interrupts
 from regraft.report.progress import Progress
 from regraft.text import is_blank
-from repair.backfill.crew import Answer, Crew, Task
-from repair.backfill.meter import LimitReached, Meter
+from repair.backfill.budget import LimitReached, Meter
 from repair.backfill.queue import ALONE, LEASE_MS, Claim, Queue
 from repair.backfill.scope import Lacking, Scope
+from repair.backfill.workers import Answer, Crew, Task
 
 #: How long to wait for an answer before looking whether a claim has to be renewed, in seconds.
 _POLL = 0.2

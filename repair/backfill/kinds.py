@@ -9,14 +9,14 @@ from checks.store import KINDS as V2_KINDS
 from regraft import clock
 from regraft.embedders.settings import EmbedderSettings
 from regraft.locate import Kind
-from repair import indexing
-from repair.backfill.notes_filler import NotesFiller
+from repair.backfill.request import Wish
 from repair.backfill.scope import Filler, Step, Targets
-from repair.backfill.targets import IndexTarget, models_of, targets_of
-from repair.backfill.wish import Wish
-from repair.plan import Plan
-from repair.restore import model_change
-from repair.store import Store
+from repair.changes.plan import Plan
+from repair.changes.store import Store
+from repair.cherry_v2 import indexing
+from repair.cherry_v2.backfill.targets import IndexTarget, models_of, targets_of
+from repair.cherry_v2.restore import model_change
+from repair.codex_mem.backfill_filler import NotesFiller
 
 
 class _Indexes:

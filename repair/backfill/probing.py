@@ -11,8 +11,8 @@ from itertools import accumulate
 
 from regraft.embedders import Embedder, TextsRejected, check
 from regraft.errors import EmbedderDiffers, EmbedderUnsteady, ProbeRefused
+from repair.backfill.budget import Limits, Meter
 from repair.backfill.filling import packed
-from repair.backfill.meter import Limits, Meter
 
 #: Returns the vectors of texts.
 Embed = Callable[[Sequence[str]], Sequence[bytes]]

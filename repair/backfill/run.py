@@ -23,20 +23,20 @@ from regraft.report.document import Run
 from regraft.report.progress import Progress, stage
 from regraft.text import counted, path_text
 from repair.backfill import probing
-from repair.backfill.crew import Crew
+from repair.backfill.budget import Meter
 from repair.backfill.filling import Filling
 from repair.backfill.kinds import FILLERS
-from repair.backfill.look import Look, Seen, look
-from repair.backfill.meter import Meter
 from repair.backfill.outcome import Outcome
+from repair.backfill.request import Choice, Wish
 from repair.backfill.scope import Scope, Step
 from repair.backfill.sharing import PATIENCE, Shared, shared
 from repair.backfill.stopping import stops_whole
-from repair.backfill.wish import Choice, Wish
-from repair.growing import Growing
-from repair.plan import Action, Left
-from repair.run import Planner, run_command
-from repair.store import Store, demand_quiet, recognised
+from repair.backfill.survey import Look, Seen, look
+from repair.backfill.workers import Crew
+from repair.changes.incremental import Growing
+from repair.changes.plan import Action, Left
+from repair.changes.run import Planner, run_command
+from repair.changes.store import Store, demand_quiet, recognised
 
 Document = dict[str, Any]
 #: How many texts are looked up in another base at once.

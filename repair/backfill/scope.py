@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Protocol
 
 from regraft.embedders.settings import EmbedderSettings
-from repair.backfill.wish import Wish
-from repair.growing import Growing
-from repair.plan import Left
-from repair.run import Planner
-from repair.store import Store
+from repair.backfill.request import Wish
+from repair.changes.incremental import Growing
+from repair.changes.plan import Left
+from repair.changes.run import Planner
+from repair.changes.store import Store
 
 
 @dataclass(frozen=True)

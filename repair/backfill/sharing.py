@@ -20,11 +20,11 @@ from regraft import sqlite
 from regraft.errors import RegraftError, StoreNotWritable, TargetLocked
 from regraft.ledger import durable, ledger
 from regraft.ledger.ledger import Ledger
-from repair import changing
 from repair.backfill import queue
 from repair.backfill.queue import Queue
-from repair.run import opened
-from repair.store import Store
+from repair.changes import apply
+from repair.changes.run import opened
+from repair.changes.store import Store
 
 #: How long to wait for a run that is not to be shared with, in seconds: the moment of another backfill is over soon.
 PATIENCE = 10.0
@@ -99,7 +99,7 @@ def settle(store: Store) -> None:
     """
     if store.own.exists():
         with opened(store) as book:
-            changing.recover(store.root, book)
+            apply.recover(store.root, book)
             _take_back(store.own / queue.FILE)
 
 
@@ -128,6 +128,6 @@ def _tidy(store: Store, is_new: bool) -> None:
             if says_nothing:
                 durable.remove(path)
             is_new = is_new and all(change.state == "dropped" for change in book.changes.every())
-            if is_new and says_nothing and not changing.is_waiting(store.own):
+            if is_new and says_nothing and not apply.is_waiting(store.own):
                 # Before anybody else can begin in it.
                 durable.remove_tree(store.own)

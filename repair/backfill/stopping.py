@@ -13,7 +13,7 @@ from regraft.errors import REFUSED, BackfillInterrupted, BackfillStopped, Regraf
 from regraft.formats.codex_mem.sidecar import SidecarProblem
 from regraft.schema_errors import StoppedAtDamage
 from regraft.system_errors import SidecarUnfit
-from repair.run import is_of_the_store
+from repair.changes.run import is_of_the_store
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from regraft.errors import PlanOutdated
 from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem.database import NOTES
 from regraft.text import counted
+from repair.changes.plan import Action, Plan, RowsChange
+from repair.changes.store import Store
 from repair.codex_mem import writing
-from repair.plan import Action, Plan, RowsChange
-from repair.store import Store
 
 _FAILED = "embedding_status = 'failed'"
 

@@ -17,10 +17,10 @@ from checks.v2_findings import CORRUPT, UNREADABLE
 from regraft import sqlite, untouched
 from regraft.formats.codex_mem.database import FULL_TEXT, NOTES
 from regraft.report import notices
-from repair import mend_schema
-from repair.mending import Wish
-from repair.plan import Action, Left, Plan, RowsChange
-from repair.store import Store
+from repair.changes.plan import Action, Left, Plan, RowsChange
+from repair.changes.store import Store
+from repair.cherry_v2.rules import schema
+from repair.cherry_v2.rules.planner import Wish
 
 #: Findings that are mended.
 NAMES = (codex.FTS_MISSING, codex.FTS_EXTRA, codex.FTS_SKEWED, codex.FTS_WORDS)
@@ -44,9 +44,9 @@ def plan(store: Store, wish: Wish) -> Plan:
         # One index: what mends one of them mends all.
         made.mends = {(one.name, one.base) for name in NAMES for one in found[name]}
     if not damage:
-        mend_schema.beside(store, found, wish.only, made, {store.found.path.name: foreign_schema.of_codex_mem})
+        schema.beside(store, found, wish.only, made, {store.found.path.name: foreign_schema.of_codex_mem})
     if not wish.only:
-        others = (one for name, every in found.items() if name not in (*NAMES, *mend_schema.NAMES) for one in every)
+        others = (one for name, every in found.items() if name not in (*NAMES, *schema.NAMES) for one in every)
         made.left += [_left(one) for one in others if _counts(one)]
     return made
 

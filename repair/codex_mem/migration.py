@@ -17,9 +17,9 @@ from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem.database import COLUMNS, MIGRATION, MIGRATIONS, NOTES
 from regraft.system_errors import MigrationForeign
 from regraft.text import counted
-from repair.copies import copy_database
-from repair.plan import Action, FileChange, Plan
-from repair.store import Store
+from repair.changes.copies import copy_database
+from repair.changes.plan import Action, FileChange, Plan
+from repair.changes.store import Store
 
 
 def plan(store: Store, now_ms: int) -> Plan:

@@ -1,0 +1,140 @@
+"""Threads that send texts to an embedder and wait for its answers, several at a time."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from regraft.embedders import Halted, ServerFailing, TextsRejected
+from regraft.errors import EmbedderRefused, EveryTextRejected
+from repair.backfill.budget import Meter
+from repair.backfill.queue import Claim
+
+#: What is sent alone to learn whether it is the server that fails, or the texts before it.
+CONTROL = "regraft"
+#: After so many texts that are rejected one by one, it is asked whether anything is accepted.
+MANY = 16
+#: What comes after these would fail with them, and be doubted for nothing.
+_OVER = (ServerFailing, EmbedderRefused, EveryTextRejected)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Texts of one claim that go in one request."""
+
+    claim: Claim
+    keys: tuple[str, ...]
+    texts: tuple[str, ...]
+    stale: frozenset[str] = frozenset()
+
+    def halves(self) -> tuple[Task, Task]:
+        """Return it as two."""
+        middle = len(self.keys) // 2
+        first, second = slice(None, middle), slice(middle, None)
+        return (
+            Task(self.claim, self.keys[first], self.texts[first], self.stale),
+            Task(self.claim, self.keys[second], self.texts[second], self.stale),
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a task: its vectors, or what stopped it."""
+
+    task: Task
+    vectors: Sequence[bytes] = ()
+    problem: BaseException | None = None
+
+
+class Crew:
+    """Threads that work off tasks; they end with the process, whatever they wait for."""
+
+    def __init__(self, name: str, meter: Meter, count: int) -> None:
+        self._name = name
+        self._meter = meter
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        #: How many single texts were rejected since the last one that was not.
+        self._in_a_row = 0
+        self.count = count
+        self._is_over = False
+        for number in range(count):
+            threading.Thread(target=self._work, name=f"embedding-{number}", daemon=True).start()
+
+    def __enter__(self) -> Crew:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the threads end once they have nothing to do."""
+        for _number in range(self.count):
+            self._tasks.put(None)
+
+    def submit(self, task: Task) -> None:
+        """Let a task be worked off."""
+        self._tasks.put(task)
+
+    def answers(self, seconds: float) -> list[Answer]:
+        """Return all answers that are there; where there are none, wait so long for one."""
+        found: list[Answer] = []
+        try:
+            found.append(self._answers.get(timeout=seconds))
+            while True:
+                found.append(self._answers.get_nowait())
+        except queue.Empty:
+            return found
+
+    def withdraw(self) -> list[Task]:
+        """Return the tasks that nobody has begun, and let nobody begin them."""
+        tasks: list[Task] = []
+        while True:
+            try:
+                task = self._tasks.get_nowait()
+            except queue.Empty:
+                return tasks
+            if task is not None:
+                tasks.append(task)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            answer = Answer(task, problem=Halted()) if self._is_over else self._worked(task)
+            self._is_over = self._is_over or isinstance(answer.problem, _OVER)
+            self._answers.put(answer)
+
+    def _worked(self, task: Task) -> Answer:
+        if self._is_over:
+            return Answer(task, problem=Halted())
+        try:
+            try:
+                return Answer(task, self._embedded(task.texts))
+            except ServerFailing as failing:
+                # The server itself is down where it has no answer to this either.
+                self._embedded((CONTROL,))
+                raise TextsRejected(failing.code, failing.reason) from failing
+        except TextsRejected as rejected:
+            problem = self._rejected(task, rejected)
+        except BaseException as error:
+            problem = error
+        # What comes next would fail with it, and be doubted for nothing.
+        self._is_over = self._is_over or isinstance(problem, ServerFailing | EmbedderRefused | EveryTextRejected)
+        return Answer(task, problem=problem)
+
+    def _rejected(self, task: Task, rejected: TextsRejected) -> BaseException:
+        """Return what is wrong: a text, or, where one after the other is rejected, all that is sent."""
+        self._in_a_row += len(task.texts) == 1
+        if self._in_a_row < MANY:
+            return rejected
+        try:
+            self._embedded((CONTROL,))
+        except TextsRejected as everything:
+            return EveryTextRejected(embedder=self._name, reason=everything.reason)
+        except Exception as problem:
+            return problem
+        return rejected
+
+    def _embedded(self, texts: Sequence[str]) -> Sequence[bytes]:
+        vectors = self._meter.embedded(texts)
+        self._in_a_row = 0
+        return vectors

@@ -1,0 +1,1 @@
+"""The engine of changes: plan, apply, record, undo. It imports no system."""

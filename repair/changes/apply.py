@@ -1,0 +1,390 @@
+"""Making one change of a plan, settling what a killed run left open, and taking a change back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import apsw
+
+from regraft import areas, links, sqlite, untouched
+from regraft.errors import LedgerUnreadable, PlanOutdated
+from regraft.ledger import durable
+from regraft.ledger.ledger import FOLDER, Ledger, path_of
+from regraft.ledger.values import TRASH, UNDO, WORK, FileDetail, Recorded, RowsDetail, State
+from repair.changes import changesets, files, incremental
+from repair.changes.copies import back_up, copy_database
+from repair.changes.plan import Change, FileChange, RowsChange
+
+#: Bases that are built and wait for their vectors (``docs/restore.md``).
+RESTORING = "restoring"
+#: Vectors that wait for their collection (``docs/angel-memory.md``).
+RECONCILING = "reconciling"
+#: What the name of a whole file, as it was, has besides that of what takes a change of its rows back.
+_BACKUP = ".backup"
+
+
+def is_waiting(own: Path) -> bool:
+    """Tell whether something that was paid for waits below a store's ``.regraft``."""
+    return any((own / name).exists() for name in (RESTORING, RECONCILING))
+
+
+class _NotRecordable(Exception):
+    """What happened to rows is nothing that a changeset can take back."""
+
+
+class Changer:
+    """Makes the changes of one run, just planned; what was written to since then is not changed."""
+
+    def __init__(self, root: Path, book: Ledger, run_id: str, planned: Sequence[Change]) -> None:
+        self._planned = {change.path: _planned_mark(root / change.path) for change in planned}
+        if len(self._planned) != len(planned):
+            raise ValueError("two changes of one path in one run")
+        self._root = root
+        self._own = root / FOLDER
+        self._book = book
+        self._run = run_id
+        self._made = 0
+        self._told = 0
+
+    def demand_free(self, changes: Iterable[Change]) -> None:
+        """Refuse before anything is changed where a file is in use, may not be written to, or was since the plan.
+
+        What lies in a log beside a file is worked into it.
+
+        Raises:
+            StoreBusy, StoreNotWritable, PlanOutdated
+            LinkInStore: a link lies on the way to what is to be changed.
+        """
+        for change in changes:
+            path = self._root / change.path
+            # Before the first change is intended: what a link keeps from being made could not be settled either.
+            areas.demand(path)
+            self._demand_as_planned(path, change)
+            if isinstance(change, RowsChange):
+                with changesets.locked(path, keep=False) as db:
+                    untouched.demand_own_rules(db, path, change.tables)
+            elif _is_replaced(path, change):
+                files.settle_logs(path)
+            self._planned[change.path] = _planned_mark(path)
+
+    def _demand_as_planned(self, path: Path, change: Change) -> None:
+        if _planned_mark(path) != self._planned[change.path]:
+            raise PlanOutdated(path=path, reason="it was written to meanwhile")
+
+    def make(self, change: Change) -> None:
+        """Make one change.
+
+        Raises:
+            StoreBusy, StoreNotWritable, StoreOnTwoDisks, PlanOutdated: it was not made.
+            OSError, apsw.Error: the system stopped it; :func:`recover` settles what became of it.
+        """
+        self._made += 1
+        self._told += len(change.actions)
+        self._demand_as_planned(self._root / change.path, change)
+        if isinstance(change, FileChange):
+            self._file(change)
+        elif change.bytes > changesets.LARGEST_CHANGESET:
+            self._file(self._on_copy(change))
+        else:
+            try:
+                self._rows(change)
+            except _NotRecordable:
+                self._file(self._on_copy(change))
+
+    def _rows(self, change: RowsChange) -> None:
+        kept = f"{UNDO}/{self._run}/{self._made:06}"
+        changeset = self._own / kept
+        with changesets.locked(self._root / change.path) as db:
+            if not changesets.can_record(db, change.tables):
+                raise _NotRecordable
+            if change.backup:
+                back_up(self._root / change.path, backup_of(changeset))
+            schema = changesets.schema_of(db)
+            with changesets.recording(db, self._root / change.path, change.tables, changeset):
+                _apply(db, change)
+            dangling = changesets.proven(db, changeset)
+            if dangling is None or changesets.schema_of(db) != schema:
+                forget(self._root, changeset)
+                raise _NotRecordable
+            detail = RowsDetail(dangling, self._actions_of(change))
+            recorded = self._book.changes.intend(self._run, "rows", change.path, kept, detail)
+        self._book.changes.settle(recorded, "done", _kept_size(self._root, changeset))
+
+    def _actions_of(self, change: Change) -> tuple[int, int]:
+        """Return which of the run's actions a change does: from where on, and how many."""
+        return self._told - len(change.actions), len(change.actions)
+
+    def _on_copy(self, change: RowsChange) -> FileChange:
+        """Return the same change as one that is made on a copy, which then takes the file's place."""
+        path = self._root / change.path
+
+        def make(new: Path) -> None:
+            copy_database(path, new)
+            with (
+                sqlite.writing(new) as db,
+                sqlite.transaction(db),
+                untouched.others_untouched(db, path, change.tables),
+            ):
+                _apply(db, change)
+
+        return FileChange(change.path, change.actions, make, path.stat().st_size)
+
+    def _file(self, change: FileChange) -> None:
+        number = f"{self._made:06}"
+        final = self._root / change.path
+        had = final.exists() or final.is_symlink()
+        is_replaced = _is_replaced(final, change)
+        if is_replaced:
+            files.settle_logs(final)
+        before = _planned_mark(final)
+        staged = self._own / WORK / self._run / number
+        mark = None
+        if change.make is not None:
+            durable.make_folders(staged.parent)
+            change.make(staged)
+            if final.is_file() and staged.is_file():
+                durable.copy_mode(final, staged)
+            if change.mark is None:
+                durable.sync_tree(staged) if staged.is_dir() else durable.sync_file(staged)
+            mark = (change.mark or files.mark_of)(staged)
+        if is_replaced:
+            files.settle_logs(final)
+        if _planned_mark(final) != before:
+            raise PlanOutdated(path=final, reason="it was written to meanwhile")
+        kept = self._kept(change, number) if had else None
+        made = _first_missing(final.parent)
+        detail = FileDetail(
+            new=change.make is not None,
+            mark=mark,
+            staged=f"{WORK}/{self._run}/{number}",
+            made=None if made is None else made.relative_to(self._root).as_posix(),
+            actions=self._actions_of(change),
+        )
+        recorded = self._book.changes.intend(self._run, "file", change.path, kept, detail)
+        old = self._own / kept if kept else self._own / WORK / self._run / f"{number}.none"
+        files.swap(final, staged if change.make is not None else None, old)
+        self._book.changes.settle(recorded, "done", files.size_of(old))
+
+    def _kept(self, change: FileChange, number: str) -> str:
+        if not change.trash:
+            return f"{UNDO}/{self._run}/{number}"
+        return f"{TRASH}/{time.strftime('%Y-%m-%d', time.gmtime())}-{self._run}/{change.path}"
+
+
+def _is_replaced(path: Path, change: FileChange) -> bool:
+    """Tell whether what a path holds has to be settled first: a file, or a folder that another one is made of."""
+    return path.is_file() or (change.make is not None and path.is_dir())
+
+
+def _planned_mark(path: Path) -> object:
+    """Return what tells whether a database, or one in a folder, or the log beside it, was written to."""
+    found = files.databases(path)
+    if not found:
+        return os.path.lexists(path)
+    logs = (file for database in found for file in (database, *sqlite.companions(links.real_path(database))))
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in logs]
+
+
+def room(root: Path, change: Change) -> int:
+    """Return about how many bytes a change takes on the disk while it is made."""
+    if isinstance(change, FileChange):
+        return change.bytes
+    # The journal holds what is changed once more, and a full-text index is built anew as a whole.
+    whole = change.bodies or change.bytes > changesets.LARGEST_CHANGESET
+    size = (root / change.path).stat().st_size
+    return 2 * (size if whole else change.bytes) + (size if change.backup else 0)
+
+
+def _apply(db: apsw.Connection, change: RowsChange) -> None:
+    with changesets.triggers_aside(db) if change.bodies else nullcontext():
+        change.apply(db)
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def backup_of(changeset: Path) -> Path:
+    """Return where the file as it was lies beside what takes a change of its rows back."""
+    return changeset.with_name(f"{changeset.name}{_BACKUP}")
+
+
+def _kept_places(root: Path, kept: Path) -> list[Path]:
+    """Return what is kept to take a change back, and the backup beside it; in the trash names are the user's own."""
+    backup = backup_of(kept)
+    is_backup = root / FOLDER / UNDO in kept.parents and os.path.lexists(backup)
+    return [kept, backup] if is_backup else [kept]
+
+
+def _kept_size(root: Path, kept: Path) -> int:
+    return sum(map(files.size_of, _kept_places(root, kept)))
+
+
+# --- after a kill ----------------------------------------------------------------------------------------------------
+
+
+def recover(root: Path, book: Ledger) -> bool:
+    """Settle every change that a killed run left open, and tell whether there was one.
+
+    Raises:
+        RegraftError, OSError, apsw.Error: a file of it cannot be looked into.
+    """
+    found = book.changes.open_changes()
+    for change in reversed(found):
+        settle = _settle_rows if change.means == "rows" else _settle_file
+        settle(root, book, change)
+    book.stop_runs()
+    _remove_remains(root, book)
+    clean(root)
+    return bool(found)
+
+
+def _remove_remains(root: Path, book: Ledger) -> None:
+    """Remove what was kept to take back what was never made, or can be taken back no more."""
+    changes = book.changes.every()
+    needed = {change.kept for change in changes if change.state in ("done", "intended", "undoing")}
+    needed |= {f"{kept}{_BACKUP}" for kept in needed if kept is not None and kept.startswith(f"{UNDO}/")}
+    for change in changes:
+        if change.kept is not None and change.kept not in needed:
+            forget(root, kept_of(root, change))
+    for run in book.changes.runs():
+        folder = root / FOLDER / UNDO / run.run_id
+        if links.real_path(folder) != links.real_path(root / FOLDER) / UNDO / run.run_id:
+            raise LedgerUnreadable(path=path_of(root), reason=f"what is kept of {run.run_id} lies elsewhere")
+        # Killed before it recorded its intent, a run leaves what nothing names.
+        for kept in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if kept.relative_to(root / FOLDER).as_posix() not in needed:
+                forget(root, kept)
+        files.prune(folder, root / FOLDER)
+    for name in (UNDO, TRASH):
+        files.prune(root / FOLDER / name, root / FOLDER)
+
+
+def forget(root: Path, kept: Path | None) -> None:
+    """Remove what would take a change back."""
+    if kept is not None:
+        for place in _kept_places(root, kept):
+            durable.remove_tree(place)
+        files.prune(kept.parent, root / FOLDER)
+
+
+def kept_of(root: Path, change: Recorded) -> Path | None:
+    """Return where what takes a change back lies, None where nothing was there before.
+
+    Raises:
+        LedgerUnreadable: links lead out of ``.regraft``, or what is there is nothing that was ever kept.
+    """
+    if change.kept is None:
+        return None
+    kept = root / FOLDER / change.kept
+    if links.real_path(root / FOLDER) not in links.real_path(kept.parent).parents:
+        raise LedgerUnreadable(path=path_of(root), reason=f"what is kept at {change.kept} lies elsewhere")
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        mode = kept.lstat().st_mode
+        # Nothing but a file is a record of rows; a pipe would be waited for.
+        if not stat.S_ISREG(mode) and (change.means == "rows" or not (stat.S_ISDIR(mode) or stat.S_ISLNK(mode))):
+            raise LedgerUnreadable(path=path_of(root), reason=f"what is kept at {change.kept} is no file")
+    return kept
+
+
+def clean(root: Path) -> None:
+    """Remove what was being made."""
+    work = root / FOLDER / WORK
+    if work.exists():
+        durable.remove_remains(work)
+
+
+def _settle_rows(root: Path, book: Ledger, change: Recorded) -> None:
+    made = _rows_made(root, change)
+    if change.state == "undoing":
+        _settled(root, book, change, "done" if made else "undone")
+    else:
+        _settled(root, book, change, "done" if made else "dropped")
+
+
+def _rows_made(root: Path, change: Recorded) -> bool:
+    """Tell whether a change of rows was committed; where nobody can tell, it was, so that nothing is thrown away."""
+    final, changeset = root / change.path, kept_of(root, change)
+    if changeset is None or not changeset.is_file() or not final.is_file():
+        return True
+    try:
+        if change.state == "intended" and change.rows.grows:
+            return incremental.settle(final, changeset, change)
+        with changesets.locked(final, keep=False) as db:
+            return changesets.was_made(db, changeset)
+    except (apsw.NotADBError, apsw.CorruptError):
+        return True
+
+
+def _settle_file(root: Path, book: Ledger, change: Recorded) -> None:
+    final, kept = root / change.path, kept_of(root, change)
+    if change.state == "undoing":
+        _settle_undo(root, book, change, final, kept)
+        return
+    if change.file.new:
+        made = os.path.lexists(final) and not os.path.lexists(root / FOLDER / change.file.staged)
+    else:
+        made = not os.path.lexists(final)
+    if kept is not None and os.path.lexists(kept):
+        if not made and not os.path.lexists(final):
+            durable.replace(kept, final)
+        # Two names of one file are the first half of a swap; another file came there from another program.
+        if change.file.new or not made:
+            made = os.path.lexists(kept) and not os.path.samestat(kept.lstat(), final.lstat())
+    if not made:
+        remove_made(root, change)
+    _settled(root, book, change, "done" if made else "dropped")
+
+
+def _settle_undo(root: Path, book: Ledger, change: Recorded, final: Path, kept: Path | None) -> None:
+    aside = aside_of(root, change)
+    if kept is not None and os.path.lexists(kept) and not os.path.lexists(final):
+        durable.replace(kept, final)
+    back = not os.path.lexists(kept) if kept is not None else not os.path.lexists(final)
+    _settled(root, book, change, "undone" if back else "done")
+    remove_made(root, change)
+    durable.remove_tree(aside)
+
+
+def remove_made(root: Path, change: Recorded) -> None:
+    """Remove the folders that were made for a change and that nothing is in any more."""
+    if change.file.made is not None:
+        files.prune((root / change.path).parent, (root / change.file.made).parent)
+
+
+def _first_missing(folder: Path) -> Path | None:
+    missing = None
+    while not os.path.lexists(folder):
+        missing, folder = folder, folder.parent
+    return missing
+
+
+def aside_of(root: Path, change: Recorded) -> Path:
+    """Return where what a change made waits until the change is recorded as taken back."""
+    return root / FOLDER / WORK / f"back-{change.change_id}"
+
+
+def _settled(root: Path, book: Ledger, change: Recorded, state: State) -> None:
+    """Record what became of a change, and remove what would take back one that was never made."""
+    kept = kept_of(root, change)
+    if state == "done":
+        book.changes.settle(change.change_id, "done", 0 if kept is None else _kept_size(root, kept))
+        return
+    book.changes.settle(change.change_id, state, 0)
+    forget(root, kept)
+
+
+# --- emptying --------------------------------------------------------------------------------------------------------
+
+
+def expire(root: Path, book: Ledger, changes: Iterable[Recorded]) -> None:
+    """Delete what would take these changes back."""
+    for change in changes:
+        # Recorded first: after a kill the next run finds what is needed no more.
+        book.changes.settle(change.change_id, "expired", 0)
+        forget(root, kept_of(root, change))

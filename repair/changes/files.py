@@ -1,0 +1,303 @@
+"""Putting files and folders in place of others in one step, and back.
+
+What was there is kept below ``.regraft`` under another name: nothing is copied, and a kill leaves the one or the other
+(``docs/formats/library.md``, "Changes").
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import apsw
+
+from regraft import links, sqlite
+from regraft.errors import StoreBusy, StoreNotWritable, StoreOnTwoDisks
+from regraft.formats.angel_memory import chroma
+from regraft.hashing import Update, in_background
+from regraft.ledger import durable
+from regraft.sqlite import quoted
+from repair.changes.copies import copy_database
+
+#: FTS5 keeps what it has in these tables, besides those that it says are virtual.
+_SHADOWS = ("data", "idx", "docsize", "config", "content")
+#: Tables that hold nothing: numbers that were given, and who may write to a database of Chroma's.
+_EMPTY = {"sqlite_sequence", "acquire_write"}
+#: Read at once.
+CHUNK_BYTES = 4 << 20
+#: How a mark begins that is one of bytes.
+_OF_BYTES = "bytes "
+_HEADER_BYTES = 100
+#: Where a SQLite header has its write and read versions, its change counter, and for which of these it holds.
+_OPENING = (slice(18, 20), slice(24, 28), slice(92, 100))
+#: Where a file system has no hard links.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS}
+
+
+def mark_of(path: Path) -> str | None:
+    """Return what tells whether a file or folder was changed: a hash of what is in it; None where nothing is.
+
+    Of a SQLite file it is what its rows say, in any order: that it was opened, or changed and changed back, does not
+    count, nor do the numbers of a full-text index. Of a folder of Chroma's it is what its database says: the other
+    files follow from that, and are written whenever they are opened.
+    """
+    if path.is_dir() and not path.is_symlink():
+        names = [chroma.FILE] if (path / chroma.FILE).is_file() else sorted(_names(path))
+        parts = (f"{name} {_file_mark(path / name)}\n" for name in names)
+        return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+    return _file_mark(path) if os.path.lexists(path) else None
+
+
+def bytes_mark_of(path: Path) -> str | None:
+    """Return what tells whether the bytes of a file or folder were changed; None where nothing is.
+
+    What opening changes in a SQLite file does not count, so that of one that somebody only read it stays the same. It
+    takes no longer than reading the bytes, where :func:`mark_of` reads every row.
+    """
+    if path.is_dir() and not path.is_symlink():
+        return folder_mark({name: _bytes_mark(path / name) for name in _names(path)})
+    return f"{_OF_BYTES}{_bytes_mark(path)}" if os.path.lexists(path) else None
+
+
+def folder_mark(settled: Mapping[str, str]) -> str:
+    """Return what :func:`bytes_mark_of` says of a folder, of the digests of its files by their names."""
+    whole = hashlib.sha256()
+    for name in sorted(settled):
+        whole.update(f"{name} {settled[name]}\n".encode("utf-8", "surrogatepass"))
+    return f"{_OF_BYTES}{whole.hexdigest()}"
+
+
+def _odd_mark(path: Path) -> str | None:
+    """Return the mark of what is no plain file; None of one."""
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        return f"link {path.readlink()}"
+    return None if stat.S_ISREG(mode) else f"no file {stat.S_IFMT(mode):o}"
+
+
+def _bytes_mark(path: Path) -> str:
+    odd = _odd_mark(path)
+    if odd is not None:
+        return odd
+    if sqlite.companions(links.real_path(path)) and sqlite.is_database(path):
+        with durable.temporary_folder() as folder:
+            copy = folder / "copy.sqlite"
+            copy_database(path, copy)
+            return Digest.of(copy).settled
+    return Digest.of(path).settled
+
+
+def is_changed(path: Path, mark: str | None) -> bool:
+    """Tell whether a file or folder is another than when it had a mark, of either kind."""
+    by_bytes = mark is not None and mark.startswith(_OF_BYTES)
+    return (bytes_mark_of(path) if by_bytes else mark_of(path)) != mark
+
+
+class Digest:
+    """The SHA-256 of a file's bytes, with the header of a SQLite file apart."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._rest = hashlib.sha256()
+
+    @classmethod
+    def of(cls, path: Path) -> Digest:
+        """Return that of a file on disk.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        digest = cls()
+        with links.reading(path, buffering=0) as file, digest.updating(path) as update:
+            while chunk := file.read(CHUNK_BYTES):
+                update(chunk)
+        return digest
+
+    def updating(self, path: Path) -> AbstractContextManager[Update]:
+        """Give what adds the bytes of a file: of a large one in the background."""
+        return in_background(self.update) if path.stat().st_size > CHUNK_BYTES else nullcontext(self.update)
+
+    def update(self, chunk: bytes) -> None:
+        """Add the bytes that follow."""
+        missing = _HEADER_BYTES - len(self._head)
+        if missing > 0:
+            self._head += chunk[:missing]
+            chunk = chunk[missing:]
+        self._rest.update(chunk)
+
+    @property
+    def exact(self) -> str:
+        """Return what every byte counts for."""
+        return f"{self._head.hex()} {self._rest.hexdigest()}"
+
+    @property
+    def settled(self) -> str:
+        """Return the same without what opening changes: whether a log is kept, and counters of changes."""
+        head = bytearray(self._head)
+        if head.startswith(sqlite.MAGIC) and len(head) == _HEADER_BYTES:
+            for part in _OPENING:
+                head[part] = bytes(part.stop - part.start)
+        return f"{bytes(head).hex()} {self._rest.hexdigest()}"
+
+
+def _names(folder: Path) -> Iterator[str]:
+    for place, folders, files in os.walk(folder, onerror=durable.whole):
+        inside = Path(place).relative_to(folder)
+        yield from (str(inside / name) for name in files if not name.endswith(sqlite.TRACES))
+        yield from (str(inside / name) for name in folders if (Path(place) / name).is_symlink())
+
+
+def _file_mark(path: Path) -> str:
+    odd = _odd_mark(path)
+    if odd is not None:
+        return odd
+    if sqlite.is_database(path):
+        try:
+            return f"rows {_rows_mark(path)}"
+        except (*sqlite.CONTENT_ERRORS, UnicodeDecodeError):
+            pass  # damaged: its bytes tell. A disk that fails now may not do so later, when the mark is compared.
+    with links.reading(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _rows_mark(path: Path) -> str:
+    total = 0
+    with sqlite.reading(path) as db:
+        for table in _ordinary_tables(db):
+            columns = [
+                row[1] for row in db.execute(f"PRAGMA table_info({quoted(table)})") if str(row[1]) != "fts_rowid"
+            ]
+            wanted = ", ".join(f"typeof({quoted(name)}), CAST({quoted(name)} AS BLOB)" for name in columns)
+            for row in db.execute(f"SELECT {wanted} FROM {quoted(table)}"):
+                # A sum: no order of rows is any order of theirs.
+                total += int.from_bytes(hashlib.blake2b(repr((table, row)).encode(), digest_size=16).digest())
+    return f"{total % (1 << 128):032x}"
+
+
+def _ordinary_tables(db: apsw.Connection) -> list[str]:
+    found = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
+    virtual = [str(name) for name, sql in found if str(sql).upper().startswith("CREATE VIRTUAL")]
+    derived = {*virtual, *(f"{name}_{shadow}" for name in virtual for shadow in _SHADOWS), *_EMPTY}
+    return sorted(str(name) for name, _ in found if name not in derived and not str(name).startswith("sqlite_stat"))
+
+
+# --- moves -----------------------------------------------------------------------------------------------------------
+
+
+def settle_log(path: Path) -> None:
+    """Work the log or journal beside a SQLite file into it, as its next writer would, and make sure of being alone.
+
+    What is no SQLite file, or too damaged to be opened, is left as it is.
+
+    Raises:
+        StoreBusy: another program has it open.
+        StoreNotWritable: it may not be written to.
+    """
+    if not sqlite.is_database(path):
+        return
+    try:
+        with sqlite.writing(path) as db:
+            if db.readonly("main"):
+                raise StoreNotWritable(path=path, reason="it is read-only")
+            db.set_busy_timeout(0)
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            db.execute("BEGIN EXCLUSIVE")
+            db.execute("COMMIT")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except apsw.BusyError as error:
+        raise StoreBusy(path=path) from error
+    except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError) as error:
+        raise StoreNotWritable(path=path, reason=error) from error
+    except (apsw.NotADBError, apsw.CorruptError) as error:
+        # A log that stays would be taken for that of what comes in the file's place.
+        if sqlite.companions(links.real_path(path)):
+            raise StoreNotWritable(path=path, reason=f"its log cannot be worked into it: {error}") from error
+
+
+def databases(path: Path) -> list[Path]:
+    """Return the SQLite files that a file or folder is, or holds, in the order of names; links to folders hold none."""
+    if path.is_dir() and not path.is_symlink():
+        inside = (Path(place, name) for place, _, names in os.walk(path, onerror=durable.whole) for name in names)
+        return sorted(file for file in inside if not file.is_symlink() and sqlite.is_database(file))
+    return [path] if sqlite.is_database(path) else []
+
+
+def settle_logs(path: Path) -> None:
+    """Do what :func:`settle_log` does for every SQLite file of a file or folder.
+
+    Raises:
+        StoreBusy, StoreNotWritable
+    """
+    for file in databases(path):
+        settle_log(file)
+
+
+def swap(final: Path, new: Path | None, kept: Path) -> None:
+    """Put ``new`` where ``final`` is and what was there to ``kept``; each of both may be nothing.
+
+    Raises:
+        StoreOnTwoDisks, OSError
+    """
+    try:
+        if os.path.lexists(final):
+            durable.make_folders(kept.parent)
+            # A folder never takes the place of a file that is still there.
+            if new is not None and not new.is_dir() and _linked(final, kept):
+                durable.sync_folder(kept.parent)
+            else:
+                durable.replace(final, kept)
+        if new is not None:
+            durable.make_folders(final.parent)
+            durable.replace(new, final)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise StoreOnTwoDisks(path=final, root=kept.parent) from error
+        raise
+
+
+def swap_back(final: Path, kept: Path | None, aside: Path) -> None:
+    """Put ``kept`` back where ``final`` is; what stood there goes to ``aside``, which the caller removes."""
+    if os.path.lexists(final):
+        durable.make_folders(aside.parent, flush=False)
+        if not (kept is not None and kept.is_file() and _linked(final, aside)):
+            durable.replace(final, aside)
+    if kept is not None:
+        durable.make_folders(final.parent)
+        durable.replace(kept, final)
+
+
+def _linked(path: Path, kept: Path) -> bool:
+    """Give a file a second name, so that its place is never empty; False where that cannot be."""
+    if path.is_dir() or path.is_symlink():
+        return False
+    try:
+        durable.link(path, kept)
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            return False
+        raise
+    return True
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder; links are not followed."""
+    if path.is_dir() and not path.is_symlink():
+        return sum((path / name).lstat().st_size for name in _names(path))
+    return path.lstat().st_size if os.path.lexists(path) else 0
+
+
+def prune(folder: Path, stop: Path) -> None:
+    """Remove empty folders from ``folder`` upwards, below ``stop``."""
+    while folder != stop and stop in folder.parents:
+        try:
+            durable.remove_folder(folder)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return
+        folder = folder.parent

@@ -1,0 +1,148 @@
+"""What a command is going to do to a store, as values: the plan that a dry run prints is the plan that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from checks.levels import Level
+from regraft.ledger.values import Recorded
+from regraft.report.notices import Severity
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that is done, as it is reported.
+
+    ``action`` is its name in the output contract (``docs/commands.md``, "Commands that change a store"), ``count`` how
+    many things it is done to, ``bytes`` what that frees or writes, ``said`` the same for a person. ``finding`` is what
+    it mends, None where it mends nothing that ``check`` would find.
+    """
+
+    action: str
+    said: str
+    base: str | None = None
+    subject: str | None = None
+    count: int = 1
+    bytes: int = 0
+    finding: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return it as a document has it."""
+        names = ("action", "base", "subject", "count", "bytes")
+        return {**{name: getattr(self, name) for name in names}, "finding": self.finding, "message": self.said}
+
+
+@dataclass(frozen=True)
+class Left:
+    """Something that stays as it is, and why: what cannot be derived is never guessed."""
+
+    finding: str
+    reason: str
+    base: str | None = None
+    subject: str | None = None
+    count: int = 1
+    severity: Severity = "warning"
+    #: The command line that may help, if one does.
+    repair: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return it as a document has it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RowsChange:
+    """Changes rows of one SQLite file in one transaction.
+
+    Args:
+        path: the file, below the store's root, ``/`` between parts.
+        actions: what it does.
+        apply: makes the change; called inside the transaction. It may be called again, on another copy of the file.
+        tables: whose rows it may change; what takes it back is recorded for these.
+        bytes: about how much the old rows hold. What is large is done on a copy that then takes the file's place.
+        bodies: whether rows of ``search_text`` change in a file with a full-text index. The triggers are set aside
+            meanwhile, and the full-text index is built anew.
+        backup: whether all of the file is kept as it was, too.
+    """
+
+    path: str
+    actions: tuple[Action, ...]
+    apply: Callable[[apsw.Connection], None]
+    tables: tuple[str, ...]
+    bytes: int = 0
+    bodies: bool = False
+    backup: bool = False
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """Puts a file or a folder in place of what is there, or takes away what is there.
+
+    Args:
+        path: what is changed, below the store's root, ``/`` between parts.
+        actions: what it does.
+        make: writes the new one, whole and proven, at the path that it is given (on the same disk); None where
+            nothing comes in its place. It is a file or a folder as ``make`` leaves it.
+        bytes: about how much ``make`` writes.
+        trash: whether what was there goes to the trash, which ``gc`` empties after a while, and not just aside.
+    """
+
+    path: str
+    actions: tuple[Action, ...]
+    make: Callable[[Path], None] | None
+    bytes: int = 0
+    trash: bool = False
+    #: Returns what tells later whether the new one was changed, where ``make`` flushes what it makes and knows that
+    #: already; None: it is flushed and asked :func:`repair.changes.files.mark_of`.
+    mark: Callable[[Path], str | None] | None = None
+
+
+Change = RowsChange | FileChange
+
+
+@dataclass(frozen=True)
+class Reclaim:
+    """Gives the free space in an index file back to the disk, once all changes are made; no row changes.
+
+    ``action`` is what it is expected to free, and afterwards what it has freed; ``bytes`` is the file's size.
+    """
+
+    path: str
+    action: Action
+    bytes: int
+
+
+@dataclass
+class Plan:
+    """All that a run is going to do, in its order, and what it leaves."""
+
+    changes: list[Change] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    #: Findings that must be gone afterwards, with the base that they are of.
+    mends: set[tuple[str, str | None]] = field(default_factory=set)
+    #: Changes of earlier runs that nobody can take back afterwards, with the actions that this is reported as.
+    expired: list[Recorded] = field(default_factory=list)
+    expiring: list[Action] = field(default_factory=list)
+    #: Index files whose free space is given back at the end.
+    reclaims: list[Reclaim] = field(default_factory=list)
+    #: How deep a store is looked into again afterwards: what was copied and proven by its bytes need not be read again.
+    level: Level = Level.DEFAULT
+    #: Whether what takes this run back is kept; else it is deleted at its end.
+    keeps_undo: bool = True
+
+    @property
+    def actions(self) -> list[Action]:
+        """Return what is done, in its order."""
+        changes = (action for change in self.changes for action in change.actions)
+        return [*changes, *(reclaim.action for reclaim in self.reclaims), *self.expiring]
+
+    @property
+    def bases(self) -> set[str]:
+        """Return the ids of the bases that it touches, or leaves something of."""
+        found = {action.base for action in self.actions} | {left.base for left in self.left}
+        return {base for base in found if base is not None}

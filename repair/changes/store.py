@@ -1,0 +1,219 @@
+"""The store that a command is about to change: where it lies, what it holds, and that it may be changed now."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import apsw
+
+from checks import audits
+from checks import store as checked
+from checks.catalog_rows import base_key
+from checks.findings import Audit, Finding
+from checks.levels import Level
+from regraft import areas, layout_links, sqlite
+from regraft.errors import ApplicationOpen, NotChanged, RegraftError, SourceUnreadable, StoreBusy
+from regraft.formats.angel_memory import database
+from regraft.formats.cherry_v1 import profile
+from regraft.formats.cherry_v2 import layout
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
+from regraft.formats.codex_mem import database as codex_mem_database
+from regraft.ledger import ledger
+from regraft.ledger.changes import RunRecord
+from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
+from regraft.pending import pending_in
+from regraft.profile_errors import ProfilePending
+from regraft.text import path_text
+from repair.changes import files
+
+#: Kinds that are changed in place.
+KINDS = checked.KINDS
+#: Commands that take what preview builds wrote, too.
+_FOR_PREVIEWS = {"upgrade", "history", "undo"}
+#: Commands that take stores of other systems.
+_FOR_SYSTEMS: dict[Kind, frozenset[str]] = {
+    Kind.CODEX_MEM: frozenset({"repair", "reconcile", "backfill", "rebuild", "clear-failed", "history", "undo"}),
+    Kind.ANGEL_MEMORY: frozenset({"repair", "reconcile", "gc", "history", "undo"}),
+}
+#: Commands that write nothing.
+_ONLY_READ = {"history"}
+#: Commands that nothing else takes.
+_ONLY_SYSTEMS = {"rebuild", "clear-failed"}
+
+
+@dataclass(frozen=True)
+class Store:
+    """A library, a profile, a base's folder or an index file, as it is on disk now."""
+
+    #: What the user named.
+    path: Path
+    #: The folder that all paths of a plan are below: the library or profile, else the base's own folder.
+    root: Path
+    found: Located
+    #: Ids of the bases that the user chose; empty: all.
+    chosen: frozenset[str] = frozenset()
+
+    @property
+    def own(self) -> Path:
+        """Return the folder of regraft's own beside the data."""
+        return self.root / ledger.FOLDER
+
+    @property
+    def is_profile(self) -> bool:
+        """Tell whether it is (part of) the application's own data folder."""
+        return self.catalog is not None and Path(self.catalog).name == layout.PROFILE_DATABASE
+
+    @property
+    def catalog(self) -> str | None:
+        """Return the name of the catalog below the root, None where there is none."""
+        return self.found.stores.catalog
+
+    @property
+    def bases(self) -> str:
+        """Return the name of the folder of all bases below the root."""
+        return self.found.stores.bases
+
+    @property
+    def stores(self) -> dict[str, layout.Store]:
+        """Return the index files by the base's id."""
+        every = (*self.found.stores.current, *self.found.stores.preview)
+        return {str(store.base_id or store.name): store for store in every}
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Return what a person calls each base, by its id; empty where no catalog can be read."""
+        if self.found.kind is Kind.CODEX_MEM:
+            with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.reading(self.found.path) as db:
+                return {key: project.name for key, project in codex_mem_database.projects(db).items()}
+        with contextlib.suppress(CatalogProblem):
+            rows = [] if self.catalog is None else read_catalog(self.root / self.catalog, data=False).bases
+            return {base_key(row): str(row.get("name")) for row in rows}
+        return {}
+
+    def wants(self, base: str | None) -> bool:
+        """Tell whether a base is among those that the user chose."""
+        return not self.chosen or base in self.chosen
+
+    def runs(self, every: Sequence[RunRecord]) -> list[RunRecord]:
+        """Return the runs that were about it: several databases may lie in one folder, with one ledger."""
+        if self.found.kind is not Kind.CODEX_MEM:
+            return list(every)
+        names = {self.found.path.name, codex_mem_database.sidecar_of(self.found.path).name}
+        places = {path_text(path) for path in (self.path, self.found.path, self.root)}
+
+        def is_mine(run: RunRecord) -> bool:
+            return any(change.path in names for change in run.changes) or (not run.changes and run.source in places)
+
+        return list(filter(is_mine, every))
+
+    def audit(self, level: Level = Level.DEFAULT, bases: frozenset[str] | None = None) -> Audit:
+        """Check it without writing: all that was chosen, or just ``bases``."""
+        wanted = self.chosen if bases is None else bases
+        return audits.audit(self.found, checked.Wish(level, bases=tuple(sorted(wanted))))
+
+    def findings(self, level: Level = Level.DEFAULT) -> list[Finding]:
+        """Return what ``check`` finds in what was chosen."""
+        return [one for one in self.audit(level).findings if self.wants(one.base)]
+
+
+_ADVICE = {"install": "give a v2 profile with --profile", "rescue": "give a v2 profile, and v1 data with --v1"}
+
+
+def _takes(command: str, kind: Kind) -> bool:
+    """Tell whether a command changes stores of a kind."""
+    if kind in PREVIEW_SOURCES:
+        return command in _FOR_PREVIEWS
+    if kind in _FOR_SYSTEMS:
+        return command in _FOR_SYSTEMS[kind]
+    return kind in KINDS and command not in _ONLY_SYSTEMS
+
+
+def _advice(command: str, found: Located) -> str:
+    if found.kind is Kind.V2_BACKUP:
+        return "restore it in the application, or let regraft install take its bases into a profile"
+    if found.is_archive:
+        return "unpack it first"
+    if found.kind in _FOR_SYSTEMS:
+        return f"what changes it is {', '.join(sorted(_FOR_SYSTEMS[found.kind]))}"
+    if command in _ONLY_SYSTEMS:
+        names = (NAMES[kind] for kind, commands in _FOR_SYSTEMS.items() if command in commands)
+        return f"it is for {' and '.join(names)}"
+    return _ADVICE.get(command, "regraft migrate makes a library of it")
+
+
+@contextmanager
+def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ...] = ()) -> Iterator[Store]:
+    """Recognise what is to be changed, which may be changed as long as this lasts.
+
+    Raises:
+        NotChanged: it is nothing that is changed in place.
+        ProfilePending: the application is going to throw away what is written.
+        LinkInStore: a link stands where a folder or file of its layout belongs.
+        BaseUnknown: it has no such base.
+        RegraftError: it cannot be recognised.
+    """
+    with located(path, kind) as found:
+        if not _takes(command, found.kind) or found.is_archive:
+            raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(command, found))
+        store = Store(path, found.tree.path, found, frozenset(audits.chosen_bases(found, bases)))
+        if command in _ONLY_READ:
+            yield store
+            return
+        _demand_settled(store.root)
+        with areas.opened(store.root):
+            _demand_no_links(found)
+            yield store
+
+
+def _demand_no_links(found: Located) -> None:
+    """Refuse links in a store's layout, and a folder of it into which nobody may look for them.
+
+    Raises:
+        LinkInStore, SourceUnreadable
+    """
+    try:
+        layout_links.demand_none(found)
+    except OSError as error:
+        if isinstance(error, RegraftError):
+            raise
+        raise SourceUnreadable(path=error.filename or found.path, reason=error.strerror or error) from error
+
+
+def _demand_settled(root: Path) -> None:
+    """Refuse a profile whose data the application is going to replace or delete, for a dry run, too.
+
+    Raises:
+        ProfilePending
+    """
+    reason = pending_in(root)
+    if reason is not None:
+        raise ProfilePending(path=root, pending=reason)
+
+
+def recognised_after(store: Store, command: str) -> AbstractContextManager[Store]:
+    """Recognise a store that was changed: what a preview build wrote is of another kind now, a file may be a folder."""
+    path = store.path if store.path.exists() else store.root
+    kind = None if store.found.kind in PREVIEW_SOURCES else store.found.kind
+    return recognised(path, kind, command)
+
+
+def demand_quiet(store: Store) -> None:
+    """Refuse to change a store whose application is running.
+
+    Raises:
+        ApplicationOpen, StoreNotWritable
+    """
+    sign = profile.sign_of_life(store.root) if store.is_profile else None
+    if store.found.kind is Kind.ANGEL_MEMORY:
+        # The system keeps it open, with a log, as long as it runs; nothing else that it has open can be told.
+        try:
+            files.settle_log(store.root / database.FILE_INDEX)
+        except StoreBusy:
+            sign = f"it has {database.FILE_INDEX} open"
+    if sign is not None:
+        raise ApplicationOpen(path=store.root, sign=sign)

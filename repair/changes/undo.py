@@ -1,0 +1,207 @@
+"""What was done to a store, and taking it back (``docs/commands.md``)."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from regraft import sqlite
+from regraft.clock import iso_time
+from regraft.errors import LedgerUnreadable, RunUnknown, UndoRefused
+from regraft.ledger import durable, ledger
+from regraft.ledger.changes import RunRecord
+from regraft.ledger.ledger import FOLDER, Ledger
+from regraft.ledger.values import Recorded, RecordedAction
+from regraft.text import shown
+from repair.changes import apply, changesets, copies, files
+
+
+def history(root: Path, chosen: Callable[[Sequence[RunRecord]], Sequence[RunRecord]] = tuple) -> list[dict[str, Any]]:
+    """Return the runs of a store, latest first, as a document has them.
+
+    Args:
+        root: the store's root.
+        chosen: which of all runs there.
+
+    Raises:
+        LedgerUnreadable
+    """
+    return [_run(record) for record in reversed(chosen(ledger.read_runs(root)))]
+
+
+def _run(record: RunRecord) -> dict[str, Any]:
+    done = undoable(record)
+    return {
+        "id": record.run_id,
+        "command": record.command,
+        "source": record.source,
+        "status": record.status,
+        "started_at": iso_time(record.started_at),
+        "finished_at": None if record.finished_at is None else iso_time(record.finished_at),
+        "actions": [action.document() for action in made_actions(record)],
+        "undo": {"state": _state(record), "bytes": sum(change.bytes for change in done), "changes": len(done)},
+    }
+
+
+def undoable(record: RunRecord) -> list[Recorded]:
+    """Return those of a run's changes that were made and can be taken back."""
+    return [change for change in record.changes if change.state == "done"]
+
+
+def made_actions(record: RunRecord) -> Iterator[RecordedAction]:
+    """Return what a run did: where it was stopped, that is less than what it meant to."""
+    if record.status == "finished":
+        # Some are known by their count only once they are done.
+        yield from (action for action in record.actions if action.count != 0)
+        return
+    # Several files may change for one thing that is done, or that was not come to.
+    begins: Counter[int] = Counter()
+    for change in record.changes:
+        if change.state != "dropped":
+            start, count = change.detail.actions
+            begins[start] += 1
+            begins[start + count] -= 1
+    doing = accumulate(begins[number] for number in range(len(record.actions)))
+    yield from (action for action, does in zip(record.actions, doing, strict=True) if does and action.count != 0)
+
+
+def _state(record: RunRecord) -> str:
+    """Return whether it can be taken back.
+
+    That is "possible", "undone", "expired", "unsettled" (a kill left it open), or "none" where nothing was changed.
+    """
+    states = {change.state for change in record.changes} - {"dropped"}
+    if states & {"intended", "undoing"}:
+        return "unsettled"
+    if "expired" in states:
+        return "expired"
+    if "done" in states:
+        return "possible"
+    return "undone" if states else "none"
+
+
+def chosen_run(root: Path, runs: list[RunRecord], run_id: str | None) -> RunRecord:
+    """Return the run that is to be taken back: the one that is named, else the latest that can be.
+
+    Raises:
+        RunUnknown: there is none.
+    """
+    possible = [run for run in runs if _state(run) in ("possible", "unsettled") and run_id in (None, run.run_id)]
+    if not possible:
+        raise RunUnknown(path=root, run=run_id or "at all")
+    return possible[-1]
+
+
+def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> None:
+    """Refuse to take a run back where anything that it changed was changed since.
+
+    A dry run tries it on copies, and leaves no trace beside the files.
+
+    Raises:
+        LedgerUnreadable: what takes a change back is damaged, or changes what no run does.
+        UndoRefused
+        StoreBusy, StoreNotWritable
+    """
+    for change in undoable(run):
+        _demand_fit(root, change)
+    for change in undoable(run):
+        what = _changed(root, change, dry_run)
+        if what is not None:
+            raise UndoRefused(path=root / change.path, what=what, run=run.run_id)
+    if not dry_run:
+        # Who has one file open is told before any other was taken back.
+        for change in undoable(run):
+            if change.means == "file":
+                files.settle_logs(root / change.path)
+            else:
+                with changesets.locked(root / change.path, keep=False):
+                    pass
+
+
+def _changed(root: Path, change: Recorded, dry_run: bool) -> str | None:
+    path, kept = root / change.path, apply.kept_of(root, change)
+    if kept is not None and not os.path.lexists(kept):
+        return "what would take it back is gone, it"
+    if change.means == "file":
+        return "it" if files.is_changed(path, change.file.mark) else None
+    if kept is None or not path.is_file():
+        return "it"
+    # The last one to close a file works in the log that lies beside it, also where the run is refused.
+    on_copy = dry_run or any(os.path.lexists(path.with_name(path.name + end)) for end in sqlite.TRACES)
+    try:
+        with _trial(path, on_copy) as place, changesets.locked(place, keep=False) as db:
+            tables = changesets.could_take_back(db, kept, change.rows.dangling)
+    except sqlite.CONTENT_ERRORS:
+        # No database any more, or a damaged one.
+        return "it"
+    return f"its rows ({', '.join(tables)})" if tables else None
+
+
+def _demand_fit(root: Path, change: Recorded) -> None:
+    """Refuse what cannot be the record of a change of rows; a file that is no database any more is told later."""
+    kept = apply.kept_of(root, change)
+    if change.means == "file" and change.file.new and kept is not None and kept.is_symlink():
+        # Nothing is put in the place of a link; one that is kept was, and would lead whoever writes to it elsewhere.
+        reason = f"what takes a change of {shown(change.path)} back is a link, {FOLDER}/{shown(change.kept)}"
+        raise LedgerUnreadable(path=ledger.path_of(root), reason=reason)
+    if change.means != "rows" or kept is None or not kept.is_file():
+        return
+    with suppress(*sqlite.CONTENT_ERRORS, apsw.CantOpenError, OSError), sqlite.reading(root / change.path) as db:
+        problem = changesets.unfit(db, kept)
+        if problem is not None:
+            reason = f"what takes a change of {shown(change.path)} back is {FOLDER}/{shown(change.kept)}, and {problem}"
+            raise LedgerUnreadable(path=ledger.path_of(root), reason=reason)
+
+
+@contextmanager
+def _trial(path: Path, on_copy: bool) -> Iterator[Path]:
+    """Return where taking rows back is tried: the file itself, or a copy of it."""
+    if not on_copy:
+        yield path
+        return
+    with durable.temporary_folder() as folder:
+        copies.copy_database(path, folder / "copy.sqlite")
+        yield folder / "copy.sqlite"
+
+
+def take_back(root: Path, book: Ledger, run_id: str) -> None:
+    """Take every change of a run back, the last one first; see :func:`demand_unchanged`.
+
+    Raises:
+        UndoRefused: rows were changed since.
+        StoreBusy, StoreNotWritable, OSError, apsw.Error
+    """
+    run = next(one for one in book.changes.runs() if one.run_id == run_id)
+    for change in reversed(undoable(run)):
+        book.changes.settle(change.change_id, "undoing")
+        if change.means == "rows":
+            _take_back_rows(root, change)
+        else:
+            _take_back_file(root, change)
+        book.changes.settle(change.change_id, "undone", 0)
+        apply.forget(root, apply.kept_of(root, change))
+    apply.clean(root)
+
+
+def _take_back_rows(root: Path, change: Recorded) -> None:
+    with changesets.locked(root / change.path) as db:
+        tables = changesets.take_back(db, root / FOLDER / str(change.kept), change.rows.dangling)
+        if tables:
+            what = f"its rows ({', '.join(tables)})"
+            raise UndoRefused(path=root / change.path, what=what, run=change.run_id)
+
+
+def _take_back_file(root: Path, change: Recorded) -> None:
+    final = root / change.path
+    files.settle_logs(final)
+    aside = apply.aside_of(root, change)
+    files.swap_back(final, apply.kept_of(root, change), aside)
+    apply.remove_made(root, change)
+    durable.remove_tree(aside)

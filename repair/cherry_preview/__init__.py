@@ -1,0 +1,1 @@
+"""Bringing stores of the v2 preview to the released layout."""

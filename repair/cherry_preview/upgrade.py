@@ -1,0 +1,269 @@
+"""What preview builds left in a store → seven tables in the base's own index file, under the ids that its catalog has.
+
+Rules: ``docs/formats/preview.md``, "In place". What becomes of rows and items is planned as a migration plans it. Files
+below ``raw/`` stay where they are; rows that no unit is made of stay in the preview table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path, PurePosixPath
+
+import apsw
+
+from checks import v2_findings as v2
+from migrators import ModelWord
+from migrators.cherry_preview.draft import draft_library
+from migrators.pipeline.drafts import LibraryDraft
+from migrators.pipeline.plan import plan_base
+from migrators.pipeline.plan_model import BasePlan, MaterialPlan
+from migrators.pipeline.preflight import planned_bytes
+from regraft import sqlite
+from regraft.errors import PlanOutdated, VerificationFailed
+from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_preview.libsql import PREVIEW
+from regraft.formats.cherry_v2 import index
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.cherry_v2.index import older
+from regraft.formats.cherry_v2.index.layout import TABLES
+from regraft.formats.cherry_v2.layout import INDEX_FILE, RAW_FOLDER
+from regraft.formats.cherry_v2.layout import Store as Place
+from regraft.formats.cherry_v2.models import ModelChoice
+from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.ledger import durable
+from regraft.report import notices
+from regraft.text import counted
+from repair.changes.plan import Action, FileChange, Left, Plan, RowsChange
+from repair.changes.store import Store
+from repair.cherry_preview.items import Namer, Source, Upgrade, Write
+
+#: Stands for the model of a base of which nothing but its rows is known.
+_ANY_MODEL = ModelChoice("?")
+
+
+def plan(store: Store, places: dict[str, Place], word: ModelWord, now_ms: int, made: Plan) -> None:
+    """Plan the upgrade of those bases that are in the layout of preview builds, by their ids.
+
+    Files below ``raw/`` come first, then the catalog, then the indexes: a run that is killed meanwhile is found
+    unfinished by the next one.
+    """
+    source = _read(store, places, word, now_ms, made)
+    if source is None:
+        return
+    upgrades = []
+    for base, place in places.items():
+        try:
+            found = _planned(source, base, place, made)
+        except (StoreProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
+            said = str(error) if isinstance(error, StoreProblem) else f"cannot be read: {error}"
+            made.left.append(Left(v2.SCHEMA_PREVIEW, f"{place.name} {said}", base, place.name, severity="error"))
+            continue
+        if found is not None:
+            upgrades.append(found)
+    indexes: list[FileChange] = []
+    for upgrade in upgrades:
+        folder = _folder_of(upgrade.place)
+        if folder is None or folder != upgrade.place.name:
+            raw = upgrade.place.raw if folder is None else f"{folder}/{RAW_FOLDER}"
+            files = upgrade.files
+            made.changes += [FileChange(f"{raw}/{name}", (act,), write, size) for name, write, act, size in files]
+        indexes += _index_changes(source, upgrade, folder)
+        if not upgrade.kept:
+            made.mends.add((v2.SCHEMA_PREVIEW, upgrade.base))
+    made.changes += [*_catalog_change(store, upgrades), *indexes]
+
+
+def _read(store: Store, places: dict[str, Place], word: ModelWord, now_ms: int, made: Plan) -> Source | None:
+    """Draft all bases as a migration does; None where a catalog that is there cannot be read."""
+    try:
+        catalog = None if store.catalog is None else read_catalog(store.root / store.catalog)
+    except CatalogProblem as problem:
+        for base, place in places.items():
+            said = f"its items are in the catalog, which {problem}"
+            made.left.append(Left(v2.SCHEMA_PREVIEW, said, base, place.name, severity="error"))
+        return None
+    library: LibraryDraft = draft_library(store.found, word)
+    by_store = {draft.vector_file: draft for draft in library.bases}
+    for notice in library.notices:
+        if notice.code == notices.OPTION_UNUSED:
+            made.left.append(Left(v2.SCHEMA_PREVIEW, notice.message))
+    return Source(store, catalog, {base: by_store[place.name] for base, place in places.items()}, now_ms)
+
+
+# --- one base --------------------------------------------------------------------------------------------------------
+
+
+def _planned(source: Source, base: str, place: Place, made: Plan) -> Upgrade | None:
+    """Work out what becomes of a base; None where it is left as it is."""
+    row = _row_of(source, base)
+    draft = source.drafts[base]
+    draft = replace(draft, embedding=_ANY_MODEL) if row is None else draft
+    with libsql.readable(source.store.root / place.name) as path, sqlite.reading(path) as db:
+        survey = PREVIEW.survey(path)
+        planned = plan_base(draft, survey)
+        problem = _problem(source, planned, survey, row) or _beside(db)
+        kept = planned.rows.read - planned.rows.carried
+        if kept and not problem and db.execute("PRAGMA encoding").get != older.ENCODING:
+            problem = (
+                f"{counted(kept, 'row')} cannot be carried, and its texts are in another encoding than {older.ENCODING}"
+            )
+        if problem:
+            made.left.append(Left(v2.SCHEMA_PREVIEW, problem, base, place.name, severity="error"))
+            return None
+        upgrade = Upgrade(base, place, planned, kept=kept)
+        Namer(source, upgrade, row, db).name()
+    _plan_base_row(upgrade, row)
+    for notice in planned.notices:
+        if notice.code in planned.rows.skipped:
+            said = f"{notice.message}; they stay in the table of the preview build"
+            made.left.append(Left(v2.SCHEMA_PREVIEW, said, base, place.name, notice.count, "warning"))
+    return upgrade
+
+
+def _row_of(source: Source, base: str) -> Row | None:
+    rows = [] if source.catalog is None else source.catalog.bases
+    return next((row for row in rows if row.get("id") == base), None)
+
+
+def _problem(source: Source, planned: BasePlan, survey: Survey, row: Row | None) -> str | None:
+    """Return why a base cannot be carried whole, for a person."""
+    if planned.error is not None and survey.rows:
+        said = [notice.message for notice in planned.notices if notice.code == planned.error]
+        return said[0] if said else planned.error
+    model = planned.draft.embedding.id
+    if row is None or model is None or row.get("embedding_model_id") == model or source.catalog is None:
+        return None
+    known = source.catalog.models
+    if known is not None and model not in {one.get("id") for one in known}:
+        return f"the catalog has no model {model}: add it in the application first"
+    return None
+
+
+def _beside(db: apsw.Connection) -> str | None:
+    """Return what stands in the seven tables beside the preview table, for a person; they are to be empty."""
+    tables = {str(name).lower() for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    for table in TABLES:
+        if table in tables and db.execute(f"SELECT 1 FROM {table} NOT INDEXED LIMIT 1").get is not None:
+            return f"its table {table} has rows, too: nothing says which are right"
+    return None
+
+
+def _plan_base_row(upgrade: Upgrade, row: Row | None) -> None:
+    """Plan what the catalog says of a base that has its vectors again; one without rows keeps what it says."""
+    planned = upgrade.plan
+    if row is None or planned.error is not None or not planned.materials:
+        return
+    wanted = {"dimensions": planned.dimensions, "embedding_model_id": planned.draft.embedding.id}
+    # Where a catalog keeps how a base is searched, one without vectors was searched by words.
+    wanted |= {"search_mode": "hybrid"} if row.get("search_mode") == "bm25" else {}
+    wanted |= {"status": "completed", "error": None}
+    changed = {name: value for name, value in wanted.items() if name in row and row[name] != value}
+    if changed:
+        sets = ", ".join(f"{name} = ?" for name in changed)
+        sql = f"UPDATE knowledge_base SET {sets} WHERE id = ?"
+        upgrade.updates.append((sql, (*changed.values(), upgrade.base), "base"))
+
+
+# --- changes ---------------------------------------------------------------------------------------------------------
+
+
+def _catalog_change(store: Store, upgrades: list[Upgrade]) -> Iterator[RowsChange]:
+    """Return the change of the catalog, where there is any."""
+    updates = [(sql, values) for upgrade in upgrades for sql, values, _ in upgrade.updates]
+    if not updates or store.catalog is None:
+        return
+    actions = []
+    for upgrade in upgrades:
+        items = sum(what == "item" for _, _, what in upgrade.updates)
+        if items:
+            said = f"give {counted(items, 'item')} the data that v2 needs"
+            actions.append(Action("update-items", said, upgrade.base, count=items))
+        if items < len(upgrade.updates):
+            actions.append(Action("update-base", "mark the base completed, with its dimensions", upgrade.base))
+    path = store.root / store.catalog
+
+    def apply(db: apsw.Connection) -> None:
+        for sql, values in updates:
+            db.execute(sql, values)
+            if db.changes() != 1:
+                raise PlanOutdated(path=path, reason="a row of the catalog was changed meanwhile")
+
+    tables = [name for name in ("knowledge_base", "knowledge_item") if any(f" {name} " in sql for sql, _ in updates)]
+    size = sum(len(str(value)) for _, values in updates for value in values)
+    yield RowsChange(store.catalog, tuple(actions), apply, tuple(tables), size)
+
+
+def _folder_of(place: Place) -> str | None:
+    """Return the folder that a base of a flat file gets, None where the file is the base's own index file."""
+    path = PurePosixPath(place.name)
+    if place.base_id is None or place.name.endswith(INDEX_FILE) or path.name == PurePosixPath(INDEX_FILE).name:
+        return None
+    return str(path.parent / place.base_id)
+
+
+def _index_changes(source: Source, upgrade: Upgrade, folder: str | None) -> Iterator[FileChange]:
+    planned, place = upgrade.plan, upgrade.place
+    size = planned_bytes(replace(planned, error=None))
+    units = planned.rows.carried
+    said = f"write {counted(units, 'row')} of a preview build as units of v2, with their vectors"
+    action = Action("upgrade-preview", said, upgrade.base, place.name, units, size, v2.SCHEMA_PREVIEW)
+    make = partial(_make_index, source, upgrade)
+    if folder is None:
+        yield FileChange(place.name, (action,), make, size)
+    elif folder == place.name:
+        # A folder takes the place of the file that is called like it.
+        yield FileChange(
+            folder, (action, *(act for _, _, act, _ in upgrade.files)), partial(_make_folder, upgrade, make)
+        )
+    else:
+        yield FileChange(f"{folder}/{INDEX_FILE}", (action,), make, size)
+        gone = Action("remove-file", f"take {place.name} away: its rows are in the base's folder", upgrade.base)
+        yield FileChange(place.name, (gone,), None)
+
+
+def _make_folder(upgrade: Upgrade, make: Write, new: Path) -> None:
+    for name, write, *_ in upgrade.files:
+        path = new / RAW_FOLDER / name
+        durable.make_folders(path.parent, flush=False)
+        write(path)
+    path = new / INDEX_FILE
+    durable.make_folders(path.parent, flush=False)
+    make(path)
+
+
+def _make_index(source: Source, upgrade: Upgrade, new: Path) -> None:
+    """Write a base's index and hold it against what was planned."""
+    planned, path = upgrade.plan, source.store.root / upgrade.place.name
+    if sqlite.companions(path):
+        raise PlanOutdated(path=path, reason="an unfinished transaction lies beside it")
+    base, size = _base_id(upgrade), planned.vector_bytes
+    with libsql.readable(path) as copy:
+        with sqlite.reading(copy) as db:
+            materials = (
+                _material(db, planned, one, name) for one, name in zip(planned.materials, upgrade.paths, strict=True)
+            )
+            tallies, digest = index.build_index(new, base, source.now_ms, materials, lambda *_: None)
+        if tallies.units != planned.rows.carried:
+            said = f"{tallies.units} rows were carried instead of {planned.rows.carried}"
+            raise VerificationFailed(base=upgrade.base, reason=said)
+        index.verify(new, base, tallies, digest, size or None)
+        if upgrade.kept:
+            runs = chain.from_iterable(one.runs for one in planned.materials)
+            kept = libsql.keep_rows(copy, new, runs, size)
+            if kept != upgrade.kept:
+                said = f"{kept} rows stay in the preview table instead of {upgrade.kept}"
+                raise VerificationFailed(base=upgrade.base, reason=said)
+    durable.copy_mode(path, new)
+
+
+def _material(db: apsw.Connection, planned: BasePlan, one: MaterialPlan, path: str) -> index.Material:
+    rows = PREVIEW.rows(db, one.runs, planned.vector_bytes)
+    return index.Material(planned.items[one.item].id, lambda _: path, rows)
+
+
+def _base_id(upgrade: Upgrade) -> str:
+    """Return a base's id: by its place, else as its rows say."""
+    return upgrade.place.base_id or upgrade.plan.draft.id

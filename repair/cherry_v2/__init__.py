@@ -1,0 +1,1 @@
+"""Changing v2 data of Cherry Studio."""

@@ -1,0 +1,1 @@
+"""Backfill of index files: what lacks a vector, and writing it."""

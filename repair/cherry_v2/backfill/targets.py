@@ -1,0 +1,191 @@
+"""Which bases of a store an embedder can fill, and why not the others."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checks import v2_findings as v2
+from checks.catalog_rows import base_key
+from regraft.embedders.settings import EmbedderSettings
+from regraft.errors import ModelDiffers, ModelSet, SourceUnreadable
+from regraft.formats.cherry_preview.libsql import Layout
+from regraft.formats.cherry_v2 import layout
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.text import argument
+from repair.backfill.request import NewModel
+from repair.backfill.scope import Scope, Unfit
+from repair.changes.incremental import Growing
+from repair.changes.plan import Left
+from repair.changes.store import Store
+from repair.cherry_v2.backfill import scope as backfill_scope
+from repair.cherry_v2.backfill.scope import IndexScope
+
+#: Why a base is left that is no finding of ``check``.
+MODEL = "base.model"
+
+
+@dataclass(frozen=True)
+class IndexTarget:
+    """A base that can be filled; ``path`` is its index file below the store's root."""
+
+    base_id: str
+    label: str
+    path: str
+    model_id: str | None
+    dimensions: int | None
+    #: Whether the file lies where that base's index has to.
+    is_placed: bool = True
+    #: Whether the catalog is to be told its model once it is filled.
+    is_new: bool = False
+    is_unfinished: bool = False
+    #: Whether its dimensions are those that the user gave.
+    is_said: bool = False
+    finding: str = v2.VECTOR_MISSING
+    shares_with_itself: bool = False
+    needs_dimensions: bool = True
+    mends: frozenset[str] = frozenset({v2.VECTOR_MISSING})
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return its index file."""
+        return (self.path,)
+
+    def demand_fit(self, scope: Scope) -> None:
+        """Refuse an index none of whose vectors is as long as the catalog, or the user, says."""
+        if isinstance(scope, IndexScope) and scope.is_at_odds:
+            who, advice = ("--dimensions says", "") if self.is_said else ("the catalog says", ": regraft repair first")
+            reason = f"{who} {self.dimensions} dimensions, the vectors have {scope.dimensions}{advice}"
+            raise Unfit(v2.BASE_DIMENSIONS, reason)
+
+    def finish(self, root: Path, growing: Sequence[Growing], now_ms: int, *, wrote: bool) -> None:
+        """Do nothing: an index has no place for that."""
+
+    def opened(self, root: Path, growing: Sequence[Growing] = ()) -> AbstractContextManager[IndexScope]:
+        """Open its index as a scope."""
+        return backfill_scope.opened(
+            root / self.path,
+            self.base_id,
+            is_placed=self.is_placed,
+            label=self.label,
+            dimensions=self.dimensions,
+            growing=growing[0] if growing else None,
+            writable=bool(growing),
+        )
+
+
+def targets_of(
+    store: Store, settings: EmbedderSettings, new: NewModel | None, dimensions: int | None
+) -> tuple[tuple[IndexTarget, ...], tuple[Left, ...]]:
+    """Return the bases of a store that an embedder can fill, and the others.
+
+    Args:
+        store: what was named; of it, the chosen bases.
+        settings: the embedder's.
+        new: the model of bases that have none.
+        dimensions: those of vectors, where no catalog says so and none are there.
+
+    Raises:
+        ModelDiffers: the bases that are meant have another model, or are to get one that is not the embedder's.
+        ModelSet: a base that was named already has a model, and not the new one.
+        SourceUnreadable: the catalog cannot be read.
+    """
+    rows = _rows(store)
+    known = {**dict.fromkeys(_meant(store, rows or {})), **dict.fromkeys(filter(store.wants, store.stores))}
+    found = [_one(store, base, rows, settings, new, dimensions) for base in known]
+    if new is not None and not settings.serves(new.model_id):
+        reason = f"--model says {new.model_id}"
+        raise ModelDiffers(embedder=settings.name, model=settings.model, reason=reason)
+    targets = tuple(one for one in found if isinstance(one, IndexTarget))
+    others = tuple(one for one in found if isinstance(one, Left))
+    models = {str(one.base): (rows or {}).get(str(one.base), {}).get("embedding_model_id") for one in others}
+    different = [one for one in others if one.finding == MODEL and models[str(one.base)] is not None]
+    # Where no base that is meant is of its model, it is a mistake; else the others are other embedders' work.
+    is_for_any = any(model and settings.serves(str(model)) for model in models.values())
+    if different and not targets and (store.chosen or not is_for_any):
+        raise ModelDiffers(embedder=settings.name, model=settings.model, reason=different[0].reason)
+    return targets, others
+
+
+def models_of(store: Store, new: NewModel | None) -> frozenset[str]:
+    """Return the ids of the models of the bases that are meant, that of those without one included.
+
+    Raises:
+        SourceUnreadable: the catalog cannot be read.
+    """
+    rows = _meant(store, _rows(store) or {}).values()
+    ids = {row.get("embedding_model_id") for row in rows} | {None if new is None else new.model_id}
+    return frozenset(str(one) for one in ids if one is not None)
+
+
+def _meant(store: Store, rows: dict[str, Row]) -> dict[str, Row]:
+    """Return the rows of the bases that are meant: of one base's folder or index, only that one's."""
+    is_whole = store.found.stores.is_whole
+    return {base: row for base, row in rows.items() if store.wants(base) and (is_whole or base in store.stores)}
+
+
+def _rows(store: Store) -> dict[str, Row] | None:
+    if store.catalog is None:
+        return None
+    try:
+        return {base_key(row): row for row in read_catalog(store.root / store.catalog, data=False).bases}
+    except CatalogProblem as problem:
+        raise SourceUnreadable(path=store.root / store.catalog, reason=problem) from problem
+
+
+def _one(
+    store: Store,
+    base: str,
+    rows: dict[str, Row] | None,
+    settings: EmbedderSettings,
+    new: NewModel | None,
+    dimensions: int | None,
+) -> IndexTarget | Left:
+    index = store.stores.get(base)
+    row = None if rows is None else rows.get(base)
+    if rows is not None and row is None:
+        return Left(v2.INDEX_ORPHAN, "the catalog has no such base", base)
+    if row is not None and row.get("status") == "failed":
+        repair = shlex.join(["regraft", "restore", argument(store.path), "--base", base])
+        return Left(
+            v2.BASE_FAILED, f"the base failed ({row.get('error')}); restore makes a new one", base, repair=repair
+        )
+    if index is None:
+        return Left(v2.BASE_NO_INDEX, "the base has no index", base)
+    if index.look.layout is not Layout.CURRENT:
+        return _of_another_layout(index, base)
+    if row is None:
+        given = new.dimensions if new is not None else dimensions
+        is_placed = index.base_id is not None and index.name.endswith(layout.INDEX_FILE)
+        return IndexTarget(base, base, index.name, None if new is None else new.model_id, given, is_placed)
+    return _with_row(store, row, index.name, settings, new, dimensions)
+
+
+def _of_another_layout(index: layout.Store, base: str) -> Left:
+    if index.look.layout is Layout.UNREADABLE:
+        return Left(v2.UNREADABLE, f"its index cannot be read ({index.look.problem})", base, severity="error")
+    return Left(v2.SCHEMA_PREVIEW, "its index has another layout: regraft upgrade first", base)
+
+
+def _with_row(
+    store: Store, row: Row, path: str, settings: EmbedderSettings, new: NewModel | None, dimensions: int | None
+) -> IndexTarget | Left:
+    base, label = base_key(row), str(row.get("name"))
+    model: Any = row.get("embedding_model_id")
+    if model is None:
+        if new is None:
+            reason = "the base has no model, and finds words only; --model and --dimensions give it one"
+            return Left(MODEL, reason, base, severity="warning" if base in store.chosen else "note")
+        return IndexTarget(base, label, path, new.model_id, new.dimensions, is_new=True)
+    if new is not None and new.model_id != model:
+        if base in store.chosen:
+            raise ModelSet(base=label, model=model, wanted=new.model_id)
+        return Left(MODEL, f"its model is {model}", base, severity="note")
+    if not settings.serves(str(model)):
+        return Left(MODEL, f"the model of {label} is {model}", base, severity="note")
+    size = row.get("dimensions")
+    return IndexTarget(base, label, path, str(model), size if isinstance(size, int) and size > 0 else dimensions)

@@ -1,0 +1,189 @@
+"""Files that no item names, and folders of bases that no row of the catalog names: they go to the trash."""
+
+from __future__ import annotations
+
+import os
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from checks import raw_files
+from checks import store as checked
+from checks import v2_findings as v2
+from checks.catalog_rows import base_key
+from regraft import sqlite
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
+from regraft.formats.cherry_v2.item_data import data_of
+from regraft.formats.cherry_v2.layout import RAW_FOLDER
+from regraft.text import counted, path_text, shown
+from repair.changes.files import size_of
+from repair.changes.plan import Action, FileChange, Left, Plan
+from repair.changes.store import Store
+from repair.cherry_v2.gc.wish import Wish
+
+
+def plan_raw(store: Store, catalog: StoredCatalog, wish: Wish, damaged: set[str | None], made: Plan) -> None:
+    """Add the files below ``raw/`` that no item names to a plan; where no table of items is, nobody can tell."""
+    if catalog.items is None or not wish.wants(v2.RAW_ORPHAN):
+        return
+    items = _by_base(catalog)
+    for row in catalog.bases:
+        base = base_key(row)
+        if store.wants(base) and base not in damaged and isinstance(row.get("id"), str):
+            _plan_raw(store, base, row, items.get(base, []), made)
+
+
+def _by_base(catalog: StoredCatalog) -> dict[str, list[Row]]:
+    return {str(base): rows for base, rows in (catalog.items or {}).items()}
+
+
+def trashed(store: Store, path: Path, action: str, finding: str, said: str, base: str | None = None) -> FileChange:
+    """Return what takes a file or folder away, to the trash."""
+    name = path.relative_to(store.root).as_posix()
+    return FileChange(name, (Action(action, said, base, name, bytes=size_of(path), finding=finding),), None, trash=True)
+
+
+def why_kept(store: Store, path: Path) -> str | None:
+    """Return why a file or folder is not moved, None where nothing speaks against it."""
+    try:
+        path.relative_to(store.root).as_posix().encode()
+        if path.is_symlink():
+            return "it is a link, and links are not followed"
+        if _youngest(path) > time.time() - raw_files.YOUNG:
+            return "something in it is younger than an hour" if path.is_dir() else "it is younger than an hour"
+    except UnicodeEncodeError:
+        return "its name is no UTF-8"
+    except OSError as error:
+        return f"it cannot be looked into: {error.strerror}"
+    return None
+
+
+def _youngest(path: Path) -> float:
+    """Return the latest time of change of a file, or of a folder and all in it."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    latest = path.lstat().st_mtime
+    if not path.is_dir():
+        return latest
+    for folder, folders, names in os.walk(path, onerror=fail):
+        latest = max(latest, *(Path(folder, name).lstat().st_mtime for name in (*folders, *names)), 0)
+    return latest
+
+
+# --- raw files -------------------------------------------------------------------------------------------------------
+
+
+def _plan_raw(store: Store, base: str, row: Row, items: list[Row], made: Plan) -> None:
+    raw = _raw_folder(store, base, row)
+    if raw is None or not raw.is_dir():
+        return
+    names = list(raw_files.orphans(raw, items))
+    reason = _why_unknown(raw, items) if names else None
+    if reason is not None:
+        made.left.append(
+            Left(v2.RAW_ORPHAN, f"{counted(len(names), 'file')} in raw/: {reason}", base, count=len(names))
+        )
+        return
+    why = _named_otherwise(store, base, items) if names else lambda _: None
+    changes = []
+    for name in sorted(names):
+        kept = why(name) or why_kept(store, raw / name)
+        if kept is not None:
+            made.left.append(Left(v2.RAW_ORPHAN, f"raw/{shown(name)}: {kept}", base, path_text(name)))
+        else:
+            said = f"move raw/{name}, which no item names, to the trash"
+            changes.append(trashed(store, raw / name, "trash-file", v2.RAW_ORPHAN, said, base))
+    made.changes += changes
+    if changes and len(changes) == len(names):
+        made.mends.add((v2.RAW_ORPHAN, base))
+
+
+def _raw_folder(store: Store, base: str, row: Row) -> Path | None:
+    """Return where a base's raw files are; None where its index is missing, so that it is not whole itself."""
+    known = store.stores.get(base)
+    if known is not None:
+        return store.root / known.raw
+    if not store.found.stores.is_whole or row.get("status") == "completed" or not checked.is_name(base):
+        return None
+    return store.root / store.bases / base / RAW_FOLDER
+
+
+def _why_unknown(raw: Path, items: list[Row]) -> str | None:
+    """Return why nobody can tell which files items name, None where that is known."""
+    if raw.is_symlink() or raw.parent.is_symlink():
+        return "the folder is a link, and links are not followed"
+    for item in items:
+        data = data_of(item)
+        paths = (data.get(key) for key in ("relativePath", "indexedRelativePath"))
+        if not data or any(not isinstance(path, str | None) for path in paths):
+            return f"what item {item.get('id')} names cannot be read"
+    return None
+
+
+def _named_otherwise(store: Store, base: str, items: list[Row]) -> Callable[[str], str | None]:
+    """Return what tells why a file that no item names may be meant all the same."""
+    known: set[str] = set()
+    folders: tuple[str, ...] = ()
+    for item in items:
+        data = data_of(item)
+        known |= {_folded(data[key]) for key in ("relativePath", "indexedRelativePath") if data.get(key)}
+        if item.get("type") == "directory" and data.get("relativePath"):
+            folders += (_folded(data["relativePath"]).rstrip("/") + "/",)
+    indexed = {_folded(path) for path in _indexed(store, base, {str(item.get("id")) for item in items})}
+
+    def why(name: str) -> str | None:
+        folded = _folded(name)
+        if folded in known or folded.startswith(folders):
+            return "an item names it but for letter case or Unicode normalisation"
+        return "the index names it for an item that names another path: reconcile first" if folded in indexed else None
+
+    return why
+
+
+def _folded(path: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
+def _indexed(store: Store, base: str, items: set[str]) -> Iterator[str]:
+    """Return the paths of the materials of these items."""
+    known = store.stores.get(base)
+    if known is None:
+        return
+    with sqlite.reading(store.root / known.name) as db:
+        for key, path in db.execute("SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB) FROM material"):
+            if (key or b"").decode("utf-8", "replace") in items:
+                yield (path or b"").decode("utf-8", "replace")
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+
+def plan_folders(store: Store, catalog: StoredCatalog, wish: Wish, made: Plan) -> set[str]:
+    """Add the folders of bases that no row of the catalog names to a plan, and return their names."""
+    if catalog.items is None or not wish.wants(v2.INDEX_ORPHAN) or not store.found.stores.is_whole:
+        return set()
+    named, items = {base_key(row) for row in catalog.bases}, _by_base(catalog)
+    strays = checked.strays(store.root / store.bases, named, store.stores)
+    found = [path for finding, path in strays if finding == v2.INDEX_ORPHAN]
+    gone = set()
+    for path in found:
+        if not store.wants(path.name):
+            continue
+        kept = why_kept(store, path)
+        if path.name in items:
+            kept = f"{counted(len(items[path.name]), 'item')} of the catalog still belong to it"
+        elif not catalog.bases and not wish.only:
+            kept = "the catalog names no base at all, so that it may be another one's; --only index.orphan removes it"
+        if kept is not None:
+            reason = f"the folder {shown(path.name)} stays: {kept}"
+            made.left.append(Left(v2.INDEX_ORPHAN, reason, None, path_text(path.name)))
+        else:
+            said = f"move the folder {path.name}, which no row of the catalog names, to the trash"
+            made.changes.append(trashed(store, path, "trash-folder", v2.INDEX_ORPHAN, said))
+            gone.add(path.name)
+    if gone and len(gone) == len(found):
+        made.mends.add((v2.INDEX_ORPHAN, None))
+    return gone

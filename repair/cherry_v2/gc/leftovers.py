@@ -1,0 +1,228 @@
+"""Vector files that v1 left: each goes to the trash once one index of the store has every one of its vectors.
+
+A row counts where its vector is usable (``docs/rules.md``, "Rows"). Its text must be a body of the index, whose unit is
+there, and the bytes of that body's vector must be those of the row.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+import msgspec
+
+from checks import store as checked
+from checks import v2_findings as v2
+from checks.catalog_rows import base_key
+from regraft import identity, sqlite
+from regraft.formats.cherry_v1.embedjs import VECTORS
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
+from regraft.formats.vector_table import StoreProblem, Survey, check_file
+from regraft.report.notices import MISSING_MODEL, MISSING_STORE
+from regraft.text import counted, one_line, path_text, shown
+from repair.changes.plan import FileChange, Left, Plan
+from repair.changes.store import Store
+from repair.cherry_v2.gc.files import trashed, why_kept
+from repair.cherry_v2.gc.wish import Wish
+
+#: Rows held against an index at once.
+_BATCH = 200
+_ALL_ROWS = ((-(1 << 63), (1 << 63) - 1),)
+#: Characters of a text that are quoted.
+_QUOTED = 40
+#: Bodies and their vectors by hash: JSON in, so that a batch is one statement.
+_BODIES = """
+    SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.vector_blob
+      FROM json_each(?) wanted
+      CROSS JOIN search_text t ON t.embedding_text_hash = wanted.value
+      JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
+     WHERE EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""
+
+
+@dataclass
+class Proof:
+    """How far the usable vectors of a file are in an index."""
+
+    base: str
+    proven: int = 0
+    #: What the first row that is not there lacks, for a person; None where all are.
+    first: str | None = None
+
+
+@dataclass
+class _File:
+    """A vector file that v1 left, and the bases whose indexes have all of its vectors."""
+
+    path: Path
+    survey: Survey
+    provers: set[str]
+    #: How far the best index goes, where none has all.
+    best: Proof | None
+
+    @property
+    def usable(self) -> int:
+        """Return how many of its rows have a usable vector."""
+        return sum(self.survey.lengths.values())
+
+
+def plan(store: Store, catalog: StoredCatalog | None, wish: Wish, indexes: dict[str, str], made: Plan) -> None:
+    """Add the vector files that v1 left to a plan.
+
+    Args:
+        store: where they are.
+        catalog: its rows, None where there is none.
+        wish: whether they are meant.
+        indexes: the index files that are whole, below the store's root, by the base's id.
+        made: the plan.
+    """
+    if not wish.wants(v2.LEFTOVER) or not store.found.stores.is_whole:
+        return
+    emptied = {base for finding, base in made.mends if finding == v2.VECTOR_UNEXPECTED}
+    completed = (
+        {base_key(row) for row in catalog.bases if row.get("status") == "completed"} if catalog else set(indexes)
+    )
+    proving = {base: store.root / name for base, name in indexes.items() if base in completed - emptied}
+    strays = checked.strays(store.root / store.bases, store.names, store.stores)
+    found = [path for finding, path in strays if finding == v2.LEFTOVER]
+    looked = [_looked(store, path, proving) for path in found]
+    owners = _owners([one for one in looked if isinstance(one, _File) and one.usable], set(store.names))
+    is_stranded = catalog is not None and any(_is_stranded(store, row) for row in catalog.bases)
+    decided = [
+        _decided(store, one, owners.get(one.path), proving, is_stranded) if isinstance(one, _File) else one
+        for one in looked
+    ]
+    # Which of the other files are of chosen bases, nobody knows.
+    made.left += [one for one in decided if isinstance(one, Left) and (not store.chosen or one.base in store.chosen)]
+    made.changes += [one for one in decided if isinstance(one, FileChange)]
+    if decided and not any(isinstance(one, Left) for one in decided):
+        made.mends.add((v2.LEFTOVER, None))
+
+
+def _looked(store: Store, path: Path, proving: dict[str, Path]) -> _File | Left:
+    kept = why_kept(store, path)
+    if kept is not None:
+        return _left(path, kept)
+    try:
+        survey = VECTORS.survey(path)
+        return _File(path, survey, *_proven(path, survey, proving))
+    except StoreProblem as problem:
+        return _left(path, f"it {problem}")
+
+
+def _left(path: Path, why: str, base: str | None = None, count: int = 1) -> Left:
+    name = path_text(path.name)
+    return Left(v2.LEFTOVER, f"the vector file {name} of v1 stays: {why}", base, name, count)
+
+
+def _is_stranded(store: Store, row: Row) -> bool:
+    """Tell whether a base still needs what v1 left: it failed at the upgrade, or its index is missing."""
+    return row.get("error") in (MISSING_MODEL, MISSING_STORE) or base_key(row) not in store.stores
+
+
+def _owners(files: list[_File], named: set[str]) -> dict[Path, str]:
+    """Return which base was made of which file: each of one at most, those that leave no choice first.
+
+    The ids of regraft follow from v1's; those of the application say nothing.
+    """
+    owners: dict[Path, str] = {}
+    for file in sorted(files, key=lambda file: len(file.provers)):
+        own = identity.base_id(file.path.name)
+        free = {own} & file.provers if own in named else file.provers - set(owners.values())
+        if free:
+            owners[file.path] = min(free)
+    # Where several files have but the one base, nobody can tell whose it is.
+    shared = Counter(base for file in files if file.path not in owners for base in file.provers)
+    sure = {file.path for file in files if identity.base_id(file.path.name) in file.provers}
+    return {path: base for path, base in owners.items() if not shared[base] or path in sure}
+
+
+def _decided(
+    store: Store, file: _File, owner: str | None, proving: dict[str, Path], is_stranded: bool
+) -> FileChange | Left:
+    usable, path = file.usable, file.path
+    more = file.survey.rows - usable
+    where = f"its {counted(usable, 'vector')} are in v2, byte for byte"
+    if not file.survey.rows:
+        owner, where = None, "it has no rows"
+    elif not usable:
+        return _left(
+            path, f"none of its {counted(more, 'row')} has a usable vector, so that nothing proves it", None, more
+        )
+    elif file.best is not None:
+        first = f"; first, {file.best.first}"
+        missing = usable - file.best.proven
+        base = file.best.base if file.best.proven else None
+        return _left(path, f"{file.best.proven:,} of its {counted(usable, 'vector')} are in v2{first}", base, missing)
+    elif not file.provers:
+        return _left(path, "no index is whole that could have its vectors", None, usable)
+    elif owner is None:
+        return _left(path, f"{where}, but of a base that was made of another file", min(file.provers), usable)
+    elif is_stranded and owner != identity.base_id(path.name) and not _has_no_more(proving[owner], file):
+        reason = f"{where}, but it may be that of a base which failed at the upgrade: bring those back first"
+        return _left(path, reason, owner, usable)
+    rest = f"; {counted(more, 'row')} without a usable vector were never carried" if more else ""
+    said = f"move the vector file {shown(path.name)} of v1 to the trash: {where}{rest}"
+    return trashed(store, path, "trash-vector-file", v2.LEFTOVER, said, owner)
+
+
+def _has_no_more(index: Path, file: _File) -> bool:
+    """Tell whether an index has no vector beyond those of a file, all of which it has."""
+    with sqlite.reading(index) as db:
+        return int(db.execute("SELECT count(*) FROM embedding").get or 0) <= file.usable
+
+
+# --- proof -----------------------------------------------------------------------------------------------------------
+
+
+def _proven(path: Path, survey: Survey, indexes: dict[str, Path]) -> tuple[set[str], Proof | None]:
+    """Return the bases whose indexes have all vectors; where none has, the proof by the one that comes closest.
+
+    Raises:
+        StoreProblem: the file cannot be read.
+    """
+    proofs = [_proof(path, survey, base, index, stop=True) for base, index in sorted(indexes.items())]
+    complete = {proof.base for proof in proofs if proof.first is None}
+    if complete or not proofs:
+        return complete, None
+    likely = identity.base_id(path.name)
+    best = max(proofs, key=lambda proof: (proof.proven, proof.base == likely))
+    return set(), _proof(path, survey, best.base, indexes[best.base], stop=False)
+
+
+def _proof(path: Path, survey: Survey, base: str, index: Path, *, stop: bool) -> Proof:
+    """Hold the rows of a file against an index; with ``stop`` until the first that differs."""
+    proof = Proof(base)
+    check_file(path)
+    try:
+        with sqlite.reading(path) as db, sqlite.reading(index) as v2_index:
+            rows = (row for length in survey.lengths for row in VECTORS.rows(db, _ALL_ROWS, length, any_number=True))
+            for body, vector, has in _held(rows, v2_index):
+                if has == vector:
+                    proof.proven += 1
+                    continue
+                if proof.first is None:
+                    quoted = one_line(body[:_QUOTED]) + ("…" if len(body) > _QUOTED else "")
+                    lacks = "is no body there" if has is None else "has another vector there"
+                    proof.first = f"the text “{quoted}” {lacks}"
+                if stop:
+                    break
+    except (apsw.Error, OSError, UnicodeDecodeError) as error:
+        proof.first = proof.first or f"one of the two cannot be read: {error}"
+    return proof
+
+
+def _held(rows: Iterable[tuple[str, bytes]], index: apsw.Connection) -> Iterator[tuple[str, bytes, object]]:
+    """Return each text with its vector, and with the one that an index has for it, None where it has none."""
+    more = iter(rows)
+    while batch := list(itertools.islice(more, _BATCH)):
+        texts = {identity.text_hash(body): body for body, _ in batch}
+        found = {
+            key: vector
+            for key, text, vector in index.execute(_BODIES, (msgspec.json.encode(list(texts)).decode(),))
+            if text == texts[key].encode()
+        }
+        yield from ((body, vector, found.get(identity.text_hash(body))) for body, vector in batch)

@@ -1,0 +1,187 @@
+"""Rows of an index file that nothing reaches.
+
+What ``repair`` could still use is not removed: a unit without a body, or a body under a wrong hash, has its vector
+among those that no body names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import apsw
+
+from checks import v2_findings as v2
+from checks.findings import Finding
+from regraft import sqlite
+from regraft.errors import PlanOutdated
+from regraft.text import counted
+from repair.changes.plan import Action, Left, Plan, RowsChange
+from repair.changes.store import Store
+from repair.cherry_v2.gc.wish import Wish, is_damage, left_damaged, left_for_repair
+
+
+@dataclass(frozen=True)
+class _Waste:
+    """Rows of one table that nothing reaches."""
+
+    finding: str
+    action: str
+    noun: str
+    which: str
+    table: str
+    where: str
+    size: str
+    #: The columns that tell what is reached: where one holds anything but text, nobody can tell.
+    keys: tuple[tuple[str, str], ...]
+    #: Findings whose repair may need these rows.
+    needed_by: frozenset[str] = frozenset()
+    #: Which rows they are once the bodies without a unit are gone, too.
+    then: str = ""
+
+
+_BODY_KEYS = (("search_text", "target_id"), ("search_unit", "unit_id"))
+_VECTOR_KEYS = (("embedding", "embedding_text_hash"), ("search_text", "embedding_text_hash"))
+_CONTENT_KEYS = (("content", "content_hash"), ("material", "current_content_hash"), ("search_unit", "content_hash"))
+#: Columns that may be without a value.
+_NULLABLE = {("material", "current_content_hash")}
+_WASTE = (
+    _Waste(
+        v2.BODY_ORPHAN,
+        "delete-bodies",
+        "body",
+        "whose unit is gone",
+        "search_text",
+        "NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = search_text.target_id)",
+        "text",
+        _BODY_KEYS,
+        frozenset({v2.NO_BODY, v2.NO_UNITS}),
+    ),
+    _Waste(
+        v2.VECTOR_UNEXPECTED,
+        "delete-embeddings",
+        "vector",
+        "of a base without a model",
+        "embedding",
+        "TRUE",
+        "vector_blob",
+        (),
+        # Its model may be what the catalog has lost.
+        frozenset({v2.BASE_STATUS}),
+    ),
+    _Waste(
+        v2.VECTOR_ORPHAN,
+        "delete-embeddings",
+        "vector",
+        "that no body names",
+        "embedding",
+        "NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = embedding.embedding_text_hash)",
+        "vector_blob",
+        _VECTOR_KEYS,
+        frozenset({v2.NO_BODY, v2.BODY_HASH, v2.NO_UNITS}),
+        then="NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = embedding.embedding_text_hash"
+        " AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id))",
+    ),
+    _Waste(
+        v2.CONTENT_ORPHAN,
+        "delete-contents",
+        "text",
+        "that nothing names",
+        "content",
+        "NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = content.content_hash)"
+        " AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = content.content_hash)",
+        "text",
+        _CONTENT_KEYS,
+        frozenset({v2.CONTENT_HASH, v2.NO_CONTENT, v2.UNIT_CONTENT}),
+    ),
+)
+
+
+@dataclass
+class IndexFile:
+    """An index file whose structure is whole, and what is going to be removed from it."""
+
+    store: Store
+    base: str
+    #: Below the store's root.
+    name: str
+    #: What a quick look found.
+    found: list[Finding]
+    #: What is removed from its tables, and how many bytes that frees.
+    tables: tuple[str, ...] = ()
+    freed: int = 0
+    _odd: dict[tuple[str, str], bool] = field(default_factory=dict)
+
+    @cached_property
+    def findings(self) -> dict[str, Finding]:
+        """Return what is found once texts and vectors are read, too, by name."""
+        audited = self.store.audit(bases=frozenset({self.base}))
+        return {one.name: one for one in audited.findings if one.base == self.base}
+
+    def plan(self, wish: Wish, made: Plan) -> None:
+        """Add what is removed from the file to a plan."""
+        named = {one.name for one in self.found}
+        if v2.BODY_ORPHAN in named:
+            # With a body goes the vector that only it names.
+            named.add(v2.VECTOR_ORPHAN)
+        waste = [one for one in _WASTE if one.finding in named and wish.wants(one.finding)]
+        if not waste:
+            return
+        damage = [one for one in self.findings.values() if is_damage(one)]
+        if damage:
+            made.left += map(left_damaged, damage)
+            return
+        with sqlite.reading(self.store.root / self.name) as db:
+            waste = [one for one in waste if self._is_known(db, one, made)]
+            names = {one.finding for one in waste}
+            if v2.VECTOR_UNEXPECTED in names:
+                waste = [one for one in waste if one.finding != v2.VECTOR_ORPHAN]
+            actions = {one.finding: self._action(db, one, bodies_go=v2.BODY_ORPHAN in names) for one in waste}
+        self._change([one for one in waste if actions[one.finding].count], actions, made)
+
+    def _is_known(self, db: apsw.Connection, waste: _Waste, made: Plan) -> bool:
+        """Tell whether rows are sure to be reached by nothing, and say so where they are not."""
+        finding = self.findings.get(waste.finding)
+        needing = sorted(waste.needed_by & self.findings.keys())
+        is_odd = any(self._is_odd(db, *key) for key in waste.keys)
+        if finding is not None and needing:
+            made.left.append(left_for_repair(self.store, finding, needing))
+        elif finding is not None and is_odd:
+            reason = f"{finding.message}, but not every id is a text: what is reached cannot be told"
+            made.left.append(Left(finding.name, reason, self.base, count=finding.count))
+        return not needing and not is_odd
+
+    def _is_odd(self, db: apsw.Connection, table: str, column: str) -> bool:
+        key = (table, column)
+        if key not in self._odd:
+            usual = "'text', 'null'" if key in _NULLABLE else "'text'"
+            query = f"SELECT EXISTS (SELECT 1 FROM {table} WHERE typeof({column}) NOT IN ({usual}))"
+            self._odd[key] = bool(db.execute(query).get)
+        return self._odd[key]
+
+    def _action(self, db: apsw.Connection, waste: _Waste, *, bodies_go: bool) -> Action:
+        where = waste.then if bodies_go and waste.then else waste.where
+        size = f"ifnull(sum(length(CAST({waste.size} AS BLOB))), 0)"
+        count, held = next(db.execute(f"SELECT count(*), {size} FROM {waste.table} WHERE {where}"))
+        said = f"delete {counted(count, waste.noun)} {waste.which}"
+        return Action(waste.action, said, self.base, None, count, held, waste.finding)
+
+    def _change(self, waste: list[_Waste], actions: dict[str, Action], made: Plan) -> None:
+        if not waste:
+            return
+        path = self.store.root / self.name
+
+        def apply(db: apsw.Connection) -> None:
+            for one in waste:
+                db.execute(f"DELETE FROM {one.table} WHERE {one.where}")
+                planned = actions[one.finding].count
+                if db.changes() != planned:
+                    reason = f"{planned} rows of {one.table} were to be deleted, and now it would be {db.changes()}"
+                    raise PlanOutdated(path=path, reason=reason)
+
+        done = tuple(actions[one.finding] for one in waste)
+        self.tables = tuple(dict.fromkeys(one.table for one in waste))
+        self.freed = sum(action.bytes for action in done)
+        bodies = "search_text" in self.tables
+        made.changes.append(RowsChange(self.name, done, apply, self.tables, self.freed, bodies=bodies))
+        made.mends |= {(one.finding, self.base) for one in waste}

@@ -1,0 +1,351 @@
+"""Planning which texts come into the index of their base: those that have no unit, and those of items without one.
+
+Rules: ``docs/indexing.md``. No vector is written: in a base with a model these texts wait for theirs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from checks import v2_findings as v2
+from checks.catalog_rows import base_key, path_of
+from checks.findings import FINDINGS, Finding
+from checks.index_file import path_problem
+from checks.levels import Level
+from migrators.pipeline.drafts import Settings
+from regraft import clock, identity, sqlite
+from regraft.errors import PlanOutdated, SourceUnreadable
+from regraft.formats.cherry_v2 import layout, okf
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.cherry_v2.index import rebuild, schema
+from regraft.formats.cherry_v2.index import units as index_units
+from regraft.formats.cherry_v2.item_data import data_of
+from regraft.formats.cherry_v2.settings import read_base_settings
+from regraft.ledger import durable
+from regraft.names import FreeNames
+from regraft.text import counted, is_blank, whole
+from repair.changes.plan import Action, FileChange, Left, Plan, RowsChange
+from repair.changes.store import Store
+from repair.cherry_v2.indexing.cutting import Span, cut, separator_of
+from repair.cherry_v2.indexing.former import Former
+from repair.cherry_v2.indexing.texts import BLANK, NoText, text_of
+from repair.cherry_v2.rescue.carrying import free_name
+from repair.cherry_v2.rescue.catalog import Statements, rehearse
+from repair.cherry_v2.rules.evidence import DAMAGE
+
+#: What is mended.
+NAMES = (v2.NO_UNITS, v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED)
+#: With these nothing is written into an index: its rows may mean something else, or its full-text index is out of step.
+_BLOCKING = {*DAMAGE, v2.META_MISSING, v2.FTS_DESYNC, v2.BODY_ROWID}
+#: Bytes that the rows of a unit take besides its text.
+_ROW_BYTES = 800
+_TABLES = ("content", "material", "search_unit", "search_text")
+
+
+def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Plan:
+    """Return which texts are going to be indexed, of the chosen bases, or of those ``bases`` alone; nothing is written.
+
+    Without a catalog nobody knows the items, and texts are cut as the application does it unless it is told otherwise.
+
+    Raises:
+        SourceUnreadable: nobody can tell what the catalog says.
+        WrongUsage: what reads and cuts texts is not installed.
+        ProfileUnknown: the profile is of another time than this regraft.
+    """
+    made = Plan()
+    findings: dict[str | None, list[Finding]] = defaultdict(list)
+    for finding in store.findings(Level.QUICK):
+        is_meant = finding.base is not None and (bases is None or finding.base in bases)
+        if is_meant and finding.name in (*NAMES, *_BLOCKING):
+            findings[finding.base].append(finding)
+    wanted = {base for base, found in findings.items() if any(finding.name in NAMES for finding in found)}
+    statements, rows = Statements(store.root / (store.catalog or "")), list[Action]()
+    indexes: list[RowsChange] = []
+    for row, items in _bases(store) if wanted else ():
+        key = base_key(row)
+        if key in wanted and key in store.stores:
+            base = _Base(store, row, items, now_ms)
+            indexes += base.plan(findings[key], made)
+            rows += base.update(statements)
+    if rows and store.catalog is not None:
+        rehearse(statements)
+        tables = ("knowledge_item",)
+        made.changes.append(RowsChange(store.catalog, tuple(rows), statements.applied(), tables, statements.bytes))
+    # An item that has a path and no text is found by the next run, too.
+    made.changes += indexes
+    return made
+
+
+def _bases(store: Store) -> Iterator[tuple[Row, list[Row]]]:
+    """Yield the completed bases with their items."""
+    if store.catalog is None:
+        yield from (({"id": base}, []) for base in store.stores)
+        return
+    path = store.root / store.catalog
+    try:
+        catalog = read_catalog(path)
+    except CatalogProblem as problem:
+        raise SourceUnreadable(path=path, reason=problem) from problem
+    for row in catalog.bases:
+        if row.get("status") == "completed":
+            yield row, (catalog.items or {}).get(base_key(row), [])
+
+
+@dataclass(frozen=True)
+class _New:
+    """A text that is going to be indexed: of which material, under which path, and where it is cut."""
+
+    finding: str
+    material: str
+    path: str
+    content_hash: str
+    spans: tuple[Span, ...]
+    bytes: int
+    #: Reads the text again, from the index that is changed or from elsewhere.
+    read: Callable[[apsw.Connection], str | None]
+
+
+@dataclass
+class _Base:
+    """One base whose index lacks texts."""
+
+    store: Store
+    row: Row
+    items: list[Row]
+    now_ms: int
+    new: list[_New] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    #: Snapshots that are going to be written: their paths, with the items.
+    snapshots: dict[str, Row] = field(default_factory=dict)
+    #: Encodings that were guessed, by the files that are read so.
+    guessed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return base_key(self.row)
+
+    @property
+    def place(self) -> layout.Store:
+        return self.store.stores[self.key]
+
+    @property
+    def raw(self) -> Path:
+        return self.store.root / self.place.raw
+
+    @property
+    def settings(self) -> Settings:
+        return read_base_settings(self.row)[0]
+
+    # --- what is found -----------------------------------------------------------------------------------------------
+
+    def plan(self, found: list[Finding], made: Plan) -> Iterator[RowsChange]:
+        """Find the texts, add to the plan what comes before the index, and yield the index's change."""
+        blocking = next((finding for finding in found if finding.name in _BLOCKING), None)
+        if blocking is not None:
+            reason = f"nothing of the index is changed: {blocking.message}"
+            made.left += [
+                Left(one.name, reason, self.key, one.subject, one.count, one.severity)
+                for one in found
+                if one.name in NAMES
+            ]
+            return
+        try:
+            with sqlite.reading(self.store.root / self.place.name) as db:
+                self._without_units(db)
+                self._without_material({str(key): str(path) for key, path in db.execute(_MATERIALS)})
+        except (apsw.Error, UnicodeDecodeError) as error:
+            self.new, self.snapshots = [], {}
+            self.left = [
+                Left(one.name, f"the index cannot be read as a whole: {error}", self.key, severity=one.severity)
+                for one in found
+                if one.name in NAMES
+            ]
+        made.left += self.left
+        made.mends |= {(one.name, self.key) for one in found if one.name in NAMES} - {
+            (one.finding, self.key) for one in self.left
+        }
+        made.changes += [self._snapshot(path, item) for path, item in self.snapshots.items()]
+        if self.new:
+            yield self._index()
+
+    def _leave(self, finding: str, reason: str, subject: str) -> None:
+        self.left.append(Left(finding, reason, self.key, subject, severity=FINDINGS[finding].severity))
+
+    def _without_units(self, db: apsw.Connection) -> None:
+        former = Former({str(unit): str(body) for unit, body in db.execute(_ORPHANS)})
+        separator = separator_of(self.settings)
+        for material, path, content_hash, text in db.execute(_NO_UNITS):
+            key = str(material)
+            if not isinstance(text, str) or identity.text_hash(text) != content_hash:
+                self._leave(v2.NO_UNITS, "its text is not what its hash says: regraft repair first", key)
+                continue
+            spans = former.spans(key, str(content_hash), text, separator) or cut(text, self.settings)
+            if spans:
+                read = partial(_stored, content_hash=str(content_hash))
+                self._add(v2.NO_UNITS, key, str(path), text, spans, read)
+            else:
+                self._leave(v2.NO_UNITS, BLANK, key)
+
+    def _add(
+        self,
+        finding: str,
+        material: str,
+        path: str,
+        text: str,
+        spans: list[Span],
+        read: Callable[[apsw.Connection], str | None],
+    ) -> None:
+        size = 2 * len(text.encode()) + _ROW_BYTES * len(spans)
+        self.new.append(_New(finding, material, path, identity.text_hash(text), tuple(spans), size, read))
+
+    def _without_material(self, materials: dict[str, str]) -> None:
+        taken = set(materials.values())
+        names = self._names(taken)
+        for item in self.items:
+            key, kind = str(item.get("id")), item.get("type")
+            if item.get("status") != "completed" or key in materials or kind not in ("file", "url", "note"):
+                continue
+            path = path_of(item)
+            finding = v2.ITEM_NOT_INDEXED if path is None and kind != "file" else v2.ITEM_NO_MATERIAL
+            try:
+                found = text_of(item, self.raw)
+                spans = self._cut(found.text)
+                path = self._path(item, path, found.text, names, taken)
+            except NoText as reason:
+                self._leave(finding, str(reason), key)
+                continue
+            taken.add(path)
+            if found.guessed is not None:
+                self.guessed[path] = found.guessed
+            read = partial(_again, item=item, raw=self.raw)
+            self._add(finding, key, path, found.text, spans, read)
+
+    def _cut(self, text: str) -> list[Span]:
+        spans = cut(text, self.settings)
+        if not spans:
+            raise NoText(BLANK)
+        return spans
+
+    def _names(self, materials: set[str]) -> FreeNames:
+        names = FreeNames(reserve_processed=not is_blank(self.row.get("file_processor_id")))
+        data = map(data_of, self.items)
+        named = {one.get(key) for one in data for key in ("relativePath", "indexedRelativePath")}
+        for path in sorted({*materials, *(path for path in named if isinstance(path, str))}):
+            names.take(whole(path))
+        return names
+
+    def _path(self, item: Row, path: str | None, text: str, names: FreeNames, taken: set[str]) -> str:
+        """Return the path of an item's text; a snapshot that is not there yet is going to be written.
+
+        Raises:
+            NoText: it cannot have the one that its item says.
+        """
+        if path is None:
+            path, is_there = free_name(names, f"{_shot(item).stem}.md", self.raw, text)
+        else:
+            problem = path_problem(path.encode("utf-8", "surrogatepass"))
+            if problem is not None or path in taken:
+                raise NoText(f'its path, "{path}", is {problem or "that of another text in the index"}')
+            is_there = item.get("type") == "file" or os.path.lexists(self.raw / path)
+        if not is_there:
+            self.snapshots[path] = item
+        return path
+
+    # --- what is changed ---------------------------------------------------------------------------------------------
+
+    def _snapshot(self, path: str, item: Row) -> FileChange:
+        text = text_of(item, self.raw).text
+
+        def write(new: Path) -> None:
+            block = _shot(item).block(clock.iso_time(self.now_ms))
+            durable.put_text(new, block + text)
+
+        size = len(text.encode())
+        name = f"{self.place.raw}/{path}"
+        action = Action("write-snapshot", f"write {path}, the text of a note", self.key, name, 1, size)
+        return FileChange(name, (action,), write, size)
+
+    def update(self, statements: Statements) -> Iterator[Action]:
+        """Give the items of new snapshots their paths."""
+        moved = [
+            (one, item)
+            for one in self.new
+            for item in self.items
+            if one.finding == v2.ITEM_NOT_INDEXED and item.get("id") == one.material
+        ]
+        for one, item in moved:
+            statements.set_path(self.key, item, one.path)
+        if moved:
+            said = f"give {counted(len(moved), 'item')} the path of its snapshot"
+            yield Action("update-items", said, self.key, None, len(moved), 0, v2.ITEM_NOT_INDEXED)
+
+    def _index(self) -> RowsChange:
+        path, new = self.store.root / self.place.name, tuple(self.new)
+
+        def apply(db: apsw.Connection) -> None:
+            with schema.full_text_kept(db):
+                for one in new:
+                    text = one.read(db)
+                    if text is None or identity.text_hash(text) != one.content_hash:
+                        raise PlanOutdated(path=path, reason=f"the text of {one.material} is another one now")
+                    self._write(db, one, text)
+
+        size = sum(one.bytes for one in new)
+        return RowsChange(self.place.name, tuple(self._actions()), apply, _TABLES, size)
+
+    def _write(self, db: apsw.Connection, one: _New, text: str) -> None:
+        units = index_units.cut(one.material, text, one.spans)
+        # What is left of units that were there: the bodies come again, and their vectors stay.
+        db.executemany(
+            "DELETE FROM search_text WHERE target_type = 'search_unit' AND target_id = ?",
+            ((unit.unit_id,) for unit in units),
+        )
+        rebuild.rebuild(
+            db,
+            rebuild.Rebuild(one.material, one.path, one.content_hash, text, units, {}, self.now_ms, has_model=False),
+        )
+
+    def _actions(self) -> Iterator[Action]:
+        for finding in NAMES:
+            new = [one for one in self.new if one.finding == finding]
+            if new:
+                units = sum(len(one.spans) for one in new)
+                said = f"cut {counted(len(new), 'text')} into {counted(units, 'unit')}"
+                name = "cut-texts" if finding == v2.NO_UNITS else "index-items"
+                yield Action(name, said, self.key, self.place.name, units, sum(one.bytes for one in new), finding)
+        for path, encoding in self.guessed.items():
+            yield Action("guess-encoding", f"read {path} as {encoding}, by its letters", self.key, path)
+
+
+def _shot(item: Row) -> okf.Snapshot:
+    return okf.note_snapshot(whole(str(data_of(item).get("source"))))
+
+
+def _again(_db: apsw.Connection, item: Row, raw: Path) -> str | None:
+    try:
+        return text_of(item, raw).text
+    except NoText:
+        return None
+
+
+def _stored(db: apsw.Connection, content_hash: str) -> str | None:
+    text: Any = db.execute("SELECT text FROM content WHERE content_hash = ?", (content_hash,)).get
+    return text if isinstance(text, str) else None
+
+
+_MATERIALS = "SELECT material_id, relative_path FROM material"
+_NO_UNITS = """SELECT m.material_id, m.relative_path, c.content_hash, c.text
+  FROM material m JOIN content c ON c.content_hash = m.current_content_hash
+ WHERE NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = m.material_id)
+   AND trim(c.text, char(32, 9, 10, 13)) <> ''"""
+_ORPHANS = """SELECT t.target_id, t.text FROM search_text t
+ WHERE t.target_type = 'search_unit' AND t.kind = 'body' AND typeof(t.text) = 'text'
+   AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""

@@ -1,0 +1,354 @@
+"""Planning an installation: which bases of a source come into a profile, and as what. Nothing is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import apsw
+
+from checks import v2_findings as v2
+from checks.findings import FINDINGS, Finding
+from checks.levels import Level
+from regraft import links, sqlite
+from regraft.errors import NotChanged, NotEnoughSpace, SourceUnreadable, WrongUsage
+from regraft.formats.cherry_v2.catalog_generation import (
+    ASSISTANT_LINKS,
+    MODELS,
+    PROVIDERS,
+    OrderKeys,
+    model_values,
+    provider_values,
+    read_tables,
+)
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.layout import DATA_FOLDER
+from regraft.formats.cherry_v2.models import ModelWord
+from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, NAMES, Kind
+from regraft.report.progress import human_bytes
+from regraft.text import counted, decode_halves
+from repair.changes.copies import damage_of
+from repair.changes.plan import Action, FileChange, Left, Plan, RowsChange
+from repair.changes.store import Store
+from repair.cherry_v2.install import assistants
+from repair.cherry_v2.install.copying import FolderCopy, is_same, listed
+from repair.cherry_v2.install.models import ModelMissing, read_models
+from repair.cherry_v2.install.rekeying import NewIds
+from repair.cherry_v2.install.rows import NewBase, NewRows, Rehearsal, demand_insertable
+from repair.cherry_v2.rescue.held import demand_known_version
+from repair.cherry_v2.source import BaseSource
+
+#: Where a profile has its bases.
+BASES = f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}"
+#: What tells whether an item is as the library has it; its times do not.
+_ITEM = ("id", "group_id", "type", "data", "status", "error")
+_SAME = "the same base"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstallOptions:
+    """How bases are installed. ``now_ms`` is the time that new models, providers and links get."""
+
+    now_ms: int
+    models: ModelWord = field(default_factory=ModelWord)
+    #: Providers that are made where the profile lacks them.
+    providers: frozenset[str] = frozenset()
+    #: Whether a base that is there already comes as a new one.
+    as_new: bool = False
+    #: Whether nothing is written: no room is needed then.
+    dry_run: bool = False
+
+
+def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
+    """Return what comes into the profile; nothing is written.
+
+    Raises:
+        NotChanged: it is no profile.
+        PackDamaged: a file of the pack is not what was packed.
+        ProfileUnknown: the profile is of another time than this regraft.
+        NotEnoughSpace: what comes does not fit.
+        SourceUnreadable: one of both databases cannot be read.
+        WrongUsage: the profile is the source itself.
+    """
+    if store.found.kind is not Kind.V2_PROFILE or store.catalog is None or not store.is_profile:
+        advice = "give the application's profile folder with --profile"
+        raise NotChanged(path=store.path, what=NAMES[store.found.kind], command="install", advice=advice)
+    if links.real_path(store.root) == links.real_path(source.store.root):
+        raise WrongUsage(problem="the source and the profile are one folder", hint="give another one with --profile")
+    path = store.root / store.catalog
+    if not options.dry_run:
+        _demand_early_room(store, path, source, options)
+    source.demand_whole()
+    demand_known_version(store)
+    try:
+        with sqlite.reading(path) as db, sqlite.reading(source.rows) as rows:
+            damage = damage_of(db)
+            if damage is not None:
+                raise SourceUnreadable(path=path, reason=damage)
+            return _Planner(store, path, db, source, rows, options).plan()
+    except (apsw.Error, UnicodeDecodeError) as error:
+        raise SourceUnreadable(path=path, reason=error) from error
+
+
+def _demand_early_room(store: Store, path: Path, source: BaseSource, options: InstallOptions) -> None:
+    """Refuse before a base is held against its checksums or read whole: those count that are sure to be new.
+
+    Raises:
+        NotEnoughSpace
+    """
+    needed = 0
+    # What cannot be read is told by whoever reads all of it.
+    with suppress(apsw.Error, UnicodeDecodeError), sqlite.reading(path) as db:
+        models = read_models(db, source, options.models, options.providers)
+        for base in source.chosen:
+            there = db.execute("SELECT 1 FROM knowledge_base WHERE id = ?", (base,)).get is not None
+            if there or source.problem(base, []) is not None:
+                continue
+            with suppress(ModelMissing):
+                models.embedding(base, source.bases[base].get("embedding_model_id"))
+                place = store.root / (store.bases or BASES) / base
+                new = () if os.path.lexists(place) else source.files(base).files
+                needed += sum(one.lstat().st_size for one in new)
+    free = shutil.disk_usage(store.root).free
+    if needed > free:
+        raise NotEnoughSpace(path=store.root, needed=human_bytes(needed), free=human_bytes(free))
+
+
+class _Planner:
+    def __init__(
+        self,
+        store: Store,
+        path: Path,
+        db: apsw.Connection,
+        source: BaseSource,
+        rows: apsw.Connection,
+        options: InstallOptions,
+    ) -> None:
+        self._store = store
+        self._path = path
+        self._db = db
+        self._library = source
+        self._source = rows
+        self._options = options
+        self._tables = read_tables(path, db)
+        demand_insertable(self._tables, rows)
+        self._models = read_models(db, source, options.models, options.providers)
+        # The copies are proven by their bytes: what they say was looked at in the source.
+        self._made = Plan(level=Level.SHAPE)
+
+    def plan(self) -> Plan:
+        chosen = self._library.chosen
+        findings = self._library.findings()
+        left_out = {base: found for base in chosen if (found := self._library.problem(base, findings)) is not None}
+        for base, finding in left_out.items():
+            self._leave(base, finding.name, f"the source's own audit finds: {finding.message}")
+        wanted = [base for base in chosen if base not in left_out]
+        # What a person calls them: the profile does not know them yet.
+        self._store.names.update({base: self._library.name_of(base) for base in wanted})
+        coming = [one for base in wanted if (one := self._coming(base)) is not None]
+        with closing(Rehearsal(self._db, self._source, self._tables)) as rehearsal:
+            new = [made for one in coming if (made := self._base(one, rehearsal)) is not None]
+            for one in new:
+                self._folder(one)
+                self._promise(one, findings)
+            inserted = tuple(one for one in new if not self._has_row(one.id))
+            if inserted:
+                self._insert(inserted, rehearsal)
+        for word in self._models.unused() if coming else ():
+            self._made.left.append(Left(v2.BASE_MODEL, f"no base that is installed uses {word}"))
+        return self._made
+
+    # --- what is there already ----------------------------------------------------------------------------------------
+
+    def _has_row(self, base: str) -> bool:
+        return self._db.execute("SELECT 1 FROM knowledge_base WHERE id = ?", (base,)).get is not None
+
+    def _coming(self, base: str) -> NewBase | None:
+        """Return under which ids a base comes; None where it is there already, or stays out, which is said."""
+        own = NewBase(base, base)
+        there = self._there(own)
+        if there is None:
+            return own
+        if there is _SAME and not self._options.as_new:
+            return None
+        if not self._options.as_new:
+            said = f"the profile has {there} already, with other content: --as-new lets it come as a new base beside it"
+            self._leave(base, v2.BASE_STATUS, said)
+            return None
+        return self._copy(base)
+
+    def _copy(self, base: str) -> NewBase | None:
+        """Return a base that comes as a new one; None where that is there already."""
+        query = "SELECT id, created_at FROM knowledge_item WHERE base_id = ?"
+        created = {item: time if isinstance(time, int) else None for item, time in self._source.execute(query, (base,))}
+        ids = NewIds(base, created)
+        copy = NewBase(ids.base, base, new_ids=ids)
+        there = self._there(copy)
+        if there is None:
+            self._store.names[ids.base] = self._library.name_of(base)
+            return copy
+        if there is not _SAME:
+            self._leave(base, v2.BASE_STATUS, f"its copy, base {ids.base}, is there already, with other content")
+        return None
+
+    def _there(self, new: NewBase) -> str | None:
+        """Return what of a base the profile has already; None where nothing keeps it from coming."""
+        place, has_files = self._place(new.id), bool(self._library.files(new.origin).files)
+        if place.is_symlink() or (place.exists() and not self._is_same_folder(new, place)):
+            return f"a folder of base {new.id}"
+        if self._has_row(new.id):
+            if self._items(self._db, new.id) != self._own_items(new):
+                return f"base {new.id}"
+            return _SAME if place.exists() or not has_files else None
+        for row in self._own_items(new):
+            if self._db.execute("SELECT 1 FROM knowledge_item WHERE id = ?", (row["id"],)).get is not None:
+                return f"item {row['id']}"
+        return None
+
+    def _is_same_folder(self, new: NewBase, place: Path) -> bool:
+        if new.new_ids is not None:
+            # Its rows differ by their ids; that it is ours is told by whose it says that it is.
+            return self._has_row(new.id) and (place / INDEX_FILE).is_file()
+        own = self._library.folder(new.origin)
+        return own.exists() and is_same(own, place)
+
+    def _own_items(self, new: NewBase) -> list[Row]:
+        rows = self._items(self._source, new.origin)
+        if new.new_ids is None:
+            return rows
+        mapped = ({name: row[name] for name in rows[0]} for row in map(new.new_ids.row, rows))
+        return sorted(mapped, key=lambda row: str(row["id"]))
+
+    def _items(self, db: apsw.Connection, base: str) -> list[Row]:
+        where = "knowledge_item WHERE base_id = ? ORDER BY id"
+        rows = sqlite.lenient_rows(db, _ITEM, where, (base,), decode_halves)
+        return [dict(zip(_ITEM, row, strict=True)) for row in rows]
+
+    def _place(self, base: str) -> Path:
+        return self._store.root / self._bases / base
+
+    @property
+    def _bases(self) -> str:
+        return self._store.bases or BASES
+
+    # --- one base -----------------------------------------------------------------------------------------------------
+
+    def _base(self, coming: NewBase, rehearsal: Rehearsal) -> NewBase | None:
+        """Return a base as it is inserted; what keeps it out is said."""
+        base = coming.origin
+        row = self._library.bases[base]
+        try:
+            model = self._models.embedding(base, row.get("embedding_model_id"))
+        except ModelMissing as missing:
+            self._leave(base, v2.BASE_MODEL, str(missing))
+            return None
+        rerank = self._models.rerank(row.get("rerank_model_id"))
+        new = replace(coming, model=model, rerank=rerank)
+        problem = rehearsal.problem(new)
+        if problem is not None:
+            self._leave(base, v2.BASE_STATUS, f"the profile's own rules refuse it: {problem}")
+            return None
+        if rerank is None and row.get("rerank_model_id") is not None:
+            self._leave(base, v2.BASE_MODEL, f"its rerank model {row['rerank_model_id']} is not there: it has none now")
+        return new
+
+    def _leave(self, base: str, finding: str, why: str) -> None:
+        self._made.left.append(Left(finding, why, base))
+
+    def _folder(self, base: NewBase) -> None:
+        found = self._library.files(base.origin)
+        if found.links:
+            said = f"{counted(len(found.links), 'link')} in its folder, not followed and not copied"
+            self._made.left.append(Left(v2.RAW_MISSING, said, base.id, found.links[0], len(found.links)))
+        own = listed(found.files)
+        if not own or self._place(base.id).exists():
+            return
+        size = sum(mark[0] for _, mark in own)
+        name = f"{self._bases}/{base.id}"
+        action = Action("copy-base", f"copy its folder, {counted(len(own), 'file')}", base.id, name, len(own), size)
+        copy = FolderCopy(self._library, base.origin, own, base.new_ids)
+        self._made.changes.append(FileChange(name, (action,), copy.make, size, mark=copy.mark))
+
+    def _promise(self, base: NewBase, findings: list[Finding]) -> None:
+        """Name what must not be found afterwards: every error that the source itself has not."""
+        had = {one.name for one in findings if one.base == base.origin}
+        if self._library.files(base.origin).links:
+            # What lies behind them was not looked at in the source.
+            had.add(v2.MATERIAL_PATH)
+        grave = (one.name for one in FINDINGS.values() if one.severity == "error" and not one.name.startswith("v1."))
+        self._made.mends |= {(name, base.id) for name in grave if name not in had}
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def _insert(self, bases: tuple[NewBase, ...], rehearsal: Rehearsal) -> None:
+        # What assistants had in v1 is the base of that id, not a copy of it.
+        ids = {base.id for base in bases if base.new_ids is None}
+        links = assistants.links(self._store, self._db, lambda old: self._new_base_of(old, ids))
+        times = dict.fromkeys(("created_at", "updated_at"), self._options.now_ms)
+        new_links = tuple({"assistant_id": one, "knowledge_base_id": base, **times} for one, base in links)
+        used = [model for base in bases for model in (base.model, base.rerank) if model is not None]
+        keys = OrderKeys(self._db)
+        providers = tuple(self._provider_rows(used, keys))
+        models = tuple(self._model_rows(used, keys))
+        rehearsal.demand(PROVIDERS, providers)
+        rehearsal.demand(MODELS, models)
+        rehearsal.demand(ASSISTANT_LINKS, new_links)
+        mark = sqlite.file_mark(self._library.rows)
+        rows = NewRows(
+            tables=self._tables,
+            catalog=self._library.rows,
+            mark=mark,
+            providers=providers,
+            models=models,
+            bases=bases,
+            links=new_links,
+        )
+        size = self._path.stat().st_size
+        name = str(self._store.catalog)
+        actions = [
+            Action("back-up-database", f"back up {self._path.name}", None, name, 1, size),
+            *(self._insert_provider(str(row["provider_id"])) for row in providers),
+            *(Action("insert-model", f"add the model {row['id']}", None, str(row["id"])) for row in models),
+            *(self._insert_action(base) for base in bases),
+            *(
+                Action("link-assistant", f"let assistant {assistant} use it as it did in v1", base, assistant)
+                for assistant, base in links
+            ),
+        ]
+        held = sum(action.bytes for action in actions[1:])
+        recorded = tuple(rows.changed)
+        self._made.changes.append(RowsChange(name, tuple(actions), rows.apply, recorded, held, backup=True))
+
+    def _provider_rows(self, used: Sequence[str], keys: OrderKeys) -> Iterator[Row]:
+        """Yield the rows of the providers that come with models, as the application makes one of the user's own."""
+        needed = {model.provider_id for model in self._models.new.values() if model.id in used}
+        for provider in sorted(needed & self._models.recreated):
+            name = self._library.providers.get(provider, {}).get("name")
+            yield provider_values(provider, str(name or provider), keys.next_provider(), self._options.now_ms)
+
+    def _model_rows(self, used: Sequence[str], keys: OrderKeys) -> Iterator[Row]:
+        """Yield the rows of the models that come with bases, each behind the last of its provider."""
+        for model in self._models.new.values():
+            if model.id in used:
+                yield model_values(model, keys.next_model(model.provider_id), self._options.now_ms)
+
+    def _insert_provider(self, provider: str) -> Action:
+        return Action("insert-provider", f"add the provider {provider}, disabled and without keys", None, provider)
+
+    def _insert_action(self, base: NewBase) -> Action:
+        size = "ifnull(sum(length(CAST(data AS BLOB))), 0)"
+        query = f"SELECT count(*), {size} FROM knowledge_item WHERE base_id = ?"
+        (count, held), *_ = self._source.execute(query, (base.origin,))
+        model = "without a model" if base.model is None else f"with the model {base.model}"
+        said = f"list it {model} and {counted(count, 'item')}"
+        if base.new_ids is not None:
+            said += f", as a new base of {base.origin}"
+        return Action("insert-base", said, base.id, None if base.new_ids is None else base.origin, 1 + count, held)
+
+    def _new_base_of(self, old: str, ids: set[str]) -> str | None:
+        base = self._library.base_of(old)
+        return base if base in ids else None

@@ -1,0 +1,291 @@
+"""``regraft pack``: which bases and files go into a pack, and what became of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from checks import v2_findings as v2
+from regraft import links, sqlite
+from regraft.clock import iso_time
+from regraft.errors import NotEnoughSpace, RegraftError, SourceUnreadable, TargetNotWritable, WrongUsage
+from regraft.formats.cherry_v2.pack import MANIFEST, Manifest, PackedBase, PackedFile, read_manifest
+from regraft.ledger import durable
+from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, Kind
+from regraft.move_errors import NothingToPack, PackThere, PackUnreadable
+from regraft.report.document import Run
+from regraft.report.progress import Progress, human_bytes, stage
+from regraft.text import counted, one_line
+from regraft.tree import ZipTree
+from regraft.zip_directory import LONGEST_NAME, MOST_PARTS
+from repair.changes.copies import copy_database
+from repair.changes.plan import Left
+from repair.cherry_v2.pack import archive, catalog
+from repair.cherry_v2.pack.archive import Member
+from repair.cherry_v2.source import BaseSource, opened
+
+Document = dict[str, Any]
+#: What a zip file takes for each member, besides its bytes and its name, and for its end.
+_MEMBER_BYTES, _END_BYTES = 512, 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackOptions:
+    """What is packed, and where to.
+
+    ``bases`` are names or ids (v1 or v2); empty: all. ``now_ms`` is the time that members carry.
+    """
+
+    source: Path
+    target: Path
+    now_ms: int
+    kind: Kind | None = None
+    bases: tuple[str, ...] = ()
+    dry_run: bool = False
+
+
+@dataclass
+class _Contents:
+    """The files of a pack, and what stays out of it."""
+
+    members: list[Member] = field(default_factory=list)
+    bases: list[PackedBase] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        return sum(member.size for member in self.members)
+
+
+def pack(options: PackOptions, progress: Progress) -> Document:
+    """Write chosen bases of a store to one file, and return what was done; the store is only read.
+
+    Raises:
+        WrongUsage, TargetNotWritable, PackThere: there is no place for it, or something else is there.
+        NothingToPack: no base of it can be packed.
+        NotEnoughSpace
+        PlanOutdated: a file of the source was written to meanwhile.
+        RegraftError: the source cannot be read.
+        OSError: stopped by the system.
+    """
+    run = Run("pack", options.dry_run, target_kind=Kind.PACK.value, target=options.target)
+    _check_target(options.target)
+    with opened(options.source, options.kind, options.bases, "pack") as source, durable.temporary_folder() as work:
+        run.source_kind, run.source = source.store.found.kind.value, options.source
+        _check_outside(source, options)
+        _demand_early_room(source, options)
+        contents = _contents(source, work)
+        if not contents.bases:
+            raise NothingToPack(path=options.source, reason=_reasons(contents))
+        outcome = _carry_out(source, contents, options, progress)
+    run.end()
+    return _document(run, contents, outcome)
+
+
+def _document(run: Run, contents: _Contents, outcome: str) -> Document:
+    return {
+        **run.document(),
+        "outcome": outcome,
+        "bases": [
+            {
+                "id": base.id,
+                "name": base.name,
+                "legacy_id": base.legacy_id,
+                "status": base.status,
+                "model": base.model,
+                "dimensions": base.dimensions,
+                "items": base.items,
+                "files": base.files,
+                "bytes": base.bytes,
+            }
+            for base in contents.bases
+        ],
+        "left": [left.document() for left in contents.left],
+        "files": len(contents.members),
+        "bytes": contents.bytes,
+    }
+
+
+def _reasons(contents: _Contents) -> str:
+    return "; ".join(dict.fromkeys(left.reason for left in contents.left)) or "it has none"
+
+
+# --- where to --------------------------------------------------------------------------------------------------------
+
+
+def _check_target(target: Path) -> None:
+    if target.suffix.lower() != ".zip":
+        raise WrongUsage(problem=f"{one_line(str(target))} is no name of a pack", hint="give FILE.zip")
+    if target.is_dir():
+        raise PackThere(path=target, what="a folder")
+    if not target.parent.is_dir():
+        raise TargetNotWritable(path=target, reason="its folder does not exist")
+
+
+def _check_outside(source: BaseSource, options: PackOptions) -> None:
+    root = options.source if options.source.is_dir() else source.store.root
+    if links.real_path(options.target).is_relative_to(links.real_path(root)):
+        raise TargetNotWritable(path=options.target, reason="it lies in the source")
+
+
+# --- what goes into it -----------------------------------------------------------------------------------------------
+
+
+def _contents(source: BaseSource, work: Path) -> _Contents:
+    source.demand_whole()
+    contents = _Contents()
+    findings = source.findings()
+    chosen = []
+    for base in source.chosen:
+        problem = source.problem(base, findings)
+        if problem is None:
+            chosen.append(base)
+        else:
+            contents.left.append(Left(problem.name, f"not packed: {problem.message}", base))
+    rows = work / CATALOG_FILE
+    try:
+        catalog.write(rows, source, chosen)
+        contents.members.append(Member.of(CATALOG_FILE, rows))
+        for base in chosen:
+            _add_base(contents, source, base, work)
+    except (apsw.Error, UnicodeDecodeError) as error:
+        raise SourceUnreadable(path=source.store.path, reason=error) from error
+    return contents
+
+
+def _add_base(contents: _Contents, source: BaseSource, base: str, work: Path) -> None:
+    row = source.bases[base]
+    found = source.files(base)
+    named = [(path, path.relative_to(source.folder(base)).as_posix()) for path in found.files]
+    unfit = [name for _, name in named if not _is_fit(name)]
+    members = [_member(base, path, name, work) for path, name in named if _is_fit(name)]
+    contents.members += members
+    contents.bases.append(
+        PackedBase(
+            id=base,
+            name=source.name_of(base),
+            status=str(row.get("status")),
+            legacy_id=source.legacy_id(base),
+            model=_text(row.get("embedding_model_id")),
+            dimensions=row["dimensions"] if isinstance(row.get("dimensions"), int) else None,
+            items=len((source.catalog.items or {}).get(base, ())),
+            files=len(members),
+            bytes=sum(member.size for member in members),
+        )
+    )
+    if found.links:
+        said = f"{counted(len(found.links), 'link')} in its folder, not followed and not packed"
+        contents.left.append(Left(v2.RAW_MISSING, said, base, found.links[0], len(found.links)))
+    if unfit:
+        said = f"{counted(len(unfit), 'file')} with a name that no zip file can hold, not packed"
+        contents.left.append(Left(v2.RAW_MISSING, said, base, one_line(unfit[0]), len(unfit)))
+    if row.get("status") == "failed":
+        said = f"it failed ({one_line(str(row.get('error')))}), and is packed as it is"
+        contents.left.append(Left(v2.BASE_FAILED, said, base, severity="note"))
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _is_fit(name: str) -> bool:
+    """Tell whether a name can stand in an archive: UTF-8, and no part that would lead out of it on any system."""
+    try:
+        whole = f"{KNOWLEDGE_FOLDER}/{name}"
+        return (
+            len(whole.encode()) < LONGEST_NAME
+            and whole.count("/") < MOST_PARTS
+            and ".." not in whole.replace("\\", "/").split("/")
+        )
+    except UnicodeEncodeError:
+        return False
+
+
+def _member(base: str, path: Path, name: str, work: Path) -> Member:
+    """Return a file as it is packed: a database with a log beside it as its readers see it."""
+    whole = f"{KNOWLEDGE_FOLDER}/{base}/{name}"
+    if sqlite.companions(links.real_path(path)) and sqlite.is_database(path):
+        copy = work / f"{base}.sqlite"
+        copy_database(path, copy)
+        return Member.of(whole, copy)
+    return Member.of(whole, path)
+
+
+# --- writing it ------------------------------------------------------------------------------------------------------
+
+
+def _carry_out(source: BaseSource, contents: _Contents, options: PackOptions, progress: Progress) -> str:
+    manifest = Manifest(
+        pack=1,
+        created_at=iso_time(options.now_ms),
+        source={"kind": source.store.found.kind.value},
+        bases=tuple(contents.bases),
+    )
+
+    def with_files(files: tuple[PackedFile, ...]) -> Manifest:
+        return msgspec.structs.replace(manifest, files=files)
+
+    if os.path.lexists(options.target):
+        with stage(progress, "Comparing", contents.bytes):
+            _demand_identical(options.target, with_files(archive.hashed(contents.members, progress)))
+        if not options.dry_run:
+            archive.remove_remains(options.target)
+        return "unchanged"
+    if options.dry_run:
+        return "planned"
+    _check_space(options.target, contents)
+    with stage(progress, "Packing", contents.bytes):
+        archive.write(options.target, contents.members, with_files, options.now_ms, progress)
+    return "written"
+
+
+def _demand_identical(target: Path, wanted: Manifest) -> None:
+    """Refuse to write over a file, unless it is the very pack that would be written.
+
+    Raises:
+        PackThere
+    """
+    try:
+        tree = ZipTree(target)
+        try:
+            there = read_manifest(tree)
+        finally:
+            tree.close()
+    except (PackUnreadable, RegraftError):
+        there = None
+    if there is None:
+        raise PackThere(path=target, what="another file")
+    if (there.files, [base.id for base in there.bases]) != (wanted.files, [base.id for base in wanted.bases]):
+        raise PackThere(path=target, what="a pack of something else")
+    problem = archive.problem_of(target, there)
+    if problem is not None:
+        raise PackThere(path=target, what=f"the same pack, damaged ({problem}),")
+
+
+def _demand_early_room(source: BaseSource, options: PackOptions) -> None:
+    """Refuse before any base is read whole: all count that a look at their names does not keep out.
+
+    Raises:
+        NotEnoughSpace
+    """
+    if options.dry_run or os.path.lexists(options.target):
+        return
+    coming = (base for base in source.chosen if source.problem(base, []) is None)
+    _demand_free(options.target, sum(path.lstat().st_size for base in coming for path in source.files(base).files))
+
+
+def _check_space(target: Path, contents: _Contents) -> None:
+    names = sum(2 * len(os.fsencode(member.name)) + _MEMBER_BYTES for member in contents.members)
+    _demand_free(target, contents.bytes + names + _END_BYTES + len(MANIFEST))
+
+
+def _demand_free(target: Path, needed: int) -> None:
+    free = shutil.disk_usage(target.parent).free
+    if needed > free:
+        raise NotEnoughSpace(path=target, needed=human_bytes(needed), free=human_bytes(free))

@@ -1,0 +1,176 @@
+"""Giving folders and their files readable paths where early releases gave the files their own ids.
+
+Only where it is asked for by name. The catalog changes first and the index after it: killed between both, the index has
+the old paths, and the next run, or ``regraft reconcile``, lets it follow. Rules: ``docs/rules.md``, "Folders"; what is
+there already keeps its path.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from checks import v2_findings as v2
+from checks.catalog_rows import is_foreign, is_own_path, virtual_prefixes
+from checks.findings import FINDINGS
+from migrators.pipeline.folders import TakenPaths
+from regraft import sqlite
+from regraft.errors import PlanOutdated
+from regraft.folder_paths import ChildPaths, FolderPrefixes
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_data import data_of
+from regraft.text import counted, is_blank, whole
+from repair.changes.plan import Action, Left, RowsChange
+from repair.cherry_v2.taken_paths import taken_paths
+
+_ITEMS = ("knowledge_item",)
+
+
+@dataclass
+class NewPaths:
+    """The paths that folders of one base and their files get, by the ids of the items."""
+
+    base: str
+    prefixes: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    #: Of files that have such a path already, and whose material does not: a run was killed before the index followed.
+    following: dict[str, str] = field(default_factory=dict)
+    left: list[Left] = field(default_factory=list)
+
+    def leave(self, reason: str, item: str | None, count: int = 1) -> None:
+        """Say what stays as it is."""
+        severity = FINDINGS[v2.ITEM_PATH_IS_ID].severity
+        self.left.append(Left(v2.ITEM_PATH_IS_ID, reason, self.base, item, count, severity))
+
+
+def new_paths(base: str, items: Sequence[Row], materials: dict[str, str], raw: Path) -> NewPaths:
+    """Find paths for the files of folders that have their own ids for paths, and prefixes for their folders.
+
+    Args:
+        base: the base's id.
+        items: its rows, in their order.
+        materials: the paths that its index has, by the ids of materials.
+        raw: its folder of raw files.
+    """
+    made = NewPaths(base, following=dict(_following(items, materials)))
+    folders = {str(row.get("id")): row for row in items if row.get("type") == "directory" and not is_foreign(row)}
+    files: dict[str, list[Row]] = defaultdict(list)
+    for row in filter(is_own_path, items):
+        folder = folders.get(str(row["group_id"]))
+        if folder is None or is_blank(data_of(folder).get("source")):
+            made.leave("the folder that it is in is not there, or has no path", row["id"])
+        elif is_blank(data_of(row).get("source")):
+            made.leave("nothing tells where it came from", row["id"])
+        else:
+            files[str(row["group_id"])].append(row)
+    taken = taken_paths(items, materials.values(), raw)
+    free = FolderPrefixes({*taken.names, *taken.prefixes.values()})
+    for key in (key for key in folders if key in files):
+        if key not in taken.prefixes:
+            made.prefixes[key] = free.take(_source(folders[key]))
+        prefix = taken.prefixes.get(key) or made.prefixes[key]
+        made.files.update(_file_paths(folders[key], prefix, files[key], taken, materials))
+    return made
+
+
+def _following(items: Sequence[Row], materials: dict[str, str]) -> Iterator[tuple[str, str]]:
+    prefixes, taken = virtual_prefixes(items), set(materials.values())
+    for row in items:
+        item, path = str(row.get("id")), str(data_of(row).get("relativePath"))
+        is_behind = row.get("type") == "file" and materials.get(item) == item and path not in taken
+        if is_behind and item in prefixes and path.startswith(prefixes[item]):
+            yield item, path
+
+
+def _file_paths(
+    folder: Row, prefix: str, files: list[Row], taken: TakenPaths, materials: dict[str, str]
+) -> Iterator[tuple[str, str]]:
+    # An entry of v1 that came again was a row each time: the one that has the text is named first.
+    with_text = {_source(row) for row in files if row["id"] in materials}
+    files = sorted(files, key=lambda row: row["id"] not in materials and _source(row) in with_text)
+    there = [*taken.children.get(str(folder.get("id")), ()), *materials.values()]
+    paths = ChildPaths(_source(folder), prefix, there)
+    yield from ((row["id"], paths.take(_source(row))) for row in files)
+
+
+def _source(row: Row) -> str:
+    return whole(str(data_of(row)["source"]))
+
+
+def materials_of(index: Path) -> dict[str, str]:
+    """Return the paths of the materials in an index, by their ids.
+
+    Raises:
+        apsw.Error, OSError: it cannot be read.
+    """
+    with sqlite.reading(index) as db:
+        rows = sqlite.lenient_rows(db, ("material_id", "relative_path"), "material")
+        return {str(material): str(path) for material, path in rows}
+
+
+# --- the changes -----------------------------------------------------------------------------------------------------
+
+
+def catalog_change(root: Path, catalog: str, every: Sequence[NewPaths]) -> RowsChange | None:
+    """Return what gives items their paths; None where none gets one.
+
+    Raises:
+        apsw.Error, OSError: the catalog cannot be read.
+    """
+    actions = tuple(action for paths in every for action in _item_actions(paths))
+    if not actions:
+        return None
+    path = root / catalog
+    tables = tuple(_ITEMS)
+
+    def apply(db: apsw.Connection) -> None:
+        for paths in every:
+            for item, new in paths.prefixes.items():
+                _set_path(db, path, paths.base, item, new, "type = 'directory' AND data ->> '$.relativePath' IS NULL")
+            for item, new in paths.files.items():
+                _set_path(db, path, paths.base, item, new, "type = 'file' AND data ->> '$.relativePath' = id")
+
+    size = sum(200 + len(new) for paths in every for new in (*paths.prefixes.values(), *paths.files.values()))
+    return RowsChange(catalog, actions, apply, tables, size)
+
+
+def _item_actions(paths: NewPaths) -> Iterator[Action]:
+    for action, noun, of_these in (("name-folders", "folder", paths.prefixes), ("name-files", "file", paths.files)):
+        if of_these:
+            which = "a prefix" if noun == "folder" else "a readable path"
+            said = f"give {counted(len(of_these), noun)} {which} ({next(iter(of_these.values()))})"
+            yield Action(action, said, paths.base, None, len(of_these), finding=v2.ITEM_PATH_IS_ID)
+
+
+def _set_path(db: apsw.Connection, path: Path, base: str, item: str, new: str, condition: str) -> None:
+    change = f"UPDATE knowledge_item SET data = json_set(data, '$.relativePath', ?) WHERE id = ? AND {condition}"
+    before: Any = db.total_changes()
+    db.execute(f"{change} AND base_id = ?", (new, item, base))
+    if db.total_changes() == before:
+        raise PlanOutdated(path=path, reason=f"the item {item} has another path now")
+
+
+def index_change(root: Path, index: str, paths: NewPaths, materials: dict[str, str]) -> RowsChange | None:
+    """Return what gives the materials of an index the paths of their items; None where none gets one."""
+    every = {**paths.following, **paths.files}
+    moves = [(new, item) for item, new in every.items() if materials.get(item) == item]
+    if not moves:
+        return None
+    said = f"give {counted(len(moves), 'material')} the path of its item"
+    action = Action("update-paths", said, paths.base, None, len(moves), finding=v2.ITEM_PATH_IS_ID)
+
+    def apply(db: apsw.Connection) -> None:
+        for new, item in moves:
+            before: Any = db.total_changes()
+            db.execute(
+                "UPDATE material SET relative_path = ?1 WHERE material_id = ?2 AND relative_path = ?2", (new, item)
+            )
+            if db.total_changes() == before:
+                raise PlanOutdated(path=root / index, reason=f"the material {item} has another path now")
+
+    return RowsChange(index, (action,), apply, ("material",), sum(200 + len(new) for new, _ in moves))

@@ -1,0 +1,386 @@
+"""Making the index of a base follow the catalog, which is the authority.
+
+Rules: ``docs/formats/index.md``, "Following the catalog". A material without an item goes with its units and
+bodies, and with the vectors and texts that nothing else names, as the application's own clean-up does it. What the
+index lacks cannot be made here: it is listed.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import apsw
+
+from checks import v2_findings as v2
+from checks.catalog_rows import base_key, is_foreign, path_of
+from checks.findings import FINDINGS, Finding
+from checks.index_file import path_problem
+from checks.levels import Level
+from regraft import sqlite
+from regraft.errors import NotChanged, PlanOutdated, SourceUnreadable
+from regraft.following import OutOfOrder, differences
+from regraft.formats.cherry_v2 import layout
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
+from regraft.locate import NAMES
+from regraft.text import argument, counted, decode_utf8, whole
+from repair.changes.plan import Action, Left, Plan, RowsChange
+from repair.changes.store import Store
+from repair.cherry_v2.rules.evidence import DAMAGE
+
+#: What the index lacks.
+_MISSING = (v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED, v2.BASE_NO_INDEX)
+_DIFFERENT = {v2.MATERIAL_ORPHAN, v2.MATERIAL_PATH}
+#: With these an index may be that of another base, or cannot be read.
+_DAMAGE = {*DAMAGE, v2.META_MISSING}
+
+
+def plan(store: Store) -> Plan:
+    """Return what is going to be changed in the indexes of a store; nothing is written.
+
+    Raises:
+        NotChanged: there is no catalog that an index could follow.
+        SourceUnreadable: nobody can tell what the catalog says.
+    """
+    if store.catalog is None:
+        what = f"{NAMES[store.found.kind]} without a catalog"
+        raise NotChanged(path=store.path, what=what, command="reconcile", advice="give the library or profile it is of")
+    path = store.root / store.catalog
+    try:
+        known = {base_key(row) for row in read_catalog(path, data=False).bases}
+    except CatalogProblem as problem:
+        raise SourceUnreadable(path=path, reason=problem) from problem
+    made = Plan()
+    findings: dict[str | None, list[Finding]] = {}
+    for finding in store.findings(Level.QUICK):
+        findings.setdefault(finding.base, []).append(finding)
+    for base, found in findings.items():
+        if base is not None:
+            _plan_base(store, base, found, made, is_known=base in known)
+    return made
+
+
+def _plan_base(store: Store, base: str, found: list[Finding], made: Plan, *, is_known: bool) -> None:
+    made.left += [_lacking(store, finding) for finding in found if finding.name in _MISSING]
+    wanted = {finding.name for finding in found} & _DIFFERENT
+    damaged = [finding for finding in found if finding.name in _DAMAGE]
+    if damaged or not is_known:
+        reason = f"nothing of the index is changed: {damaged[0].message if damaged else 'the catalog has no such base'}"
+        stays = [finding for finding in found if finding.name in wanted or finding.name in _DAMAGE]
+        made.left += [_left(finding, reason) for finding in stays]
+        return
+    if not wanted:
+        return
+    try:
+        follows = _Follows(store, base, store.stores[base])
+        follows.compare(lacks_any=any(finding.name == v2.ITEM_NO_MATERIAL for finding in found))
+        change = follows.change()
+    except (apsw.Error, OSError, UnicodeDecodeError, OutOfOrder) as problem:
+        said = f"index and catalog cannot be held against each other: {problem}"
+        made.left += [Left(name, said, base, severity=FINDINGS[name].severity) for name in sorted(wanted)]
+        return
+    made.left += follows.left
+    if change is not None:
+        made.changes.append(change)
+    of_these = {one.finding for one in follows.left}
+    made.mends |= {(name, base) for name in wanted - of_these}
+
+
+def _left(finding: Finding, reason: str) -> Left:
+    return Left(finding.name, reason, finding.base, finding.subject, finding.count, finding.severity, finding.repair)
+
+
+def _lacking(store: Store, finding: Finding) -> Left:
+    left = _left(finding, finding.message)
+    if not store.is_profile or finding.name == v2.ITEM_NOT_INDEXED:
+        return left
+    # The upgrade may have left the v1 file that has it.
+    return Left(**{**left.document(), "repair": f"regraft rescue {shlex.quote(argument(store.root))}"})
+
+
+# --- one base --------------------------------------------------------------------------------------------------------
+
+_GONE = "(SELECT value FROM json_each(?1))"
+_BODIES = f"""SELECT t.rowid FROM search_unit u
+     CROSS JOIN search_text t ON t.target_type = 'search_unit' AND t.target_id = u.unit_id
+    WHERE u.material_id IN {_GONE}"""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Rows of one table that go with the materials ``?1``, a JSON list of ids."""
+
+    action: str
+    noun: str
+    table: str
+    #: Selects the row numbers of those that go.
+    rows: str
+    size: str = ""
+
+
+#: In the order in which they go: a text, which materials have a key to, is the last.
+_KINDS = (
+    _Kind(
+        "delete-embeddings",
+        "vector",
+        "embedding",
+        # CROSS JOIN: the bodies first. Without statistics SQLite would begin with every vector of the file.
+        f"""WITH bodies (body) AS MATERIALIZED ({_BODIES})
+            SELECT DISTINCT e.rowid FROM bodies CROSS JOIN search_text t ON t.rowid = body
+             CROSS JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
+             WHERE NOT EXISTS (SELECT 1 FROM search_text o WHERE o.embedding_text_hash = e.embedding_text_hash
+                                  AND o.rowid NOT IN (SELECT body FROM bodies))""",
+        "octet_length(vector_blob)",
+    ),
+    _Kind("delete-bodies", "body", "search_text", _BODIES, "octet_length(text)"),
+    _Kind(
+        "delete-contents",
+        "text",
+        "content",
+        f"""SELECT c.rowid FROM content c
+             WHERE c.content_hash IN (SELECT current_content_hash FROM material WHERE material_id IN {_GONE}
+                                      UNION SELECT content_hash FROM search_unit WHERE material_id IN {_GONE})
+               AND NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = c.content_hash
+                                  AND m.material_id NOT IN {_GONE})
+               AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = c.content_hash
+                                  AND u.material_id NOT IN {_GONE})""",
+        "octet_length(text)",
+    ),
+    _Kind("delete-units", "unit", "search_unit", f"SELECT rowid FROM search_unit WHERE material_id IN {_GONE}"),
+    _Kind("delete-materials", "material", "material", f"SELECT rowid FROM material WHERE material_id IN {_GONE}"),
+)
+#: What of them is deleted when.
+_ORDER = ("search_text", "search_unit", "material", "content", "embedding")
+
+
+@dataclass(frozen=True)
+class _Move:
+    """A material with the path that its item has."""
+
+    material: str
+    old: str
+    new: str
+
+
+@dataclass
+class _Follows:
+    """The index of one base, held against the catalog."""
+
+    store: Store
+    base: str
+    index: layout.Store
+    #: Ids of materials that go, and those that get another path.
+    gone: list[str] = field(default_factory=list)
+    moves: list[_Move] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+
+    def compare(self, *, lacks_any: bool) -> None:
+        """Find the differences; ``lacks_any`` tells whether there are items whose material is missing.
+
+        Raises:
+            OutOfOrder: an id is there twice.
+            apsw.Error, OSError, UnicodeDecodeError: one of both cannot be read.
+        """
+        catalog = self.store.root / str(self.store.catalog)
+        with sqlite.reading(catalog) as items, sqlite.reading(self.store.root / self.index.name) as index:
+            if {items.execute("PRAGMA encoding").get, index.execute("PRAGMA encoding").get} != {"UTF-8"}:
+                raise OutOfOrder("their texts are not UTF-8")
+            for one in differences(_items(items, self.base), _materials(index)):
+                if one.kind == "orphaned":
+                    self._orphaned(items, one.id)
+                elif one.kind == "stale" and one.wanted is not None:
+                    self._stale(one.id, one.found, one.wanted)
+            self._leave_odd(items, index, lacks_any=lacks_any)
+            self._leave_taken(index)
+        self._leave_files()
+
+    def _leave(self, finding: str, reason: str, subject: str | None, count: int = 1) -> None:
+        self.left.append(Left(finding, reason, self.base, subject, count, FINDINGS[finding].severity))
+
+    def _orphaned(self, items: apsw.Connection, key: bytes) -> None:
+        material = _text(key)
+        if material is None:
+            self._leave(v2.MATERIAL_ORPHAN, "its id is no text", None)
+            return
+        elsewhere = items.execute("SELECT base_id FROM knowledge_item WHERE id = ?", (material,)).fetchall()
+        if any(base != self.base for (base,) in elsewhere):
+            self._leave(v2.MATERIAL_ORPHAN, f"its item is of another base ({elsewhere[0][0]})", material)
+        else:
+            self.gone.append(material)
+
+    def _stale(self, key: bytes, found: bytes | None, wanted: bytes) -> None:
+        material, old, new = _text(key), _text(found), _text(wanted)
+        # A half surrogate is found again by nobody.
+        if material is None or old is None or new is None or "\ufffd" in old:
+            self._leave(v2.MATERIAL_PATH, "one of its two paths is no text", material)
+        else:
+            self.moves.append(_Move(material, old, new))
+
+    def _leave_odd(self, items: apsw.Connection, index: apsw.Connection, *, lacks_any: bool) -> None:
+        """Delete nothing where an item may be there that nobody finds."""
+        odd = index.execute("SELECT count(*) FROM material WHERE typeof(material_id) <> 'text'").get
+        if odd:
+            self._leave(v2.MATERIAL_ORPHAN, "its id is no text", None, odd)
+        reason = None
+        if items.execute("SELECT 1 FROM knowledge_item WHERE typeof(id) <> 'text' LIMIT 1").get:
+            reason = "the id of an item is no text, so that nobody knows whose they are"
+        if lacks_any and len(self.gone) == index.execute("SELECT count(*) FROM material").get:
+            reason = "no material at all has an item, and items lack theirs: the index may be that of other items"
+        if self.gone and reason is not None:
+            self._leave(v2.MATERIAL_ORPHAN, reason, None, len(self.gone))
+            self.gone = []
+
+    # --- paths -------------------------------------------------------------------------------------------------------
+
+    def _leave_taken(self, index: apsw.Connection) -> None:
+        """Leave those materials where they are whose new path is none, or is another one's."""
+        going = set(self.gone)
+        while True:
+            moving = {move.material for move in self.moves}
+            wanted: dict[str, int] = {}
+            for move in self.moves:
+                wanted[move.new] = wanted.get(move.new, 0) + 1
+            stays: set[_Move] = set()
+            for move in self.moves:
+                owner = self._owner(index, move.new)
+                reason = path_problem(move.new.encode())
+                if reason is None and wanted[move.new] > 1:
+                    reason = "that of several items"
+                if reason is None and owner is not None and owner not in going | moving:
+                    reason = f"that of the material {owner}"
+                if reason is not None:
+                    self._leave(v2.MATERIAL_PATH, f'the path of its item, "{move.new}", is {reason}', move.material)
+                    stays.add(move)
+            if not stays:
+                return
+            self.moves = [move for move in self.moves if move not in stays]
+
+    @staticmethod
+    def _owner(index: apsw.Connection, path: str) -> str | None:
+        owner = index.execute("SELECT CAST(material_id AS BLOB) FROM material WHERE relative_path = ?", (path,)).get
+        return None if owner is None else owner.decode("utf-8", "replace")
+
+    def _leave_files(self) -> None:
+        """Say which files are not where their items say."""
+        raw = self.store.root / self.index.raw
+        for move in self.moves:
+            if move.new != move.material and not _is_file(raw, move.new) and _is_file(raw, move.old):
+                said = f'its file is still called "{move.old}", and its item says "{move.new}"'
+                self._leave(v2.RAW_MISSING, said, move.material)
+
+    # --- the change --------------------------------------------------------------------------------------------------
+
+    def change(self) -> RowsChange | None:
+        """Return what makes the index follow; None where it does.
+
+        Raises:
+            apsw.Error, OSError: the index cannot be read.
+        """
+        gone, moves, path = json.dumps(self.gone), tuple(self.moves), self.store.root / self.index.name
+        with sqlite.reading(path) as db:
+            counts = _counts(db, gone)
+        actions = list(self._deletions(counts))
+        if moves:
+            said = f"give {counted(len(moves), 'material')} the path of its item"
+            subject = moves[0].material if len(moves) == 1 else None
+            actions.append(Action("update-paths", said, self.base, subject, len(moves), 0, v2.MATERIAL_PATH))
+        if not actions:
+            return None
+
+        def apply(db: apsw.Connection) -> None:
+            if _counts(db, gone) != counts:
+                raise PlanOutdated(path=path, reason="other rows would go now than were planned")
+            _delete(db, gone)
+            if not _rename(db, moves):
+                raise PlanOutdated(path=path, reason="the materials have other paths now")
+
+        tables = [table for table, (count, _) in counts.items() if count]
+        tables += ["material"] if moves and "material" not in tables else []
+        size = sum(held for _, held in counts.values())
+        bodies = "search_text" in tables
+        return RowsChange(self.index.name, tuple(actions), apply, tuple(tables), size, bodies)
+
+    def _deletions(self, counts: dict[str, tuple[int, int]]) -> Iterator[Action]:
+        for kind in reversed(_KINDS):
+            count, size = counts[kind.table]
+            if count:
+                which = "without an item" if kind.table == "material" else "that nothing else needs"
+                finding = v2.MATERIAL_ORPHAN if kind.table == "material" else None
+                said = f"delete {counted(count, kind.noun)} {which}"
+                yield Action(kind.action, said, self.base, None, count, size, finding)
+
+
+def _text(raw: bytes | None) -> str | None:
+    try:
+        return None if raw is None else raw.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _is_file(raw: Path, path: str) -> bool:
+    try:
+        return path_problem(path.encode()) is None and (raw / path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _items(db: apsw.Connection, base: str) -> Iterator[tuple[bytes, bytes | None]]:
+    """Return the items of a base that may have a material, with the path of what is indexed, sorted by id."""
+    of_base = "knowledge_item NOT INDEXED WHERE base_id = ? AND typeof(id) = 'text' ORDER BY CAST(id AS BLOB)"
+    for key, kind, status, data in sqlite.lenient_rows(db, ("id", "type", "status", "data"), of_base, (base,)):
+        item = {"type": kind, "data": data}
+        if status == "deleting" and not is_foreign(item):
+            continue
+        path = None if is_foreign(item) else path_of(item)
+        yield key.encode(), None if path is None else whole(path).encode()
+
+
+def _materials(db: apsw.Connection) -> Iterator[tuple[bytes, bytes | None]]:
+    rows = db.execute(
+        "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB) FROM material"
+        " WHERE typeof(material_id) = 'text' ORDER BY 1"
+    )
+    yield from ((key, None if path is None else _plain(path)) for key, path in rows)
+
+
+def _plain(path: bytes) -> bytes:
+    """Return a path as that of an item is read; what is no text at all stays as it is."""
+    try:
+        path.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return path
+    return decode_utf8(path).encode()
+
+
+def _counts(db: apsw.Connection, gone: str) -> dict[str, tuple[int, int]]:
+    """Return for each table how many rows go with these materials, and how many bytes they hold."""
+    found: dict[str, tuple[int, int]] = {}
+    for kind in _KINDS:
+        sums = f"SELECT count(*), ifnull(sum({kind.size or 0}), 0) FROM {kind.table} WHERE rowid IN ({kind.rows})"
+        for count, held in db.execute(sums, (gone,)):
+            found[kind.table] = count, held
+    return found
+
+
+def _delete(db: apsw.Connection, gone: str) -> None:
+    """Delete materials with all that only they need."""
+    for kind in _KINDS:
+        db.execute(f"CREATE TEMP TABLE regraft_{kind.table} AS {kind.rows}", (gone,))
+    for table in _ORDER:
+        db.execute(f"DELETE FROM main.{table} WHERE rowid IN (SELECT rowid FROM temp.regraft_{table})")
+    for kind in _KINDS:
+        db.execute(f"DROP TABLE temp.regraft_{kind.table}")
+
+
+def _rename(db: apsw.Connection, moves: tuple[_Move, ...]) -> bool:
+    """Give materials their new paths; False where one does not have the old one."""
+    before = db.total_changes()
+    # First out of each other's way: the new path of one may be the old one of another.
+    out = "UPDATE material SET relative_path = material_id || hex(randomblob(16)) WHERE material_id = ?"
+    db.executemany(f"{out} AND relative_path = ?", ((move.material, move.old) for move in moves))
+    home = "UPDATE material SET relative_path = ? WHERE material_id = ?"
+    db.executemany(home, ((move.new, move.material) for move in moves))
+    return bool(db.total_changes() - before == 2 * len(moves))

@@ -1,0 +1,293 @@
+"""What is missing of one base and can come back: its v1 draft, planned anew with the ids that the profile has."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from checks import v2_findings as v2
+from checks.catalog_rows import is_tombstone, path_of
+from migrators import cherry_v1
+from migrators.pipeline.drafts import BaseDraft, ItemDraft
+from migrators.pipeline.folders import lay_out
+from migrators.pipeline.plan import plan_base
+from migrators.pipeline.plan_model import BasePlan, ItemPlan, MaterialPlan
+from migrators.pipeline.uploads import SourceFailed
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
+from regraft.formats.cherry_v2.models import ModelWord
+from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.locate import RAW_FOLDER
+from regraft.report import notices
+from regraft.report.notices import Notice
+from regraft.text import argument, is_blank
+from repair.changes.plan import Left
+from repair.changes.store import Store
+from repair.cherry_v2.rescue.carrying import NewSnapshot, V1File, read_through
+from repair.cherry_v2.rescue.held import Held
+from repair.cherry_v2.rescue.matching import fit_children, match_items
+from repair.cherry_v2.rescue.source import V1Left
+from repair.cherry_v2.taken_paths import is_safe, snapshot_names, taken_paths
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base of the profile in which something may be missing: its rows, and what its index holds (None: no file)."""
+
+    key: str
+    row: Row
+    items: list[Row]
+    #: The name of its index below the store's root.
+    index: str
+    held: Held | None
+    #: The gravest finding that it may be rescued from.
+    finding: str
+
+    @property
+    def is_failed(self) -> bool:
+        """Tell whether it is a failed base."""
+        return self.row.get("status") == "failed"
+
+    @property
+    def is_bare(self) -> bool:
+        """Tell whether there is no index, or one without rows."""
+        return self.held is None or not self.held.has_rows
+
+    @property
+    def materials(self) -> dict[str, str]:
+        """Return the paths of the materials that its index has, by their ids."""
+        return {} if self.held is None else self.held.materials
+
+    def left(self, why: str, repair: str | None = None) -> Left:
+        """Return that the base stays as it is; ``repair`` is the command line that may help."""
+        grave = self.finding in (v2.BASE_FAILED, v2.BASE_NO_INDEX)
+        return Left(self.finding, why, self.key, severity="warning" if grave else "note", repair=repair)
+
+
+@dataclass
+class Rescued:
+    """What comes back of a base."""
+
+    base: Base
+    #: What is carried: the materials that its index lacks, of items with the profile's ids and paths.
+    v1: V1File
+    draft: BaseDraft
+    #: The profile's rows by the ids of the plan's items.
+    rows: dict[str, Row]
+    snapshots: list[NewSnapshot] = field(default_factory=list)
+    #: What planning says of all of the base.
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    def plan(self) -> BasePlan:
+        """Return the plan of what is carried."""
+        return self.v1.plan
+
+    @property
+    def texts(self) -> set[str]:
+        """Return the ids of items that have a text in the index afterwards."""
+        return {self.plan.items[material.item].id for material in self.plan.materials} | self.base.materials.keys()
+
+    @property
+    def completed(self) -> list[ItemPlan]:
+        """Return the items that the upgrade could not carry and that are whole now."""
+        there = self.texts
+        return [
+            item
+            for item in self.plan.items
+            if _was_left(self.rows.get(item.id))
+            and item.status == "completed"
+            and (item.type == "directory" or item.id in there)
+        ]
+
+    @property
+    def new(self) -> list[ItemPlan]:
+        """Return the files of folders that come back; where the base is there, only of folders with a text."""
+        folders = {item.id: item for item in self.plan.items if item.type == "directory"}
+        every = self.base.is_failed or self.base.is_bare
+        return [
+            item
+            for item in self.plan.items
+            if item.id not in self.rows
+            and item.group_id in folders
+            and (every or folders[item.group_id].status == "completed")
+        ]
+
+
+def _was_left(row: Row | None) -> bool:
+    """Tell whether an item is one that the upgrade could not carry."""
+    return row is not None and row.get("status") == "failed" and row.get("error") == notices.NOT_MIGRATED
+
+
+class _Stays(Exception):
+    """A base that stays as it is: why, and the command line that may help."""
+
+    def __init__(self, why: str, repair: str | None = None) -> None:
+        super().__init__(why)
+        self.why, self.repair = why, repair
+
+
+class Looker:
+    """Looks at one base after the other; what stays as it is comes together in ``left``."""
+
+    def __init__(self, store: Store, v1: V1Left, catalog: StoredCatalog, word: ModelWord, now_ms: int) -> None:
+        self._store = store
+        self._v1 = v1
+        self._catalog = catalog
+        self._word = word
+        self._now = now_ms
+        self.left: list[Left] = []
+
+    def look(self, base: Base, draft: BaseDraft) -> Rescued | None:
+        """Return what comes back of a base; None where nothing can."""
+        try:
+            return self._look(base, draft)
+        except _Stays as stays:
+            self.left.append(base.left(stays.why, stays.repair))
+        except StoreProblem as problem:
+            self.left.append(base.left(str(problem)))
+        return None
+
+    def _look(self, base: Base, draft: BaseDraft) -> Rescued:
+        self._check_model(base, draft)
+        if base.is_failed and base.held is not None and base.held.materials and base.held.vector_bytes is None:
+            raise _Stays(
+                "its index has the texts already, without vectors, and would keep them so: migrate v1's data anew with "
+                "its model named, or restore the base with a new model"
+            )
+        found, vectors, tree, mark = self._v1.survey(draft)
+        own, rows, name = self._adopted(base, draft, found)
+        planned = self._planned(base, own, found)
+        if planned.error is not None:
+            raise _Stays(next(said.message for said in planned.notices if said.code == planned.error))
+        if base.held is not None and base.held.vector_bytes not in (None, planned.vector_bytes):
+            raise _Stays("its index has vectors of another length than v1's file")
+        planned = replace(planned, items=tuple(map(name, planned.items)))
+        whole = V1File(tree, vectors, cherry_v1.JOURNEY.table, planned, mark)
+        missing = tuple(self._missing(base, planned, rows))
+        bare = tuple(_without_snapshot(base, planned))
+        try:
+            prefixes = [
+                item.data["relativePath"]
+                for item in planned.items
+                if item.type == "directory" and "relativePath" in item.data
+            ]
+            processes = not is_blank(base.row.get("file_processor_id"))
+            # What a run that was stopped has left on disk is used again.
+            known = taken_paths(base.items, base.materials.values())
+            names = snapshot_names(known, prefixes, reserve_processed=processes)
+            v1, snapshots = read_through(whole.carrying((*missing, *bare)), names, self._raw(base), base.materials)
+        except SourceFailed as failed:
+            raise _Stays(f"its vector file {draft.vector_file} cannot be read: {failed}") from failed
+        return Rescued(base, v1.carrying(missing), draft, rows, snapshots, planned.notices)
+
+    def _planned(self, base: Base, own: BaseDraft, found: Survey) -> BasePlan:
+        """Plan a base beside what it has; what a run that was stopped put into the index is no one else's."""
+        hints, listed = self._v1.hints(own, found, self._now), {row.get("id") for row in base.items}
+
+        def plan(materials: Iterable[str]) -> BasePlan:
+            return plan_base(own, found, hints, taken=taken_paths(base.items, materials, self._raw(base)))
+
+        known = [path for key, path in base.materials.items() if key in listed]
+        planned = plan(known)
+        coming = {item.id for item in planned.items} | listed
+        others = [path for key, path in base.materials.items() if key not in coming]
+        return plan([*known, *others]) if others else planned
+
+    def _raw(self, base: Base) -> Path:
+        return self._store.root / self._store.bases / base.key / RAW_FOLDER
+
+    # --- its model --------------------------------------------------------------------------------------------------
+
+    def _check_model(self, base: Base, draft: BaseDraft) -> None:
+        """Refuse a base that cannot have v1's vectors, as far as its model tells."""
+        model, wanted = base.row.get("embedding_model_id"), draft.embedding.model
+        if wanted is None:
+            raise _Stays(draft.embedding.problem)
+        if model is not None and model != wanted.id:
+            same = f"--map-model '{wanted.id}={model}'"
+            raise _Stays(f"its model is {model}, and v1's vectors are of {wanted.id}; {same} says that they are one")
+        if wanted.id in {row.get("id") for row in self._catalog.models or ()}:
+            return
+        mapped = f"--map-model '{wanted.id}=PROVIDER::MODEL'"
+        if wanted.provider_id not in {row.get("provider_id") for row in self._catalog.providers or ()}:
+            gone = f"its model {wanted.id} and the provider {wanted.provider_id} are not in the profile"
+            raise _Stays(f"{gone}: add the provider in the application first, or {mapped}")
+        if wanted.id not in self._word.recreated:
+            again = f"--recreate-model '{wanted.id}'"
+            command = shlex.join(["regraft", "rescue", argument(self._store.path), "--recreate-model", wanted.id])
+            said = f"its model {wanted.id} is not in the profile: add it in the application, or {again}, or {mapped}"
+            raise _Stays(said, command)
+
+    # --- its draft with the profile's ids -----------------------------------------------------------------------------
+
+    def _adopted(
+        self, base: Base, draft: BaseDraft, survey: Survey
+    ) -> tuple[BaseDraft, dict[str, Row], Callable[[ItemPlan], ItemPlan]]:
+        """Give a draft the profile's ids: return it, the rows by these ids, and what names the files of folders."""
+        matched = match_items(base.items, draft.items, lay_out(draft, {}).files)
+        pairs = [(row, item) for row, item in matched.pairs if _has_safe_path(row)]
+        rows = {row["id"]: row for row, _ in pairs}
+        items = tuple(self._item(base, item, row) for row, item in pairs)
+        own = replace(draft, id=base.key, items=items)
+        own, children, unsure = fit_children(
+            own, survey, base.items, lambda folder: is_tombstone(rows[folder]), base.materials
+        )
+        for row in [*matched.unsure, *unsure]:
+            finding = v2.ITEM_TOMBSTONE if is_tombstone(row) else v2.ITEM_NO_MATERIAL
+            self.left.append(Left(finding, "several items of v1 may be this one", base.key, str(row.get("id"))))
+
+        def named(item: ItemPlan) -> ItemPlan:
+            row = children.get(item.id)
+            if row is not None:
+                data = {**item.data, "relativePath": path_of(row) or row["id"]}
+                item = replace(item, id=row["id"], data=data)
+            # Uploads are copied by themselves.
+            return replace(item, upload=None)
+
+        return own, {**rows, **{row["id"]: row for row in children.values()}}, named
+
+    def _item(self, base: Base, item: ItemDraft, row: Row) -> ItemDraft:
+        """Return an item with its row's id and path; a snapshot that is gone has none, and is written anew."""
+        data = {key: value for key, value in item.data.items() if key != "relativePath"}
+        path = path_of(row)
+        if path is not None and (item.type == "file" or self._is_raw_file(base, path)):
+            data["relativePath"] = path
+        return replace(item, id=row["id"], data=data, file_name=None)
+
+    def _is_raw_file(self, base: Base, path: Any) -> bool:
+        return is_safe(path) and (self._raw(base) / path).is_file()
+
+    # --- what is missing ----------------------------------------------------------------------------------------------
+
+    def _missing(self, base: Base, planned: BasePlan, rows: dict[str, Row]) -> Iterator[MaterialPlan]:
+        """Yield the materials that the index lacks, of items that are to have one."""
+        taken = set(base.materials.values())
+        for material in planned.materials:
+            item = planned.items[material.item]
+            path = item.data.get("relativePath")
+            row = rows.get(item.id)
+            is_wanted = row is None or base.is_failed or base.is_bare or row.get("status") == "completed"
+            if item.id in base.materials or not (is_wanted or _was_left(row)):
+                continue
+            if path is not None and (path in taken or not is_safe(path)):
+                why = "another text in its index has that" if path in taken else "it leads out of the base"
+                self.left.append(Left(v2.ITEM_NO_MATERIAL, f"its path is {path}: {why}", base.key, item.id))
+                continue
+            taken.add(path or item.id)
+            yield material
+
+
+def _without_snapshot(base: Base, planned: BasePlan) -> Iterator[MaterialPlan]:
+    """Yield the materials that a run which was stopped put into the index, before it wrote their snapshots."""
+    for material in planned.materials:
+        item = planned.items[material.item]
+        if base.is_failed and item.id in base.materials and "relativePath" not in item.data:
+            yield material
+
+
+def _has_safe_path(row: Row) -> bool:
+    path = path_of(row)
+    return row.get("type") != "file" if path is None else is_safe(path)

@@ -1,0 +1,192 @@
+"""What brings a base back: its files, each in one step, and the rows of the profile's database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from checks import v2_findings as v2
+from checks.catalog_rows import is_tombstone, path_of
+from checks.v1_source import FINDING_OF
+from migrators.pipeline import preflight
+from migrators.pipeline.plan_model import ItemPlan
+from regraft.formats.cherry_v2.catalog_reader import StoredCatalog
+from regraft.formats.cherry_v2.item_data import data_of
+from regraft.locate import RAW_FOLDER
+from regraft.report import notices
+from regraft.text import counted
+from repair.changes.plan import Action, FileChange, Left, Plan
+from repair.changes.store import Store
+from repair.cherry_v2.rescue import carrying
+from repair.cherry_v2.rescue.base import Rescued
+from repair.cherry_v2.rescue.catalog import Statements
+from repair.cherry_v2.rescue.source import V1Left
+from repair.cherry_v2.taken_paths import is_safe
+
+#: What a fresh index must not have, whatever v1's rows are; odd vectors are v1's own.
+_FRESH = frozenset(
+    {
+        *(v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION, v2.META_MISSING, v2.META_BASE),
+        *(v2.CONTENT_HASH, v2.CONTENT_ORPHAN, v2.NO_CONTENT, v2.PATH_UNSAFE, v2.MATERIAL_PATH),
+        *(v2.UNIT_OFFSETS, v2.UNIT_ID, v2.UNIT_GAP, v2.UNIT_CONTENT, v2.NO_BODY, v2.BODY_ID, v2.BODY_HASH),
+        *(v2.BODY_ORPHAN, v2.BODY_ROWID, v2.FTS_DESYNC, v2.VECTOR_MISSING, v2.VECTOR_ORPHAN, v2.VECTOR_LENGTH),
+        v2.BASE_DIMENSIONS,
+    }
+)
+
+
+class Maker:
+    """Turns what comes back of every base into changes; ``rows`` are the actions of the one change of rows."""
+
+    def __init__(self, store: Store, v1: V1Left, catalog: StoredCatalog, now_ms: int, made: Plan) -> None:
+        self._store = store
+        self._v1 = v1
+        self._models = {row.get("id") for row in catalog.models or ()}
+        self._now = now_ms
+        self._made = made
+        self.statements = Statements(store.root / str(store.catalog))
+        self.rows: list[Action] = []
+
+    def bring_back(self, rescued: Rescued) -> None:
+        """Add the changes of one base, and say what of it stays."""
+        index = list(self._index(rescued))
+        if index or rescued.new or rescued.completed or rescued.base.is_failed:
+            self._made.changes += [*index, *self._uploads(rescued), *self._snapshots(rescued)]
+            self._base_row(rescued)
+            self._item_rows(rescued)
+            self._promise(rescued)
+            worth = [said for said in rescued.notices if notices.at_least(said.severity, "warning")]
+            self._made.left += [
+                Left(FINDING_OF[said.code], said.message, rescued.base.key, count=said.count, severity=said.severity)
+                for said in worth
+                if said.code != notices.NOT_MIGRATED
+            ]
+        self._say_left(rescued)
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def _index(self, rescued: Rescued) -> Iterator[FileChange]:
+        base, plan = rescued.base, rescued.plan
+        if base.held is not None and not plan.materials:
+            return
+        path = self._store.root / base.index
+        size = preflight.planned_bytes(plan)
+        said = f"carry {counted(plan.units, 'chunk')} of {counted(len(plan.materials), 'text')} into its index"
+        action = Action("write-index", said, base.key, base.index, plan.units, size, base.finding)
+        if base.is_bare:
+            yield FileChange(base.index, (action,), carrying.new_index(rescued.v1, self._now), size)
+        else:
+            make = carrying.grown_index(rescued.v1, path, self._now)
+            yield FileChange(base.index, (action,), make, 2 * size + path.stat().st_size)
+
+    def _uploads(self, rescued: Rescued) -> Iterator[FileChange]:
+        """Yield the uploads that are missing and that v1 still has."""
+        key = rescued.base.key
+        uploads = {item.legacy_id: item.upload for item in rescued.draft.items}
+        taken = set()
+        for item in rescued.plan.items:
+            upload = uploads.get(item.legacy_id or "")
+            path = data_of(rescued.rows.get(item.id, {})).get("relativePath")
+            found = self._v1.upload(upload) if upload is not None and is_safe(path) else None
+            name = f"{self._store.bases}/{key}/{RAW_FOLDER}/{path}"
+            if found is None or upload is None or name in taken or (self._store.root / name).exists():
+                continue
+            taken.add(name)
+            tree, folder, size = found
+            action = Action("restore-upload", f"copy {path} from v1's files", key, name, 1, size, v2.RAW_MISSING)
+            yield FileChange(name, (action,), carrying.new_upload(tree, folder, upload), size)
+
+    def _snapshots(self, rescued: Rescued) -> Iterator[FileChange]:
+        key = rescued.base.key
+        for one in rescued.snapshots:
+            if not one.is_there:
+                name = f"{self._store.bases}/{key}/{RAW_FOLDER}/{one.path}"
+                action = Action("write-snapshot", f"write the snapshot {one.path}", key, name, 1, one.bytes)
+                yield FileChange(name, (action,), carrying.new_snapshot(rescued.v1, one, self._now), one.bytes)
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def _base_row(self, rescued: Rescued) -> None:
+        """Complete the base's row, and insert its model where the user says that it is that one."""
+        base, plan, model = rescued.base, rescued.plan, rescued.draft.embedding.model
+        if model is None or (not base.is_failed and base.row.get("dimensions") == plan.dimensions):
+            return
+        if model.id not in self._models and self._store.catalog is not None:
+            self._models.add(model.id)
+            self.statements.insert_model(model, self._now)
+            said = f"add the model {model.id}, as you said"
+            self.rows.append(Action("add-model", said, base.key, model.id))
+        self.statements.complete_base(base.row, plan.dimensions, model.id)
+        said = f"complete the base, with vectors of {plan.dimensions} dimensions"
+        self.rows.append(Action("complete-base", said, base.key, finding=base.finding))
+
+    def _item_rows(self, rescued: Rescued) -> None:
+        key, items, new = rescued.base.key, rescued.plan.items, rescued.new
+        for one in rescued.snapshots:
+            row = rescued.rows[items[one.material.item].id]
+            if data_of(row).get("relativePath") != one.path:
+                self.statements.set_path(key, row, one.path)
+        for item in rescued.completed:
+            self.statements.complete_item(key, rescued.rows[item.id])
+            files = sum(one.group_id == item.id for one in new)
+            if item.type == "directory":
+                self._set_prefix(rescued, item)
+                said = f"expand the folder {item.data['source']} into {counted(files, 'file')}"
+                self.rows.append(Action("complete-folder", said, key, item.id, finding=v2.ITEM_TOMBSTONE))
+            else:
+                self.rows.append(Action("complete-item", f"complete the file {item.data['source']}", key, item.id))
+        for item in new:
+            self.statements.insert_item(key, item, rescued.rows[str(item.group_id)])
+        if new:
+            said = f"list {counted(len(new), 'file')} of its folders"
+            self.rows.append(Action("insert-items", said, key, None, len(new)))
+
+    def _set_prefix(self, rescued: Rescued, item: ItemPlan) -> None:
+        """Give a folder that comes back its prefix; one that it has stays."""
+        row = rescued.rows[item.id]
+        if "relativePath" not in data_of(row):
+            self.statements.set_path(rescued.base.key, row, item.data["relativePath"])
+
+    # --- what is true afterwards --------------------------------------------------------------------------------------
+
+    def _promise(self, rescued: Rescued) -> None:
+        """Name the findings that are gone afterwards."""
+        base = rescued.base
+        names = {base.finding} & {v2.BASE_FAILED, v2.BASE_NO_INDEX}
+        if rescued.completed and not _tombstones(rescued):
+            names.add(v2.ITEM_TOMBSTONE)
+        if base.finding == v2.ITEM_NO_MATERIAL and not _without_text(rescued):
+            names.add(v2.ITEM_NO_MATERIAL)
+        if base.is_bare and (rescued.plan.materials or base.held is None):
+            names |= _FRESH
+        self._made.mends |= {(name, base.key) for name in names}
+
+    def _say_left(self, rescued: Rescued) -> None:
+        """Say which folders stay as they are, and of which items v1 has no text."""
+        key = rescued.base.key
+        ids = {item.legacy_id: item.id for item in rescued.plan.items if item.legacy_id is not None}
+        told = {ids.get(str(said.item)): said.message for said in rescued.notices if said.code == notices.NOT_MIGRATED}
+        for folder in _tombstones(rescued):
+            why = told.get(folder, "v1 has no rows of its files")
+            self._made.left.append(Left(v2.ITEM_TOMBSTONE, why, key, folder, severity="warning"))
+        without = _without_text(rescued)
+        if without:
+            said = f"v1 has no rows of {counted(len(without), 'completed item')}"
+            self._made.left.append(Left(v2.ITEM_NO_MATERIAL, said, key, without[0], len(without), severity="note"))
+
+
+def _tombstones(rescued: Rescued) -> list[str]:
+    """Return the ids of the folders that stay failed."""
+    done = {item.id for item in rescued.completed}
+    return [str(row.get("id")) for row in rescued.base.items if is_tombstone(row) and row.get("id") not in done]
+
+
+def _without_text(rescued: Rescued) -> list[str]:
+    """Return the ids of completed items that have no text in the index and need one, as ``check`` sees it."""
+    there = rescued.texts
+    return [
+        str(row.get("id"))
+        for row in rescued.base.items
+        if row.get("status") == "completed"
+        and row.get("id") not in there
+        and (row.get("type") == "file" or (row.get("type") in ("url", "note") and path_of(row) is not None))
+    ]

@@ -1,0 +1,80 @@
+"""What an index file of a profile holds already, and whether this regraft knows the profile's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from regraft import sqlite
+from regraft.errors import ProfileUnknown, SourceUnreadable
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION
+from regraft.formats.cherry_v2.index.opening import UNREADABLE, demand_identity
+from repair.changes.store import Store
+
+
+@dataclass(frozen=True)
+class Held:
+    """What an index file holds: the paths of its materials by their ids, and the length of its vectors in bytes."""
+
+    #: Whether there are rows that a new file would take away.
+    has_rows: bool = False
+    materials: dict[str, str] = field(default_factory=dict)
+    vector_bytes: int | None = None
+
+
+_TABLES = ("material", "search_unit", "search_text", "embedding")
+
+
+def held_by(path: Path, base_id: str) -> Held | None:
+    """Look into the index of a base; None where no file is.
+
+    Raises:
+        RegraftError: it is damaged, of another version or base, or a log of it lies there alone.
+    """
+    if not sqlite.is_database(path) and sqlite.companions(path):
+        # SQLite would work it into whatever file comes in this place.
+        raise SourceUnreadable(path=path, reason="only its log or journal is whole")
+    if not path.exists():
+        return None
+    try:
+        with sqlite.reading(path) as db:
+            if db.execute("SELECT 1 FROM sqlite_schema").get is None:
+                return Held()
+            demand_identity(db, path, base_id)
+            has_rows = any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").get is not None for table in _TABLES)
+            rows = sqlite.lenient_rows(db, ("material_id", "relative_path"), "material")
+            materials = {str(material): str(path) for material, path in rows}
+            length = db.execute(
+                "SELECT length(vector_blob) FROM embedding GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT 1"
+            ).get
+            return Held(has_rows, materials, length)
+    except UNREADABLE as error:
+        raise SourceUnreadable(path=path, reason=error) from error
+
+
+def demand_known_version(store: Store) -> None:
+    """Refuse a profile whose application keeps indexes in another version: it would empty what is written.
+
+    Raises:
+        ProfileUnknown
+    """
+    versions = sorted(_versions(store))
+    newest = versions[-1] if versions else None
+    highest = max(versions, key=lambda one: one[1], default=None)
+    for found in (highest, newest):
+        if found is not None and found[1] != SCHEMA_VERSION and (found is newest or found[1] > SCHEMA_VERSION):
+            what = f"an index of version {found[1]}, not {SCHEMA_VERSION}, in its base {found[2]}"
+            raise ProfileUnknown(path=store.root, what=what)
+
+
+def _versions(store: Store) -> Iterator[tuple[int, int, str]]:
+    """Return when each index was made (ms), its version, and its base."""
+    for base, one in store.stores.items():
+        try:
+            with sqlite.reading(store.root / one.name) as db:
+                row = db.execute("SELECT created_at, schema_version FROM meta WHERE id = 1").fetchone()
+        except UNREADABLE:
+            continue  # damaged, or of another layout
+        if row is not None and isinstance(row[0], int) and isinstance(row[1], int):
+            yield row[0], row[1], base

@@ -1,0 +1,156 @@
+"""Planning a rescue: which bases and folders of a profile come back, and from what. Nothing is written."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from checks import v2_findings as v2
+from checks.catalog_rows import base_key, is_tombstone
+from migrators.pipeline.drafts import BaseDraft
+from regraft.errors import NotChanged, RegraftError, SourceNotMigratable, SourceUnreadable
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.models import ModelWord
+from regraft.locate import NAMES, Kind
+from regraft.report import notices
+from regraft.tree import is_plain_name
+from repair.changes.plan import Left, Plan, RowsChange
+from repair.changes.store import Store
+from repair.cherry_v2.rescue import catalog as profile_rows
+from repair.cherry_v2.rescue.base import Base, Looker
+from repair.cherry_v2.rescue.changes import Maker
+from repair.cherry_v2.rescue.held import Held, demand_known_version, held_by
+from repair.cherry_v2.rescue.matching import match_bases
+from repair.cherry_v2.rescue.source import V1Left, read_v1
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a rescue is asked for: ``now_ms`` is the run's time, ``v1`` where v1's state is (None: in the profile).
+
+    ``word`` is what the user says of models. What is opened or extracted stays so until ``keep`` closes.
+    """
+
+    now_ms: int
+    keep: ExitStack
+    v1: Path | None = None
+    word: ModelWord = field(default_factory=ModelWord)
+
+
+def plan(store: Store, wish: Wish) -> Plan:
+    """Return what is going to be brought back; nothing is written.
+
+    Raises:
+        NotChanged: it is no profile.
+        SourceUnreadable: its database cannot be read.
+        SourceNotMigratable: there is something to bring back, and nothing is known of v1.
+        ProfileUnknown: the profile is of another time than this regraft.
+    """
+    if store.found.kind is not Kind.V2_PROFILE or store.catalog is None or not store.is_profile:
+        advice = "give the application's profile folder; regraft migrate tries failed bases of a library again"
+        raise NotChanged(path=store.path, what=NAMES[store.found.kind], command="rescue", advice=advice)
+    path = store.root / store.catalog
+    try:
+        catalog = read_catalog(path)
+    except CatalogProblem as problem:
+        raise SourceUnreadable(path=path, reason=problem) from problem
+    made = Plan()
+    stranded = _stranded(store, catalog, made)
+    if not stranded:
+        return made
+    v1 = _v1(store, wish, stranded)
+    if v1 is None:
+        return made
+    made.left += _unused_words(v1, wish.word)
+    drafts = _drafts(catalog, v1, made, stranded)
+    looker = Looker(store, v1, catalog, wish.word, wish.now_ms)
+    maker = Maker(store, v1, catalog, wish.now_ms, made)
+    for base in stranded:
+        rescued = looker.look(base, drafts[base.key]) if base.key in drafts else None
+        if rescued is not None:
+            maker.bring_back(rescued)
+    made.left += looker.left
+    statements = maker.statements
+    if made.changes or statements.made:
+        demand_known_version(store)
+    if statements.made:
+        profile_rows.rehearse(statements)
+        tables = tuple(profile_rows.TABLES)
+        rows = RowsChange(store.catalog, tuple(maker.rows), statements.applied(), tables, statements.bytes)
+        made.changes.append(rows)
+    return made
+
+
+def _v1(store: Store, wish: Wish, stranded: list[Base]) -> V1Left | None:
+    """Return what v1 left; None where there is nothing and no upgrade need have been."""
+    try:
+        return read_v1(store, wish.v1, wish.word, wish.keep)
+    except SourceNotMigratable:
+        if wish.v1 is None and all(base.finding == v2.ITEM_NO_MATERIAL for base in stranded):
+            return None
+        raise
+
+
+# --- which bases -----------------------------------------------------------------------------------------------------
+
+
+def _stranded(store: Store, catalog: StoredCatalog, made: Plan) -> list[Base]:
+    """Return the bases in which something may be missing that v1 has, and say which cannot be looked into."""
+    found = []
+    for row in catalog.bases:
+        key = base_key(row)
+        if not store.wants(key) or not isinstance(row.get("id"), str) or not is_plain_name(key):
+            continue
+        items = (catalog.items or {}).get(key, [])
+        one = store.stores.get(key)
+        name = f"{store.bases}/{key}/.cherry/index.sqlite" if one is None else one.name
+        try:
+            held = held_by(store.root / name, key)
+        except RegraftError as error:
+            if _finding(row, items, Held()) is not None:
+                made.left.append(Left(v2.UNREADABLE, f"its index stays as it is: {error}", key))
+            continue
+        finding = _finding(row, items, held)
+        if finding is not None:
+            found.append(Base(key, row, items, name, held, finding))
+    return found
+
+
+def _finding(row: Row, items: list[Row], held: Held | None) -> str | None:
+    """Return the gravest finding that a base may be rescued from."""
+    if row.get("status") == "failed":
+        return v2.BASE_FAILED if row.get("error") in (notices.MISSING_MODEL, notices.MISSING_STORE) else None
+    if row.get("status") != "completed" or row.get("embedding_model_id") is None:
+        return None  # without a model it is searched by words alone, and v1's vectors have no place in it
+    if held is None:
+        return v2.BASE_NO_INDEX
+    if any(
+        item.get("type") in ("file", "url", "note")
+        and item.get("status") == "completed"
+        and item.get("id") not in held.materials
+        for item in items
+    ):
+        return v2.ITEM_NO_MATERIAL
+    return v2.ITEM_TOMBSTONE if any(map(is_tombstone, items)) else None
+
+
+def _drafts(catalog: StoredCatalog, v1: V1Left, made: Plan, stranded: list[Base]) -> dict[str, BaseDraft]:
+    """Tell what each base was in v1, and say of which nobody can tell."""
+    matched = match_bases(catalog.bases, v1.library.bases, catalog.items or {})
+    found = {base_key(row): draft for row, draft in matched.pairs}
+    unsure = {base_key(row) for row in matched.unsure}
+    for base in stranded:
+        if base.key not in found and base.finding != v2.ITEM_NO_MATERIAL:
+            made.left.append(
+                base.left("several bases of v1 may be this one" if base.key in unsure else "v1 has no such base")
+            )
+    return found
+
+
+def _unused_words(v1: V1Left, word: ModelWord) -> list[Left]:
+    """Say which of the user's words met no base; that a model is mapped to and made again is a word for that base."""
+    said = [notice.message for notice in v1.library.notices if notice.code == notices.OPTION_UNUSED]
+    return [
+        Left(v2.BASE_MODEL, one) for one in said if not any(one.endswith(f" {new}") for new in word.mapped.values())
+    ]

@@ -1,0 +1,116 @@
+"""What v1 left of a profile: its state, as drafts against the profile's own models, and its files."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from migrators import cherry_v1
+from migrators.cherry_v1.draft import draft_library
+from migrators.pipeline import preflight
+from migrators.pipeline.drafts import BaseDraft, LibraryDraft, Upload
+from migrators.pipeline.options import Options
+from migrators.pipeline.source import Hints
+from migrators.pipeline.uploads import upload_name
+from regraft import links, steady
+from regraft.errors import SourceNotMigratable, SourceUnreadable, SourceUnrecognised
+from regraft.formats.cherry_v1.layout import StatePlaces
+from regraft.formats.cherry_v1.state import V1State, read_state
+from regraft.formats.cherry_v2.layout import DATA_FOLDER
+from regraft.formats.cherry_v2.models import ModelWord
+from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.ledger import durable
+from regraft.locate import NAMES, V1_SOURCES, Kind, Located, located
+from regraft.room import demand_room
+from regraft.tree import Tree, ZipTree, join
+from repair.changes.store import Store
+
+
+@dataclass(frozen=True)
+class V1Left:
+    """What v1 left: where its files are, first choice first, and its bases as drafts."""
+
+    source: Located
+    places: tuple[tuple[Tree, StatePlaces], ...]
+    library: LibraryDraft
+    keep: ExitStack
+
+    def survey(self, draft: BaseDraft) -> tuple[Survey, Path, Tree, steady.Mark]:
+        """Read a base's vector file: return what it holds, where it is on disk, its tree, and what tells its state.
+
+        Raises:
+            StoreProblem: it cannot be used; the text says why.
+            WorkFolderTooSmall: it is in an archive, and there is no room for it.
+        """
+        problem = "does not exist"
+        for tree, places in self.places:
+            if places.vectors is None:
+                continue
+            name = join(places.vectors, draft.vector_file)
+            try:
+                if isinstance(tree, ZipTree) and tree.kind(name) == "file":
+                    demand_room(durable.temporary_place(), tree.size(name))
+                path = self.keep.enter_context(tree.local(name, None))
+                mark = steady.mark_of(path)
+                survey = cherry_v1.JOURNEY.table.survey(path)
+                if steady.mark_of(path) == mark:
+                    return survey, path, tree, mark
+                problem = f"cannot be read: {steady.MOVED}"
+            except StoreProblem as found:
+                problem = str(found)
+            except SourceUnreadable as found:
+                problem = f"cannot be read: {found.facts['reason']}"
+        raise StoreProblem(f"its vector file {draft.vector_file} {problem}")
+
+    def hints(self, draft: BaseDraft, survey: Survey, now_ms: int) -> Hints:
+        """Return what other files tell of a base."""
+        return cherry_v1.JOURNEY.hints(self.source, draft, survey, Options(now_ms=now_ms))
+
+    def upload(self, upload: Upload) -> tuple[Tree, str, int] | None:
+        """Return where an uploaded file is (tree, folder of uploads, size), None where it is nowhere."""
+        for tree, places in self.places:
+            name = upload_name(tree, places.uploads, upload)
+            if name is not None and places.uploads is not None:
+                return tree, places.uploads, tree.size(name)
+        return None
+
+
+def read_v1(store: Store, given: Path | None, word: ModelWord, keep: ExitStack) -> V1Left:
+    """Read v1's state, from the profile or from the source that the user gives.
+
+    Models count as existing: whether they do is for the profile to say, not for v1.
+
+    Raises:
+        SourceNotMigratable: there is none.
+        RegraftError: it cannot be read, or an application is using the given profile.
+    """
+    path = store.root if given is None else given
+    source, state = _found(path, keep)
+    if (
+        given is not None
+        and source.profile is not None
+        and links.real_path(source.profile) != links.real_path(store.root)
+    ):
+        preflight.check_running(source.profile, Options(now_ms=0))
+    tree = store.found.tree
+    uploads = next((name for name in (f"{DATA_FOLDER}/Files", "Files") if tree.kind(name) == "folder"), None)
+    own = StatePlaces(vectors=store.bases, uploads=uploads)
+    library = draft_library(replace(state, providers=None), word)
+    return V1Left(source, ((source.tree, source.places), (tree, own)), library, keep)
+
+
+def _found(path: Path, keep: ExitStack) -> tuple[Located, V1State]:
+    """Return the first kind of v1 source that a path is and that has bases."""
+    found = keep.enter_context(located(path))
+    kinds = [found.kind] if found.kind in V1_SOURCES else [Kind.V1_PROFILE, Kind.V1_EXPORT]
+    for kind in kinds:
+        try:
+            source = keep.enter_context(located(path, kind))
+        except SourceUnrecognised:
+            continue
+        state = read_state(source.tree, source.places)
+        if state.bases:
+            return source, state
+    advice = "--v1 SOURCE gives one: a backup, a profile or an export of v1"
+    raise SourceNotMigratable(path=path, what=f"{NAMES[found.kind]} without knowledge bases of v1", advice=advice)

@@ -1,0 +1,337 @@
+"""Building the new base beside the store: an index with all texts and no vectors, and the snapshots that are missing.
+
+Texts go by one at a time. What an earlier run has built, and the vectors that it has paid for, stay.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from checks import v2_findings as v2
+from checks.catalog_rows import path_of
+from checks.findings import FINDINGS
+from checks.index_file import Expected, audit_index, path_problem
+from checks.levels import Ledger
+from regraft import clock, links, sqlite
+from regraft.errors import LedgerUnreadable, NotRestored, VerificationFailed
+from regraft.formats.cherry_v2 import okf
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.index.bulk import IndexBuilder
+from regraft.formats.cherry_v2.item_data import data_of
+from regraft.formats.cherry_v2.settings import read_base_settings
+from regraft.ledger import durable
+from regraft.ledger.values import Count
+from regraft.locate import INDEX_FILE, RAW_FOLDER
+from regraft.names import FreeNames
+from regraft.report.progress import Progress, stage
+from regraft.text import is_blank, whole
+from repair.cherry_v2.indexing.cutting import Span, cut
+from repair.cherry_v2.indexing.texts import BLANK, NoText, file_of, text_of
+from repair.cherry_v2.restore.items import ItemCopy, Leaf, copies, is_going, new_id, problem_of
+from repair.cherry_v2.restore.source import OldIndex, Source, opened_index
+from repair.cherry_v2.restore.wish import Wanted
+
+#: What is built is told by this file, in one folder with it.
+_RECORD = "restored.json"
+#: Its size in bytes at most: an item takes some hundred.
+_LARGEST_RECORD = 1 << 30
+_BASE, _NEW = "base", "new"
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """What does not come along, or not as it was: the finding that is nearest, why, and the item."""
+
+    finding: str
+    reason: str
+    item: str | None = None
+    severity: str = "warning"
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """A base that is built: its id and that of the old one, its items, and what is to be copied for it."""
+
+    base: str
+    source: str
+    #: What the old base was like (:meth:`repair.cherry_v2.restore.source.Source.mark`).
+    mark: str
+    items: tuple[ItemCopy, ...]
+    #: Files below ``raw/`` of the old base that come along.
+    files: tuple[str, ...]
+    #: How many items have a text, into how many units these are cut, and how many of those have distinct texts.
+    texts: Count
+    units: Count
+    bodies: Count
+    left: tuple[Missing, ...]
+    #: Encodings that were guessed, by the files that were read so.
+    guessed: dict[str, str]
+
+    def folder(self, staged: Path) -> Path:
+        """Return the base's folder in ``staged``, where it was built."""
+        return staged / self.mark / _BASE
+
+    def index(self, staged: Path) -> Path:
+        """Return its index there."""
+        return self.folder(staged) / INDEX_FILE
+
+
+def build(source: Source, wanted: Wanted, staged: Path, now_ms: int, progress: Progress) -> Restored:
+    """Build the new base in the folder ``staged``, or find it built there.
+
+    Args:
+        source: the base that is restored.
+        wanted: what it is to become.
+        staged: a folder of its own, on the store's disk; it need not be there. What is in it stays for the next run.
+        now_ms: the run's time in ms.
+        progress: told of every item.
+
+    Raises:
+        NotRestored: none of its items has a text.
+        WrongUsage: what reads and cuts texts is not installed.
+        VerificationFailed: what was written is not what was read.
+        OSError, apsw.Error: it cannot be written.
+    """
+    mark = source.mark()
+    place = staged / mark
+    if place.is_dir():
+        return _found(place / _RECORD, mark, source.key, wanted.base_id(source.key))
+    new = staged / _NEW
+    durable.remove_tree(new)
+    durable.make_folders((new / _BASE / INDEX_FILE).parent, flush=False)
+    try:
+        builder = _Builder(source, wanted, new / _BASE, now_ms)
+        with stage(progress, "Collecting texts", len(source.items)):
+            restored = builder.run(mark, progress)
+        _keep_vectors(new / _BASE / INDEX_FILE, staged, 4 * wanted.dimensions)
+        _verify(new / _BASE / INDEX_FILE, restored.base)
+        durable.put_bytes(new / _RECORD, msgspec.json.encode(restored))
+        durable.sync_tree(new)
+        durable.replace(new, place)
+    finally:
+        durable.remove_tree(new)
+    return restored
+
+
+def _found(record: Path, mark: str, source: str, base: str) -> Restored:
+    """Return what the record of a base says that an earlier run built.
+
+    Raises:
+        LedgerUnreadable: it is damaged, or says what no run of regraft writes.
+    """
+    try:
+        found = _decoded(record)
+        problem = _unfit(found, mark, source, base)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LedgerUnreadable(path=record, reason=reason) from error
+    if problem is not None:
+        raise LedgerUnreadable(path=record, reason=problem)
+    return found
+
+
+def _decoded(record: Path) -> Restored:
+    if record.is_symlink() or not record.is_file() or record.stat().st_size > _LARGEST_RECORD:
+        raise OSError(errno.EINVAL, "it is no ordinary file, or far too large")
+    return msgspec.json.decode(links.content(record), type=Restored)
+
+
+def _unfit(found: Restored, mark: str, source: str, base: str) -> str | None:
+    if (found.mark, found.source, found.base) != (mark, source, base):
+        return "it is of another base"
+    paths = (*found.files, *found.guessed, *(item.path for item in found.items if item.path is not None))
+    outside = [path for path in paths if path_problem(path.encode("utf-8", "surrogatepass")) is not None]
+    if outside:
+        return f"it names {outside[0]!r}, which is no path below raw/"
+    if any(one.finding not in FINDINGS for one in found.left):
+        return "it names a finding that there is not"
+    return None
+
+
+def _keep_vectors(index: Path, staged: Path, size: int) -> None:
+    """Take over the vectors, of so many bytes each, of what was built when the old base was another.
+
+    What cannot be read of it is made anew.
+    """
+    for earlier in sorted(staged.glob(f"*/{_BASE}/{INDEX_FILE}")):
+        if earlier == index:
+            continue
+        with (
+            suppress(*sqlite.CONTENT_ERRORS),
+            sqlite.writing(index) as db,
+            sqlite.attached(db, earlier, "earlier"),
+            sqlite.transaction(db),
+        ):
+            db.execute(
+                "INSERT INTO main.embedding (embedding_text_hash, vector_blob, created_at)"
+                " SELECT embedding_text_hash, vector_blob, created_at FROM earlier.embedding e"
+                " WHERE typeof(vector_blob) = 'blob' AND length(vector_blob) = ? AND typeof(created_at) = 'integer'"
+                " AND EXISTS (SELECT 1 FROM main.search_text t WHERE t.embedding_text_hash = e.embedding_text_hash)"
+                " ON CONFLICT DO NOTHING",
+                (size,),
+            )
+
+
+def _verify(index: Path, base: str) -> None:
+    ledger = Ledger()
+    audit_index(index, Expected(base, base, has_model=True), ledger)
+    for finding in ledger.findings():
+        if finding.severity == "error" and finding.name != v2.VECTOR_MISSING:
+            raise VerificationFailed(base=base, reason=finding.message)
+
+
+class _Builder:
+    """Builds one base; used once."""
+
+    def __init__(self, source: Source, wanted: Wanted, folder: Path, now_ms: int) -> None:
+        self._source = source
+        self._base = wanted.base_id(source.key)
+        self._raw = folder / RAW_FOLDER
+        self._index = folder / INDEX_FILE
+        self._now = now_ms
+        self._settings, _ = read_base_settings(source.row)
+        self._names = FreeNames(reserve_processed=not is_blank(source.row.get("file_processor_id")))
+        self._paths: set[str] = set()
+        self._files: dict[str, None] = {}
+        self._left: list[Missing] = []
+        self._guessed: dict[str, str] = {}
+
+    def run(self, mark: str, progress: Progress) -> Restored:
+        rows: list[Row] = []
+        leaves: dict[str, Leaf] = {}
+        with ExitStack() as stack:
+            catalog = stack.enter_context(sqlite.reading(self._source.catalog))
+            old = stack.enter_context(opened_index(self._source))
+            db = stack.enter_context(sqlite.writing(self._index, create=True))
+            self._take_names(catalog)
+            index = IndexBuilder(db, self._base, self._now)
+            for row, data in self._rows(catalog):
+                progress.step(1, 0)
+                rows.append(row)
+                if row["type"] != "directory":
+                    leaves[row["id"]] = self._leaf({**row, "data": data}, old, index)
+            index.finish()
+            bodies: Any = db.execute("SELECT count(DISTINCT embedding_text_hash) FROM search_text").get
+            if old.problem is not None:
+                said = f"its index cannot be read as a whole ({old.problem}): what is missing in it came from raw/"
+                self._left.insert(0, Missing(v2.UNREADABLE, said))
+        texts = sum(leaf.missing is None for leaf in leaves.values())
+        if rows and not texts:
+            first = next((str(leaf.missing) for leaf in leaves.values()), "its folders are empty")
+            reason = f"none of its items has a text here; first, {first}"
+            raise NotRestored(path=self._source.store.path, base=self._source.key, reason=reason)
+        return Restored(
+            self._base,
+            self._source.key,
+            mark,
+            tuple(copies(self._base, rows, leaves)),
+            tuple(self._files),
+            texts,
+            index.tallies.units,
+            int(bodies),
+            tuple(self._left),
+            self._guessed,
+        )
+
+    def _take_names(self, catalog: apsw.Connection) -> None:
+        for (data,) in sqlite.lenient_rows(catalog, ("data",), "knowledge_item WHERE base_id = ?", (self._source.key,)):
+            found = data_of({"data": data})
+            for key in ("relativePath", "indexedRelativePath"):
+                if isinstance(found.get(key), str):
+                    self._names.take(whole(found[key]))
+
+    def _rows(self, catalog: apsw.Connection) -> Iterator[tuple[Row, Any]]:
+        """Yield the rows that are copied, each with what it holds."""
+        going = 0
+        for row in self._source.items:
+            if is_going(row):
+                going += 1
+                continue
+            ((data,),) = sqlite.lenient_rows(catalog, ("data",), "knowledge_item WHERE id = ?", (row.get("id"),))
+            problem = problem_of({**row, "data": data})
+            if problem is None:
+                yield row, data
+            else:
+                self._left.append(Missing(v2.ITEM_DATA, f"an item stays behind: {problem}", str(row.get("id"))))
+        if going:
+            self._left.append(Missing(v2.MATERIAL_ORPHAN, "items that are being deleted stay behind", severity="note"))
+
+    # --- one item ----------------------------------------------------------------------------------------------------
+
+    def _leaf(self, item: Row, old: OldIndex, index: IndexBuilder) -> Leaf:
+        leaf = Leaf({key: value for key, value in item.items() if key != "data"}, new_id(self._base, item))
+        self._take_files(item)
+        try:
+            text, spans = self._text(item, old)
+        except NoText as reason:
+            leaf.missing = str(reason)
+            if item.get("status") != "idle":
+                self._left.append(Missing(v2.ITEM_NO_MATERIAL, leaf.missing, leaf.id))
+            path = path_of(item)
+            if path is not None and (path == item["id"] or self._problem(path) is not None):
+                leaf.path = leaf.id
+            return leaf
+        path = self._path(item, leaf.id, text)
+        leaf.path = None if path == path_of(item) else path
+        index.add_cut(leaf.id, path, text, spans)
+        return leaf
+
+    def _take_files(self, item: Row) -> None:
+        data = data_of(item)
+        for path in (data.get("relativePath"), data.get("indexedRelativePath")):
+            file = file_of(path, self._source.raw)
+            if file is not None and not file.is_symlink():
+                self._files[str(path)] = None
+
+    def _text(self, item: Row, old: OldIndex) -> tuple[str, list[Span]]:
+        """Return the text of an item and where it is cut: as the old index has it, else from its file or its row.
+
+        Raises:
+            NoText
+        """
+        there = old.text(item["id"])
+        text, spans = ("", None) if there is None else (there.text, there.spans)
+        if there is None or not there.is_right:
+            try:
+                found = text_of(item, self._source.raw)
+                text, spans = found.text, None
+                if found.guessed is not None:
+                    self._guessed[str(path_of(item))] = found.guessed
+            except NoText:
+                if there is None:
+                    raise
+        spans = cut(text, self._settings) if spans is None else spans
+        if not spans:
+            raise NoText(BLANK)
+        return text, spans
+
+    @staticmethod
+    def _problem(path: str) -> str | None:
+        return path_problem(path.encode("utf-8", "surrogatepass"))
+
+    def _path(self, item: Row, key: str, text: str) -> str:
+        """Return the path of an item's text; the snapshot of a url or note that is not there is written."""
+        path = path_of(item)
+        is_free = path is not None and path != item["id"] and self._problem(path) is None and path not in self._paths
+        if item["type"] == "file":
+            path = path if is_free and path is not None else key
+        elif not is_free or path is None or file_of(path, self._source.raw) is None:
+            shot = _snapshot(item, text)
+            path = path if is_free and path is not None else self._names.take(f"{shot.stem}.md")
+            place = self._raw / path
+            durable.make_folders(place.parent, flush=False)
+            durable.put_text(place, shot.block(clock.iso_time(self._now)) + text)
+        self._paths.add(path)
+        return path
+
+
+def _snapshot(item: Row, text: str) -> okf.Snapshot:
+    data = data_of(item)
+    if item["type"] == "url":
+        return okf.url_snapshot(whole(data["url"]), text)
+    return okf.note_snapshot(whole(data["source"]))

@@ -1,0 +1,140 @@
+"""Giving a base that is restored its vectors, before it comes into its place (``docs/restore.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checks import v2_findings as v2
+from regraft import embedders, sqlite
+from regraft.embedders import Embedder
+from regraft.embedders.settings import EmbedderSettings
+from regraft.errors import Declined, DimensionsMissing
+from regraft.report.progress import Progress
+from repair.backfill import probing
+from repair.backfill.budget import Limits, Meter
+from repair.backfill.estimate import estimate, nothing
+from repair.backfill.outcome import Outcome
+from repair.backfill.run import fill_scope
+from repair.backfill.sharing import shared
+from repair.backfill.stopping import stops_whole
+from repair.backfill.workers import CONTROL, Crew
+from repair.changes.store import recognised
+from repair.cherry_v2.backfill import scope as backfill_scope
+from repair.cherry_v2.backfill.scope import IndexScope
+from repair.cherry_v2.restore import Wanted, Wish, restore
+from repair.cherry_v2.restore.run import whole_of
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Restoring:
+    """What is to be restored, and with which embedder; ``dimensions`` None: as many as its vectors turn out to have."""
+
+    path: Path
+    settings: EmbedderSettings
+    model_id: str
+    dimensions: int | None
+    name: str | None
+    base: str | None
+    now_ms: int
+    kind: Any = None
+
+
+def restored(
+    asked: Restoring,
+    *,
+    dry_run: bool,
+    progress: Progress,
+    show_plan: Callable[[Document], bool] = lambda _: True,
+) -> Document:
+    """Make a new base of an old one's texts, with vectors of a new model; returns what was done.
+
+    Args:
+        asked: what is to be restored.
+        dry_run: say what would be sent; nothing is sent or written.
+        progress: told of each item, and of each text.
+        show_plan: called with what is going to be sent before anything is; False stops here.
+
+    Raises:
+        DimensionsMissing: in a dry run, nobody knows how long the vectors are to be.
+        EmbedderUnsteady, AnswerUnfit, EmbedderRefused: the embedder does not do.
+        BackfillStopped, BackfillInterrupted: what was embedded is kept for the next run.
+        RegraftError: see :func:`repair.cherry_v2.restore.restore`.
+    """
+    if dry_run:
+        if asked.dimensions is None:
+            raise DimensionsMissing(base=asked.model_id)
+        return _Filler(asked, None, progress, show_plan).restored(asked.dimensions)
+    with embedders.opened(asked.settings) as embedder:
+        filler = _Filler(asked, embedder, progress, show_plan)
+        with stops_whole(asked.path, asked.settings.name, lambda: filler.written):
+            return filler.restored(asked.dimensions or _dimensions(embedder))
+
+
+def _dimensions(embedder: Embedder) -> int:
+    return len(Meter(embedder, Limits()).embedded((CONTROL,))[0]) // 4
+
+
+@dataclass
+class _Filler:
+    """Restores one base; without an embedder it only looks."""
+
+    asked: Restoring
+    embedder: Embedder | None
+    progress: Progress
+    show_plan: Callable[[Document], bool]
+    outcome: Outcome | None = None
+
+    @property
+    def written(self) -> int:
+        """Return how many vectors were written."""
+        return 0 if self.outcome is None else self.outcome.filled.newly_ready
+
+    def restored(self, dimensions: int) -> Document:
+        """Restore it."""
+        asked = self.asked
+        wanted = Wanted(asked.model_id, dimensions, asked.name)
+        wish = Wish(asked.base, wanted, asked.now_ms, asked.kind)
+        done = restore(
+            asked.path,
+            wish,
+            lambda index: self._fill(index, dimensions),
+            dry_run=self.embedder is None,
+            progress=self.progress,
+        )
+        if self.embedder is None:
+            # That they are not there yet is what is shown.
+            done["left"] = [left for left in done["left"] if left["finding"] != v2.VECTOR_MISSING]
+        scopes = [] if self.outcome is None else [self.outcome.document()]
+        head = {"name": asked.settings.name, "model": asked.settings.model}
+        return {**done, "embedder": head, "scopes": scopes}
+
+    def _fill(self, index: Path, dimensions: int) -> None:
+        asked = self.asked
+        with sqlite.reading(index) as db:
+            base: Any = db.execute("SELECT base_id FROM meta").get
+        label = asked.name or "The new base"
+        with backfill_scope.opened(index, str(base), label=label, dimensions=dimensions) as scope:
+            self.outcome = outcome = self._planned(scope, dimensions)
+        if self.embedder is None or not outcome.survey.lacking:
+            return
+        if not self.show_plan({"scopes": [outcome.document()], "actions": [], "bases": []}):
+            raise Declined(path=asked.path)
+        outcome.probe = probing.proof(self.embedder, outcome.name, (), dimensions)
+        root, _ = whole_of(asked.path, asked.base)
+        with (
+            Crew(asked.settings.name, meter := Meter(self.embedder, Limits()), asked.settings.parallel) as crew,
+            recognised(root, asked.kind if root == asked.path else None, "restore") as store,
+            shared(store) as together,
+            backfill_scope.opened(index, str(base), label=label, dimensions=dimensions, writable=True) as scope,
+        ):
+            fill_scope(scope, outcome, self.embedder, crew, meter, together, self.progress)
+
+    def _planned(self, scope: IndexScope, dimensions: int) -> Outcome:
+        settings = self.asked.settings
+        planned = estimate(scope, settings, embedders.counter(settings), Limits(), nothing(settings))
+        return Outcome(scope.name, scope.label, self.asked.model_id, dimensions, scope.survey(), planned)

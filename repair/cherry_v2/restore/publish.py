@@ -1,0 +1,141 @@
+"""Putting a base that is built into its place, with all that it needs from the old one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from checks import v2_findings as v2
+from checks.findings import FINDINGS
+from checks.index_file import Expected, audit_index
+from checks.levels import Ledger
+from regraft import sqlite
+from regraft.errors import NotRestored, PlanOutdated, VerificationFailed
+from regraft.ledger import durable
+from regraft.locate import RAW_FOLDER
+from regraft.report import notices
+from regraft.text import counted
+from repair.changes import files
+from repair.changes.apply import RESTORING
+from repair.changes.plan import Action, FileChange, Left, Plan
+from repair.cherry_v2.restore.build import Restored
+from repair.cherry_v2.restore.rows import new_rows
+from repair.cherry_v2.restore.source import Source
+from repair.cherry_v2.restore.wish import Wanted
+
+#: What making a second name for a file fails with where the disk knows none.
+_NO_LINKS = {errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+def place_of(source: Source, wanted: Wanted) -> Path:
+    """Return the folder where a base is built.
+
+    Raises:
+        NotRestored: the catalog has that base already.
+    """
+    base = wanted.base_id(source.key)
+    if base in source.bases:
+        reason = (
+            f"that was done: base {base} has {wanted.model_id}; regraft backfill makes vectors that it lacks, and"
+            " --name or another model makes another base"
+        )
+        raise NotRestored(path=source.store.path, base=source.key, reason=reason)
+    return source.store.own / RESTORING / base
+
+
+def discard(staged: Path) -> None:
+    """Remove what was built."""
+    durable.remove_tree(staged)
+    files.prune(staged.parent, staged.parent.parent)
+
+
+def plan(source: Source, wanted: Wanted, restored: Restored, staged: Path, now_ms: int) -> Plan:
+    """Return what puts a base that was built in ``staged`` into its place; nothing is written.
+
+    Its vectors need not be there: then the plan is what a dry run shows.
+
+    Raises:
+        NotRestored: the catalog has it already, or cannot have its model.
+        VerificationFailed: what was built is damaged.
+        PlanOutdated: the old base was changed since.
+        ProfileUnknown: the profile is of another time than this regraft.
+    """
+    place_of(source, wanted)
+    made = Plan()
+    base, index = restored.base, restored.index(staged)
+    source.store.names[base] = wanted.name or str(source.row.get("name"))
+    if source.mark() != restored.mark:
+        raise PlanOutdated(path=source.index.parent.parent, reason="the base was changed while its texts were embedded")
+    missing = _missing(index, base, wanted.dimensions)
+    name = source.folder(base)
+    copied = sum((source.raw / path).stat().st_size for path in restored.files)
+    size = copied + files.size_of(restored.folder(staged))
+    said = f"write the base: {counted(restored.texts, 'text')} in {counted(restored.units, 'unit')}, and"
+    said = f"{said} {counted(len(restored.files), 'file')} of the old one"
+    action = Action("write-base", said, base, name, restored.units, size)
+    guesses = [
+        Action("guess-encoding", f"read {path} as {encoding}, by its letters", base, path)
+        for path, encoding in restored.guessed.items()
+    ]
+    make = _make(restored.folder(staged), source.raw, restored.files)
+    made.changes.append(FileChange(name, (action, *guesses), make, size))
+    made.changes.append(new_rows(source, wanted, restored.items, now_ms))
+    made.left += [Left(one.finding, one.reason, base, one.item, 1, _severity(one.severity)) for one in restored.left]
+    promised = {one.name for one in FINDINGS.values() if one.severity == "error" and not one.name.startswith("v1.")}
+    if missing:
+        said = f"{counted(missing, 'body')} without a vector"
+        made.left.append(Left(v2.VECTOR_MISSING, said, base, None, missing, "error"))
+        promised.discard(v2.VECTOR_MISSING)
+    made.mends |= {(finding, base) for finding in promised}
+    return made
+
+
+def _severity(name: str) -> notices.Severity:
+    return "note" if name == "note" else "warning"
+
+
+def _missing(index: Path, base: str, dimensions: int) -> int:
+    """Return how many bodies have no vector.
+
+    Raises:
+        VerificationFailed: something else is wrong with the index.
+    """
+    ledger = Ledger()
+    audit_index(index, Expected(base, base, has_model=True, dimensions=dimensions), ledger)
+    for finding in ledger.findings():
+        if finding.severity == "error" and finding.name != v2.VECTOR_MISSING:
+            raise VerificationFailed(base=base, reason=finding.message)
+    return ledger.count(v2.VECTOR_MISSING, base)
+
+
+def _make(built: Path, raw: Path, paths: tuple[str, ...]) -> Callable[[Path], None]:
+    def make(new: Path) -> None:
+        for place, _, names in os.walk(built, onerror=durable.whole):
+            for name in names:
+                file = Path(place) / name
+                if sqlite.is_database(file):
+                    files.settle_log(file)
+                if not name.endswith(sqlite.TRACES):
+                    _put(file, new / file.relative_to(built))
+        for path in paths:
+            target = new / RAW_FOLDER / path
+            durable.make_folders(target.parent, flush=False)
+            try:
+                durable.copy_file(raw / path, target)
+            except FileNotFoundError as error:
+                raise PlanOutdated(path=raw / path, reason="it is gone") from error
+
+    return make
+
+
+def _put(file: Path, target: Path) -> None:
+    """Give a file that was built a second name: what was paid for stays where it is until the run is over."""
+    durable.make_folders(target.parent, flush=False)
+    try:
+        durable.link(file, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        durable.copy_file(file, target)

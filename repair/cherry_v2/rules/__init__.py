@@ -1,0 +1,1 @@
+"""What ``repair`` does about each finding in v2 data."""

@@ -1,0 +1,224 @@
+"""Mending paths that lead out of a base's ``raw/``: in the index, in the catalog, and on disk.
+
+The path of the material's item stands where that is one; else the path itself is made safe. Order of the changes: new
+files, the catalog, old files, the index, so that after a kill the next run takes the item's path and finishes. Where no
+item has the path, the old file goes last.
+Rules: ``docs/formats/index.md``, "What always holds".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+import apsw
+
+from checks import v2_findings as v2
+from checks.catalog_rows import path_of
+from checks.findings import FINDINGS
+from checks.index_file import path_problem, stored_problem
+from regraft import links, sqlite
+from regraft.errors import PlanOutdated
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_data import data_of
+from regraft.ledger import durable
+from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
+from regraft.text import counted, decode_utf8
+from repair.changes.plan import Action, FileChange, Left, RowsChange
+
+_SEPARATORS = re.compile(r"[/\\]+")
+
+
+@dataclass(frozen=True)
+class ItemPath:
+    """A path of an item that is to become another one; ``key`` is what its data call it."""
+
+    item: str
+    key: str
+    old: str
+    new: str
+
+
+@dataclass
+class Renamed:
+    """What becomes of the unsafe paths of one base."""
+
+    #: Row numbers of materials with their new paths.
+    materials: list[tuple[int, str]] = field(default_factory=list)
+    items: list[ItemPath] = field(default_factory=list)
+    made: list[FileChange] = field(default_factory=list)
+    removed: list[FileChange] = field(default_factory=list)
+    removed_last: list[FileChange] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Material:
+    rowid: int
+    id: str
+    raw: bytes
+
+
+def renamed(root: Path, base: str, index: str, raw: str, items: Sequence[Row] | None) -> Renamed:
+    """Find new paths for the materials of one base whose paths are unsafe.
+
+    Args:
+        root: what paths are below.
+        base: the base's id.
+        index: its index file.
+        raw: its folder of files.
+        items: its items; None where there is no catalog.
+
+    Raises:
+        apsw.Error, OSError: the index cannot be read.
+    """
+    by_id = {str(item.get("id")): item for item in items or ()}
+    unsafe, taken = _materials(root / index)
+    found = Renamed()
+    files = FileRename(root, raw, base)
+    names = {path for item in by_id.values() if (path := path_of(item)) is not None}
+    for material in unsafe:
+        item = by_id.get(material.id)
+        path = None if item is None else path_of(item)
+        if path is not None and path_problem(path.encode("utf-8", "replace")) is None:
+            if path in taken:
+                reason = f"another material has the path of its item, {path}"
+                found.left.append(Left(v2.PATH_UNSAFE, reason, base, material.id, 1, FINDINGS[v2.PATH_UNSAFE].severity))
+                continue
+            new = path
+        else:
+            new = files.free_name(material.raw, taken | names)
+            if item is not None and path is not None:
+                key = "indexedRelativePath" if data_of(item).get("indexedRelativePath") else "relativePath"
+                found.items.append(ItemPath(material.id, key, path, new))
+        taken.add(new)
+        found.materials.append((material.rowid, new))
+        files.move(material.raw, new, found, found.removed_last if path is None else found.removed)
+    return found
+
+
+def _materials(index: Path) -> tuple[list[_Material], set[str]]:
+    unsafe, taken = [], set()
+    with sqlite.reading(index) as db:
+        for rowid, key, raw in db.execute(
+            "SELECT rowid, CAST(material_id AS BLOB), CAST(relative_path AS BLOB) FROM material ORDER BY rowid"
+        ):
+            if stored_problem(raw) is None:
+                taken.add(decode_utf8(raw or b""))
+            else:
+                unsafe.append(_Material(rowid, (key or b"").decode("utf-8", "replace"), raw or b""))
+    return unsafe, taken
+
+
+class FileRename:
+    """The files below one base's ``raw/``: which names are free, and what has to move."""
+
+    def __init__(self, root: Path, raw: str, base: str) -> None:
+        self._root = root
+        self._raw = raw
+        self._folder = root / raw
+        self._base = base
+
+    def free_name(self, old: bytes, taken: set[str]) -> str:
+        """Return a safe path like an unsafe one, which nothing has."""
+        parts = [part for part in _SEPARATORS.split(old.decode("utf-8", "replace")) if part not in ("", ".", "..")]
+        safe = [material_name(part) for part in parts] or ["untitled"]
+        folder = "/".join(safe[:-1])
+        is_reserved = fold(safe[0]) == RESERVED_NAME
+        prefix = f"{folder}/" if folder and not is_reserved and self._is_inside(self._folder / folder) else ""
+        beside = {path[len(prefix) :] for path in taken if path.startswith(prefix)}
+        source = self._inside(old)
+        names = FreeNames()
+        for name in beside:
+            names.take(name)
+        while True:
+            path = f"{prefix}{names.take(safe[-1])}"
+            there = self._folder / path
+            if not os.path.lexists(there) or (source is not None and _is_copy(source, there)):
+                return path
+
+    def move(self, old: bytes, new: str, found: Renamed, removed: list[FileChange]) -> None:
+        """Plan that a material's file, if it is there, gets its new name; the old one goes by ``removed``."""
+        source = self._inside(old)
+        target = self._folder / new
+        if source is None or source == target or (os.path.lexists(target) and not _is_copy(source, target)):
+            return
+        size = source.stat().st_size
+        if not os.path.lexists(target):
+            action = Action("move-files", f"move a file to {new}", self._base, new, bytes=size, finding=v2.PATH_UNSAFE)
+            found.made.append(FileChange(f"{self._raw}/{new}", (action,), partial(_copy, source), size))
+        name = source.relative_to(self._root).as_posix()
+        # A name that is no text cannot be recorded: that file stays beside its copy.
+        if name.encode("utf-8", "surrogateescape").decode("utf-8", "replace") == name:
+            removed.append(FileChange(name, (), None))
+
+    def _inside(self, old: bytes) -> Path | None:
+        """Return the file that a path names, if it is one below ``raw/`` and nothing else."""
+        path = PurePosixPath(os.fsdecode(old))
+        if b"\0" in old or path.is_absolute() or ".." in _SEPARATORS.split(str(path)) or not path.parts:
+            return None
+        place = self._folder / path
+        try:
+            return place if self._is_inside(place) and place.is_file() and not place.is_symlink() else None
+        except OSError:
+            return None
+
+    def _is_inside(self, place: Path) -> bool:
+        """Tell whether no link on the way leads out of ``raw/``."""
+        return links.real_path(place).is_relative_to(links.real_path(self._folder))
+
+
+def _copy(source: Path, new: Path) -> None:
+    durable.copy_file(source, new)
+    durable.copy_mode(source, new)
+    durable.copy_times(source, new)
+
+
+def _is_copy(source: Path, other: Path) -> bool:
+    """Tell whether a file is what an earlier run made of another one."""
+    if not other.is_file() or other.is_symlink() or other.stat().st_size != source.stat().st_size:
+        return False
+    with source.open("rb") as one, other.open("rb") as two:
+        return all(part == two.read(1 << 20) for part in iter(partial(one.read, 1 << 20), b""))
+
+
+# --- the catalog -----------------------------------------------------------------------------------------------------
+
+
+def catalog_change(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) -> RowsChange | None:
+    """Return what gives items their new paths, by their base; None where none gets one."""
+    actions = tuple(
+        Action(
+            "rename-items",
+            f"give {counted(len(of_base), 'item')} a path below raw/",
+            base,
+            None,
+            len(of_base),
+            finding=v2.PATH_UNSAFE,
+        )
+        for base, of_base in paths.items()
+        if of_base
+    )
+    if not actions:
+        return None
+
+    def apply(db: apsw.Connection) -> None:
+        for base, path in _each(paths):
+            db.execute(
+                f"UPDATE knowledge_item SET data = json_set(data, '$.{path.key}', ?) WHERE id = ? AND base_id = ?"
+                f" AND json_extract(data, '$.{path.key}') = ?",
+                (path.new, path.item, base, path.old),
+            )
+            if db.changes() != 1:
+                raise PlanOutdated(path=root / catalog, reason=f"the path of the item {path.item} is another one now")
+
+    size = 2 * sum(len(path.new) for _, path in _each(paths)) + 4096
+    return RowsChange(catalog, actions, apply, ("knowledge_item",), size)
+
+
+def _each(paths: dict[str, list[ItemPath]]) -> Iterator[tuple[str, ItemPath]]:
+    return ((base, path) for base, of_base in paths.items() for path in of_base)

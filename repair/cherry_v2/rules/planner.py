@@ -1,0 +1,263 @@
+"""``regraft repair``: what the audit finds and what can be derived from other data, mended file by file.
+
+Rules: ``docs/findings.md``; nothing is guessed, and no vector goes that could still be right.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import apsw
+
+from checks import v2_findings as v2
+from checks.catalog_rows import base_key
+from checks.findings import FINDINGS, Finding
+from regraft.formats.cherry_preview.libsql import Layout
+from regraft.formats.cherry_v2 import layout
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.report import notices
+from regraft.text import argument
+from repair.changes.plan import Left, Plan, RowsChange
+from repair.changes.store import Store
+from repair.cherry_v2 import readable_paths
+from repair.cherry_v2.readable_paths import NewPaths, materials_of, new_paths
+from repair.cherry_v2.rules import catalog as rules_catalog
+from repair.cherry_v2.rules import index, schema
+from repair.cherry_v2.rules import paths as rules_paths
+from repair.cherry_v2.rules.index import Target
+from repair.cherry_v2.rules.paths import Renamed
+from repair.cherry_v2.rules.schema import joined
+
+Findings = Mapping[str | None, list[Finding]]
+Mends = set[tuple[str, str | None]]
+#: Mends rows of the catalog: at most one change of that file, what is left, and what must be gone afterwards.
+CatalogMender = Callable[[Store, Findings, frozenset[str]], tuple[list[RowsChange], list[Left], Mends]]
+
+CATALOG_MENDERS: tuple[CatalogMender, ...] = (schema.changes, rules_catalog.changes)
+_OF_INDEX: tuple[str, ...] = (*schema.NAMES, *index.NAMES)
+#: Findings that are mended.
+NAMES: tuple[str, ...] = (*_OF_INDEX, *rules_catalog.NAMES)
+#: Findings that are mended only where they are asked for by name.
+BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID,)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be mended; ``now_ms`` is the time of what has to be written anew."""
+
+    now_ms: int
+    #: Names of findings; empty: all that are mended.
+    only: frozenset[str] = frozenset()
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """Return the names of the findings that are to be mended."""
+        return self.only or frozenset(NAMES)
+
+
+def plan(store: Store, wish: Wish) -> Plan:
+    """Return what is going to be mended; nothing is written."""
+    findings: dict[str | None, list[Finding]] = defaultdict(list)
+    for finding in store.findings():
+        findings[finding.base].append(finding)
+    return _Planner(store, wish, findings).plan()
+
+
+class _Planner:
+    def __init__(self, store: Store, wish: Wish, findings: Findings) -> None:
+        self._store = store
+        self._wish = wish
+        self._findings = findings
+        self._plan = Plan()
+        #: Bases of whose index it is said already what stays as it is.
+        self._said: set[str | None] = set()
+        #: The paths of materials, of bases whose files get others.
+        self._materials: dict[str, dict[str, str]] = {}
+
+    def plan(self) -> Plan:
+        made = self._plan
+        moved: dict[str, Renamed] = {}
+        indexes: list[RowsChange] = []
+        for base, one in self._store.stores.items():
+            if self._store.wants(base) and one.look.layout is Layout.CURRENT and base in self._findings:
+                try:
+                    indexes += self._of_index(base, one, moved)
+                except (apsw.Error, OSError, UnicodeDecodeError) as error:
+                    self._leave_all(base, f"the index cannot be read as a whole: {error}", None)
+        readable = self._readable_paths() if v2.ITEM_PATH_IS_ID in self._wish.only else []
+        made.changes += [change for one in moved.values() for change in one.made]
+        made.changes += self._of_catalog(moved, readable)
+        made.changes += [change for one in moved.values() for change in one.removed]
+        indexes += [change for one in readable if (change := self._with_paths(one)) is not None]
+        made.changes += [joined(changes) for changes in _by_path(indexes)]
+        made.changes += [change for one in moved.values() for change in one.removed_last]
+        self._leave_others(moved)
+        return made
+
+    @cached_property
+    def _catalog(self) -> StoredCatalog | None:
+        if self._store.catalog is not None:
+            with suppress(CatalogProblem):
+                return read_catalog(self._store.root / self._store.catalog)
+        return None
+
+    def _counts(self, base: str) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for finding in self._findings[base]:
+            counts[finding.name] += finding.count
+        return counts
+
+    # --- indexes ---------------------------------------------------------------------------------------------------
+
+    def _of_index(self, base: str, one: layout.Store, moved: dict[str, Renamed]) -> Iterator[RowsChange]:
+        found = self._counts(base)
+        wanted = self._wish.wanted.intersection(found, _OF_INDEX)
+        if not wanted:
+            return
+        if not index.BLOCKING.isdisjoint(found):
+            upgrades = {v2.UNREADABLE, v2.CORRUPT}.isdisjoint(found)
+            reason = "the layout of the file is not whole" if upgrades else "the file is damaged"
+            self._leave_all(base, f"{reason}: that has to be mended first", "upgrade" if upgrades else None)
+            return
+        dropped = schema.change(self._store.root, one.name, wanted, base)
+        if dropped is not None:
+            self._plan.mends |= {(name, base) for name in wanted.intersection(schema.NAMES)}
+            yield dropped
+        wanted = wanted.intersection(index.NAMES)
+        if not wanted:
+            return
+        renames = self._renamed(base, one) if v2.PATH_UNSAFE in wanted else Renamed()
+        target = self._target(base, one, found, renames)
+        change, left = index.change(self._store.root, target)
+        self._plan.left += [*renames.left, *(self._with_command(one) for one in left)]
+        if change is not None:
+            self._said.add(base)
+            moved[base] = renames
+            of_these = {one.finding for one in (*renames.left, *left)}
+            self._plan.mends |= {(name, base) for name in wanted - of_these}
+            yield change
+
+    def _renamed(self, base: str, one: layout.Store) -> Renamed:
+        store, catalog = self._store, self._catalog
+        if store.catalog is not None and (catalog is None or catalog.items is None):
+            reason = "the catalog cannot be read, which has the path, too"
+            return Renamed(left=[Left(v2.PATH_UNSAFE, reason, base, severity=FINDINGS[v2.PATH_UNSAFE].severity)])
+        items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
+        return rules_paths.renamed(store.root, base, one.name, one.raw, items)
+
+    def _target(self, base: str, one: layout.Store, found: dict[str, int], renames: Renamed) -> Target:
+        row = self._row(base)
+        is_known = row is not None and row.get("status") == "completed"
+        dimensions = row.get("dimensions") if row is not None and is_known else None
+        return Target(
+            base,
+            one.name,
+            base if one.base_id is not None and one.name.endswith(layout.INDEX_FILE) else None,
+            row.get("embedding_model_id") is not None if row is not None and is_known else None,
+            dimensions if isinstance(dimensions, int) else None,
+            found,
+            self._wish.wanted,
+            self._wish.now_ms,
+            bool(self._wish.only),
+            tuple(renames.materials),
+        )
+
+    def _row(self, base: str) -> Row | None:
+        rows = [] if self._catalog is None else self._catalog.bases
+        return next((row for row in rows if base_key(row) == base), None)
+
+    def _leave_all(self, base: str, reason: str, command: str | None) -> None:
+        repair = None if command is None else f"regraft {command} {shlex.quote(argument(self._store.path))}"
+        names = self._wish.wanted.intersection(_OF_INDEX)
+        for finding in self._findings[base]:
+            if finding.name in names:
+                left = Left(finding.name, reason, base, finding.subject, finding.count, finding.severity, repair)
+                self._plan.left.append(left)
+
+    # --- paths of files of folders --------------------------------------------------------------------------------
+
+    def _readable_paths(self) -> list[NewPaths]:
+        made = []
+        for base, found in self._findings.items():
+            # A run that was killed leaves materials behind their items.
+            finding = next((one for one in found if one.name in (v2.ITEM_PATH_IS_ID, v2.MATERIAL_PATH)), None)
+            if base is None or finding is None:
+                continue
+            paths = NewPaths(base)
+            try:
+                paths = self._paths_of(base)
+            except (apsw.Error, OSError, UnicodeDecodeError) as error:
+                paths.leave(f"its index cannot be read: {error}", None, finding.count)
+            self._plan.left += paths.left
+            self._plan.mends |= set() if paths.left else {(v2.ITEM_PATH_IS_ID, base)}
+            made.append(paths)
+        return made
+
+    def _paths_of(self, base: str) -> NewPaths:
+        one = self._store.stores.get(base)
+        paths = NewPaths(base)
+        if not index.BLOCKING.isdisjoint(self._counts(base)) or (one and one.look.layout is not Layout.CURRENT):
+            paths.leave("its index is damaged, or of another layout: that has to be mended first", None)
+            return paths
+        items = [] if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])
+        self._materials[base] = {} if one is None else materials_of(self._store.root / one.name)
+        raw = self._store.root / self._store.bases / base / layout.RAW_FOLDER
+        return new_paths(base, items, self._materials[base], raw)
+
+    def _with_paths(self, paths: NewPaths) -> RowsChange | None:
+        one = self._store.stores.get(paths.base)
+        if one is None or paths.base not in self._materials:
+            return None
+        return readable_paths.index_change(self._store.root, one.name, paths, self._materials[paths.base])
+
+    # --- the catalog and what is not mended -----------------------------------------------------------------------
+
+    def _of_catalog(self, moved: Mapping[str, Renamed], readable: list[NewPaths]) -> list[RowsChange]:
+        changes: list[RowsChange] = []
+        for mender in CATALOG_MENDERS:
+            more, left, mends = mender(self._store, self._findings, self._wish.wanted)
+            changes += more
+            self._plan.left += left
+            self._plan.mends |= mends
+        if self._store.catalog is not None:
+            paths = {base: one.items for base, one in moved.items()}
+            last = rules_paths.catalog_change(self._store.root, self._store.catalog, paths)
+            changes += [] if last is None else [last]
+            last = readable_paths.catalog_change(self._store.root, self._store.catalog, readable)
+            changes += [] if last is None else [last]
+        return [joined(changes)] if changes else []
+
+    def _with_command(self, left: Left) -> Left:
+        """Return what is left with the command line that the audit has for it."""
+        found = (one.repair for one in self._findings[left.base] if one.name == left.finding)
+        return replace(left, repair=next(found, None))
+
+    def _leave_others(self, moved: Mapping[str, Renamed]) -> None:
+        """Say what was found and is not mended by this command."""
+        for base, found in self._findings.items():
+            paths = len(moved[base].materials) if base is not None and base in moved else 0
+            for finding in found if not self._wish.only else ():
+                if finding.name in NAMES or not notices.at_least(finding.severity, "warning"):
+                    continue
+                if finding.name in index.ASIDE and base in self._said:
+                    continue
+                # With a new path a material has that of its item, and its file.
+                if finding.name in (v2.MATERIAL_PATH, v2.RAW_MISSING) and finding.count <= paths:
+                    continue
+                said = f"{finding.message}; {FINDINGS[finding.name].mended_by}"
+                self._plan.left.append(
+                    Left(finding.name, said, base, finding.subject, finding.count, finding.severity, finding.repair)
+                )
+
+
+def _by_path(changes: list[RowsChange]) -> list[list[RowsChange]]:
+    """Return changes of one file together, in the order of the files."""
+    grouped: dict[str, list[RowsChange]] = defaultdict(list)
+    for change in changes:
+        grouped[change.path].append(change)
+    return list(grouped.values())

@@ -1,0 +1,151 @@
+"""Taking triggers and views out of a file that its layout does not have (``docs/findings.md``, ``schema.foreign-…``).
+
+No row goes with them. What a changeset cannot hold is made on a copy that takes the file's place, so that undoing it
+brings the file back byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import apsw
+
+from checks import foreign_schema
+from checks import v2_findings as v2
+from checks.findings import FINDINGS, Finding
+from checks.foreign_schema import Foreign
+from regraft import sqlite
+from regraft.errors import PlanOutdated
+from regraft.text import counted
+from repair.changes.plan import Action, Change, Left, Plan, RowsChange
+from repair.changes.store import Store
+
+#: Findings that are mended.
+NAMES = (v2.FOREIGN_TRIGGER, v2.FOREIGN_VIEW, v2.FOREIGN_TEXT_INDEX)
+_NOUNS = {v2.FOREIGN_TRIGGER: "trigger", v2.FOREIGN_VIEW: "view", v2.FOREIGN_TEXT_INDEX: "index"}
+_ACTIONS = {
+    v2.FOREIGN_TRIGGER: "drop-triggers",
+    v2.FOREIGN_VIEW: "drop-views",
+    v2.FOREIGN_TEXT_INDEX: "drop-indexes",
+}
+
+Findings = Mapping[str | None, list[Finding]]
+Mends = set[tuple[str, str | None]]
+Look = Callable[[apsw.Connection], Iterable[Foreign]]
+
+
+def change(
+    root: Path, name: str, wanted: Iterable[str], base: str | None, look: Look = foreign_schema.of_index
+) -> RowsChange | None:
+    """Return what takes foreign triggers and views out of a file; None where there is nothing to take out.
+
+    Args:
+        root: the store's root.
+        name: the file, below it.
+        wanted: the findings that are to be mended.
+        base: the base's id, None for a file of several.
+        look: what tells what is foreign in it.
+
+    Raises:
+        apsw.Error, OSError, UnicodeDecodeError: it cannot be read.
+    """
+    path = root / name
+    names = tuple(one for one in NAMES if one in set(wanted))
+    with sqlite.reading(path) as db:
+        planned = _statements(db, look, names)
+    if not planned:
+        return None
+
+    def apply(db: apsw.Connection) -> None:
+        if _statements(db, look, names) != planned:
+            raise PlanOutdated(path=path, reason="other triggers or views would be dropped now than were planned")
+        for _, statements in planned:
+            for statement in statements:
+                db.execute(statement)
+
+    return RowsChange(name, tuple(_actions(planned, base, name)), apply, ())
+
+
+def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[list[RowsChange], list[Left], Mends]:
+    """Return what takes foreign triggers and views out of the catalog, what stays, and what is gone afterwards.
+
+    Args:
+        store: the store; nothing is written.
+        findings: what the audit found, by base; what is about the catalog's schema is about no base.
+        only: names of the findings that are to be mended.
+    """
+    found = [one for one in findings.get(None, ()) if one.name in NAMES and one.name in only]
+    wanted = {one.name for one in found} - {one.name for one in found if one.is_beyond_repair}
+    left = [_left(one) for one in found if one.is_beyond_repair]
+    if store.catalog is None or not wanted:
+        return [], left, set()
+    made = change(store.root, store.catalog, wanted, None, foreign_schema.of_catalog)
+    return [] if made is None else [made], left, {(name, None) for name in wanted}
+
+
+def beside(
+    store: Store, found: Mapping[str, list[Finding]], only: frozenset[str], made: Plan, looks: Mapping[str, Look]
+) -> None:
+    """Add to a plan of another system's databases what takes foreign triggers out of them.
+
+    Args:
+        store: the store.
+        found: what the audit found, by name.
+        only: names of the findings that are to be mended; empty: all.
+        made: the plan; a change of the same file is joined with it.
+        looks: the databases, below the store's root, with what tells what is foreign in each.
+    """
+    names = [name for name in NAMES if name in found and (not only or name in only)]
+    for name, look in looks.items() if names else ():
+        new = change(store.root, name, names, None, look)
+        if new is not None:
+            _take_in(new, made.changes)
+    for name in names:
+        left = [one for one in found[name] if one.is_beyond_repair]
+        made.left += map(_left, left)
+        made.mends |= set() if left else {(name, None)}
+
+
+def _take_in(new: RowsChange, changes: list[Change]) -> None:
+    for place, one in enumerate(changes):
+        if isinstance(one, RowsChange) and one.path == new.path:
+            changes[place] = joined([new, one])
+            return
+    changes.append(new)
+
+
+def joined(changes: list[RowsChange]) -> RowsChange:
+    """Return changes of one file as one, made in their order."""
+
+    def apply(db: apsw.Connection) -> None:
+        for change in changes:
+            change.apply(db)
+
+    return RowsChange(
+        changes[0].path,
+        tuple(action for change in changes for action in change.actions),
+        apply,
+        tuple(dict.fromkeys(table for change in changes for table in change.tables)),
+        sum(change.bytes for change in changes),
+        bodies=any(change.bodies for change in changes),
+    )
+
+
+def _left(finding: Finding) -> Left:
+    said = f"{finding.message}; {FINDINGS[finding.name].mended_by}"
+    return Left(finding.name, said, None, finding.subject, finding.count, finding.severity)
+
+
+def _statements(db: apsw.Connection, look: Look, names: Sequence[str]) -> list[tuple[Foreign, tuple[str, ...]]]:
+    found = [one for one in look(db) if one.finding in names and one.mended]
+    # A trigger of a view goes with it.
+    return [(one, one.mended) for one in sorted(found, key=lambda one: names.index(one.finding))]
+
+
+def _actions(planned: Sequence[tuple[Foreign, tuple[str, ...]]], base: str | None, name: str) -> Iterable[Action]:
+    for finding in NAMES:
+        count = sum(one.finding == finding for one, _ in planned)
+        if count:
+            said = f"drop {counted(count, _NOUNS[finding])} that the layout does not have"
+            yield Action(_ACTIONS[finding], said, base, name, count, 0, finding)

@@ -1,0 +1,356 @@
+"""A store that bases are taken out of, to pack or to install them: a library, a pack, a backup, another profile.
+
+It is only read. Links are not followed: a stranger's archive or folder could lead anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import apsw
+
+from checks import v2_findings as v2
+from checks.catalog_rows import base_key
+from checks.findings import Finding
+from checks.levels import Level
+from checks.packs import BACKUP_SLIM
+from regraft import links, sqlite
+from regraft.base_names import known_id, meant
+from regraft.errors import NotChanged, RegraftError, SourceUnreadable
+from regraft.formats import json_text
+from regraft.formats.cherry_v1 import profile
+from regraft.formats.cherry_v1.backup import inner_folder
+from regraft.formats.cherry_v2 import pack
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.library_report import report_bytes
+from regraft.ledger.values import path_of
+from regraft.links import leads_out
+from regraft.locate import BASE_SOURCES, INDEX_FILE, NAMES, RAW_FOLDER, V1_SOURCES, Kind, Located, located
+from regraft.move_errors import PackDamaged, ProfileInUse
+from regraft.names import is_folder_name
+from regraft.tree import Tree, ZipTree, join
+from regraft.unpacking import is_pristine, on_disk
+from repair.changes.copies import table_damage_of
+from repair.changes.store import Store
+
+#: What keeps a base from being carried anywhere: the application would empty or refuse it, or it is not whole.
+_GRAVE = frozenset(
+    {
+        *(v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION, v2.SCHEMA_PREVIEW, v2.META_MISSING),
+        *(v2.META_BASE, v2.PATH_UNSAFE, v2.ITEM_DATA, v2.BASE_STATUS, v2.BASE_NO_INDEX),
+        # What a stranger's definitions do, nobody carries into a profile.
+        *(v2.FOREIGN_TRIGGER, v2.FOREIGN_VIEW, v2.FOREIGN_COLUMN, v2.FOREIGN_TEXT_INDEX),
+    }
+)
+
+
+@dataclass(frozen=True)
+class BaseFiles:
+    """The files of a base below its folder, index first, with their sizes; and links, which are not followed."""
+
+    files: tuple[Path, ...] = ()
+    links: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BaseSource:
+    """A store whose bases are carried elsewhere."""
+
+    #: Its root is a temporary folder where the source is an archive.
+    store: Store
+    catalog: StoredCatalog
+    #: Ids of the bases that are meant, in the catalog's order.
+    chosen: tuple[str, ...] = ()
+    #: Of a pack, zipped or unpacked, that nobody has changed since.
+    manifest: pack.Manifest | None = None
+    #: The archive that it was unpacked from, and the folder in that where it begins.
+    archive: ZipTree | None = None
+    archive_folder: str = ""
+    #: Links among the members of an archive, by base.
+    archived_links: tuple[str, ...] = ()
+    #: Ids of bases by those that they had in v1, as the source itself knows them.
+    legacy_ids: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def rows(self) -> Path:
+        """Return where its catalog is."""
+        return self.store.root / str(self.store.catalog)
+
+    @property
+    def is_slim(self) -> bool:
+        """Tell whether it has rows alone."""
+        return self.store.found.is_slim
+
+    @cached_property
+    def bases(self) -> dict[str, Row]:
+        """Return the rows of its bases by their ids, in their order."""
+        return {base_key(row): row for row in self.catalog.bases}
+
+    @cached_property
+    def models(self) -> dict[Any, Row]:
+        """Return the rows of its models by their ids."""
+        return {row.get("id"): row for row in self.catalog.models or ()}
+
+    @cached_property
+    def providers(self) -> dict[Any, Row]:
+        """Return the rows of its providers by their ids."""
+        return {row.get("provider_id"): row for row in self.catalog.providers or ()}
+
+    @cached_property
+    def packed(self) -> dict[str, pack.PackedFile]:
+        """Return what the manifest says of each file, by its name in the pack."""
+        return {} if self.manifest is None else {file.path: file for file in self.manifest.files}
+
+    def name_of(self, base: str) -> str:
+        """Return what a person calls a base."""
+        return str(self.bases[base].get("name") or base)
+
+    def folder(self, base: str) -> Path:
+        """Return where the folder of a base is, if it has one."""
+        return self.store.root / self.store.bases / base
+
+    def inside(self, path: Path) -> str:
+        """Return the name of a file in the source."""
+        return path.relative_to(self.store.root).as_posix()
+
+    def crc32(self, path: Path) -> int:
+        """Return the CRC-32 that the archive gives of an extracted file."""
+        if self.archive is None:
+            raise ValueError("no archive")
+        return self.archive.crc32(join(self.archive_folder, self.inside(path)))
+
+    def base_of(self, name: str) -> str | None:
+        """Return the id of the base that an id is of: its own, or that which it had in v1."""
+        return known_id(name, dict.fromkeys(self.bases, ""), dict(self.legacy_ids))
+
+    def legacy_id(self, base: str) -> str | None:
+        """Return the id that a base had in v1, as far as the source knows."""
+        return next((old for old, new in self.legacy_ids if new == base), None)
+
+    def files(self, base: str) -> BaseFiles:
+        """Return the files of a base: its index, and all below ``raw/``.
+
+        Raises:
+            SourceUnreadable: a folder of it cannot be looked into.
+        """
+        try:
+            return self._files(base)
+        except RegraftError:
+            raise
+        except OSError as error:
+            path = self.folder(base) if error.filename is None else Path(os.fsdecode(error.filename))
+            raise SourceUnreadable(path=path, reason=error.strerror or error) from error
+
+    def _files(self, base: str) -> BaseFiles:
+        folder, links = self.folder(base), [*self._links_of(base)]
+        if leads_out(self.store.root, folder):
+            return BaseFiles((), (*links, INDEX_FILE))
+        index = folder / INDEX_FILE
+        files = []
+        if _is_inside(index, self.store.root):
+            files.append(index)
+        elif index.is_symlink() or index.is_file():
+            links.append(INDEX_FILE)
+        for path in _walked(folder / RAW_FOLDER):
+            if stat.S_ISREG(path.lstat().st_mode):
+                files.append(path)
+            else:
+                links.append(path.relative_to(folder).as_posix())
+        return BaseFiles(tuple(files), tuple(links))
+
+    def _links_of(self, base: str) -> Iterator[str]:
+        start = f"{self.store.bases}/{base}/"
+        yield from (name[len(start) :] for name in self.archived_links if name.startswith(start))
+
+    # --- what is wrong with it -----------------------------------------------------------------------------------
+
+    def findings(self) -> list[Finding]:
+        """Return what a look at the chosen bases finds: whether each can be opened and read, not what texts say."""
+        found = self.store.audit(Level.SHAPE, frozenset(self.chosen)).findings
+        if self.manifest is not None:
+            return list(found)  # each file is held against its checksum, and was looked into when it was packed
+        return [*found, *(one for base in self.chosen if (one := self._damage(base)) is not None)]
+
+    def _damage(self, base: str) -> Finding | None:
+        """Return what SQLite's own check says of the index of a base."""
+        store = self.store.stores.get(base)
+        if store is None:
+            return None
+        try:
+            with sqlite.reading(self.store.root / store.name) as db:
+                damage = table_damage_of(db)
+        except (apsw.Error, OSError, UnicodeDecodeError) as error:
+            damage = str(error)
+        return None if damage is None else Finding(v2.CORRUPT, "error", f"SQLite's own check says: {damage}", base)
+
+    def problem(self, base: str, findings: list[Finding]) -> Finding | None:
+        """Return what keeps a base where it is, of what was found; None where nothing does."""
+        if not isinstance(self.bases[base].get("id"), str) or not is_folder_name(base):
+            return Finding(v2.BASE_STATUS, "error", "its id is no name of a folder", base)
+        if self.is_slim and base not in self.store.stores:
+            said = "a slim backup has its rows, and neither its index nor its files: take a full one, or the profile"
+            return Finding(BACKUP_SLIM, "warning", said, base)
+        if INDEX_FILE in self.files(base).links:
+            return Finding(v2.BASE_NO_INDEX, "error", "its index is a link, or behind one: it is not followed", base)
+        return next((one for one in findings if one.base == base and one.name in _GRAVE), None)
+
+    def demand_whole(self) -> None:
+        """Hold what the manifest lists of the catalog and of the chosen bases against the files.
+
+        Raises:
+            PackDamaged: it names the first that is not what was packed.
+        """
+        for name, packed in self.packed.items():
+            base = self._base_of_file(name)
+            if base is not None and base not in self.chosen:
+                continue
+            try:
+                found = self.store.found
+                path, digest = self._path_of(name), found.digests.get(name)
+                problem = found.damaged.get(name) or pack.problem_of(path, packed, digest)
+            except (OSError, ValueError) as error:
+                problem = str(error)
+            if problem is not None:
+                raise PackDamaged(path=self.store.path, file=name, reason=problem)
+        for base in self.chosen:
+            for path in self.files(base).files if self.manifest is not None and is_folder_name(base) else ():
+                if self.inside(path) not in self.packed:
+                    raise PackDamaged(path=self.store.path, file=self.inside(path), reason="no part of the pack")
+
+    def _path_of(self, name: str) -> Path:
+        return self.store.root.joinpath(*path_of(name).split("/"))
+
+    def _base_of_file(self, name: str) -> str | None:
+        start = f"{self.store.bases}/"
+        return name[len(start) :].partition("/")[0] if name.startswith(start) else None
+
+
+def _is_inside(path: Path, root: Path) -> bool:
+    """Tell whether a file is there and lies below a root, also after resolving links."""
+    return path.is_file() and not path.is_symlink() and links.real_path(root) in links.real_path(path).parents
+
+
+def _walked(folder: Path) -> Iterator[Path]:
+    """Yield what is below a folder and is no folder, sorted; links to folders are among it and not followed.
+
+    Raises:
+        SourceUnreadable: a folder cannot be looked into.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise SourceUnreadable(path=error.filename, reason=error.strerror or error) from error
+
+    if folder.is_symlink():
+        yield folder
+        return
+    if not folder.is_dir():
+        return
+    found = []
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        found += [Path(place, name) for name in files]
+        found += [path for name in folders if (path := Path(place, name)).is_symlink()]
+    yield from sorted(found)
+
+
+# --- opening ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(path: Path, kind: Kind | None, named: Sequence[str], command: str) -> Iterator[BaseSource]:
+    """Recognise a source of bases and keep it open; of an archive only the chosen bases are unpacked.
+
+    Args:
+        path: what the user named.
+        kind: what it is, where the user says so.
+        named: names or ids (v1 or v2, or unique beginnings of one) of the bases that are meant; empty: all.
+        command: the name of the command that asks.
+
+    Raises:
+        NotChanged: it is nothing that has bases with a catalog.
+        ProfileInUse: it is a profile whose application is running.
+        SourceUnreadable, PackUnreadable: its catalog or manifest cannot be read.
+        BaseUnknown, BaseAmbiguous: it has no such base, or several.
+        RegraftError: it cannot be recognised, or not be unpacked.
+    """
+    with located(path, kind) as found:
+        catalog = found.stores.catalog
+        if found.kind not in BASE_SOURCES or catalog is None:
+            raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(found))
+        _demand_quiet(found)
+        rows = _read_rows(found, catalog)
+        inside = inner_folder(found.tree) if isinstance(found.tree, ZipTree) else ""
+        manifest = pack.read_manifest(found.tree, inside)
+        legacy = (manifest.legacy_ids if manifest is not None else {}) | _reported_ids(found.tree, inside)
+        chosen = _chosen(named, {base_key(row): row for row in rows.bases}, legacy)
+        with on_disk(found, chosen) as unpacked:
+            store = Store(path, unpacked.tree.path, unpacked, frozenset(chosen))
+            pristine = manifest if found.is_archive or is_pristine(store.root) else None
+            yield BaseSource(
+                store=store,
+                catalog=rows,
+                chosen=tuple(chosen),
+                manifest=pristine,
+                archive=found.tree if isinstance(found.tree, ZipTree) else None,
+                archive_folder=inside,
+                archived_links=_links(found),
+                legacy_ids=tuple(legacy.items()),
+            )
+
+
+def _advice(found: Located) -> str:
+    if found.kind in V1_SOURCES:
+        return "regraft migrate makes a library of it"
+    return "give a library, a pack, a backup of version 7 or a v2 profile, with its catalog"
+
+
+def _demand_quiet(found: Located) -> None:
+    sign = profile.sign_of_life(found.profile) if found.profile is not None else None
+    if sign is not None:
+        raise ProfileInUse(path=found.path, sign=sign)
+
+
+def _read_rows(found: Located, catalog: str) -> StoredCatalog:
+    try:
+        with found.tree.local(catalog, None) as local:
+            return read_catalog(local, data=False)
+    except CatalogProblem as problem:
+        raise SourceUnreadable(path=f"{found.path}: {catalog}", reason=problem) from problem
+
+
+def _links(found: Located) -> tuple[str, ...]:
+    tree = found.tree
+    if not isinstance(tree, ZipTree):
+        return ()
+    inside = inner_folder(tree)
+    names = (name for name in tree.files(found.stores.bases) if tree.is_link(name))
+    return tuple(str(PurePosixPath(name).relative_to(inside or ".")) for name in names)
+
+
+def _reported_ids(tree: Tree, inside: str) -> dict[str, str]:
+    """Return the ids of bases by their v1 ids, as the report of the last migration gives them."""
+    try:
+        reported: Any = json_text.loads(report_bytes(tree, inside))
+        return {old: new for old, new in reported["ids"]["bases"].items() if isinstance(new, str)}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+# --- which bases -----------------------------------------------------------------------------------------------------
+
+
+def _chosen(named: Sequence[str], bases: dict[str, Row], legacy: dict[str, str]) -> list[str]:
+    """Return the ids of the bases that are meant; without any name, of all.
+
+    Raises:
+        BaseUnknown, BaseAmbiguous
+    """
+    names = {base: str(row.get("name")) for base, row in bases.items()}
+    wanted = {meant(name, names, legacy) for name in named}
+    return [base for base in bases if not named or base in wanted]

@@ -1,0 +1,199 @@
+"""Older index layouts, half-applied ones and those of preview builds → version 2, in place, every vector kept.
+
+The catalog of a library that an earlier regraft wrote comes along (:mod:`repair.cherry_v2.upgrade_catalog`).
+Rules: ``docs/commands.md``, "regraft upgrade". An index file is never changed row by row: a fresh one is written beside
+it, compared with what was read, and takes its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import apsw
+
+from checks import v2_findings as v2
+from checks.levels import Ledger, named
+from checks.schema_shape import Shape, shape_of
+from migrators import ModelWord
+from regraft import sqlite
+from regraft.errors import PlanOutdated
+from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_preview.libsql import Layout
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION, older
+from regraft.formats.cherry_v2.index.older import OldIndex
+from regraft.formats.cherry_v2.layout import Store as Place
+from regraft.ledger import durable
+from regraft.text import counted
+from repair.changes.plan import Action, FileChange, Left, Plan, RowsChange
+from repair.changes.store import Store
+from repair.cherry_preview import upgrade
+from repair.cherry_v2 import upgrade_catalog
+
+#: What reading a damaged file raises.
+_DAMAGE = (apsw.Error, OSError, UnicodeDecodeError)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user says of models of preview builds; ``now_ms`` is the run's time."""
+
+    now_ms: int
+    word: ModelWord = field(default_factory=ModelWord)
+
+
+def plan(store: Store, wish: Wish) -> Plan:
+    """Return what has to be done for every chosen index file to be of version 2; nothing is written."""
+    made = Plan()
+    previews: dict[str, Place] = {}
+    for base, place in store.stores.items():
+        if not store.wants(base):
+            continue
+        if place.look.layout is Layout.UNREADABLE:
+            _leave_damaged(base, place.name, place.look.problem, made)
+            continue
+        try:
+            if _may_be_made(store, base, place, made):
+                if place.look.layout is Layout.PREVIEW:
+                    previews[base] = place
+                else:
+                    _plan_index(store, base, place, wish, made)
+        except _DAMAGE as error:
+            _leave_damaged(base, place.name, str(error), made)
+    if previews:
+        upgrade.plan(store, previews, wish.word, wish.now_ms, made)
+    try:
+        upgrade_catalog.plan(store, made)
+    except _DAMAGE as error:
+        made.left.append(Left(v2.UNREADABLE, f"the catalog cannot be read: {error}", severity="error"))
+    return made
+
+
+def _leave_damaged(base: str, name: str, problem: str, made: Plan) -> None:
+    made.left.append(Left(v2.UNREADABLE, f"{name} cannot be read: {problem}", base, severity="error"))
+
+
+def _may_be_made(store: Store, base: str, place: Place, made: Plan) -> bool:
+    """Tell whether a file is of no version that is not known yet; one that is stays as it is."""
+    with libsql.readable(store.root / place.name) as path, sqlite.reading(path) as db:
+        version, _ = older.version_of(db)
+    if not older.is_newer(version):
+        return True
+    said = f"the index is of version {named(version)}, and {SCHEMA_VERSION} is the latest that is known here"
+    made.left.append(Left(v2.SCHEMA_VERSION, said, base, place.name, severity="error"))
+    return False
+
+
+# --- seven tables ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is wrong with an index file of seven tables."""
+
+    shape: Shape
+    version: object
+    has_identity: bool
+    #: Bodies without a number in the full-text index.
+    unnumbered: int
+    #: Rows of a preview build beside them.
+    previews: int
+    #: Whether SQLite refuses its schema, so that nobody can open it.
+    is_refused: bool
+
+    @property
+    def is_stamped(self) -> bool:
+        """Tell whether its identity row gives the layout's version."""
+        return isinstance(self.version, int) and self.version == SCHEMA_VERSION
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """Return what an upgrade mends in it."""
+        has_version = "meta" in self.shape.tables and self.has_identity
+        wrong = {
+            v2.SCHEMA_VERSION: has_version and not self.is_stamped,
+            v2.SCHEMA_MISSING: bool(self.shape.missing),
+            v2.BODY_ROWID: bool(self.unnumbered),
+        }
+        return tuple(name for name, is_wrong in wrong.items() if is_wrong)
+
+
+def _plan_index(store: Store, base: str, place: Place, wish: Wish, made: Plan) -> None:
+    path = store.root / place.name
+    with libsql.readable(path) as copy, sqlite.reading(copy) as db:
+        seen = _look(db, is_refused=copy != path)
+        if seen.previews:
+            said = (
+                f"{counted(seen.previews, 'row')} of a preview build beside units of v2: nothing says which are right"
+            )
+            made.left.append(Left(v2.SCHEMA_PREVIEW, said, base, place.name, seen.previews, "error"))
+        if not seen.findings and not seen.is_refused:
+            return
+        if seen.findings == (v2.SCHEMA_VERSION,) and seen.version != 1 and not seen.is_refused:
+            _stamp(base, place.name, seen, made)
+            return
+        old = older.examine(db, wish.now_ms, knows_base=place.base_id is not None)
+    if old.problems:
+        for problem in old.problems:
+            finding = v2.SCHEMA_MISSING if v2.SCHEMA_MISSING in seen.findings else (seen.findings or (v2.CORRUPT,))[0]
+            made.left.append(Left(finding, f"it stays in its layout: {problem}", base, place.name, severity="error"))
+        return
+    made.changes.append(_rebuild(path, base, place, old, seen))
+    made.mends |= {(finding, base) for finding in seen.findings}
+
+
+def _look(db: apsw.Connection, *, is_refused: bool) -> _Seen:
+    version, has_identity = older.version_of(db)
+    shape = shape_of(db, Ledger())
+    unnumbered = 0
+    if shape.has_rowid and shape.has("search_text"):
+        unnumbered = db.execute("SELECT count(*) FROM search_text NOT INDEXED WHERE fts_rowid IS NULL").get
+    return _Seen(shape, version, has_identity, unnumbered, libsql.count_rows(db), is_refused)
+
+
+def _stamp(base: str, name: str, seen: _Seen, made: Plan) -> None:
+    """Plan the layout's version for a file that is in its layout and says another one."""
+    said = f"stamp the index as version {SCHEMA_VERSION}: its tables are, but it says {named(seen.version)}"
+    action = Action("stamp-version", said, base, name, finding=v2.SCHEMA_VERSION)
+
+    def apply(db: apsw.Connection) -> None:
+        first = "(SELECT id FROM meta ORDER BY id LIMIT 1)"
+        db.execute(f"UPDATE meta SET schema_version = ? WHERE id = {first}", (SCHEMA_VERSION,))
+
+    made.changes.append(RowsChange(name, (action,), apply, ("meta",)))
+    made.mends.add((v2.SCHEMA_VERSION, base))
+
+
+def _rebuild(path: Path, base: str, place: Place, old: OldIndex, seen: _Seen) -> FileChange:
+    """Plan a fresh file in place of an old one."""
+    size = old.bytes(path.stat().st_size)
+    units, vectors = old.counts["search_unit"], old.counts["embedding"]
+    was = "a version nobody gives" if old.version is None else f"version {named(old.version)}"
+    if seen.is_stamped:
+        was = f"an unfinished version {SCHEMA_VERSION}"
+    said = f"write the index anew as version {SCHEMA_VERSION} (it is {was}), with all of its"
+    said = f"{said} {counted(units, 'unit')} and {counted(vectors, 'vector')}"
+    finding = seen.findings[0] if seen.findings else None
+    action = Action("upgrade-index", said, base, place.name, units, size, finding)
+
+    def make(new: Path) -> None:
+        demand_settled(path)
+        with libsql.readable(path) as copy:
+            older.build(copy, new, old, str(place.base_id))
+            kept = libsql.keep_rows(copy, new) if seen.previews else 0
+        if kept != seen.previews:
+            raise PlanOutdated(path=path, reason="rows of a preview build were added or removed")
+        durable.copy_mode(path, new)
+
+    return FileChange(place.name, (action,), make, size)
+
+
+def demand_settled(path: Path) -> None:
+    """Refuse to put a file in place of one with a log beside it, which would be taken for its own.
+
+    Raises:
+        PlanOutdated
+    """
+    beside = sqlite.companions(path)
+    if beside:
+        raise PlanOutdated(path=path, reason=f"an unfinished transaction lies beside it ({beside[0].name})")

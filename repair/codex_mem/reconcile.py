@@ -1,0 +1,274 @@
+"""``reconcile`` of codex-mem without an embedder: vectors follow the notes, and metadata follow the vectors.
+
+Rules: ``docs/formats/codex_mem.md``, "Following the notes". A vector without a note that may have one goes; what the
+metadata say becomes what is there. Metadata are written first: killed before the vectors have gone, a run leaves some
+that no note claims, which the next one deletes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import apsw
+
+from checks import codex_mem_findings as codex
+from checks.findings import FINDINGS
+from checks.levels import Level
+from checks.v2_findings import CORRUPT, UNREADABLE
+from regraft.errors import PlanOutdated
+from regraft.following import OutOfOrder, differences
+from regraft.formats.codex_mem import database, health, sidecar
+from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
+from regraft.formats.codex_mem.health import Memory
+from regraft.formats.codex_mem.notes import Note, Status
+from regraft.formats.codex_mem.sidecar import Held, SidecarUnreadable, Vectors
+from regraft.text import argument, counted
+from repair.changes.plan import Action, Left, Plan, RowsChange
+from repair.changes.store import Store
+from repair.codex_mem import writing
+
+#: With these nobody knows what the vectors are, or the notes.
+_BLOCKING = {UNREADABLE, CORRUPT, codex.SCHEMA, codex.INDEX_MISSING, codex.INDEX_INCOMPATIBLE}
+#: Notes that stay without a vector, and what gives them one.
+_LACKING = {
+    Status.PENDING: (codex.PENDING, "backfill", "without a vector"),
+    Status.STALE: (codex.STALE, "backfill", "without a vector of the present text"),
+    Status.FAILED: (codex.FAILED, "clear-failed", "without a vector: the embedder refused the text"),
+}
+#: What may be said of a note in place of its status: nothing yet, and what gives it a vector all the same.
+_LEFT: dict[Status, tuple[object, ...]] = {
+    **dict.fromkeys(_LACKING, (None, *_LACKING)),
+    Status.NOT_APPLICABLE: (None,),
+}
+_MARKED = {
+    Status.READY: ("adopt-embeddings", "say of {n} that their vector is there", codex.ORPHAN),
+    Status.PENDING: ("mark-pending", "mark {n} as pending: they have no vector", codex.METADATA),
+    Status.STALE: ("mark-stale", "mark {n} as stale: the text or the model is another one", codex.STALE),
+    Status.NOT_APPLICABLE: ("mark-not-applicable", "mark {n} as not applicable, as they are", codex.METADATA),
+}
+#: Why a vector goes: the finding, and what it is.
+_Why = tuple[str, str]
+_NO_NOTE: _Why = codex.ORPHAN, "of notes that are gone"
+_NOT_WANTED: _Why = codex.ORPHAN, "of notes that are not to be embedded"
+_EXCLUDED: _Why = codex.EXCLUDED_VECTOR, "of excluded notes"
+_UNUSABLE: _Why = codex.VECTOR, "that no search can use"
+_OTHER_RULE: _Why = codex.STALE, "of texts that were made by another rule"
+_OTHER_MODEL: _Why = codex.STALE, "of another model than their notes name"
+
+
+def plan(store: Store) -> Plan:
+    """Return what makes the vectors follow the notes; nothing is written."""
+    with health.opened(store.found.path) as memory:
+        if not memory.columns and not memory.is_present:
+            return Plan()
+        blocking = _BLOCKING if database.is_migrated(memory.db) else {*_BLOCKING, codex.MIGRATION}
+        damage = [one for one in store.audit(Level.QUICK).findings if one.name in blocking]
+        if damage:
+            return Plan(left=[_left(one.name, one.message, _mended(store, one.name)) for one in damage])
+        try:
+            return _Follows(store, memory).plan()
+        except (SidecarUnreadable, OutOfOrder) as problem:
+            name = codex.INDEX_INCOMPATIBLE
+            return Plan(left=[_left(name, str(problem), _mended(store, name))])
+
+
+def _left(finding: str, reason: str, repair: str | None, project: str | None = None, count: int = 1) -> Left:
+    return Left(finding, reason, project, count=count, severity=FINDINGS[finding].severity, repair=repair)
+
+
+def _command_line(store: Store, words: Sequence[str], project: str | None = None) -> str | None:
+    chosen = [] if project is None else ["--base", project]
+    return shlex.join(["regraft", *words, argument(store.path), *chosen]) if words else None
+
+
+def _mended(store: Store, finding: str) -> str | None:
+    return _command_line(store, FINDINGS[finding].command)
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A note whose metadata get another status, and the vector that it has then."""
+
+    note: str
+    project: str
+    status: Status
+    held: Held | None
+
+
+@dataclass
+class _Follows:
+    """Notes held against their vectors."""
+
+    store: Store
+    memory: Memory
+    due: list[_Due] = field(default_factory=list)
+    #: Notes whose vectors go, by the reason and the project.
+    gone: dict[tuple[_Why, str | None], list[str]] = field(default_factory=lambda: defaultdict(list))
+    lacking: Counter[tuple[str, Status]] = field(default_factory=Counter)
+    #: Excluded notes that say that they have a vector, by the project.
+    claims: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def vectors(self) -> Vectors | None:
+        """Return the vectors; None where there is no sidecar yet."""
+        return self.memory.vectors
+
+    def plan(self) -> Plan:
+        """Return what is done.
+
+        Raises:
+            OutOfOrder: ids are no texts that sort alike in both files.
+        """
+        if self.vectors is not None:
+            self._compare_vectors(self.vectors)
+        self._compare_metadata()
+        made = Plan(changes=[one for one in (self._metadata_change(), self._vectors_change()) if one is not None])
+        made.left = [*self._left()]
+        stays = {(one.finding, one.base) for one in made.left}
+        done = {(str(one.finding), one.base) for one in made.actions} - stays
+        made.mends = {(name, base) for name, base in done if name != codex.STALE}
+        return made
+
+    # --- vectors follow the notes ------------------------------------------------------------------------------------
+
+    def _compare_vectors(self, vectors: Vectors) -> None:
+        db = self.memory.db
+        rows = db.execute(f"SELECT id FROM {NOTES} WHERE typeof(id) = 'text' AND {database.eligible(db)} ORDER BY id")
+        wanted = ((str(note), None) for (note,) in rows)
+        odd: list[tuple[Any, _Why | None]] = []
+
+        def named() -> Iterator[tuple[str, _Why | None]]:
+            for held in vectors.every():
+                key: Any = held.note_id
+                if isinstance(key, str):
+                    yield key, _problem(held)
+                else:
+                    odd.append((key, _problem(held)))
+
+        for one in differences(wanted, named()):
+            if one.kind != "missing":
+                self._goes(one.id, one.found)
+        # What names a vector's note need not be text, and is then no note's.
+        for note_id, problem in odd:
+            self._goes(note_id, problem)
+
+    def _goes(self, note_id: str, problem: _Why | None) -> None:
+        note = self.memory.notes.of([note_id]).get(note_id)
+        project = None if note is None else note.project
+        if note is None:
+            why = _NO_NOTE
+        elif note.is_eligible:
+            why = problem or _UNUSABLE
+        else:
+            why = _EXCLUDED if note.status is Status.EXCLUDED else _NOT_WANTED
+        if self.store.wants(project):
+            self.gone[why, project].append(note_id)
+
+    # --- metadata follow the vectors ---------------------------------------------------------------------------------
+
+    def _compare_metadata(self) -> None:
+        for note in self.memory.notes.judged():
+            if self.store.wants(note.project):
+                self._compare(note)
+
+    def _compare(self, note: Note) -> None:
+        stated = note.metadata.embedding_status
+        # What a note is once its metadata say of its vector what is so.
+        status = Status.READY if note.is_adoptable else note.status
+        if status is Status.EXCLUDED:
+            self.claims[note.project] += stated == Status.READY
+            return
+        if status in _LACKING:
+            self.lacking[note.project, status] += 1
+            if note.has_vector:
+                self.gone[_OTHER_MODEL, note.project].append(note.id)
+        is_due = note.is_adoptable if status is Status.READY else stated not in (status, *_LEFT[status])
+        if is_due:
+            self.due.append(_Due(note.id, note.project, status, note.held))
+
+    @property
+    def _model(self) -> str:
+        return "" if self.vectors is None else self.vectors.meta.model_id
+
+    # --- the changes -------------------------------------------------------------------------------------------------
+
+    def _metadata_change(self) -> RowsChange | None:
+        if not self.due:
+            return None
+        path, due, model = self.store.found.path, tuple(self.due), self._model
+
+        def apply(db: apsw.Connection) -> None:
+            before = db.total_changes()
+            with writing.metadata(db):
+                adopted = ((one.note, one.held) for one in due if one.status is Status.READY)
+                writing.mark_ready(
+                    db, model, ((note, had.content_hash, had.embedded_at) for note, had in adopted if had)
+                )
+                writing.mark(db, ((one.note, one.status.value) for one in due if one.status is not Status.READY))
+            if db.total_changes() - before != len(due):
+                raise PlanOutdated(path=path, reason="notes were excluded or deleted meanwhile")
+
+        return RowsChange(path.name, tuple(self._marks()), apply, (NOTES,), writing.SIZE * len(due))
+
+    def _marks(self) -> Iterator[Action]:
+        by_kind: dict[tuple[str, Status], list[str]] = defaultdict(list)
+        for one in self.due:
+            by_kind[one.project, one.status].append(one.note)
+        for (project, status), notes in by_kind.items():
+            name, said, finding = _MARKED[status]
+            yield _action(name, said.replace("{n}", counted(len(notes), "note")), project, notes, 0, finding)
+
+    def _vectors_change(self) -> RowsChange | None:
+        if self.vectors is None or not self.gone:
+            return None
+        size, path = self.vectors.size, database.sidecar_of(self.store.found.path)
+        notes = [note for every in self.gone.values() for note in every]
+
+        def apply(db: apsw.Connection) -> None:
+            before = db.total_changes()
+            db.executemany(f"DELETE FROM {sidecar.TABLE} WHERE note_id = ?", ((note,) for note in notes))
+            if db.total_changes() - before != len(notes):
+                raise PlanOutdated(path=path, reason="other vectors are there now")
+
+        actions = tuple(
+            _action(
+                "delete-embeddings",
+                f"delete {counted(len(every), 'vector')} {words}",
+                project,
+                every,
+                size * len(every),
+                finding,
+            )
+            for ((finding, words), project), every in self.gone.items()
+        )
+        return RowsChange(path.name, actions, apply, (sidecar.TABLE,), size * len(notes))
+
+    def _left(self) -> Iterator[Left]:
+        if self.vectors is not None and self.vectors.meta.is_rebuilding:
+            said, name = "a rebuild was begun and is not at its end: it fills what is missing", codex.REBUILDING
+            yield _left(name, said, _mended(self.store, name))
+            return
+        known = database.projects(self.memory.db)
+        for (project, status), count in sorted(self.lacking.items()):
+            name, command, said = _LACKING[status]
+            repair = _command_line(self.store, [command], project) if project in known else None
+            yield _left(name, f"{counted(count, 'note')} {said}", repair, project, count)
+        for project, count in sorted(self.claims.items()):
+            if count:
+                said = f"{counted(count, 'excluded note')} marked as ready: what is said of them is never changed"
+                yield Left(codex.METADATA, said, project, count=count, severity="note")
+
+
+def _problem(held: Held) -> _Why | None:
+    """Return why no search can use a vector, whatever text it is of; None where one can."""
+    if held.flaw is not None:
+        return _UNUSABLE
+    return None if held.content_version == CONTENT_VERSION else _OTHER_RULE
+
+
+def _action(name: str, said: str, project: str | None, notes: list[str], size: int, finding: str) -> Action:
+    return Action(name, said, project, notes[0] if len(notes) == 1 else None, len(notes), size, finding)

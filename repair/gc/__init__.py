@@ -1,6 +1,0 @@
-"""Removing what nothing reaches: rows, files and folders, and what earlier runs kept (``docs/commands.md``, "gc")."""
-
-from repair.gc.collecting import plan
-from repair.gc.wish import GRACE_DAYS, NAMES, Wish
-
-__all__ = ["GRACE_DAYS", "NAMES", "Wish", "plan"]

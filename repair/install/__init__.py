@@ -1,8 +1,0 @@
-"""Putting bases of another store into a profile of the application: their folders, and rows of the profile's database.
-
-Rules: ``docs/rules.md``, "Install".
-"""
-
-from repair.install.plan import InstallOptions, plan
-
-__all__ = ["InstallOptions", "plan"]

@@ -1,8 +1,0 @@
-"""Packing: chosen bases of a store as one zip file, which is a library that any zip program unpacks.
-
-Format: ``docs/formats/pack.md``.
-"""
-
-from repair.pack.run import PackOptions, pack
-
-__all__ = ["PackOptions", "pack"]

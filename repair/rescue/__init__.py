@@ -1,8 +1,0 @@
-"""Bringing back what the application's own upgrade left behind, from the v1 files that are still there.
-
-Rules: ``docs/rules.md``, "Rescue".
-"""
-
-from repair.rescue.plan import Wish, plan
-
-__all__ = ["Wish", "plan"]
