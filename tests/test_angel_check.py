@@ -31,16 +31,16 @@ from angel_store import (
 )
 from conftest import run, snapshot
 
-from checks import angel_findings
-from checks.angel_providers import providers
-from checks.findings import FINDINGS
+from checks.angel_memory import findings
+from checks.angel_memory.providers import providers
+from checks.audit.findings import FINDINGS
 from regraft.formats.angel_memory import chroma, database
 from regraft.formats.angel_memory import notes as angel_memory_notes
 from regraft.formats.angel_memory.chroma import ChromaProblem
 from regraft.formats.angel_memory.database import AngelProblem
 
 LEVELS = ("--quick", "", "--deep")
-ANGEL = {value for value in vars(angel_findings).values() if isinstance(value, str) and value in FINDINGS}
+ANGEL = {value for value in vars(findings).values() if isinstance(value, str) and value in FINDINGS}
 
 
 @pytest.fixture
@@ -468,7 +468,7 @@ def test_damage_is_named(store: AngelStore, damage: str) -> None:
 
 def test_every_finding_is_planted(tmp_path: Path) -> None:
     planted = {name for _, name, _ in DAMAGE.values()} | set(check(damaged(tmp_path / "data")))
-    assert planted | {angel_findings.FILE_UNREADABLE} == ANGEL
+    assert planted | {findings.FILE_UNREADABLE} == ANGEL
 
 
 def test_a_file_that_cannot_be_read_is_named(store: AngelStore, monkeypatch: pytest.MonkeyPatch) -> None:

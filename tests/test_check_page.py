@@ -22,7 +22,8 @@ from planted_v2 import KB, OTHER, index, library, plant, run_sql
 from test_report import Page
 from v1 import LLM, MODEL, Row, Source, base, file, folder, note, page
 
-from checks import audit_page, store
+from checks.audit import page as audit_page
+from checks.cherry_v2 import audit
 from regraft.ledger import durable
 from regraft.report import html as report_html
 
@@ -380,7 +381,7 @@ NEED_POSIX = {"a name that is too long", "a link", "a pipe"}
 def test_a_place_is_refused_before_the_audit(name: str, damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, reason = REFUSED[name]
     place = make(damaged.parent)
-    monkeypatch.setattr(store, "audit", None)
+    monkeypatch.setattr(audit, "audit", None)
     before = state_of(damaged.parent)
     message = said(run("check", damaged, "--report", place, "--json"), "ReportNotWritable", 2)
     assert reason in message

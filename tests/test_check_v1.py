@@ -25,9 +25,10 @@ from test_golden import CASES, as_backup
 from v1 import MODEL, Source, base, note, vector_of
 
 import migrators
-from checks import findings, v1_source
-from checks.findings import FINDINGS, Audit, Finding
-from checks.v1_source import FINDING_OF
+from checks.audit import findings
+from checks.audit.findings import FINDINGS, Audit, Finding
+from checks.cherry_v1 import audit
+from checks.cherry_v1.audit import FINDING_OF
 from migrators.pipeline import plan as plan_module
 from migrators.pipeline.survey import Looker
 from regraft.report.notices import CODES, at_least
@@ -477,7 +478,7 @@ def test_every_finding_is_on_its_page() -> None:
         assert f"| `{definition.name}` | {definition.severity} |" in text
         assert definition.meaning.endswith(".")
         assert definition.mended_by.endswith(".")
-    for code, name in v1_source.FINDING_OF.items():
+    for code, name in audit.FINDING_OF.items():
         assert re.search(rf"^\| `{re.escape(name)}` \|.*`{code}`", text, re.MULTILINE), code
 
 

@@ -21,8 +21,8 @@ from faults import said, untouched
 from planted_v2 import KB, OLD, OTHER, index, library, plant, run_sql
 from test_docs import keys, section, spans, text_of
 
-from checks import v2_findings
-from checks.findings import FINDINGS
+from checks.audit.findings import FINDINGS
+from checks.cherry_v2 import findings
 from regraft import identity
 from regraft.cli import cli
 from regraft.formats.cherry_v2.index import IndexStore
@@ -132,7 +132,7 @@ def demand_understood(finding: dict[str, Any], store: Path) -> None:
 
 
 def test_every_finding_is_planted() -> None:
-    v2 = {name for name in vars(v2_findings).values() if isinstance(name, str)} & FINDINGS.keys()
+    v2 = {name for name in vars(findings).values() if isinstance(name, str)} & FINDINGS.keys()
     assert {damage.finding for damage in DAMAGES.values()} == v2
 
 

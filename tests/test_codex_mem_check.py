@@ -21,8 +21,8 @@ from conftest import Outcome, run
 from fault_server import vector_of
 from faults import untouched
 
-from checks.codex_mem_full_text import _numbers, _packed
-from checks.findings import FINDINGS
+from checks.audit.findings import FINDINGS
+from checks.codex_mem.full_text import _numbers, _packed
 from regraft.formats.codex_mem import database, health, sidecar
 from regraft.formats.codex_mem.notes import Notes, Status
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 from test_docs import fences, text_of
 
-from checks.findings import FINDINGS
+from checks.audit.findings import FINDINGS
 from regraft import sqlite
 from regraft.errors import RegraftError
 from regraft.formats.cherry_v2.index import IndexStore

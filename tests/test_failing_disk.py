@@ -19,7 +19,7 @@ from stand_ins import Disk, on_disk
 from test_codex_mem_backfill import fill, held, right, state
 from toys import contents
 
-from checks import schema_shape
+from checks.cherry_v2 import schema_shape
 from regraft import areas, sqlite
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_preview.libsql import Look

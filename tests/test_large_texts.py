@@ -159,9 +159,9 @@ def test_memory_is_bounded_by_the_largest_text(tmp_path: Path) -> None:
 
 def everywhere(patch: pytest.MonkeyPatch, size: int) -> None:
     in_pieces(patch, size)
-    for name in ("checks.texts", "regraft.formats.parquet.stored"):
+    for name in ("checks.cherry_v2.texts", "regraft.formats.parquet.stored"):
         patch.setattr(importlib.import_module(name), "LARGE_BYTES", 4)
-    patch.setattr(importlib.import_module("checks.large_texts"), "PIECE_BYTES", size)
+    patch.setattr(importlib.import_module("checks.cherry_v2.large_texts"), "PIECE_BYTES", size)
     stored = importlib.import_module("regraft.formats.parquet.stored")
     patch.setattr(stored, "_IS_LARGE", "(typeof(t.text) = 'text' AND octet_length(t.text) > 4)")
     patch.setattr(stored, "_SMALL", f"CASE WHEN NOT {stored._IS_LARGE} THEN {stored._TEXT.format('t.text')} END")

@@ -22,7 +22,7 @@ from stand_ins import KILLED, die
 from test_check_v2 import GOLDEN, golden
 from test_reconcile import findings, state
 
-from checks.findings import Finding
+from checks.audit.findings import Finding
 from regraft import identity
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.index import IndexStore

@@ -13,7 +13,7 @@ from conftest import Outcome, run
 from faults import STOPPED, Source, changed_source, left_over, migrate, said, small_source
 from stranded import profile, some_source
 
-from checks import index_file
+from checks.cherry_v2 import index_file
 from migrators.pipeline import survey, workers
 from regraft import steady
 from regraft.errors import SourceUnreadable

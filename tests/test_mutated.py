@@ -23,7 +23,7 @@ from planted_v2 import index
 from toys import change, contents
 from toys import library as small_library
 
-from checks import glance_v2
+from checks.cherry_v2 import inspect as cherry_v2_inspect
 from regraft import config, links
 from regraft.embedders.answers import BrokenAnswer, vectors_of
 from regraft.embedders.server import ServerEmbedder
@@ -408,7 +408,7 @@ def test_pages_of_materials_that_cannot_be_read_are_a_problem_of_the_base(
     def torn(*_: object) -> None:
         raise apsw.CorruptError("database disk image is malformed")
 
-    monkeypatch.setattr(glance_v2, "_materials", torn)
+    monkeypatch.setattr(cherry_v2_inspect, "_materials", torn)
     (found,) = run("inspect", base, "--json").document["bases"]
     assert (found["materials"], found["problem"]) == (
         [],

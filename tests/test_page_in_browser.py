@@ -19,8 +19,8 @@ from planted_v1 import PLANTED as PLANTED_V1
 from planted_v1 import whole
 from planted_v2 import library, plant
 
-from checks import audit_page
-from checks.findings import FINDINGS, Audit, Finding
+from checks.audit import page
+from checks.audit.findings import FINDINGS, Audit, Finding
 from regraft.report import html as report_html
 from regraft.report.document import Run
 
@@ -95,7 +95,7 @@ def of_nothing(place: Path) -> dict[str, Any]:
 
 def of_many(place: Path) -> dict[str, Any]:
     document = many_bases()
-    report_html.write(place, audit_page.as_page(document))
+    report_html.write(place, page.as_page(document))
     return document
 
 

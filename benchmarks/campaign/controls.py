@@ -10,11 +10,11 @@ from typing import Any
 from unittest import mock
 
 import apsw
+import repair.store
+import repair.undo
 
 import regraft.embedders.answers
 import regraft.formats.vector_table
-import repair.store
-import repair.undo
 from regraft import areas, sqlite, text
 
 #: Never found in any text.

@@ -14,8 +14,12 @@ from typing import Any
 import click
 
 import migrators
-from checks import audit_page, audits, findings, store, v1_source
-from checks.levels import Level
+from checks import systems
+from checks.audit import findings
+from checks.audit import page as audit_page
+from checks.audit.collector import Level
+from checks.cherry_v1 import audit as cherry_v1_audit
+from checks.cherry_v2 import audit as store
 from regraft import clock, links
 from regraft.cli.options import PATH, model_word, only_option, output_options, plan_options
 from regraft.cli.output import echo_json, note, reports_errors, say, written_list
@@ -93,7 +97,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
             _check_page(page, path, found)
         if isinstance(found, SourceUnreadable):
             head, audit = _head(path, Kind.INDEX), store.unreadable(path, str(found.facts["reason"]))
-        elif found.kind in audits.AUDITORS:
+        elif found.kind in systems.AUDITORS:
             _refuse(models, "of a v1 source or a preview build")
             head, audit = _v2_audit(path, found, wish, kind)
         else:
@@ -154,8 +158,8 @@ def _v2_audit(path: Path, found: Located, wish: store.Wish, kind: str | None) ->
     # What lies in an archive, or is a backup, is nothing that a command mends.
     is_fixed = found.is_archive or found.kind is Kind.V2_BACKUP
     with on_disk(found, _chosen_in(found, wish.bases)) as unpacked:
-        wish = replace(wish, bases=audits.chosen_bases(unpacked, wish.bases))
-        audit = audits.audit(unpacked, wish, None if is_fixed else command_line)
+        wish = replace(wish, bases=systems.chosen_bases(unpacked, wish.bases))
+        audit = systems.audit(unpacked, wish, None if is_fixed else command_line)
     if found.kind in store.KINDS and not is_fixed:
         audit = proven_hints.with_hints(audit, found, wish.level, wish.bases, command_line)
     run.end()
@@ -186,7 +190,7 @@ def _v1_audit(
         raise NotChecked(path=path, what=NAMES[found.kind], advice=advice) from error
     plan = migrators.plan_only(found, options, progress.for_person(quiet=quiet))
     head = {key: plan[key] for key in ("regraft", "source", "target", "run")}
-    return head, v1_source.audit(plan, command)
+    return head, cherry_v1_audit.audit(plan, command)
 
 
 def _command_line(path: Path, kind: str | None, command: Sequence[str], options: Sequence[str]) -> str:

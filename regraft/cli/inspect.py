@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from checks import glance
+from checks import inspect as checks_inspect
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
 from regraft.locate import Kind, located
@@ -28,10 +28,10 @@ def inspect(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
     run = Run("inspect")
     with located(path, Kind(kind) if kind else None) as source:
         run.source_kind, run.source = source.kind.value, source.path if source.notices else path
-        found = glance.look(source, progress.for_person(quiet=quiet or as_json))
+        found = checks_inspect.look(source, progress.for_person(quiet=quiet or as_json))
     run.end()
     document = {**run.document(), **found}
     if as_json:
         echo_json(document)
     else:
-        say(glance.as_text(document, verbose=verbose > 0))
+        say(checks_inspect.as_text(document, verbose=verbose > 0))

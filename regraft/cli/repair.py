@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from checks.findings import chosen_names
+from checks.audit.findings import chosen_names
 from regraft import clock
 from regraft.cli.changing import Asked, change, change_options
 from regraft.cli.options import only_option

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import apsw
 
-from checks import angel_vectors
-from checks.angel_providers import Providers, providers
-from checks.angel_vectors import Differences
+from checks.angel_memory import vectors as angel_memory_vectors
+from checks.angel_memory.providers import Providers, providers
+from checks.angel_memory.vectors import Differences
 from regraft import identity
 from regraft.errors import SourceUnreadable
 from regraft.formats.angel_memory import chroma, database
@@ -108,7 +108,7 @@ def look(root: Path, provider: str | None) -> Look | None:
     with _readable(root / database.DATABASE), database.reading(root) as db:
         texts = dict(database.vector_texts(db))
     with _readable(folder.database):
-        seen = Look(found, folder, texts, angel_vectors.differences(folder, texts))
+        seen = Look(found, folder, texts, angel_memory_vectors.differences(folder, texts))
         return _with_entries(seen)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import apsw
 
-from checks import angel_findings as angel
-from checks.angel_memory import DANGLING, ORPHANED, UNUSED
-from checks.angel_providers import entries_elsewhere, providers
+from checks.angel_memory import findings as angel
+from checks.angel_memory.audit import DANGLING, ORPHANED, UNUSED
+from checks.angel_memory.providers import entries_elsewhere, providers
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import MEMORY_TAGS, NOTE_TAGS, TAGS, AngelProblem, ProviderFolder

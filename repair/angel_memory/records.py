@@ -14,10 +14,10 @@ from typing import Any
 
 import apsw
 
-from checks import angel_findings as angel
-from checks import foreign_schema
-from checks.angel_records import Compared, State, compare
-from checks.findings import FINDINGS, Finding
+from checks.angel_memory import findings as angel
+from checks.angel_memory.records import Compared, State, compare
+from checks.audit import foreign_schema
+from checks.audit.findings import FINDINGS, Finding
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import FILES, NOTE_TAGS, RECORDS, SEQUENCE, TAGS, Record
 from regraft.formats.angel_memory.notes import Note

@@ -16,9 +16,9 @@ from typing import Any
 
 import apsw
 
-from checks import angel_findings as angel
-from checks import angel_vectors
-from checks.findings import FINDINGS
+from checks.angel_memory import findings as angel
+from checks.angel_memory import vectors
+from checks.audit.findings import FINDINGS
 from regraft import clock, identity, sqlite
 from regraft.formats.angel_memory import chroma
 from regraft.formats.angel_memory import database as angel_memory_database
@@ -172,7 +172,7 @@ def _make(build: Build, new: Path) -> None:
         durable.remove_tree(copy / Path(look.segment).name)
     with refusals(look.folder.chroma, build.chromadb):
         collection.follow(copy, build.staged, build.work())
-        after = angel_vectors.differences(ProviderFolder(look.folder.name, place), look.texts)
+        after = vectors.differences(ProviderFolder(look.folder.name, place), look.texts)
         if {*after.embedded} != build.lacking() or after.orphans or after.metadata:
             raise ChromaFailed("what was written is not what the records say")
         _demand_same_layout(look, copy, build.root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from checks.store import KINDS as V2_KINDS
+from checks.cherry_v2.audit import KINDS as V2_KINDS
 from regraft import clock
 from regraft.embedders.settings import EmbedderSettings
 from regraft.locate import Kind

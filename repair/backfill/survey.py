@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import apsw
 
-from checks import v2_findings as v2
-from checks.findings import FINDINGS
+from checks.audit.findings import FINDINGS
+from checks.cherry_v2 import findings as v2
 from regraft import embedders
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import DimensionsMissing, IndexForeign, IndexIncomplete, IndexVersionUnknown, RegraftError

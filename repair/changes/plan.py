@@ -9,7 +9,7 @@ from typing import Any
 
 import apsw
 
-from checks.levels import Level
+from checks.audit.collector import Level
 from regraft.ledger.values import Recorded
 from regraft.report.notices import Severity
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import apsw
 
-from checks.levels import Level
+from checks.audit.collector import Level
 from regraft import sqlite
 from regraft.errors import (
     REFUSED,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import apsw
 
-from checks import audits
-from checks import store as checked
-from checks.catalog_rows import base_key
-from checks.findings import Audit, Finding
-from checks.levels import Level
+from checks import systems
+from checks.audit.collector import Level
+from checks.audit.findings import Audit, Finding
+from checks.cherry_v2 import audit as checked
+from checks.cherry_v2.catalog_rows import base_key
 from regraft import areas, layout_links, sqlite
 from regraft.errors import ApplicationOpen, NotChanged, RegraftError, SourceUnreadable, StoreBusy
 from regraft.formats.angel_memory import database
@@ -114,7 +114,7 @@ class Store:
     def audit(self, level: Level = Level.DEFAULT, bases: frozenset[str] | None = None) -> Audit:
         """Check it without writing: all that was chosen, or just ``bases``."""
         wanted = self.chosen if bases is None else bases
-        return audits.audit(self.found, checked.Wish(level, bases=tuple(sorted(wanted))))
+        return systems.audit(self.found, checked.Wish(level, bases=tuple(sorted(wanted))))
 
     def findings(self, level: Level = Level.DEFAULT) -> list[Finding]:
         """Return what ``check`` finds in what was chosen."""
@@ -160,7 +160,7 @@ def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ..
     with located(path, kind) as found:
         if not _takes(command, found.kind) or found.is_archive:
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(command, found))
-        store = Store(path, found.tree.path, found, frozenset(audits.chosen_bases(found, bases)))
+        store = Store(path, found.tree.path, found, frozenset(systems.chosen_bases(found, bases)))
         if command in _ONLY_READ:
             yield store
             return

@@ -15,8 +15,8 @@ from typing import Any
 
 import apsw
 
-from checks.catalog_rows import path_of
-from checks.index_file import path_problem
+from checks.cherry_v2.catalog_rows import path_of
+from checks.cherry_v2.index_file import path_problem
 from migrators.pipeline.drafts import BaseDraft
 from migrators.pipeline.plan_model import BasePlan, ItemPlan, MaterialPlan
 from regraft import clock, links, sqlite

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import apsw
 
-from checks import v2_findings as v2
+from checks.cherry_v2 import findings as v2
 from migrators import ModelWord
 from migrators.cherry_preview.draft import draft_library
 from migrators.pipeline.drafts import LibraryDraft

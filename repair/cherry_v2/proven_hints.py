@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import apsw
 
-from checks import v2_findings as v2
-from checks.findings import SAMPLES, Audit, Finding
-from checks.levels import Level
-from checks.mended_by import CommandLine
+from checks.audit.collector import Level
+from checks.audit.findings import SAMPLES, Audit, Finding
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.repairs import CommandLine
 from regraft.errors import RegraftError
 from regraft.locate import Kind, Located
 from regraft.text import counted

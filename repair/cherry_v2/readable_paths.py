@@ -15,9 +15,9 @@ from typing import Any
 
 import apsw
 
-from checks import v2_findings as v2
-from checks.catalog_rows import is_foreign, is_own_path, virtual_prefixes
-from checks.findings import FINDINGS
+from checks.audit.findings import FINDINGS
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import is_foreign, is_own_path, virtual_prefixes
 from migrators.pipeline.folders import TakenPaths
 from regraft import sqlite
 from regraft.errors import PlanOutdated

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import apsw
 
-from checks import v2_findings as v2
-from checks.catalog_rows import base_key, is_foreign, path_of
-from checks.findings import FINDINGS, Finding
-from checks.index_file import path_problem
-from checks.levels import Level
+from checks.audit.collector import Level
+from checks.audit.findings import FINDINGS, Finding
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import base_key, is_foreign, path_of
+from checks.cherry_v2.index_file import path_problem
 from regraft import sqlite
 from regraft.errors import NotChanged, PlanOutdated, SourceUnreadable
 from regraft.following import OutOfOrder, differences

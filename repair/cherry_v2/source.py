@@ -16,11 +16,11 @@ from typing import Any
 
 import apsw
 
-from checks import v2_findings as v2
-from checks.catalog_rows import base_key
-from checks.findings import Finding
-from checks.levels import Level
-from checks.packs import BACKUP_SLIM
+from checks.audit.collector import Level
+from checks.audit.findings import Finding
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import base_key
+from checks.cherry_v2.packs import BACKUP_SLIM
 from regraft import links, sqlite
 from regraft.base_names import known_id, meant
 from regraft.errors import NotChanged, RegraftError, SourceUnreadable

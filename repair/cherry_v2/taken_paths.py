@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from checks.index_file import path_problem
+from checks.cherry_v2.index_file import path_problem
 from migrators.pipeline.folders import TakenPaths
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import data_of

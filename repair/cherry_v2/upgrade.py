@@ -12,9 +12,9 @@ from pathlib import Path
 
 import apsw
 
-from checks import v2_findings as v2
-from checks.levels import Ledger, named
-from checks.schema_shape import Shape, shape_of
+from checks.audit.collector import Ledger, named
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.schema_shape import Shape, shape_of
 from migrators import ModelWord
 from regraft import sqlite
 from regraft.errors import PlanOutdated

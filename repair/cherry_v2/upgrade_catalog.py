@@ -12,7 +12,7 @@ from pathlib import Path
 
 import apsw
 
-from checks import v2_findings as v2
+from checks.cherry_v2 import findings as v2
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, TABLES

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from checks import codex_mem_findings as codex
+from checks.codex_mem import findings as codex
 from regraft import clock, sqlite
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import ModelDiffers

@@ -6,7 +6,7 @@ from typing import Any
 
 import apsw
 
-from checks import codex_mem_findings as codex
+from checks.codex_mem import findings as codex
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.codex_mem import database

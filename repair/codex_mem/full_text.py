@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import apsw
 
-from checks import codex_mem_findings as codex
-from checks import foreign_schema
-from checks.findings import FINDINGS, Finding
-from checks.v2_findings import CORRUPT, UNREADABLE
+from checks.audit import foreign_schema
+from checks.audit.findings import FINDINGS, Finding
+from checks.cherry_v2.findings import CORRUPT, UNREADABLE
+from checks.codex_mem import findings as codex
 from regraft import sqlite, untouched
 from regraft.formats.codex_mem.database import FULL_TEXT, NOTES
 from regraft.report import notices

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import apsw
 
-from checks import codex_mem_findings as codex
+from checks.codex_mem import findings as codex
 from regraft import sqlite, untouched
 from regraft.clock import iso_time
 from regraft.formats.codex_mem import database

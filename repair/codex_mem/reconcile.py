@@ -15,10 +15,10 @@ from typing import Any
 
 import apsw
 
-from checks import codex_mem_findings as codex
-from checks.findings import FINDINGS
-from checks.levels import Level
-from checks.v2_findings import CORRUPT, UNREADABLE
+from checks.audit.collector import Level
+from checks.audit.findings import FINDINGS
+from checks.cherry_v2.findings import CORRUPT, UNREADABLE
+from checks.codex_mem import findings as codex
 from regraft.errors import PlanOutdated
 from regraft.following import OutOfOrder, differences
 from regraft.formats.codex_mem import database, health, sidecar

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from checks.vectors import lengths_of, usual_length
+from checks.cherry_v2.vectors import lengths_of, usual_length
 from regraft import identity, sqlite, untouched
 from regraft.formats.cherry_v2.index import opening
 from regraft.formats.vector_table import decoder

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checks import v2_findings as v2
-from checks.catalog_rows import base_key
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import base_key
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import ModelDiffers, ModelSet, SourceUnreadable
 from regraft.formats.cherry_preview.libsql import Layout

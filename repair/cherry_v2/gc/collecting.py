@@ -5,7 +5,7 @@ Rules: ``docs/commands.md``, "gc".
 
 from __future__ import annotations
 
-from checks.levels import Level
+from checks.audit.collector import Level
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
 from repair.changes.plan import FileChange, Plan

@@ -8,10 +8,10 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from checks import raw_files
-from checks import store as checked
-from checks import v2_findings as v2
-from checks.catalog_rows import base_key
+from checks.cherry_v2 import audit as checked
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2 import raw_files
+from checks.cherry_v2.catalog_rows import base_key
 from regraft import sqlite
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
 from regraft.formats.cherry_v2.item_data import data_of

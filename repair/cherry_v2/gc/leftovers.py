@@ -15,9 +15,9 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from checks import store as checked
-from checks import v2_findings as v2
-from checks.catalog_rows import base_key
+from checks.cherry_v2 import audit as checked
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import base_key
 from regraft import identity, sqlite
 from regraft.formats.cherry_v1.embedjs import VECTORS
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog

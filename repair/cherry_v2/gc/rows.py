@@ -11,8 +11,8 @@ from functools import cached_property
 
 import apsw
 
-from checks import v2_findings as v2
-from checks.findings import Finding
+from checks.audit.findings import Finding
+from checks.cherry_v2 import findings as v2
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.text import counted

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from checks import v2_findings as v2
-from checks.findings import Finding
+from checks.audit.findings import Finding
+from checks.cherry_v2 import findings as v2
 from regraft import sqlite
 from regraft.formats.cherry_v2.index import reclaim
 from regraft.report.progress import human_bytes

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from checks import v2_findings as v2
-from checks.findings import FINDINGS, Finding
+from checks.audit.findings import FINDINGS, Finding
+from checks.cherry_v2 import findings as v2
 from regraft.text import argument
 from repair.changes.plan import Left
 from repair.changes.store import Store

@@ -15,11 +15,11 @@ from typing import Any
 
 import apsw
 
-from checks import v2_findings as v2
-from checks.catalog_rows import base_key, path_of
-from checks.findings import FINDINGS, Finding
-from checks.index_file import path_problem
-from checks.levels import Level
+from checks.audit.collector import Level
+from checks.audit.findings import FINDINGS, Finding
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import base_key, path_of
+from checks.cherry_v2.index_file import path_problem
 from migrators.pipeline.drafts import Settings
 from regraft import clock, identity, sqlite
 from regraft.errors import PlanOutdated, SourceUnreadable

@@ -9,7 +9,7 @@ import codecs
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from checks.index_file import path_problem
+from checks.cherry_v2.index_file import path_problem
 from regraft import links
 from regraft.extras import needed
 from regraft.formats.cherry_v2 import okf

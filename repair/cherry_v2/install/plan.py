@@ -11,9 +11,9 @@ from pathlib import Path
 
 import apsw
 
-from checks import v2_findings as v2
-from checks.findings import FINDINGS, Finding
-from checks.levels import Level
+from checks.audit.collector import Level
+from checks.audit.findings import FINDINGS, Finding
+from checks.cherry_v2 import findings as v2
 from regraft import links, sqlite
 from regraft.errors import NotChanged, NotEnoughSpace, SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.catalog_generation import (

@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from checks import v2_findings as v2
+from checks.cherry_v2 import findings as v2
 from regraft import links, sqlite
 from regraft.clock import iso_time
 from regraft.errors import NotEnoughSpace, RegraftError, SourceUnreadable, TargetNotWritable, WrongUsage

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from checks import v2_findings as v2
-from checks.catalog_rows import is_tombstone, path_of
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import is_tombstone, path_of
 from migrators import cherry_v1
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.folders import lay_out

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from checks import v2_findings as v2
-from checks.catalog_rows import is_tombstone, path_of
-from checks.v1_source import FINDING_OF
+from checks.cherry_v1.audit import FINDING_OF
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import is_tombstone, path_of
 from migrators.pipeline import preflight
 from migrators.pipeline.plan_model import ItemPlan
 from regraft.formats.cherry_v2.catalog_reader import StoredCatalog

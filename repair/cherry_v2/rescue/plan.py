@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from checks import v2_findings as v2
-from checks.catalog_rows import base_key, is_tombstone
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import base_key, is_tombstone
 from migrators.pipeline.drafts import BaseDraft
 from regraft.errors import NotChanged, RegraftError, SourceNotMigratable, SourceUnreadable
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog

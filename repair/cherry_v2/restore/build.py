@@ -14,11 +14,11 @@ from typing import Any
 import apsw
 import msgspec
 
-from checks import v2_findings as v2
-from checks.catalog_rows import path_of
-from checks.findings import FINDINGS
-from checks.index_file import Expected, audit_index, path_problem
-from checks.levels import Ledger
+from checks.audit.collector import Ledger
+from checks.audit.findings import FINDINGS
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import path_of
+from checks.cherry_v2.index_file import Expected, audit_index, path_problem
 from regraft import clock, links, sqlite
 from regraft.errors import LedgerUnreadable, NotRestored, VerificationFailed
 from regraft.formats.cherry_v2 import okf

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checks import v2_findings as v2
+from checks.cherry_v2 import findings as v2
 from regraft import embedders, sqlite
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from checks.catalog_rows import group_problem
+from checks.cherry_v2.catalog_rows import group_problem
 from regraft import identity
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import DATA, data_problem

@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from checks import v2_findings as v2
-from checks.findings import FINDINGS
-from checks.index_file import Expected, audit_index
-from checks.levels import Ledger
+from checks.audit.collector import Ledger
+from checks.audit.findings import FINDINGS
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.index_file import Expected, audit_index
 from regraft import sqlite
 from regraft.errors import NotRestored, PlanOutdated, VerificationFailed
 from regraft.ledger import durable

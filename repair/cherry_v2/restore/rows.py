@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from checks.catalog_rows import MODES
+from checks.cherry_v2.catalog_rows import MODES
 from regraft import sqlite
 from regraft.errors import ModelNotSet, NotRestored
 from regraft.formats.cherry_v2.catalog import ModelRow

@@ -12,7 +12,7 @@ from typing import Any
 
 import apsw
 
-from checks.catalog_rows import base_key
+from checks.cherry_v2.catalog_rows import base_key
 from regraft import identity, links, sqlite
 from regraft.base_names import meant
 from regraft.errors import NotChanged, NotRestored, SourceUnreadable, UnitRefused, WrongUsage

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from checks.catalog_rows import MODES, base_problem
+from checks.cherry_v2.catalog_rows import MODES, base_problem
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE
 from regraft.text import is_blank

@@ -16,9 +16,9 @@ from typing import Any
 
 import apsw
 
-from checks import v2_findings as v2
-from checks.catalog_rows import base_key
-from checks.findings import FINDINGS, Finding
+from checks.audit.findings import FINDINGS, Finding
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import base_key
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v1 import profile

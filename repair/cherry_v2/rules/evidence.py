@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import apsw
 
-from checks import v2_findings as v2
-from checks.findings import Finding
-from checks.index_file import path_problem
+from checks.audit.findings import Finding
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.index_file import path_problem
 from regraft import identity, links, sqlite
 from regraft.formats import json_text
 from regraft.formats.cherry_v2 import okf

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import apsw
 
-from checks import v2_findings as v2
-from checks import vectors
-from checks.findings import FINDINGS
+from checks.audit.findings import FINDINGS
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2 import vectors
 from regraft import guarding, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION

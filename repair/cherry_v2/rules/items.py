@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from checks import v2_findings as v2
-from checks.catalog_rows import ACTIVE, group_problem, is_foreign, status_problem
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import ACTIVE, group_problem, is_foreign, status_problem
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import DATA
 from regraft.text import is_blank

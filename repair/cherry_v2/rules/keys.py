@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks import v2_findings as v2
+from checks.cherry_v2 import findings as v2
 from repair.cherry_v2.rules.workbench import DERIVED, Job
 
 _BODILESS = "NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE b.unit = m_unit.rid)"

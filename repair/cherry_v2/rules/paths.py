@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 
 import apsw
 
-from checks import v2_findings as v2
-from checks.catalog_rows import path_of
-from checks.findings import FINDINGS
-from checks.index_file import path_problem, stored_problem
+from checks.audit.findings import FINDINGS
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import path_of
+from checks.cherry_v2.index_file import path_problem, stored_problem
 from regraft import links, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.catalog_reader import Row

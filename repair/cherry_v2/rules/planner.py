@@ -14,9 +14,9 @@ from functools import cached_property
 
 import apsw
 
-from checks import v2_findings as v2
-from checks.catalog_rows import base_key
-from checks.findings import FINDINGS, Finding
+from checks.audit.findings import FINDINGS, Finding
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import base_key
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog

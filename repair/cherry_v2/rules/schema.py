@@ -11,10 +11,10 @@ from pathlib import Path
 
 import apsw
 
-from checks import foreign_schema
-from checks import v2_findings as v2
-from checks.findings import FINDINGS, Finding
-from checks.foreign_schema import Foreign
+from checks.audit import foreign_schema
+from checks.audit.findings import FINDINGS, Finding
+from checks.audit.foreign_schema import Foreign
+from checks.cherry_v2 import findings as v2
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.text import counted

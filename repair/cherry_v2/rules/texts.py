@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from checks import texts
-from checks import v2_findings as v2
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2 import texts
 from repair.cherry_v2.rules.workbench import DERIVED, Job, digest, text_of
 
 #: SQLite's longest text, in bytes.

@@ -1,0 +1,1 @@
+"""Auditing and inspecting a data folder of AngelMemory."""

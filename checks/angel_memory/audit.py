@@ -1,0 +1,300 @@
+"""The audit of AngelMemory's data folder, without a trace (``docs/findings.md``, "AngelMemory")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from checks.angel_memory import findings as angel
+from checks.angel_memory.providers import Providers, entries_elsewhere, providers
+from checks.angel_memory.records import Compared, State, compare
+from checks.angel_memory.vectors import Differences, differences
+from checks.audit import foreign_schema
+from checks.audit.collector import Ledger, Level, OutOfTime
+from checks.audit.findings import FINDINGS, Audit, Finding
+from checks.cherry_v2.audit import Wish
+from checks.cherry_v2.repairs import CommandLine
+from regraft import sqlite
+from regraft.formats.angel_memory import database
+from regraft.formats.angel_memory.database import (
+    MEMORIES,
+    MEMORY_TAGS,
+    NOTE_TAGS,
+    RECORDS,
+    TAGS,
+    AngelProblem,
+    IndexedFile,
+    ProviderFolder,
+)
+from regraft.locate import Located
+from regraft.report.progress import human_bytes
+from regraft.text import counted
+
+#: Relations whose tag is not there, and those whose note or memory is not.
+DANGLING = "tag_id NOT IN (SELECT id FROM global_tags)"
+ORPHANED = {
+    NOTE_TAGS: f"source_id NOT IN (SELECT source_id FROM {RECORDS})",
+    MEMORY_TAGS: f"memory_id NOT IN (SELECT id FROM {MEMORIES})",
+}
+#: Tags that no note and no memory has, whatever relations to others there are.
+UNUSED = " AND ".join(f"id NOT IN (SELECT tag_id FROM {table} WHERE NOT {of})" for table, of in ORPHANED.items())
+#: What SQLite's own check may say of one file.
+_COMPLAINTS = 10
+
+
+@dataclass
+class _Seen:
+    """What an audit has seen so far."""
+
+    root: Path
+    ledger: Ledger
+    texts: dict[str, str] = field(default_factory=dict)
+    checked: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("records", "tags", "vectors", "raw_files", "bytes"), 0)
+    )
+    #: Whether the records could be read.
+    has_records: bool = False
+    #: The index of files, None where it could not be read.
+    indexed: list[IndexedFile] | None = None
+
+
+def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -> Audit:
+    """Check a data folder without writing anything.
+
+    Args:
+        found: of the kind ``angel-memory``.
+        wish: how deep to look, and how long.
+        command_line: gives the command lines that mend what is found; without it, none is given.
+
+    Never raises for what is in the data.
+    """
+    seen = _Seen(found.tree.path, Ledger(wish.level, wish.max_duration))
+    steps: list[tuple[str, Callable[[_Seen], None]]] = [
+        (database.DATABASE, _check_records),
+        (database.FILE_INDEX, _read_index),
+        (database.RAW, _check_files),
+        ("providers", _check_providers),
+    ]
+    if wish.level is Level.DEEP:
+        steps += [(name, partial(_check_whole, name=name)) for name in _databases(seen.root)]
+    for name, step in steps:
+        _guarded(seen, name, step)
+    audited = _audit(seen)
+    return audited if command_line is None else _with_commands(audited, command_line)
+
+
+def bases(_: Located) -> Sequence[str]:
+    """Return the ids by which a part can be chosen: there are none."""
+    return ()
+
+
+def _guarded(seen: _Seen, name: str, step: Callable[[_Seen], None]) -> None:
+    """Run a check; damage in what it looks at does not end the others."""
+    try:
+        seen.ledger.check_time()
+        step(seen)
+    except OutOfTime:
+        seen.ledger.not_checked.append(name)
+    except (apsw.Error, OSError, ValueError, MemoryError, OverflowError) as error:
+        try:
+            seen.ledger.check_time()
+        except OutOfTime:
+            seen.ledger.not_checked.append(name)
+        else:
+            seen.ledger.add(angel.UNREADABLE, f"{name} cannot be used: {error}", sample=name)
+
+
+@contextmanager
+def _watched(seen: _Seen, name: str, opened: Any) -> Iterator[apsw.Connection]:
+    """Open a database whose statements end when time is over."""
+    size = (seen.root / name).stat().st_size if (seen.root / name).is_file() else 0
+    seen.checked["bytes"] += size
+    with opened as db, seen.ledger.watched(db, size):
+        yield db
+
+
+def _databases(root: Path) -> list[str]:
+    folders = database.provider_folders(root)
+    collections = [folder.database.relative_to(root).as_posix() for folder in folders]
+    return [database.DATABASE, database.FILE_INDEX, *collections]
+
+
+# --- the database of records --------------------------------------------------------------------------------------
+
+
+def _check_records(seen: _Seen) -> None:
+    with _watched(seen, database.DATABASE, database.reading(seen.root)) as db:
+        foreign_schema.add(foreign_schema.on_tables(db, database.TABLES), seen.ledger, None)
+        seen.texts = dict(database.vector_texts(db))
+        seen.checked["records"] = database.record_count(db)
+        seen.checked["tags"] = database.tag_count(db)
+        seen.has_records = True
+        _check_short_ids(db, seen.ledger)
+        _check_relations(db, seen.ledger)
+
+
+def _check_short_ids(db: apsw.Connection, ledger: Ledger) -> None:
+    highest = database.highest_short_id(db)
+    following = database.next_short_id(db)
+    if highest is not None and following <= highest:
+        said = f"the next short id is {following}, and a record has {highest}"
+        ledger.add(angel.SHORT_ID_SEQUENCE, said, sample=following)
+    doubles = f"SELECT note_short_id FROM {RECORDS} WHERE note_short_id IS NOT NULL GROUP BY 1 HAVING count(*) > 1"
+    for (number,) in db.execute(f"{doubles} ORDER BY 1"):
+        ledger.add(angel.SHORT_ID_DOUBLE, "{n} that several records have", noun="short id", sample=number)
+
+
+def _check_relations(db: apsw.Connection, ledger: Ledger) -> None:
+    for table, orphaned in ORPHANED.items():
+        kind = "note" if table == NOTE_TAGS else "memory"
+        key = "source_id" if table == NOTE_TAGS else "memory_id"
+        for tag, owner in db.execute(f"SELECT tag_id, {key} FROM {table} WHERE {DANGLING} ORDER BY 1, 2"):
+            said = f"{{n}} of a {kind} to a tag that is not there"
+            ledger.add(angel.RELATION_DANGLING, said, noun="relation", sample=f"{owner}: tag {tag}")
+        for (owner,) in db.execute(f"SELECT {key} FROM {table} WHERE {orphaned} ORDER BY 1"):
+            said = f"{{n}} of a {kind} that is not there"
+            ledger.add(angel.RELATION_ORPHAN, said, noun="relation", sample=owner)
+    for (name,) in db.execute(f"SELECT name FROM {TAGS} WHERE {UNUSED} ORDER BY id"):
+        ledger.add(angel.TAG_UNUSED, "{n} that no note and no memory has", noun="tag", sample=name)
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+_SAID = {
+    State.CHANGED: (
+        angel.RECORD_CHANGED,
+        "{n} changed since the records were made; the next scan of the system would see that",
+        "{n} changed since the records were made, under an old time of change: no scan of the system would see that",
+    ),
+    State.NEW: (
+        angel.RECORD_MISSING,
+        "{n} without a record; the next scan of the system would make it",
+        "{n} without a record that the system takes for read: no scan of it would make one",
+    ),
+    State.GONE: (angel.FILE_MISSING, *["{n} gone of which there are records"] * 2),
+    State.OUTSIDE: (angel.FILE_OUTSIDE, *["{n} of records leading out of raw/"] * 2),
+}
+
+
+def _read_index(seen: _Seen) -> None:
+    with _watched(seen, database.FILE_INDEX, database.reading_files(seen.root)) as files:
+        foreign_schema.add(foreign_schema.on_tables(files, (database.FILES,)), seen.ledger, None)
+        seen.indexed = list(database.indexed_files(files))
+
+
+def _check_files(seen: _Seen) -> None:
+    """Compare the records with what the files give: quick looks do not read them."""
+    raw = seen.root / database.RAW
+    if not raw.is_dir():
+        raise AngelProblem("it is missing")
+    if not seen.has_records or seen.indexed is None or seen.ledger.level is Level.QUICK:
+        return
+    with database.reading(seen.root) as db:
+        for one in compare(raw, database.records(db), seen.indexed, seen.ledger.check_time):
+            seen.checked["raw_files"] += one.file is not None
+            _say(one, seen.ledger)
+
+
+def _say(one: Compared, ledger: Ledger) -> None:
+    if one.state is State.UNREADABLE:
+        ledger.add(angel.FILE_UNREADABLE, f"{{n}} cannot be read: {one.problem}", noun="file", sample=one.path)
+    elif one.state in _SAID:
+        name, seen_by_scan, unseen = _SAID[one.state]
+        noun = "path" if one.state is State.OUTSIDE else "file"
+        ledger.add(name, seen_by_scan if one.is_seen else unseen, noun=noun, sample=one.path)
+
+
+# --- vectors ------------------------------------------------------------------------------------------------------
+
+
+def _check_providers(seen: _Seen) -> None:
+    used = providers(seen.root)
+    if used.problem is not None and used.in_use is not None:
+        seen.ledger.add(angel.STATE, f"the state file: {used.problem}", sample=database.STATE)
+    for folder in used.leftovers:
+        others = entries_elsewhere(folder)
+        more = f", and in it the {counted(len(others), 'collection')} {', '.join(others)}" if others else ""
+        said = f"{folder.path.name}: {human_bytes(size_of(folder.path))} of a provider that is not in use{more}"
+        seen.ledger.add(angel.PROVIDER_LEFTOVER, said, sample=folder.path.name)
+    if used.in_use is not None and seen.has_records:
+        name = used.in_use.database.relative_to(seen.root).as_posix()
+        _guarded(seen, name, partial(_check_vectors, used=used, folder=used.in_use))
+
+
+def size_of(folder: Path) -> int:
+    """Return how many bytes the files in a folder have."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+
+
+def _check_vectors(seen: _Seen, used: Providers, folder: ProviderFolder) -> None:
+    found = differences(folder, seen.texts, ids_only=seen.ledger.level is Level.QUICK)
+    seen.checked["vectors"] += found.count
+    if folder.database.is_file():
+        seen.checked["bytes"] += folder.database.stat().st_size
+    if used.is_changed and seen.texts:
+        before = f"the last sync was with {used.stated}" if used.stated else "no sync was ever made"
+        due = counted(len(found.embedded), "vector")
+        said = f"the provider in use is {folder.name}, and {before}: {due} to be made"
+        seen.ledger.add(angel.PROVIDER_CHANGED, said, sample=folder.name)
+        if not found.count:
+            # That none is there says the same once more.
+            found.missing = []
+    _tell(found, seen.ledger)
+
+
+def _tell(found: Differences, ledger: Ledger) -> None:
+    for name, said, noun, keys in (
+        (angel.VECTOR_MISSING, "{n} without a vector", "record", found.missing),
+        (angel.DOCUMENT_STALE, "{n} of another text than the record's tags give", "vector", found.stale),
+        (
+            angel.DIMENSION,
+            f"{{n}} of another length than the {found.dimension} dimensions of the collection",
+            "vector",
+            found.lengths,
+        ),
+        (angel.VECTOR_UNUSABLE, "{n} of zeros, with NaN or infinity, or lost", "vector", found.unusable),
+        (angel.VECTOR_ORPHAN, "{n} of no record", "vector", found.orphans),
+        (angel.METADATA, "{n} whose metadata is not the source id", "vector", found.metadata),
+    ):
+        for key in keys:
+            ledger.add(name, said, noun=noun, sample=key)
+
+
+# --- the whole ----------------------------------------------------------------------------------------------------
+
+
+def _check_whole(seen: _Seen, name: str) -> None:
+    with sqlite.reading(seen.root / name, beside_writers=True) as db:
+        for (said,) in db.execute(f"PRAGMA integrity_check({_COMPLAINTS})"):
+            if said != "ok":
+                seen.ledger.add(angel.UNREADABLE, f"{name} is damaged: {{n}}", noun="complaint", sample=said)
+
+
+def _audit(seen: _Seen) -> Audit:
+    ledger = seen.ledger
+    return Audit(
+        ledger.findings(),
+        seen.checked,
+        {},
+        ledger.closing("files and texts"),
+        not_checked=ledger.missing(),
+        level=ledger.level.name.lower(),
+    )
+
+
+def _with_commands(audited: Audit, command_line: CommandLine) -> Audit:
+    """Return an audit whose findings give the command line that mends them."""
+
+    def mended(one: Finding) -> Finding:
+        words = FINDINGS[one.name].command
+        if not words or one.is_beyond_repair:
+            return one
+        return replace(one, repair=command_line(words[:1], words[1:]))
+
+    return replace(audited, findings=tuple(map(mended, audited.findings)))

@@ -1,0 +1,190 @@
+"""How deep an audit looks, how long it may take, and what it has found so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import apsw
+
+from checks.audit.findings import FINDINGS, SAMPLES, Finding
+from checks.cherry_v2.findings import CORRUPT
+from regraft.report.notices import Severity
+from regraft.text import counted, decode_utf8
+
+#: SQLite calls back after so many steps of its machine.
+_STEPS = 20_000
+#: A damaged file can lead SQLite in circles: it may take so many steps, and so many for each byte of the file.
+_LEAST_STEPS = 40_000_000
+_STEPS_PER_BYTE = 8
+#: How many checks are named for which time did not suffice.
+_NAMED = 3
+
+
+class Level(IntEnum):
+    """How deep an audit looks.
+
+    Whether a base can be opened (for what copies whole files and proves the copies by their bytes); structure and
+    counts; also all texts, ids and vectors; also SQLite's own check and every raw file.
+    """
+
+    SHAPE = -1
+    QUICK = 0
+    DEFAULT = 1
+    DEEP = 2
+
+
+class OutOfTime(Exception):
+    """The time that the audit may take is over."""
+
+
+@dataclass
+class _Tally:
+    said: str
+    noun: str
+    count: int = 0
+    samples: list[str] = field(default_factory=list)
+    #: None: that of the definition.
+    severity: Severity | None = None
+    is_beyond_repair: bool = False
+
+
+@dataclass
+class Ledger:
+    """What has been found so far: one finding for each name, base and sentence, with a count and some samples."""
+
+    level: Level = Level.DEFAULT
+    #: How long the audit may take, in seconds; None: as long as it takes.
+    max_duration: float | None = None
+    #: The checks that time did not suffice for, as a person calls them.
+    not_checked: list[str] = field(default_factory=list)
+    _tallies: dict[tuple[str, str | None, str], _Tally] = field(default_factory=dict)
+    _begun: float = field(default_factory=time.monotonic)
+
+    def add(
+        self,
+        name: str,
+        said: str,
+        *,
+        base: str | None = None,
+        sample: object = None,
+        noun: str = "",
+        count: int = 1,
+        is_beyond_repair: bool = False,
+        severity: Severity | None = None,
+    ) -> None:
+        """Count something.
+
+        Args:
+            name: the finding.
+            said: the message; with ``noun``, ``{n}`` in it becomes the number with that noun.
+            base: the base's id.
+            sample: what names the instance.
+            noun: what is counted.
+            count: how many at once.
+            is_beyond_repair: whether no command mends what this sentence says.
+            severity: that of what this sentence says, where it is not the gravest that the finding can be.
+        """
+        new = _Tally(said, noun, severity=severity, is_beyond_repair=is_beyond_repair)
+        tally = self._tallies.setdefault((name, base, said), new)
+        tally.count += count
+        if sample is not None and len(tally.samples) < SAMPLES:
+            tally.samples.append(named(sample))
+
+    def count(self, name: str, base: str | None) -> int:
+        """Return how often something of this name was found in a base."""
+        return sum(tally.count for key, tally in self._tallies.items() if key[:2] == (name, base))
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return all that was found, in the order of the registry."""
+        places = {name: place for place, name in enumerate(FINDINGS)}
+        found = []
+        for (name, base, _), tally in self._tallies.items():
+            message = tally.said.replace("{n}", counted(tally.count, tally.noun)) if tally.noun else tally.said
+            subject = tally.samples[0] if tally.samples and tally.count == 1 else None
+            severity = tally.severity or FINDINGS[name].severity
+            samples = tuple(tally.samples)
+            found.append(
+                Finding(name, severity, message, base, subject, tally.count, samples, None, tally.is_beyond_repair)
+            )
+        return tuple(sorted(found, key=lambda finding: places[finding.name]))
+
+    def closing(self, missed: str) -> str:
+        """Return the sentence that an audit ends with.
+
+        Args:
+            missed: what a quick look does not read.
+        """
+        left = self.missing()
+        if left:
+            more = "…" if len(left) > _NAMED else ""
+            return f"Time was over: {counted(len(left), 'check')} missing ({', '.join(left[:_NAMED])}{more})."
+        if self.level is Level.QUICK:
+            return f"Looked at structure and counts; without --quick, {missed} are read too."
+        return "That is all of it."
+
+    def missing(self) -> tuple[str, ...]:
+        """Return the checks that time did not suffice for, each once."""
+        return tuple(dict.fromkeys(self.not_checked))
+
+    def check_time(self) -> None:
+        """Go on only while there is time.
+
+        Raises:
+            OutOfTime: there is none left.
+        """
+        if self._is_over():
+            raise OutOfTime
+
+    def _is_over(self) -> bool:
+        return self.max_duration is not None and time.monotonic() > self._begun + self.max_duration
+
+    def run(self, what: str, steps: Sequence[tuple[str, Callable[[], None]]], base: str | None) -> None:
+        """Run the checks of one file one after the other; damage in one does not end the others.
+
+        Args:
+            what: the file, for a person.
+            steps: each check with its name.
+            base: the base's id.
+        """
+        for name, step in steps:
+            try:
+                self.check_time()
+                step()
+            except OutOfTime:
+                self.not_checked.append(f"{what}: {name}")
+            except (apsw.Error, ValueError, MemoryError, OverflowError) as error:
+                try:
+                    self.check_time()
+                except OutOfTime:
+                    self.not_checked.append(f"{what}: {name}")
+                    continue
+                self.add(
+                    CORRUPT, "it cannot be read as a whole: {n}", base=base, noun="check", sample=f"{name}: {error}"
+                )
+
+    @contextmanager
+    def watched(self, connection: apsw.Connection, size: int) -> Iterator[None]:
+        """Let no statement of ``connection`` run beyond the time, or forever over a damaged file of ``size`` bytes."""
+        left = (_LEAST_STEPS + _STEPS_PER_BYTE * size) // _STEPS
+
+        def is_over() -> bool:
+            nonlocal left
+            left -= 1
+            return left < 0 or self._is_over()
+
+        connection.set_progress_handler(is_over, _STEPS)
+        try:
+            yield
+        finally:
+            connection.set_progress_handler(None)
+
+
+def named(value: object) -> str:
+    """Return what names a row, whatever it holds: text of any bytes, numbers, nothing."""
+    text = decode_utf8(value) if isinstance(value, bytes) else str(value)
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= 200 else f"{text[:200]}…"

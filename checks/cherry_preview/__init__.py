@@ -1,0 +1,1 @@
+"""Inspecting the store of Cherry Studio's v2 preview."""

@@ -1,0 +1,1 @@
+"""Auditing and inspecting v1 data of Cherry Studio."""

@@ -1,0 +1,383 @@
+"""The audit of v2 data: an index file, a base's folder, a library, a profile (``docs/findings.md``, "v2 data")."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from checks.audit import foreign_schema
+from checks.audit.collector import Ledger, Level, named
+from checks.audit.findings import Audit
+from checks.cherry_v2 import catalog_rows, packs, raw_files
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.index_file import Expected, Index, audit_index, rows_of
+from checks.cherry_v2.repairs import CommandLine, with_commands
+from checks.cherry_v2.statistics import statistics_of
+from regraft import links, sqlite
+from regraft.errors import SourceUnreadable
+from regraft.formats import json_text
+from regraft.formats.cherry_preview.libsql import Layout
+from regraft.formats.cherry_v1 import profile
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.layout import CATALOG_FILE, INDEX_FILE, RAW_FOLDER, Store, is_uuid
+from regraft.formats.cherry_v2.library_report import report_bytes
+from regraft.locate import Kind, Located
+from regraft.pending import pending_in
+from regraft.report.notices import FILE_WITHOUT_ROWS
+from regraft.report.progress import human_bytes
+from regraft.text import counted
+from regraft.tree import FolderTree
+
+#: Kinds that are changed in place.
+KINDS = (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE)
+#: Kinds that are audited here, as files and folders; an archive is unpacked first (:mod:`regraft.unpacking`).
+AUDITED = (*KINDS, Kind.V2_BACKUP, Kind.PACK)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What of a store is to be looked at, how deep, and how long (in seconds; None: as long as it takes)."""
+
+    level: Level = Level.DEFAULT
+    max_duration: float | None = None
+    #: Ids of the bases; empty: all.
+    bases: tuple[str, ...] = ()
+
+
+@dataclass
+class _Seen:
+    """What an audit has seen of a whole store."""
+
+    ledger: Ledger
+    #: Whether indexes and files lie elsewhere.
+    is_slim: bool = False
+    #: Files that could not be read out of an archive.
+    damaged: Collection[str] = ()
+    #: The folder of all bases.
+    bases: str = ""
+    names: dict[str, str] = field(default_factory=dict)
+    indexes: dict[str, Index] = field(default_factory=dict)
+    #: What brought the bases to v2, for a person.
+    carried_by: str = "upgrade"
+    #: Of how many files of each base it is recorded that v1 had no rows.
+    without_rows: dict[str, int] = field(default_factory=dict)
+    items: int = 0
+    bytes: int = 0
+    raw_files: int = 0
+
+
+def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -> Audit:
+    """Check v2 data without writing anything.
+
+    Args:
+        found: of one of :data:`AUDITED`, in a folder.
+        wish: what to look at.
+        command_line: gives the command lines that mend what is found; without it, none is given.
+
+    Never raises for what is in the data.
+    """
+    is_library = found.stores.catalog is not None and Path(found.stores.catalog).name == CATALOG_FILE
+    seen = _Seen(
+        Ledger(wish.level, wish.max_duration),
+        is_slim=found.is_slim,
+        damaged=found.damaged,
+        bases=found.stores.bases,
+        carried_by="migration" if is_library else "upgrade",
+    )
+    root = found.tree.path
+    packs.name_damaged(found, seen.ledger)
+    seen.without_rows = _recorded_without_rows(root, found)
+    catalog = _catalog(root, found, seen.ledger)
+    _check_schema(root, found, seen.ledger)
+    _check_profile(root, found, seen.ledger)
+    bases = root / found.stores.bases
+    chosen = set(wish.bases) or None
+    stores = {str(store.base_id or store.name): store for store in (*found.stores.current, *found.stores.preview)}
+    if found.kind in (Kind.BASE, Kind.INDEX):
+        chosen = set(stores) if chosen is None else chosen
+    rows = {} if catalog is None else {catalog_rows.base_key(row): row for row in catalog.bases}
+    if catalog is not None:
+        _check_rows(catalog, chosen, profile.sign_of_life(root) is not None, seen)
+    if found.is_slim:
+        packs.name_slim(rows, chosen, seen.ledger)
+    for key in [*rows, *(key for key in stores if key not in rows)]:
+        if chosen is None or key in chosen:
+            items = None if catalog is None or catalog.items is None else catalog.items.get(key, [])
+            _check_base(root, bases / key, key, rows.get(key), items, stores.get(key), seen)
+    if found.stores.is_whole and chosen is None:
+        _check_folder(bases, rows if catalog is not None else None, stores, seen, found.kind)
+    if found.kind in (Kind.PACK, Kind.LIBRARY):
+        packs.check(found, chosen, seen.ledger)
+    audited = _audit(found, seen, root)
+    # While a restore or reset is pending every command refuses.
+    if command_line is None or seen.ledger.count(v2.PENDING, None):
+        return audited
+    is_whole = found.stores.is_whole
+    orphans = stores.keys() - rows.keys() if is_whole and catalog is not None else ()
+    return with_commands(audited, command_line, is_whole=is_whole, orphans=orphans)
+
+
+def unreadable(path: Path, reason: str) -> Audit:
+    """Return the audit of an index file that nobody can even recognise."""
+    ledger = Ledger()
+    ledger.add(v2.UNREADABLE, f"{named(path.name)} cannot be read: {reason}")
+    return _audit(None, _Seen(ledger), path)
+
+
+def _catalog(root: Path, found: Located, ledger: Ledger) -> StoredCatalog | None:
+    name = found.stores.catalog
+    if name is None:
+        return None
+    try:
+        return read_catalog(root / name)
+    except CatalogProblem as problem:
+        ledger.add(v2.UNREADABLE, f"the catalog {problem}", sample=name)
+        return None
+
+
+def _check_schema(root: Path, found: Located, ledger: Ledger) -> None:
+    """Find what the catalog has on the tables of knowledge that is nobody's business."""
+    name = found.stores.catalog
+    # What cannot be read at all is said already.
+    if name is not None:
+        with suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.reading(root / name) as db:
+            foreign_schema.add(foreign_schema.of_catalog(db), ledger, None)
+
+
+def _report_of(root: Path) -> bytes:
+    try:
+        return report_bytes(FolderTree(root))
+    except SourceUnreadable:
+        return b""  # what is told of it is told without
+
+
+def _recorded_without_rows(root: Path, found: Located) -> dict[str, int]:
+    """Return of how many files of each base a library's own record says that v1 had no rows."""
+    if found.kind is not Kind.LIBRARY:
+        return {}
+    try:
+        record: Any = json_text.loads(_report_of(root))
+        ids = {base["legacy_id"]: str(base["id"]) for base in record["bases"]}
+        said = [one for one in record["warnings"] if one["code"] == FILE_WITHOUT_ROWS and one["base"] in ids]
+        counts = [(ids[one["base"]], one["count"]) for one in said]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return {}  # it may be anybody's file
+    return {base: count for base, count in counts if isinstance(count, int)}
+
+
+def _check_profile(root: Path, found: Located, ledger: Ledger) -> None:
+    """Say what the application is going to do with the profile, and which of two databases was read."""
+    # A backup is a copy: no application starts on it.
+    reason = None if found.kind is Kind.V2_BACKUP else pending_in(root)
+    if reason is not None:
+        said = f"{reason}. What is written now is thrown away at the next start, so that nothing is mended before it"
+        ledger.add(v2.PENDING, said)
+    stale = found.stores.stale_copy
+    if stale is not None:
+        said = f"{stale} is a left-over of a beta, which nothing reads: the live database is {found.stores.catalog}"
+        ledger.add(v2.STALE_COPY, said, sample=stale)
+
+
+def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, seen: _Seen) -> None:
+    models = None if catalog.models is None else {row.get("id") for row in catalog.models}
+    for row in catalog.bases:
+        key = catalog_rows.base_key(row)
+        if chosen is None or key in chosen:
+            seen.names[key] = str(row.get("name", key))
+            catalog_rows.check_base(row, models, seen.ledger, seen.carried_by)
+    if chosen is None:
+        used = {row.get(name) for row in catalog.bases for name in ("embedding_model_id", "rerank_model_id")}
+        catalog_rows.check_models(catalog.models or (), used, seen.ledger)
+    catalog_rows.check_items(catalog, chosen, is_running, seen.ledger)
+
+
+def _check_base(
+    root: Path,
+    folder: Path,
+    key: str,
+    row: Row | None,
+    items: list[Row] | None,
+    store: Store | None,
+    seen: _Seen,
+) -> None:
+    """Check what belongs to one base: its index, its raw files, and its items against both."""
+    ledger = seen.ledger
+    seen.names.setdefault(key, key)
+    seen.items += len(items or ())
+    if store is None:
+        if seen.is_slim or f"{seen.bases}/{key}/{INDEX_FILE}" in seen.damaged:
+            return
+        if row is not None and row.get("status") == "completed":
+            ledger.add(v2.BASE_NO_INDEX, f"completed, and its index file {_why_missing(root, folder)}", base=key)
+        elif row is not None and items is not None and is_name(key) and not links.leads_out(root, folder / RAW_FOLDER):
+            seen.raw_files += raw_files.check(folder / RAW_FOLDER, key, items, None, ledger)
+        return
+    path = root / store.name
+    if store.look.layout is Layout.PREVIEW or store.look.leaves_rows:
+        said = "its rows are in the table of a preview build, which the application does not read"
+        ledger.add(v2.SCHEMA_PREVIEW, said, base=key, sample=store.name)
+    if store.look.layout is Layout.PREVIEW:
+        return
+    index = _audited(path, _expected(key, store, row), store, ledger)
+    seen.indexes[key] = index
+    with contextlib.suppress(OSError):
+        seen.bytes += path.stat().st_size
+    raw = root / store.raw
+    if links.leads_out(root, raw):
+        ledger.add(v2.RAW_MISSING, f"its files are behind a link: {_where_to(root, raw)}", base=key, sample=store.raw)
+        return
+    if items is not None and index.materials is not None:
+        raw_files.check_materials(
+            key,
+            items,
+            index.materials,
+            raw,
+            ledger,
+            is_completed=_is_completed(row),
+            without_rows=seen.without_rows.get(key, 0),
+        )
+    materials = index.materials if index.materials is not None else []
+    # Of an index file by itself nobody knows where the base's files are.
+    if path.parent.parent == raw.parent or raw.is_dir():
+        seen.raw_files += raw_files.check(raw, key, items, materials, ledger)
+
+
+def _audited(path: Path, expected: Expected, store: Store, ledger: Ledger) -> Index:
+    index = audit_index(path, expected, ledger)
+    if store.look.by_system and index.is_readable:
+        # Whoever goes by that first look has passed over the file.
+        said = f"{named(path.name)} could not be read when it was looked for: {store.look.problem}"
+        ledger.add(v2.UNREADABLE, said, base=expected.base)
+        index.is_readable = False
+    return index
+
+
+def _where_to(root: Path, path: Path) -> str:
+    try:
+        links.checked(root, path)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _why_missing(root: Path, folder: Path) -> str:
+    """Say why a base has no index: there is no file, or it is behind a link that is not followed."""
+    try:
+        links.checked(root, folder / INDEX_FILE)
+    except (links.LeadsOut, ValueError) as error:
+        return f"is behind a link: {getattr(error, 'strerror', None) or error}"
+    except OSError:
+        pass
+    return "is missing"
+
+
+def is_name(key: str) -> bool:
+    """Tell whether a base's id can be a folder's name: one with a path in it leads out of the store."""
+    return "\0" not in key and key not in (".", "..", "") and Path(key).name == key
+
+
+def _is_completed(row: Row | None) -> bool:
+    return row is not None and row.get("status") == "completed"
+
+
+def _expected(key: str, store: Store, row: Row | None) -> Expected:
+    folder = key if store.name.endswith(INDEX_FILE) and store.base_id is not None else None
+    if row is None or not _is_completed(row):
+        return Expected(key, folder)
+    dimensions = row.get("dimensions")
+    has_model = row.get("embedding_model_id") is not None
+    return Expected(key, folder, has_model, dimensions if isinstance(dimensions, int) else None)
+
+
+def _check_folder(bases: Path, rows: dict[str, Row] | None, stores: dict[str, Store], seen: _Seen, kind: Kind) -> None:
+    """Look for folders of bases that the catalog does not name, and for what v1 left."""
+    leftovers: list[tuple[str, int]] = []
+    for finding, path in strays(bases, rows or {}, stores):
+        if finding == v2.LEFTOVER:
+            leftovers.append((path.name, path.stat().st_size))
+        elif rows is not None:
+            said = "{n} that no row of the catalog names"
+            seen.ledger.add(v2.INDEX_ORPHAN, said, noun="folder", sample=path.name)
+    if leftovers and kind is not Kind.V2_BACKUP:
+        hint = "; --kind v1-profile checks what v1 left" if kind is Kind.V2_PROFILE else ""
+        size = human_bytes(sum(size for _, size in leftovers))
+        said = f"{counted(len(leftovers), 'vector file')} of v1 still there, {size}{hint}"
+        for name, _ in leftovers:
+            seen.ledger.add(v2.LEFTOVER, said, sample=name)
+
+
+def strays(bases: Path, named: Collection[str], stores: Collection[str]) -> Iterator[tuple[str, Path]]:
+    """Return what lies beside the folders of bases and is of none of them, in the order of names.
+
+    Args:
+        bases: the folder of all bases.
+        named: ids of the bases that the catalog names.
+        stores: ids of the bases that have an index.
+
+    Returns:
+        Folders of bases, as ``index.orphan``, and vector files of v1, as ``v1.leftover``.
+    """
+    try:
+        inside = sorted(bases.iterdir())
+    except OSError:
+        return
+    for path in inside:
+        if path.name in named:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            if is_base_folder(path, stores):
+                yield v2.INDEX_ORPHAN, path
+        elif path.name not in stores and sqlite.is_database(path):
+            yield v2.LEFTOVER, path
+
+
+def is_base_folder(path: Path, stores: Collection[str]) -> bool:
+    """Tell whether a folder beside those of bases is one of a base: it has an index, or is called like one."""
+    return path.name in stores or (is_uuid(path.name) and any(path.iterdir()))
+
+
+def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:
+    rows = [dict(rows_of(index)) for index in seen.indexes.values()]
+    checked = {name: sum(one[name] for one in rows) for name in ("materials", "units", "bodies", "embeddings")}
+    ledger = seen.ledger
+    return Audit(
+        findings=ledger.findings(),
+        checked={
+            "bases": len(seen.names),
+            "items": seen.items,
+            **checked,
+            "raw_files": seen.raw_files,
+            "bytes": seen.bytes,
+        },
+        names=seen.names,
+        closing=ledger.closing("texts and vectors"),
+        statistics=statistics_of(seen.indexes, seen.names, b"" if found is None else _report_of(root)),
+        not_checked=ledger.missing(),
+        level=ledger.level.name.lower(),
+    )
+
+
+def base_names(found: Located) -> dict[str, str]:
+    """Return the names of the bases that a store has by their ids; of one that only has a folder, its id."""
+    ledger = Ledger()
+    catalog = _catalog(found.tree.path, found, ledger)
+    rows = [] if catalog is None else catalog.bases
+    named_there = {catalog_rows.base_key(row): str(row.get("name")) for row in rows}
+    lying_there = [str(store.base_id or store.name) for store in (*found.stores.current, *found.stores.preview)]
+    return {**named_there, **{base: base for base in lying_there if base not in named_there}}
+
+
+def base_ids(found: Located) -> Sequence[str]:
+    """Return the ids of the bases that a store has, by its catalog and its folders."""
+    return list(base_names(found))
+
+
+def document_of(audit: Audit) -> dict[str, Any]:
+    """Return an audit's document with the parts that only v2 data have."""
+    return {**audit.document(), "level": audit.level, "not_checked": list(audit.not_checked)}

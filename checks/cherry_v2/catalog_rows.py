@@ -1,0 +1,267 @@
+"""Whether the rows of a catalog make sense by themselves (``docs/formats/catalog.md``)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from checks.audit.collector import Ledger
+from checks.cherry_v2 import findings as v2
+from regraft.formats.cherry_v2.catalog_generation import MODEL_NEEDS
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
+from regraft.formats.cherry_v2.item_data import DATA, data_of, data_problem, unknown_fields
+from regraft.report.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
+from regraft.text import is_blank
+
+#: Statuses of an item that somebody is working on.
+ACTIVE = {"preparing", "processing", "reading", "embedding"}
+_STATUSES = {"idle", "completed", "failed", "deleting", *ACTIVE}
+_BASE_STATUSES = {"completed", "failed"}
+MODES = {"vector", "bm25", "hybrid"}
+
+
+def check_base(row: Row, models: set[Any] | None, ledger: Ledger, carried_by: str = "upgrade") -> None:
+    """Check a row of ``knowledge_base``.
+
+    Args:
+        row: the row.
+        models: the ids of those that exist, None where that is not known.
+        ledger: what is wrong goes there.
+        carried_by: what brought the base to v2: the application's upgrade, or a migration.
+    """
+    base = base_key(row)
+    check_types(row, "base", base, ledger)
+    problem = base_problem(row)
+    if problem is not None:
+        # Only builds before the first release keep a mode; an unknown one says nothing of the one that was meant.
+        is_unknown = row.get("status") in _BASE_STATUSES and "search_mode" in row and row["search_mode"] not in MODES
+        ledger.add(v2.BASE_STATUS, problem, base=base, is_beyond_repair=is_unknown and row.get("hybrid_alpha") is None)
+    elif row.get("status") == "failed":
+        known = row.get("error") in (MISSING_MODEL, MISSING_STORE)
+        said = f"failed at the {carried_by}: {row['error']}" if known else f"failed: {row['error']}"
+        ledger.add(v2.BASE_FAILED, said, base=base, severity="warning")
+    for column in ("embedding_model_id", "rerank_model_id"):
+        model = row.get(column)
+        if model is not None and models is not None and model not in models:
+            ledger.add(v2.BASE_MODEL, f"its model {model} does not exist", base=base, sample=model)
+
+
+#: Columns that hold text, and those that hold numbers; what other findings are about apart.
+_TEXTS = (
+    *("id", "name", "group_id", "base_id", "rerank_model_id", "file_processor_id", "chunk_strategy"),
+    "chunk_separator",
+)
+_NUMBERS = ("chunk_size", "chunk_overlap", "threshold", "document_count", "hybrid_alpha")
+_TIMES = ("created_at", "updated_at", "deleted_at")
+
+
+def check_types(row: Row, noun: str, base: str | None, ledger: Ledger) -> None:
+    """Find values of a row that are of a type which their columns do not hold."""
+    texts = (name for name in _TEXTS if not isinstance(row.get(name), str | None))
+    numbers = (name for name in _NUMBERS if not isinstance(row.get(name), int | float | None))
+    times = (name for name in _TIMES if isinstance(row.get(name), bytes))
+    for name in (*texts, *numbers, *times):
+        said = f"{{n}} whose {name} is {'bytes' if isinstance(row[name], bytes) else 'of another type'}"
+        ledger.add(v2.CATALOG_VALUE, said, base=base, noun=noun, sample=row.get("id"))
+
+
+def base_key(row: Row) -> str:
+    """Return a base's id as findings give it."""
+    return str(row.get("id"))
+
+
+def base_problem(row: Row) -> str | None:  # noqa: PLR0911 - one rule each
+    """Return what does not go together in a row of ``knowledge_base``; None where all does."""
+    status, error, model, dimensions = (row.get(key) for key in ("status", "error", "embedding_model_id", "dimensions"))
+    if status not in _BASE_STATUSES:
+        return f"its status is {status}"
+    mode = row.get("search_mode")
+    if "search_mode" in row and mode not in MODES:
+        return f"its search mode is {mode}"
+    if dimensions is not None and (not isinstance(dimensions, int) or dimensions <= 0):
+        return f"it has {dimensions} dimensions"
+    if status == "failed":
+        return "it failed without an error" if is_blank(error) else None
+    if error is not None:
+        return f"it is completed and has an error: {error}"
+    if (model is None) != (dimensions is None):
+        return "it has a model without dimensions" if dimensions is None else "it has dimensions without a model"
+    if model is None and mode not in (None, "bm25"):
+        return f"it has no model and its search mode is {mode}"
+    return None
+
+
+def check_models(models: Sequence[Row], used: Collection[Any], ledger: Ledger) -> None:
+    """Check the rows of ``user_model``.
+
+    A model with a preset inherits what is null in its row; one of the user's own inherits nothing.
+
+    Args:
+        models: all rows.
+        used: ids of the models that bases name.
+        ledger: what is wrong goes there.
+    """
+    for row in models:
+        lacking = [name for name in MODEL_NEEDS if name in row and row[name] is None]
+        if lacking and row.get("preset_model_id") is None:
+            of_bases = " that bases use," if row.get("id") in used else ""
+            said = f"{{n}}{of_bases} without {', '.join(lacking)}"
+            ledger.add(v2.MODEL_INCOMPLETE, said, noun="model", sample=row.get("id"))
+
+
+def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, ledger: Ledger) -> None:
+    """Check the rows of ``knowledge_item``.
+
+    Args:
+        catalog: all rows.
+        chosen: ids of the bases whose items are looked at; None: of all, and of bases that are not there.
+        is_running: whether an application may be working on items.
+        ledger: what is wrong goes there.
+    """
+    bases = {base_key(row) for row in catalog.bases}
+    for key, items in (catalog.items or {}).items():
+        base = str(key)
+        if chosen is not None and base not in chosen:
+            continue
+        if base not in bases:
+            for item in items:
+                said = "{n} of a base that does not exist"
+                ledger.add(v2.ITEM_NO_BASE, said, base=base, noun="item", sample=item.get("id"))
+            continue
+        for item in items:
+            check_types(item, "item", base, ledger)
+            _check_item(item, base, is_running, ledger)
+        _check_containers(items, base, ledger)
+
+
+def is_foreign(item: Row) -> bool:
+    """Tell whether an item is of a type that a newer application has: nobody here knows its rules."""
+    return isinstance(item.get("type"), str) and item["type"] not in DATA
+
+
+def _check_item(item: Row, base: str, is_running: bool, ledger: Ledger) -> None:
+    if is_foreign(item):
+        going = ", which is being deleted" if item.get("status") == "deleting" else ""
+        said = f"{{n}} of the type {item['type']}, of a newer application{going}: left alone"
+        ledger.add(v2.ITEM_FOREIGN, said, base=base, noun="item", sample=item.get("id"))
+        return
+    if is_own_path(item):
+        said = "{n} of a folder with its own id for a path: the application shows that as its name"
+        ledger.add(v2.ITEM_PATH_IS_ID, said, base=base, noun="file", sample=item.get("id"))
+    problem = status_problem(item, is_running)
+    if problem is not None:
+        is_unknown = item.get("type") not in DATA
+        ledger.add(
+            v2.ITEM_STATUS,
+            f"{{n}}: {problem}",
+            base=base,
+            noun="item",
+            sample=item.get("id"),
+            is_beyond_repair=is_unknown,
+        )
+    problem = data_problem(item)
+    if problem is not None:
+        said, more = f"{{n}}: {problem}", bool(unknown_fields(item))
+        ledger.add(v2.ITEM_DATA, said, base=base, noun="item", sample=item.get("id"), is_beyond_repair=more)
+    if is_tombstone(item):
+        said = "{n} that the upgrade left behind"
+        ledger.add(v2.ITEM_TOMBSTONE, said, base=base, noun="folder", sample=item.get("id"), severity="warning")
+
+
+def is_tombstone(item: Row) -> bool:
+    """Tell whether an item is a folder that the upgrade left behind."""
+    return item.get("type") == "directory" and item.get("status") == "failed" and item.get("error") == NOT_MIGRATED
+
+
+def status_problem(item: Row, is_running: bool) -> str | None:  # noqa: PLR0911 - one rule each
+    """Return what is wrong with an item's status, error and type; None where nothing is."""
+    status, error, kind = (item.get(key) for key in ("status", "error", "type"))
+    if is_foreign(item):
+        return None
+    if kind not in DATA:
+        return f"its type is {kind}"
+    if status not in _STATUSES:
+        return f"its status is {status}"
+    if status == "failed" and is_blank(error):
+        return "failed without an error"
+    if status != "failed" and error is not None:
+        return f"{status} with an error"
+    if (status in ("reading", "embedding")) if kind == "directory" else (status == "preparing"):
+        return f"a {kind} cannot be {status}"
+    # A folder is at work because of its children, or while its files are listed.
+    if status in ACTIVE and not is_running and (kind != "directory" or status == "preparing"):
+        return f"{status}, and nobody is working"
+    return None
+
+
+def path_of(item: Row) -> str | None:
+    """Return the path below ``raw/`` of what is indexed of an item; None where it names none."""
+    data = data_of(item)
+    path = data.get("indexedRelativePath") or data.get("relativePath")
+    return path if isinstance(path, str) and path else None
+
+
+def is_own_path(item: Row) -> bool:
+    """Tell whether an item is a file of a folder that has its own id for a path, as early releases gave them."""
+    if item.get("type") != "file" or item.get("group_id") is None:
+        return False
+    return isinstance(item.get("id"), str) and data_of(item).get("relativePath") == item["id"]
+
+
+def virtual_prefixes(items: Iterable[Row]) -> dict[str, str]:
+    """Return what the paths of files of folders begin with, by the files' ids: they have no file by design."""
+    every = list(items)
+    prefixes = {}
+    for item in every:
+        prefix = data_of(item).get("relativePath") if item.get("type") == "directory" else None
+        if isinstance(prefix, str) and prefix:
+            prefixes[item.get("id")] = f"{prefix.rstrip('/')}/"
+    return {str(item.get("id")): prefixes[group] for item in every if (group := item.get("group_id")) in prefixes}
+
+
+def _check_containers(items: list[Row], base: str, ledger: Ledger) -> None:
+    by_id = {item.get("id"): item for item in items}
+    children: dict[Any, list[Row]] = defaultdict(list)
+    for item in items:
+        group = item.get("group_id")
+        if group is None:
+            continue
+        children[group].append(item)
+        problem = group_problem(item, by_id)
+        if problem is not None:
+            ledger.add(v2.ITEM_CONTAINER, f"{{n}} {problem}", base=base, noun="item", sample=item.get("id"))
+    for item in items:
+        if any(map(is_foreign, children.get(item.get("id"), ()))):
+            continue  # How a newer application counts such a child nobody here knows.
+        inside = [
+            child.get("status") for child in children.get(item.get("id"), ()) if child.get("status") != "deleting"
+        ]
+        status = item.get("status")
+        if item.get("type") == "directory" and status in ("processing", "completed") and inside:
+            wanted = "processing" if ACTIVE.intersection(inside) else "completed"
+            if status != wanted:
+                said = f"{{n}} that should be {wanted} by what is inside"
+                ledger.add(v2.ITEM_CONTAINER, said, base=base, noun="folder", sample=item.get("id"))
+        elif item.get("type") == "directory" and status == "processing":
+            said = "{n} at work with nothing inside"
+            ledger.add(v2.ITEM_CONTAINER, said, base=base, noun="folder", sample=item.get("id"))
+
+
+def group_problem(item: Row, by_id: Mapping[Any, Row]) -> str | None:
+    """Return what is wrong with the folder that an item, which has one, is in; None where nothing is."""
+    container = by_id.get(item.get("group_id"))
+    if container is None:
+        return "whose folder is not there"
+    if is_foreign(item) or is_foreign(container):
+        return None
+    if container.get("type") != "directory":
+        return "inside what is no folder"
+    seen = {item.get("id")}
+    above: Row | None = container
+    while above is not None:
+        if above.get("id") in seen:
+            return "inside itself"
+        seen.add(above.get("id"))
+        above = by_id.get(above.get("group_id")) if above.get("group_id") is not None else None
+    return None

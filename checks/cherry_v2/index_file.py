@@ -1,0 +1,373 @@
+"""The audit of one index file: its identity, what its rows say of each other, and what they say of the catalog.
+
+The file is opened without a trace and read in bulk. Text is read as bytes: a damaged column holds anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from checks.audit import foreign_schema
+from checks.audit.collector import Ledger, Level, named
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2 import full_text, texts, vectors
+from checks.cherry_v2.schema_shape import FULL_TEXT, Shape, shape_of
+from regraft import links, sqlite, steady
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION
+from regraft.names import fold
+from regraft.text import counted, decode_utf8
+
+#: Keys are hashes, so that rows are looked up in no order.
+_CACHE_KIB = 64_000
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What lies around an index says of it; None where nothing does."""
+
+    #: What findings are filed under.
+    base: str | None
+    #: The name of its folder, which its identity row has to give.
+    folder: str | None = None
+    #: Whether the base has a model; None where there is no catalog.
+    has_model: bool | None = None
+    #: The length of its vectors by the catalog.
+    dimensions: int | None = None
+
+
+@dataclass
+class Material:
+    """A material as the index has it."""
+
+    id: str
+    path: str
+    content_hash: str | None
+
+
+@dataclass
+class Index:
+    """What an audit saw in an index file."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    #: None where the table cannot be read.
+    materials: list[Material] | None = None
+    #: How many vectors there are of each length in bytes.
+    lengths: Counter[int] = field(default_factory=Counter)
+    #: How many vectors there are of each norm, in steps; None where that was not looked at.
+    norms: dict[str, int] | None = None
+    is_readable: bool = True
+
+
+def problem_with(path: Path) -> str | None:
+    """Return why a file cannot be opened as a database, for a person; None where it can."""
+    try:
+        if not path.is_file():
+            return "it is no file"
+        with path.open("rb") as file:
+            start = file.read(16)
+        if start != sqlite.MAGIC:
+            return "it is empty" if not start else "it is no SQLite file"
+        # A log or journal may bring what is missing.
+        lost = 0 if sqlite.companions(links.real_path(path)) else sqlite.missing_bytes(path)
+    except (OSError, ValueError) as error:
+        return str(error)
+    return f"{counted(lost, 'byte')} at its end are missing" if lost else None
+
+
+def audit_index(path: Path, expected: Expected, ledger: Ledger) -> Index:
+    """Check one index file; what is wrong goes into ``ledger``.
+
+    Never raises for what is in the file.
+    """
+    index = Index()
+    problem = problem_with(path)
+    if problem is not None:
+        ledger.add(v2.UNREADABLE, f"{named(path.name)} cannot be read: {problem}", base=expected.base)
+        index.is_readable = False
+        return index
+    if _has_journal(path):
+        said = "the journal of an unfinished transaction lies beside the index"
+        ledger.add(v2.HOT_JOURNAL, said, base=expected.base)
+    mark = steady.mark_of(path)
+    try:
+        with sqlite.reading(path, vectors=True) as db, ledger.watched(db, path.stat().st_size):
+            db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            _Audit(db, expected, ledger, index).run()
+    except (apsw.Error, OSError, UnicodeDecodeError) as error:
+        ledger.add(v2.UNREADABLE, f"{named(path.name)} cannot be read: {error}", base=expected.base)
+        index.is_readable = False
+    if steady.mark_of(path) != mark:
+        # What else was found may be of two states at once.
+        ledger.add(v2.UNREADABLE, f"{named(path.name)} cannot be read: {steady.MOVED}", base=expected.base)
+        index.is_readable = False
+    return index
+
+
+def _has_journal(path: Path) -> bool:
+    try:
+        return any(beside.name.endswith("-journal") for beside in sqlite.companions(links.real_path(path)))
+    except OSError:
+        return False
+
+
+class _Audit:
+    def __init__(self, db: apsw.Connection, expected: Expected, ledger: Ledger, index: Index) -> None:
+        self._db = db
+        self._expected = expected
+        self._ledger = ledger
+        self._index = index
+        self._shape = Shape()
+
+    def run(self) -> None:
+        steps = [("structure", self._structure), ("identity", self._identity), ("materials", self._materials)]
+        if self._ledger.level >= Level.QUICK:
+            steps.insert(2, ("counts", self._counts))
+            steps += [("relations", self._relations), ("coverage", self._coverage)]
+        if self._ledger.level >= Level.DEFAULT:
+            steps += [("texts", self._texts), ("vectors", self._vectors)]
+        if self._ledger.level >= Level.QUICK:
+            steps.append(("full text", self._full_text))
+        if self._ledger.level >= Level.DEEP:
+            steps.append(("integrity", self._integrity))
+        self._ledger.run("index" if self._expected.base is None else self._expected.base, steps, self._expected.base)
+
+    def _add(self, name: str, said: str, **more: Any) -> None:
+        self._ledger.add(name, said, base=self._expected.base, **more)
+
+    def _each(self, name: str, said: str, noun: str, sql: str) -> None:
+        """Count the rows of a query as one finding; its first column names them."""
+        for row in self._db.execute(sql):
+            self._add(name, said, noun=noun, sample=row[0])
+
+    # --- structure and identity --------------------------------------------------------------------------------------
+
+    def _structure(self) -> None:
+        self._shape = shape_of(self._db, self._ledger)
+        for what in self._shape.missing:
+            self._add(v2.SCHEMA_MISSING, "missing or different: {n} of the layout", noun="part", sample=what)
+        foreign_schema.add(foreign_schema.of_index(self._db), self._ledger, self._expected.base)
+
+    def _identity(self) -> None:
+        if not self._shape.has("meta"):
+            return
+        rows = self._db.execute("SELECT schema_version, CAST(base_id AS BLOB) FROM meta ORDER BY id LIMIT 2").fetchall()
+        if not rows:
+            self._add(v2.META_MISSING, "the index has no identity row")
+            return
+        version, base = rows[0][0], named(rows[0][1])
+        if version != SCHEMA_VERSION or not isinstance(version, int):
+            said = f"the index says that it is of version {named(version)}, not {SCHEMA_VERSION}: the application would"
+            is_newer = isinstance(version, int) and version > SCHEMA_VERSION
+            self._add(v2.SCHEMA_VERSION, f"{said} empty it", is_beyond_repair=is_newer)
+        if self._expected.folder is not None and base != self._expected.folder:
+            self._add(v2.META_BASE, f"the index says that it is of base {base}", sample=base)
+
+    def _counts(self) -> None:
+        for name, table in (("materials", "material"), ("units", "search_unit"), ("bodies", "search_text")):
+            if self._shape.has(table):
+                self._index.counts[name] = self._db.execute(f"SELECT count(*) FROM {table}").get
+        if self._shape.has("embedding"):
+            for kind, length, count in self._db.execute(
+                "SELECT typeof(vector_blob), length(vector_blob), count(*) FROM embedding GROUP BY 1, 2"
+            ):
+                if kind == "blob" and length and length % 4 == 0:
+                    self._index.lengths[length] += count
+                self._index.counts["embeddings"] = self._index.counts.get("embeddings", 0) + count
+            self._index.counts.setdefault("embeddings", 0)
+
+    # --- what rows say of each other ---------------------------------------------------------------------------------
+
+    def _relations(self) -> None:
+        if self._shape.has("search_unit", "search_text"):
+            for name, said, noun, sql in _UNITS_AND_BODIES:
+                self._each(name, said, noun, sql)
+        if self._shape.has("search_unit", "material", "content"):
+            for name, said, noun, sql in _TEXTS_AND_MATERIALS:
+                self._each(name, said, noun, sql)
+
+    def _coverage(self) -> None:
+        if not self._shape.has("search_text", "embedding"):
+            return
+        vectors_there = self._index.counts.get("embeddings", 0)
+        has_model = vectors_there > 0 if self._expected.has_model is None else self._expected.has_model
+        self._each(v2.VECTOR_ORPHAN, "{n} that no body names", "vector", _VECTOR_ORPHANS)
+        if has_model:
+            before = self._ledger.count(v2.VECTOR_MISSING, self._expected.base)
+            self._each(v2.VECTOR_MISSING, "{n} without a vector", "body", _VECTORS_MISSING)
+            missing = self._ledger.count(v2.VECTOR_MISSING, self._expected.base) - before
+            self._index.counts["covered"] = self._index.counts.get("bodies", missing) - missing
+        elif vectors_there:
+            said = "{n} in a base without a model"
+            self._add(v2.VECTOR_UNEXPECTED, said, noun="vector", count=vectors_there)
+        self._dimensions()
+
+    def _dimensions(self) -> None:
+        stated, lengths = self._expected.dimensions, self._index.lengths
+        if stated is not None and lengths and 4 * stated not in lengths:
+            usual = lengths.most_common(1)[0][0] // 4
+            said = f"the catalog says {stated} dimensions, the vectors have {usual}"
+            self._add(v2.BASE_DIMENSIONS, said, is_beyond_repair=len(lengths) > 1)
+
+    # --- materials and their paths -----------------------------------------------------------------------------------
+
+    def _materials(self) -> None:
+        if not self._shape.has("material"):
+            return
+        materials = []
+        seen: set[str] = set()
+        for key, raw, content in self._db.execute(
+            "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB), CAST(current_content_hash AS BLOB)"
+            " FROM material ORDER BY rowid"
+        ):
+            problem = stored_problem(raw)
+            if problem is not None:
+                said = f"a path that is none: {problem}"
+                self._add(v2.PATH_UNSAFE, said, sample=raw)
+            path = named(b"" if raw is None else raw)
+            whole = decode_utf8(raw) if raw is not None else ""
+            # Paths of a folder's files can have a long start in common: all of them is compared.
+            folded = fold(whole)
+            if folded in seen:
+                said = "{n} with a path that another has, but for letter case or Unicode normalisation"
+                self._add(v2.PATH_CLASH, said, noun="material", sample=path)
+            seen.add(folded)
+            materials.append(Material(named(key), whole, None if content is None else named(content)))
+        self._index.materials = materials
+
+    # --- what takes time ---------------------------------------------------------------------------------------------
+
+    def _texts(self) -> None:
+        texts.check(self._db, self._shape, self._ledger, self._expected.base)
+
+    def _vectors(self) -> None:
+        if self._shape.has("embedding"):
+            self._index.norms = vectors.check(self._db, self._index.lengths, self._ledger, self._expected.base)
+
+    def _full_text(self) -> None:
+        if self._shape.has("search_text", FULL_TEXT):
+            full_text.check(self._db, self._shape, self._ledger, self._expected.base)
+
+    def _integrity(self) -> None:
+        for (said,) in self._db.execute("PRAGMA integrity_check(20)"):
+            if said != "ok":
+                self._add(v2.CORRUPT, "SQLite's own check says {n}", noun="time", sample=said)
+        for table, row, *_ in self._db.execute("PRAGMA foreign_key_check"):
+            # Units, and materials with units, are found by what is wrong with them, and that may be mended.
+            if not _is_found(self._db, table, row):
+                self._add(v2.CORRUPT, "{n} with a key that leads nowhere", noun="row", sample=f"{table} {row}")
+
+
+def _is_found(db: apsw.Connection, table: str, row: int) -> bool:
+    """Tell whether another finding names a row whose key leads nowhere."""
+    with_units = f"SELECT EXISTS (SELECT 1 FROM material m WHERE m.rowid = ? AND {_HAS_UNITS})"
+    return table == "search_unit" or (table == "material" and bool(db.execute(with_units, (row,)).get))
+
+
+def stored_problem(raw: bytes | None) -> str | None:
+    """Return what is wrong with a path that an index has; half of a surrogate pair in it, which is U+FFFD, is not."""
+    try:
+        (raw or b"").decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return path_problem(raw)
+    return path_problem(decode_utf8(raw or b"").encode())
+
+
+def path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule each
+    """Return what is wrong with a path below ``raw/``, None where nothing is.
+
+    Rules: ``docs/formats/index.md``, "What always holds".
+    """
+    if not raw:
+        return "empty"
+    try:
+        path = raw.decode()
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    if "\0" in path or "\\" in path:
+        return "NUL or a backslash in it"
+    if path.startswith("/") or (len(path) > 1 and path[1] == ":" and path[0].isascii() and path[0].isalpha()):
+        return "absolute"
+    parts = path.split("/")
+    if ".." in parts:
+        return ".. in it"
+    if parts[0].lower() == ".cherry":
+        return "inside .cherry"
+    return "not normalised" if "" in parts or "." in parts else None
+
+
+_NO_CONTENT = "NOT EXISTS (SELECT 1 FROM content c WHERE c.content_hash = m.current_content_hash)"
+_HAS_UNITS = "EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = m.material_id)"
+
+_UNITS_AND_BODIES = (
+    (
+        v2.NO_BODY,
+        "{n} without a body",
+        "unit",
+        """SELECT CAST(u.unit_id AS BLOB) FROM search_unit u
+            WHERE NOT EXISTS (SELECT 1 FROM search_text t WHERE t.target_type = 'search_unit'
+                                 AND t.target_id = u.unit_id AND t.kind = 'body')""",
+    ),
+    (
+        v2.BODY_ORPHAN,
+        "{n} whose unit is gone",
+        "body",
+        """SELECT CAST(t.search_text_id AS BLOB) FROM search_text t
+            WHERE NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)""",
+    ),
+    (
+        v2.UNIT_GAP,
+        "{n} whose units are not numbered 0, 1, 2, …",
+        "material",
+        """SELECT CAST(material_id AS BLOB) FROM search_unit GROUP BY material_id
+           HAVING min(unit_index) IS NOT 0 OR max(unit_index) IS NOT count(*) - 1
+               OR count(DISTINCT unit_index) <> count(*)""",
+    ),
+)
+_TEXTS_AND_MATERIALS = (
+    (
+        v2.CONTENT_ORPHAN,
+        "{n} that neither a material nor a unit names",
+        "text",
+        """SELECT CAST(c.content_hash AS BLOB) FROM content c
+            WHERE NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = c.content_hash)
+              AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = c.content_hash)""",
+    ),
+    (
+        v2.NO_CONTENT,
+        "{n} with units and without a text",
+        "material",
+        f"SELECT CAST(m.material_id AS BLOB) FROM material m WHERE {_NO_CONTENT} AND {_HAS_UNITS}",
+    ),
+    (
+        v2.NO_UNITS,
+        "{n} with a text and without a unit",
+        "material",
+        f"""SELECT CAST(m.material_id AS BLOB) FROM material m
+             WHERE NOT {_HAS_UNITS}
+               AND EXISTS (SELECT 1 FROM content c WHERE c.content_hash = m.current_content_hash
+                              AND trim(c.text, char(32, 9, 10, 13)) <> '')""",
+    ),
+    (
+        v2.UNIT_CONTENT,
+        "{n} of another text than the material, or of no material",
+        "unit",
+        """SELECT CAST(u.unit_id AS BLOB) FROM search_unit u LEFT JOIN material m USING (material_id)
+            WHERE m.material_id IS NULL
+               OR (m.current_content_hash IS NOT NULL AND u.content_hash IS NOT m.current_content_hash)""",
+    ),
+)
+_VECTOR_ORPHANS = """SELECT CAST(e.embedding_text_hash AS BLOB) FROM embedding e
+     WHERE NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = e.embedding_text_hash)"""
+_VECTORS_MISSING = """SELECT CAST(t.search_text_id AS BLOB) FROM search_text t
+     WHERE NOT EXISTS (SELECT 1 FROM embedding e WHERE e.embedding_text_hash = t.embedding_text_hash)"""
+
+
+def rows_of(index: Index) -> Iterator[tuple[str, int]]:
+    """Return how many rows of what an index has, by the names of ``checked``."""
+    yield from ((name, index.counts.get(name, 0)) for name in ("materials", "units", "bodies", "embeddings"))

@@ -1,0 +1,237 @@
+"""A first look at v2 data: the catalog, and the index of every base."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from checks.cherry_preview import inspect as cherry_preview_inspect
+from checks.cherry_v2 import findings as v2
+from regraft import sqlite
+from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION
+from regraft.locate import INDEX_FILE, Kind, Located
+from regraft.pending import pending_in
+from regraft.text import counted, lenient_text
+
+_SLIM = "a slim backup: it has the rows of its bases, and neither their indexes nor their files"
+
+Look = tuple[list[dict[str, Any]], dict[str, Any]]
+
+_COUNTS = {
+    "materials": "SELECT count(*) FROM material",
+    "units": "SELECT count(*) FROM search_unit",
+    "embeddings": "SELECT count(*) FROM embedding",
+    "dimensions": "SELECT length(vector_blob) / 4 FROM embedding LIMIT 1",
+    "bodies": "SELECT count(*) FROM search_text",
+    "missing": """SELECT count(*) FROM search_text t
+                   WHERE NOT EXISTS (SELECT 1 FROM embedding e WHERE e.embedding_text_hash = t.embedding_text_hash)""",
+    "orphan_embeddings": """SELECT count(*) FROM embedding e
+         WHERE NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = e.embedding_text_hash)""",
+    "orphan_contents": """SELECT count(*) FROM content c
+         WHERE NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = c.content_hash)
+           AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = c.content_hash)""",
+    "orphan_bodies": """SELECT count(*) FROM search_text t
+         WHERE NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)""",
+}
+
+
+def look(source: Located) -> Look:
+    """Look at a library, a profile, one base folder or one index file."""
+    if source.kind is Kind.INDEX:
+        bases = [_one_base(source, source.path)]
+    elif source.kind is Kind.BASE:
+        bases = [_one_base(source, source.path / INDEX_FILE)]
+    else:
+        bases = _library(source)
+    stores = [base["store"] for base in bases if base["store"] and "bodies" in base["store"]]
+    bodies = sum(store["bodies"] for store in stores)
+    health: dict[str, Any] = {
+        "coverage": _share(bodies - sum(store["missing"] for store in stores), bodies),
+        "orphans": sum(store["orphans"] for store in stores),
+        "stale": sum(store["stale"] or 0 for store in stores),
+        "bytes": sum(base["store"]["bytes"] for base in bases if base["store"]),
+        "problems": [
+            *_pending(source),
+            *(f"{name} cannot be read: {reason}" for name, reason in source.damaged.items()),
+            *(f"{base['name']}: {base['problem']}" for base in bases if base["problem"]),
+        ],
+    }
+    notes = [*_stale_copy(source), *_slim(source)]
+    return bases, {**health, "notes": notes} if notes else health
+
+
+def _slim(source: Located) -> Iterator[str]:
+    if source.is_slim:
+        yield _SLIM
+
+
+def _pending(source: Located) -> Iterator[str]:
+    """Yield that the application is going to throw away what is written, as ``check`` names it."""
+    reason = None if source.kind is Kind.V2_BACKUP else pending_in(source.tree.path)
+    if reason is not None:
+        yield f"{v2.PENDING}: {reason}"
+
+
+def _stale_copy(source: Located) -> Iterator[str]:
+    """Yield that a database is not read because another one is the live one, as ``check`` names it."""
+    if source.stores.stale_copy is not None:
+        live = source.stores.catalog
+        yield f"{v2.STALE_COPY}: {source.stores.stale_copy} is a left-over of a beta; the live database is {live}"
+
+
+def _one_base(source: Located, index: Path) -> dict[str, Any]:
+    """Look at one base by its index file: closer than at a whole library, with every material."""
+    folder, catalog = index.parent.parent, _catalog_path(source)
+    known = _catalog(catalog, {folder.name: index}, folder.name) if catalog and index == folder / INDEX_FILE else []
+    base = known[0] if known else {**_index(index, None)}
+    stated = base["store"]["base_id"] if base["store"] else folder.name
+    base = {"id": stated, "name": stated, **base}
+    sources = _sources(catalog, base["id"]) if known and catalog else {}
+    try:
+        return {**base, "materials": _materials(index, sources) if base["store"] else []}
+    except (apsw.Error, OSError) as error:
+        return {**base, "materials": [], "problem": f"its materials cannot be read: {error}"}
+
+
+def _sources(catalog: Path, base_id: str) -> dict[str, str]:
+    """Return what the catalog calls the sources of a base's items, by item id."""
+    query = """SELECT CAST(id AS BLOB), CASE WHEN json_valid(data) THEN CAST(data ->> 'source' AS BLOB) END
+                 FROM knowledge_item WHERE base_id = ?"""
+    try:
+        with sqlite.reading(catalog) as db:
+            rows = db.execute(query, (base_id,))
+            return {lenient_text(item): lenient_text(source) for item, source in rows if source is not None}
+    except (apsw.Error, UnicodeDecodeError):
+        return {}
+
+
+def _materials(index: Path, sources: dict[str, str]) -> list[dict[str, Any]]:
+    with sqlite.reading(index) as db:
+        rows = db.execute(
+            """SELECT CAST(m.material_id AS BLOB), CAST(m.relative_path AS BLOB), count(u.unit_id), max(u.char_end)
+                 FROM material m LEFT JOIN search_unit u USING (material_id)
+                GROUP BY m.material_id ORDER BY m.rowid"""
+        )
+        return [
+            {
+                "id": lenient_text(material),
+                "path": lenient_text(path),
+                "source": sources.get(lenient_text(material)),
+                "units": units,
+                "utf16_units": length or 0,
+            }
+            for material, path, units, length in rows
+        ]
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _catalog_path(source: Located) -> Path | None:
+    return None if source.stores.catalog is None else source.tree.path / source.stores.catalog
+
+
+def _library(source: Located) -> list[dict[str, Any]]:
+    catalog = _catalog_path(source)
+    stores = (*source.stores.current, *source.stores.preview)
+    indexes = {str(store.base_id): source.tree.path / store.name for store in stores}
+    known = _catalog(catalog, indexes, is_slim=source.is_slim) if catalog else []
+    named = {base["id"] for base in known}
+    for base_id, path in sorted(indexes.items()):
+        if base_id not in named:
+            problem = "no catalog names this base" if catalog else None
+            base = {"id": base_id, "name": base_id, **_index(path, None)}
+            known.append({**base, "problem": base["problem"] or problem})
+    return known
+
+
+def _catalog(
+    catalog: Path, indexes: dict[str, Path], only: str | None = None, *, is_slim: bool = False
+) -> list[dict[str, Any]]:
+    """Return what a catalog says of its bases (or of one of them), with a look into each index, by its base's id."""
+    try:
+        found = read_catalog(catalog, data=False)
+    except CatalogProblem as error:
+        return [{"id": catalog.name, "name": catalog.name, "store": None, "problem": f"the catalog {error}"}]
+    bases: list[dict[str, Any]] = []
+    for row in found.bases:
+        base_id, status, model = row.get("id"), row.get("status"), row.get("embedding_model_id")
+        if only not in (None, base_id):
+            continue
+        own = None if found.items is None else found.items.get(base_id, [])
+        items = Counter(str(item.get("status")) for item in own or ())
+        about = {"name": row.get("name", base_id), "status": status, "error": row.get("error"), "model": model}
+        # Columns hold values of any type: bytes are shown as text.
+        about = {key: lenient_text(value) if isinstance(value, bytes) else value for key, value in about.items()}
+        base = {"id": base_id, **about, "items": dict(sorted(items.items()))}
+        path = indexes.get(str(base_id))
+        failed = f"failed at the upgrade: {row.get('error')}" if status == "failed" else None
+        if path is None:
+            missing = None if is_slim else "its index file is missing"
+            bases.append({**base, "store": None, "problem": failed or missing})
+        else:
+            ids = None if own is None else {str(item.get("id")) for item in own}
+            # A failed base may have texts, which miss their vectors also where its model is gone.
+            looked = _index(path, ids, has_model=model is not None or failed is not None)
+            problem = "; ".join(filter(None, (failed, looked["problem"]))) or None
+            bases.append({**base, **looked, "problem": problem})
+    return bases
+
+
+#: Columns hold values of any type, and text that may be no UTF-8.
+_META = """SELECT CASE typeof(schema_version) WHEN 'integer' THEN schema_version ELSE CAST(schema_version AS BLOB) END,
+                  CAST(base_id AS BLOB) FROM meta"""
+
+
+def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None) -> dict[str, Any]:
+    """Look into one index file.
+
+    ``items`` are the ids of its base's items and ``has_model`` whether it has a model, where a catalog tells them: a
+    base without one has no vectors, and misses none.
+    """
+    seen = libsql.look(path)
+    if seen.layout is libsql.Layout.PREVIEW:
+        found = cherry_preview_inspect.look_at_file(path, seen)
+        return {"store": found["store"], "problem": found["problem"]}
+    try:
+        with sqlite.reading(path) as db:
+            counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
+            version, stated = db.execute(_META).fetchone() or (None, None)
+            stale = None
+            if items is not None:
+                held = db.execute("SELECT CAST(material_id AS BLOB) FROM material")
+                stale = sum(material is None or lenient_text(material) not in items for (material,) in held)
+    except (apsw.Error, OSError) as error:
+        return {"store": None, "problem": f"its index cannot be read: {error}"}
+    orphans = counts["orphan_embeddings"] + counts["orphan_contents"] + counts["orphan_bodies"]
+    wants_vectors = counts["embeddings"] > 0 if has_model is None else has_model
+    missing = counts["missing"] if wants_vectors else 0
+    store = {
+        "schema_version": version if version is None or isinstance(version, int) else lenient_text(version),
+        "base_id": None if stated is None else lenient_text(stated),
+        **counts,
+        "missing": missing,
+        "coverage": _share(counts["bodies"] - missing, counts["bodies"]),
+        "orphans": orphans,
+        "stale": stale,
+        "bytes": path.stat().st_size,
+    }
+    return {"store": store, "problem": _problem(path, store)}
+
+
+def _problem(path: Path, store: dict[str, Any]) -> str | None:
+    folder = path.parent.parent.name
+    if store["schema_version"] != SCHEMA_VERSION:
+        return (
+            f"its index is of version {store['schema_version']}, not {SCHEMA_VERSION}: the application would empty it"
+        )
+    if path.parent.name == ".cherry" and store["base_id"] != folder:
+        return f"its index says that it is of base {store['base_id']}: the application would refuse it"
+    return f"{counted(store['missing'], 'text')} without a vector" if store["missing"] else None

@@ -1,0 +1,233 @@
+"""Whether items, materials and the files in ``raw/`` agree."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from checks.audit.collector import Ledger, Level, OutOfTime
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import is_foreign, path_of, virtual_prefixes
+from checks.cherry_v2.index_file import Material, path_problem
+from regraft import identity, links
+from regraft.formats.cherry_v2 import okf
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_data import data_of
+from regraft.names import NO_TEXT_EXTENSIONS
+from regraft.report.notices import Severity
+from regraft.text import decode_utf8, is_blank, whole
+
+#: A file that is younger may belong to an item that is being added, in seconds.
+YOUNG = 3600
+#: Files below ``raw/`` that are looked at: more are some other program's.
+_MOST_FILES = 1_000_000
+#: The longest snapshot is a note of a million units with its block.
+_LARGEST_SNAPSHOT = 64 << 20
+
+
+def check_materials(
+    base: str,
+    items: list[Row],
+    materials: list[Material],
+    raw: Path,
+    ledger: Ledger,
+    *,
+    is_completed: bool,
+    without_rows: int = 0,
+) -> None:
+    """Hold the items of a base against its materials.
+
+    Args:
+        base: the base's id.
+        items: its rows in the catalog.
+        materials: what its index has.
+        raw: its folder of raw files.
+        ledger: what is wrong goes there.
+        is_completed: whether the base is; items of a failed one have no material.
+        without_rows: of how many of its files it is recorded that v1 had no rows.
+    """
+    by_id = {str(item.get("id")): item for item in items}
+    there = {material.id for material in materials}
+    for material in materials:
+        item = by_id.get(material.id)
+        if item is None or (item.get("status") == "deleting" and not is_foreign(item)):
+            said = "{n} without an item" if item is None else "{n} of an item that is being deleted"
+            ledger.add(v2.MATERIAL_ORPHAN, said, base=base, noun="material", sample=material.id)
+            continue
+        path = None if is_foreign(item) else path_of(item)
+        # Half of a surrogate pair is U+FFFD, as where the index is read.
+        if path is not None and whole(path) != material.path:
+            said = "{n} with another path than its item"
+            ledger.add(v2.MATERIAL_PATH, said, base=base, noun="material", sample=material.id)
+    if is_completed:
+        lacking = [item for key, item in by_id.items() if key not in there and _is_done(item)]
+        files = sum(item.get("type") == "file" for item in lacking)
+        _without_material(lacking, base, raw, ledger, is_recorded=files <= without_rows)
+
+
+def _is_done(item: Row) -> bool:
+    return item.get("status") == "completed" and item.get("type") in ("file", "url", "note")
+
+
+def _without_material(items: list[Row], base: str, raw: Path, ledger: Ledger, *, is_recorded: bool) -> None:
+    for item in items:
+        kind, path = item.get("type"), path_of(item)
+        is_indexed = kind == "file" or path is not None
+        name = v2.ITEM_NO_MATERIAL if is_indexed else v2.ITEM_NOT_INDEXED
+        said = "{n} completed and without a text in the index" if is_indexed else "{n} completed and never indexed"
+        lacks = _lack(item, raw)
+        said = said if lacks is None else f"{said}, and {lacks}"
+        severity: Severity | None = "note" if kind == "file" and is_recorded else None
+        ledger.add(
+            name,
+            f"{said}: v1 had no rows of it" if severity else said,
+            base=base,
+            noun="item",
+            sample=item.get("id"),
+            is_beyond_repair=lacks is not None,
+            severity=severity,
+        )
+
+
+def _lack(item: Row, raw: Path) -> str | None:
+    """Return what keeps an item from being indexed without the application; None where nothing is known to."""
+    data = data_of(item)
+    if item.get("type") == "note" and not is_blank(data.get("content")):
+        return None
+    paths = [data[key] for key in ("indexedRelativePath", "relativePath") if isinstance(data.get(key), str)]
+    file = next((path for path in paths if _leads_to_file(raw, path)), None)
+    if file is not None:
+        is_plain = PurePosixPath(file).suffix.lower() not in NO_TEXT_EXTENSIONS
+        return None if is_plain else "with a file that is no plain text"
+    return "with no text of its own" if item.get("type") == "note" else "with no file to read it from"
+
+
+def _leads_to_file(raw: Path, path: str) -> bool:
+    return path_problem(path.encode("utf-8", "surrogatepass")) is None and _is_file(raw / path)
+
+
+def check(raw: Path, base: str, items: list[Row] | None, materials: list[Material] | None, ledger: Ledger) -> int:
+    """Hold the files in ``raw`` against materials and items, and return how many there are.
+
+    ``items`` is None where no catalog tells them, ``materials`` None where no index is.
+    """
+    try:
+        ledger.check_time()
+        _materials_on_disk(raw, base, items, materials or [], ledger)
+        return _files_on_disk(raw, base, items, ledger)
+    except OutOfTime:
+        ledger.not_checked.append(f"{base}: raw files")
+        return 0
+
+
+def _materials_on_disk(
+    raw: Path, base: str, items: list[Row] | None, materials: list[Material], ledger: Ledger
+) -> None:
+    snapshots = {str(item.get("id")) for item in items or () if item.get("type") in ("url", "note")}
+    prefixes = virtual_prefixes(items or ())
+    foreign = {str(item.get("id")) for item in items or () if is_foreign(item)}
+    for material in materials:
+        ledger.check_time()
+        # Without a catalog nobody knows which folder is one of an item.
+        prefix = prefixes.get(material.id) if items is not None else material.path.rpartition("/")[0]
+        # A virtual path is the item's own id, or lies below its folder's prefix, and has no file by design.
+        is_virtual = material.path == material.id or (prefix and material.path.startswith(prefix))
+        if is_virtual or material.id in foreign or path_problem(material.path.encode("utf-8", "replace")) is not None:
+            continue
+        path = raw / material.path
+        if not _is_file(path):
+            ledger.add(v2.RAW_MISSING, "{n} whose file is gone", base=base, noun="material", sample=material.path)
+        elif material.id in snapshots and ledger.level >= Level.DEEP and _is_changed(path, material):
+            said = "{n} that is not the text that was indexed"
+            ledger.add(v2.RAW_CHANGED, said, base=base, noun="snapshot", sample=material.path)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False  # a name that no disk takes
+
+
+def _is_changed(path: Path, material: Material) -> bool:
+    try:
+        if path.stat().st_size > _LARGEST_SNAPSHOT:
+            return True
+        text = decode_utf8(links.content(path))
+    except OSError:
+        return True
+    return material.content_hash not in (identity.text_hash(okf.strip_block(text)), identity.text_hash(text))
+
+
+def _files_on_disk(raw: Path, base: str, items: list[Row] | None, ledger: Ledger) -> int:
+    count = 0
+    is_orphan = orphans_among(items) if items is not None else None
+    for name, changed_at in _files(raw):
+        ledger.check_time()
+        count += 1
+        if is_orphan is not None and is_orphan(name, changed_at):
+            ledger.add(v2.RAW_ORPHAN, "{n} that no item names", base=base, noun="file", sample=name)
+    return count
+
+
+def orphans(raw: Path, items: list[Row]) -> Iterator[str]:
+    """Return the files below a base's ``raw/`` that no item names and that are older than an hour."""
+    is_orphan = orphans_among(items)
+    return (name for name, changed_at in _files(raw) if is_orphan(name, changed_at))
+
+
+def orphans_among(items: list[Row]) -> Callable[[str, float], bool]:
+    """Return what tells of a path below ``raw/``, and its time of change, whether it is named by no item and old."""
+    data = [data_of(item) for item in items]
+    known = {
+        one[key] for one in data for key in ("relativePath", "indexedRelativePath") if isinstance(one.get(key), str)
+    }
+    # Of an item of a newer application nobody knows which text is a path, and of what.
+    foreign = {
+        text for item, one in zip(items, data, strict=True) if is_foreign(item) for text in _texts_in(one) if text
+    }
+    known |= foreign
+    # A folder item names what its files begin with.
+    prefixes = tuple(
+        f"{one['relativePath'].rstrip('/')}/"
+        for item, one in zip(items, data, strict=True)
+        if item.get("type") == "directory" and isinstance(one.get("relativePath"), str)
+    )
+    prefixes += tuple(f"{text.rstrip('/')}/" for text in foreign)
+    latest = time.time() - YOUNG
+    return lambda name, changed_at: name not in known and not name.startswith(prefixes) and changed_at < latest
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield every text in what an item holds."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+
+
+def _demand_disk(error: OSError) -> None:
+    """Raise what a failing disk says: files that it does not list are not missing."""
+    if error.errno == errno.EIO:
+        raise error
+
+
+def _files(raw: Path) -> Iterator[tuple[str, float]]:
+    """Return the files below a folder by their relative paths, with their times of change; links are not followed."""
+    left = _MOST_FILES
+    for folder, _, names in os.walk(raw, onerror=_demand_disk):
+        for name in names:
+            path = Path(folder) / name
+            left -= 1
+            if left < 0:
+                return
+            try:
+                yield path.relative_to(raw).as_posix(), path.lstat().st_mtime
+            except OSError:
+                continue

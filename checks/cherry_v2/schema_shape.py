@@ -1,0 +1,292 @@
+"""Whether an index file has the layout's tables, by columns, keys and effects (``docs/formats/index.md``).
+
+The wording of statements is nobody's business: checks and triggers are tried out in a scratch file that is made by the
+file's own statements.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import apsw
+
+from checks.audit.collector import Ledger
+from regraft import sqlite
+from regraft.ledger import durable
+from regraft.untouched import ROW_NUMBERS
+
+FULL_TEXT = "search_text_fts"
+_ROWID = "fts_rowid"
+
+#: Name, type, whether it must not be NULL, and its place in the primary key.
+_COLUMNS: dict[str, tuple[tuple[str, str, int, int], ...]] = {
+    "meta": (
+        *(("id", "INTEGER", 0, 1), ("schema_version", "INTEGER", 1, 0), ("base_id", "TEXT", 1, 0)),
+        *(("created_at", "INTEGER", 1, 0), ("updated_at", "INTEGER", 1, 0)),
+    ),
+    "content": (("content_hash", "TEXT", 0, 1), ("text", "TEXT", 1, 0), ("created_at", "INTEGER", 1, 0)),
+    "material": (
+        *(("material_id", "TEXT", 0, 1), ("relative_path", "TEXT", 1, 0), ("current_content_hash", "TEXT", 0, 0)),
+        *(("created_at", "INTEGER", 1, 0), ("updated_at", "INTEGER", 1, 0)),
+    ),
+    "search_unit": (
+        *(("unit_id", "TEXT", 0, 1), ("material_id", "TEXT", 1, 0), ("content_hash", "TEXT", 1, 0)),
+        *(("unit_type", "TEXT", 1, 0), ("unit_index", "INTEGER", 1, 0), ("title", "TEXT", 0, 0)),
+        *(("char_start", "INTEGER", 1, 0), ("char_end", "INTEGER", 1, 0), ("locator_json", "TEXT", 0, 0)),
+        ("created_at", "INTEGER", 1, 0),
+    ),
+    "search_text": (
+        *(("search_text_id", "TEXT", 0, 1), ("target_type", "TEXT", 1, 0), ("target_id", "TEXT", 1, 0)),
+        *(("kind", "TEXT", 1, 0), ("text", "TEXT", 1, 0), ("embedding_text_hash", "TEXT", 1, 0)),
+        *((_ROWID, "INTEGER", 0, 0), ("created_at", "INTEGER", 1, 0)),
+    ),
+    "embedding": (
+        *(("embedding_text_hash", "TEXT", 0, 1), ("vector_blob", "BLOB", 1, 0), ("created_at", "INTEGER", 1, 0)),
+    ),
+}
+_INDEXES: dict[str, tuple[str, tuple[str, ...], int]] = {
+    "material_content_idx": ("material", ("current_content_hash",), 0),
+    "search_unit_material_index_idx": ("search_unit", ("material_id", "unit_type", "unit_index"), 1),
+    "search_unit_content_idx": ("search_unit", ("content_hash",), 0),
+    "search_unit_material_idx": ("search_unit", ("material_id",), 0),
+    "search_text_target_kind_idx": ("search_text", ("target_type", "target_id", "kind"), 1),
+    "search_text_embedding_hash_idx": ("search_text", ("embedding_text_hash",), 0),
+    "search_text_kind_idx": ("search_text", ("kind",), 0),
+    "search_text_fts_rowid_uniq": ("search_text", (_ROWID,), 1),
+}
+_KEYS = {
+    "material": {("content", "current_content_hash", "content_hash", "NO ACTION")},
+    "search_unit": {
+        ("material", "material_id", "material_id", "CASCADE"),
+        ("content", "content_hash", "content_hash", "CASCADE"),
+    },
+}
+_TRIGGERS = ("search_text_ai", "search_text_ad", "search_text_au")
+_MATERIAL = "INSERT INTO material (material_id, relative_path, created_at, updated_at) VALUES ('m', {}, 0, 0)"
+_UNIT = (
+    "INSERT INTO search_unit (unit_id, material_id, content_hash, unit_type, unit_index, char_start, char_end,"
+    " created_at) VALUES ('u', 'm', 'c', {}, {}, {}, {}, 0)"
+)
+_BODY = (
+    "INSERT INTO search_text (search_text_id, target_type, target_id, kind, text, embedding_text_hash, created_at)"
+    " VALUES ('t', {}, 'u', {}, 'lighthouse', 'h', 0)"
+)
+_BUILD_ANEW = f"INSERT INTO {FULL_TEXT} ({FULL_TEXT}) VALUES ('rebuild')"
+#: Statements that a check of the layout refuses, by what it checks.
+_REFUSED = {
+    "meta.id": ("INSERT INTO meta VALUES (2, 2, 'b', 0, 0)",),
+    "material.relative_path": tuple(_MATERIAL.format(path) for path in ("''", "'/x'", "'.cherry'", "'.cherry/x'")),
+    "search_unit.unit_type": (_UNIT.format("'page'", 0, 0, 0),),
+    "search_unit.unit_index": (_UNIT.format("'chunk'", -1, 0, 0),),
+    "search_unit.char_start": (_UNIT.format("'chunk'", 0, -1, 0),),
+    "search_unit.char_end": (_UNIT.format("'chunk'", 0, 2, 1),),
+    "search_text.target_type": (_BODY.format("'page'", "'body'"),),
+    "search_text.kind": (_BODY.format("'search_unit'", "'title'"),),
+}
+
+
+@dataclass
+class Shape:
+    """What of the layout is there: tables that can be read by its columns, and what is missing or differs."""
+
+    #: Tables with all their columns, ``search_text_fts`` too.
+    tables: set[str] = field(default_factory=set)
+    missing: list[str] = field(default_factory=list)
+    #: Whether bodies carry their number in the full-text index (version 2), or it is their implicit one.
+    has_rowid: bool = True
+
+    def has(self, *tables: str) -> bool:
+        """Tell whether all these tables can be read."""
+        return self.tables.issuperset(tables)
+
+
+def shape_of(db: apsw.Connection, ledger: Ledger) -> Shape:
+    """Compare the schema of an open index file with the layout's.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the file is damaged.
+    """
+    # As bytes: a damaged schema holds anything.
+    rows = db.execute("SELECT type, CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL")
+    schema = {(kind, _text(name)): _text(sql) for kind, name, sql in rows}
+    version = _version(db) if ("table", "meta") in schema else None
+    shape = Shape()
+    shape.has_rowid = version != 1 or ("index", "search_text_fts_rowid_uniq") in schema
+    for table in _COLUMNS:
+        wrong = list(_wrong_columns(db, table, shape)) if ("table", table) in schema else [table]
+        shape.missing += wrong
+        if not wrong:
+            shape.tables.add(table)
+    shape.missing += [key for table in _KEYS if shape.has(table) for key in _wrong_keys(db, table)]
+    shape.missing += [name for name in _INDEXES if _is_wrong_index(db, name, shape)]
+    if ("table", FULL_TEXT) in schema and schema["table", FULL_TEXT].upper().startswith("CREATE VIRTUAL TABLE"):
+        shape.tables.add(FULL_TEXT)
+    else:
+        shape.missing.append(FULL_TEXT)
+    shape.missing += [name for name in _TRIGGERS if ("trigger", name) not in schema]
+    if shape.has(*_COLUMNS, FULL_TEXT):
+        shape.missing += [what for what in _wrong_effects(schema, shape, ledger) if what not in shape.missing]
+    return shape
+
+
+def _text(raw: bytes | None) -> str:
+    return (raw or b"").decode("utf-8", "replace")
+
+
+def _version(db: apsw.Connection) -> object:
+    try:
+        return db.execute("SELECT schema_version FROM meta").get
+    except apsw.SQLError:
+        return None  # the column is missing, which is found as such
+
+
+def _columns(db: apsw.Connection, table: str) -> dict[str, tuple[str, int, int, int]]:
+    rows = db.execute(f"PRAGMA table_xinfo('{table}')")
+    return {name: (str(kind).upper(), nn, key, hidden) for _, name, kind, nn, _, key, hidden in rows}
+
+
+def _wrong_columns(db: apsw.Connection, table: str, shape: Shape) -> Iterator[str]:
+    there = _columns(db, table)
+    # Rows are told by their numbers.
+    yield from (f"{table}.{name}" for name in there if str(name).lower() in ROW_NUMBERS)
+    if _is_without_numbers(db, table):
+        yield f"{table} (numbers of rows)"
+    for name, *about in _COLUMNS[table]:
+        if name == _ROWID and not shape.has_rowid:
+            continue
+        # A key may say NOT NULL on top; a generated column is none that can be written.
+        found = there.get(name)
+        if found is None or found[3] or [found[0], found[1] if not found[2] else 0, found[2]] != about:
+            yield f"{table}.{name}"
+
+
+def _is_without_numbers(db: apsw.Connection, table: str) -> bool:
+    listed = "SELECT wr FROM pragma_table_list WHERE schema = 'main' AND name = ? COLLATE NOCASE"
+    return bool(db.execute(listed, (table,)).get)
+
+
+def _wrong_keys(db: apsw.Connection, table: str) -> Iterator[str]:
+    there = {(to, column, target, action) for _, _, to, column, target, _, action, _ in _foreign(db, table)}
+    yield from (f"{table}.{key[1]} → {key[0]}" for key in sorted(_KEYS[table]) if key not in there)
+    unique = [row[1] for row in db.execute(f"PRAGMA index_list('{table}')") if row[2]]
+    if table == "material" and ["relative_path"] not in [_index_columns(db, name) for name in unique]:
+        yield "material.relative_path (unique)"
+
+
+def _foreign(db: apsw.Connection, table: str) -> Iterator[tuple[object, ...]]:
+    for row in db.execute(f"PRAGMA foreign_key_list('{table}')"):
+        # A key that names no column means the primary one.
+        target = row[4] or {"content": "content_hash", "material": "material_id"}.get(str(row[2]))
+        yield (*row[:4], target, *row[5:])
+
+
+def _index_columns(db: apsw.Connection, name: str) -> list[str]:
+    quoted = name.replace("'", "''")
+    return [row[2] for row in db.execute(f"PRAGMA index_info('{quoted}')")]
+
+
+def _is_wrong_index(db: apsw.Connection, name: str, shape: Shape) -> bool:
+    table, columns, unique = _INDEXES[name]
+    if columns == (_ROWID,) and not shape.has_rowid:
+        return False
+    of_table = {row[1]: (row[2], row[4]) for row in db.execute(f"PRAGMA index_list('{table}')")}
+    return of_table.get(name) != (unique, 0) or _index_columns(db, name) != list(columns)
+
+
+def _wrong_effects(schema: dict[tuple[str, str], str], shape: Shape, ledger: Ledger) -> list[str]:
+    """Try out checks and triggers in a scratch file; what was found right before is not tried again."""
+    wanted = [("table", table) for table in (*_COLUMNS, FULL_TEXT)] + [("trigger", name) for name in _TRIGGERS]
+    statements = {key: schema[key] for key in wanted if key in schema}
+    mark = hashlib.blake2b(repr((shape.has_rowid, statements)).encode(), digest_size=16).digest()
+    if mark in _RIGHT:
+        return []
+    found = list(_tried(statements, shape, ledger))
+    if not found and len(_RIGHT) < _MOST_RIGHT:
+        _RIGHT.add(mark)
+    return found
+
+
+#: What tells the schemas that were tried and found right: most bases of a store have the same one.
+_RIGHT: set[bytes] = set()
+_MOST_RIGHT = 1000
+
+
+def _tried(statements: dict[tuple[str, str], str], shape: Shape, ledger: Ledger) -> Iterator[str]:
+    with (
+        durable.temporary_folder() as folder,
+        sqlite.writing(folder / "scratch.sqlite", create=True) as db,
+        ledger.watched(db, 0),
+    ):
+        db.execute("PRAGMA foreign_keys = OFF")
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("PRAGMA journal_mode = MEMORY")
+        # The triggers are what is tried: the file is nobody's.
+        db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
+        db.authorizer = _no_other_file
+        for (_, name), statement in statements.items():
+            try:
+                db.execute(statement)
+            except sqlite.SYSTEM_ERRORS:
+                raise
+            except (apsw.Error, ValueError):  # ValueError: a NUL or a surrogate in it
+                yield name
+                return
+        yield from (what for what, tries in _REFUSED.items() if not all(_is_refused(db, sql, ledger) for sql in tries))
+        if all(("trigger", name) in statements for name in _TRIGGERS):
+            yield from _wrong_triggers(db, shape, ledger)
+
+
+def _no_other_file(operation: int, *_: object) -> int:
+    return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
+
+
+def _is_refused(db: apsw.Connection, sql: str, ledger: Ledger) -> bool:
+    db.execute("SAVEPOINT tried")
+    is_refused = False
+    try:
+        db.execute(sql)
+    except apsw.InterruptError:
+        ledger.check_time()  # it would never have ended, and so refuses nothing
+    except sqlite.SYSTEM_ERRORS:
+        raise  # a full disk says nothing of the layout, and has rolled back already
+    except apsw.Error:
+        is_refused = True
+    if db.in_transaction:
+        db.execute("ROLLBACK TO tried")
+        db.execute("RELEASE tried")
+    return is_refused
+
+
+def _wrong_triggers(db: apsw.Connection, shape: Shape, ledger: Ledger) -> Iterator[str]:
+    def hits(word: str) -> list[object]:
+        return [
+            row[0] for row in db.execute(f"SELECT rowid FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH ?", (f'"{word}"',))
+        ]
+
+    number = _ROWID if shape.has_rowid else "rowid"
+    for name, sql, word, gone in (
+        ("search_text_ai", _BODY.format("'search_unit'", "'body'"), "ghtho", None),
+        (FULL_TEXT, _BUILD_ANEW, "ghtho", None),
+        ("search_text_au", "UPDATE search_text SET text = 'fog bell'", "og b", "ghtho"),
+        ("search_text_ad", "DELETE FROM search_text", None, "og b"),
+    ):
+        try:
+            if name == FULL_TEXT and shape.has_rowid:
+                # Built anew, the full-text index has to go by its own number, whatever the row's implicit one is.
+                db.execute("UPDATE search_text SET rowid = 7")
+            db.execute(sql)
+            rows = [row[0] for row in db.execute(f"SELECT {number} FROM search_text")]
+            if (word is not None and (hits(word) != rows or rows == [None])) or (gone is not None and hits(gone)):
+                yield name
+                return
+        except apsw.InterruptError:
+            ledger.check_time()  # it would never have ended
+            yield name
+            return
+        except sqlite.SYSTEM_ERRORS:
+            raise
+        except apsw.Error:
+            yield name
+            return

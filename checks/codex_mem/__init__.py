@@ -1,0 +1,1 @@
+"""Auditing and inspecting a database of codex-mem."""

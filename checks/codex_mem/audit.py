@@ -1,0 +1,221 @@
+"""The audit of a database of codex-mem and its vectors (``docs/findings.md``, "codex-mem")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from checks.audit import foreign_schema
+from checks.audit.collector import Ledger, Level, named
+from checks.audit.findings import FINDINGS, Audit, Finding
+from checks.cherry_v2.audit import Wish
+from checks.cherry_v2.findings import CORRUPT, UNREADABLE
+from checks.cherry_v2.index_file import problem_with
+from checks.cherry_v2.repairs import CommandLine
+from checks.codex_mem import findings as codex
+from checks.codex_mem import full_text, layout, notes, scope
+from regraft.formats.codex_mem import database, health, sidecar
+from regraft.formats.codex_mem.database import NOTES, Project
+from regraft.formats.codex_mem.health import Memory, State, Survey
+from regraft.formats.codex_mem.notes import Counts
+from regraft.locate import Located
+
+#: Commands that take the id of a project.
+_OF_ONE_PROJECT = {"reconcile", "backfill", "clear-failed"}
+
+
+@dataclass
+class _Seen:
+    """What an audit has seen."""
+
+    ledger: Ledger
+    chosen: tuple[str, ...] = ()
+    #: The tables that an audit needs are there.
+    is_whole: bool = False
+    projects: dict[str, Project] = field(default_factory=dict)
+    survey: Survey | None = None
+    #: The draft's state and signals of the whole.
+    signals: dict[str, Any] | None = None
+    checked: dict[str, int] = field(default_factory=dict)
+
+
+def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -> Audit:
+    """Check a database of codex-mem without writing anything.
+
+    Args:
+        found: the database.
+        wish: what to look at; its bases are ids of projects.
+        command_line: gives the command lines that mend what is found; without it, none is given.
+
+    Never raises for what is in the data.
+    """
+    seen = _Seen(Ledger(wish.level, wish.max_duration), wish.bases)
+    path = found.path
+    problem = problem_with(path)
+    try:
+        if problem is None:
+            with health.opened(path) as memory:
+                _Audit(path, memory, seen).run()
+    except (apsw.Error, OSError, UnicodeDecodeError) as error:
+        problem = str(error)
+    if problem is not None:
+        seen.ledger.add(UNREADABLE, f"{named(path.name)} cannot be read: {problem}")
+    audited = _as_audit(path, seen)
+    return audited if command_line is None else _with_commands(audited, command_line)
+
+
+def base_ids(found: Located) -> Sequence[str]:
+    """Return the ids of a database's projects."""
+    return list(_projects(found.path))
+
+
+def ids_by_name(found: Located) -> Mapping[str, str]:
+    """Return the ids of a database's projects by what else tells one of them: its name and its slug."""
+    known = _projects(found.path)
+    words = [word for one in known.values() for word in (one.name, one.slug)]
+    ids = {word: database.project_id(known, word) for word in words}
+    return {word: project for word, project in ids.items() if project is not None}
+
+
+def _projects(path: Path) -> dict[str, Project]:
+    try:
+        with health.opened(path) as memory:
+            return database.projects(memory.db)
+    except (apsw.Error, OSError, UnicodeDecodeError):
+        return {}  # which an audit says
+
+
+class _Audit:
+    def __init__(self, path: Path, memory: Memory, seen: _Seen) -> None:
+        self._path = path
+        self._memory = memory
+        self._seen = seen
+        self._ledger = seen.ledger
+
+    def run(self) -> None:
+        db, vectors = self._memory.db, self._memory.vectors
+        size = self._path.stat().st_size
+        steps: list[tuple[str, Callable[[], None]]] = [("structure", self._structure), ("counts", self._counts)]
+        steps += [("scope", self._scope), ("full text", self._full_text), ("migration", self._migration)]
+        steps.append(("vectors", self._vectors))
+        if self._ledger.level >= Level.DEEP:
+            steps.append(("integrity", self._integrity))
+        with ExitStack() as stack:
+            stack.enter_context(self._ledger.watched(db, size))
+            if vectors is not None:
+                beside = database.sidecar_of(self._path).stat().st_size
+                stack.enter_context(self._ledger.watched(vectors.db, beside))
+            self._ledger.run(self._path.name, steps, None)
+
+    def _structure(self) -> None:
+        missing = layout.lacking(self._memory.db)
+        for what in missing:
+            self._ledger.add(codex.SCHEMA, "missing: {n} of codex-mem's tables", noun="part", sample=what)
+        self._seen.is_whole = not missing
+        if not missing:
+            self._seen.projects = database.projects(self._memory.db)
+            layout.check_triggers(self._memory.db, self._ledger)
+        foreign_schema.add(foreign_schema.of_codex_mem(self._memory.db), self._ledger, None)
+        if self._memory.vectors is not None:
+            beside = foreign_schema.on_tables(self._memory.vectors.db, (sidecar.TABLE, "meta"))
+            foreign_schema.add((replace(one, mended=()) for one in beside), self._ledger, None)
+
+    def _counts(self) -> None:
+        if self._seen.is_whole:
+            for name, table in (("notes", NOTES), ("handoffs", "handoffs")):
+                self._seen.checked[name] = self._memory.db.execute(f"SELECT count(*) FROM {table}").get
+
+    def _scope(self) -> None:
+        if self._seen.is_whole:
+            scope.check(self._memory.db, self._seen.projects, self._seen.chosen, self._ledger)
+
+    def _full_text(self) -> None:
+        if self._seen.is_whole:
+            is_usual = not self._ledger.count(codex.TRIGGER, None)
+            full_text.check(self._memory.db, self._ledger, with_words=is_usual)
+
+    def _migration(self) -> None:
+        if self._seen.is_whole:
+            present = self._memory.is_present
+            layout.check_migration(self._memory.db, self._ledger, has_vectors=present)
+
+    def _vectors(self) -> None:
+        if self._seen.is_whole:
+            survey = self._seen.survey = health.survey(self._memory, self._ledger.check_time)
+            self._seen.signals = health.signals(survey)
+            if survey.state is not State.DISABLED:
+                notes.check(survey, self._seen.projects, self._seen.chosen, self._ledger)
+
+    def _integrity(self) -> None:
+        vectors = self._memory.vectors
+        files = [(self._path.name, self._memory.db)]
+        files += [] if vectors is None else [(database.sidecar_of(self._path).name, vectors.db)]
+        for name, db in files:
+            for (said,) in db.execute("PRAGMA integrity_check(20)"):
+                if said != "ok":
+                    self._ledger.add(CORRUPT, "SQLite's own check says {n}", noun="time", sample=f"{name}: {said}")
+
+
+def _as_audit(path: Path, seen: _Seen) -> Audit:
+    ledger, survey = seen.ledger, seen.survey
+    vectors = None if survey is None else survey.memory.vectors
+    files = (path, database.sidecar_of(path))
+    return Audit(
+        findings=ledger.findings(),
+        checked={
+            "projects": len(seen.projects),
+            **{name: seen.checked.get(name, 0) for name in ("notes", "handoffs")},
+            "embeddings": 0 if vectors is None or survey is None else (survey.gone or 0) + survey.total.held,
+            "bytes": sum(file.stat().st_size for file in files if file.is_file()),
+        },
+        names={key: one.name for key, one in seen.projects.items()},
+        closing=f"{_state_of(seen)}{ledger.closing('the words of the full-text index')}",
+        statistics={
+            "bases": [_statistics(one, survey) for one in seen.projects.values()],
+            "semantic": seen.signals,
+        },
+        not_checked=ledger.missing(),
+        level=ledger.level.name.lower(),
+    )
+
+
+def _state_of(seen: _Seen) -> str:
+    return "" if seen.signals is None else f"Search by meaning: {seen.signals['state']}. "
+
+
+def _statistics(project: Project, survey: Survey | None) -> dict[str, Any]:
+    """Return the numbers of a project as a page of an audit draws them: notes have the place of units and bodies."""
+    counts = None if survey is None else survey.counts.get(project.id, Counts())
+    meta = None if survey is None else survey.memory.meta
+    has_vectors = survey is not None and survey.state is not State.DISABLED
+    return {
+        "id": project.id,
+        "name": project.name,
+        "units": None if counts is None else counts.eligible + counts.excluded + counts.not_applicable,
+        "bodies": None if counts is None else counts.eligible,
+        "covered": counts.ready if counts is not None and has_vectors else None,
+        "embeddings": None if counts is None else counts.held,
+        "lengths": {} if meta is None or counts is None or not counts.held else {str(meta.dimensions): counts.held},
+        "norms": None,
+        "rows": None,
+    }
+
+
+def _with_commands(audited: Audit, command_line: CommandLine) -> Audit:
+    """Return an audit whose findings give the command lines that mend them."""
+    if any(finding.name in (UNREADABLE, CORRUPT) for finding in audited.findings):
+        return audited  # what cannot be read as a whole is not changed
+
+    def mended(finding: Finding) -> Finding:
+        words = FINDINGS[finding.name].command
+        if not words or finding.is_beyond_repair:
+            return finding
+        base = ("--base", finding.base) if finding.base is not None and words[0] in _OF_ONE_PROJECT else ()
+        return replace(finding, repair=command_line(words[:1], (*words[1:], *base)))
+
+    return replace(audited, findings=tuple(map(mended, audited.findings)))
