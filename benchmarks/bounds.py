@@ -23,6 +23,8 @@ from pathlib import Path
 
 import apsw
 
+from regraft.formats.cherry_v2.catalog import TABLES
+
 BASE_BYTES = 500_000_000
 TEXT_FACTOR = 3
 MODEL = {"id": "embed-3", "name": "Embed 3", "provider": "acme"}
@@ -30,6 +32,14 @@ TABLE = (
     "CREATE TABLE vectors (id TEXT, pageContent TEXT, uniqueLoaderId TEXT NOT NULL, source TEXT NOT NULL,"
     " vector F32_BLOB(4), metadata TEXT)"
 )
+CONFIG = """embedders:
+  mine:
+    provider: openai
+    base_url: http://127.0.0.1:1/v1
+    model: embed-3
+    model_ids: [acme::embed-3]
+    price_per_million_tokens: 0.02
+"""
 _MEASURED = """
 import sys
 from pathlib import Path
@@ -172,16 +182,25 @@ def long_names(folder: Path, _: Sizes) -> Path:
     return _archive(folder / "long.zip", (f"{number:x}{'x' * 60_000}".encode() for number in range(1_000)))
 
 
-def library_of_texts(folder: Path, sizes: Sizes) -> Path:
-    source = two_bodies(folder / "v1", sizes) if (folder / "v1").mkdir() is None else folder
-    _run(f"migrate {source} --to {folder / 'library'} -y -q")
+def _library(folder: Path, make: Callable[[Path, Sizes], Path], sizes: Sizes) -> Path:
+    """Migrate an input; make an empty profile and a configuration beside what comes of it."""
+    (folder / "v1").mkdir()
+    _run(f"migrate {make(folder / 'v1', sizes)} --to {folder / 'library'} -y -q")
+    (folder / "profile" / "Data").mkdir(parents=True)
+    db = apsw.Connection(str(folder / "profile" / "Data" / "cherrystudio.sqlite"))
+    for statement in TABLES:
+        db.execute(statement)
+    db.close()
+    (folder / "regraft.yaml").write_text(CONFIG)
     return folder / "library"
+
+
+def library_of_texts(folder: Path, sizes: Sizes) -> Path:
+    return _library(folder, two_bodies, sizes)
 
 
 def library_of_rows(folder: Path, sizes: Sizes) -> Path:
-    source = many_rows(folder / "v1", sizes) if (folder / "v1").mkdir() is None else folder
-    _run(f"migrate {source} --to {folder / 'library'} -y -q")
-    return folder / "library"
+    return _library(folder, many_rows, sizes)
 
 
 def _of_text(_: Path, sizes: Sizes) -> int:
@@ -208,6 +227,12 @@ _OF_LIBRARY = (
     "gc {in} --dry-run",
     "upgrade {in} --dry-run",
     "reconcile {in} --dry-run",
+    "repair {in} --dry-run",
+    "backfill {in} --dry-run --config {place}/regraft.yaml",
+    "restore {in} --dry-run --config {place}/regraft.yaml --embedder mine --model acme::embed-4",
+    "install {in} --profile {place}/profile --recreate-provider acme -y -q",
+    "check {place}/profile",
+    "undo {place}/profile -y",
 )
 INPUTS = {
     "two bodies": Input(two_bodies, _of_text, _READING),

@@ -10,7 +10,8 @@ from checks.cherry_preview import inspect as cherry_preview_inspect
 from checks.cherry_v1 import inspect as cherry_v1_inspect
 from checks.cherry_v2 import inspect as cherry_v2_inspect
 from checks.codex_mem import inspect as codex_mem_inspect
-from regraft.locate import NAMES, PREVIEW_SOURCES, V1_SOURCES, Kind, Located
+from regraft.kinds import NAMES, PREVIEW_SOURCES, V1_SOURCES, Kind
+from regraft.locate import Located
 from regraft.report.progress import Progress, human_bytes
 from regraft.text import LONGEST_NAME, counted, one_line, shown, shown_lines
 from regraft.unpacking import on_disk

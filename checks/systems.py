@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from checks.angel_memory import audit as angel_memory_audit
 from checks.audit.findings import Audit
+from checks.audit.options import CheckOptions, CommandLine
 from checks.cherry_v2 import audit as cherry_v2_audit
-from checks.cherry_v2.audit import Wish
-from checks.cherry_v2.repairs import CommandLine
 from checks.codex_mem import audit as codex_mem_audit
 from regraft.base_names import meant
 from regraft.errors import BaseUnknown
-from regraft.locate import Kind, Located
+from regraft.kinds import Kind
+from regraft.locate import Located
 from regraft.system_errors import ProjectUnknown
 
 
@@ -25,7 +25,7 @@ class Auditor:
     the ids by which a user can choose a part of the store: of bases, or of what has their place in another system.
     """
 
-    audit: Callable[[Located, Wish, CommandLine | None], Audit]
+    audit: Callable[[Located, CheckOptions, CommandLine | None], Audit]
     bases: Callable[[Located], Sequence[str]]
     #: What else chooses one of them, such as its name.
     names: Callable[[Located], Mapping[str, str]] = lambda _: {}
@@ -39,9 +39,9 @@ AUDITORS: dict[Kind, Auditor] = {
 }
 
 
-def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -> Audit:
+def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
     """Check a store of one of the :data:`AUDITORS`' kinds, in a folder, without writing anything."""
-    return AUDITORS[found.kind].audit(found, wish, command_line)
+    return AUDITORS[found.kind].audit(found, options, command_line)
 
 
 def base_ids(found: Located) -> Sequence[str]:

@@ -3,17 +3,17 @@
 from migrators.pipeline.options import Options
 from migrators.pipeline.report import exit_status
 from migrators.pipeline.session import Migration
-from migrators.registry import journey_of, migrate, plan_only
-from regraft.formats.cherry_v2.models import ModelWord, is_model_id, tidy_model_id
+from migrators.registry import migrate, pipeline_of, plan_only
+from regraft.formats.cherry_v2.models import ModelOverrides, is_model_id, tidy_model_id
 
 __all__ = [
     "Migration",
-    "ModelWord",
+    "ModelOverrides",
     "Options",
     "exit_status",
     "is_model_id",
-    "journey_of",
     "migrate",
+    "pipeline_of",
     "plan_only",
     "tidy_model_id",
 ]

@@ -16,14 +16,15 @@ import apsw
 from migrators import registry
 from migrators.pipeline.options import Options
 from migrators.pipeline.run import read_library
-from migrators.pipeline.survey import Looker, chosen
+from migrators.pipeline.survey import BasePlanner, chosen
 from regraft import identity, sqlite
 from regraft.errors import BaseUnknown, NotSearchable, SourceUnreadable
 from regraft.formats.cherry_v1.embedjs import VECTORS
 from regraft.formats.cherry_v2.index.search import dimensions_of, vector_blob
 from regraft.formats.cherry_v2.layout import Store
 from regraft.formats.vector_table import StoreProblem, VectorTable
-from regraft.locate import NAMES, Kind, Located
+from regraft.kinds import NAMES, Kind
+from regraft.locate import Located
 from regraft.ranking import cherry_v2
 from regraft.ranking.fusion import IndexTexts, Ranking, first_difference, recall, with_ties
 from regraft.report import progress
@@ -75,21 +76,31 @@ def old_bases(source: Located, options: Options) -> Iterator[list[OldBase]]:
                 raise BaseUnknown(base=wanted, known=single.legacy_id)
         yield [single]
         return
-    journey = registry.journey_of(source)
+    pipeline = registry.pipeline_of(source)
     options = replace(options, dry_run=True)
     with ExitStack() as keep:
-        bases = chosen(read_library(journey, source, options), options)
-        looker = Looker(journey, source, source.path, options, keep, None)
+        bases = chosen(read_library(pipeline, source, options), options)
+        planner = BasePlanner(pipeline, source, source.path, options, keep, None)
         found = []
-        for work in looker.works(bases, {}, progress.Silent()):
+        for work in planner.works(bases, {}, progress.Silent()):
             plan, draft = work.plan, work.draft
             if plan is None:
                 continue
             runs = tuple(dict.fromkeys(run for material in plan.materials for run in material.runs))
             vectors = work.vectors if plan.error is None else None
             problem = None if plan.error is None else f"it would migrate as failed ({plan.error})"
-            about = (draft.legacy_id, draft.id, draft.name)
-            found.append(OldBase(*about, journey.table, vectors, plan.vector_bytes, runs, problem))
+            found.append(
+                OldBase(
+                    legacy_id=draft.legacy_id,
+                    id=draft.id,
+                    name=draft.name,
+                    table=pipeline.table,
+                    vectors=vectors,
+                    vector_bytes=plan.vector_bytes,
+                    runs=runs,
+                    problem=problem,
+                )
+            )
         yield found
 
 
@@ -100,7 +111,16 @@ def _vector_file(source: Located) -> OldBase:
         raise SourceUnreadable(path=source.path, reason=error) from error
     name = source.path.name
     vectors, problem = (None, "it holds no usable vector") if size is None else (source.path, None)
-    return OldBase(name, identity.base_id(name), name, VECTORS, vectors, size or 0, (_EVERY_ROW,), problem)
+    return OldBase(
+        legacy_id=name,
+        id=identity.base_id(name),
+        name=name,
+        table=VECTORS,
+        vectors=vectors,
+        vector_bytes=size or 0,
+        runs=(_EVERY_ROW,),
+        problem=problem,
+    )
 
 
 class OldTexts:
@@ -158,7 +178,7 @@ class OldTexts:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """What both sides are asked: the queries given, or a sample of so many of each base's own vectors."""
 
     count: int
@@ -166,7 +186,7 @@ class Asked:
     queries: tuple[Query, ...] | None = None
 
 
-def compare(old: Located, new: Located, options: Options, asked: Asked) -> list[dict[str, Any]]:
+def compare(old: Located, new: Located, options: Options, asked: Question) -> list[dict[str, Any]]:
     """Return what a comparison of every base of a v1 or preview source comes to, in the source's order.
 
     Args:
@@ -188,7 +208,7 @@ def compare(old: Located, new: Located, options: Options, asked: Asked) -> list[
         return [compare_base(base, new, store_of(base, stores, only=len(found) == 1), asked) for base in found]
 
 
-def compare_base(old: OldBase, new: Located, store: Store | None, asked: Asked) -> dict[str, Any]:
+def compare_base(old: OldBase, new: Located, store: Store | None, asked: Question) -> dict[str, Any]:
     """Return what a comparison of one base comes to.
 
     Raises:

@@ -10,9 +10,10 @@ from migrators import cherry_preview, cherry_v1
 from migrators.pipeline import run
 from migrators.pipeline.options import Options
 from migrators.pipeline.session import Migration
-from migrators.pipeline.source import Journey
+from migrators.pipeline.source import Pipeline
 from regraft.errors import SourceNotMigratable
-from regraft.locate import NAMES, V1_SOURCES, Kind, Located
+from regraft.kinds import NAMES, V1_SOURCES, Kind
+from regraft.locate import Located
 from regraft.report.progress import Progress
 
 #: What to do about a source that is recognised but not migrated.
@@ -29,16 +30,16 @@ _ADVICE = {
 }
 
 
-def journey_of(source: Located) -> Journey:
+def pipeline_of(source: Located) -> Pipeline:
     """Return how a source is migrated.
 
     Raises:
         SourceNotMigratable: it is recognised, but there is nothing to migrate.
     """
     if source.kind in V1_SOURCES:
-        return cherry_v1.JOURNEY
+        return cherry_v1.PIPELINE
     if source.kind is Kind.PREVIEW or source.stores.has_preview:
-        return cherry_preview.JOURNEY
+        return cherry_preview.PIPELINE
     advice = _ADVICE[source.kind]
     if source.v1_left:
         advice += "; --kind v1-profile reads what v1 left in it"
@@ -53,9 +54,9 @@ def migrate(
     show_plan: Callable[[dict[str, Any]], bool] = lambda _: True,
 ) -> Migration:
     """Migrate a source into ``target`` by the journey of its layout; see :func:`migrators.pipeline.run.migrate`."""
-    return run.migrate(journey_of(source), source, target, options, progress, show_plan)
+    return run.migrate(pipeline_of(source), source, target, options, progress, show_plan)
 
 
 def plan_only(source: Located, options: Options, progress: Progress) -> dict[str, Any]:
     """Plan a source without a target, by the journey of its layout; see :func:`migrators.pipeline.run.plan_only`."""
-    return run.plan_only(journey_of(source), source, options, progress)
+    return run.plan_only(pipeline_of(source), source, options, progress)

@@ -71,8 +71,8 @@ def load(path: Path | None) -> Config:
     return _Reader(place, raw).config()
 
 
-def _mistake(said: str, node: yaml.Node) -> yaml.MarkedYAMLError:
-    return yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+def _mistake(message: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, message, node.start_mark)
 
 
 class _Bounds:
@@ -169,13 +169,13 @@ class _Reader:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = mark.line + 1 if mark else 1
-            said = redacted(" ".join((error.problem or error.context or "").split()))
+            message = redacted(" ".join((error.problem or error.context or "").split()))
         except yaml.reader.ReaderError as error:
             line = self._raw.count(b"\n", 0, error.position) + 1
-            said = _NO_TEXT
+            message = _NO_TEXT
         except RecursionError:
-            line, said = 1, "too many lists in lists"
-        raise ConfigInvalid(path=self._path, line=line, problem=f"this is no YAML ({said})", advice="mend it there")
+            line, message = 1, "too many lists in lists"
+        raise ConfigInvalid(path=self._path, line=line, problem=f"this is no YAML ({message})", advice="mend it there")
 
     def _embedder(self, name: str, node: yaml.Node, written: dict[Any, Any]) -> EmbedderSettings:
         """Return the settings of one embedder."""
@@ -183,9 +183,9 @@ class _Reader:
         provider = written.get("provider")
         kind = PROVIDERS.get(provider) if isinstance(provider, str) else None
         if kind is None:
-            said = "is not one that regraft knows" if "provider" in written else "is missing"
+            message = "is not one that regraft knows" if "provider" in written else "is missing"
             choices = " or ".join(f"`provider: {one}`" for one in PROVIDERS)
-            self._refuse(_key(node, "provider"), f"the provider of {where} {said}", f"write {choices}")
+            self._refuse(_key(node, "provider"), f"the provider of {where} {message}", f"write {choices}")
         known, batch = fields(kind), written.get("batch")
         self._known(node, written, ["provider", *known], where)
         if isinstance(batch, dict):

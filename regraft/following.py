@@ -28,7 +28,7 @@ class OutOfOrder(ValueError):
     """An id that does not come after the one before it: it is there twice, or its sequence is not sorted."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Difference(Generic[Id, Fingerprint]):
     """An id that a derived store and its authority do not agree about.
 
@@ -57,14 +57,14 @@ def differences(
     wanted, found = next(left, None), next(right, None)
     while wanted is not None or found is not None:
         if wanted is not None and (found is None or wanted[0] < found[0]):
-            yield Difference("missing", wanted[0], wanted[1], None)
+            yield Difference(kind="missing", id=wanted[0], wanted=wanted[1], found=None)
             wanted = next(left, None)
         elif found is not None and (wanted is None or found[0] < wanted[0]):
-            yield Difference("orphaned", found[0], None, found[1])
+            yield Difference(kind="orphaned", id=found[0], wanted=None, found=found[1])
             found = next(right, None)
         elif wanted is not None and found is not None:
             if wanted[1] != found[1]:
-                yield Difference("stale", wanted[0], wanted[1], found[1])
+                yield Difference(kind="stale", id=wanted[0], wanted=wanted[1], found=found[1])
             wanted, found = next(left, None), next(right, None)
 
 

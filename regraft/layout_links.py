@@ -14,8 +14,9 @@ from regraft.formats.angel_memory import database
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
 from regraft.formats.codex_mem import database as codex_mem_database
+from regraft.kinds import Kind
 from regraft.ledger import ledger
-from regraft.locate import Kind, Located
+from regraft.locate import Located
 
 
 def demand_none(found: Located) -> None:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 
 import apsw
@@ -35,6 +34,7 @@ from regraft.formats.cherry_v2 import layout as cherry_v2_layout
 from regraft.formats.cherry_v2 import pack
 from regraft.formats.cherry_v2.layout import Stores
 from regraft.formats.codex_mem import database as codex_mem_database
+from regraft.kinds import NAMES, V1_SOURCES, V2_LAYOUTS, Kind
 from regraft.ledger import ledger
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -61,61 +61,7 @@ _PROFILES = ("", "data", "Data", BROWSER_PROFILE)
 _NOT_SLIM = ("IndexedDB", "Local Storage", f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", f"{DATA_FOLDER}/Files")
 
 
-class Kind(StrEnum):
-    """What a path can be. The value is what output and ``--kind`` call it."""
-
-    V1_BACKUP = "v1-backup"
-    V1_EXPORT = "v1-export"
-    V1_KNOWLEDGE = "v1-knowledge"
-    V1_BACKUP_6 = "v1-backup-6"
-    V1_PROFILE = "v1-profile"
-    V1_VECTORS = "v1-vectors"
-    V2_BACKUP = "v2-backup"
-    V2_PROFILE = "v2-profile"
-    LIBRARY = "library"
-    PACK = "pack"
-    BASE = "base"
-    INDEX = "index"
-    PREVIEW = "preview-index"
-    PREVIEW_LIBRARY = "preview-library"
-    CODEX_MEM = "codex-mem"
-    ANGEL_MEMORY = "angel-memory"
-
-
-#: What a kind is called in a sentence.
-NAMES = {
-    Kind.V1_BACKUP: "a v1 backup",
-    Kind.V1_EXPORT: "a v1 export folder",
-    Kind.V1_KNOWLEDGE: "a v1 knowledge state beside its vector files",
-    Kind.V1_BACKUP_6: "a v1 backup of version 6",
-    Kind.V1_PROFILE: "a v1 profile folder",
-    Kind.V1_VECTORS: "the vector file of one v1 base",
-    Kind.V2_BACKUP: "a v2 backup (version 7)",
-    Kind.V2_PROFILE: "a v2 profile folder",
-    Kind.LIBRARY: "a v2 library",
-    Kind.PACK: "a pack of bases",
-    Kind.BASE: "the folder of one v2 base",
-    Kind.INDEX: "the index file of one v2 base",
-    Kind.PREVIEW: "an index file of a preview build",
-    Kind.PREVIEW_LIBRARY: "a library of a preview build",
-    Kind.CODEX_MEM: "a database of codex-mem",
-    Kind.ANGEL_MEMORY: "a data folder of AngelMemory",
-}
-#: Kinds of other systems, whose vectors follow a database.
-SYSTEMS = (Kind.CODEX_MEM, Kind.ANGEL_MEMORY)
-#: Kinds whose state and vector files can be migrated.
-V1_SOURCES = (Kind.V1_BACKUP, Kind.V1_BACKUP_6, Kind.V1_PROFILE, Kind.V1_EXPORT, Kind.V1_KNOWLEDGE)
-
-
-#: Kinds that are migrated, too. Bases of preview builds in a v2 library, profile or backup are migrated out of it.
-PREVIEW_SOURCES = (Kind.PREVIEW, Kind.PREVIEW_LIBRARY)
-#: Kinds whose bases lie as v2 and preview builds lay them out.
-_V2_KINDS = (*PREVIEW_SOURCES, Kind.V2_BACKUP, Kind.V2_PROFILE, Kind.LIBRARY, Kind.PACK, Kind.BASE, Kind.INDEX)
-#: Kinds with a catalog, of which bases can be packed and installed.
-BASE_SOURCES = (Kind.LIBRARY, Kind.PACK, Kind.V2_BACKUP, Kind.V2_PROFILE)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Located:
     """A recognised path: its kind, the tree to read it from, and where a v1 source keeps its state."""
 
@@ -166,11 +112,11 @@ def located(path: Path, kind: Kind | None = None) -> Iterator[Located]:
         ArchiveUnsafe, ArchiveEncrypted: it is an archive that must not be read.
         BrokenJson: it is a JSON file that is broken.
     """
-    moved, said = _moved(path) if kind is None else (path, ())
+    moved, message = _moved(path) if kind is None else (path, ())
     try:
-        found = replace(_of_a_system(moved, kind) or _locate(moved, kind), notices=said)
+        found = replace(_of_a_system(moved, kind) or _locate(moved, kind), notices=message)
     except SourceUnrecognised as error:
-        if not said:
+        if not message:
             raise
         found_there = f"the application's settings name {shown(moved)} for its data, which is no profile"
         raise SourceUnrecognised(path=path, found=found_there) from error
@@ -183,7 +129,7 @@ def located(path: Path, kind: Kind | None = None) -> Iterator[Located]:
 
 def _with_stores(found: Located, kind: Kind | None) -> Located:
     """Look at the stores of v2 data: where all are a preview build's, so is the whole."""
-    if found.kind not in _V2_KINDS:
+    if found.kind not in V2_LAYOUTS:
         return found
     tree, inside = found.tree, ""
     if isinstance(tree, ZipTree):
@@ -207,8 +153,10 @@ def _moved(path: Path) -> tuple[Path, tuple[Notice, ...]]:
     if len(folders) > 1:
         raise ProfileAmbiguous(path=path, folders=", ".join(shown(folder) for folder in folders))
     named = shown(folders[0])
-    said = f"the application's settings name {named} for its data: that is read (--kind v1-profile reads the given one)"
-    return folders[0], (Notice(notices.PROFILE_MOVED, said),)
+    message = (
+        f"the application's settings name {named} for its data: that is read (--kind v1-profile reads the given one)"
+    )
+    return folders[0], (Notice(code=notices.PROFILE_MOVED, message=message),)
 
 
 def _beside_data(path: Path) -> Path | None:
@@ -254,7 +202,7 @@ def _of_a_system(path: Path, kind: Kind | None) -> Located | None:
         if kind in (None, Kind.CODEX_MEM) and (database := codex_mem_database.database_in(path)) is not None:
             return _codex_mem(database)
         if kind in (None, Kind.ANGEL_MEMORY) and (root := angel_memory_database.root_of(path)) is not None:
-            return Located(Kind.ANGEL_MEMORY, root, FolderTree(root))
+            return Located(kind=Kind.ANGEL_MEMORY, path=root, tree=FolderTree(root))
     return None
 
 
@@ -309,22 +257,31 @@ def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: 
         # Where the metadata do not say it, a backup of the database alone is a slim one.
         has_more = stated is not None or any(has(name, "folder") for name in _NOT_SLIM)
         is_slim = kind is Kind.V2_BACKUP and (stated is False or not has_more)
-        return Located(kind, path, tree, version=backup_version, is_slim=is_slim)
+        return Located(kind=kind, path=path, tree=tree, version=backup_version, is_slim=is_slim)
     if has("data.json"):
         places = file_places(tree, folder, backup=join(folder, "data.json"))
-        return Located(Kind.V1_BACKUP, path, tree, places)
+        return Located(kind=Kind.V1_BACKUP, path=path, tree=tree, places=places)
     if backup_version == 6:
-        return Located(Kind.V1_BACKUP_6, path, tree, chromium_places(tree, folder), version=backup_version)
+        return Located(
+            kind=Kind.V1_BACKUP_6, path=path, tree=tree, places=chromium_places(tree, folder), version=backup_version
+        )
     if has(CATALOG_FILE) or (has(ledger.FOLDER, "folder") and has(KNOWLEDGE_FOLDER, "folder")):
-        return Located(_library_or_pack(tree, folder), path, tree)
+        return Located(kind=_library_or_pack(tree, folder), path=path, tree=tree)
     profile = next((place for place in _PROFILES if has(join(place, LOCAL_STORAGE), "folder")), None)
     if profile is not None:
-        return Located(Kind.V1_PROFILE, path, tree, chromium_places(tree, join(folder, profile) if profile else folder))
+        return Located(
+            kind=Kind.V1_PROFILE,
+            path=path,
+            tree=tree,
+            places=chromium_places(tree, join(folder, profile) if profile else folder),
+        )
     for name in _REDUX_FILES:
         if has(name):
-            return Located(Kind.V1_EXPORT, path, tree, file_places(tree, folder, redux=join(folder, name)))
+            return Located(
+                kind=Kind.V1_EXPORT, path=path, tree=tree, places=file_places(tree, folder, redux=join(folder, name))
+            )
     if has(INDEX_FILE):
-        return Located(Kind.BASE, path, tree)
+        return Located(kind=Kind.BASE, path=path, tree=tree)
     return _slices(path, tree, folder) or _knowledge_folder(path, tree, folder)
 
 
@@ -335,7 +292,7 @@ def _slices(path: Path, tree: Tree, folder: str) -> Located | None:
     for name in (*inside, folder, join(folder, EXPORT_FOLDER)):
         places = export_places(tree, name)
         if places is not None:
-            return Located(Kind.V1_EXPORT, path, tree, places)
+            return Located(kind=Kind.V1_EXPORT, path=path, tree=tree, places=places)
     return None
 
 
@@ -361,19 +318,24 @@ def _knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
     """Recognise a folder with a knowledge state beside vector files, or a ``KnowledgeBase`` folder of v2 bases."""
     bases = join(folder, KNOWLEDGE_FOLDER) if tree.kind(join(folder, KNOWLEDGE_FOLDER)) == "folder" else folder
     if any(tree.kind(f"{join(bases, name)}/{INDEX_FILE}") == "file" for name in tree.children(bases)):
-        return Located(Kind.LIBRARY, path, tree)
+        return Located(kind=Kind.LIBRARY, path=path, tree=tree)
     for name in tree.children(folder):
         if _may_hold_state(name, beside_vectors=bases != folder):
             state = _json_state(tree, join(folder, name))
             if state == "knowledge":
                 places = file_places(tree, folder, knowledge=join(folder, name))
-                return Located(Kind.V1_KNOWLEDGE, path, tree, places)
+                return Located(kind=Kind.V1_KNOWLEDGE, path=path, tree=tree, places=places)
             if state == "redux":
-                return Located(Kind.V1_EXPORT, path, tree, file_places(tree, folder, redux=join(folder, name)))
+                return Located(
+                    kind=Kind.V1_EXPORT,
+                    path=path,
+                    tree=tree,
+                    places=file_places(tree, folder, redux=join(folder, name)),
+                )
     stores = cherry_v2_layout.find_stores(tree, folder)
     holds_index = stores.current and not stores.is_whole
     kind = Kind.BASE if holds_index else Kind.PREVIEW_LIBRARY if stores.has_preview else None
-    return None if kind is None else Located(kind, path, tree)
+    return None if kind is None else Located(kind=kind, path=path, tree=tree)
 
 
 def _may_hold_state(name: str, *, beside_vectors: bool) -> bool:
@@ -386,11 +348,13 @@ def _may_hold_state(name: str, *, beside_vectors: bool) -> bool:
 def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
     names = tree.children(folder)
     if kind is Kind.V1_BACKUP and "data.json" in names:
-        return Located(kind, path, tree, file_places(tree, folder, backup=join(folder, "data.json")))
+        return Located(
+            kind=kind, path=path, tree=tree, places=file_places(tree, folder, backup=join(folder, "data.json"))
+        )
     if kind is Kind.V1_EXPORT:
         redux = next((name for name in _REDUX_FILES if tree.kind(join(folder, name)) == "file"), None)
         if redux is not None:
-            return Located(kind, path, tree, file_places(tree, folder, redux=join(folder, redux)))
+            return Located(kind=kind, path=path, tree=tree, places=file_places(tree, folder, redux=join(folder, redux)))
         exported = _slices(path, tree, folder)
         if exported is not None:
             return exported
@@ -398,10 +362,10 @@ def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
         for place in _PROFILES:
             profile = join(folder, place) if place else folder
             if tree.kind(join(profile, "Local Storage")) == "folder":
-                return Located(kind, path, tree, chromium_places(tree, profile))
+                return Located(kind=kind, path=path, tree=tree, places=chromium_places(tree, profile))
     is_preview = kind is Kind.PREVIEW_LIBRARY and cherry_v2_layout.find_stores(tree, folder).has_preview
     if is_preview or (kind is Kind.LIBRARY and KNOWLEDGE_FOLDER in names):
-        return Located(kind, path, tree)
+        return Located(kind=kind, path=path, tree=tree)
     raise SourceUnrecognised(path=path, found=f"it does not hold what {NAMES[kind]} holds")
 
 
@@ -435,13 +399,13 @@ def _json_file(path: Path, kind: Kind | None) -> Located:
     recognised = {"knowledge": Kind.V1_KNOWLEDGE, "redux": Kind.V1_EXPORT, "backup": Kind.V1_BACKUP}[state]
     if kind not in (None, recognised):
         raise SourceUnrecognised(path=path, found=f"{NAMES[recognised]}, not {NAMES[kind]}")
-    return Located(recognised, path, tree, places)
+    return Located(kind=recognised, path=path, tree=tree, places=places)
 
 
 def _codex_mem(database: Path) -> Located:
     # What lies beside it, or takes its place, does so where the file itself is.
     real = links.real_path(database) if database.is_symlink() else database
-    return Located(Kind.CODEX_MEM, real, FolderTree(real.parent))
+    return Located(kind=Kind.CODEX_MEM, path=real, tree=FolderTree(real.parent))
 
 
 def _other_database(path: Path) -> str:
@@ -479,7 +443,7 @@ def _database(path: Path, kind: Kind | None) -> Located:
         if kind is Kind.CODEX_MEM or (kind is None and path.name == codex_mem_database.FILE):
             return _codex_mem(path)
         if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW):
-            return Located(kind, path, FolderTree(path.parent, path))
+            return Located(kind=kind, path=path, tree=FolderTree(path.parent, path))
         layout = libsql.look(path).layout
         if layout not in (libsql.Layout.PREVIEW, libsql.Layout.CURRENT):
             raise SourceUnreadable(path=path, reason=error) from error
@@ -491,5 +455,5 @@ def _database(path: Path, kind: Kind | None) -> Located:
         return _codex_mem(path)
     if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):
         folder = cherry_v2_layout.profile_of(path.absolute().parent) if recognised is Kind.V2_PROFILE else path.parent
-        return Located(recognised, folder, FolderTree(folder, path))
-    return Located(recognised, path, FolderTree(path.parent, path))
+        return Located(kind=recognised, path=folder, tree=FolderTree(folder, path))
+    return Located(kind=recognised, path=path, tree=FolderTree(path.parent, path))

@@ -426,7 +426,10 @@ def _writable(path: Path) -> Path:
         _demand_file(real.with_name(real.name + suffix))
     journal = real.with_name(real.name + "-journal")
     if is_companion(_first_bytes(journal), "-journal"):
-        shared = shared_journal(journal)
+        try:
+            shared = shared_journal(journal)
+        except FileNotFoundError:
+            shared = None  # a writer at work is done with it
         if shared is not None:
             raise JournalNamesAnother(path=journal, named=Path(shared))
     return real

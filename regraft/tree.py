@@ -451,8 +451,8 @@ class _MemberReader(io.RawIOBase, BinaryIO):
 def notices_of(tree: Tree) -> Iterator[Notice]:
     """Say which of the links that were met so far lead out of a source, so that nothing behind them is read."""
     for name, target in tree.not_followed.items() if isinstance(tree, FolderTree) else ():
-        said = f"{shown(name)} is a link to {shown(target)}, out of the source: not followed without {links.OPTION}"
-        yield Notice(notices.LINK_NOT_FOLLOWED, said)
+        message = f"{shown(name)} is a link to {shown(target)}, out of the source: not followed without {links.OPTION}"
+        yield Notice(code=notices.LINK_NOT_FOLLOWED, message=message)
 
 
 def open_tree(path: Path) -> FolderTree | ZipTree:

@@ -71,7 +71,7 @@ class Member:
     is_link: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Record:
     """One entry of the directory, as it is written."""
 
@@ -149,7 +149,18 @@ class Directory:
             extra = rest[of_name : of_name + of_extra]
             size, packed, start = _large(extra, size, packed, start)
             start += self._prefix
-            yield _Record(place, system, flags, rest[:of_name], crc, packed, size, mode, start, extra)
+            yield _Record(
+                place=place,
+                system=system,
+                flags=flags,
+                raw_name=rest[:of_name],
+                crc=crc,
+                packed=packed,
+                size=size,
+                mode=mode,
+                start=start,
+                extra=extra,
+            )
             place += len(head) + len(rest)
 
     def _admit(self, record: _Record) -> None:

@@ -313,7 +313,7 @@ def started_command(
     """Start any command as :func:`started` does; ``before`` is called first, a function of :mod:`stand_ins`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     patched = "import stand_ins; stand_ins.begin_as_in_a_terminal(); "
-    patched += f"stand_ins.crew._in_process = stand_ins.{work}; " if work else ""
+    patched += f"stand_ins.pipeline_workers._in_process = stand_ins.{work}; " if work else ""
     patched += f"stand_ins.{before}(); " if before else ""
     patched += f"stand_ins.hold_still(*{hold.arguments}); " if hold else ""
     return subprocess.Popen(

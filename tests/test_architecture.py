@@ -137,6 +137,68 @@ def test_no_import_cycles():
         pytest.fail(" → ".join(error.args[1]), pytrace=False)
 
 
+#: What works for every system, and is told by its caller which one it works on.
+ENGINES = ("migrators.pipeline", "checks.audit", "repair.changes", "repair.backfill")
+#: Systems by the name of their folders. The layouts of one application know each other; nobody else does.
+FAMILIES = {
+    **dict.fromkeys(("cherry_v1", "cherry_v2", "cherry_preview"), "cherry"),
+    **dict.fromkeys(("codex_mem", "angel_memory", "parquet"), None),
+}
+#: The only modules that bring systems together, each for one package.
+REGISTRIES = {"migrators.registry", "checks.systems", "checks.inspect", "repair.systems"}
+
+
+def system_of(module: str) -> str | None:
+    """Return the system whose folder a module lies in, None where it is of none."""
+    return next((part for part in module.split(".")[1:-1] if part in FAMILIES), None)
+
+
+@each_module
+def test_an_engine_imports_no_system(module):
+    if module.startswith(tuple(f"{engine}." for engine in ENGINES)):
+        for name in own_modules(module):
+            assert name.startswith("regraft.") or system_of(f"{name}.x") is None, f"{module} imports {name}"
+
+
+@each_module
+def test_systems_stand_side_by_side(module):
+    own = system_of(module)
+    if own is None or module.startswith("regraft."):
+        return
+    for name in own_modules(module):
+        other = system_of(f"{name}.x")
+        is_family = other == own or (FAMILIES[own] is not None and FAMILIES.get(other or "") == FAMILIES[own])
+        assert name.startswith("regraft.") or other is None or is_family, f"{module} imports {name}"
+
+
+def test_every_registry_is_there():
+    assert set(SOURCES) >= REGISTRIES
+
+
+#: Fewer arguments without names are understood at the place where they are given.
+MOST_POSITIONAL = 3
+
+
+@cache
+def own_dataclasses() -> frozenset[str]:
+    """Return the names of our dataclasses."""
+    return frozenset(
+        node.name
+        for module in SOURCES
+        for node in nodes(module)
+        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+    )
+
+
+@each_module
+def test_a_record_is_made_by_the_names_of_its_fields(module):
+    records = own_dataclasses()
+    for node in nodes(module):
+        if isinstance(node, ast.Call) and len(node.args) > MOST_POSITIONAL:
+            name = written(node.func).rpartition(".")[2]
+            assert name not in records, f"line {node.lineno}: {name} is made with {len(node.args)} arguments"
+
+
 # --- what no module may do -------------------------------------------------------------------------------------------
 
 

@@ -129,6 +129,22 @@ def test_a_journal_of_another_file_is_not_worked_in(store: Path, victim: Path) -
             assert db.execute("SELECT x FROM t").get == 1
 
 
+def test_a_journal_may_go_while_a_file_is_opened(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer at work removes its journal at any moment, also between two looks at it."""
+    path = hot(store, store / "gone")
+    journal = path.with_name(f"{path.name}-journal")
+    look = sqlite.shared_journal
+
+    def late(seen: Path) -> str | None:
+        journal.unlink(missing_ok=True)
+        return look(seen)
+
+    monkeypatch.setattr(sqlite, "shared_journal", late)
+    with areas.opened(store), sqlite.writing(path) as db:
+        assert db.execute("PRAGMA quick_check").get == "ok"
+    assert not journal.exists()
+
+
 def hot(folder: Path, named: Path) -> Path:
     """Leave a database with the journal of a writer that was killed, which names a file at its end."""
     path = folder / "hot.sqlite"

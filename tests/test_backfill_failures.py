@@ -251,7 +251,7 @@ def test_an_answer_that_comes_too_late_is_asked_for_again(
     def sent(embedder: server_module.ServerEmbedder, written: list[str]) -> bytes | Verdict:
         found = real(embedder, written)
         is_late = len(server.requests) == 4
-        return Verdict("passing", "timeout", "no answer within 1 s") if is_late else found
+        return Verdict(kind="passing", code="timeout", reason="no answer within 1 s") if is_late else found
 
     monkeypatch.setattr(server_module.ServerEmbedder, "_sent", sent)
     done = backfill(store, configured(tmp_path / "patient.yaml", server, retries=3))

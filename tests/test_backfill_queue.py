@@ -150,8 +150,8 @@ def test_failures_are_counted_by_their_codes_with_samples(queue: Queue) -> None:
         queue.fail(claim, key, "http_413", "too long")
     queue.fail(claim, KEYS[5], "blank_text", "white space")
     assert queue.failures("base") == [
-        Failure("http_413", "too long", 5, ("00", "01", "02")),
-        Failure("blank_text", "white space", 1, ("05",)),
+        Failure(code="http_413", reason="too long", count=5, samples=("00", "01", "02")),
+        Failure(code="blank_text", reason="white space", count=1, samples=("05",)),
     ]
     assert queue.failures("other") == []
 

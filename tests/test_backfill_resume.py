@@ -30,7 +30,7 @@ from regraft.embedders import server as server_module
 from regraft.ledger import ledger
 from repair.backfill import sharing
 from repair.backfill.queue import Queue
-from repair.changes.incremental import Growing
+from repair.changes.incremental import IncrementalChange
 from repair.cherry_v2.backfill import scope as backfill_scope
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
@@ -146,7 +146,9 @@ def test_an_index_with_the_journal_of_a_killed_writer_is_read_as_it_was(store: P
 
 def wire(patch: pytest.MonkeyPatch, at: int, spring: Callable[[], object]) -> Tripwire:
     """Return a wire across all that a run does to the store, the queue and the server."""
-    tripwire = watched(patch, at, spring).watch(Growing, "committed").watch(server_module.ServerEmbedder, "_ask")
+    tripwire = (
+        watched(patch, at, spring).watch(IncrementalChange, "committed").watch(server_module.ServerEmbedder, "_ask")
+    )
     return tripwire.watch(Queue, "fill", "claim", "done", "renew", "give_back", "take_back", "says_nothing")
 
 

@@ -63,7 +63,7 @@ from regraft.errors import (
 from regraft.ledger import ledger
 from repair.changes import apply, changesets
 from repair.changes import undo as undoing
-from repair.changes.apply import Changer
+from repair.changes.apply import ChangeExecutor
 from repair.changes.plan import Plan, RowsChange
 from repair.changes.run import Planner
 
@@ -333,7 +333,7 @@ def test_a_later_database_in_use_stops_a_run_that_changed_something(
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 0)
     # It was free when all files were asked for.
-    monkeypatch.setattr(Changer, "demand_free", lambda *_: None)
+    monkeypatch.setattr(ChangeExecutor, "demand_free", lambda *_: None)
     with closing(apsw.Connection(str(store / toys.CATALOG))) as other:
         other.execute("BEGIN IMMEDIATE")
         with fails(
@@ -526,7 +526,9 @@ def test_what_a_log_has_goes_into_the_copy_of_a_folder(store: Path) -> None:
 
 
 def rows_change(store: Path, path: str, tables: tuple[str, ...], *statements: str, **more: int) -> Planner:
-    return lambda _: Plan([RowsChange(path, toys.done("rows"), toys.sql(*statements), tables, **more)])
+    return lambda _: Plan(
+        [RowsChange(path=path, actions=toys.done("rows"), apply=toys.sql(*statements), tables=tables, **more)]
+    )
 
 
 def kept_as(store: Path) -> list[str]:
@@ -692,10 +694,13 @@ def test_what_is_not_mended_is_taken_back(store: Path) -> None:
     plan = Plan(
         [
             RowsChange(
-                toys.CATALOG, toys.done("x"), toys.sql("UPDATE knowledge_base SET name = 'x'"), ("knowledge_base",)
+                path=toys.CATALOG,
+                actions=toys.done("x"),
+                apply=toys.sql("UPDATE knowledge_base SET name = 'x'"),
+                tables=("knowledge_base",),
             )
         ],
-        mends={("embedding.orphan", toys.KB)},
+        resolves={("embedding.orphan", toys.KB)},
     )
     with fails("NotMended", STOPPED, match=r"embedding\.orphan"):
         change(store, lambda _: plan)

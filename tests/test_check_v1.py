@@ -30,7 +30,7 @@ from checks.audit.findings import FINDINGS, Audit, Finding
 from checks.cherry_v1 import audit
 from checks.cherry_v1.audit import FINDING_OF
 from migrators.pipeline import plan as plan_module
-from migrators.pipeline.survey import Looker
+from migrators.pipeline.survey import BasePlanner
 from regraft.report.notices import CODES, at_least
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
@@ -359,7 +359,12 @@ def test_what_a_user_wrote_cannot_write_on_the_terminal(place: Path) -> None:
 def test_bases_come_in_their_order_and_what_is_about_none_first() -> None:
     made = [("error", "b"), ("note", None), ("error", None), ("warning", "a"), ("error", "a"), ("error", "gone")]
     all_of_it = Audit(
-        tuple(Finding("v1.state", severity, "said", base) for severity, base in made), {}, {"a": "A", "b": "B"}, ""
+        findings=tuple(
+            Finding(name="v1.state", severity=severity, message="said", base=base) for severity, base in made
+        ),
+        checked={},
+        names={"a": "A", "b": "B"},
+        closing="",
     )
     assert [(finding.severity, finding.base) for finding in all_of_it.in_order()] == [
         ("error", None),
@@ -448,14 +453,14 @@ def test_too_little_room_to_look_into_an_archive(place: Path, monkeypatch: pytes
 
 def test_an_interrupted_check(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backup = as_backup(whole(place / "v1"), place / "backup.zip")
-    real = Looker._plan
+    real = BasePlanner._plan
 
-    def interrupted(self: Looker, position: int, *more: Any) -> Any:
+    def interrupted(self: BasePlanner, position: int, *more: Any) -> Any:
         if position == 1:
             raise KeyboardInterrupt
         return real(self, position, *more)
 
-    monkeypatch.setattr(Looker, "_plan", interrupted)
+    monkeypatch.setattr(BasePlanner, "_plan", interrupted)
     said(run("check", backup, "--json"), "Interrupted", 130)
 
 
@@ -477,7 +482,7 @@ def test_every_finding_is_on_its_page() -> None:
     for definition in FINDINGS.values():
         assert f"| `{definition.name}` | {definition.severity} |" in text
         assert definition.meaning.endswith(".")
-        assert definition.mended_by.endswith(".")
+        assert definition.remedy.endswith(".")
     for code, name in audit.FINDING_OF.items():
         assert re.search(rf"^\| `{re.escape(name)}` \|.*`{code}`", text, re.MULTILINE), code
 

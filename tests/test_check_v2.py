@@ -142,7 +142,7 @@ def test_every_finding_is_on_its_page() -> None:
         definition = FINDINGS[damage.finding]
         assert f"| `{definition.name}` | {definition.severity} |" in text
         assert definition.meaning.endswith(".")
-        assert definition.mended_by.endswith(".")
+        assert definition.remedy.endswith(".")
 
 
 def test_the_repair_is_the_command_that_mends_it(store: Path) -> None:

@@ -18,7 +18,7 @@ from stand_ins import KILLED, die
 
 from regraft import sqlite
 from regraft.formats.codex_mem import database, sidecar
-from repair.changes.incremental import Growing
+from repair.changes.incremental import IncrementalChange
 from repair.codex_mem.backfill_scope import NotesScope
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
@@ -359,14 +359,14 @@ def test_control_c_right_after_a_commit_loses_nothing_of_what_takes_it_back(
 ) -> None:
     """What a killed run left is taken over before anything is sent: no answer's own care keeps Ctrl-C back there."""
     killed_between_the_writes(store, config)
-    real = Growing.committed
+    real = IncrementalChange.committed
 
-    def committed(self: Growing) -> None:
-        monkeypatch.setattr(Growing, "committed", real)
+    def committed(self: IncrementalChange) -> None:
+        monkeypatch.setattr(IncrementalChange, "committed", real)
         signal.raise_signal(signal.SIGINT)
         real(self)
 
-    monkeypatch.setattr(Growing, "committed", committed)
+    monkeypatch.setattr(IncrementalChange, "committed", committed)
     assert fill(store, config, "--no-probe").status == 130
     # Both files changed for one thing, and the other project was not come to.
     [stopped, _] = run("history", store, "--json").document["runs"][:2]

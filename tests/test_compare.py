@@ -58,7 +58,7 @@ def edited(library: Library, statement: str, *values: object) -> None:
         db.execute(statement, values)
 
 
-# --- rankings ------------------------------------------------------------------------------------------------------
+# --- fusion ------------------------------------------------------------------------------------------------------
 
 
 def test_a_ranking_holds_a_text_once_and_all_that_tie_with_its_last():

@@ -17,7 +17,7 @@ from conftest import NOW, REPO, run
 
 from regraft.cli import cli
 from regraft.errors import RegraftError, error_classes
-from regraft.locate import NAMES
+from regraft.kinds import NAMES
 from regraft.report.notices import CODES
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"

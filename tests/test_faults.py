@@ -129,7 +129,7 @@ def journeys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Jou
         # At another time, so that every base of a file becomes another one.
         assert run("import", place / "first.parquet", "--to", place / "imported").status == 1
         found["import"] = journey_of(place / "again.parquet", place / "import", place / "imported", import_)
-    sources = {journey.source: state_of(journey.source) for journey in found.values()}
+    sources = {pipeline.source: state_of(pipeline.source) for pipeline in found.values()}
     yield found
     assert {path: state_of(path) for path in sources} == sources
 
@@ -155,7 +155,7 @@ an_import = pytest.param("import", marks=pytest.mark.skipif(not HAS_PARQUET, rea
 
 
 @pytest.fixture(params=["first", "again", an_import])
-def journey(request: pytest.FixtureRequest, journeys: dict[str, Journey]) -> Journey:
+def pipeline(request: pytest.FixtureRequest, journeys: dict[str, Journey]) -> Journey:
     """The first run into a new target, one that carries a changed base anew, and one that imports bases anew."""
     return journeys[request.param]
 
@@ -171,10 +171,10 @@ def place(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def targets(journey: Journey, place: Path) -> Iterator[tuple[int, Path]]:
+def targets(pipeline: Journey, place: Path) -> Iterator[tuple[int, Path]]:
     """Give target after target, numbered from 1, each as it is before the run; the one before is thrown away."""
     for number in range(1, 1000):
-        target = journey.target(place / f"{number}")
+        target = pipeline.target(place / f"{number}")
         yield number, target
         shutil.rmtree(target, ignore_errors=True)
     raise AssertionError("the run never got through")
@@ -197,13 +197,13 @@ def finished_of(target: Path) -> int:
 # --- killed --------------------------------------------------------------------------------------------------------
 
 
-def killed(journey: Journey, target: Path, prepare: Callable[[pytest.MonkeyPatch], object]) -> bool:
+def killed(pipeline: Journey, target: Path, prepare: Callable[[pytest.MonkeyPatch], object]) -> bool:
     """Run in a copy of this process that may die; tell whether it did."""
 
     def work() -> None:
         with pytest.MonkeyPatch.context() as patch:
             held = prepare(patch)
-            assert journey.run(target).status == 1
+            assert pipeline.run(target).status == 1
             del held
 
     status = forked(work)
@@ -213,12 +213,12 @@ def killed(journey: Journey, target: Path, prepare: Callable[[pytest.MonkeyPatch
 
 @pytest.mark.slow
 @posix
-def test_killed_at_any_step(journey: Journey, place: Path) -> None:
-    for number, target in targets(journey, place):
-        if not killed(journey, target, lambda patch, at=number: Tripwire(patch, die, at).watch_all()):
+def test_killed_at_any_step(pipeline: Journey, place: Path) -> None:
+    for number, target in targets(pipeline, place):
+        if not killed(pipeline, target, lambda patch, at=number: Tripwire(patch, die, at).watch_all()):
             break
-        journey.holds(target, number)
-        journey.ends_well(target, number)
+        pipeline.holds(target, number)
+        pipeline.ends_well(target, number)
     assert number > 50
 
 
@@ -237,21 +237,21 @@ class DyingDisk(Disk):
 
 @pytest.mark.slow
 @posix
-def test_killed_while_a_database_is_written(journey: Journey, place: Path) -> None:
-    for number, target in targets(journey, place):
+def test_killed_while_a_database_is_written(pipeline: Journey, place: Path) -> None:
+    for number, target in targets(pipeline, place):
         at = 1 + (number - 1) * 5
-        if not killed(journey, target, lambda _, at=at: DyingDisk(at)):
+        if not killed(pipeline, target, lambda _, at=at: DyingDisk(at)):
             break
-        journey.holds(target, at)
-        journey.ends_well(target, at)
+        pipeline.holds(target, at)
+        pipeline.ends_well(target, at)
     assert number > 15
 
 
 @posix
 def test_killed_again_while_it_recovers(journeys: dict[str, Journey], place: Path) -> None:
     """The old base is moved away, the new one not yet in place: the worst moment, and then it happens again."""
-    journey = journeys["again"]
-    worst = journey.target(place / "worst")
+    pipeline = journeys["again"]
+    worst = pipeline.target(place / "worst")
     moves: list[Path] = []
 
     def second_move(patch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_killed_again_while_it_recovers(journeys: dict[str, Journey], place: Pat
 
         patch.setattr(durable, "replace", replace)
 
-    assert killed(journey, worst, second_move)
+    assert killed(pipeline, worst, second_move)
     assert len(base_files(worst)) == 2
     assert {"staging", "replaced"} <= set(left_over(worst))
 
@@ -273,11 +273,11 @@ def test_killed_again_while_it_recovers(journeys: dict[str, Journey], place: Pat
         Tripwire(patch, die, at).watch_all()
         patch.setattr(Ledger, "begin_run", lambda *_: os._exit(0))
 
-    for at, target in targets(Journey(journey.source, worst, journey.old, journey.new, journey.whole), place):
-        if not killed(journey, target, lambda patch, at=at: until_it_begins(patch, at)):
+    for at, target in targets(Journey(pipeline.source, worst, pipeline.old, pipeline.new, pipeline.whole), place):
+        if not killed(pipeline, target, lambda patch, at=at: until_it_begins(patch, at)):
             break
-        journey.holds(target, at)
-        journey.ends_well(target, at)
+        pipeline.holds(target, at)
+        pipeline.ends_well(target, at)
     assert at > 5
 
 
@@ -326,11 +326,11 @@ def test_control_c(moment: str, larger: Journey, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_interrupted_at_any_step(journey: Journey, place: Path) -> None:
-    for number, target in targets(journey, place):
+def test_interrupted_at_any_step(pipeline: Journey, place: Path) -> None:
+    for number, target in targets(pipeline, place):
         with pytest.MonkeyPatch.context() as patch:
             wire = Tripwire(patch, interrupt, number).watch_all()
-            done = journey.run(target, "--json")
+            done = pipeline.run(target, "--json")
         if not wire.sprung:
             break
         message = said(done, "Interrupted", INTERRUPTED)
@@ -338,8 +338,8 @@ def test_interrupted_at_any_step(journey: Journey, place: Path) -> None:
         finished = range(finished_of(target) + 1)
         assert message in [str(Interrupted(finished=count)) for count in finished], wire.where
         if target.exists():
-            journey.stopped_cleanly(target, wire.where)
-        journey.ends_well(target, wire.where)
+            pipeline.stopped_cleanly(target, wire.where)
+        pipeline.ends_well(target, wire.where)
     assert number > 50
 
 
@@ -368,12 +368,12 @@ def test_control_c_in_a_command_that_only_reads(
 
 
 def stopped(
-    done: Outcome, target: Path, reason: str, journey: Journey, where: object, *, may_wait: bool = False
+    done: Outcome, target: Path, reason: str, pipeline: Journey, where: object, *, may_wait: bool = False
 ) -> None:
     """Assert that a run stopped midway and says why; one that could not even begin may refuse instead."""
     if done.status == 2:
         assert reason in said(done, "TargetNotWritable", 2)
-        assert journey.before or not target.exists(), f"a refusal leaves something behind {where}"
+        assert pipeline.before or not target.exists(), f"a refusal leaves something behind {where}"
         return
     message = said(done, "StoppedMidway", STOPPED)
     facts = {"path": target, "doing": "writing the library", "reason": reason}
@@ -381,46 +381,48 @@ def stopped(
     finished = range(finished_of(target) + 1)
     assert message in [str(StoppedMidway(finished=count, **facts)) for count in finished], where
     if target.exists():
-        journey.stopped_cleanly(target, where, may_wait=may_wait)
+        pipeline.stopped_cleanly(target, where, may_wait=may_wait)
 
 
 @pytest.mark.slow
-def test_no_room_at_any_step(journey: Journey, place: Path) -> None:
-    for number, target in targets(journey, place):
+def test_no_room_at_any_step(pipeline: Journey, place: Path) -> None:
+    for number, target in targets(pipeline, place):
         with pytest.MonkeyPatch.context() as patch:
             wire = Tripwire(patch, no_space, number).watch_files()
-            done = journey.run(target, "--json")
+            done = pipeline.run(target, "--json")
         if not wire.sprung:
             break
         # A folder that is there already need not be made.
         if done.status != 1 or wire.steps[number - 1] != "mkdir":
-            stopped(done, target, os.strerror(errno.ENOSPC), journey, wire.where)
-        journey.ends_well(target, wire.where)
+            stopped(done, target, os.strerror(errno.ENOSPC), pipeline, wire.where)
+        pipeline.ends_well(target, wire.where)
     assert number > 30
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["one move", "all moves from then on"])
-def test_a_move_that_stays_refused(later: bool, journey: Journey, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_move_that_stays_refused(
+    later: bool, pipeline: Journey, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A scanner never lets go of a file: the run stops, and the next one finds nothing lost and nothing mistaken."""
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    for number, target in targets(journey, place):
+    for number, target in targets(pipeline, place):
         moves: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "replace", refusing(moves, number, later))
-            done = journey.run(target, "--json")
+            done = pipeline.run(target, "--json")
         if len(moves) < number:
             break
         where = f"at move {number}"
         message = said(done, "StoppedMidway", STOPPED)
         assert message.startswith(f"{target}: stopped while writing the library: {os.strerror(errno.EACCES)}; ")
-        journey.holds(target, where)
+        pipeline.holds(target, where)
         if later:
             aside = target / ".regraft" / "replaced"
-            for base in journey.old.keys() - base_files(target).keys():
-                assert files_of(aside / base) == journey.old[base], where
+            for base in pipeline.old.keys() - base_files(target).keys():
+                assert files_of(aside / base) == pipeline.old[base], where
         else:
-            journey.stopped_cleanly(target, where)
-        journey.ends_well(target, where)
+            pipeline.stopped_cleanly(target, where)
+        pipeline.ends_well(target, where)
     assert number > 4
 
 
@@ -441,30 +443,30 @@ def refusing(moves: list[str], number: int, later: bool) -> Callable[[Any, Any],
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up(journey: Journey, place: Path) -> None:
+def test_a_disk_that_fills_up(pipeline: Journey, place: Path) -> None:
     """Not one more page of any database fits, from one moment on."""
-    for number, target in targets(journey, place):
+    for number, target in targets(pipeline, place):
         room = (number - 1) * 5
         with on_disk(FullDisk(room)) as disk:
-            done = journey.run(target, "--json")
+            done = pipeline.run(target, "--json")
         if disk.writes <= room:
             break
-        stopped(done, target, "database or disk is full", journey, f"after {room} writes", may_wait=True)
-        journey.ends_well(target, f"after {room} writes")
+        stopped(done, target, "database or disk is full", pipeline, f"after {room} writes", may_wait=True)
+        pipeline.ends_well(target, f"after {room} writes")
     assert number > 15
 
 
 @pytest.mark.parametrize("every", [9, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_flush_that_fails(journey: Journey, place: Path, every: int) -> None:
+def test_a_flush_that_fails(pipeline: Journey, place: Path, every: int) -> None:
     with on_disk(Disk()) as disk:
-        journey.run(journey.target(place / "counted"))
+        pipeline.run(pipeline.target(place / "counted"))
     # The last one belongs to closing the ledger, whose errors SQLite itself passes over.
     for at in range(1, disk.syncs, every):
-        target = journey.target(place / f"{at}")
+        target = pipeline.target(place / f"{at}")
         with on_disk(FailingFlush(at)):
-            done = journey.run(target, "--json")
-        stopped(done, target, "disk I/O error", journey, f"at flush {at}", may_wait=True)
-        journey.ends_well(target, f"at flush {at}")
+            done = pipeline.run(target, "--json")
+        stopped(done, target, "disk I/O error", pipeline, f"at flush {at}", may_wait=True)
+        pipeline.ends_well(target, f"at flush {at}")
         shutil.rmtree(target)
 
 
@@ -472,14 +474,14 @@ def test_an_archive_that_cannot_be_extracted(
     journeys: dict[str, Journey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Room for vector files of an archive is room on the target's disk."""
-    journey, target = journeys["first"], tmp_path / "library"
-    backup = as_backup(journey.source, tmp_path / "backup.zip")
+    pipeline, target = journeys["first"], tmp_path / "library"
+    backup = as_backup(pipeline.source, tmp_path / "backup.zip")
     with monkeypatch.context() as patch, untouched(backup):
         patch.setattr(tree.ZipTree, "extract", no_space)
         done = migrate(backup, target, "--json")
-    stopped(done, target, os.strerror(errno.ENOSPC), journey, "while extracting")
+    stopped(done, target, os.strerror(errno.ENOSPC), pipeline, "while extracting")
     assert migrate(backup, target).status == 1
-    assert library(target) == journey.whole
+    assert library(target) == pipeline.whole
 
 
 @pytest.mark.parametrize("command", ["inspect", "migrate"])
@@ -498,7 +500,7 @@ def test_no_room_for_the_second_report_page(
     journeys: dict[str, Journey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library is written by then, and nobody is told otherwise."""
-    journey, target, page = journeys["first"], tmp_path / "library", tmp_path / "page.html"
+    pipeline, target, page = journeys["first"], tmp_path / "library", tmp_path / "page.html"
     real = durable.put_text
 
     def write(path: Path, *arguments: Any, **named: Any) -> None:
@@ -507,8 +509,8 @@ def test_no_room_for_the_second_report_page(
         real(path, *arguments, **named)
 
     monkeypatch.setattr(durable, "put_text", write)
-    done = journey.run(target, "--report", page, "--json")
-    assert library(target) == journey.whole
+    done = pipeline.run(target, "--report", page, "--json")
+    assert library(target) == pipeline.whole
     assert (done.status, len(done.document["bases"])) == (STOPPED, 3)
     assert os.strerror(errno.ENOSPC) in done.stderr
     assert "is done, and stays" in done.stderr
@@ -636,12 +638,12 @@ def test_an_upload_that_cannot_be_read_harms_only_itself(tmp_path: Path, monkeyp
 # --- what must never be published ----------------------------------------------------------------------------------
 
 
-def ends_unpublished(done: Outcome, code: str, journey: Journey, target: Path) -> str:
+def ends_unpublished(done: Outcome, code: str, pipeline: Journey, target: Path) -> str:
     """Assert that a run stopped before it published its second base, and that the first one stays."""
     message = said(done, code, STOPPED)
     assert "nothing of this base was published, please report this" in message
     assert len(base_files(target)) == 1
-    journey.stopped_cleanly(target, code)
+    pipeline.stopped_cleanly(target, code)
     return message
 
 
@@ -649,7 +651,7 @@ def test_an_index_that_is_not_what_was_read(
     journeys: dict[str, Journey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bit of a vector turns between writing and reading back."""
-    journey, target = journeys["first"], tmp_path / "library"
+    pipeline, target = journeys["first"], tmp_path / "library"
     real = index.build_index
 
     def turning(path: Path, *more: Any) -> Any:
@@ -661,16 +663,16 @@ def test_an_index_that_is_not_what_was_read(
 
     with monkeypatch.context() as patch:
         patch.setattr(index, "build_index", turning)
-        done = journey.run(target, "--json")
-    assert "texts or vectors differ" in ends_unpublished(done, "VerificationFailed", journey, target)
-    journey.ends_well(target, "after a failed verification")
+        done = pipeline.run(target, "--json")
+    assert "texts or vectors differ" in ends_unpublished(done, "VerificationFailed", pipeline, target)
+    pipeline.ends_well(target, "after a failed verification")
 
 
 def test_books_that_do_not_balance(
     journeys: dict[str, Journey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row gets lost between planning and carrying."""
-    journey, target = journeys["first"], tmp_path / "library"
+    pipeline, target = journeys["first"], tmp_path / "library"
     real = VectorTable.rows
 
     def losing(*arguments: Any) -> Iterator[tuple[str, bytes]]:
@@ -679,17 +681,17 @@ def test_books_that_do_not_balance(
 
     with monkeypatch.context() as patch:
         patch.setattr(VectorTable, "rows", losing)
-        done = journey.run(target, "--json")
-    message = ends_unpublished(done, "BooksDoNotBalance", journey, target)
+        done = pipeline.run(target, "--json")
+    message = ends_unpublished(done, "BooksDoNotBalance", pipeline, target)
     assert message.startswith("beta: 7 rows were read, but 6 carried and 0 skipped")
-    journey.ends_well(target, "after books that did not balance")
+    pipeline.ends_well(target, "after books that did not balance")
 
 
 def test_a_catalog_that_cannot_be_written_leaves_the_old_one(
     journeys: dict[str, Journey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journey = journeys["again"]
-    target = journey.target(tmp_path / "library")
+    pipeline = journeys["again"]
+    target = pipeline.target(tmp_path / "library")
     before = (target / "catalog.sqlite").read_bytes()
 
     def full(*_: object) -> None:
@@ -697,7 +699,7 @@ def test_a_catalog_that_cannot_be_written_leaves_the_old_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(publish, "write_catalog", full)
-        done = journey.run(target, "--json")
-    stopped(done, target, "database or disk is full", journey, "at the catalog")
+        done = pipeline.run(target, "--json")
+    stopped(done, target, "database or disk is full", pipeline, "at the catalog")
     assert (target / "catalog.sqlite").read_bytes() == before
-    journey.ends_well(target, "after a catalog that could not be written")
+    pipeline.ends_well(target, "after a catalog that could not be written")

@@ -67,7 +67,7 @@ def test_a_large_store_is_read_as_a_stream() -> None:
             yield number, 0
 
     found = differences(rows(1), rows(2))
-    assert next(found) == Difference("missing", 1, 0, None)
+    assert next(found) == Difference(kind="missing", id=1, wanted=0, found=None)
     assert read < 10
 
 

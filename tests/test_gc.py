@@ -42,7 +42,7 @@ from regraft import clock, identity, sqlite
 from regraft.formats.cherry_v2.index import reclaim
 from regraft.ledger import durable
 from regraft.ledger.changes import ChangeLog
-from repair.cherry_v2.gc import GRACE_DAYS
+from repair.options import GRACE_DAYS
 
 DAY_MS = 86_400_000
 KNOWLEDGE = "KnowledgeBase"

@@ -175,7 +175,7 @@ def test_codex_mem_with_a_link(command: str, suffix: str, tmp_path: Path) -> Non
     path = {
         "own": store.with_name(".regraft"),
         "own file": store.with_name(".regraft") / ledger.FILE,
-        ".semantic.sqlite": Path(str(codex_mem_store.codex_mem.sidecar_of(store))),
+        ".semantic.sqlite": Path(str(codex_mem_store.database.sidecar_of(store))),
     }.get(suffix, Path(f"{store}{suffix}"))
     goal = docs if suffix == "own" else letter
     if path.is_dir():
@@ -209,14 +209,14 @@ def test_angel_memory_with_a_link(command: str, name: str, tmp_path: Path) -> No
 def test_a_link_that_comes_while_a_run_is_at_work(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All was well when the run began: what is written next is looked at again."""
     own = place / "library" / ".regraft"
-    real = apply.Changer.make
+    real = apply.ChangeExecutor.make
 
-    def make(self: apply.Changer, change: object) -> None:
+    def make(self: apply.ChangeExecutor, change: object) -> None:
         own.rename(place / "victim" / "own")
         own.symlink_to(place / "victim" / "docs", target_is_directory=True)
         real(self, change)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(apply.Changer, "make", make)
+    monkeypatch.setattr(apply.ChangeExecutor, "make", make)
     done = run("repair", place / "library", "--yes", "--json")
     assert done.status == 2, done
     assert sorted(one.name for one in (place / "victim" / "docs").iterdir()) == ["plan"]

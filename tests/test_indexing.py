@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from planted_v2 import KB, OTHER, index, library, plant, run_sql
 from test_reconcile import state
 
-from migrators.pipeline.drafts import Settings
 from regraft import identity, links
+from regraft.formats.cherry_v2.defaults import Settings
 from regraft.formats.cherry_v2.index.units import cut as sliced
 from regraft.report import progress
 from regraft.testing.texts import texts

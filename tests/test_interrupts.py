@@ -11,21 +11,21 @@ from typing import Any
 
 import apsw
 import pytest
-import repair.run as changes_run
 from conftest import run
 from faults import untouched
 from toys import change, contents
 from toys import library as small_library
 
-import repair.pack
 from regraft.errors import BackfillInterrupted, SourceUnreadable
+from repair.changes import run as changes_run
+from repair.cherry_v2 import pack
 from repair.cherry_v2.pack import catalog
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has none of these signals")
 
 _HEAD = """
 import signal, sys
-from regraft import interrupts
+from regraft.ledger import interrupts
 HUP, INT, TERM = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
 # Whoever started the tests may have had them ignored.
 signal.signal(INT, signal.default_int_handler)
@@ -208,7 +208,7 @@ def test_what_a_stop_tore_is_not_said_in_its_place(
         finally:
             raise error
 
-    monkeypatch.setattr(repair.pack, "pack", torn)
+    monkeypatch.setattr(pack, "pack", torn)
     done = run("pack", small_library(tmp_path), tmp_path / "bases.zip", "--json")
     assert (done.status, done.document["error"]["code"]) == (status, code)
 

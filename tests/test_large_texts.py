@@ -62,7 +62,7 @@ def test_pieces_are_what_all_bytes_at_once_would_be(piece: int, raw: bytes) -> N
     db.execute("INSERT INTO t VALUES (CAST(? AS TEXT))", (raw,))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(large_text, "PIECE_BYTES", piece)
-        pieces = list(LargeText(db, "t", "body", 1).pieces())
+        pieces = list(LargeText(db=db, table="t", column="body", rowid=1).pieces())
     expected = decode_utf8(raw)
     assert b"".join(pieces).decode() == expected
     assert all(one.decode() is not None for one in pieces)
@@ -78,7 +78,10 @@ def test_pieces_of_wide_texts(encoding: str, piece: int, monkeypatch: pytest.Mon
     text = "a文\U0001f600\n" * 20
     db.execute("INSERT INTO t VALUES (?)", (text,))
     monkeypatch.setattr(large_text, "PIECE_BYTES", piece)
-    assert LargeText(db, "t", "body", 1, encoding.lower().replace("utf-16", "utf-16-")).whole() == text
+    assert (
+        LargeText(db=db, table="t", column="body", rowid=1, codec=encoding.lower().replace("utf-16", "utf-16-")).whole()
+        == text
+    )
 
 
 TORN = RawText(b"torn \xed\xa0\xbd\xed\xb8\x80 \xff end")

@@ -214,7 +214,8 @@ def test_a_second_writer_is_kept_out(target: Path) -> None:
 HOLD = """
     import sys
     from pathlib import Path
-    from regraft import areas, ledger
+    from regraft import areas
+    from regraft.ledger import ledger
     with areas.opened(Path(sys.argv[1])), ledger.opened(Path(sys.argv[1])) as book:
         book.begin_run("migrate", "/v1", "20260615T120000Z-0a1b2c")
         print("held", flush=True)

@@ -18,7 +18,8 @@ from regraft.errors import ArchiveUnsafe, BrokenJson, SourceNotFound, SourceUnre
 from regraft.formats.cherry_v1.layout import STATE_KEY, StatePlaces
 from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.formats.codex_mem import sidecar
-from regraft.locate import NAMES, SYSTEMS, V1_SOURCES, Kind, Located, located
+from regraft.kinds import NAMES, SYSTEMS, V1_SOURCES, Kind
+from regraft.locate import Located, located
 from regraft.tree import FolderTree, ZipTree
 
 KNOWLEDGE = {"bases": []}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from regraft.formats.cherry_v2.catalog import ModelRow, ProviderRow
-from regraft.formats.cherry_v2.models import ModelChoice, Models, ModelWord, is_model_id, unique_model_id
+from regraft.formats.cherry_v2.models import ModelChoice, ModelOverrides, Models, is_model_id, unique_model_id
 from regraft.report import notices
 
 ACME = {
@@ -17,12 +17,12 @@ ACME = {
     "enabled": True,
     "models": [{"id": "embed", "provider": "acme", "name": "Embed 3", "group": "embeddings"}, {"id": "rank"}],
 }
-EMBED = ModelRow("acme::embed", "acme", "embed", "Embed 3", "embeddings")
+EMBED = ModelRow(id="acme::embed", provider_id="acme", model_id="embed", name="Embed 3", group="embeddings")
 ACME_ROW = ProviderRow("acme", "Acme Inc.", is_enabled=True)
 
 
-def models(*providers: Any, **word: Any) -> Models:
-    return Models(list(providers), ModelWord(**word))
+def models(*providers: Any, **model_overrides: Any) -> Models:
+    return Models(list(providers), ModelOverrides(**model_overrides))
 
 
 def named(model: Any, provider: Any = "acme", **more: Any) -> dict[str, Any]:
@@ -97,7 +97,9 @@ def test_a_listed_id_that_holds_the_separator_stays_as_it_is() -> None:
     found = models({"id": "acme", "models": [{"id": "hub::embed", "name": "Through a hub"}]})
     choice = found.embedding(named("hub::embed"), "b1")
     assert choice.id == "hub::embed"
-    assert choice.model == ModelRow("hub::embed", "hub", "embed", "Through a hub", None)
+    assert choice.model == ModelRow(
+        id="hub::embed", provider_id="hub", model_id="embed", name="Through a hub", group=None
+    )
     assert choice.provider == ProviderRow("hub", "hub", is_enabled=True)
     assert codes(choice) == []
 
@@ -138,10 +140,19 @@ def test_provider_rows(provider: dict[str, Any], row: ProviderRow) -> None:
 @pytest.mark.parametrize(
     ("model", "row"),
     [
-        ({"id": "embed"}, ModelRow("acme::embed", "acme", "embed", "embed", None)),
-        ({"id": "embed", "name": " ", "group": ""}, ModelRow("acme::embed", "acme", "embed", "embed", None)),
-        ({"id": "embed", "name": 5, "group": 5}, ModelRow("acme::embed", "acme", "embed", "embed", None)),
-        ({"id": " embed ", "name": "E", "group": "g"}, ModelRow("acme::embed", "acme", "embed", "E", "g")),
+        ({"id": "embed"}, ModelRow(id="acme::embed", provider_id="acme", model_id="embed", name="embed", group=None)),
+        (
+            {"id": "embed", "name": " ", "group": ""},
+            ModelRow(id="acme::embed", provider_id="acme", model_id="embed", name="embed", group=None),
+        ),
+        (
+            {"id": "embed", "name": 5, "group": 5},
+            ModelRow(id="acme::embed", provider_id="acme", model_id="embed", name="embed", group=None),
+        ),
+        (
+            {"id": " embed ", "name": "E", "group": "g"},
+            ModelRow(id="acme::embed", provider_id="acme", model_id="embed", name="E", group="g"),
+        ),
     ],
 )
 def test_model_rows(model: dict[str, Any], row: ModelRow) -> None:
@@ -169,10 +180,10 @@ def test_no_key_ever_reaches_the_catalog() -> None:
 
 
 def test_without_a_models_slice_every_named_model_exists() -> None:
-    found = Models(None, ModelWord())
+    found = Models(None, ModelOverrides())
     choice = found.embedding(named(" embed ", name="Embed", group="g"), "b1")
     assert choice.id == "acme::embed"
-    assert choice.model == ModelRow("acme::embed", "acme", "embed", "Embed", "g")
+    assert choice.model == ModelRow(id="acme::embed", provider_id="acme", model_id="embed", name="Embed", group="g")
     assert choice.provider == ProviderRow("acme", "acme", is_enabled=True)
     assert codes(choice) == []
     assert found.rerank(named("rank", "other"), "b1").id == "other::rank"
@@ -208,10 +219,19 @@ def test_a_model_whose_provider_is_gone_too(raw: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("raw", "row"),
     [
-        (named("lost"), ModelRow("acme::lost", "acme", "lost", "lost", None)),
-        (named("lost", name="Lost one", group="g"), ModelRow("acme::lost", "acme", "lost", "Lost one", "g")),
-        (named(" lost ", " acme ", name=" "), ModelRow("acme::lost", "acme", "lost", "lost", None)),
-        (named("acme::lost", "gone"), ModelRow("acme::lost", "acme", "lost", "lost", None)),
+        (named("lost"), ModelRow(id="acme::lost", provider_id="acme", model_id="lost", name="lost", group=None)),
+        (
+            named("lost", name="Lost one", group="g"),
+            ModelRow(id="acme::lost", provider_id="acme", model_id="lost", name="Lost one", group="g"),
+        ),
+        (
+            named(" lost ", " acme ", name=" "),
+            ModelRow(id="acme::lost", provider_id="acme", model_id="lost", name="lost", group=None),
+        ),
+        (
+            named("acme::lost", "gone"),
+            ModelRow(id="acme::lost", provider_id="acme", model_id="lost", name="lost", group=None),
+        ),
     ],
 )
 def test_a_model_whose_provider_exists_is_created_again(raw: dict[str, Any], row: ModelRow) -> None:
@@ -255,7 +275,7 @@ def test_a_base_without_a_model_is_mapped_by_its_own_id() -> None:
 
 def test_mapping_to_a_model_that_nobody_knows_creates_it() -> None:
     choice = models(ACME, mapped={"gone::embed": "new::a::b"}).embedding(named("embed", "gone", name="Old"), "b1")
-    assert choice.model == ModelRow("new::a::b", "new", "a::b", "a::b", None)
+    assert choice.model == ModelRow(id="new::a::b", provider_id="new", model_id="a::b", name="a::b", group=None)
     assert choice.provider == ProviderRow("new", "new", is_enabled=True)
 
 
@@ -274,7 +294,7 @@ def test_mapping_touches_only_the_bases_it_names() -> None:
 def test_a_model_is_created_again_on_the_users_word() -> None:
     found = models(ACME, recreated=frozenset({"gone::embed"}))
     choice = found.embedding(named("embed", "gone", name="Mine", group="g"), "b1")
-    assert choice.model == ModelRow("gone::embed", "gone", "embed", "Mine", "g")
+    assert choice.model == ModelRow(id="gone::embed", provider_id="gone", model_id="embed", name="Mine", group="g")
     assert choice.provider == ProviderRow("gone", "gone", is_enabled=True)
     assert codes(choice) == [notices.MODEL_RECREATED]
     assert codes(found.embedding(named("embed", "gone"), "b2")) == []
@@ -328,10 +348,14 @@ def test_an_embedding_model_created_again_earlier_resolves_a_rerank_model() -> N
 
 def test_what_a_rerank_model_can_do() -> None:
     ranks = models(ACME).rerank(named("rank"), "b1")
-    assert ranks.model == ModelRow("acme::rank", "acme", "rank", "rank", None, capabilities=("rerank",))
+    assert ranks.model == ModelRow(
+        id="acme::rank", provider_id="acme", model_id="rank", name="rank", group=None, capabilities=("rerank",)
+    )
     # One model for both: no base could be searched by meaning with a model that cannot embed.
-    both = Models([ACME], ModelWord(), [named("rank"), None, "odd"]).rerank(named("rank"), "b1")
-    assert both.model == ModelRow("acme::rank", "acme", "rank", "rank", None, capabilities=("embedding",))
+    both = Models([ACME], ModelOverrides(), [named("rank"), None, "odd"]).rerank(named("rank"), "b1")
+    assert both.model == ModelRow(
+        id="acme::rank", provider_id="acme", model_id="rank", name="rank", group=None, capabilities=("embedding",)
+    )
 
 
 # --- providers that are retired ------------------------------------------------------------------------------------
@@ -369,7 +393,7 @@ def test_a_provider_that_later_releases_have_no_more_counts_as_there(listed: lis
 def test_names_and_groups_are_trimmed_and_the_first_base_decides() -> None:
     found = models(ACME)
     first = found.embedding(named("lost", name=" Lost \t", group="\ufeffgroup "), "b1")
-    assert first.model == ModelRow("acme::lost", "acme", "lost", "Lost", "group")
+    assert first.model == ModelRow(id="acme::lost", provider_id="acme", model_id="lost", name="Lost", group="group")
     assert found.embedding(named("lost", name="Another"), "b2").model == first.model
     blank = found.embedding(named("blank", name=" ", group=" "), "b3").model
-    assert blank == ModelRow("acme::blank", "acme", "blank", "blank", None)
+    assert blank == ModelRow(id="acme::blank", provider_id="acme", model_id="blank", name="blank", group=None)

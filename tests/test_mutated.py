@@ -139,7 +139,7 @@ def test_a_backfill_that_is_refused_at_its_first_vector_leaves_nothing(tmp_path:
     path = codex_mem_store.write(tmp_path / "store", wal=False)
     codex_mem_store.embed(path, [])
     codex_mem_store.run_sql(
-        codex_mem_store.codex_mem.sidecar_of(path),
+        codex_mem_store.database.sidecar_of(path),
         "ALTER TABLE meta RENAME TO copied; CREATE VIEW meta AS SELECT * FROM copied",
     )
     before = snapshot(tmp_path / "store")
@@ -277,7 +277,7 @@ def test_rows_that_could_not_be_taken_back_are_not_changed(tmp_path: Path, serve
     assert (done.status, done.document["error"]["code"]) == (3, "StoppedAtDamage")
     assert path.read_bytes() == before
     assert run("undo", path, "--yes").status == 0
-    assert codex_mem_store.rows(codex_mem_store.codex_mem.sidecar_of(path), "SELECT * FROM embedding") == []
+    assert codex_mem_store.rows(codex_mem_store.database.sidecar_of(path), "SELECT * FROM embedding") == []
 
 
 def test_a_refused_change_leaves_nothing_that_was_being_made(tmp_path: Path) -> None:

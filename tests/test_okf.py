@@ -31,21 +31,21 @@ BODIES = st.one_of(
 
 
 def test_block_of_a_url() -> None:
-    snapshot = Snapshot("start", "URL", 'A "quoted" title', URL)
+    snapshot = Snapshot(stem="start", type="URL", title='A "quoted" title', resource=URL)
     assert snapshot.block(TIMESTAMP) == (
         f'---\ntype: "URL"\ntitle: "A \\"quoted\\" title"\nresource: "{URL}"\ntimestamp: "{TIMESTAMP}"\n---\n'
     )
 
 
 def test_block_of_a_note_has_no_resource_and_keeps_every_script() -> None:
-    block = Snapshot("会议", "Note", "会议 \U0001f600\nsecond line\t").block(TIMESTAMP)
+    block = Snapshot(stem="会议", type="Note", title="会议 \U0001f600\nsecond line\t").block(TIMESTAMP)
     assert block == (f'---\ntype: "Note"\ntitle: "会议 \U0001f600\\nsecond line\\t"\ntimestamp: "{TIMESTAMP}"\n---\n')
 
 
 @QUICK
 @given(TEXTS, st.one_of(st.none(), TEXTS))
 def test_values_of_a_block_are_json_on_one_line_each(title: str, resource: str | None) -> None:
-    lines = Snapshot("stem", "URL", title, resource).block(TIMESTAMP).split("\n")
+    lines = Snapshot(stem="stem", type="URL", title=title, resource=resource).block(TIMESTAMP).split("\n")
     assert (lines[0], lines[-2], lines[-1]) == ("---", "---", "")
     fields = dict(line.split(": ", 1) for line in lines[1:-2])
     expected = {"type": "URL", "title": title, "resource": resource, "timestamp": TIMESTAMP}
@@ -58,7 +58,7 @@ def test_values_of_a_block_are_json_on_one_line_each(title: str, resource: str |
 @QUICK
 @given(TEXTS, st.one_of(st.none(), TEXTS), BODIES)
 def test_stripping_gives_back_the_exact_body(title: str, resource: str | None, body: str) -> None:
-    block = Snapshot("stem", "URL" if resource else "Note", title, resource).block(TIMESTAMP)
+    block = Snapshot(stem="stem", type="URL" if resource else "Note", title=title, resource=resource).block(TIMESTAMP)
     assert strip_block(block + body) == body
     assert strip_block((block + body).encode().decode()) == body
 
@@ -86,7 +86,7 @@ def test_text_that_begins_with_no_block_stays(text: str) -> None:
 
 
 def test_only_one_block_goes() -> None:
-    block = Snapshot("stem", "Note", "title").block(TIMESTAMP)
+    block = Snapshot(stem="stem", type="Note", title="title").block(TIMESTAMP)
     assert strip_block(block * 2 + "body") == block + "body"
     assert strip_block("body" + block) == "body" + block
 
@@ -169,7 +169,7 @@ def test_leading_line_by_definition(lines: list[str]) -> None:
     ],
 )
 def test_snapshot_of_a_url(url: str, content: str, stem: str, title: str) -> None:
-    assert url_snapshot(url, content) == Snapshot(stem, "URL", title, url)
+    assert url_snapshot(url, content) == Snapshot(stem=stem, type="URL", title=title, resource=url)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_the_url_is_kept_as_stored() -> None:
     ],
 )
 def test_snapshot_of_a_note(source: str, stem: str) -> None:
-    assert note_snapshot(source) == Snapshot(stem, "Note", trim(source), None)
+    assert note_snapshot(source) == Snapshot(stem=stem, type="Note", title=trim(source), resource=None)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_snapshot_of_a_note(source: str, stem: str) -> None:
     ],
 )
 def test_a_note_is_called_by_its_first_line(source: str, stem: str, title: str) -> None:
-    assert note_snapshot(source) == Snapshot(stem, "Note", title, None)
+    assert note_snapshot(source) == Snapshot(stem=stem, type="Note", title=title, resource=None)
 
 
 @pytest.mark.parametrize("stem", [".cherry", ".Cherry"])

@@ -18,10 +18,10 @@ from v1 import Row, base, carried, folder, opened
 from migrators.cherry_v1 import disk_hints, file_texts
 from migrators.cherry_v1.disk_hints import real_paths
 from migrators.cherry_v1.draft import draft_library
-from migrators.cherry_v1.file_texts import ENCODINGS, WIDE_ENCODINGS, Wanted, cleaned, json_form
+from migrators.cherry_v1.file_texts import ENCODINGS, WIDE_ENCODINGS, WantedText, cleaned, json_form
 from regraft import links
 from regraft.formats.cherry_v1.state import V1State
-from regraft.formats.cherry_v2.models import ModelWord
+from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_table import LoaderRows, Survey, Tally
 
 SAMPLE = REPO / "sample_v1"
@@ -58,7 +58,7 @@ def look_for(place: Path | str, sources: dict[str, str | None]) -> dict[str, Pat
         pending_delete=frozenset(),
         notices=(),
     )
-    [draft] = draft_library(state, ModelWord()).bases
+    [draft] = draft_library(state, ModelOverrides()).bases
     found = {
         loader: LoaderRows(rows=1, source=source, kinds={16: Tally(1, 1)})
         for loader, source in sources.items()
@@ -138,7 +138,7 @@ def test_a_snippet_never_hides_a_file_that_matches(encoding: str, text: str, sta
     raw = (start + text).encode(encoding, "replace")
     read = raw.decode(encoding, "replace")
     loader = f"TextLoader_{digest(read)}"
-    assert loader in set(Wanted({loader: snippet(read)}).of_file(raw, ".txt"))
+    assert loader in set(WantedText({loader: snippet(read)}).of_file(raw, ".txt"))
 
 
 # --- HTML and JSON -------------------------------------------------------------------------------------------------

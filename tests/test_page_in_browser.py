@@ -61,12 +61,25 @@ def many_bases() -> dict[str, Any]:
             }
         )
     found = tuple(
-        Finding(name, one.severity, "said", pick.choice(bases)["id"], count=10 ** pick.randint(0, 6))
+        Finding(
+            name=name,
+            severity=one.severity,
+            message="said",
+            base=pick.choice(bases)["id"],
+            count=10 ** pick.randint(0, 6),
+        )
         for name, one in FINDINGS.items()
     )
     checked = {"bases": 100, "items": 123_456_789, "units": 12_345_678, "bodies": 0, "raw_files": 4, "bytes": 10**12}
-    audit = Audit(found, checked, {base["id"]: base["name"] for base in bases}, "", {"bases": bases}, level="default")
-    run_of_it = Run("check", source_kind="library", source=Path("library"))
+    audit = Audit(
+        findings=found,
+        checked=checked,
+        names={base["id"]: base["name"] for base in bases},
+        closing="",
+        statistics={"bases": bases},
+        level="default",
+    )
+    run_of_it = Run(command="check", source_kind="library", source=Path("library"))
     run_of_it.end()
     return {**run_of_it.document(), **audit.document(), "level": audit.level, "not_checked": []}
 

@@ -189,6 +189,17 @@ def test_any_rows_and_any_float_come_back_bit_for_bit(tmp_path_factory, rows, gr
     assert list(columns.read_rows(path)) == rows
 
 
+def test_more_rows_than_bytes_can_hold_are_refused(tmp_path):
+    """Rows of nothing take no room in a file, and as long to read as any."""
+    path = tmp_path / "units.parquet"
+    schema = columns._schema(pa, About(1, "v2", None, []))
+    nothing = [pa.nulls(200_000, field.type) for field in schema]
+    pq.write_table(pa.table(nothing, schema=schema), path)
+    assert path.stat().st_size < 200_000 / columns.ROWS_PER_BYTE
+    refused(run("import", path, "--to", tmp_path / "back"), "it has 200,000 rows in", "no file of units has")
+    assert [found.name for found in tmp_path.iterdir()] == ["units.parquet"]
+
+
 def test_nans_keep_their_payload(tmp_path):
     odd = [struct.pack("<3I", 0x7FC00000 + number, 0x7F800001, 0xFFC0BEEF) for number in range(300)]
     with columns.writing(tmp_path / "nan.parquet", About(1, "v2", 3, [])) as target:

@@ -24,10 +24,10 @@ from migrators.pipeline.drafts import BaseDraft, LibraryDraft
 from migrators.pipeline.duplicates import read_times
 from migrators.pipeline.ownership import Owners, expand
 from migrators.pipeline.plan import BasePlan, plan_base
-from migrators.pipeline.source import Hints, Twin
+from migrators.pipeline.source import Duplicate, Hints
 from regraft.formats import vector_table
 from regraft.formats.cherry_v1.state import V1State
-from regraft.formats.cherry_v2.models import ModelWord
+from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_table import MISSING, UNSUPPORTED, LoaderRows, StoreProblem, Survey, Tally
 from regraft.names import FreeNames
 from regraft.report.notices import Notice
@@ -51,7 +51,7 @@ def state(*bases: Any, **parts: Any) -> V1State:
 
 
 def drafted(*items: Any, **fields: Any) -> BaseDraft:
-    [draft] = draft_library(state(base("kb", *items, **fields)), ModelWord()).bases
+    [draft] = draft_library(state(base("kb", *items, **fields)), ModelOverrides()).bases
     return draft
 
 
@@ -144,7 +144,7 @@ def rich_survey() -> Survey:
 
 
 def whole_plan() -> tuple[LibraryDraft, list[BasePlan]]:
-    draft = draft_library(rich_state(), ModelWord(mapped={"never::used": "a::b"}))
+    draft = draft_library(rich_state(), ModelOverrides(mapped={"never::used": "a::b"}))
     return draft, [plan_base(one, rich_survey()) for one in draft.bases]
 
 
@@ -155,7 +155,7 @@ def test_the_same_input_gives_an_equal_plan() -> None:
 def test_planning_changes_nothing_that_it_is_given() -> None:
     given = rich_state()
     before = copy.deepcopy(given)
-    library = draft_library(given, ModelWord())
+    library = draft_library(given, ModelOverrides())
     assert given == before
     found, untouched, draft_before = rich_survey(), rich_survey(), copy.deepcopy(library.bases[0])
     first = plan_base(library.bases[0], found)
@@ -204,7 +204,7 @@ def test_planning_touches_neither_files_nor_network() -> None:
 
 
 def test_planning_knows_no_clock() -> None:
-    library = draft_library(state(base("kb", note("n"), created_at="?", updated_at=None)), ModelWord())
+    library = draft_library(state(base("kb", note("n"), created_at="?", updated_at=None)), ModelOverrides())
     [draft] = library.bases
     [item] = draft.items
     assert (draft.created_at, draft.updated_at) == (None, None)
@@ -213,11 +213,12 @@ def test_planning_knows_no_clock() -> None:
     plan = plan_base(timeless, Survey())
     assert [(item.created_at, item.updated_at) for item in plan.items] == [(None, None)]
     v1 = [REPO / "migrators" / "cherry_v1" / f"{name}.py" for name in ("draft", "items")]
-    stages = [
-        REPO / "migrators" / "stages" / f"{name}.py"
-        for name in ("drafts", "plan", "planned", "owners", "restored", "models", "values")
+    pipeline = [
+        REPO / "migrators" / "pipeline" / f"{name}.py"
+        for name in ("drafts", "plan", "plan_model", "ownership", "duplicates")
     ]
-    for path in (*v1, *stages):
+    catalog = [REPO / "regraft" / "formats" / "cherry_v2" / f"{name}.py" for name in ("models", "values")]
+    for path in (*v1, *pipeline, *catalog):
         source = path.read_text(encoding="utf-8")
         assert not re.search(r"^(import|from) (time|datetime|random|secrets|uuid|os)\b", source, re.MULTILINE)
 
@@ -465,7 +466,7 @@ def test_runs_of_several_loaders_of_one_item_are_merged_in_row_order() -> None:
 @pytest.mark.parametrize("found", ["cannot be read", Survey(), rich_survey(), survey(*rows("F", kind=MISSING))])
 def test_books_always_balance(fields: dict[str, Any], found: Survey | str) -> None:
     [raw] = [one for one in rich_state().bases if isinstance(one, dict) and one["id"] == "failed"]
-    [draft] = draft_library(state({**raw, "model": MODEL, **fields}), ModelWord()).bases
+    [draft] = draft_library(state({**raw, "model": MODEL, **fields}), ModelOverrides()).bases
     plan = plan_base(draft, found)
     assert plan.rows.balanced
     assert plan.rows.read == (found.rows if isinstance(found, Survey) else 0)
@@ -522,7 +523,7 @@ DUPLICATES = [
 DUPLICATE_ROWS = [*rows("F", "N", "D"), ("odd", 20, "/docs/odd"), *rows("F")]
 
 
-def twin(lost: str, like: str, path: str = "", **fields: Any) -> Twin:
+def twin(lost: str, like: str, path: str = "", **fields: Any) -> Duplicate:
     """Return a twin as a look at the files makes it: standalone items by their ids, files of folders by their time."""
     alone = {loader: item.id for item in drafted(*DUPLICATES).items for loader in item.loader_ids if not item.entries}
     own, like_item = "" if path else alone.get(lost, ""), alone.get(like, "")
@@ -532,10 +533,10 @@ def twin(lost: str, like: str, path: str = "", **fields: Any) -> Twin:
         "read_at": None if own else UPDATED,
         "like_read_at": None if like_item else UPDATED,
     }
-    return replace(Twin(lost, like, f"{lost}.md", f"{like}.md", path), **{**usual, **fields})
+    return replace(Duplicate(lost, like, f"{lost}.md", f"{like}.md", path), **{**usual, **fields})
 
 
-def with_twins(*twins: Twin, restore: bool = True) -> BasePlan:
+def with_twins(*twins: Duplicate, restore: bool = True) -> BasePlan:
     hints = Hints(twins=twins, restore_twins=restore)
     return plan_base(drafted(*DUPLICATES), survey(*DUPLICATE_ROWS), hints)
 
@@ -577,7 +578,7 @@ def test_restored_materials_come_last_and_are_outside_the_books() -> None:
     ],
     ids=str,
 )
-def test_a_twin_that_does_not_fit_changes_nothing(odd: Twin) -> None:
+def test_a_twin_that_does_not_fit_changes_nothing(odd: Duplicate) -> None:
     """Such as one with rows of its own, like a note, like nothing that is carried, or of an item that is idle.
 
     Nor is a twin one whose rows go to another item than was compared, or whose folder v1 read at another time.
@@ -627,7 +628,7 @@ def test_twins_are_only_told_where_that_is_asked_for() -> None:
 
 
 def test_what_hints_have_to_say_is_said() -> None:
-    said = Notice("dropped_field", "found beside it", "kb")
+    said = Notice(code="dropped_field", message="found beside it", base="kb")
     plan = plan_base(drafted(note("n", "N")), survey(*rows("N")), Hints(notices=(said,)))
     assert plan.notices == (said,)
 

@@ -7,6 +7,7 @@ import math
 import struct
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,16 @@ from v1 import CREATED, LLM, MODEL, UNTYPED, Library, Row, Source, base, migrate
 
 from migrators.cherry_v1.draft import draft_library
 from migrators.pipeline import report
-from migrators.pipeline.carry import Origin, carry_base
+from migrators.pipeline.carry import Origin, carry_base, item_rows
 from migrators.pipeline.plan import plan_base
-from migrators.pipeline.source import Hints, Twin
-from migrators.pipeline.survey import BaseWork
+from migrators.pipeline.source import Duplicate, Hints
+from migrators.pipeline.survey import BaseJob
 from migrators.pipeline.workers import Done
 from regraft.formats import vector_table
 from regraft.formats.cherry_v1 import embedjs
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.catalog import write_catalog
-from regraft.formats.cherry_v2.models import ModelWord
+from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey, Tally
 from regraft.report import render
 from regraft.report.document import Run
@@ -136,7 +137,7 @@ STATES = st.builds(
     notices=st.just(()),
 )
 WORDS = st.builds(
-    ModelWord,
+    ModelOverrides,
     mapped=st.dictionaries(st.sampled_from(["acme::gone", "no::where", "kb"]), st.just("a::b"), max_size=2),
     recreated=st.frozensets(st.sampled_from(["no::where", "x::gone"]), max_size=1),
 )
@@ -145,7 +146,7 @@ WORDS = st.builds(
 HINTS = st.builds(
     Hints,
     paths=st.dictionaries(LOADERS, TEXTS, max_size=2),
-    twins=st.lists(st.builds(Twin, LOADERS, LOADERS, TEXTS, TEXTS, TEXTS), max_size=3).map(tuple),
+    twins=st.lists(st.builds(Duplicate, LOADERS, LOADERS, TEXTS, TEXTS, TEXTS), max_size=3).map(tuple),
     restore_twins=st.booleans(),
 )
 
@@ -177,10 +178,12 @@ def surveys(draw: st.DrawFn) -> Survey | StoreProblem:
     return found
 
 
-@given(state=STATES, word=WORDS, data=st.data())
+@given(state=STATES, model_overrides=WORDS, data=st.data())
 @settings(max_examples=examples(150))
-def test_no_state_crashes_a_plan_and_the_catalog_takes_every_one(state: V1State, word: ModelWord, data: Any) -> None:
-    library = draft_library(state, word)
+def test_no_state_crashes_a_plan_and_the_catalog_takes_every_one(
+    state: V1State, model_overrides: ModelOverrides, data: Any
+) -> None:
+    library = draft_library(state, model_overrides)
     assert len(library.bases) + len(library.skipped) == len(state.bases)
     assert len({draft.id for draft in library.bases}) == len(library.bases)
     plans = [plan_base(draft, data.draw(surveys()), data.draw(HINTS)) for draft in library.bases]
@@ -194,11 +197,13 @@ def test_no_state_crashes_a_plan_and_the_catalog_takes_every_one(state: V1State,
             assert len({material.item for material in plan.materials}) == len(plan.materials)
             assert len({item.id for item in plan.items}) == len(plan.items)
             # What tells whether a base has changed is made of its draft.
-            msgspec.json.encode(plan.draft, order="deterministic")
-            origin = Origin(FolderTree(place), None, embedjs.VECTORS, None, place / "earlier")
+            msgspec.json.encode(replace(plan.draft, items=tuple(plan.draft.items)), order="deterministic")
+            origin = Origin(
+                tree=FolderTree(place), uploads=None, table=embedjs.VECTORS, vectors=None, earlier=place / "earlier"
+            )
             done = carry_base(plan, origin, place / str(number), NOW_MS, lambda *_: None)
-            records.append((done.record, done.items))
-            work = BaseWork(number, plan.draft, "", plan=plan)
+            records.append((done.record, tuple(item_rows(plan, done))))
+            work = BaseJob(number, plan.draft, "", plan=plan)
             outcomes[plan.draft.legacy_id] = report.carried(Done(work, plan, done))
         write_catalog(place / "catalog.sqlite", records)
         with opened(place / "catalog.sqlite") as db:
@@ -206,7 +211,7 @@ def test_no_state_crashes_a_plan_and_the_catalog_takes_every_one(state: V1State,
             assert db.execute("SELECT count(*) FROM knowledge_base").get == len(plans)
             items = sum(len(plan.items) for plan in plans)
             assert db.execute("SELECT count(*) FROM knowledge_item WHERE json_valid(data)").get == items
-    document = report.document(Run("migrate"), library, outcomes)
+    document = report.document(Run(command="migrate"), library, outcomes)
     assert json.loads(render.as_json(document)) == json.loads(json.dumps(document))
     assert render.as_text(document, verbose=True).encode()
     assert render.as_page(document).encode()

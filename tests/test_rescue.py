@@ -853,7 +853,15 @@ _ITEMS = st.lists(
 def test_nobody_is_taken_for_another(kinds, kept):
     drafts = [
         ItemDraft(
-            str(at), f"draft {at}", kind, {"source": source, "content": source}, "completed", None, time, time, ()
+            legacy_id=str(at),
+            id=f"draft {at}",
+            type=kind,
+            data={"source": source, "content": source},
+            status="completed",
+            error=None,
+            created_at=time,
+            updated_at=time,
+            loader_ids=(),
         )
         for at, (kind, source, time) in enumerate(kinds)
     ]

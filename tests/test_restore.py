@@ -25,9 +25,9 @@ from test_indexing import item_of, put_file, put_item, raw, rows
 from regraft import identity
 from regraft.report import progress
 from repair.changes.store import recognised
-from repair.cherry_v2.restore import Wanted, Wish, model_change, restore
+from repair.cherry_v2.restore import RestoredBase, RestoreOptions, model_change, restore
 
-MODEL = Wanted("acme::embed-9", 3)
+MODEL = RestoredBase("acme::embed-9", 3)
 NEW = MODEL.base_id(KB)
 
 
@@ -66,8 +66,16 @@ class Embedder:
                     db.execute("INSERT INTO embedding VALUES (?, ?, ?)", (key, vector, NOW_MS))
 
 
-def restored_by(store: Path, embedder: Embedder, *, base: str | None = KB, wanted: Wanted = MODEL, **more: Any) -> Any:
-    return restore(store, Wish(base, wanted, NOW_MS), embedder.fill, progress=progress.Silent(), **more)
+def restored_by(
+    store: Path, embedder: Embedder, *, base: str | None = KB, wanted: RestoredBase = MODEL, **more: Any
+) -> Any:
+    return restore(
+        store,
+        RestoreOptions(base=base, wanted=wanted, now_ms=NOW_MS),
+        embedder.fill,
+        progress=progress.Silent(),
+        **more,
+    )
 
 
 def made(store: Path, **more: Any) -> dict[str, Any]:
@@ -139,7 +147,7 @@ def test_a_new_base_with_every_text_and_the_old_one_untouched(store):
 def test_the_row_of_the_base(store):
     changed = "chunk_size = 77, chunk_overlap = 7, threshold = 0.5"
     run_sql(store / "catalog.sqlite", f"UPDATE knowledge_base SET {changed} WHERE id = '{KB}'")
-    wanted = Wanted("nova::embed", 3, "Again")
+    wanted = RestoredBase("nova::embed", 3, "Again")
     made(store, wanted=wanted)
     old, new = base_row(store, KB), base_row(store, wanted.base_id(KB))
     assert {name for name in old if old[name] != new[name]} == {
@@ -155,7 +163,10 @@ def test_the_row_of_the_base(store):
 
 def test_a_model_that_is_there_is_used(store):
     model = base_row(store, KB)["embedding_model_id"]
-    assert actions(made(store, wanted=Wanted(model, 3))) == {"write-base": 15, "insert-base": 1 + len(items(store, KB))}
+    assert actions(made(store, wanted=RestoredBase(model, 3))) == {
+        "write-base": 15,
+        "insert-base": 1 + len(items(store, KB)),
+    }
 
 
 def test_items_keep_their_order_folders_and_paths(store):
@@ -180,8 +191,12 @@ def test_ids_follow_from_the_old_ones(store):
     assert before[0]["id"] == identity.restored_item_id(
         NEW, items(store, KB)[0]["id"], items(store, KB)[0]["created_at"]
     )
-    others = {Wanted("acme::embed-9", 4).base_id(KB), Wanted("acme::embed", 3).base_id(KB), MODEL.base_id(OTHER)}
-    assert len({NEW, *others, Wanted("acme::embed-9", 3, "").base_id(KB)}) == 5
+    others = {
+        RestoredBase("acme::embed-9", 4).base_id(KB),
+        RestoredBase("acme::embed", 3).base_id(KB),
+        MODEL.base_id(OTHER),
+    }
+    assert len({NEW, *others, RestoredBase("acme::embed-9", 3, "").base_id(KB)}) == 5
 
 
 def test_it_is_taken_back(store):
@@ -202,7 +217,9 @@ def test_a_dry_run_writes_nothing(store):
         seen.append(len(rows(path, "SELECT 1 FROM search_text")))
 
     with untouched(store):
-        document = restore(store, Wish(KB, MODEL, NOW_MS), look, dry_run=True, progress=progress.Silent())
+        document = restore(
+            store, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), look, dry_run=True, progress=progress.Silent()
+        )
     assert (seen, embedder.sent) == ([15], [])
     assert actions(document) == {"write-base": 15, "insert-model": 1, "insert-base": 1 + len(items(store, KB))}
     assert left(document) == [("embedding.missing", "15 bodies without a vector")]
@@ -390,7 +407,7 @@ def test_what_is_refused_writes_nothing(store):
         with fails("WrongUsage", match="2 bases .*give --base"):
             restored_by(store, nobody, base=None)
         with fails("NotRestored", match="word is no model's id"):
-            restored_by(store, nobody, wanted=Wanted("word", 3))
+            restored_by(store, nobody, wanted=RestoredBase("word", 3))
         with fails("NotChanged", match="without a catalog"):
             restored_by(alone, nobody, base=None)
 
@@ -399,7 +416,7 @@ def test_a_base_that_was_restored_is_not_restored_again(store):
     made(store)
     with untouched(store), fails("NotRestored", match="that was done"):
         restored_by(store, Embedder(most=0))
-    again = Wanted("acme::embed-9", 3, "Another")
+    again = RestoredBase("acme::embed-9", 3, "Another")
     assert actions(made(store, wanted=again))["write-base"] == 15
 
 
@@ -467,7 +484,7 @@ def test_a_base_that_changes_while_it_is_embedded_is_not_put_in_place(store):
         put_item(store, "i1", "note", source="New", content="a new note")
 
     with fails("PlanOutdated", match="changed while its texts were embedded"):
-        restore(store, Wish(KB, MODEL, NOW_MS), fill, progress=progress.Silent())
+        restore(store, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.Silent())
     again = Embedder()
     restored_by(store, again)
     assert again.sent == ["a new note"]
@@ -485,7 +502,7 @@ def test_a_damaged_vector_is_not_put_in_place(store):
         run_sql(path, "UPDATE embedding SET vector_blob = x'00' WHERE rowid = 1")
 
     with fails("VerificationFailed", STOPPED):
-        restore(store, Wish(KB, MODEL, NOW_MS), fill, progress=progress.Silent())
+        restore(store, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.Silent())
 
 
 def test_a_log_beside_the_filled_index_is_worked_in(store):
@@ -501,7 +518,7 @@ def test_a_log_beside_the_filled_index_is_worked_in(store):
         for suffix in ("", "-wal"):
             Path(f"{path}.copy{suffix}").replace(f"{path}{suffix}")
 
-    restore(store, Wish(KB, MODEL, NOW_MS), fill, progress=progress.Silent())
+    restore(store, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.Silent())
     assert found(store) == []
     assert sorted(path.name for path in index(store, NEW).parent.iterdir()) == ["index.sqlite"]
 
@@ -535,7 +552,7 @@ def test_kills_at_every_step_lose_nothing_that_was_paid(store, tmp_path, monkeyp
                 embedder.fill(path)
                 log.write_text(str(len(embedder.sent)))
 
-            restore(place, Wish(KB, MODEL, NOW_MS), fill, progress=progress.Silent())
+            restore(place, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.Silent())
 
         status = forked(work)
         assert status in (KILLED, 0)
@@ -567,7 +584,7 @@ def test_a_base_of_a_profile(stranded):
     before = _dicts(stranded, "SELECT * FROM user_provider")
     base = base_of("other")
     provider = before[0]["provider_id"]
-    wanted = Wanted(f"{provider}::embed-9", 3)
+    wanted = RestoredBase(f"{provider}::embed-9", 3)
     assert actions(made(stranded, base=base, wanted=wanted))["insert-model"] == 1
     new = wanted.base_id(base)
     assert base_row(stranded, new)["emoji"] == "🎉"
@@ -582,7 +599,7 @@ def test_a_base_of_a_profile(stranded):
 def test_a_profile_without_the_provider_is_refused_before_anything_is_paid(stranded):
     embedder = Embedder()
     with fails("NotRestored", match="no provider elsewhere; add it in the application first"):
-        restored_by(stranded, embedder, base=base_of("other"), wanted=Wanted("elsewhere::embed-9", 3))
+        restored_by(stranded, embedder, base=base_of("other"), wanted=RestoredBase("elsewhere::embed-9", 3))
     assert embedder.sent == []
 
 
@@ -590,7 +607,7 @@ def test_a_model_that_the_provider_has_under_another_id(stranded):
     [row] = _dicts(stranded, "SELECT id, provider_id, model_id FROM user_model LIMIT 1")
     run_sql(stranded / "cherrystudio.sqlite", f"UPDATE user_model SET id = 'own' WHERE id = '{row['id']}'")
     with fails("NotRestored", match="give --model own"):
-        restored_by(stranded, Embedder(), base=base_of("other"), wanted=Wanted(row["id"], 3))
+        restored_by(stranded, Embedder(), base=base_of("other"), wanted=RestoredBase(row["id"], 3))
 
 
 def test_a_profile_of_another_time_is_refused(stranded):
@@ -658,7 +675,7 @@ ASKED = ("--model", "acme::embed-9", "--base", KB)
 
 def test_the_command(store, server):
     done = run("restore", store, *ASKED, "--name", " Again ", "--now", NOW)
-    new = Wanted("acme::embed-9", 3, "Again").base_id(KB)
+    new = RestoredBase("acme::embed-9", 3, "Again").base_id(KB)
     assert (done.status, done.stderr) == (0, "")
     assert f"Again  ({new})" in done.stdout
     assert "write the base: 5 texts in 15 units, and 3 files of the old one" in done.stdout

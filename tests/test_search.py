@@ -476,7 +476,10 @@ def test_each_lane_gives_five_times_as_many_candidates_as_hits_are_wanted(tmp_pa
 
 
 def test_a_tie_between_the_lanes_goes_to_the_vector():
-    by_vector, by_words = ([Hit(unit, "m", None, 0, unit, 9.0)] for unit in ("v", "w"))
+    by_vector, by_words = (
+        [Hit(unit_id=unit, material_id="m", relative_path=None, unit_index=0, text=unit, score=9.0)]
+        for unit in ("v", "w")
+    )
     assert [(hit.unit_id, hit.score) for hit in fused(by_vector, by_words, 0.5)] == [("v", 0.5 / 61), ("w", 0.5 / 61)]
 
 

@@ -160,7 +160,13 @@ def test_runs_are_taken_back_latest_first(store: Path) -> None:
 
 def test_an_earlier_run_goes_where_later_ones_changed_other_rows(store: Path) -> None:
     old = contents(store)
-    rows = RowsChange(CATALOG, toys.done("x"), sql("UPDATE knowledge_item SET updated_at = 7"), ("knowledge_item",), 1)
+    rows = RowsChange(
+        path=CATALOG,
+        actions=toys.done("x"),
+        apply=sql("UPDATE knowledge_item SET updated_at = 7"),
+        tables=("knowledge_item",),
+        bytes=1,
+    )
     first, second = change(store, planner(renamed)), change(store, lambda _: Plan([rows]))
     undo(store, first["undo"])
     assert contents(store)[CATALOG]["knowledge_base"] == old[CATALOG]["knowledge_base"]  # type: ignore[index]
@@ -181,13 +187,24 @@ def test_references_that_led_nowhere_before_do_so_again(store: Path) -> None:
     write(store / INDEX, "UPDATE material SET current_content_hash = 'gone' WHERE rowid = 1")
     old = contents(store)
     mend = "UPDATE material SET current_content_hash = (SELECT min(content_hash) FROM content) WHERE rowid = 1"
-    change(store, lambda _: Plan([RowsChange(INDEX, toys.done("mend"), sql(mend), ("material",), 1)]))
+    change(
+        store,
+        lambda _: Plan(
+            [RowsChange(path=INDEX, actions=toys.done("mend"), apply=sql(mend), tables=("material",), bytes=1)]
+        ),
+    )
     undo(store)
     assert contents(store) == old
 
 
 def test_a_row_that_others_refer_to_meanwhile_stays(store: Path) -> None:
-    rows = RowsChange(INDEX, toys.done("x"), sql("INSERT INTO content VALUES ('c', 'c', 0)"), ("content",), 1)
+    rows = RowsChange(
+        path=INDEX,
+        actions=toys.done("x"),
+        apply=sql("INSERT INTO content VALUES ('c', 'c', 0)"),
+        tables=("content",),
+        bytes=1,
+    )
     change(store, lambda _: Plan([rows]))
     write(store / INDEX, "UPDATE material SET current_content_hash = 'c' WHERE rowid = 1")
     with fails("UndoRefused", match="foreign keys"):
@@ -200,7 +217,10 @@ def test_values_that_were_exchanged_are_exchanged_back(store: Path) -> None:
         "UPDATE search_unit SET unit_index = unit_index + 100 WHERE material_id = (SELECT material_id FROM material LIMIT 1)",  # noqa: E501 - one statement
         "UPDATE search_unit SET unit_index = 102 - unit_index WHERE unit_index >= 100",
     )
-    change(store, lambda _: Plan([RowsChange(INDEX, toys.done("x"), rows, ("search_unit",), 1)]))
+    change(
+        store,
+        lambda _: Plan([RowsChange(path=INDEX, actions=toys.done("x"), apply=rows, tables=("search_unit",), bytes=1)]),
+    )
     assert contents(store) != old
     undo(store)
     assert contents(store) == old

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from migrators.cherry_v1.draft import draft_library
-from migrators.pipeline.drafts import BaseDraft, LibraryDraft, Settings, SkippedBase
+from migrators.pipeline.drafts import BaseDraft, LibraryDraft, SkippedBase
 from migrators.pipeline.plan import plan_base
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.catalog import BaseRow
-from regraft.formats.cherry_v2.models import ModelWord
+from regraft.formats.cherry_v2.defaults import Settings
+from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.cherry_v2.values import read_number, read_settings, read_time, whole_number
 from regraft.formats.vector_table import Survey
 from regraft.identity import base_id
@@ -233,7 +234,7 @@ def test_whatever_v1_had_the_settings_are_valid(raw: dict[str, Any]) -> None:
 
 def library(*bases: Any, pending: tuple[str, ...] = (), said: tuple[Notice, ...] = ()) -> LibraryDraft:
     state = V1State(list(bases), PROVIDERS, {}, {}, frozenset(pending), said)
-    return draft_library(state, ModelWord())
+    return draft_library(state, ModelOverrides())
 
 
 def base(**fields: Any) -> dict[str, Any]:
@@ -417,7 +418,7 @@ def test_constant_columns_of_a_base() -> None:
 
 
 def test_bases_stay_in_the_order_of_v1_and_notices_of_the_state_come_first() -> None:
-    said = Notice(notices.MODELS_UNKNOWN, "unknown")
+    said = Notice(code=notices.MODELS_UNKNOWN, message="unknown")
     drafted = library(base(id="z"), None, base(id="a"), said=(said,))
     assert [draft.legacy_id for draft in drafted.bases] == ["z", "a"]
     assert codes(drafted.notices) == [notices.MODELS_UNKNOWN, notices.INVALID_BASE]

@@ -112,7 +112,7 @@ def write(path: Path, *statements: str) -> None:
 
 def done(what: str, **more: Any) -> tuple[Action, ...]:
     """Return the action of a toy change."""
-    return (Action("toy", what, KB, **more),)
+    return (Action(action="toy", message=what, base=KB, **more),)
 
 
 def value(root: Path, path: str, query: str) -> object:
@@ -144,7 +144,7 @@ def bodies(store: Store) -> list[Change]:
         f"INSERT INTO content VALUES ('{identity.text_hash(text)}', '{text}', 1)",
     )
     tables = ("search_text", "embedding", "content")
-    return [RowsChange(INDEX, done("bodies"), apply, tables, 1000, bodies=True)]
+    return [RowsChange(path=INDEX, actions=done("bodies"), apply=apply, tables=tables, bytes=1000, bodies=True)]
 
 
 def named(name: str, *, size: int = 100) -> Callable[[Store], list[Change]]:
@@ -154,7 +154,11 @@ def named(name: str, *, size: int = 100) -> Callable[[Store], list[Change]]:
         if value(store.root, CATALOG, "SELECT min(name) FROM knowledge_base") == name:
             return []
         apply = sql(f"UPDATE knowledge_base SET name = '{name}'")
-        return [RowsChange(CATALOG, done(f"call them {name}"), apply, ("knowledge_base",), size)]
+        return [
+            RowsChange(
+                path=CATALOG, actions=done(f"call them {name}"), apply=apply, tables=("knowledge_base",), bytes=size
+            )
+        ]
 
     return changes
 
@@ -170,7 +174,7 @@ def a_file(path: str, text: str) -> Callable[[Store], list[Change]]:
 
     def changes(store: Store) -> list[Change]:
         there = (store.root / path).is_file() and (store.root / path).read_text() == text
-        return [] if there else [FileChange(path, done(f"write {path}"), make, 10)]
+        return [] if there else [FileChange(path=path, actions=done(f"write {path}"), make=make, bytes=10)]
 
     return changes
 
@@ -179,7 +183,11 @@ def gone(path: str, *, trash: bool = True) -> Callable[[Store], list[Change]]:
     """Return what takes a file or folder away."""
 
     def changes(store: Store) -> list[Change]:
-        return [FileChange(path, done(f"remove {path}"), None, 0, trash)] if (store.root / path).exists() else []
+        return (
+            [FileChange(path=path, actions=done(f"remove {path}"), make=None, bytes=0, trash=trash)]
+            if (store.root / path).exists()
+            else []
+        )
 
     return changes
 
@@ -194,7 +202,7 @@ def a_base(store: Store) -> list[Change]:
         (new / "raw" / "a.txt").write_text("a")
 
     made = (store.root / NEW_FOLDER).exists()
-    return [] if made else [FileChange(NEW_FOLDER, done("a new base"), make, 1000)]
+    return [] if made else [FileChange(path=NEW_FOLDER, actions=done("a new base"), make=make, bytes=1000)]
 
 
 def another_folder(store: Store) -> list[Change]:
@@ -207,7 +215,7 @@ def another_folder(store: Store) -> list[Change]:
         shutil.copytree(folder, new)
         (new / "more.txt").write_text("more")
 
-    return [FileChange(OLD_FOLDER, done("another folder"), make, 1000)]
+    return [FileChange(path=OLD_FOLDER, actions=done("another folder"), make=make, bytes=1000)]
 
 
 def another_index(store: Store) -> list[Change]:
@@ -221,7 +229,7 @@ def another_index(store: Store) -> list[Change]:
         with sqlite.writing(new) as db:
             db.execute("UPDATE meta SET updated_at = 5")
 
-    return [FileChange(INDEX, done("another index"), make, 1000)]
+    return [FileChange(path=INDEX, actions=done("another index"), make=make, bytes=1000)]
 
 
 def planner(*parts: Callable[[Store], list[Change]]) -> Planner:

@@ -131,7 +131,7 @@ READING = [
     "import zipfile\nzipfile.ZipFile(a)",
     "self.tree.open(name)",
     "import apsw\ndef f(db: apsw.Connection) -> apsw.Connection | None: ...",
-    "from regraft import durable\ndurable.replace(a, b)",
+    "from regraft.ledger import durable\ndurable.replace(a, b)",
     "path.exists(), path.read_bytes(), path.stat()",
 ]
 

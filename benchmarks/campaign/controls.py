@@ -10,11 +10,11 @@ from typing import Any
 from unittest import mock
 
 import apsw
-import repair.store
-import repair.undo
 
 import regraft.embedders.answers
 import regraft.formats.vector_table
+import repair.changes.store
+import repair.changes.undo
 from regraft import areas, sqlite, text
 
 #: Never found in any text.
@@ -73,7 +73,7 @@ def _links() -> Iterator[None]:
         stack.enter_context(mock.patch.object(areas, "BY_HANDLE", False))
         stack.enter_context(mock.patch.object(areas, "refuse_link", lambda *_: None))
         stack.enter_context(mock.patch.object(areas, "demand", lambda path: path.absolute()))
-        stack.enter_context(mock.patch.object(repair.store, "_demand_no_links", lambda _: None))
+        stack.enter_context(mock.patch.object(repair.changes.store, "_demand_no_links", lambda _: None))
         stack.enter_context(mock.patch.object(apsw, "SQLITE_OPEN_NOFOLLOW", 0))
         yield
 
@@ -83,7 +83,7 @@ def _undo() -> Iterator[None]:
     """Say that changes were taken back, and take none back."""
     with ExitStack() as stack:
         for name in ("_take_back_rows", "_take_back_file"):
-            stack.enter_context(mock.patch.object(repair.undo, name, lambda *_: None))
+            stack.enter_context(mock.patch.object(repair.changes.undo, name, lambda *_: None))
         yield
 
 

@@ -16,10 +16,9 @@ from checks.angel_memory.providers import Providers, entries_elsewhere, provider
 from checks.angel_memory.records import Compared, State, compare
 from checks.angel_memory.vectors import Differences, differences
 from checks.audit import foreign_schema
-from checks.audit.collector import Ledger, Level, OutOfTime
+from checks.audit.collector import FindingCollector, Level, OutOfTime
 from checks.audit.findings import FINDINGS, Audit, Finding
-from checks.cherry_v2.audit import Wish
-from checks.cherry_v2.repairs import CommandLine
+from checks.audit.options import CheckOptions, CommandLine
 from regraft import sqlite
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import (
@@ -53,7 +52,7 @@ class _Seen:
     """What an audit has seen so far."""
 
     root: Path
-    ledger: Ledger
+    ledger: FindingCollector
     texts: dict[str, str] = field(default_factory=dict)
     checked: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("records", "tags", "vectors", "raw_files", "bytes"), 0)
@@ -64,24 +63,24 @@ class _Seen:
     indexed: list[IndexedFile] | None = None
 
 
-def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -> Audit:
+def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
     """Check a data folder without writing anything.
 
     Args:
         found: of the kind ``angel-memory``.
-        wish: how deep to look, and how long.
+        options: how deep to look, and how long.
         command_line: gives the command lines that mend what is found; without it, none is given.
 
     Never raises for what is in the data.
     """
-    seen = _Seen(found.tree.path, Ledger(wish.level, wish.max_duration))
+    seen = _Seen(found.tree.path, FindingCollector(options.level, options.max_duration))
     steps: list[tuple[str, Callable[[_Seen], None]]] = [
         (database.DATABASE, _check_records),
         (database.FILE_INDEX, _read_index),
         (database.RAW, _check_files),
         ("providers", _check_providers),
     ]
-    if wish.level is Level.DEEP:
+    if options.level is Level.DEEP:
         steps += [(name, partial(_check_whole, name=name)) for name in _databases(seen.root)]
     for name, step in steps:
         _guarded(seen, name, step)
@@ -139,27 +138,27 @@ def _check_records(seen: _Seen) -> None:
         _check_relations(db, seen.ledger)
 
 
-def _check_short_ids(db: apsw.Connection, ledger: Ledger) -> None:
+def _check_short_ids(db: apsw.Connection, ledger: FindingCollector) -> None:
     highest = database.highest_short_id(db)
     following = database.next_short_id(db)
     if highest is not None and following <= highest:
-        said = f"the next short id is {following}, and a record has {highest}"
-        ledger.add(angel.SHORT_ID_SEQUENCE, said, sample=following)
+        message = f"the next short id is {following}, and a record has {highest}"
+        ledger.add(angel.SHORT_ID_SEQUENCE, message, sample=following)
     doubles = f"SELECT note_short_id FROM {RECORDS} WHERE note_short_id IS NOT NULL GROUP BY 1 HAVING count(*) > 1"
     for (number,) in db.execute(f"{doubles} ORDER BY 1"):
         ledger.add(angel.SHORT_ID_DOUBLE, "{n} that several records have", noun="short id", sample=number)
 
 
-def _check_relations(db: apsw.Connection, ledger: Ledger) -> None:
+def _check_relations(db: apsw.Connection, ledger: FindingCollector) -> None:
     for table, orphaned in ORPHANED.items():
         kind = "note" if table == NOTE_TAGS else "memory"
         key = "source_id" if table == NOTE_TAGS else "memory_id"
         for tag, owner in db.execute(f"SELECT tag_id, {key} FROM {table} WHERE {DANGLING} ORDER BY 1, 2"):
-            said = f"{{n}} of a {kind} to a tag that is not there"
-            ledger.add(angel.RELATION_DANGLING, said, noun="relation", sample=f"{owner}: tag {tag}")
+            message = f"{{n}} of a {kind} to a tag that is not there"
+            ledger.add(angel.RELATION_DANGLING, message, noun="relation", sample=f"{owner}: tag {tag}")
         for (owner,) in db.execute(f"SELECT {key} FROM {table} WHERE {orphaned} ORDER BY 1"):
-            said = f"{{n}} of a {kind} that is not there"
-            ledger.add(angel.RELATION_ORPHAN, said, noun="relation", sample=owner)
+            message = f"{{n}} of a {kind} that is not there"
+            ledger.add(angel.RELATION_ORPHAN, message, noun="relation", sample=owner)
     for (name,) in db.execute(f"SELECT name FROM {TAGS} WHERE {UNUSED} ORDER BY id"):
         ledger.add(angel.TAG_UNUSED, "{n} that no note and no memory has", noun="tag", sample=name)
 
@@ -201,7 +200,7 @@ def _check_files(seen: _Seen) -> None:
             _say(one, seen.ledger)
 
 
-def _say(one: Compared, ledger: Ledger) -> None:
+def _say(one: Compared, ledger: FindingCollector) -> None:
     if one.state is State.UNREADABLE:
         ledger.add(angel.FILE_UNREADABLE, f"{{n}} cannot be read: {one.problem}", noun="file", sample=one.path)
     elif one.state in _SAID:
@@ -220,8 +219,8 @@ def _check_providers(seen: _Seen) -> None:
     for folder in used.leftovers:
         others = entries_elsewhere(folder)
         more = f", and in it the {counted(len(others), 'collection')} {', '.join(others)}" if others else ""
-        said = f"{folder.path.name}: {human_bytes(size_of(folder.path))} of a provider that is not in use{more}"
-        seen.ledger.add(angel.PROVIDER_LEFTOVER, said, sample=folder.path.name)
+        message = f"{folder.path.name}: {human_bytes(size_of(folder.path))} of a provider that is not in use{more}"
+        seen.ledger.add(angel.PROVIDER_LEFTOVER, message, sample=folder.path.name)
     if used.in_use is not None and seen.has_records:
         name = used.in_use.database.relative_to(seen.root).as_posix()
         _guarded(seen, name, partial(_check_vectors, used=used, folder=used.in_use))
@@ -240,16 +239,16 @@ def _check_vectors(seen: _Seen, used: Providers, folder: ProviderFolder) -> None
     if used.is_changed and seen.texts:
         before = f"the last sync was with {used.stated}" if used.stated else "no sync was ever made"
         due = counted(len(found.embedded), "vector")
-        said = f"the provider in use is {folder.name}, and {before}: {due} to be made"
-        seen.ledger.add(angel.PROVIDER_CHANGED, said, sample=folder.name)
+        message = f"the provider in use is {folder.name}, and {before}: {due} to be made"
+        seen.ledger.add(angel.PROVIDER_CHANGED, message, sample=folder.name)
         if not found.count:
             # That none is there says the same once more.
             found.missing = []
     _tell(found, seen.ledger)
 
 
-def _tell(found: Differences, ledger: Ledger) -> None:
-    for name, said, noun, keys in (
+def _tell(found: Differences, ledger: FindingCollector) -> None:
+    for name, message, noun, keys in (
         (angel.VECTOR_MISSING, "{n} without a vector", "record", found.missing),
         (angel.DOCUMENT_STALE, "{n} of another text than the record's tags give", "vector", found.stale),
         (
@@ -263,7 +262,7 @@ def _tell(found: Differences, ledger: Ledger) -> None:
         (angel.METADATA, "{n} whose metadata is not the source id", "vector", found.metadata),
     ):
         for key in keys:
-            ledger.add(name, said, noun=noun, sample=key)
+            ledger.add(name, message, noun=noun, sample=key)
 
 
 # --- the whole ----------------------------------------------------------------------------------------------------
@@ -271,18 +270,18 @@ def _tell(found: Differences, ledger: Ledger) -> None:
 
 def _check_whole(seen: _Seen, name: str) -> None:
     with sqlite.reading(seen.root / name, beside_writers=True) as db:
-        for (said,) in db.execute(f"PRAGMA integrity_check({_COMPLAINTS})"):
-            if said != "ok":
-                seen.ledger.add(angel.UNREADABLE, f"{name} is damaged: {{n}}", noun="complaint", sample=said)
+        for (message,) in db.execute(f"PRAGMA integrity_check({_COMPLAINTS})"):
+            if message != "ok":
+                seen.ledger.add(angel.UNREADABLE, f"{name} is damaged: {{n}}", noun="complaint", sample=message)
 
 
 def _audit(seen: _Seen) -> Audit:
     ledger = seen.ledger
     return Audit(
-        ledger.findings(),
-        seen.checked,
-        {},
-        ledger.closing("files and texts"),
+        findings=ledger.findings(),
+        checked=seen.checked,
+        names={},
+        closing=ledger.closing("files and texts"),
         not_checked=ledger.missing(),
         level=ledger.level.name.lower(),
     )

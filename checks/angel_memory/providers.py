@@ -23,7 +23,7 @@ T = TypeVar("T")
 GIVEN_UP = 86_400
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Providers:
     """Whose vectors are used, and whose are not."""
 
@@ -60,7 +60,12 @@ def providers(root: Path, chosen: str | None = None) -> Providers:
             in_use = database.provider_folder(root, stated)
     # Until the new provider has its vectors, the old one's are what there is.
     kept = {stated} if in_use is None else {stated, in_use.name}
-    return Providers(stated, in_use, tuple(folder for folder in folders if folder.name not in kept), problem)
+    return Providers(
+        stated=stated,
+        in_use=in_use,
+        leftovers=tuple(folder for folder in folders if folder.name not in kept),
+        problem=problem,
+    )
 
 
 def _state(root: Path) -> tuple[str, float, str | None]:

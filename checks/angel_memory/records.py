@@ -27,7 +27,7 @@ class State(StrEnum):
     UNREADABLE = "unreadable"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Compared:
     """A path below ``raw/``, with all that is known of it."""
 
@@ -77,13 +77,20 @@ def _compared(
 ) -> Compared:
     if file is None:
         state = State.OUTSIDE if angel_memory_notes.inside(root, path) is None else State.GONE
-        return Compared(path, state, None, indexed, records)
+        return Compared(path=path, state=state, file=None, indexed=indexed, records=records)
     try:
         notes = tuple(angel_memory_notes.notes_of(root / path, path))
     except OSError as error:
-        return Compared(path, State.UNREADABLE, file, indexed, records, problem=error.strerror or str(error))
+        return Compared(
+            path=path,
+            state=State.UNREADABLE,
+            file=file,
+            indexed=indexed,
+            records=records,
+            problem=error.strerror or str(error),
+        )
     state = State.NEW if not records else State.SAME if is_same(records, notes) else State.CHANGED
-    return Compared(path, state, file, indexed, records, notes)
+    return Compared(path=path, state=state, file=file, indexed=indexed, records=records, notes=notes)
 
 
 def is_same(records: Iterable[Record], notes: Iterable[Note]) -> bool:

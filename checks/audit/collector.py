@@ -10,8 +10,8 @@ from enum import IntEnum
 
 import apsw
 
+from checks.audit.file_findings import CORRUPT
 from checks.audit.findings import FINDINGS, SAMPLES, Finding
-from checks.cherry_v2.findings import CORRUPT
 from regraft.report.notices import Severity
 from regraft.text import counted, decode_utf8
 
@@ -53,7 +53,7 @@ class _Tally:
 
 
 @dataclass
-class Ledger:
+class FindingCollector:
     """What has been found so far: one finding for each name, base and sentence, with a count and some samples."""
 
     level: Level = Level.DEFAULT
@@ -108,7 +108,17 @@ class Ledger:
             severity = tally.severity or FINDINGS[name].severity
             samples = tuple(tally.samples)
             found.append(
-                Finding(name, severity, message, base, subject, tally.count, samples, None, tally.is_beyond_repair)
+                Finding(
+                    name=name,
+                    severity=severity,
+                    message=message,
+                    base=base,
+                    subject=subject,
+                    count=tally.count,
+                    samples=samples,
+                    repair=None,
+                    is_beyond_repair=tally.is_beyond_repair,
+                )
             )
         return tuple(sorted(found, key=lambda finding: places[finding.name]))
 

@@ -39,14 +39,14 @@ _NOUNS = {
 _SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Definition:
     """A registered finding: the gravest that it can be, what it means, and what mends it, in the user's words."""
 
     name: str
     severity: Severity
     meaning: str
-    mended_by: str
+    remedy: str
     #: The words of the command that mends it, the path apart; empty where none does, or only some instances' do.
     command: tuple[str, ...] = ()
 
@@ -56,7 +56,7 @@ _BY_NAME = (("repair",), ("gc",))
 FINDINGS: dict[str, Definition] = {}
 
 
-def register(severity: Severity, name: str, meaning: str, mended_by: str, command: str = "") -> str:
+def register(severity: Severity, name: str, meaning: str, remedy: str, command: str = "") -> str:
     """Register a finding and return its name.
 
     ``command`` is that of regraft which mends it, with its options: "repair", "gc --v1-leftovers". Commands that mend
@@ -65,7 +65,7 @@ def register(severity: Severity, name: str, meaning: str, mended_by: str, comman
     words = tuple(command.split())
     if words in _BY_NAME:
         words = (*words, "--only", name)
-    FINDINGS[name] = Definition(name, severity, meaning, mended_by, words)
+    FINDINGS[name] = Definition(name=name, severity=severity, meaning=meaning, remedy=remedy, command=words)
     return name
 
 
@@ -91,11 +91,11 @@ def chosen_names(names: Iterable[str], taken: Collection[str], command: str) -> 
     check_names(sorted(chosen))
     for name in sorted(chosen.difference(taken)):
         hint = f"{command} takes {', '.join(taken)}"
-        raise WrongUsage(problem=f"--only {name}: {FINDINGS[name].mended_by}", hint=hint)
+        raise WrongUsage(problem=f"--only {name}: {FINDINGS[name].remedy}", hint=hint)
     return chosen
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One thing that an audit found.
 
@@ -116,7 +116,7 @@ class Finding:
     is_beyond_repair: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Audit:
     """What an audit came to.
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import apsw
 
-from checks.audit.collector import Ledger, named
-from checks.cherry_v2 import findings as v2
+from checks.audit import file_findings
+from checks.audit.collector import FindingCollector, named
 from regraft import sqlite
 from regraft.formats.cherry_preview.libsql import TABLE as PREVIEW
 from regraft.formats.cherry_v2.catalog_generation import AGENT_LINKS, ASSISTANT_LINKS, BASES, ITEMS, MODELS, PROVIDERS
@@ -35,7 +35,7 @@ _IN_TRIGGERS = {"ifnull", "coalesce", "max"}
 _IN_RULES = {"like", "length", "trim", "ifnull", "coalesce"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Foreign:
     """Something in a schema that the layout does not have."""
 
@@ -44,7 +44,7 @@ class Foreign:
     #: What it is called in the file: the object's name, or ``table.column``.
     name: str
     #: What it is, with ``{n}`` for how many there are of it.
-    said: str
+    message: str
     noun: str
     #: The statements that take it out of the file without losing a row; none where there are none.
     mended: tuple[str, ...] = ()
@@ -136,10 +136,10 @@ _OF_NOTES = _Trial(
 )
 
 
-def add(found: Iterable[Foreign], ledger: Ledger, base: str | None) -> None:
+def add(found: Iterable[Foreign], ledger: FindingCollector, base: str | None) -> None:
     """Add what is foreign to the findings of an audit."""
     for one in found:
-        ledger.add(one.finding, one.said, base=base, noun=one.noun, sample=one.name, is_beyond_repair=not one.mended)
+        ledger.add(one.finding, one.message, base=base, noun=one.noun, sample=one.name, is_beyond_repair=not one.mended)
 
 
 # --- index files -----------------------------------------------------------------------------------------------------
@@ -161,9 +161,11 @@ def of_index(db: apsw.Connection) -> list[Foreign]:
         elif table.lower() == FULL_TEXT and is_virtual(statement) and not _FTS5.search(statement):
             found.append(_instead(table, "a virtual table of another kind"))
         else:
-            said = "{n} that carries changes of the layout's tables on"
+            message = "{n} that carries changes of the layout's tables on"
             keys = () if is_virtual(statement) else carrying_keys(db, table, _INDEX.tables.keys())
-            found += [Foreign(v2.FOREIGN_COLUMN, key, said, "key") for key in keys]
+            found += [
+                Foreign(finding=file_findings.FOREIGN_COLUMN, name=key, message=message, noun="key") for key in keys
+            ]
     return [*found, *_indexes(db, _INDEX), *_text_indexes(db)]
 
 
@@ -190,21 +192,41 @@ def _triggers(db: apsw.Connection, own: _Own) -> Iterator[Foreign]:
     for name, table, sql in _objects(db, "trigger"):
         dropped = f"DROP TRIGGER {sqlite.quoted(name)}"
         if own.triggers.get(name.lower()) != table.lower():
-            yield Foreign(v2.FOREIGN_TRIGGER, name, "{n} that the layout does not have", "trigger", (dropped,))
+            yield Foreign(
+                finding=file_findings.FOREIGN_TRIGGER,
+                name=name,
+                message="{n} that the layout does not have",
+                noun="trigger",
+                mended=(dropped,),
+            )
         elif does_more(name, table, sql, _OF_INDEX):
             again = tuple(one for one in schema.TRIGGERS if one.split()[2] == name.lower())
-            said = "{n} of the layout's that does something else, too"
-            yield Foreign(v2.FOREIGN_TRIGGER, name, said, "trigger", (dropped, *again))
+            message = "{n} of the layout's that does something else, too"
+            yield Foreign(
+                finding=file_findings.FOREIGN_TRIGGER,
+                name=name,
+                message=message,
+                noun="trigger",
+                mended=(dropped, *again),
+            )
 
 
 def _views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[Foreign]:
     own = {*tables, FULL_TEXT}
     for name, _, _ in _objects(db, "view"):
         if name.lower() in own:
-            yield Foreign(v2.FOREIGN_VIEW, name, "{n} in the place of a table", "view")
+            yield Foreign(
+                finding=file_findings.FOREIGN_VIEW, name=name, message="{n} in the place of a table", noun="view"
+            )
         else:
             dropped = f"DROP VIEW {sqlite.quoted(name)}"
-            yield Foreign(v2.FOREIGN_VIEW, name, "{n} that the layout does not have", "view", (dropped,))
+            yield Foreign(
+                finding=file_findings.FOREIGN_VIEW,
+                name=name,
+                message="{n} that the layout does not have",
+                noun="view",
+                mended=(dropped,),
+            )
 
 
 def _columns(db: apsw.Connection, table: str, statement: str, own: frozenset[str]) -> Iterator[Foreign]:
@@ -214,31 +236,53 @@ def _columns(db: apsw.Connection, table: str, statement: str, own: frozenset[str
     for row in db.execute(f"PRAGMA table_xinfo({sqlite.quoted(table)})").fetchall():
         name, is_made = str(row[1]), bool(row[6])
         if is_made or name.lower() not in own:
-            said = "{n} that follows from others" if is_made else "{n} that the layout does not have"
-            yield Foreign(v2.FOREIGN_COLUMN, f"{table}.{name}", said, "column")
+            message = "{n} that follows from others" if is_made else "{n} that the layout does not have"
+            yield Foreign(finding=file_findings.FOREIGN_COLUMN, name=f"{table}.{name}", message=message, noun="column")
     rule = wrong_rule(statement)
     if rule is not None:
-        yield Foreign(v2.FOREIGN_COLUMN, table, f"{{n}} with {rule}", "table")
+        yield Foreign(finding=file_findings.FOREIGN_COLUMN, name=table, message=f"{{n}} with {rule}", noun="table")
     keys = carrying_keys(db, table, _INDEX.tables.keys())
-    yield from (Foreign(v2.FOREIGN_COLUMN, key, "{n} that carries changes on", "key") for key in keys)
+    yield from (
+        Foreign(finding=file_findings.FOREIGN_COLUMN, name=key, message="{n} that carries changes on", noun="key")
+        for key in keys
+    )
     called = sorted(_called_by(statement) - _IN_RULES)
-    yield from (Foreign(v2.FOREIGN_COLUMN, table, f"{{n}} with a rule that calls {name}", "table") for name in called)
+    yield from (
+        Foreign(
+            finding=file_findings.FOREIGN_COLUMN,
+            name=table,
+            message=f"{{n}} with a rule that calls {name}",
+            noun="table",
+        )
+        for name in called
+    )
 
 
 def _instead(table: str, what: str) -> Foreign:
-    return Foreign(v2.FOREIGN_COLUMN, table, f"{{n}} that is {what}", "table")
+    return Foreign(finding=file_findings.FOREIGN_COLUMN, name=table, message=f"{{n}} that is {what}", noun="table")
 
 
 def _indexes(db: apsw.Connection, own: _Own) -> Iterator[Foreign]:
     for name, table, _ in _objects(db, "index"):
         if table.lower() in own.tables and name.lower() not in own.indexes:
-            yield Foreign(v2.FOREIGN_INDEX, name, "{n} that the layout does not have", "index")
+            yield Foreign(
+                finding=file_findings.FOREIGN_INDEX,
+                name=name,
+                message="{n} that the layout does not have",
+                noun="index",
+            )
 
 
 def _text_indexes(db: apsw.Connection) -> Iterator[Foreign]:
     for name in text_indexes(db):
-        said = "{n} on the tables of the full-text index"
-        yield Foreign(v2.FOREIGN_TEXT_INDEX, name, said, "index", (f"DROP INDEX {sqlite.quoted(name)}",))
+        message = "{n} on the tables of the full-text index"
+        yield Foreign(
+            finding=file_findings.FOREIGN_TEXT_INDEX,
+            name=name,
+            message=message,
+            noun="index",
+            mended=(f"DROP INDEX {sqlite.quoted(name)}",),
+        )
 
 
 # --- other databases -------------------------------------------------------------------------------------------------
@@ -254,8 +298,8 @@ def of_codex_mem(db: apsw.Connection) -> list[Foreign]:
     found = on_tables(db, (NOTES, MIGRATIONS), own)
     for name, table, sql in _objects(db, "trigger"):
         if name in own and table.lower() == NOTES and does_more(name, table, sql, _OF_NOTES):
-            said = "{n} of codex-mem's that does something else, too"
-            found.append(Foreign(v2.FOREIGN_TRIGGER, name, said, "trigger"))
+            message = "{n} of codex-mem's that does something else, too"
+            found.append(Foreign(finding=file_findings.FOREIGN_TRIGGER, name=name, message=message, noun="trigger"))
     return [*found, *_text_indexes(db)]
 
 
@@ -284,8 +328,12 @@ def on_tables(db: apsw.Connection, tables: Iterable[str], triggers: Iterable[str
     for name, table, _ in _objects(db, "trigger"):
         if table.lower() in own and name.lower() not in known:
             dropped = f"DROP TRIGGER {sqlite.quoted(name)}"
-            said = "{n} on a table that is changed here, which the layout does not have"
-            found.append(Foreign(v2.FOREIGN_TRIGGER, name, said, "trigger", (dropped,)))
+            message = "{n} on a table that is changed here, which the layout does not have"
+            found.append(
+                Foreign(
+                    finding=file_findings.FOREIGN_TRIGGER, name=name, message=message, noun="trigger", mended=(dropped,)
+                )
+            )
     found += [view for view in _views(db, own) if view.name.lower() in own]
     for table, statement in tables_of(db).items():
         if table.lower() in own and is_virtual(statement):

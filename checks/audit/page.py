@@ -14,7 +14,7 @@ from typing import Any
 
 from checks.audit.findings import FINDINGS
 from regraft.formats.cherry_v2.layout import is_uuid
-from regraft.locate import NAMES, Kind
+from regraft.kinds import NAMES, Kind
 from regraft.report import html as report_html
 from regraft.report import notices, render
 from regraft.report.progress import human_bytes
@@ -81,8 +81,8 @@ class _Page:
     def verdict(self) -> str:
         """Return the sum of it in one sentence."""
         numbers = self._document["summary"]["by_severity"]
-        said = ", ".join(counted(number, severity) for severity, number in numbers.items() if number)
-        return f"{said or 'Nothing found'}."
+        message = ", ".join(counted(number, severity) for severity, number in numbers.items() if number)
+        return f"{message or 'Nothing found'}."
 
     def foot(self) -> str:
         """Return what stands at the end."""
@@ -167,10 +167,10 @@ class _Page:
                 chart = report_html.bar(
                     [("covered", "with a vector", covered)], bodies, about=f"{label}, {bodies:,} bodies. "
                 )
-                said = f"<small>{covered:,} of {bodies:,}</small>{_share(covered, bodies)}"
+                message = f"<small>{covered:,} of {bodies:,}</small>{_share(covered, bodies)}"
             else:
-                chart, said = _NO_CHART, "no bodies" if bodies == 0 else self._not_counted
-            lines.append(_row(label, chart, said))
+                chart, message = _NO_CHART, "no bodies" if bodies == 0 else self._not_counted
+            lines.append(_row(label, chart, message))
         yield f'<div class="rows">{"".join(lines)}</div>'
 
     def _rows(self) -> Iterator[str]:
@@ -188,8 +188,10 @@ class _Page:
             rows = base["rows"]
             parts = render.parts_of(rows) if rows else []
             if any(count for _, _, count in parts):
-                said = f"{rows['read']:,} read"
-                lines.append(_row(label, report_html.bar(parts, about=f"{label}. "), said, report_html.legend(parts)))
+                message = f"{rows['read']:,} read"
+                lines.append(
+                    _row(label, report_html.bar(parts, about=f"{label}. "), message, report_html.legend(parts))
+                )
                 reasons.update({name: count for _, name, count in parts if count and name in notices.EVERY_CODE})
             else:
                 lines.append(_row(label, _NO_CHART, "none counted" if rows else "not known"))
@@ -212,8 +214,8 @@ class _Page:
                 lines.append((_label(label), numbers))
                 charts.append(_histogram(label, counts, numbers))
             else:
-                said = self._not_counted if base["norms"] is None else "no vector with a norm"
-                charts.append(f"<figure>{_label(label)}<figcaption>{said}</figcaption></figure>")
+                message = self._not_counted if base["norms"] is None else "no vector with a norm"
+                charts.append(f"<figure>{_label(label)}<figcaption>{message}</figcaption></figure>")
         yield f'<div class="many">{"".join(charts)}</div>'
         numbers = report_html.table(("base*", "vectors by norm*"), lines)
         yield f"<details><summary>The same in numbers</summary>{numbers}</details>"
@@ -232,9 +234,10 @@ def _finding(severity: notices.Severity, name: str, group: Sequence[Document], m
     where = f"{cases:,} in {counted(bases, 'base')}" if bases else f"{cases:,}"
     chart = report_html.bar([(severity, name, cases)], most)
     return (
-        f'<article class="finding"><div class="row"><h3>{report_html.badge(severity)}<code>{report_html.text(name)}</code></h3>'
+        f'<article class="finding"><div class="row">'
+        f"<h3>{report_html.badge(severity)}<code>{report_html.text(name)}</code></h3>"
         f'{chart}<span class="number">{where}</span></div><p>{report_html.prose(definition.meaning)}</p>'
-        f'<p class="soft">What mends it: {report_html.prose(definition.mended_by)}</p></article>'
+        f'<p class="soft">What mends it: {report_html.prose(definition.remedy)}</p></article>'
     )
 
 
@@ -244,17 +247,17 @@ def _label(label: str) -> str:
     return f'<span class="label">{word} {place}{f" <code>{start[0]}</code>" if start else ""}</span>'
 
 
-def _row(label: str, chart: str, said: str, below: str = "") -> str:
+def _row(label: str, chart: str, message: str, below: str = "") -> str:
     name = _label(label)
-    return f'<div class="row">{name}{chart}<span class="number">{said}</span>{below}</div>'
+    return f'<div class="row">{name}{chart}<span class="number">{message}</span>{below}</div>'
 
 
 def _histogram(label: str, counts: dict[int, int], numbers: str) -> str:
     steps, ends = (_USUAL_STEPS, "012") if max(counts) < _USUAL_STEPS else (_ALL_STEPS, ("0", "5", "10+"))
     chart = report_html.columns(counts, steps, f"{label}. {numbers}")
     axis = "".join(f"<span>{end}</span>" for end in ends)
-    said = f'<div class="axis" aria-hidden="true">{axis}</div><figcaption>{_spread(counts)}</figcaption>'
-    return f"<figure>{_label(label)}{chart}{said}</figure>"
+    message = f'<div class="axis" aria-hidden="true">{axis}</div><figcaption>{_spread(counts)}</figcaption>'
+    return f"<figure>{_label(label)}{chart}{message}</figure>"
 
 
 def _count(number: int | None) -> str:

@@ -355,7 +355,9 @@ def _unseen_stores(plan: Document) -> Iterator[Finding]:
             name = _store_problem(store)
             why = "cannot be read" if name == UNREADABLE else "is missing or empty"
             said = f"its vector file {store['vector_file']} {why}; knowing its model will not help"
-            yield Finding(name, "error", said, base["legacy_id"], store["vector_file"])
+            yield Finding(
+                name=name, severity="error", message=said, base=base["legacy_id"], subject=store["vector_file"]
+            )
 
 
 def _no_room(plan: Document) -> Iterator[Finding]:
@@ -365,7 +367,7 @@ def _no_room(plan: Document) -> Iterator[Finding]:
             f"the library takes about {human_bytes(needed)} and {human_bytes(free)} are free beside the source; "
             "choose a folder on another disk for --to"
         )
-        yield Finding(DISK_SPACE, "error", said, subject=plan["source"]["path"])
+        yield Finding(name=DISK_SPACE, severity="error", message=said, subject=plan["source"]["path"])
 
 
 def _closing(found: Sequence[Finding], plan: Document, command: Sequence[str]) -> str:

@@ -11,7 +11,8 @@ from regraft.formats.cherry_v1 import embedjs, profile
 from regraft.formats.cherry_v1.state import read_state
 from regraft.formats.cherry_v1.tables import Items
 from regraft.formats.vector_table import StoreProblem
-from regraft.locate import KNOWLEDGE_FOLDER, NAMES, Located
+from regraft.kinds import NAMES
+from regraft.locate import KNOWLEDGE_FOLDER, Located
 from regraft.names import vector_file_name
 from regraft.report.progress import Progress, stage
 from regraft.tree import join, notices_of

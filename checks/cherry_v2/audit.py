@@ -12,49 +12,39 @@ from typing import Any
 import apsw
 
 from checks.audit import foreign_schema
-from checks.audit.collector import Ledger, Level, named
+from checks.audit.collector import FindingCollector, named
 from checks.audit.findings import Audit
+from checks.audit.options import CheckOptions, CommandLine
 from checks.cherry_v2 import catalog_rows, packs, raw_files
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.index_file import Expected, Index, audit_index, rows_of
-from checks.cherry_v2.repairs import CommandLine, with_commands
+from checks.cherry_v2.repairs import with_commands
 from checks.cherry_v2.statistics import statistics_of
 from regraft import links, sqlite
 from regraft.errors import SourceUnreadable
 from regraft.formats import json_text
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v1 import profile
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, INDEX_FILE, RAW_FOLDER, Store, is_uuid
 from regraft.formats.cherry_v2.library_report import report_bytes
-from regraft.locate import Kind, Located
+from regraft.kinds import V2_STORES, Kind
+from regraft.locate import Located
 from regraft.pending import pending_in
 from regraft.report.notices import FILE_WITHOUT_ROWS
 from regraft.report.progress import human_bytes
 from regraft.text import counted
 from regraft.tree import FolderTree
 
-#: Kinds that are changed in place.
-KINDS = (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE)
 #: Kinds that are audited here, as files and folders; an archive is unpacked first (:mod:`regraft.unpacking`).
-AUDITED = (*KINDS, Kind.V2_BACKUP, Kind.PACK)
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What of a store is to be looked at, how deep, and how long (in seconds; None: as long as it takes)."""
-
-    level: Level = Level.DEFAULT
-    max_duration: float | None = None
-    #: Ids of the bases; empty: all.
-    bases: tuple[str, ...] = ()
+AUDITED = (*V2_STORES, Kind.V2_BACKUP, Kind.PACK)
 
 
 @dataclass
 class _Seen:
     """What an audit has seen of a whole store."""
 
-    ledger: Ledger
+    ledger: FindingCollector
     #: Whether indexes and files lie elsewhere.
     is_slim: bool = False
     #: Files that could not be read out of an archive.
@@ -72,19 +62,19 @@ class _Seen:
     raw_files: int = 0
 
 
-def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -> Audit:
+def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
     """Check v2 data without writing anything.
 
     Args:
         found: of one of :data:`AUDITED`, in a folder.
-        wish: what to look at.
+        options: what to look at.
         command_line: gives the command lines that mend what is found; without it, none is given.
 
     Never raises for what is in the data.
     """
     is_library = found.stores.catalog is not None and Path(found.stores.catalog).name == CATALOG_FILE
     seen = _Seen(
-        Ledger(wish.level, wish.max_duration),
+        FindingCollector(options.level, options.max_duration),
         is_slim=found.is_slim,
         damaged=found.damaged,
         bases=found.stores.bases,
@@ -97,11 +87,11 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
     _check_schema(root, found, seen.ledger)
     _check_profile(root, found, seen.ledger)
     bases = root / found.stores.bases
-    chosen = set(wish.bases) or None
+    chosen = set(options.bases) or None
     stores = {str(store.base_id or store.name): store for store in (*found.stores.current, *found.stores.preview)}
     if found.kind in (Kind.BASE, Kind.INDEX):
         chosen = set(stores) if chosen is None else chosen
-    rows = {} if catalog is None else {catalog_rows.base_key(row): row for row in catalog.bases}
+    rows = {} if catalog is None else {base_key(row): row for row in catalog.bases}
     if catalog is not None:
         _check_rows(catalog, chosen, profile.sign_of_life(root) is not None, seen)
     if found.is_slim:
@@ -125,12 +115,12 @@ def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -
 
 def unreadable(path: Path, reason: str) -> Audit:
     """Return the audit of an index file that nobody can even recognise."""
-    ledger = Ledger()
+    ledger = FindingCollector()
     ledger.add(v2.UNREADABLE, f"{named(path.name)} cannot be read: {reason}")
     return _audit(None, _Seen(ledger), path)
 
 
-def _catalog(root: Path, found: Located, ledger: Ledger) -> StoredCatalog | None:
+def _catalog(root: Path, found: Located, ledger: FindingCollector) -> StoredCatalog | None:
     name = found.stores.catalog
     if name is None:
         return None
@@ -141,7 +131,7 @@ def _catalog(root: Path, found: Located, ledger: Ledger) -> StoredCatalog | None
         return None
 
 
-def _check_schema(root: Path, found: Located, ledger: Ledger) -> None:
+def _check_schema(root: Path, found: Located, ledger: FindingCollector) -> None:
     """Find what the catalog has on the tables of knowledge that is nobody's business."""
     name = found.stores.catalog
     # What cannot be read at all is said already.
@@ -164,30 +154,30 @@ def _recorded_without_rows(root: Path, found: Located) -> dict[str, int]:
     try:
         record: Any = json_text.loads(_report_of(root))
         ids = {base["legacy_id"]: str(base["id"]) for base in record["bases"]}
-        said = [one for one in record["warnings"] if one["code"] == FILE_WITHOUT_ROWS and one["base"] in ids]
-        counts = [(ids[one["base"]], one["count"]) for one in said]
+        message = [one for one in record["warnings"] if one["code"] == FILE_WITHOUT_ROWS and one["base"] in ids]
+        counts = [(ids[one["base"]], one["count"]) for one in message]
     except (ValueError, LookupError, TypeError, RecursionError):
         return {}  # it may be anybody's file
     return {base: count for base, count in counts if isinstance(count, int)}
 
 
-def _check_profile(root: Path, found: Located, ledger: Ledger) -> None:
+def _check_profile(root: Path, found: Located, ledger: FindingCollector) -> None:
     """Say what the application is going to do with the profile, and which of two databases was read."""
     # A backup is a copy: no application starts on it.
     reason = None if found.kind is Kind.V2_BACKUP else pending_in(root)
     if reason is not None:
-        said = f"{reason}. What is written now is thrown away at the next start, so that nothing is mended before it"
-        ledger.add(v2.PENDING, said)
+        message = f"{reason}. What is written now is thrown away at the next start, so that nothing is mended before it"
+        ledger.add(v2.PENDING, message)
     stale = found.stores.stale_copy
     if stale is not None:
-        said = f"{stale} is a left-over of a beta, which nothing reads: the live database is {found.stores.catalog}"
-        ledger.add(v2.STALE_COPY, said, sample=stale)
+        message = f"{stale} is a left-over of a beta, which nothing reads: the live database is {found.stores.catalog}"
+        ledger.add(v2.STALE_COPY, message, sample=stale)
 
 
 def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, seen: _Seen) -> None:
     models = None if catalog.models is None else {row.get("id") for row in catalog.models}
     for row in catalog.bases:
-        key = catalog_rows.base_key(row)
+        key = base_key(row)
         if chosen is None or key in chosen:
             seen.names[key] = str(row.get("name", key))
             catalog_rows.check_base(row, models, seen.ledger, seen.carried_by)
@@ -220,8 +210,8 @@ def _check_base(
         return
     path = root / store.name
     if store.look.layout is Layout.PREVIEW or store.look.leaves_rows:
-        said = "its rows are in the table of a preview build, which the application does not read"
-        ledger.add(v2.SCHEMA_PREVIEW, said, base=key, sample=store.name)
+        message = "its rows are in the table of a preview build, which the application does not read"
+        ledger.add(v2.SCHEMA_PREVIEW, message, base=key, sample=store.name)
     if store.look.layout is Layout.PREVIEW:
         return
     index = _audited(path, _expected(key, store, row), store, ledger)
@@ -248,12 +238,12 @@ def _check_base(
         seen.raw_files += raw_files.check(raw, key, items, materials, ledger)
 
 
-def _audited(path: Path, expected: Expected, store: Store, ledger: Ledger) -> Index:
+def _audited(path: Path, expected: Expected, store: Store, ledger: FindingCollector) -> Index:
     index = audit_index(path, expected, ledger)
     if store.look.by_system and index.is_readable:
         # Whoever goes by that first look has passed over the file.
-        said = f"{named(path.name)} could not be read when it was looked for: {store.look.problem}"
-        ledger.add(v2.UNREADABLE, said, base=expected.base)
+        message = f"{named(path.name)} could not be read when it was looked for: {store.look.problem}"
+        ledger.add(v2.UNREADABLE, message, base=expected.base)
         index.is_readable = False
     return index
 
@@ -289,10 +279,12 @@ def _is_completed(row: Row | None) -> bool:
 def _expected(key: str, store: Store, row: Row | None) -> Expected:
     folder = key if store.name.endswith(INDEX_FILE) and store.base_id is not None else None
     if row is None or not _is_completed(row):
-        return Expected(key, folder)
+        return Expected(base=key, folder=folder)
     dimensions = row.get("dimensions")
     has_model = row.get("embedding_model_id") is not None
-    return Expected(key, folder, has_model, dimensions if isinstance(dimensions, int) else None)
+    return Expected(
+        base=key, folder=folder, has_model=has_model, dimensions=dimensions if isinstance(dimensions, int) else None
+    )
 
 
 def _check_folder(bases: Path, rows: dict[str, Row] | None, stores: dict[str, Store], seen: _Seen, kind: Kind) -> None:
@@ -302,14 +294,14 @@ def _check_folder(bases: Path, rows: dict[str, Row] | None, stores: dict[str, St
         if finding == v2.LEFTOVER:
             leftovers.append((path.name, path.stat().st_size))
         elif rows is not None:
-            said = "{n} that no row of the catalog names"
-            seen.ledger.add(v2.INDEX_ORPHAN, said, noun="folder", sample=path.name)
+            message = "{n} that no row of the catalog names"
+            seen.ledger.add(v2.INDEX_ORPHAN, message, noun="folder", sample=path.name)
     if leftovers and kind is not Kind.V2_BACKUP:
         hint = "; --kind v1-profile checks what v1 left" if kind is Kind.V2_PROFILE else ""
         size = human_bytes(sum(size for _, size in leftovers))
-        said = f"{counted(len(leftovers), 'vector file')} of v1 still there, {size}{hint}"
+        message = f"{counted(len(leftovers), 'vector file')} of v1 still there, {size}{hint}"
         for name, _ in leftovers:
-            seen.ledger.add(v2.LEFTOVER, said, sample=name)
+            seen.ledger.add(v2.LEFTOVER, message, sample=name)
 
 
 def strays(bases: Path, named: Collection[str], stores: Collection[str]) -> Iterator[tuple[str, Path]]:
@@ -365,10 +357,10 @@ def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:
 
 def base_names(found: Located) -> dict[str, str]:
     """Return the names of the bases that a store has by their ids; of one that only has a folder, its id."""
-    ledger = Ledger()
+    ledger = FindingCollector()
     catalog = _catalog(found.tree.path, found, ledger)
     rows = [] if catalog is None else catalog.bases
-    named_there = {catalog_rows.base_key(row): str(row.get("name")) for row in rows}
+    named_there = {base_key(row): str(row.get("name")) for row in rows}
     lying_there = [str(store.base_id or store.name) for store in (*found.stores.current, *found.stores.preview)]
     return {**named_there, **{base: base for base in lying_there if base not in named_there}}
 

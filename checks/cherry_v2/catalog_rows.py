@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from checks.audit.collector import Ledger
+from checks.audit.collector import FindingCollector
 from checks.cherry_v2 import findings as v2
 from regraft.formats.cherry_v2.catalog_generation import MODEL_NEEDS
-from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
 from regraft.formats.cherry_v2.item_data import DATA, data_of, data_problem, unknown_fields
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
 from regraft.text import is_blank
@@ -21,7 +21,7 @@ _BASE_STATUSES = {"completed", "failed"}
 MODES = {"vector", "bm25", "hybrid"}
 
 
-def check_base(row: Row, models: set[Any] | None, ledger: Ledger, carried_by: str = "upgrade") -> None:
+def check_base(row: Row, models: set[Any] | None, ledger: FindingCollector, carried_by: str = "upgrade") -> None:
     """Check a row of ``knowledge_base``.
 
     Args:
@@ -39,8 +39,8 @@ def check_base(row: Row, models: set[Any] | None, ledger: Ledger, carried_by: st
         ledger.add(v2.BASE_STATUS, problem, base=base, is_beyond_repair=is_unknown and row.get("hybrid_alpha") is None)
     elif row.get("status") == "failed":
         known = row.get("error") in (MISSING_MODEL, MISSING_STORE)
-        said = f"failed at the {carried_by}: {row['error']}" if known else f"failed: {row['error']}"
-        ledger.add(v2.BASE_FAILED, said, base=base, severity="warning")
+        message = f"failed at the {carried_by}: {row['error']}" if known else f"failed: {row['error']}"
+        ledger.add(v2.BASE_FAILED, message, base=base, severity="warning")
     for column in ("embedding_model_id", "rerank_model_id"):
         model = row.get(column)
         if model is not None and models is not None and model not in models:
@@ -56,19 +56,14 @@ _NUMBERS = ("chunk_size", "chunk_overlap", "threshold", "document_count", "hybri
 _TIMES = ("created_at", "updated_at", "deleted_at")
 
 
-def check_types(row: Row, noun: str, base: str | None, ledger: Ledger) -> None:
+def check_types(row: Row, noun: str, base: str | None, ledger: FindingCollector) -> None:
     """Find values of a row that are of a type which their columns do not hold."""
     texts = (name for name in _TEXTS if not isinstance(row.get(name), str | None))
     numbers = (name for name in _NUMBERS if not isinstance(row.get(name), int | float | None))
     times = (name for name in _TIMES if isinstance(row.get(name), bytes))
     for name in (*texts, *numbers, *times):
-        said = f"{{n}} whose {name} is {'bytes' if isinstance(row[name], bytes) else 'of another type'}"
-        ledger.add(v2.CATALOG_VALUE, said, base=base, noun=noun, sample=row.get("id"))
-
-
-def base_key(row: Row) -> str:
-    """Return a base's id as findings give it."""
-    return str(row.get("id"))
+        message = f"{{n}} whose {name} is {'bytes' if isinstance(row[name], bytes) else 'of another type'}"
+        ledger.add(v2.CATALOG_VALUE, message, base=base, noun=noun, sample=row.get("id"))
 
 
 def base_problem(row: Row) -> str | None:  # noqa: PLR0911 - one rule each
@@ -92,7 +87,7 @@ def base_problem(row: Row) -> str | None:  # noqa: PLR0911 - one rule each
     return None
 
 
-def check_models(models: Sequence[Row], used: Collection[Any], ledger: Ledger) -> None:
+def check_models(models: Sequence[Row], used: Collection[Any], ledger: FindingCollector) -> None:
     """Check the rows of ``user_model``.
 
     A model with a preset inherits what is null in its row; one of the user's own inherits nothing.
@@ -106,11 +101,11 @@ def check_models(models: Sequence[Row], used: Collection[Any], ledger: Ledger) -
         lacking = [name for name in MODEL_NEEDS if name in row and row[name] is None]
         if lacking and row.get("preset_model_id") is None:
             of_bases = " that bases use," if row.get("id") in used else ""
-            said = f"{{n}}{of_bases} without {', '.join(lacking)}"
-            ledger.add(v2.MODEL_INCOMPLETE, said, noun="model", sample=row.get("id"))
+            message = f"{{n}}{of_bases} without {', '.join(lacking)}"
+            ledger.add(v2.MODEL_INCOMPLETE, message, noun="model", sample=row.get("id"))
 
 
-def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, ledger: Ledger) -> None:
+def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, ledger: FindingCollector) -> None:
     """Check the rows of ``knowledge_item``.
 
     Args:
@@ -126,8 +121,8 @@ def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
             continue
         if base not in bases:
             for item in items:
-                said = "{n} of a base that does not exist"
-                ledger.add(v2.ITEM_NO_BASE, said, base=base, noun="item", sample=item.get("id"))
+                message = "{n} of a base that does not exist"
+                ledger.add(v2.ITEM_NO_BASE, message, base=base, noun="item", sample=item.get("id"))
             continue
         for item in items:
             check_types(item, "item", base, ledger)
@@ -140,15 +135,15 @@ def is_foreign(item: Row) -> bool:
     return isinstance(item.get("type"), str) and item["type"] not in DATA
 
 
-def _check_item(item: Row, base: str, is_running: bool, ledger: Ledger) -> None:
+def _check_item(item: Row, base: str, is_running: bool, ledger: FindingCollector) -> None:
     if is_foreign(item):
         going = ", which is being deleted" if item.get("status") == "deleting" else ""
-        said = f"{{n}} of the type {item['type']}, of a newer application{going}: left alone"
-        ledger.add(v2.ITEM_FOREIGN, said, base=base, noun="item", sample=item.get("id"))
+        message = f"{{n}} of the type {item['type']}, of a newer application{going}: left alone"
+        ledger.add(v2.ITEM_FOREIGN, message, base=base, noun="item", sample=item.get("id"))
         return
     if is_own_path(item):
-        said = "{n} of a folder with its own id for a path: the application shows that as its name"
-        ledger.add(v2.ITEM_PATH_IS_ID, said, base=base, noun="file", sample=item.get("id"))
+        message = "{n} of a folder with its own id for a path: the application shows that as its name"
+        ledger.add(v2.ITEM_PATH_IS_ID, message, base=base, noun="file", sample=item.get("id"))
     problem = status_problem(item, is_running)
     if problem is not None:
         is_unknown = item.get("type") not in DATA
@@ -162,11 +157,11 @@ def _check_item(item: Row, base: str, is_running: bool, ledger: Ledger) -> None:
         )
     problem = data_problem(item)
     if problem is not None:
-        said, more = f"{{n}}: {problem}", bool(unknown_fields(item))
-        ledger.add(v2.ITEM_DATA, said, base=base, noun="item", sample=item.get("id"), is_beyond_repair=more)
+        message, more = f"{{n}}: {problem}", bool(unknown_fields(item))
+        ledger.add(v2.ITEM_DATA, message, base=base, noun="item", sample=item.get("id"), is_beyond_repair=more)
     if is_tombstone(item):
-        said = "{n} that the upgrade left behind"
-        ledger.add(v2.ITEM_TOMBSTONE, said, base=base, noun="folder", sample=item.get("id"), severity="warning")
+        message = "{n} that the upgrade left behind"
+        ledger.add(v2.ITEM_TOMBSTONE, message, base=base, noun="folder", sample=item.get("id"), severity="warning")
 
 
 def is_tombstone(item: Row) -> bool:
@@ -220,7 +215,7 @@ def virtual_prefixes(items: Iterable[Row]) -> dict[str, str]:
     return {str(item.get("id")): prefixes[group] for item in every if (group := item.get("group_id")) in prefixes}
 
 
-def _check_containers(items: list[Row], base: str, ledger: Ledger) -> None:
+def _check_containers(items: list[Row], base: str, ledger: FindingCollector) -> None:
     by_id = {item.get("id"): item for item in items}
     children: dict[Any, list[Row]] = defaultdict(list)
     for item in items:
@@ -241,11 +236,11 @@ def _check_containers(items: list[Row], base: str, ledger: Ledger) -> None:
         if item.get("type") == "directory" and status in ("processing", "completed") and inside:
             wanted = "processing" if ACTIVE.intersection(inside) else "completed"
             if status != wanted:
-                said = f"{{n}} that should be {wanted} by what is inside"
-                ledger.add(v2.ITEM_CONTAINER, said, base=base, noun="folder", sample=item.get("id"))
+                message = f"{{n}} that should be {wanted} by what is inside"
+                ledger.add(v2.ITEM_CONTAINER, message, base=base, noun="folder", sample=item.get("id"))
         elif item.get("type") == "directory" and status == "processing":
-            said = "{n} at work with nothing inside"
-            ledger.add(v2.ITEM_CONTAINER, said, base=base, noun="folder", sample=item.get("id"))
+            message = "{n} at work with nothing inside"
+            ledger.add(v2.ITEM_CONTAINER, message, base=base, noun="folder", sample=item.get("id"))
 
 
 def group_problem(item: Row, by_id: Mapping[Any, Row]) -> str | None:

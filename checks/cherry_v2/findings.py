@@ -2,92 +2,24 @@
 
 from __future__ import annotations
 
+from checks.audit import file_findings
 from checks.audit.findings import register
 
+UNREADABLE = file_findings.UNREADABLE
+CORRUPT = file_findings.CORRUPT
+HOT_JOURNAL = file_findings.HOT_JOURNAL
+SCHEMA_MISSING = file_findings.SCHEMA_MISSING
+SCHEMA_VERSION = file_findings.SCHEMA_VERSION
+SCHEMA_PREVIEW = file_findings.SCHEMA_PREVIEW
+FOREIGN_TRIGGER = file_findings.FOREIGN_TRIGGER
+FOREIGN_VIEW = file_findings.FOREIGN_VIEW
+FOREIGN_COLUMN = file_findings.FOREIGN_COLUMN
+FOREIGN_INDEX = file_findings.FOREIGN_INDEX
+FOREIGN_TEXT_INDEX = file_findings.FOREIGN_TEXT_INDEX
+
 _REINDEX = "Indexing the item again in the application."
-_BACKUP = "A backup of the file; or indexing the base again in the application."
 _PERSON = "A person has to decide; the message says about what."
 
-UNREADABLE = register(
-    "error",
-    "file.unreadable",
-    "A catalog or an index is no SQLite file, is cut off, holds none of the known tables, or may not be read.",
-    "A permission, or a backup of the file.",
-)
-CORRUPT = register(
-    "error",
-    "file.corrupt",
-    "SQLite itself finds the file damaged, or stops while reading it. What could not be read was not checked.",
-    _BACKUP,
-)
-HOT_JOURNAL = register(
-    "warning",
-    "file.hot-journal",
-    "The journal of an unfinished transaction lies beside the file. It was checked as if that were taken back.",
-    "`regraft repair`, or starting the application once: both take the transaction back.",
-    "repair",
-)
-SCHEMA_MISSING = register(
-    "error",
-    "schema.missing",
-    "A table, column, key, check, index or trigger of the layout is missing, or does something else.",
-    "`regraft upgrade`, which builds the layout anew around the rows.",
-    "upgrade",
-)
-SCHEMA_VERSION = register(
-    "error",
-    "schema.version",
-    "The version in the file is not the layout's. The application would empty this file when it opens the base.",
-    "`regraft upgrade`, unless the version is newer than regraft knows. Until then, do not open the base with "
-    "the application.",
-    "upgrade",
-)
-SCHEMA_PREVIEW = register(
-    "error",
-    "schema.preview",
-    "The single table of a preview build is here; the application does not see its vectors.",
-    "`regraft upgrade`, which makes the layout of the rows, with every vector.",
-    "upgrade",
-)
-FOREIGN_TRIGGER = register(
-    "error",
-    "schema.foreign-trigger",
-    "A trigger that the layout does not have, or one of its own that does something else besides: the next program that"
-    " changes a row runs it. regraft never does. In the application's catalog those on tables of knowledge count, and"
-    " none of its others.",
-    "`regraft repair`, which drops it; of one of the layout's own it makes that anew.",
-    "repair",
-)
-FOREIGN_VIEW = register(
-    "error",
-    "schema.foreign-view",
-    "A view, which the layout does not have. One in the place of a table is never read: what should be there cannot be"
-    " checked.",
-    "`regraft repair`, which drops it; for one in the place of a table, a backup of the file.",
-    "repair",
-)
-FOREIGN_COLUMN = register(
-    "error",
-    "schema.foreign-column",
-    "In a table of the layout: a column more, one that follows from others, a key that carries changes on to other"
-    " rows, a rule that replaces rows or calls a function; or a virtual table in its place. Commands that would change"
-    " such rows refuse.",
-    _PERSON,
-)
-FOREIGN_INDEX = register(
-    "note",
-    "schema.foreign-index",
-    "An index that the layout does not have, as newer releases may add one. It stays.",
-    "Nothing has to be mended.",
-)
-FOREIGN_TEXT_INDEX = register(
-    "error",
-    "schema.foreign-text-index",
-    "An index on a table that SQLite keeps the full-text index in: where a text changes, SQLite calls itself without"
-    " end. Commands that would change texts refuse.",
-    "`regraft repair`, which drops it.",
-    "repair",
-)
 META_MISSING = register(
     "error",
     "meta.missing",

@@ -10,17 +10,13 @@ from itertools import zip_longest
 
 import apsw
 
-from checks.audit.collector import Ledger, Level
+from checks.audit.collector import FindingCollector, Level
+from checks.audit.full_text import words_agree
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.schema_shape import FULL_TEXT, Shape
-from regraft import guarding
-
-_PARTS = ("data", "idx", "docsize", "config")
-#: Of an index's data, the row with its counts.
-AVERAGES = 1
 
 
-def check(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -> None:
+def check(db: apsw.Connection, shape: Shape, ledger: FindingCollector, base: str | None) -> None:
     """Compare the numbers of bodies with those of the index; above the quick level its words too.
 
     Raises:
@@ -33,7 +29,7 @@ def check(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -
         ledger.add(v2.FTS_DESYNC, "the full-text index does not hold the words of the bodies", base=base)
 
 
-def _numbers(db: apsw.Connection, number: str, bodies: str, ledger: Ledger, base: str | None) -> None:
+def _numbers(db: apsw.Connection, number: str, bodies: str, ledger: FindingCollector, base: str | None) -> None:
     doubles = f"SELECT {number} FROM search_text WHERE {number} IS NOT NULL GROUP BY {number} HAVING count(*) > 1"
     for _, key in db.execute(bodies % ""):
         ledger.add(v2.BODY_ROWID, "{n} without a number in the full-text index", base=base, noun="body", sample=key)
@@ -50,59 +46,20 @@ def _numbers(db: apsw.Connection, number: str, bodies: str, ledger: Ledger, base
         _add_number(ledger, base, body, entry)
 
 
-def _add_number(ledger: Ledger, base: str | None, body: tuple[int, bytes] | None, entry: tuple[int] | None) -> None:
+def _add_number(
+    ledger: FindingCollector, base: str | None, body: tuple[int, bytes] | None, entry: tuple[int] | None
+) -> None:
     """Say what became of a body without an entry and an entry without a body: one of each is one out of step."""
     if body is not None and entry is not None:
-        said = "{n} whose number the full-text index does not have, while it has another that no body has"
-        ledger.add(v2.BODY_ROWID, said, base=base, noun="body", sample=body[1])
+        message = "{n} whose number the full-text index does not have, while it has another that no body has"
+        ledger.add(v2.BODY_ROWID, message, base=base, noun="body", sample=body[1])
     elif body is not None:
         ledger.add(v2.FTS_DESYNC, "{n} not in the full-text index", base=base, noun="body", sample=body[1])
     elif entry is not None:
-        said = "{n} of the full-text index without a body"
-        ledger.add(v2.FTS_DESYNC, said, base=base, noun="entry", sample=entry[0])
+        message = "{n} of the full-text index without a body"
+        ledger.add(v2.FTS_DESYNC, message, base=base, noun="entry", sample=entry[0])
 
 
 def _words_agree(db: apsw.Connection, number: str) -> bool:
     bodies = f"SELECT {number} AS number, text FROM main.search_text WHERE {number} IS NOT NULL"
     return words_agree(db, FULL_TEXT, "search_text", bodies, "text, tokenize = 'trigram'")
-
-
-def words_agree(
-    db: apsw.Connection, index: str, source: str, bodies: str, arguments: str, averages: bytes | None = None
-) -> bool:
-    """Tell by FTS5's own check whether a full-text index holds the words of its texts.
-
-    Args:
-        db: the file, opened for reading.
-        index: the virtual table.
-        source: the table whose texts it is of.
-        bodies: a query for these texts, each with its ``number``.
-        arguments: the columns, and with what else the index is made.
-        averages: the row with the index's counts, where those that it has are not to be believed.
-
-    Raises:
-        apsw.Error: the file is damaged.
-    """
-    # The file itself was opened for reading only; this allows for temporary tables.
-    db.execute("PRAGMA query_only = 0")
-    try:
-        with guarding.below_the_surface(db):
-            db.execute(f"CREATE TEMP VIEW {source} AS {bodies}")
-            made_of = f"{arguments}, content = '{source}', content_rowid = 'number'"
-            db.execute(f"CREATE VIRTUAL TABLE temp.{index} USING fts5 ({made_of})")
-            for part in _PARTS:
-                db.execute(f"DELETE FROM temp.{index}_{part}")
-                db.execute(f"INSERT INTO temp.{index}_{part} SELECT * FROM main.{index}_{part}")
-            if averages is not None:
-                db.execute(f"REPLACE INTO temp.{index}_data VALUES (?, ?)", (AVERAGES, averages))
-        try:
-            db.execute(f"INSERT INTO temp.{index} ({index}, rank) VALUES ('integrity-check', 1)")
-        except apsw.CorruptError as error:
-            if getattr(error, "extendedresult", 0) != apsw.SQLITE_CORRUPT_VTAB:
-                raise
-            return False
-        return True
-    finally:
-        for what in (f"TABLE IF EXISTS temp.{index}", f"VIEW IF EXISTS temp.{source}"):
-            db.execute(f"DROP {what}")
-        db.execute("PRAGMA query_only = 1")

@@ -14,20 +14,21 @@ from typing import Any
 import apsw
 
 from checks.audit import foreign_schema
-from checks.audit.collector import Ledger, Level, named
+from checks.audit.collector import FindingCollector, Level, named
+from checks.audit.sqlite_file import problem_with
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import full_text, texts, vectors
 from checks.cherry_v2.schema_shape import FULL_TEXT, Shape, shape_of
 from regraft import links, sqlite, steady
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.names import fold
-from regraft.text import counted, decode_utf8
+from regraft.text import decode_utf8
 
 #: Keys are hashes, so that rows are looked up in no order.
 _CACHE_KIB = 64_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Expected:
     """What lies around an index says of it; None where nothing does."""
 
@@ -64,23 +65,7 @@ class Index:
     is_readable: bool = True
 
 
-def problem_with(path: Path) -> str | None:
-    """Return why a file cannot be opened as a database, for a person; None where it can."""
-    try:
-        if not path.is_file():
-            return "it is no file"
-        with path.open("rb") as file:
-            start = file.read(16)
-        if start != sqlite.MAGIC:
-            return "it is empty" if not start else "it is no SQLite file"
-        # A log or journal may bring what is missing.
-        lost = 0 if sqlite.companions(links.real_path(path)) else sqlite.missing_bytes(path)
-    except (OSError, ValueError) as error:
-        return str(error)
-    return f"{counted(lost, 'byte')} at its end are missing" if lost else None
-
-
-def audit_index(path: Path, expected: Expected, ledger: Ledger) -> Index:
+def audit_index(path: Path, expected: Expected, ledger: FindingCollector) -> Index:
     """Check one index file; what is wrong goes into ``ledger``.
 
     Never raises for what is in the file.
@@ -92,8 +77,8 @@ def audit_index(path: Path, expected: Expected, ledger: Ledger) -> Index:
         index.is_readable = False
         return index
     if _has_journal(path):
-        said = "the journal of an unfinished transaction lies beside the index"
-        ledger.add(v2.HOT_JOURNAL, said, base=expected.base)
+        message = "the journal of an unfinished transaction lies beside the index"
+        ledger.add(v2.HOT_JOURNAL, message, base=expected.base)
     mark = steady.mark_of(path)
     try:
         with sqlite.reading(path, vectors=True) as db, ledger.watched(db, path.stat().st_size):
@@ -117,7 +102,7 @@ def _has_journal(path: Path) -> bool:
 
 
 class _Audit:
-    def __init__(self, db: apsw.Connection, expected: Expected, ledger: Ledger, index: Index) -> None:
+    def __init__(self, db: apsw.Connection, expected: Expected, ledger: FindingCollector, index: Index) -> None:
         self._db = db
         self._expected = expected
         self._ledger = ledger
@@ -137,13 +122,13 @@ class _Audit:
             steps.append(("integrity", self._integrity))
         self._ledger.run("index" if self._expected.base is None else self._expected.base, steps, self._expected.base)
 
-    def _add(self, name: str, said: str, **more: Any) -> None:
-        self._ledger.add(name, said, base=self._expected.base, **more)
+    def _add(self, name: str, message: str, **more: Any) -> None:
+        self._ledger.add(name, message, base=self._expected.base, **more)
 
-    def _each(self, name: str, said: str, noun: str, sql: str) -> None:
+    def _each(self, name: str, message: str, noun: str, sql: str) -> None:
         """Count the rows of a query as one finding; its first column names them."""
         for row in self._db.execute(sql):
-            self._add(name, said, noun=noun, sample=row[0])
+            self._add(name, message, noun=noun, sample=row[0])
 
     # --- structure and identity --------------------------------------------------------------------------------------
 
@@ -162,9 +147,11 @@ class _Audit:
             return
         version, base = rows[0][0], named(rows[0][1])
         if version != SCHEMA_VERSION or not isinstance(version, int):
-            said = f"the index says that it is of version {named(version)}, not {SCHEMA_VERSION}: the application would"
+            message = (
+                f"the index says that it is of version {named(version)}, not {SCHEMA_VERSION}: the application would"
+            )
             is_newer = isinstance(version, int) and version > SCHEMA_VERSION
-            self._add(v2.SCHEMA_VERSION, f"{said} empty it", is_beyond_repair=is_newer)
+            self._add(v2.SCHEMA_VERSION, f"{message} empty it", is_beyond_repair=is_newer)
         if self._expected.folder is not None and base != self._expected.folder:
             self._add(v2.META_BASE, f"the index says that it is of base {base}", sample=base)
 
@@ -185,11 +172,11 @@ class _Audit:
 
     def _relations(self) -> None:
         if self._shape.has("search_unit", "search_text"):
-            for name, said, noun, sql in _UNITS_AND_BODIES:
-                self._each(name, said, noun, sql)
+            for name, message, noun, sql in _UNITS_AND_BODIES:
+                self._each(name, message, noun, sql)
         if self._shape.has("search_unit", "material", "content"):
-            for name, said, noun, sql in _TEXTS_AND_MATERIALS:
-                self._each(name, said, noun, sql)
+            for name, message, noun, sql in _TEXTS_AND_MATERIALS:
+                self._each(name, message, noun, sql)
 
     def _coverage(self) -> None:
         if not self._shape.has("search_text", "embedding"):
@@ -203,16 +190,16 @@ class _Audit:
             missing = self._ledger.count(v2.VECTOR_MISSING, self._expected.base) - before
             self._index.counts["covered"] = self._index.counts.get("bodies", missing) - missing
         elif vectors_there:
-            said = "{n} in a base without a model"
-            self._add(v2.VECTOR_UNEXPECTED, said, noun="vector", count=vectors_there)
+            message = "{n} in a base without a model"
+            self._add(v2.VECTOR_UNEXPECTED, message, noun="vector", count=vectors_there)
         self._dimensions()
 
     def _dimensions(self) -> None:
         stated, lengths = self._expected.dimensions, self._index.lengths
         if stated is not None and lengths and 4 * stated not in lengths:
             usual = lengths.most_common(1)[0][0] // 4
-            said = f"the catalog says {stated} dimensions, the vectors have {usual}"
-            self._add(v2.BASE_DIMENSIONS, said, is_beyond_repair=len(lengths) > 1)
+            message = f"the catalog says {stated} dimensions, the vectors have {usual}"
+            self._add(v2.BASE_DIMENSIONS, message, is_beyond_repair=len(lengths) > 1)
 
     # --- materials and their paths -----------------------------------------------------------------------------------
 
@@ -227,15 +214,15 @@ class _Audit:
         ):
             problem = stored_problem(raw)
             if problem is not None:
-                said = f"a path that is none: {problem}"
-                self._add(v2.PATH_UNSAFE, said, sample=raw)
+                message = f"a path that is none: {problem}"
+                self._add(v2.PATH_UNSAFE, message, sample=raw)
             path = named(b"" if raw is None else raw)
             whole = decode_utf8(raw) if raw is not None else ""
             # Paths of a folder's files can have a long start in common: all of them is compared.
             folded = fold(whole)
             if folded in seen:
-                said = "{n} with a path that another has, but for letter case or Unicode normalisation"
-                self._add(v2.PATH_CLASH, said, noun="material", sample=path)
+                message = "{n} with a path that another has, but for letter case or Unicode normalisation"
+                self._add(v2.PATH_CLASH, message, noun="material", sample=path)
             seen.add(folded)
             materials.append(Material(named(key), whole, None if content is None else named(content)))
         self._index.materials = materials
@@ -254,9 +241,9 @@ class _Audit:
             full_text.check(self._db, self._shape, self._ledger, self._expected.base)
 
     def _integrity(self) -> None:
-        for (said,) in self._db.execute("PRAGMA integrity_check(20)"):
-            if said != "ok":
-                self._add(v2.CORRUPT, "SQLite's own check says {n}", noun="time", sample=said)
+        for (message,) in self._db.execute("PRAGMA integrity_check(20)"):
+            if message != "ok":
+                self._add(v2.CORRUPT, "SQLite's own check says {n}", noun="time", sample=message)
         for table, row, *_ in self._db.execute("PRAGMA foreign_key_check"):
             # Units, and materials with units, are found by what is wrong with them, and that may be mended.
             if not _is_found(self._db, table, row):

@@ -15,7 +15,8 @@ from regraft import sqlite
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
-from regraft.locate import INDEX_FILE, Kind, Located
+from regraft.kinds import Kind
+from regraft.locate import INDEX_FILE, Located
 from regraft.pending import pending_in
 from regraft.text import counted, lenient_text
 

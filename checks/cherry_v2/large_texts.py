@@ -35,7 +35,7 @@ def has_hash(db: apsw.Connection, table: str, rowid: int, key: bytes | None) -> 
         exact.update(piece)
     if key is not None and exact.hexdigest().encode() == key:
         return True
-    for piece in LargeText(db, table, "text", rowid).pieces():
+    for piece in LargeText(db=db, table=table, column="text", rowid=rowid).pieces():
         lenient.update(piece)
     return key is not None and lenient.hexdigest().encode() == key
 
@@ -60,7 +60,7 @@ class LargeContent:
     """A large content, in which places are found by the units of UTF-16 before them."""
 
     def __init__(self, db: apsw.Connection, rowid: int) -> None:
-        self._text = LargeText(db, "content", "text", rowid)
+        self._text = LargeText(db=db, table="content", column="text", rowid=rowid)
         self._db = db
         self._rowid = rowid
         #: Where pieces begin, in UTF-16 units; the pieces themselves are read again when they are asked for.
@@ -81,8 +81,8 @@ class LargeContent:
         return self._holds(start, end, body) or self._hash(start, end) == body_hash
 
     def _holds(self, start: int, end: int, body: int) -> bool:
-        said = _blocks(LargeText(self._db, "search_text", "text", body).pieces())
-        return all(one == other for one, other in zip_longest(_blocks(self._slice(start, end)), said))
+        message = _blocks(LargeText(db=self._db, table="search_text", column="text", rowid=body).pieces())
+        return all(one == other for one, other in zip_longest(_blocks(self._slice(start, end)), message))
 
     def _hash(self, start: int, end: int) -> bytes:
         found = hashlib.sha256()

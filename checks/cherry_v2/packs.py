@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import PurePosixPath
 
-from checks.audit.collector import Ledger, Level, OutOfTime
+from checks.audit.collector import FindingCollector, Level, OutOfTime
 from checks.audit.findings import register
 from checks.cherry_v2 import findings as v2
 from regraft.formats.cherry_v2 import pack
@@ -23,24 +23,24 @@ BACKUP_SLIM = register(
 )
 
 
-def name_slim(bases: Collection[str], chosen: Collection[str] | None, ledger: Ledger) -> None:
+def name_slim(bases: Collection[str], chosen: Collection[str] | None, ledger: FindingCollector) -> None:
     """Say that a backup is a slim one, and what that means for its bases."""
     count = len([base for base in bases if chosen is None or base in chosen])
-    said = (
+    message = (
         f"a slim backup: the rows of {counted(count, 'base')} are in it, their indexes and files are not; restoring it"
         " leaves those of the profile as they are"
     )
-    ledger.add(BACKUP_SLIM, said)
+    ledger.add(BACKUP_SLIM, message)
 
 
-def name_damaged(found: Located, ledger: Ledger) -> None:
+def name_damaged(found: Located, ledger: FindingCollector) -> None:
     """Name the members of an archive that could not be extracted."""
     for name, reason in found.damaged.items():
         base = _base_of(found, name)
         ledger.add(v2.CORRUPT, f"a member of the archive cannot be read: {reason}", base=base, sample=name)
 
 
-def check(found: Located, chosen: Collection[str] | None, ledger: Ledger) -> None:
+def check(found: Located, chosen: Collection[str] | None, ledger: FindingCollector) -> None:
     """Hold the files of a pack against their checksums; an unpacked one only while regraft has not changed it."""
     if not is_pristine(found.tree.path):
         return
@@ -64,7 +64,9 @@ def check(found: Located, chosen: Collection[str] | None, ledger: Ledger) -> Non
     _name_strangers(found, {packed.path for packed in manifest.files}, chosen, ledger)
 
 
-def _name_strangers(found: Located, packed: Collection[str], chosen: Collection[str] | None, ledger: Ledger) -> None:
+def _name_strangers(
+    found: Located, packed: Collection[str], chosen: Collection[str] | None, ledger: FindingCollector
+) -> None:
     """Name files of bases that nobody packed: no base with one is installed."""
     root = found.tree.path
     for place in sorted((root / KNOWLEDGE_FOLDER).glob("*")):
@@ -75,7 +77,7 @@ def _name_strangers(found: Located, packed: Collection[str], chosen: Collection[
                 ledger.add(v2.CORRUPT, "no part of the pack", base=place.name, sample=path_text(name))
 
 
-def _check_file(found: Located, packed: PackedFile, base: str | None, ledger: Ledger) -> None:
+def _check_file(found: Located, packed: PackedFile, base: str | None, ledger: FindingCollector) -> None:
     path = found.tree.path / packed.path
     if ".." in PurePosixPath(packed.path).parts or PurePosixPath(packed.path).is_absolute():
         ledger.add(v2.CORRUPT, f"{pack.MANIFEST} names a file outside of the pack", sample=packed.path)

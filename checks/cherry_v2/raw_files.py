@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from checks.audit.collector import Ledger, Level, OutOfTime
+from checks.audit.collector import FindingCollector, Level, OutOfTime
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import is_foreign, path_of, virtual_prefixes
 from checks.cherry_v2.index_file import Material, path_problem
@@ -34,7 +34,7 @@ def check_materials(
     items: list[Row],
     materials: list[Material],
     raw: Path,
-    ledger: Ledger,
+    ledger: FindingCollector,
     *,
     is_completed: bool,
     without_rows: int = 0,
@@ -55,14 +55,14 @@ def check_materials(
     for material in materials:
         item = by_id.get(material.id)
         if item is None or (item.get("status") == "deleting" and not is_foreign(item)):
-            said = "{n} without an item" if item is None else "{n} of an item that is being deleted"
-            ledger.add(v2.MATERIAL_ORPHAN, said, base=base, noun="material", sample=material.id)
+            message = "{n} without an item" if item is None else "{n} of an item that is being deleted"
+            ledger.add(v2.MATERIAL_ORPHAN, message, base=base, noun="material", sample=material.id)
             continue
         path = None if is_foreign(item) else path_of(item)
         # Half of a surrogate pair is U+FFFD, as where the index is read.
         if path is not None and whole(path) != material.path:
-            said = "{n} with another path than its item"
-            ledger.add(v2.MATERIAL_PATH, said, base=base, noun="material", sample=material.id)
+            message = "{n} with another path than its item"
+            ledger.add(v2.MATERIAL_PATH, message, base=base, noun="material", sample=material.id)
     if is_completed:
         lacking = [item for key, item in by_id.items() if key not in there and _is_done(item)]
         files = sum(item.get("type") == "file" for item in lacking)
@@ -73,18 +73,18 @@ def _is_done(item: Row) -> bool:
     return item.get("status") == "completed" and item.get("type") in ("file", "url", "note")
 
 
-def _without_material(items: list[Row], base: str, raw: Path, ledger: Ledger, *, is_recorded: bool) -> None:
+def _without_material(items: list[Row], base: str, raw: Path, ledger: FindingCollector, *, is_recorded: bool) -> None:
     for item in items:
         kind, path = item.get("type"), path_of(item)
         is_indexed = kind == "file" or path is not None
         name = v2.ITEM_NO_MATERIAL if is_indexed else v2.ITEM_NOT_INDEXED
-        said = "{n} completed and without a text in the index" if is_indexed else "{n} completed and never indexed"
+        message = "{n} completed and without a text in the index" if is_indexed else "{n} completed and never indexed"
         lacks = _lack(item, raw)
-        said = said if lacks is None else f"{said}, and {lacks}"
+        message = message if lacks is None else f"{message}, and {lacks}"
         severity: Severity | None = "note" if kind == "file" and is_recorded else None
         ledger.add(
             name,
-            f"{said}: v1 had no rows of it" if severity else said,
+            f"{message}: v1 had no rows of it" if severity else message,
             base=base,
             noun="item",
             sample=item.get("id"),
@@ -110,7 +110,9 @@ def _leads_to_file(raw: Path, path: str) -> bool:
     return path_problem(path.encode("utf-8", "surrogatepass")) is None and _is_file(raw / path)
 
 
-def check(raw: Path, base: str, items: list[Row] | None, materials: list[Material] | None, ledger: Ledger) -> int:
+def check(
+    raw: Path, base: str, items: list[Row] | None, materials: list[Material] | None, ledger: FindingCollector
+) -> int:
     """Hold the files in ``raw`` against materials and items, and return how many there are.
 
     ``items`` is None where no catalog tells them, ``materials`` None where no index is.
@@ -125,7 +127,7 @@ def check(raw: Path, base: str, items: list[Row] | None, materials: list[Materia
 
 
 def _materials_on_disk(
-    raw: Path, base: str, items: list[Row] | None, materials: list[Material], ledger: Ledger
+    raw: Path, base: str, items: list[Row] | None, materials: list[Material], ledger: FindingCollector
 ) -> None:
     snapshots = {str(item.get("id")) for item in items or () if item.get("type") in ("url", "note")}
     prefixes = virtual_prefixes(items or ())
@@ -142,8 +144,8 @@ def _materials_on_disk(
         if not _is_file(path):
             ledger.add(v2.RAW_MISSING, "{n} whose file is gone", base=base, noun="material", sample=material.path)
         elif material.id in snapshots and ledger.level >= Level.DEEP and _is_changed(path, material):
-            said = "{n} that is not the text that was indexed"
-            ledger.add(v2.RAW_CHANGED, said, base=base, noun="snapshot", sample=material.path)
+            message = "{n} that is not the text that was indexed"
+            ledger.add(v2.RAW_CHANGED, message, base=base, noun="snapshot", sample=material.path)
 
 
 def _is_file(path: Path) -> bool:
@@ -163,7 +165,7 @@ def _is_changed(path: Path, material: Material) -> bool:
     return material.content_hash not in (identity.text_hash(okf.strip_block(text)), identity.text_hash(text))
 
 
-def _files_on_disk(raw: Path, base: str, items: list[Row] | None, ledger: Ledger) -> int:
+def _files_on_disk(raw: Path, base: str, items: list[Row] | None, ledger: FindingCollector) -> int:
     count = 0
     is_orphan = orphans_among(items) if items is not None else None
     for name, changed_at in _files(raw):

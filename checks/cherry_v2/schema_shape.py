@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import apsw
 
-from checks.audit.collector import Ledger
+from checks.audit.collector import FindingCollector
 from regraft import sqlite
 from regraft.ledger import durable
 from regraft.untouched import ROW_NUMBERS
@@ -102,7 +102,7 @@ class Shape:
         return self.tables.issuperset(tables)
 
 
-def shape_of(db: apsw.Connection, ledger: Ledger) -> Shape:
+def shape_of(db: apsw.Connection, ledger: FindingCollector) -> Shape:
     """Compare the schema of an open index file with the layout's.
 
     Raises:
@@ -195,7 +195,7 @@ def _is_wrong_index(db: apsw.Connection, name: str, shape: Shape) -> bool:
     return of_table.get(name) != (unique, 0) or _index_columns(db, name) != list(columns)
 
 
-def _wrong_effects(schema: dict[tuple[str, str], str], shape: Shape, ledger: Ledger) -> list[str]:
+def _wrong_effects(schema: dict[tuple[str, str], str], shape: Shape, ledger: FindingCollector) -> list[str]:
     """Try out checks and triggers in a scratch file; what was found right before is not tried again."""
     wanted = [("table", table) for table in (*_COLUMNS, FULL_TEXT)] + [("trigger", name) for name in _TRIGGERS]
     statements = {key: schema[key] for key in wanted if key in schema}
@@ -213,7 +213,7 @@ _RIGHT: set[bytes] = set()
 _MOST_RIGHT = 1000
 
 
-def _tried(statements: dict[tuple[str, str], str], shape: Shape, ledger: Ledger) -> Iterator[str]:
+def _tried(statements: dict[tuple[str, str], str], shape: Shape, ledger: FindingCollector) -> Iterator[str]:
     with (
         durable.temporary_folder() as folder,
         sqlite.writing(folder / "scratch.sqlite", create=True) as db,
@@ -242,7 +242,7 @@ def _no_other_file(operation: int, *_: object) -> int:
     return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
 
 
-def _is_refused(db: apsw.Connection, sql: str, ledger: Ledger) -> bool:
+def _is_refused(db: apsw.Connection, sql: str, ledger: FindingCollector) -> bool:
     db.execute("SAVEPOINT tried")
     is_refused = False
     try:
@@ -259,7 +259,7 @@ def _is_refused(db: apsw.Connection, sql: str, ledger: Ledger) -> bool:
     return is_refused
 
 
-def _wrong_triggers(db: apsw.Connection, shape: Shape, ledger: Ledger) -> Iterator[str]:
+def _wrong_triggers(db: apsw.Connection, shape: Shape, ledger: FindingCollector) -> Iterator[str]:
     def hits(word: str) -> list[object]:
         return [
             row[0] for row in db.execute(f"SELECT rowid FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH ?", (f'"{word}"',))

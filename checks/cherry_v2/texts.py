@@ -11,7 +11,7 @@ from typing import Any
 
 import apsw
 
-from checks.audit.collector import Ledger
+from checks.audit.collector import FindingCollector
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import large_texts
 from checks.cherry_v2.schema_shape import Shape
@@ -39,7 +39,7 @@ _SLICES = """SELECT CAST(u.unit_id AS BLOB), u.char_start, u.char_end, CAST(t.te
  WHERE u.content_hash = (SELECT content_hash FROM content WHERE rowid = ?)"""
 
 
-def check(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -> None:
+def check(db: apsw.Connection, shape: Shape, ledger: FindingCollector, base: str | None) -> None:
     """Hash every text and every id, and hold every body against its place.
 
     Raises:
@@ -64,7 +64,7 @@ def check(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -
         _contents(db, shape, ledger, base)
 
 
-def _contents(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | None) -> None:
+def _contents(db: apsw.Connection, shape: Shape, ledger: FindingCollector, base: str | None) -> None:
     has_units = shape.has("search_unit", "search_text")
     for rowid, key in db.execute(f"SELECT rowid, CAST(content_hash AS BLOB) FROM content WHERE NOT {_small()}"):
         ledger.check_time()
@@ -78,9 +78,9 @@ def _contents(db: apsw.Connection, shape: Shape, ledger: Ledger, base: str | Non
             _add_misplaced(unit, body is not None and holds_once(text, body), ledger, base)
 
 
-def _add_misplaced(unit: bytes, is_once: bool, ledger: Ledger, base: str | None) -> None:
-    said = f"{{n}} whose body is not at its place in the text{'' if is_once else ', nor once elsewhere in it'}"
-    ledger.add(v2.UNIT_OFFSETS, said, base=base, noun="unit", sample=unit, is_beyond_repair=not is_once)
+def _add_misplaced(unit: bytes, is_once: bool, ledger: FindingCollector, base: str | None) -> None:
+    message = f"{{n}} whose body is not at its place in the text{'' if is_once else ', nor once elsewhere in it'}"
+    ledger.add(v2.UNIT_OFFSETS, message, base=base, noun="unit", sample=unit, is_beyond_repair=not is_once)
 
 
 def _small() -> str:
@@ -88,7 +88,7 @@ def _small() -> str:
 
 
 def _large_content(
-    db: apsw.Connection, rowid: int, key: bytes | None, has_units: bool, ledger: Ledger, base: str | None
+    db: apsw.Connection, rowid: int, key: bytes | None, has_units: bool, ledger: FindingCollector, base: str | None
 ) -> None:
     if not large_texts.is_utf8(db, rowid) or not large_texts.has_hash(db, "content", rowid, key):
         ledger.add(v2.CONTENT_HASH, "{n} whose hash is another one", base=base, noun="text", sample=key)
@@ -146,9 +146,9 @@ def _misplaced(db: apsw.Connection, content: int, text: bytes) -> Iterator[tuple
             yield unit, body
             continue
         found = whole[start * width : end * width]
-        said = body if ascii_only else decode_utf8(body or b"").encode("utf-16-le")
+        message = body if ascii_only else decode_utf8(body or b"").encode("utf-16-le")
         # A body that is not what was embedded, in a place that still holds that, is wrong itself and not its place.
-        if found != said and _sha256_of(found, ascii_only) != body_hash:
+        if found != message and _sha256_of(found, ascii_only) != body_hash:
             yield unit, body
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import apsw
 
-from checks.audit.collector import Ledger
+from checks.audit.collector import FindingCollector
 from checks.cherry_v2 import findings as v2
 
 #: Texts with one vector from which on that is worth a word.
@@ -34,7 +34,7 @@ _ROWS = """SELECT rowid, CAST(embedding_text_hash AS BLOB),
   FROM embedding"""
 
 
-def check(db: apsw.Connection, lengths: Counter[int], ledger: Ledger, base: str | None) -> dict[str, int]:
+def check(db: apsw.Connection, lengths: Counter[int], ledger: FindingCollector, base: str | None) -> dict[str, int]:
     """Look at every vector, and return how many there are of each norm (by the lower end of a step).
 
     Args:
@@ -102,7 +102,9 @@ def _exact_norm(db: apsw.Connection, rowid: int) -> float | None:
     return norm if math.isfinite(norm) else None
 
 
-def _duplicates(db: apsw.Connection, seen: Counter[int], usual: int, ledger: Ledger, base: str | None) -> None:
+def _duplicates(
+    db: apsw.Connection, seen: Counter[int], usual: int, ledger: FindingCollector, base: str | None
+) -> None:
     """Compare those whole that may be equal."""
     groups: dict[bytes, list[bytes]] = {}
     for rowid, key, is_vector, norm, start in db.execute(_ROWS, {"usual": usual, "key": _KEY_BYTES}):
@@ -113,5 +115,5 @@ def _duplicates(db: apsw.Connection, seen: Counter[int], usual: int, ledger: Led
     for keys in groups.values():
         if len(keys) >= MANY:
             for key in keys:
-                said = "{n} with a vector that two or more others have too"
-                ledger.add(v2.VECTOR_DUPLICATE, said, base=base, noun="text", sample=key)
+                message = "{n} with a vector that two or more others have too"
+                ledger.add(v2.VECTOR_DUPLICATE, message, base=base, noun="text", sample=key)

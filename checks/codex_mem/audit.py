@@ -11,12 +11,11 @@ from typing import Any
 import apsw
 
 from checks.audit import foreign_schema
-from checks.audit.collector import Ledger, Level, named
+from checks.audit.collector import FindingCollector, Level, named
+from checks.audit.file_findings import CORRUPT, UNREADABLE
 from checks.audit.findings import FINDINGS, Audit, Finding
-from checks.cherry_v2.audit import Wish
-from checks.cherry_v2.findings import CORRUPT, UNREADABLE
-from checks.cherry_v2.index_file import problem_with
-from checks.cherry_v2.repairs import CommandLine
+from checks.audit.options import CheckOptions, CommandLine
+from checks.audit.sqlite_file import problem_with
 from checks.codex_mem import findings as codex
 from checks.codex_mem import full_text, layout, notes, scope
 from regraft.formats.codex_mem import database, health, sidecar
@@ -33,7 +32,7 @@ _OF_ONE_PROJECT = {"reconcile", "backfill", "clear-failed"}
 class _Seen:
     """What an audit has seen."""
 
-    ledger: Ledger
+    ledger: FindingCollector
     chosen: tuple[str, ...] = ()
     #: The tables that an audit needs are there.
     is_whole: bool = False
@@ -44,17 +43,17 @@ class _Seen:
     checked: dict[str, int] = field(default_factory=dict)
 
 
-def audit(found: Located, wish: Wish, command_line: CommandLine | None = None) -> Audit:
+def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
     """Check a database of codex-mem without writing anything.
 
     Args:
         found: the database.
-        wish: what to look at; its bases are ids of projects.
+        options: what to look at; its bases are ids of projects.
         command_line: gives the command lines that mend what is found; without it, none is given.
 
     Never raises for what is in the data.
     """
-    seen = _Seen(Ledger(wish.level, wish.max_duration), wish.bases)
+    seen = _Seen(FindingCollector(options.level, options.max_duration), options.bases)
     path = found.path
     problem = problem_with(path)
     try:
@@ -156,9 +155,9 @@ class _Audit:
         files = [(self._path.name, self._memory.db)]
         files += [] if vectors is None else [(database.sidecar_of(self._path).name, vectors.db)]
         for name, db in files:
-            for (said,) in db.execute("PRAGMA integrity_check(20)"):
-                if said != "ok":
-                    self._ledger.add(CORRUPT, "SQLite's own check says {n}", noun="time", sample=f"{name}: {said}")
+            for (message,) in db.execute("PRAGMA integrity_check(20)"):
+                if message != "ok":
+                    self._ledger.add(CORRUPT, "SQLite's own check says {n}", noun="time", sample=f"{name}: {message}")
 
 
 def _as_audit(path: Path, seen: _Seen) -> Audit:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import apsw
 
-from checks.audit.collector import Ledger, Level
-from checks.cherry_v2.full_text import AVERAGES, words_agree
+from checks.audit.collector import FindingCollector, Level
+from checks.audit.full_text import AVERAGES, words_agree
 from checks.codex_mem import findings as codex
 from regraft.formats.codex_mem.database import FULL_TEXT, NOTES
 
@@ -24,7 +24,7 @@ _EXTRA = f"""SELECT coalesce((SELECT CAST(n.id AS BLOB) FROM {NOTES} n WHERE n.r
   FROM {FULL_TEXT}_docsize d WHERE NOT {_SEARCHABLE}"""
 
 
-def check(db: apsw.Connection, ledger: Ledger, *, with_words: bool = True) -> None:
+def check(db: apsw.Connection, ledger: FindingCollector, *, with_words: bool = True) -> None:
     """Compare rows and counts; above the quick level the words too.
 
     Args:
@@ -38,12 +38,12 @@ def check(db: apsw.Connection, ledger: Ledger, *, with_words: bool = True) -> No
     for (note,) in db.execute(_MISSING):
         ledger.add(codex.FTS_MISSING, "{n} that no word finds", noun="searchable note", sample=note)
     for (note,) in db.execute(_EXTRA):
-        said = "{n} of the full-text index of no searchable note: excluded text can be found"
-        ledger.add(codex.FTS_EXTRA, said, noun="entry", sample=note)
+        message = "{n} of the full-text index of no searchable note: excluded text can be found"
+        ledger.add(codex.FTS_EXTRA, message, noun="entry", sample=note)
     stated, there = _stated(db), _there(db)
     if stated != there:
-        said = f"the full-text index says that it has {_said(stated)}, and has {_said(there)}: ranks are wrong"
-        ledger.add(codex.FTS_SKEWED, said)
+        message = f"the full-text index says that it has {_said(stated)}, and has {_said(there)}: ranks are wrong"
+        ledger.add(codex.FTS_SKEWED, message)
     whole = not ledger.count(codex.FTS_MISSING, None) and not ledger.count(codex.FTS_EXTRA, None)
     if with_words and ledger.level >= Level.DEFAULT and whole and not _words_agree(db, there):
         ledger.add(codex.FTS_WORDS, "the full-text index does not hold the words of the notes")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import apsw
 
-from checks.audit.collector import Ledger, named
+from checks.audit.collector import FindingCollector, named
 from checks.codex_mem import findings as codex
 from regraft import sqlite
 from regraft.formats.codex_mem import database
@@ -64,7 +64,7 @@ def lacking(db: apsw.Connection) -> list[str]:
     return missing
 
 
-def check_triggers(db: apsw.Connection, ledger: Ledger) -> None:
+def check_triggers(db: apsw.Connection, ledger: FindingCollector) -> None:
     """Find triggers and a full-text table that are missing or do something else.
 
     Raises:
@@ -77,8 +77,8 @@ def check_triggers(db: apsw.Connection, ledger: Ledger) -> None:
     columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info({NOTES})")]
     there = {name: str(schema[name]) for name in _TRIGGERS if name in schema}
     for name in (*(name for name in _TRIGGERS if name not in there), *_failing(columns, there)):
-        said = "missing or different: {n} that keeps the full-text index"
-        ledger.add(codex.TRIGGER, said, noun="trigger", sample=name)
+        message = "missing or different: {n} that keeps the full-text index"
+        ledger.add(codex.TRIGGER, message, noun="trigger", sample=name)
 
 
 def _is_full_text(sql: str) -> bool:
@@ -123,7 +123,7 @@ def _no_other_file(operation: int, *_: object) -> int:
     return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
 
 
-def check_migration(db: apsw.Connection, ledger: Ledger, *, has_vectors: bool) -> None:
+def check_migration(db: apsw.Connection, ledger: FindingCollector, *, has_vectors: bool) -> None:
     """Find migration 006 where it is there in part, or is another one.
 
     Args:
@@ -140,14 +140,14 @@ def check_migration(db: apsw.Connection, ledger: Ledger, *, has_vectors: bool) -
     missing = [column for column in COLUMNS if column not in there]
     foreign = database.foreign_column(db)
     if recorded not in (None, name) and missing:
-        said = f"another migration {version} is recorded ({named(recorded)}): what it makes nobody can tell"
-        ledger.add(codex.MIGRATION, said, is_beyond_repair=True)
+        message = f"another migration {version} is recorded ({named(recorded)}): what it makes nobody can tell"
+        ledger.add(codex.MIGRATION, message, is_beyond_repair=True)
     elif foreign is not None:
-        said = "a column that migration 006 makes is there, and must not be empty"
-        ledger.add(codex.MIGRATION, said, sample=foreign, is_beyond_repair=True)
+        message = "a column that migration 006 makes is there, and must not be empty"
+        ledger.add(codex.MIGRATION, message, sample=foreign, is_beyond_repair=True)
     elif there and missing:
-        said = f"only some columns of migration 006 are there, {', '.join(missing)} not"
-        ledger.add(codex.MIGRATION, said, sample=missing[0])
+        message = f"only some columns of migration 006 are there, {', '.join(missing)} not"
+        ledger.add(codex.MIGRATION, message, sample=missing[0])
     elif missing and (recorded is not None or has_vectors):
         what = "it is recorded" if recorded is not None else "there is a file of vectors"
         ledger.add(codex.MIGRATION, f"no column of migration 006 is there, and {what}")

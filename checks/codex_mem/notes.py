@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from checks.audit.collector import Ledger, named
+from checks.audit.collector import FindingCollector, named
 from checks.codex_mem import findings as codex
 from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem.database import NOTES
@@ -21,7 +21,7 @@ _FLAWS = {
 _LONGEST_CODE = 60
 
 
-def check(survey: Survey, known: Collection[str], chosen: Collection[str], ledger: Ledger) -> None:
+def check(survey: Survey, known: Collection[str], chosen: Collection[str], ledger: FindingCollector) -> None:
     """File what is wrong.
 
     Args:
@@ -40,18 +40,18 @@ def check(survey: Survey, known: Collection[str], chosen: Collection[str], ledge
         ledger.check_time()
         found = of_notes(note)
         if found is not None:
-            name, said = found
+            name, message = found
             base = note.project if note.project in known else None
             # Backfill is told of a project.
             is_beyond = name == codex.PENDING and base is None
-            ledger.add(name, said, base=base, noun="note", sample=note.id, is_beyond_repair=is_beyond)
+            ledger.add(name, message, base=base, noun="note", sample=note.id, is_beyond_repair=is_beyond)
     if survey.gone and not chosen:
         for note_id in _gone(survey):
             ledger.check_time()
             ledger.add(codex.ORPHAN, "{n} of no note", noun="vector", sample=note_id)
 
 
-def _check_whole(survey: Survey, ledger: Ledger) -> None:
+def _check_whole(survey: Survey, ledger: FindingCollector) -> None:
     name = {
         State.INCOMPATIBLE: codex.INDEX_INCOMPATIBLE,
         State.REBUILDING: codex.REBUILDING,

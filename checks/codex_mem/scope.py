@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 import apsw
 
-from checks.audit.collector import Ledger
+from checks.audit.collector import FindingCollector
 from checks.codex_mem import findings as codex
 from regraft.formats.codex_mem.database import NOTES
 
@@ -21,7 +21,7 @@ _ABOVE = {
 _NOUNS = {"projects": "project", "workspaces": "workspace", "sessions": "session", NOTES: "note", "handoffs": "handoff"}
 
 
-def check(db: apsw.Connection, known: Collection[str], chosen: Collection[str], ledger: Ledger) -> None:
+def check(db: apsw.Connection, known: Collection[str], chosen: Collection[str], ledger: FindingCollector) -> None:
     """Look at every row's scope, and at exclusions without a reason.
 
     Args:
@@ -34,12 +34,12 @@ def check(db: apsw.Connection, known: Collection[str], chosen: Collection[str], 
         apsw.Error, UnicodeDecodeError: the file is damaged.
     """
     for table in _ABOVE:
-        for said, query in _queries(table):
+        for message, query in _queries(table):
             for key, project in db.execute(query):
                 if not chosen or project in chosen:
-                    name = codex.EXCLUSION if said == _NO_REASON else codex.SCOPE
+                    name = codex.EXCLUSION if message == _NO_REASON else codex.SCOPE
                     base = project if project in known else None
-                    ledger.add(name, said, base=base, noun=_NOUNS[table], sample=key)
+                    ledger.add(name, message, base=base, noun=_NOUNS[table], sample=key)
 
 
 _NO_REASON = "{n} excluded without a reason"

@@ -10,14 +10,14 @@ from __future__ import annotations
 from migrators.cherry_preview.draft import draft_library
 from migrators.pipeline.drafts import BaseDraft, LibraryDraft
 from migrators.pipeline.options import Options
-from migrators.pipeline.source import Hints, Journey
+from migrators.pipeline.source import Hints, Pipeline
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.vector_table import Survey
 from regraft.locate import Located
 
 
 def _read(source: Located, options: Options) -> LibraryDraft:
-    return draft_library(source, options.word, texts=options.carry_text)
+    return draft_library(source, options.model_overrides, texts=options.carry_text)
 
 
 def _hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) -> Hints:  # noqa: ARG001 - a Journey's
@@ -25,4 +25,4 @@ def _hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) 
     return Hints()
 
 
-JOURNEY = Journey(table=libsql.PREVIEW, read=_read, hints=_hints, opened=libsql.readable)
+PIPELINE = Pipeline(table=libsql.PREVIEW, read=_read, hints=_hints, opened=libsql.readable)

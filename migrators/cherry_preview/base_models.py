@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
-from regraft.formats.cherry_v2.models import SEPARATOR, ModelChoice, Models, ModelWord, is_model_id, tidy_model_id
+from regraft.formats.cherry_v2.models import SEPARATOR, ModelChoice, ModelOverrides, Models, is_model_id, tidy_model_id
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import is_blank
@@ -22,18 +22,18 @@ _NAMES_NONE = (
 class BaseModels:
     """Resolves what bases name. ``notices`` are about the whole source."""
 
-    def __init__(self, catalog: StoredCatalog | None, word: ModelWord) -> None:
+    def __init__(self, catalog: StoredCatalog | None, model_overrides: ModelOverrides) -> None:
         providers = None if catalog is None else _providers(catalog)
         self.notices: list[Notice] = []
         if catalog is not None and providers is None:
-            said = "the catalog has no tables of models: every model that a base names counts as existing"
-            self.notices.append(Notice(notices.MODELS_UNKNOWN, said))
+            message = "the catalog has no tables of models: every model that a base names counts as existing"
+            self.notices.append(Notice(code=notices.MODELS_UNKNOWN, message=message))
         self._rows = {row.get("id"): row for row in (catalog.models if catalog else None) or ()}
-        self._word = word
+        self._word = model_overrides
         models = [self._raw(row.get("embedding_model_id")) for row in (catalog.bases if catalog else ())]
-        self._models = Models(providers, word, models)
+        self._models = Models(providers, model_overrides, models)
         named = set(map(_unique, models))
-        only = next(iter(word.recreated)) if len(word.recreated) == 1 else None
+        only = next(iter(model_overrides.recreated)) if len(model_overrides.recreated) == 1 else None
         #: The one model that is re-created, for a base of which no catalog says a word.
         self._of_unlisted = only
         #: The same where no base of the catalog names it: it must be that of those that name none.

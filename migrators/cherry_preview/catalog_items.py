@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from migrators.cherry_preview.item_data import Place, read_data
 from migrators.pipeline.drafts import FAILED_TEXT, INTERRUPTED_TEXT, DraftedItems, ItemDraft, SkippedItem
+from migrators.pipeline.packed import Packed
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.values import read_time
 from regraft.report import notices
@@ -52,16 +54,19 @@ def draft_items(rows: Iterable[Row], place: Place, migrated: set[str]) -> Drafte
             reason, item_id = str(unusable), row.get("id")
             item_id = item_id if isinstance(item_id, str) else None
             drafted.skipped.append(SkippedItem(item_id, reason))
-            drafted.notices.append(Notice(reason, notices.CODES[reason].meaning, place.base_id, item_id))
+            drafted.notices.append(
+                Notice(code=reason, message=notices.CODES[reason].meaning, base=place.base_id, item=item_id)
+            )
             continue
         drafted.items.append(item)
         if item.type == "directory" and _status_of(row) in _FOLLOWING:
             active.add(item.id)
-    drafted.items = _grouped(drafted.items, place.base_id, drafted.notices)
-    groups = {item.group_id for item in drafted.items}
-    drafted.items = [
-        replace(item, status="completed", error=None) if item.id in active & groups else item for item in drafted.items
-    ]
+    ordered = _grouped(drafted.items, place.base_id, drafted.notices)
+    following = active & {item.group_id for item in ordered}
+    drafted.items = Packed(
+        ItemDraft,
+        (replace(item, status="completed", error=None) if item.id in following else item for item in ordered),
+    )
     return drafted
 
 
@@ -112,7 +117,7 @@ def _status(row: Row) -> tuple[str, str | None]:
     return "failed", text or (FAILED_TEXT if status in _FAILED else INTERRUPTED_TEXT)
 
 
-def _grouped(items: list[ItemDraft], base_id: str, said: list[Notice]) -> list[ItemDraft]:
+def _grouped(items: Iterable[ItemDraft], base_id: str, found_notices: list[Notice]) -> list[ItemDraft]:
     """Return items with a folder before what is in it, and without those folders that are none."""
     folders = {item.id: item for item in items if item.type == "directory"}
     ordered: dict[str, ItemDraft] = {}
@@ -126,7 +131,7 @@ def _grouped(items: list[ItemDraft], base_id: str, said: list[Notice]) -> list[I
             # A circle of folders is cut where it was entered.
             if one.group_id is not None and one.group_id not in ordered:
                 text = f"group: {one.group_id}, which is no folder of this base"
-                said.append(Notice(notices.DROPPED_FIELD, text, base_id, one.id))
+                found_notices.append(Notice(code=notices.DROPPED_FIELD, message=text, base=base_id, item=one.id))
                 one = replace(one, group_id=None)  # noqa: PLW2901 - the same item
             ordered[one.id] = one
     return list(ordered.values())

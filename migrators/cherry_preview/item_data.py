@@ -75,7 +75,7 @@ class Rows(Protocol):
         """Return the text that they make."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Place:
     """Where an item's data is read: what its base has."""
 
@@ -126,7 +126,7 @@ def _is_given(given: dict[str, Any], key: str) -> bool:
 
 
 def _said(code: str, message: str, item_id: str, place: Place) -> Notice:
-    return Notice(code, message, place.base_id, item_id)
+    return Notice(code=code, message=message, base=place.base_id, item=item_id)
 
 
 def _object(stored: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from regraft.tree import Tree
 _TYPES = {"url": "url", "sitemap": "url", "note": "note"}
 
 
-class Told:
+class StoreItems:
     """A store that is read when it is first asked; what cannot be read is as if it were not there."""
 
     def __init__(self, tree: Tree, name: str, *, texts: bool = False) -> None:
@@ -90,7 +90,7 @@ class Told:
             return ""
 
 
-def draft_told_items(told: Told, place: Place, migrated: set[str]) -> DraftedItems:
+def draft_stored_items(told: StoreItems, place: Place, migrated: set[str]) -> DraftedItems:
     """Draft an item for every owner of rows, in the order of their first rows.
 
     Args:
@@ -102,15 +102,17 @@ def draft_told_items(told: Told, place: Place, migrated: set[str]) -> DraftedIte
     for item_id, stored in told.contents.items.items():
         if item_id in migrated:
             drafted.skipped.append(SkippedItem(item_id, notices.DUPLICATE_ITEM))
-            said = notices.CODES[notices.DUPLICATE_ITEM].meaning
-            drafted.notices.append(Notice(notices.DUPLICATE_ITEM, said, place.base_id, item_id))
+            message = notices.CODES[notices.DUPLICATE_ITEM].meaning
+            drafted.notices.append(
+                Notice(code=notices.DUPLICATE_ITEM, message=message, base=place.base_id, item=item_id)
+            )
             continue
         migrated.add(item_id)
         drafted.items.append(_item(item_id, stored, told, place, drafted))
     return drafted
 
 
-def _item(item_id: str, stored: StoredItem, told: Told, place: Place, drafted: DraftedItems) -> ItemDraft:
+def _item(item_id: str, stored: StoredItem, told: StoreItems, place: Place, drafted: DraftedItems) -> ItemDraft:
     item_type = _TYPES.get(stored.type or "", "file")
     source = stored.source or item_id
     upload: Upload | None = None

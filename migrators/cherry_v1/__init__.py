@@ -10,14 +10,14 @@ from migrators.cherry_v1.disk_hints import hints
 from migrators.cherry_v1.draft import draft_library
 from migrators.pipeline.drafts import LibraryDraft
 from migrators.pipeline.options import Options
-from migrators.pipeline.source import Journey
+from migrators.pipeline.source import Pipeline
 from regraft.formats.cherry_v1 import embedjs
 from regraft.formats.cherry_v1.state import read_state
 from regraft.locate import Located
 
 
 def _read(source: Located, options: Options) -> LibraryDraft:
-    return draft_library(read_state(source.tree, source.places), options.word)
+    return draft_library(read_state(source.tree, source.places), options.model_overrides)
 
 
-JOURNEY = Journey(table=embedjs.VECTORS, read=_read, hints=hints)
+PIPELINE = Pipeline(table=embedjs.VECTORS, read=_read, hints=hints)

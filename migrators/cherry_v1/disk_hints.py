@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from migrators.cherry_v1.duplicates import find_twins, lost_entries, lost_files
-from migrators.cherry_v1.file_texts import TEXT_KINDS, Wanted
+from migrators.cherry_v1.file_texts import TEXT_KINDS, WantedText
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.options import Options
 from migrators.pipeline.source import Hints
@@ -50,13 +50,13 @@ def real_paths(draft: BaseDraft, survey: Survey) -> dict[str, Path]:
     """
     look = _Look()
     all_of_them = bool(lost_files(draft, survey) or lost_entries(draft, survey))
-    for item in draft.items:
-        if item.type == "directory" and item.status == "completed":
+    for item in draft.folders:
+        if item.status == "completed":
             entries = set(item.entries) - look.found.keys()
             by_path = {entry for entry in entries if not entry.startswith(TEXT_KINDS)} if all_of_them else set()
             snippets = {entry: text for entry in entries if (text := _snippet(survey, entry)) is not None}
             if by_path or snippets:
-                look.through(item, by_path, Wanted(snippets))
+                look.through(item, by_path, WantedText(snippets))
     return look.found
 
 
@@ -80,7 +80,7 @@ class _Look:
         """Tell whether files may still be read."""
         return self.bytes_left > 0 and self.work_left > 0
 
-    def through(self, item: ItemDraft, by_path: set[str], wanted: Wanted) -> None:
+    def through(self, item: ItemDraft, by_path: set[str], wanted: WantedText) -> None:
         """Look through one folder for files by their path and by their text, until all are found."""
         for path, size in _files(item.data["source"]):
             self.files_left -= 1
@@ -92,7 +92,7 @@ class _Look:
             if self.may_read and 0 < size <= MAX_FILE_BYTES and wanted.can_be(path.suffix.lower()):
                 self._read(path, wanted)
 
-    def _read(self, path: Path, wanted: Wanted) -> None:
+    def _read(self, path: Path, wanted: WantedText) -> None:
         try:
             with links.reading(path) as file:
                 raw = file.read(MAX_FILE_BYTES)

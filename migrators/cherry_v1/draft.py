@@ -12,7 +12,7 @@ from migrators.pipeline.drafts import BaseDraft, LibraryDraft, SkippedBase
 from regraft import identity
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v1.tables import Items
-from regraft.formats.cherry_v2.models import Models, ModelWord
+from regraft.formats.cherry_v2.models import ModelOverrides, Models
 from regraft.formats.cherry_v2.values import read_settings, read_time, whole_number
 from regraft.names import FreeNames, vector_file_name
 from regraft.report import notices
@@ -20,10 +20,10 @@ from regraft.report.notices import Notice
 from regraft.text import counted, is_blank, trim, without_nul
 
 
-def draft_library(state: V1State, word: ModelWord) -> LibraryDraft:
-    """Draft every base of ``state``; ``word`` is what the user says of models."""
+def draft_library(state: V1State, model_overrides: ModelOverrides) -> LibraryDraft:
+    """Draft every base of ``state``; ``model_overrides`` is what the user says of models."""
     named = [raw.get("model") for raw in state.bases if isinstance(raw, dict)]
-    models = Models(state.providers, word, named)
+    models = Models(state.providers, model_overrides, named)
     context = item_rules.Context(state.files, state.notes, set())
     drafts: list[BaseDraft] = []
     skipped: list[SkippedBase] = []
@@ -35,8 +35,8 @@ def draft_library(state: V1State, word: ModelWord) -> LibraryDraft:
             drafts.append(_draft_base(raw, models, context))
         else:
             skipped.append(_skip(raw, reason))
-    said = [*state.notices, *map(_skipped_notice, skipped), *models.unused_words()]
-    return LibraryDraft(tuple(drafts), tuple(skipped), tuple(said))
+    message = [*state.notices, *map(_skipped_notice, skipped), *models.unused_words()]
+    return LibraryDraft(tuple(drafts), tuple(skipped), tuple(message))
 
 
 def _reason_to_skip(raw: Any, seen: set[str], pending: frozenset[str]) -> str | None:
@@ -59,31 +59,42 @@ def _skip(raw: Any, reason: str) -> SkippedBase:
 
 
 def _skipped_notice(base: SkippedBase) -> Notice:
-    said = notices.CODES[base.reason].meaning
+    message = notices.CODES[base.reason].meaning
     return Notice(
-        base.reason, f"{said} It has {counted(base.items, 'item')}." if base.items else said, base=base.legacy_id
+        code=base.reason,
+        message=f"{message} It has {counted(base.items, 'item')}." if base.items else message,
+        base=base.legacy_id,
     )
 
 
 def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context) -> BaseDraft:
     legacy_id: str = raw["id"]
-    said: list[Notice] = []
+    found_notices: list[Notice] = []
     name = trim(without_nul(raw["name"]))
     if not name:
         name = trim(without_nul(legacy_id)) or identity.base_id(legacy_id)
-        said.append(Notice(notices.BLANK_NAME, "the base is called by its id", base=legacy_id))
+        found_notices.append(Notice(code=notices.BLANK_NAME, message="the base is called by its id", base=legacy_id))
     embedding = models.embedding(raw.get("model"), legacy_id)
     rerank = models.rerank(raw.get("rerankModel"), legacy_id)
     settings, invalid = read_settings(raw)
     if invalid:
-        said.append(Notice(notices.INVALID_CONFIG, f"not valid: {', '.join(invalid)}", legacy_id, count=len(invalid)))
+        found_notices.append(
+            Notice(
+                code=notices.INVALID_CONFIG,
+                message=f"not valid: {', '.join(invalid)}",
+                base=legacy_id,
+                count=len(invalid),
+            )
+        )
     if not is_blank(raw.get("description")):
-        said.append(Notice(notices.DROPPED_FIELD, f"description: {raw['description']}", base=legacy_id))
+        found_notices.append(
+            Notice(code=notices.DROPPED_FIELD, message=f"description: {raw['description']}", base=legacy_id)
+        )
     processor = _file_processor(raw)
     names = FreeNames(reserve_processed=processor is not None)
     raw_items = raw.get("items")
     if raw_items is not None and not isinstance(raw_items, list | Items):
-        said.append(Notice(notices.INVALID_ITEMS, "the list of items is no list", base=legacy_id))
+        found_notices.append(Notice(code=notices.INVALID_ITEMS, message="the list of items is no list", base=legacy_id))
         raw_items = None
     drafted = item_rules.draft_items(raw_items or [], legacy_id, context, names)
     return BaseDraft(
@@ -97,11 +108,11 @@ def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context
         settings=settings,
         created_at=read_time(raw.get("created_at")),
         updated_at=read_time(raw.get("updated_at")),
-        items=tuple(drafted.items),
+        items=drafted.items,
         skipped_items=tuple(drafted.skipped),
         taken_names=frozenset(),
         vector_file=vector_file_name(legacy_id),
-        notices=(*said, *embedding.notices, *rerank.notices, *drafted.notices),
+        notices=(*found_notices, *embedding.notices, *rerank.notices, *drafted.notices),
     )
 
 

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.duplicates import read_times
 from migrators.pipeline.ownership import Owners, expand
-from migrators.pipeline.source import Twin
+from migrators.pipeline.source import Duplicate
 from migrators.pipeline.uploads import upload_name
 from regraft import links
 from regraft.formats.vector_table import Survey
@@ -30,7 +30,7 @@ from regraft.tree import CHUNK_BYTES
 MAX_COMPARED_BYTES = 1 << 30
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _File:
     """A file that can be read: a standalone item's upload, or a file of a folder on disk (then with its path)."""
 
@@ -61,7 +61,7 @@ def lost_files(draft: BaseDraft, survey: Survey) -> list[ItemDraft]:
 
 def lost_entries(draft: BaseDraft, survey: Survey) -> list[str]:
     """Return the entries of a base's completed folders that have no row at all, in order."""
-    folders = [item for item in draft.items if item.type == "directory" and item.status == "completed"]
+    folders = [item for item in draft.folders if item.status == "completed"]
     entries = dict.fromkeys(entry for item in folders for entry in item.entries)
     return [entry for entry in entries if entry not in survey.loaders]
 
@@ -72,7 +72,7 @@ def _has_rows(item: ItemDraft, survey: Survey) -> bool:
 
 def find_twins(
     source: Located, draft: BaseDraft, survey: Survey, paths: Mapping[str, Path], *, texts: bool = False
-) -> tuple[Twin, ...]:
+) -> tuple[Duplicate, ...]:
     """Return the files without rows whose bytes are those of a file with rows, with the best such file for each.
 
     That is the one with the most rows to carry, then the first in item order. Files that are not there or cannot be
@@ -104,8 +104,8 @@ def find_twins(
     return tuple(twins)
 
 
-def _twin(file: _File, like: _File) -> Twin:
-    return Twin(
+def _twin(file: _File, like: _File) -> Duplicate:
+    return Duplicate(
         loader_id=file.loader_id,
         like=like.loader_id,
         name=file.name,
@@ -152,7 +152,9 @@ def _upload(source: Located, item: ItemDraft, loader_id: str, rows: int = 0) -> 
         with suppress(OSError):
             size, suffix = source.tree.size(name), PurePosixPath(name).suffix.lower()
             called, opened = item.data["relativePath"], partial(source.tree.open, name)
-            yield _File(loader_id, called, suffix, size, opened, rows, item=item.id)
+            yield _File(
+                loader_id=loader_id, name=called, suffix=suffix, size=size, open=opened, rows=rows, item=item.id
+            )
 
 
 def _on_disk(loader_id: str, paths: Mapping[str, Path], times: Mapping[str, int], rows: int = 0) -> Iterator[_File]:
@@ -163,7 +165,17 @@ def _on_disk(loader_id: str, paths: Mapping[str, Path], times: Mapping[str, int]
             status, suffix = path.stat(), path.suffix.lower()
             changed = read_at is None or status.st_mtime_ns // 1_000_000 > read_at
             name, opened, full = path_text(path.name), partial(_opened, path), path_text(path)
-            yield _File(loader_id, name, suffix, status.st_size, opened, rows, full, read_at=read_at, changed=changed)
+            yield _File(
+                loader_id=loader_id,
+                name=name,
+                suffix=suffix,
+                size=status.st_size,
+                open=opened,
+                rows=rows,
+                path=full,
+                read_at=read_at,
+                changed=changed,
+            )
 
 
 def _opened(path: Path) -> BinaryIO:

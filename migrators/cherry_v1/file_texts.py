@@ -52,7 +52,7 @@ _JSON_WEIGHT = 20
 MAX_JSON_WORK = 512 << 20
 
 
-class Wanted:
+class WantedText:
     """Loader ids of text files that are looked for, each with the snippet that v1 kept.
 
     ``spent`` counts the bytes that were decoded and hashed, JSON several times over, for a bound on the work.

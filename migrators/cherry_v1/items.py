@@ -51,7 +51,9 @@ def draft_items(raws: Iterable[Any], legacy_base: str, context: Context, names: 
             reason = str(unusable)
             legacy_id = raw.get("id") if isinstance(raw, dict) and isinstance(raw.get("id"), str) else None
             drafted.skipped.append(SkippedItem(legacy_id, reason))
-            drafted.notices.append(Notice(reason, notices.CODES[reason].meaning, legacy_base, legacy_id))
+            drafted.notices.append(
+                Notice(code=reason, message=notices.CODES[reason].meaning, base=legacy_base, item=legacy_id)
+            )
     return drafted
 
 
@@ -67,9 +69,11 @@ def _draft_item(raw: Any, legacy_base: str, context: Context, names: FreeNames, 
     item_type, reader = read
     content = reader(raw, context, names)
     context.migrated.add(legacy_id)
-    drafted.notices += [replace(said, base=legacy_base, item=legacy_id) for said in content.notices]
+    drafted.notices += [replace(message, base=legacy_base, item=legacy_id) for message in content.notices]
     if not is_blank(raw.get("remark")):
-        drafted.notices.append(Notice(notices.DROPPED_FIELD, f"remark: {raw['remark']}", legacy_base, legacy_id))
+        drafted.notices.append(
+            Notice(code=notices.DROPPED_FIELD, message=f"remark: {raw['remark']}", base=legacy_base, item=legacy_id)
+        )
     created_at = read_time(raw.get("created_at"))
     status, error = _status(raw)
     return ItemDraft(
@@ -158,8 +162,8 @@ def _note(raw: dict[str, Any], context: Context, _names: FreeNames) -> Content:
     address = _first_text(stored.get("sourceUrl"), raw.get("sourceUrl"))
     if address is None and not text:
         raise _Unusable(notices.INVALID_NOTE)
-    text, said = cut_note(text)
-    return Content({"source": text if address is None else address, "content": text}, notices=said)
+    text, message = cut_note(text)
+    return Content({"source": text if address is None else address, "content": text}, notices=message)
 
 
 def _first_text(*values: Any) -> str | None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from migrators.pipeline.drafts import Settings
 from regraft import sqlite
 from regraft.errors import SourceUnreadable
 from regraft.formats import json_text
 from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow
 from regraft.formats.cherry_v2.catalog_generation import model_of
+from regraft.formats.cherry_v2.defaults import Settings
 from regraft.formats.cherry_v2.item_data import data_damage
 from regraft.formats.parquet.columns import About, AboutBase
 from regraft.report import notices
@@ -43,7 +43,7 @@ def record_of(file: Path, about: About, base: AboutBase, now_ms: int) -> BaseRec
         providers = [known.get(key) or ProviderRow(key, key, is_enabled=False) for key in keys]
     except (msgspec.MsgspecError, KeyError) as error:
         raise SourceUnreadable(path=file, reason=f"what it says of base {base.id} is no row: {error}") from error
-    return BaseRecord(row, tuple(models), tuple(providers), now_ms)
+    return BaseRecord(base=row, models=tuple(models), providers=tuple(providers), now_ms=now_ms)
 
 
 class _Listed(msgspec.Struct):
@@ -136,4 +136,14 @@ def items_of_materials(base_id: str, index: Path, now_ms: int) -> Iterator[ItemR
 def item_of_material(base_id: str, material: str, path: str, now_ms: int) -> ItemRow:
     """Return the item that stands for a material."""
     data = {"source": path, "relativePath": path}
-    return ItemRow(material, base_id, None, "file", data, "completed", None, now_ms, now_ms)
+    return ItemRow(
+        id=material,
+        base_id=base_id,
+        group_id=None,
+        type="file",
+        data=data,
+        status="completed",
+        error=None,
+        created_at=now_ms,
+        updated_at=now_ms,
+    )

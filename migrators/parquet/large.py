@@ -102,7 +102,7 @@ class Bodies:
 
     def pieces(self, rowid: int) -> Iterator[bytes]:
         """Yield the UTF-8 of a body."""
-        return Stored(self._db, "main", "search_text", "text", rowid).pieces()
+        return Stored(db=self._db, schema="main", table="search_text", column="text", rowid=rowid).pieces()
 
     def put_joined(self, now_ms: int) -> int:
         """Write them as a content, if it is not there yet, and return its row.

@@ -199,13 +199,15 @@ class Rebuilt:
         bodies = large.Bodies(self._db, units)
         content_hash, fits = bodies.joined_hash, False
         if self._db.execute("SELECT content IS NOT NULL FROM told WHERE rowid = ?", (number,)).get:
-            told = large.Stored(self._db, *_TOLD, number)
+            told = large.Stored(db=self._db, schema=_TOLD[0], table=_TOLD[1], column=_TOLD[2], rowid=number)
             content_hash = told.hash()
             fits = bodies.add_up(told, content_hash)
             if fits:
                 large.copy_content(told, content_hash, self._now)
         if not fits:
-            joined = large.Stored(self._db, "main", "content", "text", bodies.put_joined(self._now))
+            joined = large.Stored(
+                db=self._db, schema="main", table="content", column="text", rowid=bodies.put_joined(self._now)
+            )
             is_joined = content_hash == bodies.joined_hash
             if not (is_joined and bodies.add_up(joined, content_hash)):
                 self.remade += 1
@@ -299,7 +301,11 @@ def verify(path: Path, base_id: str, built: Rebuilt) -> None:
         for table, expected in counts.items():
             demand(db.execute(f"SELECT count(*) FROM {table}").get == expected, f"rows of {table} are missing")
         for content_hash, text, number in db.execute(f"SELECT content_hash, {_small('text')}, rowid FROM content"):
-            found = large.Stored(db, "main", "content", "text", number).hash() if text is None else large.hash_of(text)
+            found = (
+                large.Stored(db=db, schema="main", table="content", column="text", rowid=number).hash()
+                if text is None
+                else large.hash_of(text)
+            )
             demand(found == content_hash, "a content does not match its hash")
         query = f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
                           {_small("t.text")}, t.embedding_text_hash, t.rowid = t.fts_rowid, t.rowid

@@ -54,14 +54,14 @@ def _outcome(
         "remade": built.remade if built else 0,
         "index": {"path": path, **index} if plan.about.index else None,
     }
-    return Outcome(told, {}, {}, tuple(_notices(plan, told)))
+    return Outcome(base=told, items={}, children={}, notices=tuple(_notices(plan, told)))
 
 
 def _notices(plan: Plan, told: dict[str, Any]) -> Iterator[Notice]:
     base = plan.record.base
 
     def notice(code: str, message: str, count: int = 1) -> Notice:
-        return Notice(code, message, base.id, count=count)
+        return Notice(code=code, message=message, base=base.id, count=count)
 
     if base.error == MODEL_UNKNOWN and plan.about.settings is None:
         yield notice(notices.MODEL_NOT_NAMED, "the file does not say of which model its vectors are")
@@ -78,7 +78,7 @@ def _notices(plan: Plan, told: dict[str, Any]) -> Iterator[Notice]:
         yield notice(notices.DIFFERING_VECTOR, said, count)
     if plan.strays:
         said = f"{counted(plan.strays, 'row')} of {shown(plan.file.path.name)} not carried"
-        yield Notice(notices.NO_BASE, said, count=plan.strays)
+        yield Notice(code=notices.NO_BASE, message=said, count=plan.strays)
 
 
 def skipped_of(outcomes: list[Outcome]) -> Counter[str]:

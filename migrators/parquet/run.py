@@ -23,7 +23,7 @@ from migrators.pipeline import preflight, report, session
 from migrators.pipeline.carry import CARRY_SHARE, REPORT_ROWS, indexing
 from migrators.pipeline.options import Options
 from migrators.pipeline.publish import Target
-from migrators.pipeline.session import Migration, Passage
+from migrators.pipeline.session import LibraryRun, Migration
 from migrators.pipeline.survey import BaseEntry, kept_completed, read_entry, still_there
 from regraft import sqlite
 from regraft.errors import SourceUnreadable
@@ -73,7 +73,14 @@ def import_files(
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
     preflight.check_target(target, paths, paths[0])
-    run = Run(COMMAND, options.dry_run, "parquet", paths[0], "library", target)
+    run = Run(
+        command=COMMAND,
+        dry_run=options.dry_run,
+        source_kind="parquet",
+        source=paths[0],
+        target_kind="library",
+        target=target,
+    )
     bases = files.chosen(files.read_files(paths), options.bases)
     origin = ", ".join(map(shown, paths))
     importing = _Importing(run=run, origin=origin, bases=bases, options=options, progress=progress)
@@ -84,7 +91,7 @@ def import_files(
 
 
 @dataclass(kw_only=True)
-class _Importing(Passage[ImportWork]):
+class _Importing(LibraryRun[ImportWork]):
     """One run of an import."""
 
     bases: list[tuple[int, UnitsFile, AboutBase]]
@@ -92,7 +99,7 @@ class _Importing(Passage[ImportWork]):
     progress: Progress
 
     def look(self, target: Path, entries: dict[str, Entry], keep: ExitStack, work: Path) -> None:  # noqa: ARG002
-        """See :class:`Passage`."""
+        """See :class:`LibraryRun`."""
         marks = self._fingerprints(entries)
         stands = {base.id: _unchanged(target, base.id, entries, marks[base.id]) for _, _, base in self.bases}
         self._survey([file for _, file, base in self.bases if stands[base.id] is None])
@@ -157,19 +164,19 @@ class _Importing(Passage[ImportWork]):
         return [work.plan for work in self.works if work.plan is not None]
 
     def needed(self) -> int:
-        """See :class:`Passage`."""
+        """See :class:`LibraryRun`."""
         return sum(plan.bytes for plan in self._plans())
 
-    def carry(self, place: Target, book: Ledger) -> None:
-        """See :class:`Passage`."""
+    def carry(self, place: Target, ledger: Ledger) -> None:
+        """See :class:`LibraryRun`."""
         with stage(self.progress, "Carrying", sum(plan.held.rows for plan in self._plans())), _still_readable():
             self._mark_new()
             for work in self.works:
                 if work.plan is not None:
                     self.progress.at(work.plan.about.name)
-                    self._carry(place, book, work, work.plan)
+                    self._carry(place, ledger, work, work.plan)
 
-    def _carry(self, place: Target, book: Ledger, work: ImportWork, plan: Plan) -> None:
+    def _carry(self, place: Target, ledger: Ledger, work: ImportWork, plan: Plan) -> None:
         base, staged = plan.about, place.staging / work.base_id
         built, size = None, 0
         if base.index:
@@ -191,7 +198,7 @@ class _Importing(Passage[ImportWork]):
             raw_mark="",
             command=COMMAND,
         )
-        place.publish_base(book, entry, work.fingerprint, items)
+        place.publish_base(ledger, entry, work.fingerprint, items)
         self.outcomes[work.base_id] = outcome
 
     def _build(self, path: Path, plan: Plan) -> Rebuilt:
@@ -210,7 +217,7 @@ class _Importing(Passage[ImportWork]):
         return built
 
     def document(self, *, planned: bool = False) -> dict[str, Any]:
-        """See :class:`Passage`."""
+        """See :class:`LibraryRun`."""
         expected = {plan.about.id: planned_outcome(plan) for plan in self._plans()} if planned else {}
         outcomes = {**expected, **self.outcomes}
         ordered = [outcomes[work.base_id] for work in self.works if work.base_id in outcomes]

@@ -45,7 +45,7 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Share:
+class CarriedRows:
     """The rows of one loader that are carried: ``whole`` with their vector, ``bare`` without one, and why."""
 
     loader: LoaderRows
@@ -73,8 +73,8 @@ class Share:
         return sum(tally.body_bytes for tally in self.tallies)
 
 
-@dataclass(frozen=True)
-class Terms:
+@dataclass(frozen=True, kw_only=True)
+class CarryPolicy:
     """What of a base is carried."""
 
     #: Why it fails, so that no vector is carried.
@@ -87,14 +87,14 @@ class Terms:
     max_content: int
 
 
-class Books:
+class RowAccounting:
     """Every row of a survey, booked once."""
 
-    def __init__(self, survey: Survey, owners: Owners, terms: Terms) -> None:
+    def __init__(self, survey: Survey, owners: Owners, terms: CarryPolicy) -> None:
         self._owners = owners
         self._terms = terms
         #: What is carried, by the id of the item.
-        self.carried: dict[str, list[Share]] = {}
+        self.carried: dict[str, list[CarriedRows]] = {}
         self.skipped = Counts()
         #: Carried without a vector, by reason.
         self.bare = Counts()
@@ -110,7 +110,7 @@ class Books:
                 self.bare.add(reason, tally)
 
     def _book(self, loader: str | None, rows: LoaderRows) -> None:
-        owner, share = self._owners.owner(loader), Share(rows)
+        owner, share = self._owners.owner(loader), CarriedRows(rows)
         unowned = self._unowned(owner)
         for kind, tally in rows.kinds.items():
             reason = self._terms.error or unowned or self._unusable(kind)
@@ -149,6 +149,6 @@ class Books:
                 self.skipped.add(notices.CONTENT_TOO_LARGE, tally)
 
     @staticmethod
-    def _content_bytes(shares: list[Share]) -> int:
+    def _content_bytes(shares: list[CarriedRows]) -> int:
         separators = len(BODY_SEPARATOR) * (sum(share.rows for share in shares) - 1)
         return sum(share.body_bytes for share in shares) + separators

@@ -32,7 +32,7 @@ from regraft.tree import Tree
 REPORT_ROWS = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Origin:
     """Where a base comes from."""
 
@@ -51,12 +51,13 @@ class Origin:
 Watcher = Callable[[float, int], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Carried:
     """What was written for one base."""
 
     record: BaseRecord
-    items: tuple[ItemRow, ...]
+    #: By position in the plan's items: the paths that only carrying gave them.
+    paths: dict[int, str]
     #: None for a base without an index.
     tallies: index.Tallies | None
     index_bytes: int
@@ -106,7 +107,13 @@ def carry_base(plan: BasePlan, origin: Origin, staging: Path, now_ms: int, watch
         durable.sync_tree(staging)
     size = (staging / INDEX_FILE).stat().st_size if tallies else 0
     return Carried(
-        carrier.record(), carrier.item_rows(), tallies, size, has_files, tuple(carrier.said), frozenset(carrier.unread)
+        record=carrier.record(),
+        paths=carrier.paths(),
+        tallies=tallies,
+        index_bytes=size,
+        has_files=has_files,
+        notices=tuple(carrier.found_notices),
+        unread=frozenset(carrier.unread),
     )
 
 
@@ -123,7 +130,7 @@ class _Carrier:
         self._names = FreeNames(plan.taken_names, reserve_processed=plan.draft.file_processor_id is not None)
         #: Snapshots and their paths by position of their item.
         self._snapshots: dict[int, tuple[okf.Snapshot, str]] = {}
-        self.said: list[Notice] = []
+        self.found_notices: list[Notice] = []
         self.unread: set[str] = set()
 
     # --- uploads ---------------------------------------------------------------------------------------------------
@@ -139,7 +146,7 @@ class _Carrier:
                 if problem:
                     self.unread.add(upload_name(origin.tree, origin.uploads, item.upload) or "")
                 if problem and not (self._raw / path).exists():
-                    self.said.append(missing_upload(path, problem, self._plan.draft.legacy_id, item.legacy_id))
+                    self.found_notices.append(missing_upload(path, problem, self._plan.draft.legacy_id, item.legacy_id))
 
     # --- index -----------------------------------------------------------------------------------------------------
 
@@ -166,8 +173,10 @@ class _Carrier:
         index.verify(path, base_id, tallies, digest, self._plan.vector_bytes)
         if tallies.differing_vectors:
             count = tallies.differing_vectors
-            said = f"{counted(count, 'text')} came again with another vector; the first one is kept"
-            self.said.append(Notice(notices.DIFFERING_VECTOR, said, self._plan.draft.legacy_id, count=count))
+            message = f"{counted(count, 'text')} came again with another vector; the first one is kept"
+            self.found_notices.append(
+                Notice(code=notices.DIFFERING_VECTOR, message=message, base=self._plan.draft.legacy_id, count=count)
+            )
         return tallies
 
     def _material(self, db: apsw.Connection, number: int) -> index.Material:
@@ -175,7 +184,7 @@ class _Carrier:
         item = self._plan.items[material.item]
         is_large = material.body_bytes > LARGE_BYTES
         rows = self._rows(db, material, is_large)
-        return index.Material(item.id, self._namer(material.item, item), rows, is_large)
+        return index.Material(material_id=item.id, name=self._namer(material.item, item), rows=rows, is_large=is_large)
 
     def _rows(
         self, db: apsw.Connection, material: MaterialPlan, is_large: bool
@@ -266,28 +275,30 @@ class _Carrier:
             now_ms=self._now,
         )
 
-    def item_rows(self) -> tuple[ItemRow, ...]:
-        """Return the catalog's rows of the base's items."""
-        return tuple(self._item_row(position, item) for position, item in enumerate(self._plan.items))
-
-    def _item_row(self, position: int, item: ItemPlan) -> ItemRow:
-        data = item.data
-        if position in self._snapshots:
-            data = {**data, "relativePath": self._snapshots[position][1]}
-        return ItemRow(
-            id=item.id,
-            base_id=self._plan.draft.id,
-            group_id=item.group_id,
-            type=item.type,
-            data=_whole(data),
-            status=item.status,
-            error=item.error,
-            created_at=self._time(item.created_at),
-            updated_at=self._time(item.updated_at),
-        )
+    def paths(self) -> dict[int, str]:
+        """Return the paths of the snapshots by position of their item."""
+        return {position: path for position, (_, path) in self._snapshots.items()}
 
     def _time(self, value: int | None) -> int:
         return self._now if value is None else value
+
+
+def item_rows(plan: BasePlan, carried: Carried) -> Iterator[ItemRow]:
+    """Yield the catalog's rows of a base's items."""
+    now_ms = carried.record.now_ms
+    for position, item in enumerate(plan.items):
+        path = carried.paths.get(position)
+        yield ItemRow(
+            id=item.id,
+            base_id=plan.draft.id,
+            group_id=item.group_id,
+            type=item.type,
+            data=_whole(item.data if path is None else {**item.data, "relativePath": path}),
+            status=item.status,
+            error=item.error,
+            created_at=now_ms if item.created_at is None else item.created_at,
+            updated_at=now_ms if item.updated_at is None else item.updated_at,
+        )
 
 
 def _whole(data: dict[str, str]) -> dict[str, str]:
@@ -310,7 +321,7 @@ class _SourceText(LargeText):
 def _source_text(body: str | LargeText) -> str | LargeText:
     if isinstance(body, str):
         return body
-    return _SourceText(body.db, body.table, body.column, body.rowid, body.codec)
+    return _SourceText(db=body.db, table=body.table, column=body.column, rowid=body.rowid, codec=body.codec)
 
 
 def indexing(units: int, watch: Watcher) -> Callable[[apsw.Connection], None]:

@@ -5,36 +5,25 @@ Every journey makes these of its own state. Times are milliseconds; None stands 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
+import msgspec
+
+from migrators.pipeline.packed import Packed
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
+from regraft.formats.cherry_v2.defaults import Settings
 from regraft.formats.cherry_v2.models import ModelChoice
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import utf16_cut, utf16_len
 
-DEFAULT_CHUNK_SIZE = 1024
-DEFAULT_CHUNK_OVERLAP = 200
 #: Error codes of the catalog: v1's free text must never be taken for one.
 ERROR_CODES = frozenset({"directory_not_migrated", "indexing_interrupted"})
 #: The errors of items that v1 left unfinished without saying why. The catalog's readers know these texts.
 FAILED_TEXT = "Legacy knowledge item indexing failed."
 INTERRUPTED_TEXT = "Legacy knowledge item indexing was interrupted and needs to be retried."
-DEFAULT_CHUNK_STRATEGY = "structured"
-#: Four characters: backslash, n, backslash, n.
-DEFAULT_CHUNK_SEPARATOR = "\\n\\n"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a base cuts and finds text, valid by the catalog's rules."""
-
-    chunk_size: int = DEFAULT_CHUNK_SIZE
-    chunk_overlap: int = DEFAULT_CHUNK_OVERLAP
-    threshold: float | None = None
-    document_count: int | None = None
-    chunk_strategy: str = DEFAULT_CHUNK_STRATEGY
-    chunk_separator: str = DEFAULT_CHUNK_SEPARATOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +38,7 @@ class Upload:
     other_name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ItemDraft:
+class ItemDraft(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One item, as far as the state tells. ``data`` is the catalog's, but for paths that only carrying knows."""
 
     legacy_id: str
@@ -95,8 +83,8 @@ def cut_note(text: str, base: str | None = None, item: str | None = None) -> tup
     length = utf16_len(text)
     if length <= MAX_NOTE_UNITS:
         return text, []
-    said = f"{length:,} units are cut to {MAX_NOTE_UNITS:,}"
-    return utf16_cut(text, MAX_NOTE_UNITS), [Notice(notices.NOTE_CUT, said, base, item)]
+    message = f"{length:,} units are cut to {MAX_NOTE_UNITS:,}"
+    return utf16_cut(text, MAX_NOTE_UNITS), [Notice(code=notices.NOTE_CUT, message=message, base=base, item=item)]
 
 
 @dataclass(frozen=True)
@@ -111,7 +99,7 @@ class SkippedItem:
 class DraftedItems:
     """The items of one base, while they are drafted."""
 
-    items: list[ItemDraft] = field(default_factory=list)
+    items: Packed[ItemDraft] = field(default_factory=lambda: Packed(ItemDraft))
     skipped: list[SkippedItem] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
     renamed: int = 0
@@ -133,7 +121,7 @@ class BaseDraft:
     settings: Settings
     created_at: int | None
     updated_at: int | None
-    items: tuple[ItemDraft, ...]
+    items: Sequence[ItemDraft]
     skipped_items: tuple[SkippedItem, ...]
     #: Keys of the names in ``raw/`` that items with a final path have taken.
     taken_names: frozenset[str]
@@ -141,6 +129,11 @@ class BaseDraft:
     notices: tuple[Notice, ...]
     #: Its dimensions where its vector file is there and has no row; None where that makes it a failed base.
     dimensions_if_empty: int | None = None
+
+    @cached_property
+    def folders(self) -> tuple[ItemDraft, ...]:
+        """Return its folders: they are far fewer than its items, and looked at many times."""
+        return tuple(item for item in self.items if item.type == "directory")
 
 
 @dataclass(frozen=True)

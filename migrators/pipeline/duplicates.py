@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.ownership import Owners
-from migrators.pipeline.source import Twin
+from migrators.pipeline.source import Duplicate
 from regraft.formats.vector_table import LoaderRows, Survey
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -23,14 +23,14 @@ NAMED = 5
 NAME_UNITS = 100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Restored:
     """A file without rows that can have those of its twin: the item ``owner``, whose ``rows`` are carried.
 
     ``item`` is the file's own item, or the folder that it is told of.
     """
 
-    twin: Twin
+    twin: Duplicate
     item: ItemDraft
     owner: str
     rows: int
@@ -38,7 +38,7 @@ class Restored:
     partial: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Missing:
     """An item of which v1 did not store some chunks: at least ``chunks``, with ``rows`` that it has stored."""
 
@@ -60,8 +60,8 @@ def read_times(draft: BaseDraft) -> dict[str, int]:
     """
     times: dict[str, int] = {}
     unknown: set[str] = set()
-    for item in draft.items:
-        if item.type == "directory" and item.status == "completed":
+    for item in draft.folders:
+        if item.status == "completed":
             time = item.created_at if item.updated_at is None else item.updated_at
             for entry in item.entries:
                 if time is None:
@@ -71,18 +71,18 @@ def read_times(draft: BaseDraft) -> dict[str, int]:
     return {entry: time for entry, time in times.items() if entry not in unknown}
 
 
-class Judge:
+class DuplicateRules:
     """Tells of twins who gets the rows and who has them. What does not fit any more counts for nothing."""
 
     def __init__(self, draft: BaseDraft, owners: Owners) -> None:
-        folders = [item for item in draft.items if item.type == "directory" and item.status == "completed"]
+        folders = [item for item in draft.folders if item.status == "completed"]
         self._owners = owners
         self._times = read_times(draft)
         self._files = {item.id: item for item in draft.items if item.type == "file"}
         self._alone = {loader for item in draft.items if item.type != "directory" for loader in item.loader_ids}
         self._listed = {entry: item for item in folders for entry in item.entries}
 
-    def taker(self, twin: Twin) -> ItemDraft | None:
+    def taker(self, twin: Duplicate) -> ItemDraft | None:
         """Return the completed standalone file that gets the rows, or the folder whose file does.
 
         A standalone file has to own the loader, so that of several with one loader it is the last, as with rows, and
@@ -96,7 +96,7 @@ class Judge:
         fits = twin.path and loader not in self._alone and self._as_read(loader, twin.read_at)
         return self._listed.get(loader) if fits else None
 
-    def giver(self, twin: Twin) -> str | None:
+    def giver(self, twin: Duplicate) -> str | None:
         """Return the id of the file that has the rows, if that is the one whose bytes were compared."""
         owner = self._owners.owner(twin.like)
         if twin.like_item:
@@ -133,10 +133,10 @@ def said_of(one: Restored, base: str, *, restored: bool) -> Notice:
         why = f"and {_short(twin.like_name)} has the same bytes today, though one of them was changed since v1 read it"
     lost = f"{_short(twin.name)}: v1 kept nothing of it, {why}"
     if restored:
-        said = f"{lost}; it gets the same {counted(one.rows, 'chunk')}{part}"
-        return Notice(notices.RESTORED_DUPLICATE, said, base, item, one.rows)
-    said = f"{lost}; without --no-restore-duplicates it would get the same {counted(one.rows, 'chunk')}{part}"
-    return Notice(notices.LOST_DUPLICATE, said, base, item, one.rows)
+        message = f"{lost}; it gets the same {counted(one.rows, 'chunk')}{part}"
+        return Notice(code=notices.RESTORED_DUPLICATE, message=message, base=base, item=item, count=one.rows)
+    message = f"{lost}; without --no-restore-duplicates it would get the same {counted(one.rows, 'chunk')}{part}"
+    return Notice(code=notices.LOST_DUPLICATE, message=message, base=base, item=item, count=one.rows)
 
 
 def said_of_missing(base: str, missing: Sequence[Missing]) -> Iterator[Notice]:
@@ -146,20 +146,20 @@ def said_of_missing(base: str, missing: Sequence[Missing]) -> Iterator[Notice]:
     total = sum(one.chunks for one in missing)
     largest = sorted(missing, key=lambda one: -one.chunks)
     names = listed_names([f"{_short(one.name)} ({one.chunks:,})" for one in largest])
-    said = f"{counted(total, 'chunk')} never stored by v1, which had the text already: {names}"
-    yield Notice(notices.DEDUPLICATED, said, base, count=total)
+    message = f"{counted(total, 'chunk')} never stored by v1, which had the text already: {names}"
+    yield Notice(code=notices.DEDUPLICATED, message=message, base=base, count=total)
     for one in missing:
         chunks = f"{one.chunks:,} of its {counted(one.chunks + one.rows, 'chunk')}"
-        said = f"{_short(one.name)}: at least {chunks} never stored by v1, which had the text already"
-        yield Notice(notices.DEDUPLICATED_ITEM, said, base, one.legacy_id, one.chunks)
+        message = f"{_short(one.name)}: at least {chunks} never stored by v1, which had the text already"
+        yield Notice(code=notices.DEDUPLICATED_ITEM, message=message, base=base, item=one.legacy_id, count=one.chunks)
 
 
 def said_without_rows(base: str, files: Sequence[ItemDraft]) -> Iterator[Notice]:
     """Say in one notice which completed files have no text."""
     if files:
         names = listed_names([_short(item.data["relativePath"]) for item in files])
-        said = f"{counted(len(files), 'completed file')} without any text, as there are no rows: {names}"
-        yield Notice(notices.FILE_WITHOUT_ROWS, said, base, count=len(files))
+        message = f"{counted(len(files), 'completed file')} without any text, as there are no rows: {names}"
+        yield Notice(code=notices.FILE_WITHOUT_ROWS, message=message, base=base, count=len(files))
 
 
 def listed_names(names: Sequence[str]) -> str:

@@ -47,7 +47,7 @@ class Layout:
 def lay_out(draft: BaseDraft, expanded: Mapping[str, tuple[Child, ...]], taken: TakenPaths | None = None) -> Layout:
     """Give the folders, their files and the uploads of a base their paths, in the order of the items."""
     taken = taken or TakenPaths()
-    folders = [item for item in draft.items if item.id in expanded]
+    folders = [item for item in draft.folders if item.id in expanded]
     prefixes = _prefixes(folders, taken)
     children: dict[str, str] = {}
     outside: dict[str, int] = {}
@@ -57,13 +57,14 @@ def lay_out(draft: BaseDraft, expanded: Mapping[str, tuple[Child, ...]], taken: 
         outside[folder.id] = paths.outside
     roots = {*prefixes.values(), *taken.prefixes.values(), *taken.names}
     names = FreeNames({*draft.taken_names, *map(fold, roots)}, reserve_processed=draft.file_processor_id is not None)
-    files = {item.id: names.take(item.file_name) for item in draft.items if item.file_name}
+    wanted = {item.id: item.file_name for item in draft.items if item.file_name}
+    files = {item_id: names.take(name) for item_id, name in wanted.items()}
     return Layout(
         prefixes=prefixes,
         children=children,
         outside=outside,
         files=files,
-        renamed=sum(item.file_name != files[item.id] for item in draft.items if item.file_name),
+        renamed=sum(name != files[item_id] for item_id, name in wanted.items()),
         names=names.taken(),
     )
 

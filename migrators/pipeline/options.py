@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from regraft.formats.cherry_v2.models import ModelWord
+from regraft.formats.cherry_v2.models import ModelOverrides
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Options:
     """
 
     now_ms: int
-    word: ModelWord = field(default_factory=ModelWord)
+    model_overrides: ModelOverrides = field(default_factory=ModelOverrides)
     bases: tuple[str, ...] = ()
     jobs: int | None = None
     dry_run: bool = False

@@ -37,7 +37,7 @@ def expand(
     children, nor other children on them.
     """
     expanded = {}
-    for item in draft.items:
+    for item in draft.folders:
         if item.is_to_expand:
             children = tuple(_children(item, survey, paths or {}, restored or {}))
             if children:
@@ -70,14 +70,14 @@ class Owners:
     def __init__(self, draft: BaseDraft, expanded: dict[str, tuple[Child, ...]]) -> None:
         self.notices: list[Notice] = []
         #: Folders that stayed one item.
-        self.containers = {item.id for item in draft.items if item.type == "directory" and item.id not in expanded}
+        self.containers = {item.id for item in draft.folders if item.id not in expanded}
         #: By loader id: the child that owns its rows.
         self.children: dict[str, Child] = {}
         self._base = draft.legacy_id
         self._owners: dict[str, str] = {}
         standalone = self._standalone(draft)
         self._of_children(draft, expanded, standalone)
-        for item in draft.items:
+        for item in draft.folders:
             if item.id in self.containers:
                 for loader in item.loader_ids:
                     if loader not in standalone and loader not in self.children:
@@ -87,36 +87,37 @@ class Owners:
         """Return the id of the item that owns a loader's rows."""
         return None if loader_id is None else self._owners.get(loader_id)
 
-    def _standalone(self, draft: BaseDraft) -> dict[str, ItemDraft]:
-        owners: dict[str, ItemDraft] = {}
-        losers: dict[str, ItemDraft] = {}
+    def _standalone(self, draft: BaseDraft) -> dict[str, str]:
+        owners: dict[str, str] = {}
+        losers: dict[str, None] = {}
         for item in draft.items:
             if item.type == "directory":
                 continue
             for loader in item.loader_ids:
                 before = owners.get(loader)
-                if before is not None and before.id != item.id:
-                    losers[before.id] = before
-                owners[loader] = item
-        self._owners.update({loader: item.id for loader, item in owners.items()})
-        for item in losers.values():
+                if before is not None and before != item.id:
+                    losers[before] = None
+                owners[loader] = item.id
+        self._owners.update(owners)
+        overruled = {item.id: item for item in draft.items if item.id in losers} if losers else {}
+        for item in map(overruled.__getitem__, losers):
             self._note(notices.LOADER_SHARED, "a later item has the same loader and gets its rows", item, 1)
         return owners
 
     def _of_children(
-        self, draft: BaseDraft, expanded: dict[str, tuple[Child, ...]], standalone: dict[str, ItemDraft]
+        self, draft: BaseDraft, expanded: dict[str, tuple[Child, ...]], standalone: dict[str, str]
     ) -> None:
         for children in expanded.values():
             for child in children:
                 if child.loader_id in standalone:
-                    child.taken_by = standalone[child.loader_id].id
+                    child.taken_by = standalone[child.loader_id]
                     continue
                 before = self.children.get(child.loader_id)
                 if before is not None:
                     before.taken_by = child.id
                 self.children[child.loader_id] = child
         self._owners.update({loader: child.id for loader, child in self.children.items()})
-        for item in draft.items:
+        for item in draft.folders:
             children = expanded.get(item.id, ())
             conflicts = sum(child.loader_id in standalone for child in children)
             shared = sum(bool(child.taken_by) for child in children) - conflicts
@@ -128,4 +129,4 @@ class Owners:
                 self._note(notices.CHILD_SHARED, said, item, shared)
 
     def _note(self, code: str, message: str, item: ItemDraft, count: int) -> None:
-        self.notices.append(Notice(code, message, self._base, item.legacy_id, count))
+        self.notices.append(Notice(code=code, message=message, base=self._base, item=item.legacy_id, count=count))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
-from migrators.pipeline.accounting import EXAMPLES, WITHOUT_VECTOR, Books, Share, Terms
+from msgspec.structs import replace
+
+from migrators.pipeline.accounting import EXAMPLES, WITHOUT_VECTOR, CarriedRows, CarryPolicy, RowAccounting
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.duplicates import (
-    Judge,
+    DuplicateRules,
     Missing,
     Restored,
     holes,
@@ -26,6 +27,7 @@ from migrators.pipeline.duplicates import (
 )
 from migrators.pipeline.folders import TakenPaths, lay_out
 from migrators.pipeline.ownership import Child, Owners, expand
+from migrators.pipeline.packed import Packed
 from migrators.pipeline.plan_model import BasePlan, Directories, ItemPlan, MaterialPlan, Rows
 from migrators.pipeline.source import Found, Hints
 from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey
@@ -68,7 +70,12 @@ def plan_base(
     elif vector_bytes is None:
         error = notices.MISSING_STORE
     problem = found if isinstance(found, StoreProblem) else StoreProblem("holds no usable vector")
-    terms = Terms(error, vector_bytes or 0, carry_text and survey is not None, MAX_CONTENT_BYTES)
+    terms = CarryPolicy(
+        error=error,
+        vector_bytes=vector_bytes or 0,
+        carry_text=carry_text and survey is not None,
+        max_content=MAX_CONTENT_BYTES,
+    )
     planner = _Planner(draft, survey or Survey(), terms, problem, taken)
     return planner.plan(hints or Hints(), unreadable=survey is None)
 
@@ -77,7 +84,7 @@ class _Planner:
     """Works one base out, step by step; used once."""
 
     def __init__(
-        self, draft: BaseDraft, survey: Survey, terms: Terms, problem: StoreProblem, taken: TakenPaths | None
+        self, draft: BaseDraft, survey: Survey, terms: CarryPolicy, problem: StoreProblem, taken: TakenPaths | None
     ) -> None:
         self._draft = draft
         self._taken = taken
@@ -99,7 +106,7 @@ class _Planner:
         sources = hints.paths
         expanded = expand(draft, self._survey, sources) if self._carries else {}
         owners = Owners(draft, expanded)
-        self._books = Books(self._survey, owners, self._terms)
+        self._books = RowAccounting(self._survey, owners, self._terms)
         carried = self._books.carried
         found = self._restorable(owners, carried)
         if found and hints.restore_twins:
@@ -109,7 +116,9 @@ class _Planner:
             expanded = expand(draft, self._survey, sources, paths)
             owners = Owners(draft, expanded)
         self._layout = lay_out(draft, expanded, self._taken)
-        items, index = self._items(expanded, {*carried, *self._restored_items(owners)})
+        filled = {*carried, *self._restored_items(owners)}
+        items = self._items(expanded, filled)
+        index = {item.id: position for position, item in enumerate(items) if item.id in filled}
         own, copies = self._materials(carried, index), self._copies(owners, carried, index)
         missing = self._missing(owners, items)
         rows = Rows(
@@ -120,14 +129,14 @@ class _Planner:
             v1_deduplicated=sum(one.chunks for one in missing),
             restored_duplicate=sum(material.rows for material in copies),
         )
-        tombstones = sum(item.is_to_expand for item in draft.items if item.id in owners.containers)
+        tombstones = sum(item.is_to_expand for item in draft.folders if item.id in owners.containers)
         self._say(owners, rows, missing)
         self._say_duplicates(owners, found)
         return BasePlan(
             draft=draft,
             error=self._error,
             dimensions=self._dimensions(),
-            items=tuple(items),
+            items=items,
             materials=(*own, *copies),
             rows=rows,
             directories=Directories(len(expanded), sum(map(len, expanded.values())), tombstones),
@@ -148,12 +157,12 @@ class _Planner:
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
-    def _materials(self, carried: dict[str, list[Share]], index: dict[str, int]) -> list[MaterialPlan]:
+    def _materials(self, carried: dict[str, list[CarriedRows]], index: dict[str, int]) -> list[MaterialPlan]:
         """Return a material for every item with rows to carry, in the order of their first such rows."""
         ordered = sorted(carried.items(), key=lambda entry: min(share.first_rowid for share in entry[1]))
         return [self._material(index[owner], shares) for owner, shares in ordered]
 
-    def _material(self, item: int, shares: list[Share]) -> MaterialPlan:
+    def _material(self, item: int, shares: list[CarriedRows]) -> MaterialPlan:
         return MaterialPlan(
             item=item,
             runs=tuple(sorted(run for share in shares for run in _runs(share.loader))),
@@ -163,10 +172,12 @@ class _Planner:
 
     # --- duplicates ------------------------------------------------------------------------------------------------
 
-    def _restorable(self, owners: Owners, carried: dict[str, list[Share]]) -> dict[str, Restored]:
+    def _restorable(self, owners: Owners, carried: dict[str, list[CarriedRows]]) -> dict[str, Restored]:
         """Return the files without rows whose twin is a file with rows to carry, by loader id."""
         found: dict[str, Restored] = {}
-        judge = Judge(self._draft, owners)
+        if not self._hints.twins:
+            return found
+        judge = DuplicateRules(self._draft, owners)
         for twin in self._hints.twins:
             item, owner = judge.taker(twin), judge.giver(twin)
             if item is None or owner is None or twin.loader_id in self._survey.loaders:
@@ -175,12 +186,14 @@ class _Planner:
                 loaders = [share.loader for share in carried[owner]]
                 rows = sum(share.rows for share in carried[owner])
                 partial = any(map(holes, loaders)) or rows < sum(one.rows for one in loaders)
-                found.setdefault(twin.loader_id, Restored(twin, item, owner, rows, partial))
+                found.setdefault(
+                    twin.loader_id, Restored(twin=twin, item=item, owner=owner, rows=rows, partial=partial)
+                )
         return found
 
     def _found(self, restorable: dict[str, Restored]) -> Found:
         """Return what a later run needs of the hints, should it find less."""
-        entries = {entry for item in self._draft.items for entry in item.entries}
+        entries = {entry for item in self._draft.folders for entry in item.entries}
         paths = {loader: path for loader, path in self._hints.paths.items() if loader in entries}
         return Found(paths, tuple(one.twin for one in restorable.values()))
 
@@ -189,7 +202,9 @@ class _Planner:
         claimed = ((owners.owner(loader), one) for loader, one in self._restored.items())
         return {owner: one for owner, one in claimed if owner is not None}
 
-    def _copies(self, owners: Owners, carried: dict[str, list[Share]], index: dict[str, int]) -> list[MaterialPlan]:
+    def _copies(
+        self, owners: Owners, carried: dict[str, list[CarriedRows]], index: dict[str, int]
+    ) -> list[MaterialPlan]:
         """Return a material for every restored file, in item order: the rows of its twin once more."""
         restored = self._restored_items(owners)
         return [
@@ -197,7 +212,7 @@ class _Planner:
             for owner in sorted(restored, key=index.__getitem__)
         ]
 
-    def _missing(self, owners: Owners, items: list[ItemPlan]) -> list[Missing]:
+    def _missing(self, owners: Owners, items: Packed[ItemPlan]) -> list[Missing]:
         """Return the items of which v1 did not store some chunks, in item order."""
         chunks: Counter[str] = Counter()
         rows: Counter[str] = Counter()
@@ -213,17 +228,17 @@ class _Planner:
                 folder = folders.get(item.group_id or "")
                 name = name_in(folder.data["source"], item.data["source"]) if folder else _called(item)
                 legacy_id = folder.legacy_id if folder else item.legacy_id
-                missing.append(Missing(name, legacy_id, chunks[item.id], rows[item.id]))
+                missing.append(Missing(name=name, legacy_id=legacy_id, chunks=chunks[item.id], rows=rows[item.id]))
         return missing
 
     # --- items -----------------------------------------------------------------------------------------------------
 
-    def _items(self, expanded: dict[str, tuple[Child, ...]], filled: set[str]) -> tuple[list[ItemPlan], dict[str, int]]:
-        """Return the items in v1's order, children right after their container, and their positions by id.
+    def _items(self, expanded: dict[str, tuple[Child, ...]], filled: set[str]) -> Packed[ItemPlan]:
+        """Return the items in v1's order, children right after their container.
 
         ``filled`` are the ids of items with a material.
         """
-        items: list[ItemPlan] = []
+        items = Packed(ItemPlan)
         for draft in self._draft.items:
             children = expanded.get(draft.id)
             if children is None:
@@ -235,7 +250,7 @@ class _Planner:
             items.extend(_child_item(draft, one, paths[one.id], failed=one.id not in filled) for one in children)
             self._say_lost(draft, children, lost)
             self._say_outside(draft)
-        return items, {item.id: position for position, item in enumerate(items)}
+        return items
 
     def _single(self, draft: ItemDraft) -> ItemPlan:
         path = self._layout.files.get(draft.id)
@@ -247,7 +262,7 @@ class _Planner:
     # --- notices ---------------------------------------------------------------------------------------------------
 
     def _note(self, code: str, message: str, item: str | None = None, count: int = 1) -> None:
-        self._said.append(Notice(code, message, self._draft.legacy_id, item, count))
+        self._said.append(Notice(code=code, message=message, base=self._draft.legacy_id, item=item, count=count))
 
     def _say_too_large(self, draft: ItemDraft, rows: int) -> None:
         said = f"{counted(rows, 'row')} not carried: the whole text is over SQLite's limit of 1 GB"
@@ -306,7 +321,7 @@ class _Planner:
         self._say_failed()
         self._say_renamed()
         self._said.extend(owners.notices)
-        for item in self._draft.items:
+        for item in self._draft.folders:
             if item.is_to_expand and item.id in owners.containers:
                 self._say_tombstone(item)
         for reason, count in rows.skipped.items():
@@ -338,7 +353,17 @@ class _Planner:
         samples = tuple(self._books.skipped.examples.get(reason, ()))
         lost = f"{counted(count, 'row')} not carried{_examples(samples)}" if count else ""
         message = "; ".join(filter(None, (why, lost)))
-        self._said.append(Notice(reason, message, self._draft.legacy_id, None, max(count, 1), samples, gone))
+        self._said.append(
+            Notice(
+                code=reason,
+                message=message,
+                base=self._draft.legacy_id,
+                item=None,
+                count=max(count, 1),
+                samples=samples,
+                model=gone,
+            )
+        )
 
     def _say_bare(self) -> None:
         bare = self._books.bare
@@ -348,7 +373,9 @@ class _Planner:
             count = bare.rows.total()
             said = f"{counted(count, 'row')} carried without a vector: {reasons}{_examples(samples)}"
             legacy_id = self._draft.legacy_id
-            self._said.append(Notice(notices.WITHOUT_VECTOR, said, legacy_id, count=count, samples=samples))
+            self._said.append(
+                Notice(code=notices.WITHOUT_VECTOR, message=said, base=legacy_id, count=count, samples=samples)
+            )
 
     def _say_tombstone(self, item: ItemDraft) -> None:
         later = ""

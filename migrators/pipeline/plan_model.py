@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from migrators.pipeline.drafts import BaseDraft, Upload
 from migrators.pipeline.source import Found
 from regraft.report.notices import Notice
 
 
-@dataclass(frozen=True, slots=True)
-class ItemPlan:
+class ItemPlan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One row of ``knowledge_item``, but for what only carrying knows (snapshot paths)."""
 
     id: str
@@ -71,7 +73,7 @@ class BasePlan:
     draft: BaseDraft
     error: str | None
     dimensions: int | None
-    items: tuple[ItemPlan, ...]
+    items: Sequence[ItemPlan]
     materials: tuple[MaterialPlan, ...]
     rows: Rows
     directories: Directories

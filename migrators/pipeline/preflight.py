@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from migrators.pipeline.drafts import Upload
@@ -31,9 +31,10 @@ from regraft.errors import (
 from regraft.formats.cherry_v1 import profile as cherry_v1_profile
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
+from regraft.kinds import Kind
 from regraft.ledger import ledger
 from regraft.ledger.ledger import Entry
-from regraft.locate import INDEX_FILE, RAW_FOLDER, Kind, Located
+from regraft.locate import INDEX_FILE, RAW_FOLDER, Located
 from regraft.names import MAX_NAME_BYTES
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -110,7 +111,7 @@ def check_running(profile: Path | None, options: Options) -> tuple[Notice, ...]:
         return ()
     if not options.while_running:
         raise ApplicationRunning(path=profile, sign=sign)
-    return (Notice(notices.APPLICATION_RUNNING, f"read while the application was running ({sign})"),)
+    return (Notice(code=notices.APPLICATION_RUNNING, message=f"read while the application was running ({sign})"),)
 
 
 def _resolved(target: Path) -> Path:
@@ -170,7 +171,7 @@ def check_conflicts(
             raise TargetBaseChanged(path=folder, base=known.record.base.name)
 
 
-def check_items(target: Path, planned: dict[str, tuple[str, list[str]]], entries: dict[str, Entry]) -> None:
+def check_items(target: Path, planned: Mapping[str, tuple[str, Iterable[str]]], entries: dict[str, Entry]) -> None:
     """Refuse an item that another base in the target has: ids of v2 are kept, and a catalog holds each once.
 
     ``planned`` has the name and the ids of the items of every base that is to be carried, by its id.
@@ -180,7 +181,7 @@ def check_items(target: Path, planned: dict[str, tuple[str, list[str]]], entries
     """
     others = {base_id: entry for base_id, entry in base_entries(entries).items() if base_id not in planned}
     owners = {item: entry for entry in others.values() for item in entry.items.values()}
-    for name, items in planned.values():
+    for name, items in planned.values() if owners else ():
         for item in items:
             if item in owners:
                 base = owners[item].record.base.name

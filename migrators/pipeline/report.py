@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from migrators.pipeline.drafts import LibraryDraft
 from migrators.pipeline.plan import BasePlan
-from migrators.pipeline.survey import BaseEntry, BaseWork
+from migrators.pipeline.survey import BaseEntry, BaseJob
 from migrators.pipeline.workers import Done
 from regraft.formats.cherry_v2.index import Tallies
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
@@ -21,7 +21,7 @@ from regraft.report.notices import Notice
 from regraft.text import argument, path_text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """One base's part of the report."""
 
@@ -36,7 +36,7 @@ class Outcome:
         return self.base["outcome"] in ("written", "unchanged", "failed")
 
 
-def planned(works: Iterable[BaseWork]) -> dict[str, Outcome]:
+def planned(works: Iterable[BaseJob]) -> dict[str, Outcome]:
     """Return what a run would report of the bases that it would carry: sizes are known only once written."""
     return {
         work.draft.legacy_id: _outcome(work.plan, work.plan.notices, None, None)
@@ -47,8 +47,8 @@ def planned(works: Iterable[BaseWork]) -> dict[str, Outcome]:
 
 def carried(done: Done) -> Outcome:
     """Return the report of a base that was carried."""
-    said = (*done.plan.notices, *done.carried.notices)
-    return _outcome(done.plan, said, done.carried.tallies, done.carried.index_bytes)
+    message = (*done.plan.notices, *done.carried.notices)
+    return _outcome(done.plan, message, done.carried.tallies, done.carried.index_bytes)
 
 
 def unchanged(entry: BaseEntry) -> Outcome:
@@ -59,11 +59,16 @@ def unchanged(entry: BaseEntry) -> Outcome:
         # Earlier versions had nothing of the kind, and did not say so.
         rows = {"without_vector": 0, "restored_duplicate": 0, **rows}
     return Outcome(
-        {**entry.report, "outcome": outcome, "rows": rows}, entry.items, entry.children, tuple(entry.notices)
+        base={**entry.report, "outcome": outcome, "rows": rows},
+        items=entry.items,
+        children=entry.children,
+        notices=tuple(entry.notices),
     )
 
 
-def _outcome(plan: BasePlan, said: tuple[Notice, ...], tallies: Tallies | None, index_bytes: int | None) -> Outcome:
+def _outcome(
+    plan: BasePlan, found_notices: tuple[Notice, ...], tallies: Tallies | None, index_bytes: int | None
+) -> Outcome:
     draft = plan.draft
     base: dict[str, Any] = {
         "legacy_id": draft.legacy_id,
@@ -98,7 +103,7 @@ def _outcome(plan: BasePlan, said: tuple[Notice, ...], tallies: Tallies | None, 
         },
     }
     items = {item.legacy_id: item.id for item in plan.items if item.legacy_id is not None}
-    return Outcome(base, items, plan.children, said)
+    return Outcome(base=base, items=items, children=plan.children, notices=found_notices)
 
 
 def document(run: Run, library: LibraryDraft, outcomes: dict[str, Outcome]) -> dict[str, Any]:
@@ -118,10 +123,10 @@ def document(run: Run, library: LibraryDraft, outcomes: dict[str, Outcome]) -> d
     }
 
 
-def books(run: Run, ordered: list[Outcome], skipped: Counter[str], said: Iterable[Notice]) -> dict[str, Any]:
+def books(run: Run, ordered: list[Outcome], skipped: Counter[str], found_notices: Iterable[Notice]) -> dict[str, Any]:
     """Return what a report of any command begins with: every base, what has none, and all that is said."""
     target = (run.target or Path()).absolute()
-    every = [*said, *(notice for outcome in ordered for notice in outcome.notices)]
+    every = [*found_notices, *(notice for outcome in ordered for notice in outcome.notices)]
     known = {outcome.base.get("legacy_id"): outcome.base for outcome in ordered}
     return {
         **run.document(),
@@ -137,10 +142,10 @@ def _placed(base: dict[str, Any], target: Path) -> dict[str, Any]:
     return {**base, "index": index and {**index, "path": path_text(target / index["path"])}}
 
 
-def _once(said: list[Notice]) -> Iterator[Notice]:
+def _once(found_notices: list[Notice]) -> Iterator[Notice]:
     """Yield every notice once; those that say the same of the same are counted together."""
     counts: dict[Notice, int] = {}
-    for notice in said:
+    for notice in found_notices:
         key = replace(notice, count=0)
         counts[key] = counts.get(key, 0) + notice.count
     for notice, count in counts.items():
@@ -212,6 +217,6 @@ def exit_status(document: dict[str, Any], fail_on: str) -> int:
         return 0
     line = cast(notices.Severity, fail_on)
     warnings = document["warnings"]
-    said = any(notices.at_least(notices.EVERY_CODE[one["code"]].severity, line) for one in warnings)
+    is_reached = any(notices.at_least(notices.EVERY_CODE[one["code"]].severity, line) for one in warnings)
     failed = any(base["status"] == "failed" for base in document["bases"])
-    return 1 if said or failed else 0
+    return 1 if is_reached or failed else 0

@@ -1,4 +1,4 @@
-"""The whole journey: read → plan → carry → verify → publish, in the frame of :mod:`.passage`."""
+"""A migration: read → plan → carry → verify → publish, in the frame of :mod:`.session`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from migrators.pipeline import preflight, report, session
+from migrators.pipeline.carry import item_rows
 from migrators.pipeline.drafts import BaseDraft, LibraryDraft
 from migrators.pipeline.options import Options
 from migrators.pipeline.publish import Target
 from migrators.pipeline.report import Outcome
-from migrators.pipeline.session import Migration, Passage
-from migrators.pipeline.source import Journey
-from migrators.pipeline.survey import BaseEntry, BaseWork, Looker, chosen, fingerprint, vector_name
+from migrators.pipeline.session import LibraryRun, Migration
+from migrators.pipeline.source import Pipeline
+from migrators.pipeline.survey import BaseEntry, BaseJob, BasePlanner, chosen, fingerprint, vector_name
 from migrators.pipeline.workers import Done, carry_all, jobs_for, processes
 from regraft.ledger import durable
 from regraft.ledger.ledger import Entry, Ledger
@@ -32,10 +34,10 @@ COMMAND = "migrate"
 
 
 @dataclass(kw_only=True)
-class _Journeying(Passage[BaseWork]):
-    """One run of a journey."""
+class _MigrationRun(LibraryRun[BaseJob]):
+    """One migration."""
 
-    journey: Journey
+    pipeline: Pipeline
     source: Located
     options: Options
     library: LibraryDraft
@@ -43,27 +45,27 @@ class _Journeying(Passage[BaseWork]):
     progress: Progress
 
     def look(self, target: Path, entries: dict[str, Entry], keep: ExitStack, work: Path) -> None:
-        """See :class:`Passage`."""
-        looker = Looker(self.journey, self.source, target, self.options, keep, work)
-        for one in looker.works(self.bases, entries, self.progress):
+        """See :class:`LibraryRun`."""
+        planner = BasePlanner(self.pipeline, self.source, target, self.options, keep, work)
+        for one in planner.works(self.bases, entries, self.progress):
             self.works.append(one)
             if one.unchanged is not None:
                 self.outcomes[one.draft.legacy_id] = report.unchanged(one.unchanged)
         changed = {one.draft.id for one in self.works if one.plan is not None}
         preflight.check_conflicts(target, self.run.command, (draft.id for _, draft in self.bases), entries, changed)
         plans = [one.plan for one in self.works if one.plan is not None]
-        items = {plan.draft.id: (plan.draft.name, [item.id for item in plan.items]) for plan in plans}
+        items = {plan.draft.id: (plan.draft.name, map(attrgetter("id"), plan.items)) for plan in plans}
         preflight.check_items(target, items, entries)
 
     def needed(self) -> int:
-        """See :class:`Passage`."""
+        """See :class:`LibraryRun`."""
         plans = [work.plan for work in self.works if work.plan is not None]
         uploads = [item.upload for plan in plans for item in plan.items if item.upload is not None]
         return sum(map(preflight.planned_bytes, plans)) + preflight.upload_bytes(self.source, uploads)
 
-    def carry(self, place: Target, book: Ledger) -> None:
-        """See :class:`Passage`."""
-        table, now_ms = self.journey.table, self.options.now_ms
+    def carry(self, place: Target, ledger: Ledger) -> None:
+        """See :class:`LibraryRun`."""
+        table, now_ms = self.pipeline.table, self.options.now_ms
         self._mark_new()
         jobs = jobs_for(self.source, table, self.works, place.path, place.staging, now_ms)
         count = processes(jobs, self.options.jobs)
@@ -74,7 +76,7 @@ class _Journeying(Passage[BaseWork]):
             contextlib.closing(carry_all(jobs, self.source.tree, count, self.progress)) as finished,
         ):
             for done in finished:
-                self.outcomes[done.work.draft.legacy_id] = _publish(place, book, self._marked(done))
+                self.outcomes[done.work.draft.legacy_id] = _publish(place, ledger, self._marked(done))
 
     def _marked(self, done: Done) -> Done:
         """Let a base whose uploads could not all be read be carried anew once they can be."""
@@ -92,13 +94,13 @@ class _Journeying(Passage[BaseWork]):
                 self.works[place] = replace(work, fingerprint=fingerprint(self.source, work.draft))
 
     def document(self, *, planned: bool = False) -> dict[str, Any]:
-        """See :class:`Passage`."""
+        """See :class:`LibraryRun`."""
         outcomes = {**report.planned(self.works), **self.outcomes} if planned else self.outcomes
         return report.document(self.run, self.library, outcomes)
 
 
 def migrate(
-    journey: Journey,
+    pipeline: Pipeline,
     source: Located,
     target: Path,
     options: Options,
@@ -108,7 +110,7 @@ def migrate(
     """Migrate a source into ``target`` and return its report.
 
     Args:
-        journey: how sources of this layout are read.
+        pipeline: how sources of this layout are read.
         source: a recognised source of that layout.
         target: the library's folder: new, empty, or written by an earlier run.
         options: what the user asks for.
@@ -119,21 +121,30 @@ def migrate(
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
     preflight.check_target(target, preflight.roots(source), source.path)
-    run = Run(COMMAND, options.dry_run, source.kind.value, source.path, "library", target)
-    journeying = _journeying(journey, source, options, progress, run)
+    run = Run(
+        command=COMMAND,
+        dry_run=options.dry_run,
+        source_kind=source.kind.value,
+        source=source.path,
+        target_kind="library",
+        target=target,
+    )
+    migration_run = _migration_run(pipeline, source, options, progress, run)
     if options.dry_run:
-        with _work_folder(source, journeying.bases) as work:
-            return session.dry_run(target, journeying, work)
-    _check_unseen_space(source, target, journeying.bases)
-    return session.write(target, journeying, show_plan)
+        with _work_folder(source, migration_run.bases) as work:
+            return session.dry_run(target, migration_run, work)
+    _check_unseen_space(source, target, migration_run.bases)
+    return session.write(target, migration_run, show_plan)
 
 
-def _journeying(journey: Journey, source: Located, options: Options, progress: Progress, run: Run) -> _Journeying:
-    library = read_library(journey, source, options)
-    return _Journeying(
+def _migration_run(
+    pipeline: Pipeline, source: Located, options: Options, progress: Progress, run: Run
+) -> _MigrationRun:
+    library = read_library(pipeline, source, options)
+    return _MigrationRun(
         run=run,
         origin=path_text(source.path),
-        journey=journey,
+        pipeline=pipeline,
         source=source,
         options=options,
         library=library,
@@ -142,14 +153,14 @@ def _journeying(journey: Journey, source: Located, options: Options, progress: P
     )
 
 
-def read_library(journey: Journey, source: Located, options: Options) -> LibraryDraft:
+def read_library(pipeline: Pipeline, source: Located, options: Options) -> LibraryDraft:
     """Read a source's state as drafts, with what is worth saying of how the source was found.
 
     Raises:
         ApplicationRunning: it is a profile in use, and the options do not allow that.
     """
     running = preflight.check_running(source.profile, options)
-    library = journey.read(source, options)
+    library = pipeline.read(source, options)
     return replace(library, notices=(*source.notices, *running, *notices_of(source.tree), *library.notices))
 
 
@@ -164,7 +175,7 @@ def _work_folder(source: Located, bases: list[tuple[int, BaseDraft]]) -> Iterato
         yield work
 
 
-def plan_only(journey: Journey, source: Located, options: Options, progress: Progress) -> dict[str, Any]:
+def plan_only(pipeline: Pipeline, source: Located, options: Options, progress: Progress) -> dict[str, Any]:
     """Return what a dry run into a new folder would report, for a look at the source alone (``regraft check``).
 
     There is no target, so ``preflight`` measures the disk that holds the source and nothing is refused for want of
@@ -175,18 +186,18 @@ def plan_only(journey: Journey, source: Located, options: Options, progress: Pro
     Raises:
         RegraftError: as for :func:`migrate`, but for what is about a target.
     """
-    run = Run("check", False, source.kind.value, source.path)
-    journeying = _journeying(journey, source, options, progress, run)
-    with _work_folder(source, journeying.bases) as work, ExitStack() as keep:
+    run = Run(command="check", dry_run=False, source_kind=source.kind.value, source=source.path)
+    migration_run = _migration_run(pipeline, source, options, progress, run)
+    with _work_folder(source, migration_run.bases) as work, ExitStack() as keep:
         # Nothing of an earlier run can stand in a folder that was made just now.
-        journeying.look(work / "library", {}, keep, work)
-        figures = {"bytes_needed": journeying.needed(), "bytes_free": shutil.disk_usage(source.path).free}
-        looked_at = {one.draft.legacy_id: _looked_at(source, one) for one in journeying.works}
+        migration_run.look(work / "library", {}, keep, work)
+        figures = {"bytes_needed": migration_run.needed(), "bytes_free": shutil.disk_usage(source.path).free}
+        looked_at = {one.draft.legacy_id: _looked_at(source, one) for one in migration_run.works}
         run.end()
-    return {**journeying.document(planned=True), "preflight": figures, "looked_at": looked_at}
+    return {**migration_run.document(planned=True), "preflight": figures, "looked_at": looked_at}
 
 
-def _looked_at(source: Located, work: BaseWork) -> dict[str, Any]:
+def _looked_at(source: Located, work: BaseJob) -> dict[str, Any]:
     draft, name = work.draft, vector_name(source, work.draft)
     kind = source.tree.kind(name) if name else None
     size = 0
@@ -210,7 +221,7 @@ def _check_unseen_space(source: Located, target: Path, bases: list[tuple[int, Ba
         preflight.check_space(target, preflight.unseen_bytes(source, names))
 
 
-def _publish(place: Target, book: Ledger, done: Done) -> Outcome:
+def _publish(place: Target, ledger: Ledger, done: Done) -> Outcome:
     kept = done.work.kept(done.plan)
     if kept is not None:
         # Damage of the source that only carrying found: what stands is better.
@@ -232,5 +243,5 @@ def _publish(place: Target, book: Ledger, done: Done) -> Outcome:
         found=done.plan.found,
         carry_text=done.plan.carry_text,
     )
-    place.publish_base(book, entry, done.work.fingerprint, done.carried.items)
+    place.publish_base(ledger, entry, done.work.fingerprint, item_rows(done.plan, done.carried))
     return outcome

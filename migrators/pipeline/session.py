@@ -1,6 +1,6 @@
 """The frame of every run that writes bases into a target: locked, recorded, and safe to stop and to repeat.
 
-What differs from command to command is a :class:`Passage`; :func:`write` and :func:`dry_run` run it.
+What differs from command to command is a :class:`LibraryRun`; :func:`write` and :func:`dry_run` run it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from regraft.errors import (
     TargetLocked,
     TargetNotWritable,
 )
-from regraft.ledger import durable, ledger
+from regraft.ledger import durable
+from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import Entry, Ledger
 from regraft.report import render
 from regraft.report.document import Run
@@ -68,7 +69,7 @@ class Migration:
 
 
 @dataclass(kw_only=True)
-class Passage(ABC, Generic[W]):
+class LibraryRun(ABC, Generic[W]):
     """One run into a target, and what it has got so far, for the report and for a clean stop."""
 
     run: Run
@@ -93,7 +94,7 @@ class Passage(ABC, Generic[W]):
         """Estimate the bytes that carrying the planned bases takes on the target's disk."""
 
     @abstractmethod
-    def carry(self, place: Target, book: Ledger) -> None:
+    def carry(self, place: Target, ledger: Ledger) -> None:
         """Carry and publish every planned base, one after the other in the ledger."""
 
     @abstractmethod
@@ -101,74 +102,74 @@ class Passage(ABC, Generic[W]):
         """Return the report of what was done, or (``planned``) of what will be."""
 
 
-def write(target: Path, passage: Passage[W], show_plan: Callable[[dict[str, Any]], bool]) -> Migration:
-    """Run a passage into ``target``: new, empty, or written by an earlier run.
+def write(target: Path, library_run: LibraryRun[W], show_plan: Callable[[dict[str, Any]], bool]) -> Migration:
+    """Run a library run into ``target``: new, empty, or written by an earlier run.
 
     ``show_plan`` is called with the planned document before anything of a base is written; False stops here.
 
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
-    run = passage.run
-    with _opened(target, passage) as (place, book), _clean_stop(place, book, passage):
-        place.recover(book)
-        entries = book.entries()
+    run = library_run.run
+    with _opened(target, library_run) as (place, ledger), _clean_stop(place, ledger, library_run):
+        place.recover(ledger)
+        entries = ledger.entries()
         with ExitStack() as keep:
-            passage.look(target, entries, keep, place.work)
-            if _nothing_to_do(place, entries, passage.works):
+            library_run.look(target, entries, keep, place.work)
+            if _nothing_to_do(place, entries, library_run.works):
                 run.end()
-                return Migration(passage.document(), wrote=False)
+                return Migration(library_run.document(), wrote=False)
             preflight.check_catalog(place, entries)
-            if not show_plan(_planned(target, passage)):
+            if not show_plan(_planned(target, library_run)):
                 raise Declined(path=target)
-            passage.began = True
-            book.begin_run(run.command, passage.origin, run.id)
-            _move_in_order(place, book, passage.works)
+            library_run.began = True
+            ledger.begin_run(run.command, library_run.origin, run.id)
+            _move_in_order(place, ledger, library_run.works)
             place.make_staging()
-            passage.carry(place, book)
-        return Migration(_finish(place, book, passage), wrote=True)
+            library_run.carry(place, ledger)
+        return Migration(_finish(place, ledger, library_run), wrote=True)
 
 
-def dry_run(target: Path, passage: Passage[W], work: Path) -> Migration:
+def dry_run(target: Path, library_run: LibraryRun[W], work: Path) -> Migration:
     """Return what :func:`write` would report, and write nothing but below ``work``.
 
     Raises:
         RegraftError: it would be refused.
     """
-    entries = ledger.read_entries(target, demand_fit)
+    entries = ledgers.read_entries(target, demand_fit)
     with ExitStack() as keep:
-        passage.look(target, entries, keep, work)
-        passage.run.end()
-        return Migration(_planned(target, passage), wrote=False)
+        library_run.look(target, entries, keep, work)
+        library_run.run.end()
+        return Migration(_planned(target, library_run), wrote=False)
 
 
-def _planned(target: Path, passage: Passage[W]) -> dict[str, Any]:
+def _planned(target: Path, library_run: LibraryRun[W]) -> dict[str, Any]:
     """Return the report as it will be, with the pre-flight's figures; refuse where there is no room."""
-    needed = passage.needed()
+    needed = library_run.needed()
     figures = {"bytes_needed": needed, "bytes_free": preflight.check_space(target, needed)}
-    return {**passage.document(planned=True), "preflight": figures}
+    return {**library_run.document(planned=True), "preflight": figures}
 
 
 @contextmanager
-def _opened(target: Path, passage: Passage[W]) -> Iterator[tuple[Target, Ledger]]:
+def _opened(target: Path, library_run: LibraryRun[W]) -> Iterator[tuple[Target, Ledger]]:
     """Make the target's folders where they are missing and open its ledger, which is its lock.
 
     Folders made here go again when the run is refused, or stopped before it has carried anything.
     """
-    place = Target(target, passage.run.id)
+    place = Target(target, library_run.run.id)
     made = _first_missing(place.own)
     with areas.opened(target):
         layout_links.demand_none_in_library(target)
         try:
             with ExitStack() as stack:
-                book = _book(place, stack)
+                ledger = _book(place, stack)
                 # A ledger that says what regraft does not write is refused before what it says is settled.
-                with ledger.readable(target):
-                    demand_fit(book)
-                yield place, book
+                with ledgers.readable(target):
+                    demand_fit(ledger)
+                yield place, ledger
         except BaseException as error:
             # Never while another run holds the lock: what it has made is not ours.
-            if made is not None and not passage.began and not isinstance(error, TargetLocked):
+            if made is not None and not library_run.began and not isinstance(error, TargetLocked):
                 with contextlib.suppress(OSError, RegraftError):
                     durable.unmake_folders(place.own, made)
             raise
@@ -178,7 +179,7 @@ def _book(place: Target, stack: ExitStack) -> Ledger:
     """Make the target's folders where they are missing, and open its ledger."""
     try:
         durable.make_folders(place.own)
-        return stack.enter_context(ledger.opened(place.path))
+        return stack.enter_context(ledgers.opened(place.path))
     except RegraftError:
         raise
     except (OSError, apsw.Error) as error:
@@ -195,7 +196,7 @@ def _first_missing(path: Path) -> Path | None:
 
 
 @contextmanager
-def _clean_stop(place: Target, book: Ledger, passage: Passage[W]) -> Iterator[None]:
+def _clean_stop(place: Target, ledger: Ledger, library_run: LibraryRun[W]) -> Iterator[None]:
     """Leave finished bases whole and nothing half, whatever stops the run."""
 
     def leave(status: str) -> None:
@@ -203,20 +204,20 @@ def _clean_stop(place: Target, book: Ledger, passage: Passage[W]) -> Iterator[No
             place.throw_away()
         # Where the ledger cannot be written either, the next run settles what was begun.
         with contextlib.suppress(OSError, apsw.Error, RegraftError):
-            place.recover(book)
+            place.recover(ledger)
         with contextlib.suppress(OSError, apsw.Error, RegraftError):
-            book.end_run(status)
+            ledger.end_run(status)
 
     def finished() -> int:
         """Count the bases of this run that stand in the target, by the ledger."""
         with contextlib.suppress(OSError, apsw.Error):
-            entries = book.entries()
+            entries = ledger.entries()
             return sum(
                 one.unchanged is not None
                 or (one.base_id in entries and entries[one.base_id].fingerprint == one.fingerprint)
-                for one in passage.works
+                for one in library_run.works
             )
-        return sum(outcome.done for outcome in passage.outcomes.values())
+        return sum(outcome.done for outcome in library_run.outcomes.values())
 
     try:
         yield
@@ -251,18 +252,18 @@ def _in_order(works: list[W]) -> bool:
     return all(first < second for first, second in pairwise(positions))
 
 
-def _move_in_order(place: Target, book: Ledger, works: list[W]) -> None:
+def _move_in_order(place: Target, ledger: Ledger, works: list[W]) -> None:
     for work in works:
         if work.unchanged is not None and work.unchanged.position != work.position:
-            place.move_in_order(book, work.base_id, work.position)
+            place.move_in_order(ledger, work.base_id, work.position)
 
 
-def _finish(place: Target, book: Ledger, passage: Passage[W]) -> dict[str, Any]:
-    if not place.catalog_is_current(book.entries()):
-        place.publish_catalog(book)
-    passage.run.end()
-    document = passage.document()
-    place.publish_report(book, render.as_json(document), render.as_page(document))
+def _finish(place: Target, ledger: Ledger, library_run: LibraryRun[W]) -> dict[str, Any]:
+    if not place.catalog_is_current(ledger.entries()):
+        place.publish_catalog(ledger)
+    library_run.run.end()
+    document = library_run.document()
+    place.publish_report(ledger, render.as_json(document), render.as_page(document))
     place.clean()
-    book.end_run("finished")
+    ledger.end_run("finished")
     return document

@@ -15,7 +15,7 @@ from regraft.report.notices import Notice
 
 
 @dataclass(frozen=True)
-class Twin:
+class Duplicate:
     """A file without rows of its own whose bytes are those of another file of the base, which has rows.
 
     ``loader_id`` is the loader without rows, ``like`` a loader of the file that it equals. ``name`` and ``like_name``
@@ -44,7 +44,7 @@ class Found:
 
     #: Paths of files on disk, by loader id.
     paths: dict[str, str] = field(default_factory=dict)
-    twins: tuple[Twin, ...] = ()
+    twins: tuple[Duplicate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Hints:
     #: Paths of files on disk, by loader id.
     paths: dict[str, str] = field(default_factory=dict)
     #: Files whose rows v1 never stored, because another file of the base has the same bytes.
-    twins: tuple[Twin, ...] = ()
+    twins: tuple[Duplicate, ...] = ()
     #: Whether they get the rows of those files; else it is only said.
     restore_twins: bool = True
     notices: tuple[Notice, ...] = ()
@@ -71,7 +71,7 @@ def _as_it_is(path: Path, _work: Path | None) -> AbstractContextManager[Path]:
 
 
 @dataclass(frozen=True)
-class Journey:
+class Pipeline:
     """One layout as a source: where its rows are, how its state becomes drafts, and what else it can tell.
 
     ``read`` may raise any :class:`regraft.errors.RegraftError` of reading a source.

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from migrators.pipeline.accounting import WITHOUT_VECTOR
-from migrators.pipeline.drafts import BaseDraft, LibraryDraft
+from migrators.pipeline.drafts import BaseDraft, ItemDraft, LibraryDraft
 from migrators.pipeline.options import Options
 from migrators.pipeline.plan import BasePlan, plan_base
-from migrators.pipeline.source import Found, Hints, Journey
+from migrators.pipeline.source import Found, Hints, Pipeline
 from migrators.pipeline.uploads import missing_upload, upload_name, upload_problem
 from regraft import sqlite, steady
 from regraft.errors import BaseUnknown, SourceUnreadable
@@ -65,7 +66,7 @@ def read_entry(entry: Entry) -> BaseEntry:
 
 
 @dataclass(frozen=True)
-class BaseWork:
+class BaseJob:
     """One base of the run: unchanged, with what the ledger has of it, or planned.
 
     ``vectors`` is the vector file on disk (an archive's is extracted), None where there is none to read.
@@ -128,6 +129,10 @@ def vector_name(source: Located, draft: BaseDraft) -> str:
     return "" if source.places.vectors is None else join(source.places.vectors, draft.vector_file)
 
 
+class _NamedDraft(ItemDraft, frozen=True, kw_only=True, array_like=False):
+    """A draft that is written with the names of its fields, as fingerprints have always had it."""
+
+
 #: Stands for a file whose bytes nobody can tell.
 _UNREADABLE = "unreadable"
 
@@ -153,8 +158,10 @@ def fingerprint(source: Located, draft: BaseDraft, unread: frozenset[str] = froz
         for name in [upload_name(source.tree, source.places.uploads, item.upload)]
     ]
     hasher = hashlib.blake2b(digest_size=20)
-    for part in (WRITER, replace(draft, items=()), marks, uploads, *draft.items):
+    for part in (WRITER, replace(draft, items=()), marks, uploads):
         hasher.update(_coded(part) + b"\n")
+    for item in draft.items:
+        hasher.update(_coded(_NamedDraft(**structs.asdict(item))) + b"\n")
     return hasher.hexdigest()
 
 
@@ -176,7 +183,7 @@ def _mark(source: Located, name: str | None) -> object:
         return _UNREADABLE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Surveyed:
     """What a vector file holds, or why it cannot be used; where it is on disk, and what it was before the survey."""
 
@@ -186,16 +193,16 @@ class _Surveyed:
     mark: steady.Mark = ()
 
 
-class Looker:
+class BasePlanner:
     """Looks at the bases of a source: which are unchanged, and what becomes of every other.
 
     Vector files of an archive are extracted below ``work`` and stay there until ``keep`` closes.
     """
 
     def __init__(
-        self, journey: Journey, source: Located, target: Path, options: Options, keep: ExitStack, work: Path | None
+        self, pipeline: Pipeline, source: Located, target: Path, options: Options, keep: ExitStack, work: Path | None
     ) -> None:
-        self._journey = journey
+        self._journey = pipeline
         self._source = source
         self._target = target
         self._options = options
@@ -204,7 +211,7 @@ class Looker:
 
     def works(
         self, bases: list[tuple[int, BaseDraft]], entries: dict[str, Entry], progress: Progress
-    ) -> Iterator[BaseWork]:
+    ) -> Iterator[BaseJob]:
         """Look at every chosen base: compare it with the ledger, else survey its vector file and plan it."""
         with stage(progress, "Reading", sum(_size(self._source, draft) for _, draft in bases)):
             for position, draft in bases:
@@ -213,7 +220,7 @@ class Looker:
                 size = _size(self._source, draft)
                 progress.step(size, size)
 
-    def _look(self, position: int, draft: BaseDraft, entry: Entry | None) -> BaseWork:
+    def _look(self, position: int, draft: BaseDraft, entry: Entry | None) -> BaseJob:
         # Without an earlier run to compare with, files need not be read whole: that waits until there is room (carry).
         mark = fingerprint(self._source, draft) if entry is not None else ""
         known = read_entry(entry) if entry is not None else None
@@ -223,13 +230,13 @@ class Looker:
         # A vector file on disk that could not be read is tried again: what was in the way may be gone.
         again = not self._source.is_archive and stands is not None and stands.record.base.error == notices.MISSING_STORE
         if same and stands is not None and not again:
-            return BaseWork(position, draft, mark, unchanged=stands)
+            return BaseJob(position, draft, mark, unchanged=stands)
         # Texts that came along once are not taken away again.
         carry_text = self._options.carry_text or (stands is not None and stands.has_bare_texts)
         planned = self._plan(position, draft, mark, known, replace(self._options, carry_text=carry_text))
         return _not_poorer(replace(planned, stands=stands), same=same)
 
-    def _plan(self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None, options: Options) -> BaseWork:
+    def _plan(self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None, options: Options) -> BaseJob:
         surveyed = self._survey(draft, texts=options.carry_text)
         found = surveyed.found
         hints = Hints()
@@ -238,7 +245,7 @@ class Looker:
             hints = hints.with_earlier(Found() if known is None else known.found)
         plan = plan_base(draft, found, hints, carry_text=options.carry_text)
         missing = _missing_uploads(self._source, plan, base_folder(self._target, draft.id))
-        return BaseWork(
+        return BaseJob(
             position,
             draft,
             mark,
@@ -252,21 +259,26 @@ class Looker:
         """Survey a base's vector file; one that was written to meanwhile cannot be used, whatever it held."""
         name = vector_name(self._source, draft)
         if not name:
-            return _Surveyed(StoreProblem("does not exist (the source holds no vector files)"))
+            return _Surveyed(found=StoreProblem("does not exist (the source holds no vector files)"))
         try:
             origin = self._keep.enter_context(self._source.tree.local(name, self._work))
         except SourceUnreadable as problem:
-            return _Surveyed(StoreProblem(f"cannot be read: {problem.facts['reason']}"))
+            return _Surveyed(found=StoreProblem(f"cannot be read: {problem.facts['reason']}"))
         mark = steady.mark_of(origin)
         try:
             vectors = self._keep.enter_context(self._journey.opened(origin, self._work))
-            found = _Surveyed(self._journey.table.survey(vectors, self._work, texts=texts), vectors, origin, mark)
+            found = _Surveyed(
+                found=self._journey.table.survey(vectors, self._work, texts=texts),
+                vectors=vectors,
+                origin=origin,
+                mark=mark,
+            )
         except StoreProblem as problem:
-            found = _Surveyed(problem)
+            found = _Surveyed(found=problem)
         except SourceUnreadable as problem:
-            found = _Surveyed(StoreProblem(f"cannot be read: {problem.facts['reason']}"))
+            found = _Surveyed(found=StoreProblem(f"cannot be read: {problem.facts['reason']}"))
         if steady.mark_of(origin) != mark:
-            return _Surveyed(StoreProblem(f"cannot be read: {steady.MOVED}"))
+            return _Surveyed(found=StoreProblem(f"cannot be read: {steady.MOVED}"))
         return found
 
 
@@ -282,7 +294,7 @@ def _other_wish(stands: BaseEntry, options: Options) -> bool:
     return bool(stands.report["rows"].get("restored_duplicate"))
 
 
-def _not_poorer(work: BaseWork, *, same: bool) -> BaseWork:
+def _not_poorer(work: BaseJob, *, same: bool) -> BaseJob:
     """Keep a base that stands in the target where the source would now only give a failed one."""
     if work.stands is None or work.plan is None or work.plan.error is None:
         return work
@@ -296,8 +308,10 @@ def kept_completed(stands: BaseEntry, error: str, base: str) -> BaseEntry:
     ``base`` is the id that the source has for it.
     """
     kept = "completed base" if stands.record.base.status == "completed" else "base with the texts"
-    said = f"it would fail now ({error}); the {kept} of an earlier run is kept as it is"
-    return msgspec.structs.replace(stands, notices=[*stands.notices, Notice(notices.KEPT_COMPLETED, said, base)])
+    message = f"it would fail now ({error}); the {kept} of an earlier run is kept as it is"
+    return msgspec.structs.replace(
+        stands, notices=[*stands.notices, Notice(code=notices.KEPT_COMPLETED, message=message, base=base)]
+    )
 
 
 def still_there(target: Path, base_id: str, known: BaseEntry) -> bool:

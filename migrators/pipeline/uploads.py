@@ -41,8 +41,8 @@ def upload_problem(tree: Tree, uploads: str | None, upload: Upload) -> str:
 
 def missing_upload(path: str, problem: str, base: str, item: str | None) -> Notice:
     """Say that an item's uploaded file is not there, for a reason; ``path`` is its name under ``raw/``."""
-    said = f"{path}: {problem}; the item stays searchable, but cannot be reindexed without it"
-    return Notice(notices.MISSING_UPLOAD, said, base, item)
+    message = f"{path}: {problem}; the item stays searchable, but cannot be reindexed without it"
+    return Notice(code=notices.MISSING_UPLOAD, message=message, base=base, item=item)
 
 
 def copy_upload(tree: Tree, uploads: str | None, upload: Upload, earlier: Path, target: Path) -> str:

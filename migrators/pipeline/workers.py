@@ -18,7 +18,7 @@ import apsw
 
 from migrators.pipeline.carry import Carried, Origin, Watcher, carry_base
 from migrators.pipeline.plan import BasePlan, plan_base
-from migrators.pipeline.survey import BaseWork, base_folder
+from migrators.pipeline.survey import BaseJob, base_folder
 from migrators.pipeline.uploads import SourceFailed
 from regraft import areas, links, steady, workers
 from regraft.formats.large_text import LARGE_BYTES
@@ -41,7 +41,7 @@ _TELL_SECONDS = 0.05
 class Job:
     """All that a process needs to carry one base."""
 
-    work: BaseWork
+    work: BaseJob
     plan: BasePlan
     table: VectorTable
     tree_path: Path
@@ -56,13 +56,13 @@ class Job:
 class Done:
     """A carried base; ``plan`` is another one than the job's where its vector file turned out unreadable."""
 
-    work: BaseWork
+    work: BaseJob
     plan: BasePlan
     carried: Carried
 
 
 def jobs_for(
-    source: Located, table: VectorTable, planned: list[BaseWork], target: Path, staging: Path, now_ms: int
+    source: Located, table: VectorTable, planned: list[BaseJob], target: Path, staging: Path, now_ms: int
 ) -> list[Job]:
     """Return a job for every base that is to be carried."""
     return [
@@ -111,7 +111,7 @@ def carry_all(jobs: list[Job], tree: Tree, count: int, progress: Progress) -> Ge
 
 def _carry(job: Job, tree: Tree, watch: Watcher) -> Done:
     plan = job.plan
-    origin = Origin(tree, job.uploads, job.table, job.work.vectors, job.earlier)
+    origin = Origin(tree=tree, uploads=job.uploads, table=job.table, vectors=job.work.vectors, earlier=job.earlier)
     try:
         with _steady(job.work):
             carried = carry_base(plan, origin, job.staging, job.now_ms, watch)
@@ -124,7 +124,7 @@ def _carry(job: Job, tree: Tree, watch: Watcher) -> Done:
 
 
 @contextmanager
-def _steady(work: BaseWork) -> Iterator[None]:
+def _steady(work: BaseJob) -> Iterator[None]:
     """Say of a vector file that it was written to meanwhile, before anybody judges what was read of it.
 
     What stops the writing of the target stays what it is.

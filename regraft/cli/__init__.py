@@ -87,11 +87,13 @@ class Commands(click.Group):
             if not arguments:
                 say(self.get_help(click.Context(self, info_name="regraft")) + "\n")
                 sys.exit(REFUSED)
-            said = " ".join(error.format_message().split())
+            message = " ".join(error.format_message().split())
             context = getattr(error, "ctx", None)
             name = context.info_name if context is not None and context.parent is not None else ""
             hint = f"see regraft {name} --help" if name else "see regraft --help"
-            fail(WrongUsage(problem=said.rstrip("."), hint=hint), name or "", as_json="--json" in arguments, verbose=0)
+            fail(
+                WrongUsage(problem=message.rstrip("."), hint=hint), name or "", as_json="--json" in arguments, verbose=0
+            )
         sys.exit(status if isinstance(status, int) else 0)
 
     def invoke(self, context: click.Context) -> Any:

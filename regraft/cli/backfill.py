@@ -8,14 +8,15 @@ from typing import Any, NoReturn
 
 import click
 
-from regraft.cli.changing import Asked, action_lines, change_options, closing_lines, end_with, left_lines
+from regraft.cli.changing import ChangeRequest, action_lines, change_options, closing_lines, end_with, left_lines
 from regraft.cli.embedding import embedder_options, limit_options, limited_embedder
 from regraft.cli.options import model_option
 from regraft.cli.output import reports_errors
 from regraft.errors import WrongUsage
 from regraft.text import counted, one_line, shown_lines
+from repair import systems
 from repair.backfill.budget import Limits
-from repair.backfill.request import NewModel, Wish
+from repair.backfill.request import BackfillOptions, NewModel
 from repair.backfill.run import backfill as run_backfill
 from repair.codex_mem.backfill_filler import NOT_ASKED
 
@@ -48,22 +49,32 @@ def fill(command: str, path: Path, options: dict[str, Any], **more: Any) -> NoRe
         command: what the user runs.
         path: the store.
         options: of :func:`change_options`, :func:`embedder_options` and :func:`limit_options`.
-        more: whatever else :class:`~repair.backfill.request.Wish` has.
+        more: whatever else :class:`~repair.backfill.request.BackfillOptions` has.
     """
     document, asked = filled(command, path, options, **more)
     end_with(document, asked, as_text(document, verbose=asked.verbose > 0))
 
 
-def filled(command: str, path: Path, options: dict[str, Any], **more: Any) -> tuple[dict[str, Any], Asked]:
+def filled(command: str, path: Path, options: dict[str, Any], **more: Any) -> tuple[dict[str, Any], ChangeRequest]:
     """Fill what lacks a vector; return what was done, and what was asked. See :func:`fill`."""
     names = ("embedder_name", "config_path", "texts", "requests", "cost", "no_probe")
     embedder_name, config_path, texts, requests, cost, no_probe = (options[name] for name in names)
-    asked = Asked(**{name: value for name, value in options.items() if name not in names})
+    asked = ChangeRequest(**{name: value for name, value in options.items() if name not in names})
     limits = Limits(texts, requests, cost)
-    wish = Wish(path, asked.of_kind(), asked.bases, asked.dry_run, limits, probes=not no_probe, command=command, **more)
+    wanted = BackfillOptions(
+        path=path,
+        kind=asked.of_kind(),
+        bases=asked.bases,
+        dry_run=asked.dry_run,
+        limits=limits,
+        probes=not no_probe,
+        command=command,
+        **more,
+    )
     document = run_backfill(
         partial(limited_embedder, config_path, embedder_name, limits),
-        wish,
+        wanted,
+        fillers=systems.FILLERS,
         progress=asked.progress(),
         show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
     )

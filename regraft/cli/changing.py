@@ -15,9 +15,9 @@ import click
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import confirmed as ask
 from regraft.cli.output import echo_json, say
+from regraft.kinds import Kind
 from regraft.ledger import interrupts
 from regraft.ledger.ledger import FOLDER
-from regraft.locate import Kind
 from regraft.report import notices, progress
 from regraft.report.progress import human_bytes
 from regraft.text import LONGEST_NAME, argument, one_line, shown, shown_lines
@@ -49,7 +49,7 @@ def change_options(command: F) -> F:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ChangeRequest:
     """What the options of :func:`change_options` say."""
 
     dry_run: bool
@@ -78,7 +78,7 @@ class Asked:
         return self.confirmed(action_lines(planned, verbose=False))
 
 
-def change(command: str, path: Path, planner: Planner, asked: Asked, *, closing: str = "") -> NoReturn:
+def change(command: str, path: Path, planner: Planner, asked: ChangeRequest, *, closing: str = "") -> NoReturn:
     """Run a planner's plan, say what was done (and then ``closing``), and end the process with its exit status."""
     document = run_command(
         command,
@@ -93,13 +93,13 @@ def change(command: str, path: Path, planner: Planner, asked: Asked, *, closing:
     end(document, asked, closing)
 
 
-def end(document: dict[str, Any], asked: Asked, closing: str = "") -> NoReturn:
+def end(document: dict[str, Any], asked: ChangeRequest, closing: str = "") -> NoReturn:
     """Say what was done, and then ``closing`` where it can be taken back, and end the process."""
     text = as_text(document, verbose=asked.verbose > 0) + (closing if document["undo"] is not None else "")
     end_with(document, asked, text)
 
 
-def end_with(document: dict[str, Any], asked: Asked, text: str) -> NoReturn:
+def end_with(document: dict[str, Any], asked: ChangeRequest, text: str) -> NoReturn:
     """Say what was done, to a person by ``text``, and end the process."""
     if asked.as_json:
         echo_json(document)

@@ -18,6 +18,7 @@ from checks import systems
 from checks.audit import findings
 from checks.audit import page as audit_page
 from checks.audit.collector import Level
+from checks.audit.options import CheckOptions
 from checks.cherry_v1 import audit as cherry_v1_audit
 from checks.cherry_v2 import audit as store
 from regraft import clock, links
@@ -30,7 +31,8 @@ from regraft.errors import (
     SourceUnrecognised,
     WrongUsage,
 )
-from regraft.locate import INDEX_FILE, NAMES, Kind, Located, located
+from regraft.kinds import NAMES, V2_STORES, Kind
+from regraft.locate import INDEX_FILE, Located, located
 from regraft.report import html as report_html
 from regraft.report import progress
 from regraft.report.document import Run
@@ -90,7 +92,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     if quick and deep:
         raise WrongUsage(problem="--quick and --deep contradict each other", hint="leave one of them out")
     level = Level.QUICK if quick else Level.DEEP if deep else Level.DEFAULT
-    wish = store.Wish(level, max_duration, bases)
+    options = CheckOptions(level=level, max_duration=max_duration, bases=bases)
     models = {"--map-model": map_model, "--recreate-model": recreate_model}
     with _recognised(path, kind) as found:
         if page is not None:
@@ -99,15 +101,18 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
             head, audit = _head(path, Kind.INDEX), store.unreadable(path, str(found.facts["reason"]))
         elif found.kind in systems.AUDITORS:
             _refuse(models, "of a v1 source or a preview build")
-            head, audit = _v2_audit(path, found, wish, kind)
+            head, audit = _v2_audit(path, found, options, kind)
         else:
             _refuse({"--quick": quick, "--deep": deep, "--max-duration": max_duration is not None}, "of v2 data")
             # A look harms nobody: that the application is running is a finding.
-            options = migrators.Options(
-                now_ms=clock.now_ms(), word=model_word(map_model, recreate_model), bases=bases, while_running=True
+            carrying = migrators.Options(
+                now_ms=clock.now_ms(),
+                model_overrides=model_word(map_model, recreate_model),
+                bases=bases,
+                while_running=True,
             )
             command = _migrate_command(path, kind, {"--base": bases, **models})
-            head, audit = _v1_audit(path, found, options, command, quiet=quiet or as_json)
+            head, audit = _v1_audit(path, found, carrying, command, quiet=quiet or as_json)
     audit = audit.only(only)
     document = {**head, **(store.document_of(audit) if audit.level else audit.document())}
     if page is not None:
@@ -152,16 +157,18 @@ def _refuse(options: dict[str, Any], about: str) -> None:
             raise WrongUsage(problem=f"{name} is for a check {about}", hint="leave it out")
 
 
-def _v2_audit(path: Path, found: Located, wish: store.Wish, kind: str | None) -> tuple[dict[str, Any], findings.Audit]:
-    run = Run("check", source_kind=found.kind, source=path)
+def _v2_audit(
+    path: Path, found: Located, options: CheckOptions, kind: str | None
+) -> tuple[dict[str, Any], findings.Audit]:
+    run = Run(command="check", source_kind=found.kind, source=path)
     command_line = partial(_command_line, path, kind)
     # What lies in an archive, or is a backup, is nothing that a command mends.
     is_fixed = found.is_archive or found.kind is Kind.V2_BACKUP
-    with on_disk(found, _chosen_in(found, wish.bases)) as unpacked:
-        wish = replace(wish, bases=systems.chosen_bases(unpacked, wish.bases))
-        audit = systems.audit(unpacked, wish, None if is_fixed else command_line)
-    if found.kind in store.KINDS and not is_fixed:
-        audit = proven_hints.with_hints(audit, found, wish.level, wish.bases, command_line)
+    with on_disk(found, _chosen_in(found, options.bases)) as unpacked:
+        options = replace(options, bases=systems.chosen_bases(unpacked, options.bases))
+        audit = systems.audit(unpacked, options, None if is_fixed else command_line)
+    if found.kind in V2_STORES and not is_fixed:
+        audit = proven_hints.with_hints(audit, found, options.level, options.bases, command_line)
     run.end()
     return run.document(), audit
 
@@ -173,7 +180,7 @@ def _chosen_in(found: Located, bases: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _head(path: Path, kind: Kind) -> dict[str, Any]:
-    run = Run("check", source_kind=kind, source=path)
+    run = Run(command="check", source_kind=kind, source=path)
     run.end()
     return run.document()
 
@@ -182,7 +189,7 @@ def _v1_audit(
     path: Path, found: Located, options: migrators.Options, command: list[str], *, quiet: bool
 ) -> tuple[dict[str, Any], findings.Audit]:
     try:
-        migrators.journey_of(found)
+        migrators.pipeline_of(found)
     except SourceNotMigratable as error:
         advice = (
             f"regraft inspect gives a first look{'; --kind v1-profile checks what v1 left' if found.v1_left else ''}"
@@ -201,5 +208,7 @@ def _command_line(path: Path, kind: str | None, command: Sequence[str], options:
 
 def _migrate_command(path: Path, kind: str | None, options: dict[str, tuple[str, ...]]) -> list[str]:
     """Return the words of the command that migrates a source, with options that were given for it."""
-    words = [word for option, values in options.items() for value in values for word in (option, value)]
+    words = [
+        model_overrides for option, values in options.items() for value in values for model_overrides in (option, value)
+    ]
     return ["regraft", "migrate", argument(path), "--to", "OUT", *(("--kind", kind) if kind else ()), *words]

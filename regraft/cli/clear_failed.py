@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from regraft.cli.changing import Asked, change, change_options
+from regraft.cli.changing import ChangeRequest, change, change_options
 from regraft.cli.output import reports_errors
 from repair.codex_mem import clear_failed as planned
 
@@ -20,4 +20,4 @@ def clear_failed(path: Path, **options: Any) -> None:
 
     regraft backfill tries them again. Notes stay as they are: only what is said of their vectors changes.
     """
-    change("clear-failed", path, planned.plan, Asked(**options))
+    change("clear-failed", path, planned.plan, ChangeRequest(**options))

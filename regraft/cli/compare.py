@@ -12,13 +12,14 @@ import msgspec
 
 import migrators
 from migrators import compare as migrators_compare
-from migrators.compare import OUTCOMES, Asked, Query
+from migrators.compare import OUTCOMES, Query, Question
 from regraft import clock
 from regraft.cli.options import PATH, model_word, output_options, plan_options
 from regraft.cli.output import echo_json, reports_errors, say
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.index.search import vector_blob
-from regraft.locate import Kind, located
+from regraft.kinds import Kind
+from regraft.locate import located
 from regraft.report.document import Run
 from regraft.text import counted, one_line, shown, shown_lines
 
@@ -99,10 +100,10 @@ def compare(  # noqa: PLR0913, PLR0917 - one parameter for every option
     V1 is whatever regraft migrate takes, or one vector file; V2 a v2 library, profile or backup, one base folder, or an
     index.sqlite. --kind is about V1.
     """
-    run = Run("compare")
-    asked = Asked(count, sample, None if queries is None else read_queries(queries))
-    word = model_word(map_model, recreate_model)
-    options = migrators.Options(now_ms=clock.now_ms(), word=word, bases=bases, while_running=True)
+    run = Run(command="compare")
+    asked = Question(count, sample, None if queries is None else read_queries(queries))
+    model_overrides = model_word(map_model, recreate_model)
+    options = migrators.Options(now_ms=clock.now_ms(), model_overrides=model_overrides, bases=bases, while_running=True)
     with located(v1, Kind(kind) if kind else None) as old, located(v2) as new:
         run.source_kind, run.source = old.kind.value, v1
         run.target_kind, run.target = new.kind.value, v2
@@ -131,8 +132,8 @@ def _as_text(told: list[dict[str, Any]], count: int, *, every: bool, quiet: bool
             lines.append(f"{base['outcome']:<12} {one_line(base['name'])}{asked}{why}")
         lines += map(_difference, base["differences"] if every else base["differences"][:1])
     outcomes = Counter(base["outcome"] for base in told)
-    said = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])
-    return shown_lines([*lines, f"{counted(len(told), 'base')}: {said or 'nothing to compare'}."])
+    message = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])
+    return shown_lines([*lines, f"{counted(len(told), 'base')}: {message or 'nothing to compare'}."])
 
 
 def _difference(parted: dict[str, Any]) -> str:

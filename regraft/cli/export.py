@@ -11,7 +11,8 @@ import click
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say, written_list
 from regraft.formats.parquet.export import export as write_parquet
-from regraft.locate import Kind, located
+from regraft.kinds import Kind
+from regraft.locate import located
 from regraft.report import progress
 from regraft.report.document import Run
 from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
@@ -39,7 +40,7 @@ def export(
     PATH is a library, a v2 profile or backup, one base's folder or an index.sqlite; with --v1 a v1 source or one vector
     file. It is only read. The file needs pyarrow: pip install "regraft[parquet]".
     """
-    run = Run("export", target_kind="parquet", target=target)
+    run = Run(command="export", target_kind="parquet", target=target)
     with located(path, Kind(kind) if kind else None) as found:
         run.source_kind, run.source = found.kind.value, found.path if found.notices else path
         parts = write_parquet(found, target, bases, progress.for_person(quiet=quiet or as_json), from_v1=from_v1)
@@ -53,11 +54,13 @@ def export(
 
 
 def _line(base: dict[str, Any], *, verbose: bool) -> str:
-    said = f"{counted(base['rows']['carried'], 'unit')}, {counted(base['vectors'], 'vector')}"
+    message = f"{counted(base['rows']['carried'], 'unit')}, {counted(base['vectors'], 'vector')}"
     if base["dimensions"]:
-        said += f" of {base['dimensions']} dimensions"
-    said += "".join(f", left out: {count:,} {reason}" for reason, count in base["rows"]["skipped"].items())
+        message += f" of {base['dimensions']} dimensions"
+    message += "".join(f", left out: {count:,} {reason}" for reason, count in base["rows"]["skipped"].items())
     if verbose:
-        said += "".join(f", not in a file of units: {count:,} {reason}" for reason, count in base["left_out"].items())
+        message += "".join(
+            f", not in a file of units: {count:,} {reason}" for reason, count in base["left_out"].items()
+        )
     problem = f" ({base['problem']})" if base["problem"] else ""
-    return f"{one_line(base['name'], LONGEST_NAME)}: {said}{problem}"
+    return f"{one_line(base['name'], LONGEST_NAME)}: {message}{problem}"

@@ -10,11 +10,11 @@ import click
 
 from checks.audit.findings import chosen_names
 from regraft import clock
-from regraft.cli.changing import Asked, change, change_options
+from regraft.cli.changing import ChangeRequest, change, change_options
 from regraft.cli.options import only_option
 from regraft.cli.output import reports_errors
 from repair import systems
-from repair.cherry_v2 import gc as collecting
+from repair.options import GRACE_DAYS, GcOptions
 
 
 @click.command()
@@ -22,7 +22,7 @@ from repair.cherry_v2 import gc as collecting
 @click.option(
     "--grace",
     type=click.FloatRange(min=0),
-    default=collecting.GRACE_DAYS,
+    default=GRACE_DAYS,
     show_default=True,
     metavar="DAYS",
     help="How long trash, and what takes a run back, are kept.",
@@ -37,5 +37,5 @@ def gc(path: Path, grace: float, vacuum: bool, v1_leftovers: bool, only: tuple[s
     Files go to a dated trash below .regraft, where they are kept for some days; regraft undo brings them back.
     """
     names = chosen_names(only, systems.COLLECTED, "gc")
-    wish = collecting.Wish(clock.now_ms(), grace, vacuum, v1_leftovers, names)
-    change("gc", path, partial(systems.collect, wish=wish), Asked(**options))
+    wanted = GcOptions(now_ms=clock.now_ms(), grace=grace, vacuum=vacuum, v1_leftovers=v1_leftovers, only=names)
+    change("gc", path, partial(systems.plan_gc, options=wanted), ChangeRequest(**options))

@@ -11,7 +11,7 @@ import click
 from regraft.cli.changing import agreed, as_text
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
-from regraft.locate import Kind
+from regraft.kinds import Kind
 from regraft.report import progress
 from regraft.report.document import Run
 from regraft.report.progress import human_bytes
@@ -28,7 +28,7 @@ from repair.changes.store import recognised
 def history(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | None) -> None:  # noqa: ARG001
     """List what regraft did to the store at PATH, and what can be taken back. Nothing is written."""
     with recognised(path, Kind(kind) if kind else None, "history") as store:
-        run = Run("history", source_kind=store.found.kind.value, source=path)
+        run = Run(command="history", source_kind=store.found.kind.value, source=path)
         runs = undoing.history(store.root, store.runs)
     run.end()
     if as_json:

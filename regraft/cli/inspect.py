@@ -9,7 +9,8 @@ import click
 from checks import inspect as checks_inspect
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
-from regraft.locate import Kind, located
+from regraft.kinds import Kind
+from regraft.locate import located
 from regraft.report import progress
 from regraft.report.document import Run
 
@@ -25,7 +26,7 @@ def inspect(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
     file, what a preview build wrote, a library that regraft wrote, one base folder, an index.sqlite, a database of
     codex-mem, or a data folder of AngelMemory.
     """
-    run = Run("inspect")
+    run = Run(command="inspect")
     with located(path, Kind(kind) if kind else None) as source:
         run.source_kind, run.source = source.kind.value, source.path if source.notices else path
         found = checks_inspect.look(source, progress.for_person(quiet=quiet or as_json))

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from regraft import clock
-from regraft.cli.changing import Asked, as_text, change_options, end_with
+from regraft.cli.changing import ChangeRequest, as_text, change_options, end_with
 from regraft.cli.options import PATH, model_options, model_word, time_of
 from regraft.cli.output import reports_errors
 from regraft.text import counted, one_line, path_text, shown_lines
@@ -48,7 +48,7 @@ def install(
     Its database is backed up first, nothing that is there is overwritten, and regraft undo PROFILE takes all of it
     back. --base takes names, v1 or v2 ids, or a unique beginning of an id.
     """
-    asked = Asked(**options)
+    asked = ChangeRequest(**options)
     options_ = installing.InstallOptions(
         now_ms=clock.now_ms() if now is None else now,
         models=model_word(map_model, recreate_model),

@@ -14,7 +14,8 @@ from regraft.cli.library import asking, tell
 from regraft.cli.options import PATH, model_word, output_options, plan_options, time_of
 from regraft.cli.output import note, reports_errors
 from regraft.errors import OutputLost
-from regraft.locate import Kind, Located, located
+from regraft.kinds import Kind
+from regraft.locate import Located, located
 from regraft.report import html as report_html
 from regraft.report import progress, render
 
@@ -73,7 +74,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         report_html.check_place("migrate", page, source, target)
     options = migrators.Options(
         now_ms=clock.now_ms() if now is None else now,
-        word=model_word(map_model, recreate_model),
+        model_overrides=model_word(map_model, recreate_model),
         bases=bases,
         jobs=jobs,
         dry_run=dry_run,

@@ -13,7 +13,7 @@ import click
 import migrators
 from regraft import links
 from regraft.errors import ModelOptionInvalid
-from regraft.locate import Kind
+from regraft.kinds import Kind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -133,7 +133,7 @@ def model_option(option: str, value: str) -> str:
     return migrators.tidy_model_id(value)
 
 
-def model_word(mapped: tuple[str, ...], recreated: tuple[str, ...]) -> migrators.ModelWord:
+def model_word(mapped: tuple[str, ...], recreated: tuple[str, ...]) -> migrators.ModelOverrides:
     """Return what the user says of models.
 
     Raises:
@@ -145,4 +145,4 @@ def model_word(mapped: tuple[str, ...], recreated: tuple[str, ...]) -> migrators
         if not separator or not old.strip() or not migrators.is_model_id(new):
             raise ModelOptionInvalid(option="--map-model", value=text, reason="write OLD=NEW, NEW as provider::model")
         words[migrators.tidy_model_id(old)] = migrators.tidy_model_id(new)
-    return migrators.ModelWord(words, frozenset(model_option("--recreate-model", text) for text in recreated))
+    return migrators.ModelOverrides(words, frozenset(model_option("--recreate-model", text) for text in recreated))

@@ -45,10 +45,10 @@ def reports_errors(command: F) -> F:
             command(*args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
             # What something else is said of is traced here, with what it was itself.
-            said = _as_it_came(error)
-            if verbose > 1 and said is not error:
+            message = _as_it_came(error)
+            if verbose > 1 and message is not error:
                 note_traceback(error)
-            fail(said, name, as_json=as_json, verbose=verbose if said is error else 0)
+            fail(message, name, as_json=as_json, verbose=verbose if message is error else 0)
 
     return run  # type: ignore[return-value]
 
@@ -72,9 +72,9 @@ def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> N
     if verbose > 1:
         note_traceback(error)
     if as_json and not _is_told():
-        head = {"regraft": Run(command).document()["regraft"]}
-        said = {"code": error.code, "message": str(error), "exit_status": error.exit_status}
-        echo_json({**head, "error": said})
+        head = {"regraft": Run(command=command).document()["regraft"]}
+        message = {"code": error.code, "message": str(error), "exit_status": error.exit_status}
+        echo_json({**head, "error": message})
     note(f"regraft: {error}")
     sys.exit(error.exit_status)
 

@@ -12,7 +12,7 @@ from regraft import clock
 from regraft.cli.changing import left_lines
 from regraft.cli.options import PATH, output_options, time_of
 from regraft.cli.output import echo_json, reports_errors, say, written_list
-from regraft.locate import Kind
+from regraft.kinds import Kind
 from regraft.report import notices, progress
 from regraft.report.progress import human_bytes
 from regraft.text import counted, one_line, shown, shown_lines

@@ -10,7 +10,8 @@ import click
 
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, note, reports_errors, say
-from regraft.locate import NAMES, Kind, located
+from regraft.kinds import NAMES, Kind
+from regraft.locate import located
 from regraft.ranking import angel_memory as recalling
 from regraft.ranking.angel_memory import Recalled, Span
 from regraft.report.document import Run
@@ -71,7 +72,7 @@ def recall(
 
     PATH is a data folder of AngelMemory.
     """
-    run = Run("recall")
+    run = Run(command="recall")
     with located(path, Kind(kind) if kind else None) as source:
         if source.kind is not Kind.ANGEL_MEMORY:
             raise NotRecalled(path=path, what=NAMES[source.kind])

@@ -10,15 +10,15 @@ import click
 
 from regraft.cli.backfill import as_text as filled_text
 from regraft.cli.backfill import filled, planned_lines, sent_lines
-from regraft.cli.changing import Asked, as_text, change, change_options, end_with
+from regraft.cli.changing import ChangeRequest, as_text, change, change_options, end_with
 from regraft.cli.embedding import chosen_embedder, embedder_options, limit_options
 from regraft.cli.output import reports_errors
 from regraft.errors import EmbedderUnnamed, ModelDiffers, WrongUsage
-from regraft.locate import Kind
+from regraft.kinds import Kind
 from regraft.system_errors import SidecarUnfit
 from repair.angel_memory import reconcile as angel_memory
 from repair.changes.store import recognised
-from repair.systems import follow
+from repair.systems import plan_reconcile
 
 #: The parameters that only some kinds of stores take, with the options that they are of.
 _LIMITS = {"texts": "--limit", "requests": "--max-requests", "cost": "--max-cost"}
@@ -41,7 +41,7 @@ def reconcile(path: Path, **options: Any) -> None:
     Of codex-mem and AngelMemory, the vectors follow the notes; what lacks one is embedded.
     """
     more = {name: options.pop(name) for name in (*_LIMITS, *_EMBEDDING, *_PROVIDER)}
-    asked = Asked(**options)
+    asked = ChangeRequest(**options)
     with recognised(path, asked.of_kind(), "reconcile", asked.bases) as store:
         kind = store.found.kind
     if kind is Kind.ANGEL_MEMORY:
@@ -52,7 +52,7 @@ def reconcile(path: Path, **options: Any) -> None:
         _codex_mem(path, asked, {**options, **more})
     hint = "regraft backfill embeds what an index lacks"
     _refuse(more, {**_LIMITS, **_EMBEDDING}, "an index follows its catalog without an embedder", hint)
-    change("reconcile", path, follow, asked)
+    change("reconcile", path, plan_reconcile, asked)
 
 
 def _refuse(given: dict[str, Any], options: dict[str, str], problem: str, hint: str) -> None:
@@ -66,7 +66,7 @@ def _refuse(given: dict[str, Any], options: dict[str, str], problem: str, hint: 
             raise WrongUsage(problem=f"{option}: {problem}", hint=hint)
 
 
-def _codex_mem(path: Path, asked: Asked, options: dict[str, Any]) -> NoReturn:
+def _codex_mem(path: Path, asked: ChangeRequest, options: dict[str, Any]) -> NoReturn:
     """Let vectors follow notes; where no embedder is configured, as far as that goes without one."""
     options = {name: value for name, value in options.items() if name not in _PROVIDER}
     try:
@@ -74,18 +74,20 @@ def _codex_mem(path: Path, asked: Asked, options: dict[str, Any]) -> NoReturn:
     except (EmbedderUnnamed, ModelDiffers, SidecarUnfit):
         if options["embedder_name"] is not None:
             raise
-        change("reconcile", path, follow, asked)
+        change("reconcile", path, plan_reconcile, asked)
     end_with(document, asked, filled_text(document, verbose=asked.verbose > 0))
 
 
-def _angel_memory(path: Path, asked: Asked, more: dict[str, Any]) -> NoReturn:
+def _angel_memory(path: Path, asked: ChangeRequest, more: dict[str, Any]) -> NoReturn:
     """Let vectors follow the records of notes."""
-    wish = angel_memory.Wish(path, asked.of_kind(), asked.dry_run, more["provider"], not more["no_probe"])
+    wanted = angel_memory.AngelReconcileOptions(
+        path=path, kind=asked.of_kind(), dry_run=asked.dry_run, provider=more["provider"], probes=not more["no_probe"]
+    )
     document = angel_memory.reconcile(
         partial(chosen_embedder, more["config_path"], more["embedder_name"]),
-        wish,
+        wanted,
         progress=asked.progress(),
         show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
     )
-    said = "".join(f"{line}\n" for line in sent_lines(document, verbose=asked.verbose > 0))
-    end_with(document, asked, said + as_text(document, verbose=asked.verbose > 0))
+    message = "".join(f"{line}\n" for line in sent_lines(document, verbose=asked.verbose > 0))
+    end_with(document, asked, message + as_text(document, verbose=asked.verbose > 0))

@@ -10,11 +10,11 @@ import click
 
 from checks.audit.findings import chosen_names
 from regraft import clock
-from regraft.cli.changing import Asked, change, change_options
+from regraft.cli.changing import ChangeRequest, change, change_options
 from regraft.cli.options import only_option
 from regraft.cli.output import reports_errors
 from repair import systems
-from repair.cherry_v2.rules import planner
+from repair.options import RepairOptions
 
 
 @click.command()
@@ -27,5 +27,5 @@ def repair(path: Path, only: tuple[str, ...], **options: Any) -> None:
     Nothing is guessed: what cannot be derived stays as it is and is said. Vectors that could still be right are kept;
     those that never can be are deleted, to be embedded anew. regraft undo takes a run back.
     """
-    wish = planner.Wish(clock.now_ms(), chosen_names(only, systems.MENDED, "repair"))
-    change("repair", path, partial(systems.mend, wish=wish), Asked(**options))
+    wanted = RepairOptions(now_ms=clock.now_ms(), only=chosen_names(only, systems.REPAIRED, "repair"))
+    change("repair", path, partial(systems.plan_repair, options=wanted), ChangeRequest(**options))

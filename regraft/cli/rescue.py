@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from regraft import clock
-from regraft.cli.changing import Asked, change, change_options
+from regraft.cli.changing import ChangeRequest, change, change_options
 from regraft.cli.options import PATH, model_options, model_word, time_of
 from regraft.cli.output import reports_errors
 from repair.cherry_v2 import rescue as rescuing
@@ -35,7 +35,8 @@ def rescue(
     Failed bases, folders that were not migrated, and bases whose index is gone or empty get their texts and vectors;
     bases and items keep their ids.
     """
-    word = model_word(map_model, recreate_model)
+    overrides = model_word(map_model, recreate_model)
+    now_ms = clock.now_ms() if now is None else now
     with ExitStack() as keep:
-        wish = rescuing.Wish(clock.now_ms() if now is None else now, keep, v1, word)
-        change("rescue", path, partial(rescuing.plan, wish=wish), Asked(**options))
+        wanted = rescuing.RescueOptions(now_ms=now_ms, keep=keep, v1=v1, model_overrides=overrides)
+        change("rescue", path, partial(rescuing.plan, options=wanted), ChangeRequest(**options))

@@ -9,14 +9,14 @@ import click
 
 from regraft import clock
 from regraft.cli.backfill import planned_lines, sent_lines
-from regraft.cli.changing import Asked, as_text, change_options, end_with
+from regraft.cli.changing import ChangeRequest, as_text, change_options, end_with
 from regraft.cli.embedding import chosen_embedder, embedder_options
 from regraft.cli.options import model_option, time_of
 from regraft.cli.output import reports_errors
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import ModelDiffers, WrongUsage
 from regraft.text import shown_lines, trim
-from repair.cherry_v2.restore.filling import Restoring, restored
+from repair.cherry_v2.restore.filling import RestoreRequest, restored
 
 
 def _name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
@@ -43,30 +43,30 @@ def restore(path: Path, embedder_name: str | None, config_path: Path | None, **o
     """
     names = ("model", "dimensions", "name", "now")
     model, dimensions, name, now = (options.pop(key) for key in names)
-    asked = Asked(**options)
+    asked = ChangeRequest(**options)
     if len(asked.bases) > 1:
         raise WrongUsage(problem="one base is restored at a time", hint="give --base once")
     settings = chosen_embedder(config_path, embedder_name, frozenset() if model is None else frozenset({model}))
     if dimensions is None and isinstance(settings, ServerSettings):
         dimensions = settings.dimensions
-    wish = Restoring(
-        path,
-        settings,
-        _model_id(settings, model),
-        dimensions,
-        name,
-        next(iter(asked.bases), None),
-        now or clock.now_ms(),
-        asked.of_kind(),
+    wanted = RestoreRequest(
+        path=path,
+        settings=settings,
+        model_id=_model_id(settings, model),
+        dimensions=dimensions,
+        name=name,
+        base=next(iter(asked.bases), None),
+        now_ms=now or clock.now_ms(),
+        kind=asked.of_kind(),
     )
     document = restored(
-        wish,
+        wanted,
         dry_run=asked.dry_run,
         progress=asked.progress(),
         show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
     )
-    said = shown_lines(sent_lines(document, verbose=asked.verbose > 0))
-    end_with(document, asked, said + as_text(document, verbose=asked.verbose > 0))
+    message = shown_lines(sent_lines(document, verbose=asked.verbose > 0))
+    end_with(document, asked, message + as_text(document, verbose=asked.verbose > 0))
 
 
 def _model_id(settings: EmbedderSettings, model: str | None) -> str:

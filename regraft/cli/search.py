@@ -18,7 +18,8 @@ from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, note, reports_errors, say
 from regraft.errors import ModelDiffers, SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.index.search import Hit, vector_blob
-from regraft.locate import NAMES, Kind, located
+from regraft.kinds import NAMES, Kind
+from regraft.locate import located
 from regraft.ranking import cherry_v2, codex_mem
 from regraft.ranking.cherry_v2 import Answer, Mode, Request
 from regraft.report.document import Run
@@ -83,7 +84,7 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
 
     PATH is a v2 library, profile or backup, one base folder, an index.sqlite, or a database of codex-mem.
     """
-    run = Run("search")
+    run = Run(command="search")
     if vector is not None and embedder_name is not None:
         raise WrongUsage(problem="--vector and --embedder exclude each other", hint="give one of them")
     numbers = None if vector is None else _read_vector(vector)
@@ -95,13 +96,19 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
         if source.kind is Kind.CODEX_MEM:
             search_notes.refuse({"--alpha": alpha is not None, "--raw": raw, "--mode vector": wanted is Mode.VECTOR})
             embed_for = None if embedder_name is None else search_notes.embed_for(query, embedder_name, config_path)
-            question = codex_mem.Request(query, base, wanted, count, numbers, embed_for)
+            question = codex_mem.Request(
+                query=query, project=base, mode=wanted, count=count, vector=numbers, embed=embed_for
+            )
             of_notes = codex_mem.search(source.path, question)
             notes, document = of_notes.notes, search_notes.as_document(of_notes)
             text = search_notes.as_text(of_notes, title, None if verbose else _EXCERPT)
         else:
             embed = None if embedder_name is None else partial(_embedded, query, embedder_name, config_path)
-            answer = cherry_v2.search(source, base, Request(query, wanted, count, alpha, numbers, embed, raw))
+            answer = cherry_v2.search(
+                source,
+                base,
+                Request(query=query, mode=wanted, count=count, alpha=alpha, vector=numbers, embed=embed, raw=raw),
+            )
             notes, document = answer.notes, _document(answer)
             text = _as_text(answer, title, whole=verbose > 0)
     run.end()

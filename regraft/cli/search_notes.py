@@ -8,7 +8,7 @@ from typing import Any
 from regraft import config
 from regraft.cli.embedding import query_vector
 from regraft.errors import QueryNotEmbedded, RegraftError, WrongUsage
-from regraft.locate import NAMES, Kind
+from regraft.kinds import NAMES, Kind
 from regraft.ranking.codex_mem import Answer, Embed, NoVector
 from regraft.text import counted, one_line, shown_lines
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from regraft import clock
-from regraft.cli.changing import Asked, change, change_options
+from regraft.cli.changing import ChangeRequest, change, change_options
 from regraft.cli.options import model_options, model_word
 from regraft.cli.output import reports_errors
 from repair.cherry_v2 import upgrade as upgrading
@@ -25,5 +25,5 @@ def upgrade(path: Path, map_model: tuple[str, ...], recreate_model: tuple[str, .
     These are files of version 1, half-applied upgrades, the tables of preview builds, and the catalog of a library
     that an earlier regraft wrote. The old files are kept, so that regraft undo brings them back byte for byte.
     """
-    wish = upgrading.Wish(clock.now_ms(), model_word(map_model, recreate_model))
-    change("upgrade", path, partial(upgrading.plan, wish=wish), Asked(**options))
+    wanted = upgrading.UpgradeOptions(clock.now_ms(), model_word(map_model, recreate_model))
+    change("upgrade", path, partial(upgrading.plan, options=wanted), ChangeRequest(**options))

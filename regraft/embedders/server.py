@@ -162,7 +162,7 @@ class ServerEmbedder:
             return vectors_of(found, len(written), settings.dimensions, embedder=settings.name)
         except BrokenAnswer as error:
             reason = tidy(str(error), self._key)
-        raise _Passing(Verdict("passing", "broken_answer", reason))
+        raise _Passing(Verdict(kind="passing", code="broken_answer", reason=reason))
 
     def _sent(self, written: list[str]) -> bytes | Verdict:
         """Return the body of an answer with vectors, or what any other outcome means."""
@@ -177,10 +177,10 @@ class ServerEmbedder:
             response = error.response
             return verdict(response.status_code, response.headers, response.content, self._key)
         except openai.APITimeoutError:
-            return Verdict("passing", "timeout", f"no answer within {settings.timeout:g} s")
+            return Verdict(kind="passing", code="timeout", reason=f"no answer within {settings.timeout:g} s")
         except openai.APIConnectionError as error:
             reason = tidy(str(error.__cause__ or error) or type(error.__cause__).__name__, self._key)
-            return Verdict("passing", "connection", reason)
+            return Verdict(kind="passing", code="connection", reason=reason)
 
     def _meant(self, found: Verdict) -> Exception:
         """Return the error that a verdict is. It is made where no exception of the client, with its key, is around."""

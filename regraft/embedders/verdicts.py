@@ -36,7 +36,7 @@ _TOO_LONG = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What an answer without vectors means.
 
@@ -60,15 +60,17 @@ def verdict(status: int, headers: Mapping[str, str], body: bytes, key: str | Non
     reason = tidy(f"{status}: {message}" if message.strip() else str(status), key)
     if status in _PASSING or status >= 500:
         if words & _UNPAID:
-            return Verdict("configuration", code, reason)
+            return Verdict(kind="configuration", code=code, reason=reason)
         if status >= 500 and _TOO_LONG.search(message):
-            return Verdict("texts", "context_length_exceeded", reason)
-        return Verdict("passing", "rate_limited" if status == 429 else code, reason, retry_after(headers))
+            return Verdict(kind="texts", code="context_length_exceeded", reason=reason)
+        return Verdict(
+            kind="passing", code="rate_limited" if status == 429 else code, reason=reason, wait=retry_after(headers)
+        )
     if status not in _TEXTS or error.get("param") in _CONFIGURED or words & {"model_not_found", "invalid_api_key"}:
-        return Verdict("configuration", code, reason)
+        return Verdict(kind="configuration", code=code, reason=reason)
     if _TOO_LONG.search(message):
-        return Verdict("texts", "context_length_exceeded", reason)
-    return Verdict("configuration" if _NO_MODEL.search(message) else "texts", code, reason)
+        return Verdict(kind="texts", code="context_length_exceeded", reason=reason)
+    return Verdict(kind="configuration" if _NO_MODEL.search(message) else "texts", code=code, reason=reason)
 
 
 def _error(body: bytes) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _CONTINUES = bytes(range(0x80, 0xC0))
 _FOUR_BYTES = bytes(range(0xF0, 0xF8))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LargeText:
     """The text of one row: a column of an ordinary table; ``codec`` is that of the file where it is not UTF-8."""
 

@@ -242,7 +242,10 @@ class VectorTable:
         text, codec = decoder(db), codec_of(db)
         for first, last in runs:
             for rowid, small, large in db.execute(query, (first, last, vector_bytes)):
-                yield rowid, hash_of(LargeText(db, self.name, body, rowid, codec) if large else text(small) or "")
+                whole = (
+                    LargeText(db=db, table=self.name, column=body, rowid=rowid, codec=codec) if large else text(small)
+                )
+                yield rowid, hash_of(whole or "")
 
     def vector_of(self, db: apsw.Connection, rowid: int) -> bytes:
         """Return the vector of one of the rows that :meth:`rows` streams."""
@@ -263,7 +266,12 @@ class VectorTable:
         text, codec = decoder(db), codec_of(db)
         for first, last in runs:
             for rowid, small, large, vector in db.execute(query, (first, last, vector_bytes)):
-                yield LargeText(db, self.name, body, rowid, codec) if large else text(small) or "", vector
+                yield (
+                    LargeText(db=db, table=self.name, column=body, rowid=rowid, codec=codec)
+                    if large
+                    else text(small) or "",
+                    vector,
+                )
 
     def rows_and_texts(
         self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int | None

@@ -31,7 +31,7 @@ from regraft.ledger.values import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """A run as the ledger has it; times in ms."""
 
@@ -104,7 +104,14 @@ class ChangeLog:
         actions = self._actions(run.run_id) if self._has_tables else ()
         changes = tuple(self.changes_of(run.run_id)) if self._has_tables else ()
         return RunRecord(
-            run.run_id, run.command, run.source, run.status, run.started_at, run.finished_at, actions, changes
+            run_id=run.run_id,
+            command=run.command,
+            source=run.source,
+            status=run.status,
+            started_at=run.started_at,
+            finished_at=run.finished_at,
+            actions=actions,
+            changes=changes,
         )
 
     def _actions(self, run_id: str) -> tuple[RecordedAction, ...]:

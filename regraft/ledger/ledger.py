@@ -46,7 +46,7 @@ class Entry:
     detail: bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """A recorded intent that no run has recorded as done."""
 
@@ -101,7 +101,7 @@ class Ledger:
             step_id = self._db.last_insert_rowid()
             numbered = ((step_id, number, body) for number, body in enumerate(parts))
             self._db.executemany("INSERT INTO part (step_id, number, body) VALUES (?, ?, ?)", numbered)
-        return Step(step_id, subject, action, entry)
+        return Step(step_id=step_id, subject=subject, action=action, entry=entry)
 
     def done(self, step: Step) -> None:
         """Record that an intent was carried out, and what stands in the target now."""
@@ -131,7 +131,15 @@ class Ledger:
         query = f"SELECT {_STEP} FROM step WHERE state = 'intended' ORDER BY step_id"
         with readable(self._target):
             steps = map(step_of, self._db.execute(query).fetchall())
-            return [Step(one.step_id, one.subject, one.action, Entry(one.fingerprint, one.detail)) for one in steps]
+            return [
+                Step(
+                    step_id=one.step_id,
+                    subject=one.subject,
+                    action=one.action,
+                    entry=Entry(one.fingerprint, one.detail),
+                )
+                for one in steps
+            ]
 
     def entries(self) -> dict[str, Entry]:
         """Return what stands in the target, by subject."""

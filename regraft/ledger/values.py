@@ -176,7 +176,7 @@ class FileDetail(msgspec.Struct, frozen=True):
 Detail = RowsDetail | FileDetail
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recorded:
     """One change of a run.
 
@@ -226,14 +226,14 @@ def recorded_of(row: tuple[Any, ...]) -> Recorded:
         found = msgspec.json.decode(raw, type=FileDetail)
         _demand_file_detail(run, path, found)
     return Recorded(
-        _int_of("the number of a change", number, 1),
-        run,
-        means,
-        path,
-        _one_of("the state of a change", state, State),
-        None if kept is None else _kept_of(run, means, path, kept),
-        _int_of("a size", size),
-        found,
+        change_id=_int_of("the number of a change", number, 1),
+        run_id=run,
+        means=means,
+        path=path,
+        state=_one_of("the state of a change", state, State),
+        kept=None if kept is None else _kept_of(run, means, path, kept),
+        bytes=_int_of("a size", size),
+        detail=found,
     )
 
 
@@ -269,7 +269,7 @@ def action_of(raw: object) -> RecordedAction:
     return msgspec.json.decode(_blob_of("an action", raw), type=RecordedAction)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunRow:
     """A row of ``run``; times in ms."""
 
@@ -289,12 +289,12 @@ def run_of(row: tuple[Any, ...]) -> RunRow:
     """
     run, command, source, status, started, finished = row
     return RunRow(
-        run_id_of(run),
-        _text_of("a command", command, _COMMAND),
-        _any_text("the source of a run", source),
-        _one_of("the status of a run", status, Status),
-        _int_of("a time", started, 0, MAX_TIME),
-        None if finished is None else _int_of("a time", finished, 0, MAX_TIME),
+        run_id=run_id_of(run),
+        command=_text_of("a command", command, _COMMAND),
+        source=_any_text("the source of a run", source),
+        status=_one_of("the status of a run", status, Status),
+        started_at=_int_of("a time", started, 0, MAX_TIME),
+        finished_at=None if finished is None else _int_of("a time", finished, 0, MAX_TIME),
     )
 
 
@@ -304,7 +304,7 @@ StepAction = Literal["publish", "replace"]
 StepState = Literal["intended", "done", "dropped"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepRow:
     """A row of ``step``."""
 
@@ -325,17 +325,17 @@ def step_of(row: tuple[Any, ...]) -> StepRow:
     """
     number, run, subject, action, state, fingerprint, detail = row
     return StepRow(
-        _int_of("the number of a step", number, 1),
-        run_id_of(run),
-        subject_of(subject),
-        _one_of("the action of a step", action, StepAction),
-        _one_of("the state of a step", state, StepState),
-        _text_of("a fingerprint", fingerprint, _FINGERPRINT),
-        _blob_of("the detail of a step", detail),
+        step_id=_int_of("the number of a step", number, 1),
+        run_id=run_id_of(run),
+        subject=subject_of(subject),
+        action=_one_of("the action of a step", action, StepAction),
+        state=_one_of("the state of a step", state, StepState),
+        fingerprint=_text_of("a fingerprint", fingerprint, _FINGERPRINT),
+        detail=_blob_of("the detail of a step", detail),
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EntryRow:
     """A row of ``entry``."""
 
@@ -353,10 +353,10 @@ def entry_of(row: tuple[Any, ...]) -> EntryRow:
     """
     subject, step, fingerprint, detail = row
     return EntryRow(
-        subject_of(subject),
-        _int_of("the number of a step", step, 1),
-        _text_of("a fingerprint", fingerprint, _FINGERPRINT),
-        _blob_of("the detail of an entry", detail),
+        subject=subject_of(subject),
+        step_id=_int_of("the number of a step", step, 1),
+        fingerprint=_text_of("a fingerprint", fingerprint, _FINGERPRINT),
+        detail=_blob_of("the detail of an entry", detail),
     )
 
 

@@ -32,7 +32,7 @@ class Span:
             raise ValueError(f"line {self.first} comes after line {self.last}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recalled:
     """A note's record, and lines of its file as they are now.
 
@@ -79,7 +79,15 @@ def recall(root: Path, short_id: int, span: Span, token_budget: int | None = Non
     kept = wanted if token_budget is None else wanted[: _fitting(wanted, token_budget)]
     content = "\n".join(kept)
     is_cut = len(kept) < len(wanted)
-    return Recalled(record, len(lines), start, end - len(wanted) + len(kept), content, estimate(content), is_cut)
+    return Recalled(
+        record=record,
+        total_lines=len(lines),
+        start=start,
+        end=end - len(wanted) + len(kept),
+        content=content,
+        tokens=estimate(content),
+        is_cut=is_cut,
+    )
 
 
 def _fitting(lines: Sequence[str], budget: int) -> int:

@@ -1,7 +1,7 @@
 """A search in one base by the rules of the application's service (``docs/search.md``, "The rules of the service").
 
-The index gives candidates (:mod:`regraft.formats.cherry_v2.index.search`); the catalog says which of them count, and what they
-are called. How a base is searched follows from its model.
+The index gives candidates (:mod:`regraft.formats.cherry_v2.index.search`); the catalog says which of them count, and
+what they are called. How a base is searched follows from its model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from regraft.formats.cherry_v2.index.search import (
 )
 from regraft.formats.cherry_v2.item_names import item_name
 from regraft.formats.cherry_v2.layout import Store
-from regraft.locate import NAMES, Kind, Located
+from regraft.kinds import NAMES, Kind
+from regraft.locate import Located
 from regraft.move_errors import BackupSlim
 from regraft.text import lenient_text, shown
 
@@ -69,7 +70,7 @@ class Mode(StrEnum):
     HYBRID = "hybrid"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """What is asked. What is None follows from the base, else it is the application's default."""
 
@@ -84,7 +85,7 @@ class Request:
     raw: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """What was found, best first, and how it was searched."""
 
@@ -229,7 +230,9 @@ def _searched(source: Located, wanted: str | None, request: Request, catalog: Ca
         stated, notes = _checked_identity(db, _place(source, store), base_id, raw=catalog is None)
         # A file that lies anywhere is of the base that it names itself.
         named = base_id if store.base_id is not None else stated
-        return _Search(db, source.path, named, row, request, catalog, notes).answer()
+        return _Search(
+            db=db, path=source.path, base_id=named, row=row, request=request, catalog=catalog, notes=notes
+        ).answer()
 
 
 def _row(source: Located, rows: list[Row], base_id: str) -> Row:
@@ -257,7 +260,7 @@ def _checked_identity(db: apsw.Connection, path: Path, base_id: str, *, raw: boo
     return stated, []
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Search:
     """One search, step by step; used once. Without a row of the catalog, the index alone is asked."""
 
@@ -279,7 +282,17 @@ class _Search:
         self._say_what_is_left_out(count)
         name = self._setting("name")
         base_name = None if name is None else str(name)
-        return Answer(self.base_id, base_name, mode, count, alpha, tuple(hits), names, dropped, tuple(self.notes))
+        return Answer(
+            base_id=self.base_id,
+            base_name=base_name,
+            mode=mode,
+            count=count,
+            alpha=alpha,
+            hits=tuple(hits),
+            item_names=names,
+            dropped=dropped,
+            notes=tuple(self.notes),
+        )
 
     def _setting(self, column: str) -> object:
         return None if self.row is None else self.row.get(column)

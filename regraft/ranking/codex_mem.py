@@ -44,7 +44,7 @@ class NoVector(Exception):
     """Why an embedder gives no vector of a query, for a person."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """What is asked; ``mode`` None: hybrid where there is a vector of the query, or something that makes one."""
 
@@ -56,7 +56,7 @@ class Request:
     embed: Embed | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Found:
     """A note that was found: as a hit, whose unit is the note and whose material its project, and what it is."""
 
@@ -66,7 +66,7 @@ class Found:
     status: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """What was found, best first, how, and what was in the way of meaning."""
 
@@ -122,7 +122,9 @@ class _Search:
         mode = Mode.BM25 if by_meaning is None else Mode.HYBRID
         hits = by_words[:count] if by_meaning is None else _both(by_words, by_meaning, count)
         found = tuple(one for hit in hits for one in self._found(hit))
-        return Answer(self.project, mode, self.survey.state, count, found, tuple(self.notes))
+        return Answer(
+            project=self.project, mode=mode, state=self.survey.state, count=count, found=found, notes=tuple(self.notes)
+        )
 
     # --- words -------------------------------------------------------------------------------------------------------
 
@@ -208,9 +210,9 @@ class _Search:
         counts = self._counts()
         missing = {"pending": counts.pending, "stale": counts.stale, "failed": counts.failed}
         if any(missing.values()):
-            said = ", ".join(f"{number:,} {name}" for name, number in missing.items() if number)
+            message = ", ".join(f"{number:,} {name}" for name, number in missing.items() if number)
             number = counted(sum(missing.values()), "note")
-            self.notes.append(f"{number} could be found by words alone ({said})")
+            self.notes.append(f"{number} could be found by words alone ({message})")
 
     # --- both --------------------------------------------------------------------------------------------------------
 
@@ -219,11 +221,11 @@ class _Search:
         db = self.survey.memory.db
         for kind, status, *texts in db.execute(f"SELECT {_COLUMNS} FROM {NOTES} n WHERE n.id = ?", (hit.unit_id,)):
             title, content = (decoder(db)(raw) or "" for raw in texts)
-            yield Found(replace(hit, text=f"{title}\n\n{content}"), title, str(kind), str(status))
+            yield Found(hit=replace(hit, text=f"{title}\n\n{content}"), title=title, type=str(kind), status=str(status))
 
 
 def _hit(note: str, project: str, score: float) -> Hit:
-    return Hit(note, project, None, 0, "", score)
+    return Hit(unit_id=note, material_id=project, relative_path=None, unit_index=0, text="", score=score)
 
 
 def _both(by_words: list[Hit], by_meaning: Iterable[Hit], count: int) -> list[Hit]:

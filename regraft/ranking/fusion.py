@@ -75,6 +75,10 @@ class IndexTexts:
             is_large = f"octet_length(text) > {LARGE_BYTES}"
             query = f"SELECT {is_large}, CASE WHEN NOT {is_large} THEN CAST(text AS BLOB) END FROM search_text"
             large, small = self._db.execute(f"{query} WHERE rowid = ?", (rowid,)).fetchone() or (0, "")
-            text = LargeText(self._db, "search_text", "text", rowid) if large else lenient_text(small)
+            text = (
+                LargeText(db=self._db, table="search_text", column="text", rowid=rowid)
+                if large
+                else lenient_text(small)
+            )
             self._hashes[rowid] = hash_of(text)
         return self._hashes[rowid]

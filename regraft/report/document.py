@@ -12,7 +12,7 @@ from regraft.text import path_text
 SCHEMA = 1
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Run:
     """One run of a command; times in ms."""
 

@@ -149,8 +149,8 @@ def _segments(parts: Sequence[Part], total: int) -> Iterator[str]:
     for kind, name, count in parts:
         if count:
             x, width = (f"{100 * number / total:.3f}%" for number in (before, count))
-            said = f"<title>{text(name)}: {count:,}</title>"
-            yield f'<rect class="{kind}" x="{x}" width="{width}" height="100%">{said}</rect>'
+            message = f"<title>{text(name)}: {count:,}</title>"
+            yield f'<rect class="{kind}" x="{x}" width="{width}" height="100%">{message}</rect>'
         before += count
 
 

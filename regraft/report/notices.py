@@ -16,7 +16,7 @@ Subject = Literal["run", "base", "item", "row"]
 _SEVERITIES: dict[Severity, int] = {"note": 0, "warning": 1, "error": 2}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Code:
     """A registered code: what it is about, how grave it is, and what it means in the user's words."""
 
@@ -34,12 +34,12 @@ EVERY_CODE = ChainMap(CODES, IMPORT_CODES)
 
 
 def _register(subject: Subject, severity: Severity, name: str, meaning: str) -> str:
-    CODES[name] = Code(name, subject, severity, meaning)
+    CODES[name] = Code(name=name, subject=subject, severity=severity, meaning=meaning)
     return name
 
 
 def _imported(subject: Subject, severity: Severity, name: str, meaning: str) -> str:
-    IMPORT_CODES[name] = Code(name, subject, severity, meaning)
+    IMPORT_CODES[name] = Code(name=name, subject=subject, severity=severity, meaning=meaning)
     return name
 
 
@@ -400,7 +400,7 @@ MODEL_NOT_NAMED = _imported(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Notice:
     """One thing that a run says: ``base`` and ``item`` are v1 ids, ``count`` counts items or rows.
 

@@ -253,8 +253,8 @@ def _page_bases(bases: list[Document]) -> str:
             f"{base['rows']['carried']:,}",
             human_bytes((base["index"] or {}).get("bytes") or 0),
         )
-        said = f'<span class="error">{outcome}</span>' if base["error"] else outcome
-        lines.append((report_html.text(shown(base["name"], LONGEST_NAME)), said, *map(report_html.text, numbers)))
+        message = f'<span class="error">{outcome}</span>' if base["error"] else outcome
+        lines.append((report_html.text(shown(base["name"], LONGEST_NAME)), message, *map(report_html.text, numbers)))
     return report_html.table(("base*", "outcome", "dimensions#", "items#", "rows#", "carried#", "size#"), lines)
 
 

@@ -22,15 +22,17 @@ from regraft.text import trim, utf16_len
 _NOW_MS = 1_795_262_400_000
 _TIMES = st.integers(1_600_000_000_000, _NOW_MS)
 _PROVIDER = ProviderRow("acme", "Acme", True)
-_MODEL = ModelRow("acme::embed-3", "acme", "embed-3", "Embed 3", "embed")
-_RERANK_MODEL = ModelRow("acme::rerank-1", "acme", "rerank-1", "Rerank 1", None, RERANK)
+_MODEL = ModelRow(id="acme::embed-3", provider_id="acme", model_id="embed-3", name="Embed 3", group="embed")
+_RERANK_MODEL = ModelRow(
+    id="acme::rerank-1", provider_id="acme", model_id="rerank-1", name="Rerank 1", group=None, capabilities=RERANK
+)
 _STEMS = ("a", "Report", "名字", "é", "e\u0301", "🎉", "a b", "_.cherry", "100%_")
 _ERRORS = ("indexing_interrupted", "the page is gone (404)")
 #: What a base needs, so that any damage can be planted in it.
 _EVERYTHING = ("directory", "file", "url", "note", "file")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BaseCase:
     """One base: what the catalog has of it, what its index holds, and its files by their paths below ``raw/``.
 
@@ -130,8 +132,8 @@ class _Drawn:
             self._item(kind, is_needed=True)
         for kind in self._draw(st.lists(st.sampled_from(["file", "url", "note", "directory"]), max_size=5)):
             self._item(kind)
-        record = BaseRecord(self._row(), (_MODEL, _RERANK_MODEL), (_PROVIDER,), _NOW_MS)
-        return BaseCase(record, tuple(self._items), tuple(self._materials), self._raw)
+        record = BaseRecord(base=self._row(), models=(_MODEL, _RERANK_MODEL), providers=(_PROVIDER,), now_ms=_NOW_MS)
+        return BaseCase(record=record, items=tuple(self._items), materials=tuple(self._materials), raw=self._raw)
 
     def _row(self) -> BaseRow:
         draw = self._draw
@@ -175,7 +177,19 @@ class _Drawn:
             # A page or a note may be completed and not be in the index.
             is_indexed = is_needed or (is_indexed and draw(st.booleans()))
             data = self._page_or_note(kind, item_id, folder, is_indexed, is_needed)
-        self._items.append(ItemRow(item_id, self._id, folder, kind, data, status, error, created, draw(_TIMES)))
+        self._items.append(
+            ItemRow(
+                id=item_id,
+                base_id=self._id,
+                group_id=folder,
+                type=kind,
+                data=data,
+                status=status,
+                error=error,
+                created_at=created,
+                updated_at=draw(_TIMES),
+            )
+        )
 
     def _directory(self, item_id: str, status: str) -> dict[str, str]:
         data = {"source": f"/home/user/{self._text()}"}

@@ -22,7 +22,7 @@ _SCHEMA = """CREATE TABLE vectors (
     vector F32_BLOB, metadata TEXT)"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class V1Row:
     """A row of a v1 vector file."""
 
@@ -164,4 +164,10 @@ class _Drawn:
             self.rows[base_id].append(self._row(loader, number, body, loader))
 
     def _row(self, loader_id: str, number: int, body: str, source: str) -> V1Row:
-        return V1Row(f"{loader_id}_{number}", body, loader_id, source, self._draw(vectors(self._dimensions)))
+        return V1Row(
+            id=f"{loader_id}_{number}",
+            body=body,
+            loader_id=loader_id,
+            source=source,
+            vector=self._draw(vectors(self._dimensions)),
+        )

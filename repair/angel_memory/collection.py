@@ -36,7 +36,7 @@ class ChromaFailed(Exception):
         self.is_other_version = _OTHER_VERSION in reason.lower()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """What is done to a collection, by source ids.
 

@@ -22,7 +22,7 @@ from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID, AngelPr
 from repair.angel_memory.staging import Waiting
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Look:
     """The records, the collection of the provider in use, and how they differ."""
 
@@ -108,7 +108,9 @@ def look(root: Path, provider: str | None) -> Look | None:
     with _readable(root / database.DATABASE), database.reading(root) as db:
         texts = dict(database.vector_texts(db))
     with _readable(folder.database):
-        seen = Look(found, folder, texts, angel_memory_vectors.differences(folder, texts))
+        seen = Look(
+            providers=found, folder=folder, texts=texts, differences=angel_memory_vectors.differences(folder, texts)
+        )
         return _with_entries(seen)
 
 

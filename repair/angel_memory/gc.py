@@ -20,11 +20,11 @@ from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import MEMORY_TAGS, NOTE_TAGS, TAGS, AngelProblem, ProviderFolder
 from regraft.text import argument, counted
-from repair.changes.plan import Action, Left, Plan, RowsChange
+from repair.changes import expiry
+from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2.gc import kept
-from repair.cherry_v2.gc.files import trashed
-from repair.cherry_v2.gc.wish import Wish
+from repair.changes.trash import trashed
+from repair.options import GcOptions
 
 #: Findings that this removes what they are about.
 NAMES = (angel.RELATION_DANGLING, angel.RELATION_ORPHAN, angel.TAG_UNUSED, angel.PROVIDER_LEFTOVER)
@@ -34,7 +34,7 @@ _DERIVED = "memory_index"
 _UNNAMED = " AND ".join(f"id NOT IN (SELECT tag_id FROM {table})" for table in ORPHANED)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Rows:
     """Rows of one kind that go, in the order in which they do: which of which table, and what is said of them."""
 
@@ -42,12 +42,12 @@ class _Rows:
     table: str
     where: str
     action: str
-    said: str
+    message: str
 
     def told(self, count: int) -> str:
         """Return what is done, for a person."""
         noun = "tag" if self.table == TAGS else "relation"
-        return f"delete {self.said.format(counted(count, noun))}"
+        return f"delete {self.message.format(counted(count, noun))}"
 
 
 def _relations(wanted: Collection[str]) -> Iterator[_Rows]:
@@ -55,19 +55,37 @@ def _relations(wanted: Collection[str]) -> Iterator[_Rows]:
     dangling, orphaned = angel.RELATION_DANGLING in wanted, angel.RELATION_ORPHAN in wanted
     for table, of in ORPHANED.items():
         if dangling:
-            yield _Rows(angel.RELATION_DANGLING, table, DANGLING, "delete-relations", "{} to a tag that is not there")
+            yield _Rows(
+                finding=angel.RELATION_DANGLING,
+                table=table,
+                where=DANGLING,
+                action="delete-relations",
+                message="{} to a tag that is not there",
+            )
         if orphaned:
             where = f"NOT ({DANGLING}) AND {of}" if dangling else of
             owner = "note" if table == NOTE_TAGS else "memory"
-            yield _Rows(angel.RELATION_ORPHAN, table, where, "delete-relations", f"{{}} of a {owner} that is not there")
+            yield _Rows(
+                finding=angel.RELATION_ORPHAN,
+                table=table,
+                where=where,
+                action="delete-relations",
+                message=f"{{}} of a {owner} that is not there",
+            )
 
 
 def _tags(wanted: Collection[str]) -> _Rows:
     where = UNUSED if angel.RELATION_ORPHAN in wanted else _UNNAMED
-    return _Rows(angel.TAG_UNUSED, TAGS, where, "delete-tags", "{} that no note and no memory has")
+    return _Rows(
+        finding=angel.TAG_UNUSED,
+        table=TAGS,
+        where=where,
+        action="delete-tags",
+        message="{} that no note and no memory has",
+    )
 
 
-def plan(store: Store, wish: Wish) -> Plan:
+def plan(store: Store, options: GcOptions) -> Plan:
     """Return what is going to be removed; nothing is written.
 
     Raises:
@@ -75,29 +93,36 @@ def plan(store: Store, wish: Wish) -> Plan:
         SourceUnreadable: the records cannot be read.
         LedgerUnreadable
     """
-    for option, is_given in (("--vacuum", wish.vacuum), ("--v1-leftovers", wish.v1_leftovers)):
+    for option, is_given in (("--vacuum", options.vacuum), ("--v1-leftovers", options.v1_leftovers)):
         if is_given:
             raise WrongUsage(problem=f"{option} for a data folder of AngelMemory", hint="it is for v2 data")
     made = Plan()
-    _plan_rows(store, wish, made)
-    if wish.wants(angel.PROVIDER_LEFTOVER):
-        _plan_folders(store, wish, made)
-    kept.plan(store, wish, made)
+    _plan_rows(store, options, made)
+    if options.wants(angel.PROVIDER_LEFTOVER):
+        _plan_folders(store, options, made)
+    expiry.plan(store, options, made)
     return made
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _plan_rows(store: Store, wish: Wish, made: Plan) -> None:
-    wanted = [one for one in NAMES if one != angel.PROVIDER_LEFTOVER and wish.wants(one)]
+def _plan_rows(store: Store, options: GcOptions, made: Plan) -> None:
+    wanted = [one for one in NAMES if one != angel.PROVIDER_LEFTOVER and options.wants(one)]
     if not wanted:
         return
     findings = store.findings()
     rows = [*_relations(wanted), *([_tags(wanted)] if angel.TAG_UNUSED in wanted else [])]
     counts = _counts(store.root, rows)
     actions = [
-        Action(one.action, one.told(number), None, database.DATABASE, number, finding=one.finding)
+        Action(
+            action=one.action,
+            message=one.told(number),
+            base=None,
+            subject=database.DATABASE,
+            count=number,
+            finding=one.finding,
+        )
         for one, number in zip(rows, counts, strict=True)
         if number
     ]
@@ -108,15 +133,15 @@ def _plan_rows(store: Store, wish: Wish, made: Plan) -> None:
                 db.execute(f"DELETE FROM {one.table} WHERE {one.where}")
 
         tables = (NOTE_TAGS, MEMORY_TAGS, TAGS)
-        made.changes.append(RowsChange(database.DATABASE, tuple(actions), apply, tables))
-        made.mends |= {(str(action.finding), None) for action in actions}
+        made.changes.append(RowsChange(path=database.DATABASE, actions=tuple(actions), apply=apply, tables=tables))
+        made.resolves |= {(str(action.finding), None) for action in actions}
     unused = next((one for one in findings if one.name == angel.TAG_UNUSED), None)
     gone = sum(action.count for action in actions if action.finding == angel.TAG_UNUSED)
     if unused is not None and angel.TAG_UNUSED in wanted and gone < unused.count:
-        made.mends.discard((angel.TAG_UNUSED, None))
+        made.resolves.discard((angel.TAG_UNUSED, None))
         again = shlex.join(["regraft", "gc", argument(store.path)])
         reason = f"{counted(unused.count - gone, 'tag')} that only relations to nothing name: these go first"
-        made.left.append(Left(angel.TAG_UNUSED, reason, count=unused.count - gone, repair=again))
+        made.left.append(Unresolved(finding=angel.TAG_UNUSED, reason=reason, count=unused.count - gone, repair=again))
 
 
 def _counts(root: Path, rows: list[_Rows]) -> list[int]:
@@ -131,7 +156,7 @@ def _counts(root: Path, rows: list[_Rows]) -> list[int]:
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
-def _plan_folders(store: Store, wish: Wish, made: Plan) -> None:
+def _plan_folders(store: Store, options: GcOptions, made: Plan) -> None:
     found = providers(store.root)
     changes = []
     for folder in found.leftovers:
@@ -140,17 +165,24 @@ def _plan_folders(store: Store, wish: Wish, made: Plan) -> None:
             why = f"which provider is in use is not certain: the state file {found.problem}"
         elif folder.path.is_symlink():
             why = "it is a link, and links are not followed"
-        elif (others := _others(folder)) and not wish.only:
+        elif (others := _others(folder)) and not options.only:
             why = f"it has entries in {', '.join(others)}, which may be nowhere else"
             why = f"{why}; --only {angel.PROVIDER_LEFTOVER} removes it"
         if why is not None:
-            made.left.append(Left(angel.PROVIDER_LEFTOVER, f"{folder.path.name} stays: {why}", None, folder.path.name))
+            made.left.append(
+                Unresolved(
+                    finding=angel.PROVIDER_LEFTOVER,
+                    reason=f"{folder.path.name} stays: {why}",
+                    base=None,
+                    subject=folder.path.name,
+                )
+            )
             continue
-        said = f"move {folder.path.name}, of a provider that is not in use, to the trash"
-        changes.append(trashed(store, folder.path, "trash-folder", angel.PROVIDER_LEFTOVER, said))
+        message = f"move {folder.path.name}, of a provider that is not in use, to the trash"
+        changes.append(trashed(store, folder.path, "trash-folder", angel.PROVIDER_LEFTOVER, message))
     made.changes += changes
     if changes and len(changes) == len(found.leftovers):
-        made.mends.add((angel.PROVIDER_LEFTOVER, None))
+        made.resolves.add((angel.PROVIDER_LEFTOVER, None))
 
 
 def _others(folder: ProviderFolder) -> list[str]:

@@ -16,8 +16,8 @@ from regraft import clock, embedders
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, EmbedderUnnamed
+from regraft.kinds import Kind
 from regraft.ledger import durable, ledger
-from regraft.locate import Kind
 from regraft.report.document import Run
 from regraft.report.progress import Progress
 from repair.angel_memory import collection, difference, staging, vectors
@@ -26,14 +26,14 @@ from repair.angel_memory.difference import Look
 from repair.angel_memory.staging import Origin, Staging
 from repair.angel_memory.vectors import Build
 from repair.backfill import probing
-from repair.backfill.budget import Limits, Meter
+from repair.backfill.budget import Budget, Limits
 from repair.backfill.estimate import estimate, nothing
 from repair.backfill.outcome import Outcome
 from repair.backfill.request import Choice
 from repair.backfill.run import fill_scope
 from repair.backfill.sharing import settle, shared
 from repair.backfill.stopping import stops_whole
-from repair.backfill.workers import Crew
+from repair.backfill.workers import WorkerPool
 from repair.changes import files
 from repair.changes.apply import RECONCILING
 from repair.changes.plan import Plan
@@ -43,8 +43,8 @@ from repair.changes.store import Store, demand_quiet, recognised
 Document = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Wish:
+@dataclass(frozen=True, kw_only=True)
+class AngelReconcileOptions:
     """What the user asks for; ``provider`` is the one in use, None: what the data folder tells."""
 
     path: Path
@@ -56,7 +56,7 @@ class Wish:
 
 def reconcile(
     choose: Choice,
-    wish: Wish,
+    options: AngelReconcileOptions,
     *,
     progress: Progress,
     show_plan: Callable[[Document], bool] = lambda _: True,
@@ -65,7 +65,7 @@ def reconcile(
 
     Args:
         choose: says which embedder; asked only where a text has to be embedded.
-        wish: what is asked for.
+        options: what is asked for.
         progress: told of each text and change.
         show_plan: called with the planned document before anything is sent or changed; False stops here.
 
@@ -76,22 +76,24 @@ def reconcile(
         BackfillStopped, BackfillInterrupted: what was embedded is kept for the next run.
         RegraftError: refused, or as :func:`repair.changes.run.run_command`.
     """
-    run = Run("reconcile", wish.dry_run, source=wish.path)
-    with recognised(wish.path, wish.kind, "reconcile") as store:
+    run = Run(command="reconcile", dry_run=options.dry_run, source=options.path)
+    with recognised(options.path, options.kind, "reconcile") as store:
         run.source_kind = store.found.kind.value
-        if not wish.dry_run and _is_unsettled(store):
+        if not options.dry_run and _is_unsettled(store):
             # A folder may be on its way: what is not in its place seems to be missing.
             demand_quiet(store)
             settle(store)
-        look = difference.look(store.root, wish.provider)
+        look = difference.look(store.root, options.provider)
         if look is None or not look.is_needed:
-            if look is not None and not wish.dry_run:
+            if look is not None and not options.dry_run:
                 # Killed after its last change, a run has left what nobody needs.
                 staging.discard(_staged(store, look))
             run.end()
             return {**document(store, run, Plan(), None), "embedder": None, "scopes": []}
-        work = _Work(store, wish, run, look, choose, progress, show_plan)
-        return work.planned() if wish.dry_run else work.done()
+        work = _Work(
+            store=store, options=options, run=run, look=look, choose=choose, progress=progress, show_plan=show_plan
+        )
+        return work.planned() if options.dry_run else work.done()
 
 
 def _is_unsettled(store: Store) -> bool:
@@ -104,12 +106,12 @@ def _staged(store: Store, look: Look) -> Path:
     return store.own / RECONCILING / f"{look.folder.name}.sqlite"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Work:
     """One run; used once."""
 
     store: Store
-    wish: Wish
+    options: AngelReconcileOptions
     run: Run
     look: Look
     choose: Choice
@@ -145,7 +147,7 @@ class _Work:
                 self.settings = self.choose(frozenset())
             except EmbedderUnnamed:
                 # Of what has to be done, a plan can tell all but what it takes.
-                if self.look.is_rebuilt and not self.wish.dry_run:
+                if self.look.is_rebuilt and not self.options.dry_run:
                     raise
 
     def _origin(self) -> Origin:
@@ -161,13 +163,22 @@ class _Work:
             scope.write(kept, clock.now_ms())
             planned = estimate(scope, settings, embedders.counter(settings), limits, nothing(settings))
             name, label = scope.name, scope.label
-            self.outcome = Outcome(name, label, None, self.look.dimension, scope.survey(), planned)
+            self.outcome = Outcome(
+                scope=name,
+                name=label,
+                model_id=None,
+                dimensions=self.look.dimension,
+                survey=scope.survey(),
+                planned=planned,
+            )
 
     def _planned(self) -> Document:
         look = self.look
         embeds = self.settings is not None or look.is_rebuilt
         ready = (look.waiting() if embeds else look.donors()).keys()
-        build = Build(self.store.root, look, self.staged, ready, self.chromadb, embeds)
+        build = Build(
+            root=self.store.root, look=look, staged=self.staged, ready=ready, chromadb=self.chromadb, embeds=embeds
+        )
         if self.run.dry_run:
             self.run.end()
         return self._with_sent(document(self.store, self.run, vectors.plan(build), None))
@@ -189,29 +200,33 @@ class _Work:
         kept = self._surveyed()
         self._estimate(kept)
         if not self.show_plan(self._planned()):
-            raise Declined(path=self.wish.path)
+            raise Declined(path=self.options.path)
         settings, outcome = self.settings, self.outcome
         if settings is None or outcome is None or not outcome.survey.lacking:
             with shared(self.store), self._opened(kept):
                 pass
         else:
             written = lambda: outcome.filled.newly_ready  # noqa: E731 - it has no name elsewhere
-            with embedders.opened(settings) as embedder, stops_whole(self.wish.path, settings.name, written):
+            with embedders.opened(settings) as embedder, stops_whole(self.options.path, settings.name, written):
                 self._embed(kept, embedder, outcome)
-        done = run_command("reconcile", self.wish.path, self._publishing, kind=self.wish.kind, progress=self.progress)
+        done = run_command(
+            "reconcile", self.options.path, self._publishing, kind=self.options.kind, progress=self.progress
+        )
         staging.discard(self.staged)
         return self._with_sent(done)
 
     def _embed(self, kept: dict[str, bytes], embedder: Embedder, outcome: Outcome) -> None:
         """Embed what lacks a vector, once it is known that the embedder is the one of the others."""
-        if self.wish.probes:
+        if self.options.probes:
             outcome.probe = probing.proof(embedder, outcome.name, self.sample, self.look.dimension)
         with (
-            Crew(embedder.settings.name, meter := Meter(embedder, Limits()), embedder.settings.parallel) as crew,
+            WorkerPool(
+                embedder.settings.name, meter := Budget(embedder, Limits()), embedder.settings.parallel
+            ) as workers,
             shared(self.store) as together,
             self._opened(kept) as scope,
         ):
-            fill_scope(scope, outcome, embedder, crew, meter, together, self.progress)
+            fill_scope(scope, outcome, embedder, workers, meter, together, self.progress)
 
     @contextmanager
     def _opened(self, kept: dict[str, bytes]) -> Iterator[Staging]:
@@ -265,15 +280,24 @@ class _Work:
 
     def _publishing(self, store: Store) -> Plan:
         """Return the plan that puts the new collection into its place, by what is there now."""
-        look = difference.look(store.root, self.wish.provider)
+        look = difference.look(store.root, self.options.provider)
         if look is None or not look.is_needed:
             return Plan()
         if self.look.unreadable is not None:
             look = look.without_files(self.look.unreadable, difference.plain_vectors(look.folder))
         with staging.reading(self.staged) as scope:
             ready = scope.ready_keys()
-        made = vectors.plan(Build(store.root, look, self.staged, ready, self.chromadb, self.settings is not None))
-        if self.wish.provider is not None and providers(store.root).in_use != look.folder:
+        made = vectors.plan(
+            Build(
+                root=store.root,
+                look=look,
+                staged=self.staged,
+                ready=ready,
+                chromadb=self.chromadb,
+                embeds=self.settings is not None,
+            )
+        )
+        if self.options.provider is not None and providers(store.root).in_use != look.folder:
             # What the user says, nobody else can know.
-            made.mends.clear()
+            made.resolves.clear()
         return made

@@ -23,10 +23,10 @@ from regraft.formats.angel_memory.database import FILES, NOTE_TAGS, RECORDS, SEQ
 from regraft.formats.angel_memory.notes import Note
 from regraft.report import notices
 from regraft.text import counted
-from repair.changes.plan import Action, Left, Plan, RowsChange
+from repair.changes import foreign_definitions
+from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2.rules import schema
-from repair.cherry_v2.rules.planner import Wish
+from repair.options import RepairOptions
 
 _OF_STATE = {
     State.CHANGED: (angel.RECORD_CHANGED, "replace-records", "{path} changed: make {records} of it anew"),
@@ -44,27 +44,36 @@ _LOOKS = {
 _RECORD_BYTES = 600
 
 
-def plan(store: Store, wish: Wish) -> Plan:
+def plan(store: Store, options: RepairOptions) -> Plan:
     """Return what is going to be mended; nothing is written."""
     found: dict[str, list[Finding]] = defaultdict(list)
     for finding in store.findings():
         found[finding.name].append(finding)
-    wanted = {name for name in NAMES if name in found and (not wish.only or name in wish.only)}
+    wanted = {name for name in NAMES if name in found and (not options.only or name in options.only)}
     made = Plan()
     if wanted:
         work = _work(store, wanted)
         made.changes += [change for change in (_of_files(work), _of_records(work)) if change is not None]
-        made.mends = {(name, None) for name in wanted}
-    schema.beside(store, found, wish.only, made, _LOOKS)
-    if not wish.only:
-        others = (one for name, every in found.items() if name not in (*NAMES, *schema.NAMES) for one in every)
+        made.resolves = {(name, None) for name in wanted}
+    foreign_definitions.beside(store, found, options.only, made, _LOOKS)
+    if not options.only:
+        others = (
+            one for name, every in found.items() if name not in (*NAMES, *foreign_definitions.NAMES) for one in every
+        )
         made.left = [_left(one) for one in others if notices.at_least(one.severity, "warning")]
     return made
 
 
-def _left(finding: Finding) -> Left:
-    said = f"{finding.message}; {FINDINGS[finding.name].mended_by}"
-    return Left(finding.name, said, None, finding.subject, finding.count, finding.severity)
+def _left(finding: Finding) -> Unresolved:
+    said = f"{finding.message}; {FINDINGS[finding.name].remedy}"
+    return Unresolved(
+        finding=finding.name,
+        reason=said,
+        base=None,
+        subject=finding.subject,
+        count=finding.count,
+        severity=finding.severity,
+    )
 
 
 @dataclass
@@ -131,8 +140,10 @@ def _of_files(work: _Work) -> RowsChange | None:
                 db.execute(f"INSERT INTO {FILES} (id, relative_path, file_timestamp) VALUES (?, ?, ?)", values)
 
     said = f"bring {counted(len(changed), 'file')} up to date in the index of files"
-    action = Action("index-files", said, None, database.FILE_INDEX, len(changed))
-    return RowsChange(database.FILE_INDEX, (action,), apply, (FILES,), _RECORD_BYTES * len(changed))
+    action = Action(action="index-files", message=said, base=None, subject=database.FILE_INDEX, count=len(changed))
+    return RowsChange(
+        path=database.FILE_INDEX, actions=(action,), apply=apply, tables=(FILES,), bytes=_RECORD_BYTES * len(changed)
+    )
 
 
 # --- the records --------------------------------------------------------------------------------------------------
@@ -162,23 +173,32 @@ def _of_records(work: _Work) -> RowsChange | None:
 
     rows = sum(len(one.records) + len(one.notes) for one, _ in work.files) + len(work.doubles)
     tables = (RECORDS, TAGS, NOTE_TAGS, SEQUENCE)
-    return RowsChange(database.DATABASE, tuple(actions), apply, tables, _RECORD_BYTES * rows)
+    return RowsChange(
+        path=database.DATABASE, actions=tuple(actions), apply=apply, tables=tables, bytes=_RECORD_BYTES * rows
+    )
 
 
 def _action(one: Compared) -> Action:
     finding, name, said = _OF_STATE[one.state]
     count = len(one.records) if one.state is State.GONE else len(one.notes)
     message = said.format(path=one.path, records=counted(count, "record"))
-    return Action(name, message, None, one.path, count, finding=finding)
+    return Action(action=name, message=message, base=None, subject=one.path, count=count, finding=finding)
 
 
 def _numbering(work: _Work) -> Iterable[Action]:
     if work.doubles:
         said = f"give {counted(len(work.doubles), 'record')} a short id of their own"
-        yield Action("renumber-records", said, None, None, len(work.doubles), finding=angel.SHORT_ID_DOUBLE)
+        yield Action(
+            action="renumber-records",
+            message=said,
+            base=None,
+            subject=None,
+            count=len(work.doubles),
+            finding=angel.SHORT_ID_DOUBLE,
+        )
     if work.sets_sequence:
         said = "set the next short id behind the highest"
-        yield Action("set-sequence", said, None, None, finding=angel.SHORT_ID_SEQUENCE)
+        yield Action(action="set-sequence", message=said, base=None, subject=None, finding=angel.SHORT_ID_SEQUENCE)
 
 
 def _remove(db: apsw.Connection, keys: Iterable[str]) -> None:

@@ -69,7 +69,7 @@ class Staging:
         query = "SELECT count(vector), total(vector IS NULL AND NOT is_stale), total(vector IS NULL AND is_stale)"
         row: Any = self._db.execute(f"{query} FROM text").fetchone()
         staged, pending, stale = row
-        return Survey(self._ready + staged, int(pending), int(stale))
+        return Survey(ready=self._ready + staged, pending=int(pending), stale=int(stale))
 
     def lacking(self) -> Iterator[str]:
         """Return the key of every text without a vector, in order."""

@@ -30,7 +30,7 @@ from repair.angel_memory import collection
 from repair.angel_memory.collection import ChromaFailed, Work
 from repair.angel_memory.difference import Look
 from repair.changes import files
-from repair.changes.plan import Action, FileChange, Left, Plan
+from repair.changes.plan import Action, FileChange, Plan, Unresolved
 
 #: Why a vector is written where the collection stays, and what is said of it.
 _WRITTEN = (
@@ -43,7 +43,7 @@ _WRITTEN = (
 _OF_VECTORS = (*(finding for finding, _, _ in _WRITTEN), angel.VECTOR_ORPHAN, angel.METADATA)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Build:
     """All that the new collection is made of: a look, the vectors that were staged, and who writes them."""
 
@@ -69,13 +69,20 @@ class Build:
         look, differences = self.look, self.look.differences
         rows = [(key, look.texts[key], identity.text_hash(look.texts[key])) for key in look.written if self.writes(key)]
         if look.is_rebuilt:
-            return Work(True, (), tuple(rows), (), (), {})
+            return Work(is_rebuilt=True, deleted=(), added=tuple(rows), replaced=(), relabelled=(), extra={})
         missing = frozenset(differences.missing)
         replaced = tuple(row for row in rows if row[0] not in missing)
         done = {key for key, _, _ in replaced}
         relabelled = tuple(key for key in differences.metadata if key not in done)
         added = tuple(row for row in rows if row[0] in missing)
-        return Work(False, tuple(differences.orphans), added, replaced, relabelled, look.extra)
+        return Work(
+            is_rebuilt=False,
+            deleted=tuple(differences.orphans),
+            added=added,
+            replaced=replaced,
+            relabelled=relabelled,
+            extra=look.extra,
+        )
 
 
 def plan(build: Build) -> Plan:
@@ -86,7 +93,7 @@ def plan(build: Build) -> Plan:
     actions = [*(_rebuilt if look.is_rebuilt else _changed)(build, folder)]
     if actions:
         size = files.size_of(look.folder.chroma) + len(look.written) * 4 * (look.dimension or 0)
-        made.changes.append(FileChange(folder, tuple(actions), partial(_make, build), size))
+        made.changes.append(FileChange(path=folder, actions=tuple(actions), make=partial(_make, build), bytes=size))
     if look.states_provider:
         made.changes.append(_state(build))
     made.left += _left(build, lacking)
@@ -94,7 +101,7 @@ def plan(build: Build) -> Plan:
     promised = set(_OF_VECTORS) if look.is_rebuilt else {str(action.finding) for action in actions}
     if look.states_provider:
         promised |= {angel.PROVIDER_CHANGED, angel.STATE}
-    made.mends |= {(finding, None) for finding in promised - left}
+    made.resolves |= {(finding, None) for finding in promised - left}
     return made
 
 
@@ -105,14 +112,35 @@ def _rebuilt(build: Build, folder: str) -> Iterator[Action]:
         return
     if look.providers.is_changed:
         before = f", it was {look.providers.stated}" if look.providers.stated else ""
-        said = f"make the vectors of {counted(count, 'note')} anew: the provider is {look.folder.name}{before}"
-        yield Action("rebuild-collection", said, None, folder, count, finding=angel.PROVIDER_CHANGED)
+        message = f"make the vectors of {counted(count, 'note')} anew: the provider is {look.folder.name}{before}"
+        yield Action(
+            action="rebuild-collection",
+            message=message,
+            base=None,
+            subject=folder,
+            count=count,
+            finding=angel.PROVIDER_CHANGED,
+        )
     elif look.unreadable is not None:
-        said = f"write {counted(count, 'vector')} into a new collection: chromadb cannot read the old one's"
-        yield Action("rebuild-collection", said, None, folder, count, finding=angel.VECTOR_UNUSABLE)
+        message = f"write {counted(count, 'vector')} into a new collection: chromadb cannot read the old one's"
+        yield Action(
+            action="rebuild-collection",
+            message=message,
+            base=None,
+            subject=folder,
+            count=count,
+            finding=angel.VECTOR_UNUSABLE,
+        )
     else:
-        said = f"write {counted(count, 'vector')} into a new collection: none can be kept"
-        yield Action("rebuild-collection", said, None, folder, count, finding=angel.VECTOR_MISSING)
+        message = f"write {counted(count, 'vector')} into a new collection: none can be kept"
+        yield Action(
+            action="rebuild-collection",
+            message=message,
+            base=None,
+            subject=folder,
+            count=count,
+            finding=angel.VECTOR_MISSING,
+        )
 
 
 def _changed(build: Build, folder: str) -> Iterator[Action]:
@@ -124,27 +152,48 @@ def _changed(build: Build, folder: str) -> Iterator[Action]:
         angel.VECTOR_UNUSABLE: differences.unusable,
     }
     seen: set[str] = set()
-    for finding, action, said in _WRITTEN:
+    for finding, action, message in _WRITTEN:
         keys = [key for key in of[finding] if build.writes(key) and key not in seen]
         seen.update(keys)
         if keys:
-            yield Action(action, said.format(counted(len(keys), "vector")), None, folder, len(keys), finding=finding)
+            yield Action(
+                action=action,
+                message=message.format(counted(len(keys), "vector")),
+                base=None,
+                subject=folder,
+                count=len(keys),
+                finding=finding,
+            )
     if work.relabelled:
-        said = f"mend the metadata of {counted(len(work.relabelled), 'vector')}; nothing is embedded for it"
-        yield Action("update-metadata", said, None, folder, len(work.relabelled), finding=angel.METADATA)
+        message = f"mend the metadata of {counted(len(work.relabelled), 'vector')}; nothing is embedded for it"
+        yield Action(
+            action="update-metadata",
+            message=message,
+            base=None,
+            subject=folder,
+            count=len(work.relabelled),
+            finding=angel.METADATA,
+        )
     if work.deleted:
-        said = f"delete {counted(len(work.deleted), 'vector')} of notes that are not there"
-        yield Action("delete-vectors", said, None, folder, len(work.deleted), finding=angel.VECTOR_ORPHAN)
+        message = f"delete {counted(len(work.deleted), 'vector')} of notes that are not there"
+        yield Action(
+            action="delete-vectors",
+            message=message,
+            base=None,
+            subject=folder,
+            count=len(work.deleted),
+            finding=angel.VECTOR_ORPHAN,
+        )
 
 
-def _left(build: Build, lacking: set[str]) -> Iterator[Left]:
+def _left(build: Build, lacking: set[str]) -> Iterator[Unresolved]:
     look = build.look
     why = "their texts could not be embedded" if build.embeds else "that takes an embedder, and none is named"
     missing = frozenset(look.texts if look.is_rebuilt else look.differences.missing)
     counts = Counter(angel.VECTOR_MISSING if key in missing else angel.DOCUMENT_STALE for key in lacking)
     for finding, count in sorted(counts.items()):
-        said = f"{counted(count, 'vector')} not made: {why}"
-        yield Left(finding, said, count=count, severity=FINDINGS[finding].severity)
+        message = f"{counted(count, 'vector')} not made: {why}"
+        yield Unresolved(finding=finding, reason=message, count=count, severity=FINDINGS[finding].severity)
 
 
 # --- the collection --------------------------------------------------------------------------------------------------
@@ -221,8 +270,12 @@ def _migrations(database: Path) -> list[Any] | None:
 def _state(build: Build) -> FileChange:
     look = build.look
     finding = angel.STATE if look.providers.problem is not None else angel.PROVIDER_CHANGED
-    said = f"say in the state file that the vectors are those of {look.folder.name}"
-    return FileChange(STATE, (Action("write-state", said, None, STATE, finding=finding),), partial(_write_state, build))
+    message = f"say in the state file that the vectors are those of {look.folder.name}"
+    return FileChange(
+        path=STATE,
+        actions=(Action(action="write-state", message=message, base=None, subject=STATE, finding=finding),),
+        make=partial(_write_state, build),
+    )
 
 
 def _write_state(build: Build, new: Path) -> None:

@@ -22,7 +22,7 @@ class LimitReached(Exception):
     """Nothing more may be sent; the text says what was reached."""
 
 
-class Meter:
+class Budget:
     """Counts requests and tokens of all threads of a run.
 
     The tokens of a request are estimated until its answer says what the server counted.

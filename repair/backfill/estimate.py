@@ -16,7 +16,7 @@ from repair.backfill.scope import Scope
 _AT_ONCE = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """Texts, tokens and requests that a run would send, and what that costs; None where there is no price."""
 
@@ -34,12 +34,20 @@ class Estimate:
         """Return both together."""
         cost = None if self.cost is None or other.cost is None else self.cost + other.cost
         texts, tokens = self.texts + other.texts, self.tokens + other.tokens
-        return Estimate(texts, tokens, self.requests + other.requests, cost, self.currency)
+        return Estimate(
+            texts=texts, tokens=tokens, requests=self.requests + other.requests, cost=cost, currency=self.currency
+        )
 
 
 def nothing(settings: EmbedderSettings) -> Estimate:
     """Return what no text takes."""
-    return Estimate(0, 0, 0, None if settings.price_per_million_tokens is None else 0.0, settings.currency)
+    return Estimate(
+        texts=0,
+        tokens=0,
+        requests=0,
+        cost=None if settings.price_per_million_tokens is None else 0.0,
+        currency=settings.currency,
+    )
 
 
 def estimate(
@@ -70,7 +78,13 @@ def estimate(
         ):
             break
         texts, tokens, requests = texts + len(batch), tokens + size, requests + 1
-    return Estimate(texts, tokens, requests, None if price is None else tokens * price / 1_000_000, settings.currency)
+    return Estimate(
+        texts=texts,
+        tokens=tokens,
+        requests=requests,
+        cost=None if price is None else tokens * price / 1_000_000,
+        currency=settings.currency,
+    )
 
 
 def _batches(scope: Scope, settings: EmbedderSettings, tokens_of: Callable[[str], int]) -> Iterator[list[int]]:

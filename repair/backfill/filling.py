@@ -13,10 +13,10 @@ from regraft.errors import AnswerUnfit
 from regraft.ledger import interrupts
 from regraft.report.progress import Progress
 from regraft.text import is_blank
-from repair.backfill.budget import LimitReached, Meter
+from repair.backfill.budget import Budget, LimitReached
 from repair.backfill.queue import ALONE, LEASE_MS, Claim, Queue
 from repair.backfill.scope import Lacking, Scope
-from repair.backfill.workers import Answer, Crew, Task
+from repair.backfill.workers import Answer, Task, WorkerPool
 
 #: How long to wait for an answer before looking whether a claim has to be renewed, in seconds.
 _POLL = 0.2
@@ -53,7 +53,7 @@ class Filling:
         scope: open for writing.
         embedder: what makes vectors.
         queue: in which the scope's texts wait.
-        crew: what sends them.
+        workers: what sends them.
         meter: what was sent so far, and the limits.
         progress: told of each text.
     """
@@ -61,8 +61,8 @@ class Filling:
     scope: Scope
     embedder: Embedder
     queue: Queue
-    crew: Crew
-    meter: Meter
+    workers: WorkerPool
+    meter: Budget
     progress: Progress
     now_ms: Callable[[], int] = clock.now_ms
     filled: Filled = field(default_factory=Filled)
@@ -114,7 +114,7 @@ class Filling:
 
     def _free(self) -> int:
         """Return for how many more batches there is room."""
-        return max(0, _AHEAD * self.crew.count - self._under_way)
+        return max(0, _AHEAD * self.workers.count - self._under_way)
 
     def _claimed(self, batches: int) -> Claim | None:
         left = self.meter.texts_left()
@@ -139,7 +139,9 @@ class Filling:
         for keys in batches:
             self.meter.texts += len(keys)
             stale = frozenset(key for key in keys if good[key].is_stale)
-            self._send(Task(claim, tuple(keys), tuple(good[key].text or "" for key in keys), stale))
+            self._send(
+                Task(claim=claim, keys=tuple(keys), texts=tuple(good[key].text or "" for key in keys), stale=stale)
+            )
 
     def _size(self, claim: Claim) -> Batch:
         """Return how much goes into one request.
@@ -151,7 +153,7 @@ class Filling:
 
     def _send(self, task: Task) -> None:
         self._under_way += 1
-        self.crew.submit(task)
+        self.workers.submit(task)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -159,7 +161,7 @@ class Filling:
         """Write the vectors of all answers that are there in one transaction, and see to the answers without."""
         # What was answered is paid for: Ctrl-C waits.
         with interrupts.held_back():
-            answers = [self._judged(answer) for answer in self.crew.answers(_POLL)]
+            answers = [self._judged(answer) for answer in self.workers.answers(_POLL)]
             self._under_way -= len(answers)
             good = [answer for answer in answers if answer.problem is None]
             if good:
@@ -207,7 +209,7 @@ class Filling:
         self._withdraw()
 
     def _withdraw(self) -> None:
-        self._under_way -= len(self.crew.withdraw())
+        self._under_way -= len(self.workers.withdraw())
         self.embedder.halt()
 
     def _rejected(self, task: Task, rejected: TextsRejected) -> None:

@@ -13,7 +13,7 @@ from repair.backfill.queue import Failure
 from repair.backfill.scope import Survey
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Outcome:
     """What became of one scope; times in ms."""
 

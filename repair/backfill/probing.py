@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from regraft.embedders import Embedder, TextsRejected, check
 from regraft.errors import EmbedderDiffers, EmbedderUnsteady, ProbeRefused
-from repair.backfill.budget import Limits, Meter
+from repair.backfill.budget import Budget, Limits
 from repair.backfill.filling import packed
 
 #: Returns the vectors of texts.
@@ -29,7 +29,7 @@ _SENTENCES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Probe:
     """What a comparison with vectors that are there showed: of how many texts, and their cosine, but for a few."""
 
@@ -51,10 +51,10 @@ def proof(embedder: Embedder, label: str, sample: Sequence[tuple[str, bytes]], d
     Raises:
         As :func:`probe` does.
     """
-    meter = Meter(embedder, Limits())
+    meter = Budget(embedder, Limits())
     known, embed = fitting(sample, embedder), in_batches(embedder, meter.embedded)
     count, cosine = probe(embedder.settings.name, label, known, dimensions, embed)
-    return Probe(count, cosine, meter.requests, meter.tokens)
+    return Probe(texts=count, cosine=cosine, requests=meter.requests, tokens=meter.tokens)
 
 
 def probe(

@@ -51,7 +51,7 @@ class QueueUnreadable(apsw.Error):
     """A queue that is damaged, or that no run of regraft made: it is thrown away, the vectors tell what is done."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     """Texts that are one process's to embed, until the claim expires."""
 
@@ -62,7 +62,7 @@ class Claim:
     attempts: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Failure:
     """Texts that could not be embedded, for one reason."""
 
@@ -124,7 +124,7 @@ class Queue:
                 (self.worker, token, now_ms + LEASE_MS, scope, least, count),
             )
             keys = tuple(sorted(str(key) for (key,) in rows))
-        return Claim(token, scope, keys, least)
+        return Claim(token=token, scope=scope, keys=keys, attempts=least)
 
     # --- what became of it -------------------------------------------------------------------------------------------
 
@@ -215,7 +215,12 @@ class Queue:
             (scope,),
         ).fetchall()
         return [
-            Failure(str(code), str(reason), count, tuple(msgspec.json.decode(keys, type=list[str])))
+            Failure(
+                code=str(code),
+                reason=str(reason),
+                count=count,
+                samples=tuple(msgspec.json.decode(keys, type=list[str])),
+            )
             for code, reason, count, keys in rows
         ]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from regraft.embedders.settings import EmbedderSettings
-from regraft.locate import Kind
+from regraft.kinds import Kind
 from repair.backfill.budget import Limits
 
 #: Returns the settings of the embedder that is meant, by the ids of the models of what is meant.
@@ -22,8 +22,8 @@ class NewModel:
     dimensions: int
 
 
-@dataclass(frozen=True)
-class Wish:
+@dataclass(frozen=True, kw_only=True)
+class BackfillOptions:
     """What the user asks for: which store and bases, how much, and the model of bases that have none."""
 
     path: Path

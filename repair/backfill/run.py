@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +16,7 @@ from regraft import clock, embedders
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, StoreNotWritable, TargetLocked
+from regraft.kinds import Kind
 from regraft.ledger import interrupts
 from regraft.ledger.ledger import Ledger
 from regraft.ledger.values import UNDO
@@ -23,18 +24,17 @@ from regraft.report.document import Run
 from regraft.report.progress import Progress, stage
 from regraft.text import counted, path_text
 from repair.backfill import probing
-from repair.backfill.budget import Meter
+from repair.backfill.budget import Budget
 from repair.backfill.filling import Filling
-from repair.backfill.kinds import FILLERS
 from repair.backfill.outcome import Outcome
-from repair.backfill.request import Choice, Wish
-from repair.backfill.scope import Scope, Step
+from repair.backfill.request import BackfillOptions, Choice
+from repair.backfill.scope import Filler, Scope, Step
 from repair.backfill.sharing import PATIENCE, Shared, shared
 from repair.backfill.stopping import stops_whole
-from repair.backfill.survey import Look, Seen, look
-from repair.backfill.workers import Crew
-from repair.changes.incremental import Growing
-from repair.changes.plan import Action, Left
+from repair.backfill.survey import BackfillSurvey, SurveyedTarget, look
+from repair.backfill.workers import WorkerPool
+from repair.changes.incremental import IncrementalChange
+from repair.changes.plan import Action, Unresolved
 from repair.changes.run import Planner, run_command
 from repair.changes.store import Store, demand_quiet, recognised
 
@@ -47,8 +47,9 @@ _PAUSE = 0.2
 
 def backfill(
     choose: Choice,
-    wish: Wish,
+    options: BackfillOptions,
     *,
+    fillers: Mapping[Kind, Filler],
     progress: Progress,
     show_plan: Callable[[Document], bool] = lambda _: True,
 ) -> Document:
@@ -56,7 +57,8 @@ def backfill(
 
     Args:
         choose: says which embedder.
-        wish: what is asked for.
+        options: what is asked for.
+        fillers: what is filled in which kind of store.
         progress: told of each text.
         show_plan: called with the planned document before anything is sent; False stops here.
 
@@ -65,24 +67,25 @@ def backfill(
         BackfillStopped, BackfillInterrupted: what was written before stays.
         RegraftError: refused, nothing was written.
     """
-    run = Run(wish.command, wish.dry_run, source=wish.path)
-    with recognised(wish.path, wish.kind, wish.command, wish.bases) as store:
+    run = Run(command=options.command, dry_run=options.dry_run, source=options.path)
+    with recognised(options.path, options.kind, options.command, options.bases) as store:
         run.source_kind = store.found.kind.value
-        settings = choose(FILLERS[store.found.kind].models(store, wish))
-        seen = look(store, settings, wish)
-        work = _Work(store, settings, wish, run, seen, progress)
+        filler = fillers[store.found.kind]
+        settings = choose(filler.models(store, options))
+        seen = look(store, filler, settings, options)
+        work = _Work(store=store, settings=settings, options=options, run=run, look=seen, progress=progress)
         planned = work.document()
-        if wish.dry_run or not seen.is_needed:
+        if options.dry_run or not seen.is_needed:
             return planned
         demand_quiet(store)
         _demand_writable(store, seen)
         with embedders.opened(settings) as embedder:
             if not show_plan(planned):
-                raise Declined(path=wish.path)
+                raise Declined(path=options.path)
             return work.done(embedder)
 
 
-def _demand_writable(store: Store, seen: Look) -> None:
+def _demand_writable(store: Store, seen: BackfillSurvey) -> None:
     """Refuse a store that cannot be written, before anything is paid for."""
     own = store.own if store.own.exists() else store.root
     lacking = (one.target for one in seen.seen if one.outcome.survey.lacking)
@@ -95,20 +98,20 @@ def _demand_writable(store: Store, seen: Look) -> None:
 # --- filling ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Work:
     """One run of backfill; used once."""
 
     store: Store
     settings: EmbedderSettings
-    wish: Wish
+    options: BackfillOptions
     run: Run
-    look: Look
+    look: BackfillSurvey
     progress: Progress
     #: What other runs of this command did: making units, and telling the catalog of a model; None before that.
     others: list[Document] | None = None
     _is_recorded: bool = False
-    _files: tuple[Growing, ...] = ()
+    _files: tuple[IncrementalChange, ...] = ()
 
     @property
     def written(self) -> int:
@@ -122,8 +125,8 @@ class _Work:
 
     def done(self, embedder: Embedder) -> Document:
         """Do it, and return the document."""
-        meter = Meter(embedder, self.wish.limits)
-        with stops_whole(self.wish.path, self.settings.name, lambda: self.written, self._has_begun):
+        meter = Budget(embedder, self.options.limits)
+        with stops_whole(self.options.path, self.settings.name, lambda: self.written, self._has_begun):
             self._probe(embedder)
             self.others = []
             for step in self.look.steps:
@@ -147,16 +150,16 @@ class _Work:
             else:
                 outcome.probe = proven[key] = probing.proof(embedder, outcome.name, one.sample, outcome.dimensions)
 
-    def _fill(self, embedder: Embedder, meter: Meter, together: Shared) -> None:
+    def _fill(self, embedder: Embedder, meter: Budget, together: Shared) -> None:
         status = "stopped"
         try:
-            with Crew(self.settings.name, meter, self.settings.parallel) as crew, ExitStack() as open_files:
-                growing = self._growing(together.book)
+            with WorkerPool(self.settings.name, meter, self.settings.parallel) as workers, ExitStack() as open_files:
+                growing = self._growing(together.ledger)
                 for file in growing.values():
                     open_files.callback(file.end)
                 for one in self.look.seen:
                     files = [growing[name] for name in one.target.files]
-                    self._fill_one(one, files, embedder, crew, meter, together)
+                    self._fill_one(one, files, embedder, workers, meter, together)
                 self._finish(growing)
             status = "finished"
         except KeyboardInterrupt:
@@ -164,20 +167,20 @@ class _Work:
             raise
         finally:
             if self._is_recorded:
-                together.book.changes.record_actions(self.run.id, self._embedding_documents(is_over=True))
-                together.book.end_run(status)
+                together.ledger.changes.record_actions(self.run.id, self._embedding_documents(is_over=True))
+                together.ledger.end_run(status)
 
-    def _growing(self, book: Ledger) -> dict[str, Growing]:
+    def _growing(self, ledger: Ledger) -> dict[str, IncrementalChange]:
         """Return what records each file of the targets, by its name; some write to the same ones."""
         users: dict[str, list[int]] = {}
         for number, one in enumerate(self.look.seen):
             for name in one.target.files:
                 users.setdefault(name, []).append(number)
-        begin = partial(self._begin, book)
+        begin = partial(self._begin, ledger)
         made = {
-            name: Growing(
+            name: IncrementalChange(
                 self.store.root,
-                book,
+                ledger,
                 self.run.id,
                 name,
                 f"{UNDO}/{self.run.id}/{place:06}",
@@ -189,7 +192,7 @@ class _Work:
         self._files = tuple(made.values())
         return made
 
-    def _finish(self, growing: dict[str, Growing]) -> None:
+    def _finish(self, growing: dict[str, IncrementalChange]) -> None:
         """Let places of vectors say that all was done; several targets may have one."""
         if any(one.outcome.filled.stopped is not None for one in self.look.seen):
             return
@@ -198,33 +201,39 @@ class _Work:
             recorded = [growing[name] for name in files]
             target.finish(self.store.root, recorded, clock.now_ms(), wrote=self.written > 0)
 
-    def _begin(self, book: Ledger) -> None:
+    def _begin(self, ledger: Ledger) -> None:
         """Record the run; one that writes nothing is none."""
         if not self._is_recorded:
-            book.begin_run(self.wish.command, path_text(self.wish.path), self.run.id)
-            book.changes.record_actions(self.run.id, self._embedding_documents())
+            ledger.begin_run(self.options.command, path_text(self.options.path), self.run.id)
+            ledger.changes.record_actions(self.run.id, self._embedding_documents())
             self._is_recorded = True
 
     def _embedding_documents(self, *, is_over: bool = False) -> list[dict[str, Any]]:
         return [action.document() for action in self._embedding(is_over=is_over)]
 
     def _fill_one(
-        self, one: Seen, growing: list[Growing], embedder: Embedder, crew: Crew, meter: Meter, together: Shared
+        self,
+        one: SurveyedTarget,
+        growing: list[IncrementalChange],
+        embedder: Embedder,
+        workers: WorkerPool,
+        meter: Budget,
+        together: Shared,
     ) -> None:
         outcome = one.outcome
         with one.target.opened(self.store.root, growing) as scope:
             outcome.survey = scope.survey()
             self._share(one, scope)
-            fill_scope(scope, outcome, embedder, crew, meter, together, self.progress)
+            fill_scope(scope, outcome, embedder, workers, meter, together, self.progress)
 
-    def _share(self, one: Seen, scope: Scope) -> None:
+    def _share(self, one: SurveyedTarget, scope: Scope) -> None:
         """Give texts the vectors that equal ones have in another base of the model: a text is paid for once."""
         if one.target.shares_with_itself:
             _copy_vectors(scope, scope, one.outcome)
             return
         for other in self.look.seen:
             # What nobody has compared may be called so and be of another model.
-            is_proven = other.outcome.probe is not None or not self.wish.probes
+            is_proven = other.outcome.probe is not None or not self.options.probes
             if other is one or not is_proven or _kind_of(other) != _kind_of(one):
                 continue
             with other.target.opened(self.store.root) as source:
@@ -242,7 +251,14 @@ class _Work:
             if not step.may_wait:
                 raise
             self.look.left += [
-                Left(one.finding, str(locked), one.base, one.subject, one.count, FINDINGS[one.finding].severity)
+                Unresolved(
+                    finding=one.finding,
+                    reason=str(locked),
+                    base=one.base,
+                    subject=one.subject,
+                    count=one.count,
+                    severity=FINDINGS[one.finding].severity,
+                )
                 for one in self.look.first.actions
                 if one.finding is not None
             ]
@@ -253,11 +269,16 @@ class _Work:
         Raises:
             TargetLocked: it does not.
         """
-        wish, end = self.wish, time.monotonic() + PATIENCE
+        options, end = self.options, time.monotonic() + PATIENCE
         while True:
             try:
                 done = run_command(
-                    wish.command, wish.path, planner, kind=wish.kind, bases=wish.bases, progress=self.progress
+                    options.command,
+                    options.path,
+                    planner,
+                    kind=options.kind,
+                    bases=options.bases,
+                    progress=self.progress,
                 )
             except TargetLocked:
                 if not planner(self.store).changes:
@@ -278,9 +299,19 @@ class _Work:
             outcome = one.outcome
             is_known = is_over or outcome.completed_at is not None
             count = outcome.filled.newly_ready if is_known else outcome.survey.lacking
-            said = f"give {counted(count, 'text')} the vectors that they lack"
+            message = f"give {counted(count, 'text')} the vectors that they lack"
             size = count * 4 * (outcome.dimensions or 0)
-            actions.append(Action("embed", said, outcome.scope, None, count, size, one.target.finding))
+            actions.append(
+                Action(
+                    action="embed",
+                    message=message,
+                    base=outcome.scope,
+                    subject=None,
+                    count=count,
+                    bytes=size,
+                    finding=one.target.finding,
+                )
+            )
         return actions
 
     def document(self) -> Document:
@@ -290,7 +321,7 @@ class _Work:
         seen = self.look.seen
         made = [action for action in self._embedding() if action.count]
         before = [action.document() for action in self.look.first.actions]
-        filled = {(name, one.target.base_id) for one in seen if one.outcome.is_whole for name in one.target.mends}
+        filled = {(name, one.target.base_id) for one in seen if one.outcome.is_whole for name in one.target.resolves}
         others = before if self.others is None else [action for done in self.others for action in done["actions"]]
         left = [
             one.document() for one in (*self.look.left, *self.look.first.left) if (one.finding, one.base) not in filled
@@ -308,7 +339,7 @@ class _Work:
         }
 
 
-def _kind_of(one: Seen) -> tuple[str | None, int | None]:
+def _kind_of(one: SurveyedTarget) -> tuple[str | None, int | None]:
     """Return what vectors have to have in common; an index without a catalog has nothing in common with others."""
     return one.target.model_id or one.target.files[0], one.outcome.dimensions
 
@@ -330,8 +361,8 @@ def fill_scope(
     scope: Scope,
     outcome: Outcome,
     embedder: Embedder,
-    crew: Crew,
-    meter: Meter,
+    workers: WorkerPool,
+    meter: Budget,
     together: Shared,
     progress: Progress,
 ) -> None:
@@ -345,7 +376,15 @@ def fill_scope(
     requests, tokens = meter.requests, meter.tokens
     together.queue.fill(scope.name, scope.lacking())
     outcome.retried = outcome.survey.failed or together.queue.failed_before(scope.name)
-    filling = Filling(scope, embedder, together.queue, crew, meter, progress, filled=filled)
+    filling = Filling(
+        scope=scope,
+        embedder=embedder,
+        queue=together.queue,
+        workers=workers,
+        meter=meter,
+        progress=progress,
+        filled=filled,
+    )
     try:
         with stage(progress, "Embedding", together.queue.waiting(scope.name)):
             progress.at(scope.label)

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Protocol
 
 from regraft.embedders.settings import EmbedderSettings
-from repair.backfill.request import Wish
-from repair.changes.incremental import Growing
-from repair.changes.plan import Left
+from regraft.errors import RegraftError
+from repair.backfill.request import BackfillOptions
+from repair.changes.incremental import IncrementalChange
+from repair.changes.plan import Unresolved
 from repair.changes.run import Planner
 from repair.changes.store import Store
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Survey:
     """How many distinct texts a scope has.
 
@@ -136,12 +137,15 @@ class Target(Protocol):
         """Tell whether the place of its vectors holds those of others, too."""
 
     @property
-    def mends(self) -> frozenset[str]:
+    def resolves(self) -> frozenset[str]:
         """Return the names of the findings that are gone once no text of it lacks a vector."""
 
     @property
     def needs_dimensions(self) -> bool:
         """Tell whether somebody has to say how long its first vectors are to be."""
+
+    def finding_of(self, error: RegraftError) -> str | None:
+        """Return the name of the finding that keeps it from being filled; None: the error is of something else."""
 
     def demand_fit(self, scope: Scope) -> None:
         """Refuse a scope whose vectors are at odds with what is known of them.
@@ -150,14 +154,14 @@ class Target(Protocol):
             Unfit
         """
 
-    def opened(self, root: Path, growing: Sequence[Growing] = ()) -> AbstractContextManager[Scope]:
+    def opened(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[Scope]:
         """Open its scope; for writing with what records each of its files, else without leaving anything beside them.
 
         Raises:
             RegraftError, apsw.Error, OSError, ValueError: it cannot be opened.
         """
 
-    def finish(self, root: Path, growing: Sequence[Growing], now_ms: int, *, wrote: bool) -> None:
+    def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
         """Take note that all was done that a run meant to do, and whether that was anything, where there is a place."""
 
 
@@ -185,21 +189,21 @@ class Targets:
     """What an embedder can fill, the rest, and what is done first: the plan of the first step is shown before."""
 
     targets: tuple[Target, ...]
-    left: tuple[Left, ...]
+    left: tuple[Unresolved, ...]
     steps: tuple[Step, ...] = ()
 
 
 class Filler(Protocol):
     """What backfill has to know of a kind of store."""
 
-    def models(self, store: Store, wish: Wish) -> frozenset[str]:
+    def models(self, store: Store, options: BackfillOptions) -> frozenset[str]:
         """Return the ids of the models of what is meant.
 
         Raises:
             RegraftError: it cannot be told.
         """
 
-    def targets(self, store: Store, settings: EmbedderSettings, wish: Wish) -> Targets:
+    def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> Targets:
         """Return what an embedder can fill of what is meant.
 
         Raises:

@@ -18,7 +18,8 @@ import apsw
 
 from regraft import sqlite
 from regraft.errors import RegraftError, StoreNotWritable, TargetLocked
-from regraft.ledger import durable, ledger
+from regraft.ledger import durable
+from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import Ledger
 from repair.backfill import queue
 from repair.backfill.queue import Queue
@@ -37,7 +38,7 @@ _TRIES = 5
 class Shared:
     """What several backfills share."""
 
-    book: Ledger
+    ledger: Ledger
     queue: Queue
 
 
@@ -52,12 +53,12 @@ def shared(store: Store) -> Iterator[Shared]:
     is_new = not os.path.lexists(store.own)
     try:
         with ExitStack() as stack:
-            book = _entered(store, stack)
+            ledger = _entered(store, stack)
             try:
                 waiting = stack.enter_context(queue.opened(store.own / queue.FILE))
             except apsw.Error as error:
                 raise StoreNotWritable(path=store.own, reason=error) from error
-            yield Shared(book, waiting)
+            yield Shared(ledger, waiting)
     finally:
         _tidy(store, is_new)
 
@@ -83,7 +84,7 @@ def _tried(store: Store, stack: ExitStack) -> Ledger:
         settle(store)
     try:
         durable.make_folders(store.own)
-        return stack.enter_context(ledger.shared(store.root))
+        return stack.enter_context(ledgers.shared(store.root))
     except RegraftError:
         raise
     except (OSError, apsw.Error) as error:
@@ -98,8 +99,8 @@ def settle(store: Store) -> None:
         TargetLocked: another run is at work.
     """
     if store.own.exists():
-        with opened(store) as book:
-            apply.recover(store.root, book)
+        with opened(store) as ledger:
+            apply.recover(store.root, ledger)
             _take_back(store.own / queue.FILE)
 
 
@@ -122,12 +123,12 @@ def _tidy(store: Store, is_new: bool) -> None:
     with contextlib.suppress(RegraftError, OSError, apsw.Error):
         if not store.own.exists():
             return
-        with opened(store) as book:
+        with opened(store) as ledger:
             with queue.opened(path) as waiting:
                 says_nothing = waiting.says_nothing()
             if says_nothing:
                 durable.remove(path)
-            is_new = is_new and all(change.state == "dropped" for change in book.changes.every())
+            is_new = is_new and all(change.state == "dropped" for change in ledger.changes.every())
             if is_new and says_nothing and not apply.is_waiting(store.own):
                 # Before anybody else can begin in it.
                 durable.remove_tree(store.own)

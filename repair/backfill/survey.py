@@ -8,26 +8,24 @@ from dataclasses import dataclass
 
 import apsw
 
+from checks.audit.file_findings import UNREADABLE
 from checks.audit.findings import FINDINGS
-from checks.cherry_v2 import findings as v2
 from regraft import embedders
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import DimensionsMissing, IndexForeign, IndexIncomplete, IndexVersionUnknown, RegraftError
-from regraft.schema_errors import SchemaForeign
+from regraft.errors import DimensionsMissing, RegraftError
 from repair.backfill import probing
 from repair.backfill.budget import Limits
 from repair.backfill.estimate import Estimate, estimate, nothing
-from repair.backfill.kinds import FILLERS
 from repair.backfill.outcome import Outcome
-from repair.backfill.request import Wish
-from repair.backfill.scope import Scope, Step, Target, Unfit
-from repair.changes.plan import Left, Plan
+from repair.backfill.request import BackfillOptions
+from repair.backfill.scope import Filler, Scope, Step, Target, Unfit
+from repair.changes.plan import Plan, Unresolved
 from repair.changes.run import looking
 from repair.changes.store import Store
 
 
 @dataclass
-class Seen:
+class SurveyedTarget:
     """A target as it was looked at: nothing was written."""
 
     target: Target
@@ -36,12 +34,12 @@ class Seen:
     sample: list[tuple[str, bytes]] | None
 
 
-@dataclass
-class Look:
+@dataclass(kw_only=True)
+class BackfillSurvey:
     """What a run is going to do."""
 
-    seen: list[Seen]
-    left: list[Left]
+    seen: list[SurveyedTarget]
+    left: list[Unresolved]
     #: What is done before anything is embedded, as far as it is known.
     first: Plan
     #: Makes the plans of that anew, one after the other.
@@ -55,7 +53,7 @@ class Look:
         )
 
 
-def look(store: Store, settings: EmbedderSettings, wish: Wish) -> Look:
+def look(store: Store, filler: Filler, settings: EmbedderSettings, options: BackfillOptions) -> BackfillSurvey:
     """Return what a run is going to do.
 
     Raises:
@@ -64,22 +62,22 @@ def look(store: Store, settings: EmbedderSettings, wish: Wish) -> Look:
         RegraftError: it cannot be looked at.
     """
     with looking(store):
-        found = FILLERS[store.found.kind].targets(store, settings, wish)
+        found = filler.targets(store, settings, options)
         first = found.steps[0].planner(store) if found.steps else Plan()
-    seen = Look([], list(found.left), first, found.steps)
+    seen = BackfillSurvey(seen=[], left=list(found.left), first=first, steps=found.steps)
     made = {action.base for action in first.actions}
     sent = nothing(settings)
     for target in found.targets:
         with _readable(target, seen.left), target.opened(store.root) as scope:
-            one = _seen(scope, target, settings, wish, sent, target.base_id in made)
+            one = _seen(scope, target, settings, options, sent, target.base_id in made)
             sent = sent.plus(one.outcome.planned)
             seen.seen.append(one)
     return seen
 
 
 def _seen(
-    scope: Scope, target: Target, settings: EmbedderSettings, wish: Wish, sent: Estimate, is_indexed: bool
-) -> Seen:
+    scope: Scope, target: Target, settings: EmbedderSettings, options: BackfillOptions, sent: Estimate, is_indexed: bool
+) -> SurveyedTarget:
     target.demand_fit(scope)
     survey = scope.survey()
     tokens_of = embedders.counter(settings)
@@ -87,33 +85,43 @@ def _seen(
     is_embedded = is_indexed or estimate(scope, settings, tokens_of, Limits(texts=1), nothing(settings)).texts > 0
     if scope.dimensions is None and is_embedded and target.needs_dimensions:
         raise DimensionsMissing(base=target.label)
-    planned = estimate(scope, settings, tokens_of, wish.limits, sent)
-    outcome = Outcome(target.base_id, target.label, target.model_id, scope.dimensions, survey, planned)
+    planned = estimate(scope, settings, tokens_of, options.limits, sent)
+    outcome = Outcome(
+        scope=target.base_id,
+        name=target.label,
+        model_id=target.model_id,
+        dimensions=scope.dimensions,
+        survey=survey,
+        planned=planned,
+    )
     sample: list[tuple[str, bytes]] | None = [] if target.is_new else None
-    if wish.probes and (is_embedded or target.is_new):
+    if options.probes and (is_embedded or target.is_new):
         sample = scope.sample(probing.SAMPLE)
-    return Seen(target, outcome, sample)
+    return SurveyedTarget(target, outcome, sample)
 
 
 @contextmanager
-def _readable(target: Target, left: list[Left]) -> Iterator[None]:
+def _readable(target: Target, left: list[Unresolved]) -> Iterator[None]:
     """Leave a base that cannot be filled as it is; the others go on."""
     try:
         yield
     except Unfit as unfit:
         finding, reason = unfit.finding, str(unfit)
-    except IndexVersionUnknown as error:
-        finding, reason = v2.SCHEMA_VERSION, str(error)
-    except IndexIncomplete as error:
-        finding, reason = v2.SCHEMA_MISSING, str(error)
-    except IndexForeign as error:
-        finding, reason = v2.META_BASE, str(error)
-    except SchemaForeign as error:
-        finding, reason = v2.FOREIGN_COLUMN, str(error)
-    except RegraftError:
-        raise
+    except RegraftError as error:
+        named = target.finding_of(error)
+        if named is None:
+            raise
+        finding, reason = named, str(error)
     except (apsw.Error, OSError, ValueError) as error:
-        finding, reason = v2.UNREADABLE, f"{target.files[0]} cannot be read: {error}"
+        finding, reason = UNREADABLE, f"{target.files[0]} cannot be read: {error}"
     else:
         return
-    left.append(Left(finding, reason, target.base_id, target.files[0], severity=FINDINGS[finding].severity))
+    left.append(
+        Unresolved(
+            finding=finding,
+            reason=reason,
+            base=target.base_id,
+            subject=target.files[0],
+            severity=FINDINGS[finding].severity,
+        )
+    )

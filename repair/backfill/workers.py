@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from regraft.embedders import Halted, ServerFailing, TextsRejected
 from regraft.errors import EmbedderRefused, EveryTextRejected
-from repair.backfill.budget import Meter
+from repair.backfill.budget import Budget
 from repair.backfill.queue import Claim
 
 #: What is sent alone to learn whether it is the server that fails, or the texts before it.
@@ -20,7 +20,7 @@ MANY = 16
 _OVER = (ServerFailing, EmbedderRefused, EveryTextRejected)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """Texts of one claim that go in one request."""
 
@@ -34,8 +34,8 @@ class Task:
         middle = len(self.keys) // 2
         first, second = slice(None, middle), slice(middle, None)
         return (
-            Task(self.claim, self.keys[first], self.texts[first], self.stale),
-            Task(self.claim, self.keys[second], self.texts[second], self.stale),
+            Task(claim=self.claim, keys=self.keys[first], texts=self.texts[first], stale=self.stale),
+            Task(claim=self.claim, keys=self.keys[second], texts=self.texts[second], stale=self.stale),
         )
 
 
@@ -48,10 +48,10 @@ class Answer:
     problem: BaseException | None = None
 
 
-class Crew:
+class WorkerPool:
     """Threads that work off tasks; they end with the process, whatever they wait for."""
 
-    def __init__(self, name: str, meter: Meter, count: int) -> None:
+    def __init__(self, name: str, meter: Budget, count: int) -> None:
         self._name = name
         self._meter = meter
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -63,7 +63,7 @@ class Crew:
         for number in range(count):
             threading.Thread(target=self._work, name=f"embedding-{number}", daemon=True).start()
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         """Return it."""
         return self
 

@@ -38,16 +38,16 @@ class _NotRecordable(Exception):
     """What happened to rows is nothing that a changeset can take back."""
 
 
-class Changer:
+class ChangeExecutor:
     """Makes the changes of one run, just planned; what was written to since then is not changed."""
 
-    def __init__(self, root: Path, book: Ledger, run_id: str, planned: Sequence[Change]) -> None:
+    def __init__(self, root: Path, ledger: Ledger, run_id: str, planned: Sequence[Change]) -> None:
         self._planned = {change.path: _planned_mark(root / change.path) for change in planned}
         if len(self._planned) != len(planned):
             raise ValueError("two changes of one path in one run")
         self._root = root
         self._own = root / FOLDER
-        self._book = book
+        self._book = ledger
         self._run = run_id
         self._made = 0
         self._told = 0
@@ -133,7 +133,7 @@ class Changer:
             ):
                 _apply(db, change)
 
-        return FileChange(change.path, change.actions, make, path.stat().st_size)
+        return FileChange(path=change.path, actions=change.actions, make=make, bytes=path.stat().st_size)
 
     def _file(self, change: FileChange) -> None:
         number = f"{self._made:06}"
@@ -228,31 +228,31 @@ def _kept_size(root: Path, kept: Path) -> int:
 # --- after a kill ----------------------------------------------------------------------------------------------------
 
 
-def recover(root: Path, book: Ledger) -> bool:
+def recover(root: Path, ledger: Ledger) -> bool:
     """Settle every change that a killed run left open, and tell whether there was one.
 
     Raises:
         RegraftError, OSError, apsw.Error: a file of it cannot be looked into.
     """
-    found = book.changes.open_changes()
+    found = ledger.changes.open_changes()
     for change in reversed(found):
         settle = _settle_rows if change.means == "rows" else _settle_file
-        settle(root, book, change)
-    book.stop_runs()
-    _remove_remains(root, book)
+        settle(root, ledger, change)
+    ledger.stop_runs()
+    _remove_remains(root, ledger)
     clean(root)
     return bool(found)
 
 
-def _remove_remains(root: Path, book: Ledger) -> None:
+def _remove_remains(root: Path, ledger: Ledger) -> None:
     """Remove what was kept to take back what was never made, or can be taken back no more."""
-    changes = book.changes.every()
+    changes = ledger.changes.every()
     needed = {change.kept for change in changes if change.state in ("done", "intended", "undoing")}
     needed |= {f"{kept}{_BACKUP}" for kept in needed if kept is not None and kept.startswith(f"{UNDO}/")}
     for change in changes:
         if change.kept is not None and change.kept not in needed:
             forget(root, kept_of(root, change))
-    for run in book.changes.runs():
+    for run in ledger.changes.runs():
         folder = root / FOLDER / UNDO / run.run_id
         if links.real_path(folder) != links.real_path(root / FOLDER) / UNDO / run.run_id:
             raise LedgerUnreadable(path=path_of(root), reason=f"what is kept of {run.run_id} lies elsewhere")
@@ -299,12 +299,12 @@ def clean(root: Path) -> None:
         durable.remove_remains(work)
 
 
-def _settle_rows(root: Path, book: Ledger, change: Recorded) -> None:
+def _settle_rows(root: Path, ledger: Ledger, change: Recorded) -> None:
     made = _rows_made(root, change)
     if change.state == "undoing":
-        _settled(root, book, change, "done" if made else "undone")
+        _settled(root, ledger, change, "done" if made else "undone")
     else:
-        _settled(root, book, change, "done" if made else "dropped")
+        _settled(root, ledger, change, "done" if made else "dropped")
 
 
 def _rows_made(root: Path, change: Recorded) -> bool:
@@ -321,10 +321,10 @@ def _rows_made(root: Path, change: Recorded) -> bool:
         return True
 
 
-def _settle_file(root: Path, book: Ledger, change: Recorded) -> None:
+def _settle_file(root: Path, ledger: Ledger, change: Recorded) -> None:
     final, kept = root / change.path, kept_of(root, change)
     if change.state == "undoing":
-        _settle_undo(root, book, change, final, kept)
+        _settle_undo(root, ledger, change, final, kept)
         return
     if change.file.new:
         made = os.path.lexists(final) and not os.path.lexists(root / FOLDER / change.file.staged)
@@ -338,15 +338,15 @@ def _settle_file(root: Path, book: Ledger, change: Recorded) -> None:
             made = os.path.lexists(kept) and not os.path.samestat(kept.lstat(), final.lstat())
     if not made:
         remove_made(root, change)
-    _settled(root, book, change, "done" if made else "dropped")
+    _settled(root, ledger, change, "done" if made else "dropped")
 
 
-def _settle_undo(root: Path, book: Ledger, change: Recorded, final: Path, kept: Path | None) -> None:
+def _settle_undo(root: Path, ledger: Ledger, change: Recorded, final: Path, kept: Path | None) -> None:
     aside = aside_of(root, change)
     if kept is not None and os.path.lexists(kept) and not os.path.lexists(final):
         durable.replace(kept, final)
     back = not os.path.lexists(kept) if kept is not None else not os.path.lexists(final)
-    _settled(root, book, change, "undone" if back else "done")
+    _settled(root, ledger, change, "undone" if back else "done")
     remove_made(root, change)
     durable.remove_tree(aside)
 
@@ -369,22 +369,22 @@ def aside_of(root: Path, change: Recorded) -> Path:
     return root / FOLDER / WORK / f"back-{change.change_id}"
 
 
-def _settled(root: Path, book: Ledger, change: Recorded, state: State) -> None:
+def _settled(root: Path, ledger: Ledger, change: Recorded, state: State) -> None:
     """Record what became of a change, and remove what would take back one that was never made."""
     kept = kept_of(root, change)
     if state == "done":
-        book.changes.settle(change.change_id, "done", 0 if kept is None else _kept_size(root, kept))
+        ledger.changes.settle(change.change_id, "done", 0 if kept is None else _kept_size(root, kept))
         return
-    book.changes.settle(change.change_id, state, 0)
+    ledger.changes.settle(change.change_id, state, 0)
     forget(root, kept)
 
 
 # --- emptying --------------------------------------------------------------------------------------------------------
 
 
-def expire(root: Path, book: Ledger, changes: Iterable[Recorded]) -> None:
+def expire(root: Path, ledger: Ledger, changes: Iterable[Recorded]) -> None:
     """Delete what would take these changes back."""
     for change in changes:
         # Recorded first: after a kill the next run finds what is needed no more.
-        book.changes.settle(change.change_id, "expired", 0)
+        ledger.changes.settle(change.change_id, "expired", 0)
         forget(root, kept_of(root, change))

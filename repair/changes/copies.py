@@ -86,7 +86,7 @@ def damage_of(db: apsw.Connection) -> str | None:
 
 def _damage(db: apsw.Connection, check: str) -> str | None:
     for (found,) in db.execute(f"PRAGMA {check}"):
-        said = str(found)
-        if said != "ok" and not any(word in said for word in _OWN_AFFAIRS):
-            return said
+        message = str(found)
+        if message != "ok" and not any(word in message for word in _OWN_AFFAIRS):
+            return message
     return None

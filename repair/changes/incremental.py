@@ -41,12 +41,12 @@ def writer(path: Path) -> Iterator[apsw.Connection]:
         yield db
 
 
-class Growing:
+class IncrementalChange:
     """What takes back what a run does to the rows of one file, transaction by transaction.
 
     Args:
         root: the store's root.
-        book: its ledger.
+        ledger: its ledger.
         run_id: the run.
         path: the file, below the root, ``/`` between parts.
         kept: where what takes it back is kept, below ``.regraft``.
@@ -57,7 +57,7 @@ class Growing:
     def __init__(
         self,
         root: Path,
-        book: Ledger,
+        ledger: Ledger,
         run_id: str,
         path: str,
         kept: str,
@@ -66,7 +66,7 @@ class Growing:
     ) -> None:
         self._file = root / FOLDER / kept
         self._path = root / path
-        self._book = book
+        self._book = ledger
         self._intent = (run_id, path, kept)
         self._detail = RowsDetail(0, actions, grows=True)
         self._begin_run = begin

@@ -14,17 +14,17 @@ from regraft.ledger.values import Recorded
 from regraft.report.notices import Severity
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Action:
     """One thing that is done, as it is reported.
 
     ``action`` is its name in the output contract (``docs/commands.md``, "Commands that change a store"), ``count`` how
-    many things it is done to, ``bytes`` what that frees or writes, ``said`` the same for a person. ``finding`` is what
-    it mends, None where it mends nothing that ``check`` would find.
+    many things it is done to, ``bytes`` what that frees or writes, ``message`` the same for a person. ``finding`` is
+    what it mends, None where it mends nothing that ``check`` would find.
     """
 
     action: str
-    said: str
+    message: str
     base: str | None = None
     subject: str | None = None
     count: int = 1
@@ -34,11 +34,11 @@ class Action:
     def document(self) -> dict[str, Any]:
         """Return it as a document has it."""
         names = ("action", "base", "subject", "count", "bytes")
-        return {**{name: getattr(self, name) for name in names}, "finding": self.finding, "message": self.said}
+        return {**{name: getattr(self, name) for name in names}, "finding": self.finding, "message": self.message}
 
 
-@dataclass(frozen=True)
-class Left:
+@dataclass(frozen=True, kw_only=True)
+class Unresolved:
     """Something that stays as it is, and why: what cannot be derived is never guessed."""
 
     finding: str
@@ -55,7 +55,7 @@ class Left:
         return asdict(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RowsChange:
     """Changes rows of one SQLite file in one transaction.
 
@@ -79,7 +79,7 @@ class RowsChange:
     backup: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FileChange:
     """Puts a file or a folder in place of what is there, or takes away what is there.
 
@@ -122,9 +122,9 @@ class Plan:
     """All that a run is going to do, in its order, and what it leaves."""
 
     changes: list[Change] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)
+    left: list[Unresolved] = field(default_factory=list)
     #: Findings that must be gone afterwards, with the base that they are of.
-    mends: set[tuple[str, str | None]] = field(default_factory=set)
+    resolves: set[tuple[str, str | None]] = field(default_factory=set)
     #: Changes of earlier runs that nobody can take back afterwards, with the actions that this is reported as.
     expired: list[Recorded] = field(default_factory=list)
     expiring: list[Action] = field(default_factory=list)

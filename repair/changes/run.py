@@ -32,17 +32,18 @@ from regraft.errors import (
     StoreNotWritable,
     TargetLocked,
 )
-from regraft.ledger import durable, ledger
+from regraft.kinds import SYSTEMS, Kind
+from regraft.ledger import durable
+from regraft.ledger import ledger as ledgers
 from regraft.ledger.changes import RunRecord
 from regraft.ledger.ledger import Ledger
 from regraft.ledger.values import WORK
-from regraft.locate import SYSTEMS, Kind
 from regraft.report.document import Run
 from regraft.report.progress import Progress, human_bytes, stage
 from regraft.schema_errors import StoppedAtDamage
 from regraft.text import path_text, shown
 from repair.changes import apply, space, undo
-from repair.changes.apply import Changer
+from repair.changes.apply import ChangeExecutor
 from repair.changes.plan import Plan
 from repair.changes.store import Store, demand_quiet, recognised, recognised_after
 
@@ -81,17 +82,17 @@ def run_command(
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
     with recognised(path, kind, command, bases) as store:
-        run = Run(command, dry_run, store.found.kind.value, path)
+        run = Run(command=command, dry_run=dry_run, source_kind=store.found.kind.value, source=path)
         if dry_run:
             plan = _planned(store, planner)
             run.end()
             return document(store, run, plan, None)
         demand_quiet(store)
-        with opened(store) as book, clean_stop(store, book):
-            if apply.recover(store.root, book):
+        with opened(store) as ledger, clean_stop(store, ledger):
+            if apply.recover(store.root, ledger):
                 with recognised(path, kind, command, bases) as settled:
-                    return _carry_out(settled, book, run, _planned(settled, planner), progress, show_plan)
-            return _carry_out(store, book, run, _planned(store, planner), progress, show_plan)
+                    return _carry_out(settled, ledger, run, _planned(settled, planner), progress, show_plan)
+            return _carry_out(store, ledger, run, _planned(store, planner), progress, show_plan)
 
 
 def _planned(store: Store, planner: Planner) -> Plan:
@@ -138,28 +139,28 @@ def undo_run(
         RegraftError: as for :func:`run_command`.
     """
     with recognised(path, kind, "undo") as store:
-        run = Run("undo", dry_run, store.found.kind.value, path)
+        run = Run(command="undo", dry_run=dry_run, source_kind=store.found.kind.value, source=path)
         if not dry_run:
             settle_remains(store)
-        chosen = undo.chosen_run(store.root, store.runs(ledger.read_runs(store.root)), run_id)
+        chosen = undo.chosen_run(store.root, store.runs(ledgers.read_runs(store.root)), run_id)
         if dry_run:
             with looking(store):
                 undo.demand_unchanged(store.root, chosen, dry_run=True)
             run.end()
             return _undo_document(store, run, chosen)
         demand_quiet(store)
-        with opened(store) as book, clean_stop(store, book):
-            apply.recover(store.root, book)
-            chosen = undo.chosen_run(store.root, store.runs(book.changes.runs()), run_id)
+        with opened(store) as ledger, clean_stop(store, ledger):
+            apply.recover(store.root, ledger)
+            chosen = undo.chosen_run(store.root, store.runs(ledger.changes.runs()), run_id)
             planned = _undo_document(store, run, chosen)
             if not show_plan(planned):
                 raise Declined(path=path)
             undo.demand_unchanged(store.root, chosen)
-            book.begin_run("undo", path_text(path), run.id)
-            book.changes.record_actions(run.id, planned["actions"])
+            ledger.begin_run("undo", path_text(path), run.id)
+            ledger.changes.record_actions(run.id, planned["actions"])
             with stage(progress, "Taking back", len(chosen.changes)):
-                undo.take_back(store.root, book, chosen.run_id)
-            book.end_run("finished")
+                undo.take_back(store.root, ledger, chosen.run_id)
+            ledger.end_run("finished")
         run.end()
         return {**planned, **run.document()}
 
@@ -175,7 +176,7 @@ def _undo_document(store: Store, run: Run, chosen: RunRecord) -> Document:
 
 def _carry_out(
     store: Store,
-    book: Ledger,
+    ledger: Ledger,
     run: Run,
     plan: Plan,
     progress: Progress,
@@ -186,46 +187,46 @@ def _carry_out(
         run.end()
         return {**planned, **run.document()}
     _check_space(store, plan)
-    changer = Changer(store.root, book, run.id, plan.changes)
+    changer = ChangeExecutor(store.root, ledger, run.id, plan.changes)
     if not show_plan(planned):
         raise Declined(path=store.path)
     changer.demand_free(plan.changes)
-    book.begin_run(run.command, path_text(store.path), run.id)
-    book.changes.record_actions(run.id, planned["actions"])
+    ledger.begin_run(run.command, path_text(store.path), run.id)
+    ledger.changes.record_actions(run.id, planned["actions"])
     with stage(progress, "Changing", len(plan.changes)):
         for change in plan.changes:
             progress.at(change.path)
             changer.make(change)
             progress.step(1, change.bytes)
-    _check_mended(store, book, run, plan)
-    _expire(store, book, run, plan)
+    _check_mended(store, ledger, run, plan)
+    _expire(store, ledger, run, plan)
     plan.reclaims = [space.give_back(store.root, reclaim) for reclaim in plan.reclaims]
     apply.clean(store.root)
-    book.end_run("finished")
+    ledger.end_run("finished")
     run.end()
     return document(store, run, plan, run.id if plan.changes and plan.keeps_undo else None)
 
 
-def _expire(store: Store, book: Ledger, run: Run, plan: Plan) -> None:
-    own = () if plan.keeps_undo else book.changes.changes_of(run.id)
-    apply.expire(store.root, book, (*plan.expired, *(change for change in own if change.state == "done")))
+def _expire(store: Store, ledger: Ledger, run: Run, plan: Plan) -> None:
+    own = () if plan.keeps_undo else ledger.changes.changes_of(run.id)
+    apply.expire(store.root, ledger, (*plan.expired, *(change for change in own if change.state == "done")))
 
 
-def _check_mended(store: Store, book: Ledger, run: Run, plan: Plan) -> None:
+def _check_mended(store: Store, ledger: Ledger, run: Run, plan: Plan) -> None:
     """Check what was touched again; where something is not mended, all of the run is taken back."""
-    if not plan.mends:
+    if not plan.resolves:
         return
     # What was chosen may be gone: it was the folder of no base.
     with recognised_after(store, run.command) as after:
-        touched = frozenset(base for _, base in plan.mends if base is not None)
+        touched = frozenset(base for _, base in plan.resolves if base is not None)
         found = {(one.name, one.base) for one in (after.audit(plan.level, touched).findings if touched else ())}
-        if any(base is None for _, base in plan.mends):
+        if any(base is None for _, base in plan.resolves):
             # Of no base is what rows of the catalog and names of files tell; another system may have no bases at all.
             level = Level.DEFAULT if after.found.kind in SYSTEMS else Level.QUICK
             found |= {(one.name, one.base) for one in after.audit(level).findings}
-    still = sorted({name for name, base in plan.mends if (name, base) in found})
+    still = sorted({name for name, base in plan.resolves if (name, base) in found})
     if still:
-        undo.take_back(store.root, book, run.id)
+        undo.take_back(store.root, ledger, run.id)
         raise NotMended(path=store.path, findings=", ".join(still), run=run.id)
 
 
@@ -247,13 +248,13 @@ def opened(store: Store) -> Iterator[Ledger]:
         StoreNotWritable
     """
     # The folder may be there without a ledger: the ledger alone is made then.
-    new = next((path for path in (store.own, ledger.path_of(store.root)) if not os.path.lexists(path)), None)
+    new = next((path for path in (store.own, ledgers.path_of(store.root)) if not os.path.lexists(path)), None)
     unused = new
     try:
         with contextlib.ExitStack() as stack:
             try:
                 durable.make_folders(store.own)
-                book = stack.enter_context(ledger.opened(store.root))
+                ledger = stack.enter_context(ledgers.opened(store.root))
             except RegraftError:
                 raise
             except (OSError, apsw.Error) as error:
@@ -262,10 +263,10 @@ def opened(store: Store) -> Iterator[Ledger]:
             # From now on it may hold what takes a run back: whatever comes, it goes only after it was looked at.
             unused = None
             try:
-                yield book
+                yield ledger
             finally:
                 # A run that was stopped before it changed anything leaves nothing, as one that was refused.
-                if _says_nothing(store, book):
+                if _says_nothing(store, ledger):
                     unused = new
     except TargetLocked:
         unused = None
@@ -276,10 +277,10 @@ def opened(store: Store) -> Iterator[Ledger]:
                 durable.remove_tree(unused)
 
 
-def _says_nothing(store: Store, book: Ledger) -> bool:
+def _says_nothing(store: Store, ledger: Ledger) -> bool:
     """Tell whether a ledger has nothing to take back, and nothing waits; one that cannot be read just now may have."""
     try:
-        made = any(change.state != "dropped" for change in book.changes.every())
+        made = any(change.state != "dropped" for change in ledger.changes.every())
     except (apsw.Error, LedgerUnreadable):
         return False
     return not made and not apply.is_waiting(store.own)
@@ -293,8 +294,8 @@ def settle_remains(store: Store) -> None:
     """
     if (store.own / WORK).exists():
         demand_quiet(store)
-        with opened(store) as book:
-            apply.recover(store.root, book)
+        with opened(store) as ledger:
+            apply.recover(store.root, ledger)
 
 
 def _reason(error: OSError) -> str:
@@ -304,20 +305,20 @@ def _reason(error: OSError) -> str:
 
 
 @contextmanager
-def clean_stop(store: Store, book: Ledger) -> Iterator[None]:
+def clean_stop(store: Store, ledger: Ledger) -> Iterator[None]:
     """Leave every file whole, whatever stops the run; what is refused once something was changed was stopped."""
-    before = {change.change_id: change.state for change in book.changes.every()}
+    before = {change.change_id: change.state for change in ledger.changes.every()}
 
     def leave(status: str) -> int | str:
         with contextlib.suppress(OSError, apsw.Error, RegraftError):
-            apply.recover(store.root, book)
+            apply.recover(store.root, ledger)
         with contextlib.suppress(OSError, apsw.Error, RegraftError):
             # What is being made tells the next run how far an unsettled change has come.
-            if not book.changes.open_changes():
+            if not ledger.changes.open_changes():
                 apply.clean(store.root)
         with contextlib.suppress(OSError, apsw.Error, RegraftError):
-            book.end_run(status)
-            return sum(_is_finished(before.get(one.change_id), one.state) for one in book.changes.every())
+            ledger.end_run(status)
+            return sum(_is_finished(before.get(one.change_id), one.state) for one in ledger.changes.every())
         # The disk does not even give the ledger: nobody may be told that nothing was written.
         return _UNKNOWN
 

@@ -29,6 +29,6 @@ def give_back(root: Path, planned: Reclaim) -> Reclaim:
     except apsw.BusyError as error:
         raise StoreBusy(path=path) from error
     before, after = human_bytes(done.bytes_before), human_bytes(done.bytes_after)
-    said = f"gave free space in the index file back to the disk: it had {before}, it has {after}"
+    message = f"gave free space in the index file back to the disk: it had {before}, it has {after}"
     freed = max(done.bytes_before - done.bytes_after, 0)
-    return replace(planned, action=replace(planned.action, said=said, bytes=freed))
+    return replace(planned, action=replace(planned.action, message=message, bytes=freed))

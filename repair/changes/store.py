@@ -14,25 +14,25 @@ import apsw
 from checks import systems
 from checks.audit.collector import Level
 from checks.audit.findings import Audit, Finding
-from checks.cherry_v2 import audit as checked
-from checks.cherry_v2.catalog_rows import base_key
+from checks.audit.options import CheckOptions
 from regraft import areas, layout_links, sqlite
 from regraft.errors import ApplicationOpen, NotChanged, RegraftError, SourceUnreadable, StoreBusy
 from regraft.formats.angel_memory import database
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2 import layout
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_key, read_catalog
 from regraft.formats.codex_mem import database as codex_mem_database
+from regraft.kinds import NAMES, PREVIEW_SOURCES, V2_STORES, Kind
 from regraft.ledger import ledger
 from regraft.ledger.changes import RunRecord
-from regraft.locate import NAMES, PREVIEW_SOURCES, Kind, Located, located
+from regraft.locate import Located, located
 from regraft.pending import pending_in
 from regraft.profile_errors import ProfilePending
 from regraft.text import path_text
 from repair.changes import files
 
 #: Kinds that are changed in place.
-KINDS = checked.KINDS
+KINDS = V2_STORES
 #: Commands that take what preview builds wrote, too.
 _FOR_PREVIEWS = {"upgrade", "history", "undo"}
 #: Commands that take stores of other systems.
@@ -46,7 +46,7 @@ _ONLY_READ = {"history"}
 _ONLY_SYSTEMS = {"rebuild", "clear-failed"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Store:
     """A library, a profile, a base's folder or an index file, as it is on disk now."""
 
@@ -114,7 +114,7 @@ class Store:
     def audit(self, level: Level = Level.DEFAULT, bases: frozenset[str] | None = None) -> Audit:
         """Check it without writing: all that was chosen, or just ``bases``."""
         wanted = self.chosen if bases is None else bases
-        return systems.audit(self.found, checked.Wish(level, bases=tuple(sorted(wanted))))
+        return systems.audit(self.found, CheckOptions(level=level, bases=tuple(sorted(wanted))))
 
     def findings(self, level: Level = Level.DEFAULT) -> list[Finding]:
         """Return what ``check`` finds in what was chosen."""
@@ -160,7 +160,9 @@ def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ..
     with located(path, kind) as found:
         if not _takes(command, found.kind) or found.is_archive:
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(command, found))
-        store = Store(path, found.tree.path, found, frozenset(systems.chosen_bases(found, bases)))
+        store = Store(
+            path=path, root=found.tree.path, found=found, chosen=frozenset(systems.chosen_bases(found, bases))
+        )
         if command in _ONLY_READ:
             yield store
             return

@@ -15,7 +15,8 @@ import apsw
 from regraft import sqlite
 from regraft.clock import iso_time
 from regraft.errors import LedgerUnreadable, RunUnknown, UndoRefused
-from regraft.ledger import durable, ledger
+from regraft.ledger import durable
+from regraft.ledger import ledger as ledgers
 from regraft.ledger.changes import RunRecord
 from regraft.ledger.ledger import FOLDER, Ledger
 from regraft.ledger.values import Recorded, RecordedAction
@@ -33,7 +34,7 @@ def history(root: Path, chosen: Callable[[Sequence[RunRecord]], Sequence[RunReco
     Raises:
         LedgerUnreadable
     """
-    return [_run(record) for record in reversed(chosen(ledger.read_runs(root)))]
+    return [_run(record) for record in reversed(chosen(ledgers.read_runs(root)))]
 
 
 def _run(record: RunRecord) -> dict[str, Any]:
@@ -150,14 +151,14 @@ def _demand_fit(root: Path, change: Recorded) -> None:
     if change.means == "file" and change.file.new and kept is not None and kept.is_symlink():
         # Nothing is put in the place of a link; one that is kept was, and would lead whoever writes to it elsewhere.
         reason = f"what takes a change of {shown(change.path)} back is a link, {FOLDER}/{shown(change.kept)}"
-        raise LedgerUnreadable(path=ledger.path_of(root), reason=reason)
+        raise LedgerUnreadable(path=ledgers.path_of(root), reason=reason)
     if change.means != "rows" or kept is None or not kept.is_file():
         return
     with suppress(*sqlite.CONTENT_ERRORS, apsw.CantOpenError, OSError), sqlite.reading(root / change.path) as db:
         problem = changesets.unfit(db, kept)
         if problem is not None:
             reason = f"what takes a change of {shown(change.path)} back is {FOLDER}/{shown(change.kept)}, and {problem}"
-            raise LedgerUnreadable(path=ledger.path_of(root), reason=reason)
+            raise LedgerUnreadable(path=ledgers.path_of(root), reason=reason)
 
 
 @contextmanager
@@ -171,21 +172,21 @@ def _trial(path: Path, on_copy: bool) -> Iterator[Path]:
         yield folder / "copy.sqlite"
 
 
-def take_back(root: Path, book: Ledger, run_id: str) -> None:
+def take_back(root: Path, ledger: Ledger, run_id: str) -> None:
     """Take every change of a run back, the last one first; see :func:`demand_unchanged`.
 
     Raises:
         UndoRefused: rows were changed since.
         StoreBusy, StoreNotWritable, OSError, apsw.Error
     """
-    run = next(one for one in book.changes.runs() if one.run_id == run_id)
+    run = next(one for one in ledger.changes.runs() if one.run_id == run_id)
     for change in reversed(undoable(run)):
-        book.changes.settle(change.change_id, "undoing")
+        ledger.changes.settle(change.change_id, "undoing")
         if change.means == "rows":
             _take_back_rows(root, change)
         else:
             _take_back_file(root, change)
-        book.changes.settle(change.change_id, "undone", 0)
+        ledger.changes.settle(change.change_id, "undone", 0)
         apply.forget(root, apply.kept_of(root, change))
     apply.clean(root)
 

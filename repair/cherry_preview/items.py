@@ -36,7 +36,7 @@ from repair.changes.store import Store
 Write = Callable[[Path], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """Where preview stores are: the store that is changed, its catalog, and what a migration would make of them."""
 
@@ -133,8 +133,10 @@ class Namer:
             return path
         if target.exists():
             return path if filecmp.cmp(source, target, shallow=False) else self._virtual(item)
-        said = f"copy {source.name} to {path}: another item has that file, too"
-        action = Action("copy-file", said, self._upgrade.base, path, bytes=source.stat().st_size)
+        message = f"copy {source.name} to {path}: another item has that file, too"
+        action = Action(
+            action="copy-file", message=message, base=self._upgrade.base, subject=path, bytes=source.stat().st_size
+        )
         self._upgrade.files.append((path, partial(durable.copy_file, source), action, action.bytes))
         return path
 
@@ -143,8 +145,10 @@ class Namer:
         return BODY_SEPARATOR.join(body for body, _ in rows)
 
     def _write_snapshot(self, path: str, item: ItemPlan, material: MaterialPlan) -> None:
-        said = f"write {path}, the text of a {item.type}"
-        action = Action("write-snapshot", said, self._upgrade.base, path, bytes=material.body_bytes)
+        message = f"write {path}, the text of a {item.type}"
+        action = Action(
+            action="write-snapshot", message=message, base=self._upgrade.base, subject=path, bytes=material.body_bytes
+        )
         origin, size, stamp = self._path, self._upgrade.plan.vector_bytes, self._timestamp
 
         def write(new: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 import apsw
 
 from checks.cherry_v2 import findings as v2
-from migrators import ModelWord
+from migrators import ModelOverrides
 from migrators.cherry_preview.draft import draft_library
 from migrators.pipeline.drafts import LibraryDraft
 from migrators.pipeline.plan import plan_base
@@ -36,7 +36,7 @@ from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.ledger import durable
 from regraft.report import notices
 from regraft.text import counted
-from repair.changes.plan import Action, FileChange, Left, Plan, RowsChange
+from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_preview.items import Namer, Source, Upgrade, Write
 
@@ -44,13 +44,13 @@ from repair.cherry_preview.items import Namer, Source, Upgrade, Write
 _ANY_MODEL = ModelChoice("?")
 
 
-def plan(store: Store, places: dict[str, Place], word: ModelWord, now_ms: int, made: Plan) -> None:
+def plan(store: Store, places: dict[str, Place], model_overrides: ModelOverrides, now_ms: int, made: Plan) -> None:
     """Plan the upgrade of those bases that are in the layout of preview builds, by their ids.
 
     Files below ``raw/`` come first, then the catalog, then the indexes: a run that is killed meanwhile is found
     unfinished by the next one.
     """
-    source = _read(store, places, word, now_ms, made)
+    source = _read(store, places, model_overrides, now_ms, made)
     if source is None:
         return
     upgrades = []
@@ -58,8 +58,16 @@ def plan(store: Store, places: dict[str, Place], word: ModelWord, now_ms: int, m
         try:
             found = _planned(source, base, place, made)
         except (StoreProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
-            said = str(error) if isinstance(error, StoreProblem) else f"cannot be read: {error}"
-            made.left.append(Left(v2.SCHEMA_PREVIEW, f"{place.name} {said}", base, place.name, severity="error"))
+            message = str(error) if isinstance(error, StoreProblem) else f"cannot be read: {error}"
+            made.left.append(
+                Unresolved(
+                    finding=v2.SCHEMA_PREVIEW,
+                    reason=f"{place.name} {message}",
+                    base=base,
+                    subject=place.name,
+                    severity="error",
+                )
+            )
             continue
         if found is not None:
             upgrades.append(found)
@@ -69,28 +77,40 @@ def plan(store: Store, places: dict[str, Place], word: ModelWord, now_ms: int, m
         if folder is None or folder != upgrade.place.name:
             raw = upgrade.place.raw if folder is None else f"{folder}/{RAW_FOLDER}"
             files = upgrade.files
-            made.changes += [FileChange(f"{raw}/{name}", (act,), write, size) for name, write, act, size in files]
+            made.changes += [
+                FileChange(path=f"{raw}/{name}", actions=(act,), make=write, bytes=size)
+                for name, write, act, size in files
+            ]
         indexes += _index_changes(source, upgrade, folder)
         if not upgrade.kept:
-            made.mends.add((v2.SCHEMA_PREVIEW, upgrade.base))
+            made.resolves.add((v2.SCHEMA_PREVIEW, upgrade.base))
     made.changes += [*_catalog_change(store, upgrades), *indexes]
 
 
-def _read(store: Store, places: dict[str, Place], word: ModelWord, now_ms: int, made: Plan) -> Source | None:
+def _read(
+    store: Store, places: dict[str, Place], model_overrides: ModelOverrides, now_ms: int, made: Plan
+) -> Source | None:
     """Draft all bases as a migration does; None where a catalog that is there cannot be read."""
     try:
         catalog = None if store.catalog is None else read_catalog(store.root / store.catalog)
     except CatalogProblem as problem:
         for base, place in places.items():
-            said = f"its items are in the catalog, which {problem}"
-            made.left.append(Left(v2.SCHEMA_PREVIEW, said, base, place.name, severity="error"))
+            message = f"its items are in the catalog, which {problem}"
+            made.left.append(
+                Unresolved(finding=v2.SCHEMA_PREVIEW, reason=message, base=base, subject=place.name, severity="error")
+            )
         return None
-    library: LibraryDraft = draft_library(store.found, word)
+    library: LibraryDraft = draft_library(store.found, model_overrides)
     by_store = {draft.vector_file: draft for draft in library.bases}
     for notice in library.notices:
         if notice.code == notices.OPTION_UNUSED:
-            made.left.append(Left(v2.SCHEMA_PREVIEW, notice.message))
-    return Source(store, catalog, {base: by_store[place.name] for base, place in places.items()}, now_ms)
+            made.left.append(Unresolved(finding=v2.SCHEMA_PREVIEW, reason=notice.message))
+    return Source(
+        store=store,
+        catalog=catalog,
+        drafts={base: by_store[place.name] for base, place in places.items()},
+        now_ms=now_ms,
+    )
 
 
 # --- one base --------------------------------------------------------------------------------------------------------
@@ -111,15 +131,26 @@ def _planned(source: Source, base: str, place: Place, made: Plan) -> Upgrade | N
                 f"{counted(kept, 'row')} cannot be carried, and its texts are in another encoding than {older.ENCODING}"
             )
         if problem:
-            made.left.append(Left(v2.SCHEMA_PREVIEW, problem, base, place.name, severity="error"))
+            made.left.append(
+                Unresolved(finding=v2.SCHEMA_PREVIEW, reason=problem, base=base, subject=place.name, severity="error")
+            )
             return None
         upgrade = Upgrade(base, place, planned, kept=kept)
         Namer(source, upgrade, row, db).name()
     _plan_base_row(upgrade, row)
     for notice in planned.notices:
         if notice.code in planned.rows.skipped:
-            said = f"{notice.message}; they stay in the table of the preview build"
-            made.left.append(Left(v2.SCHEMA_PREVIEW, said, base, place.name, notice.count, "warning"))
+            message = f"{notice.message}; they stay in the table of the preview build"
+            made.left.append(
+                Unresolved(
+                    finding=v2.SCHEMA_PREVIEW,
+                    reason=message,
+                    base=base,
+                    subject=place.name,
+                    count=notice.count,
+                    severity="warning",
+                )
+            )
     return upgrade
 
 
@@ -131,8 +162,8 @@ def _row_of(source: Source, base: str) -> Row | None:
 def _problem(source: Source, planned: BasePlan, survey: Survey, row: Row | None) -> str | None:
     """Return why a base cannot be carried whole, for a person."""
     if planned.error is not None and survey.rows:
-        said = [notice.message for notice in planned.notices if notice.code == planned.error]
-        return said[0] if said else planned.error
+        message = [notice.message for notice in planned.notices if notice.code == planned.error]
+        return message[0] if message else planned.error
     model = planned.draft.embedding.id
     if row is None or model is None or row.get("embedding_model_id") == model or source.catalog is None:
         return None
@@ -179,10 +210,12 @@ def _catalog_change(store: Store, upgrades: list[Upgrade]) -> Iterator[RowsChang
     for upgrade in upgrades:
         items = sum(what == "item" for _, _, what in upgrade.updates)
         if items:
-            said = f"give {counted(items, 'item')} the data that v2 needs"
-            actions.append(Action("update-items", said, upgrade.base, count=items))
+            message = f"give {counted(items, 'item')} the data that v2 needs"
+            actions.append(Action(action="update-items", message=message, base=upgrade.base, count=items))
         if items < len(upgrade.updates):
-            actions.append(Action("update-base", "mark the base completed, with its dimensions", upgrade.base))
+            actions.append(
+                Action(action="update-base", message="mark the base completed, with its dimensions", base=upgrade.base)
+            )
     path = store.root / store.catalog
 
     def apply(db: apsw.Connection) -> None:
@@ -193,7 +226,7 @@ def _catalog_change(store: Store, upgrades: list[Upgrade]) -> Iterator[RowsChang
 
     tables = [name for name in ("knowledge_base", "knowledge_item") if any(f" {name} " in sql for sql, _ in updates)]
     size = sum(len(str(value)) for _, values in updates for value in values)
-    yield RowsChange(store.catalog, tuple(actions), apply, tuple(tables), size)
+    yield RowsChange(path=store.catalog, actions=tuple(actions), apply=apply, tables=tuple(tables), bytes=size)
 
 
 def _folder_of(place: Place) -> str | None:
@@ -208,20 +241,34 @@ def _index_changes(source: Source, upgrade: Upgrade, folder: str | None) -> Iter
     planned, place = upgrade.plan, upgrade.place
     size = planned_bytes(replace(planned, error=None))
     units = planned.rows.carried
-    said = f"write {counted(units, 'row')} of a preview build as units of v2, with their vectors"
-    action = Action("upgrade-preview", said, upgrade.base, place.name, units, size, v2.SCHEMA_PREVIEW)
+    message = f"write {counted(units, 'row')} of a preview build as units of v2, with their vectors"
+    action = Action(
+        action="upgrade-preview",
+        message=message,
+        base=upgrade.base,
+        subject=place.name,
+        count=units,
+        bytes=size,
+        finding=v2.SCHEMA_PREVIEW,
+    )
     make = partial(_make_index, source, upgrade)
     if folder is None:
-        yield FileChange(place.name, (action,), make, size)
+        yield FileChange(path=place.name, actions=(action,), make=make, bytes=size)
     elif folder == place.name:
         # A folder takes the place of the file that is called like it.
         yield FileChange(
-            folder, (action, *(act for _, _, act, _ in upgrade.files)), partial(_make_folder, upgrade, make)
+            path=folder,
+            actions=(action, *(act for _, _, act, _ in upgrade.files)),
+            make=partial(_make_folder, upgrade, make),
         )
     else:
-        yield FileChange(f"{folder}/{INDEX_FILE}", (action,), make, size)
-        gone = Action("remove-file", f"take {place.name} away: its rows are in the base's folder", upgrade.base)
-        yield FileChange(place.name, (gone,), None)
+        yield FileChange(path=f"{folder}/{INDEX_FILE}", actions=(action,), make=make, bytes=size)
+        gone = Action(
+            action="remove-file",
+            message=f"take {place.name} away: its rows are in the base's folder",
+            base=upgrade.base,
+        )
+        yield FileChange(path=place.name, actions=(gone,), make=None)
 
 
 def _make_folder(upgrade: Upgrade, make: Write, new: Path) -> None:
@@ -247,15 +294,15 @@ def _make_index(source: Source, upgrade: Upgrade, new: Path) -> None:
             )
             tallies, digest = index.build_index(new, base, source.now_ms, materials, lambda *_: None)
         if tallies.units != planned.rows.carried:
-            said = f"{tallies.units} rows were carried instead of {planned.rows.carried}"
-            raise VerificationFailed(base=upgrade.base, reason=said)
+            message = f"{tallies.units} rows were carried instead of {planned.rows.carried}"
+            raise VerificationFailed(base=upgrade.base, reason=message)
         index.verify(new, base, tallies, digest, size or None)
         if upgrade.kept:
             runs = chain.from_iterable(one.runs for one in planned.materials)
             kept = libsql.keep_rows(copy, new, runs, size)
             if kept != upgrade.kept:
-                said = f"{kept} rows stay in the preview table instead of {upgrade.kept}"
-                raise VerificationFailed(base=upgrade.base, reason=said)
+                message = f"{kept} rows stay in the preview table instead of {upgrade.kept}"
+                raise VerificationFailed(base=upgrade.base, reason=message)
     durable.copy_mode(path, new)
 
 

@@ -14,14 +14,16 @@ import apsw
 
 from checks.audit.collector import Level
 from checks.audit.findings import SAMPLES, Audit, Finding
+from checks.audit.options import CommandLine
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.repairs import CommandLine
 from regraft.errors import RegraftError
-from regraft.locate import Kind, Located
+from regraft.kinds import Kind
+from regraft.locate import Located
 from regraft.text import counted
-from repair.changes.plan import Left, Plan
+from repair.changes.plan import Plan, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2 import gc, rescue
+from repair.options import GcOptions
 
 #: What v1's vector files can bring back.
 _RESCUED = frozenset({v2.BASE_FAILED, v2.BASE_NO_INDEX, v2.ITEM_NO_MATERIAL, v2.ITEM_TOMBSTONE})
@@ -44,7 +46,7 @@ def with_hints(audit: Audit, found: Located, level: Level, bases: Collection[str
     names = {finding.name for finding in audit.findings}
     if v2.PENDING in names or audit.not_checked:
         return audit
-    store = Store(found.path, found.tree.path, found, frozenset(bases))
+    store = Store(path=found.path, root=found.tree.path, found=found, chosen=frozenset(bases))
     rescued = _rescue_plan(store) if found.kind is Kind.V2_PROFILE and names & _RESCUED else Plan()
     helped = _helped(rescued)
     is_needed = bool(rescued.changes or helped)
@@ -65,7 +67,7 @@ def _rescue_plan(store: Store) -> Plan:
     """Return what a rescue would do; nothing where none can be planned."""
     with ExitStack() as keep:
         try:
-            return rescue.plan(store, rescue.Wish(0, keep))
+            return rescue.plan(store, rescue.RescueOptions(0, keep))
         except (RegraftError, OSError, apsw.Error, UnicodeDecodeError):
             return Plan()
 
@@ -73,15 +75,15 @@ def _rescue_plan(store: Store) -> Plan:
 def _would_collect(store: Store) -> bool:
     """Tell whether ``gc`` would remove every vector file that v1 left."""
     try:
-        planned = gc.plan(store, gc.Wish(0, v1_leftovers=True))
+        planned = gc.plan(store, GcOptions(now_ms=0, v1_leftovers=True))
     except (RegraftError, OSError, apsw.Error, UnicodeDecodeError):
         return False
-    return (v2.LEFTOVER, None) in planned.mends
+    return (v2.LEFTOVER, None) in planned.resolves
 
 
 def _helped(plan: Plan) -> dict[tuple[str, str | None], str | None]:
     """Return the findings that a rescue mends, with the command line where it needs a word of the user's."""
-    helped: dict[tuple[str, str | None], str | None] = dict.fromkeys(plan.mends)
+    helped: dict[tuple[str, str | None], str | None] = dict.fromkeys(plan.resolves)
     for left in plan.left:
         if left.finding in _RESCUED and left.repair is not None:
             helped[left.finding, left.base] = left.repair
@@ -140,7 +142,7 @@ def _without_rescue(finding: Finding, plan: Plan) -> Finding:
     return replace(finding, message=f"{finding.message}: {reasons[0].reason}") if reasons else finding
 
 
-def _never_there(finding: Finding, plan: Plan, reasons: list[Left]) -> Finding:
+def _never_there(finding: Finding, plan: Plan, reasons: list[Unresolved]) -> Finding:
     """Return a finding of items without a text: a note where v1 had none of it either."""
     if any(one.count == finding.count and one.severity == "note" for one in reasons):
         return replace(finding, severity="note", message=f"{finding.message}: v1 has no rows of it either")

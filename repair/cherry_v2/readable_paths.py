@@ -25,7 +25,7 @@ from regraft.folder_paths import ChildPaths, FolderPrefixes
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.text import counted, is_blank, whole
-from repair.changes.plan import Action, Left, RowsChange
+from repair.changes.plan import Action, RowsChange, Unresolved
 from repair.cherry_v2.taken_paths import taken_paths
 
 _ITEMS = ("knowledge_item",)
@@ -40,12 +40,16 @@ class NewPaths:
     files: dict[str, str] = field(default_factory=dict)
     #: Of files that have such a path already, and whose material does not: a run was killed before the index followed.
     following: dict[str, str] = field(default_factory=dict)
-    left: list[Left] = field(default_factory=list)
+    left: list[Unresolved] = field(default_factory=list)
 
     def leave(self, reason: str, item: str | None, count: int = 1) -> None:
         """Say what stays as it is."""
         severity = FINDINGS[v2.ITEM_PATH_IS_ID].severity
-        self.left.append(Left(v2.ITEM_PATH_IS_ID, reason, self.base, item, count, severity))
+        self.left.append(
+            Unresolved(
+                finding=v2.ITEM_PATH_IS_ID, reason=reason, base=self.base, subject=item, count=count, severity=severity
+            )
+        )
 
 
 def new_paths(base: str, items: Sequence[Row], materials: dict[str, str], raw: Path) -> NewPaths:
@@ -136,15 +140,22 @@ def catalog_change(root: Path, catalog: str, every: Sequence[NewPaths]) -> RowsC
                 _set_path(db, path, paths.base, item, new, "type = 'file' AND data ->> '$.relativePath' = id")
 
     size = sum(200 + len(new) for paths in every for new in (*paths.prefixes.values(), *paths.files.values()))
-    return RowsChange(catalog, actions, apply, tables, size)
+    return RowsChange(path=catalog, actions=actions, apply=apply, tables=tables, bytes=size)
 
 
 def _item_actions(paths: NewPaths) -> Iterator[Action]:
     for action, noun, of_these in (("name-folders", "folder", paths.prefixes), ("name-files", "file", paths.files)):
         if of_these:
             which = "a prefix" if noun == "folder" else "a readable path"
-            said = f"give {counted(len(of_these), noun)} {which} ({next(iter(of_these.values()))})"
-            yield Action(action, said, paths.base, None, len(of_these), finding=v2.ITEM_PATH_IS_ID)
+            message = f"give {counted(len(of_these), noun)} {which} ({next(iter(of_these.values()))})"
+            yield Action(
+                action=action,
+                message=message,
+                base=paths.base,
+                subject=None,
+                count=len(of_these),
+                finding=v2.ITEM_PATH_IS_ID,
+            )
 
 
 def _set_path(db: apsw.Connection, path: Path, base: str, item: str, new: str, condition: str) -> None:
@@ -161,8 +172,15 @@ def index_change(root: Path, index: str, paths: NewPaths, materials: dict[str, s
     moves = [(new, item) for item, new in every.items() if materials.get(item) == item]
     if not moves:
         return None
-    said = f"give {counted(len(moves), 'material')} the path of its item"
-    action = Action("update-paths", said, paths.base, None, len(moves), finding=v2.ITEM_PATH_IS_ID)
+    message = f"give {counted(len(moves), 'material')} the path of its item"
+    action = Action(
+        action="update-paths",
+        message=message,
+        base=paths.base,
+        subject=None,
+        count=len(moves),
+        finding=v2.ITEM_PATH_IS_ID,
+    )
 
     def apply(db: apsw.Connection) -> None:
         for new, item in moves:
@@ -173,4 +191,6 @@ def index_change(root: Path, index: str, paths: NewPaths, materials: dict[str, s
             if db.total_changes() == before:
                 raise PlanOutdated(path=root / index, reason=f"the material {item} has another path now")
 
-    return RowsChange(index, (action,), apply, ("material",), sum(200 + len(new) for new, _ in moves))
+    return RowsChange(
+        path=index, actions=(action,), apply=apply, tables=("material",), bytes=sum(200 + len(new) for new, _ in moves)
+    )

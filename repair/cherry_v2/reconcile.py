@@ -18,16 +18,16 @@ import apsw
 from checks.audit.collector import Level
 from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import base_key, is_foreign, path_of
+from checks.cherry_v2.catalog_rows import is_foreign, path_of
 from checks.cherry_v2.index_file import path_problem
 from regraft import sqlite
 from regraft.errors import NotChanged, PlanOutdated, SourceUnreadable
 from regraft.following import OutOfOrder, differences
 from regraft.formats.cherry_v2 import layout
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
-from regraft.locate import NAMES
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_key, read_catalog
+from regraft.kinds import NAMES
 from regraft.text import argument, counted, decode_utf8, whole
-from repair.changes.plan import Action, Left, Plan, RowsChange
+from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.rules.evidence import DAMAGE
 
@@ -79,26 +79,37 @@ def _plan_base(store: Store, base: str, found: list[Finding], made: Plan, *, is_
         follows.compare(lacks_any=any(finding.name == v2.ITEM_NO_MATERIAL for finding in found))
         change = follows.change()
     except (apsw.Error, OSError, UnicodeDecodeError, OutOfOrder) as problem:
-        said = f"index and catalog cannot be held against each other: {problem}"
-        made.left += [Left(name, said, base, severity=FINDINGS[name].severity) for name in sorted(wanted)]
+        message = f"index and catalog cannot be held against each other: {problem}"
+        made.left += [
+            Unresolved(finding=name, reason=message, base=base, severity=FINDINGS[name].severity)
+            for name in sorted(wanted)
+        ]
         return
     made.left += follows.left
     if change is not None:
         made.changes.append(change)
     of_these = {one.finding for one in follows.left}
-    made.mends |= {(name, base) for name in wanted - of_these}
+    made.resolves |= {(name, base) for name in wanted - of_these}
 
 
-def _left(finding: Finding, reason: str) -> Left:
-    return Left(finding.name, reason, finding.base, finding.subject, finding.count, finding.severity, finding.repair)
+def _left(finding: Finding, reason: str) -> Unresolved:
+    return Unresolved(
+        finding=finding.name,
+        reason=reason,
+        base=finding.base,
+        subject=finding.subject,
+        count=finding.count,
+        severity=finding.severity,
+        repair=finding.repair,
+    )
 
 
-def _lacking(store: Store, finding: Finding) -> Left:
+def _lacking(store: Store, finding: Finding) -> Unresolved:
     left = _left(finding, finding.message)
     if not store.is_profile or finding.name == v2.ITEM_NOT_INDEXED:
         return left
     # The upgrade may have left the v1 file that has it.
-    return Left(**{**left.document(), "repair": f"regraft rescue {shlex.quote(argument(store.root))}"})
+    return Unresolved(**{**left.document(), "repair": f"regraft rescue {shlex.quote(argument(store.root))}"})
 
 
 # --- one base --------------------------------------------------------------------------------------------------------
@@ -109,7 +120,7 @@ _BODIES = f"""SELECT t.rowid FROM search_unit u
     WHERE u.material_id IN {_GONE}"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Kind:
     """Rows of one table that go with the materials ``?1``, a JSON list of ids."""
 
@@ -124,33 +135,43 @@ class _Kind:
 #: In the order in which they go: a text, which materials have a key to, is the last.
 _KINDS = (
     _Kind(
-        "delete-embeddings",
-        "vector",
-        "embedding",
+        action="delete-embeddings",
+        noun="vector",
+        table="embedding",
         # CROSS JOIN: the bodies first. Without statistics SQLite would begin with every vector of the file.
-        f"""WITH bodies (body) AS MATERIALIZED ({_BODIES})
+        rows=f"""WITH bodies (body) AS MATERIALIZED ({_BODIES})
             SELECT DISTINCT e.rowid FROM bodies CROSS JOIN search_text t ON t.rowid = body
              CROSS JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
              WHERE NOT EXISTS (SELECT 1 FROM search_text o WHERE o.embedding_text_hash = e.embedding_text_hash
                                   AND o.rowid NOT IN (SELECT body FROM bodies))""",
-        "octet_length(vector_blob)",
+        size="octet_length(vector_blob)",
     ),
-    _Kind("delete-bodies", "body", "search_text", _BODIES, "octet_length(text)"),
+    _Kind(action="delete-bodies", noun="body", table="search_text", rows=_BODIES, size="octet_length(text)"),
     _Kind(
-        "delete-contents",
-        "text",
-        "content",
-        f"""SELECT c.rowid FROM content c
+        action="delete-contents",
+        noun="text",
+        table="content",
+        rows=f"""SELECT c.rowid FROM content c
              WHERE c.content_hash IN (SELECT current_content_hash FROM material WHERE material_id IN {_GONE}
                                       UNION SELECT content_hash FROM search_unit WHERE material_id IN {_GONE})
                AND NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = c.content_hash
                                   AND m.material_id NOT IN {_GONE})
                AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = c.content_hash
                                   AND u.material_id NOT IN {_GONE})""",
-        "octet_length(text)",
+        size="octet_length(text)",
     ),
-    _Kind("delete-units", "unit", "search_unit", f"SELECT rowid FROM search_unit WHERE material_id IN {_GONE}"),
-    _Kind("delete-materials", "material", "material", f"SELECT rowid FROM material WHERE material_id IN {_GONE}"),
+    _Kind(
+        action="delete-units",
+        noun="unit",
+        table="search_unit",
+        rows=f"SELECT rowid FROM search_unit WHERE material_id IN {_GONE}",
+    ),
+    _Kind(
+        action="delete-materials",
+        noun="material",
+        table="material",
+        rows=f"SELECT rowid FROM material WHERE material_id IN {_GONE}",
+    ),
 )
 #: What of them is deleted when.
 _ORDER = ("search_text", "search_unit", "material", "content", "embedding")
@@ -175,7 +196,7 @@ class _Follows:
     #: Ids of materials that go, and those that get another path.
     gone: list[str] = field(default_factory=list)
     moves: list[_Move] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)
+    left: list[Unresolved] = field(default_factory=list)
 
     def compare(self, *, lacks_any: bool) -> None:
         """Find the differences; ``lacks_any`` tells whether there are items whose material is missing.
@@ -198,7 +219,16 @@ class _Follows:
         self._leave_files()
 
     def _leave(self, finding: str, reason: str, subject: str | None, count: int = 1) -> None:
-        self.left.append(Left(finding, reason, self.base, subject, count, FINDINGS[finding].severity))
+        self.left.append(
+            Unresolved(
+                finding=finding,
+                reason=reason,
+                base=self.base,
+                subject=subject,
+                count=count,
+                severity=FINDINGS[finding].severity,
+            )
+        )
 
     def _orphaned(self, items: apsw.Connection, key: bytes) -> None:
         material = _text(key)
@@ -268,8 +298,8 @@ class _Follows:
         raw = self.store.root / self.index.raw
         for move in self.moves:
             if move.new != move.material and not _is_file(raw, move.new) and _is_file(raw, move.old):
-                said = f'its file is still called "{move.old}", and its item says "{move.new}"'
-                self._leave(v2.RAW_MISSING, said, move.material)
+                message = f'its file is still called "{move.old}", and its item says "{move.new}"'
+                self._leave(v2.RAW_MISSING, message, move.material)
 
     # --- the change --------------------------------------------------------------------------------------------------
 
@@ -284,9 +314,19 @@ class _Follows:
             counts = _counts(db, gone)
         actions = list(self._deletions(counts))
         if moves:
-            said = f"give {counted(len(moves), 'material')} the path of its item"
+            message = f"give {counted(len(moves), 'material')} the path of its item"
             subject = moves[0].material if len(moves) == 1 else None
-            actions.append(Action("update-paths", said, self.base, subject, len(moves), 0, v2.MATERIAL_PATH))
+            actions.append(
+                Action(
+                    action="update-paths",
+                    message=message,
+                    base=self.base,
+                    subject=subject,
+                    count=len(moves),
+                    bytes=0,
+                    finding=v2.MATERIAL_PATH,
+                )
+            )
         if not actions:
             return None
 
@@ -301,7 +341,9 @@ class _Follows:
         tables += ["material"] if moves and "material" not in tables else []
         size = sum(held for _, held in counts.values())
         bodies = "search_text" in tables
-        return RowsChange(self.index.name, tuple(actions), apply, tuple(tables), size, bodies)
+        return RowsChange(
+            path=self.index.name, actions=tuple(actions), apply=apply, tables=tuple(tables), bytes=size, bodies=bodies
+        )
 
     def _deletions(self, counts: dict[str, tuple[int, int]]) -> Iterator[Action]:
         for kind in reversed(_KINDS):
@@ -309,8 +351,16 @@ class _Follows:
             if count:
                 which = "without an item" if kind.table == "material" else "that nothing else needs"
                 finding = v2.MATERIAL_ORPHAN if kind.table == "material" else None
-                said = f"delete {counted(count, kind.noun)} {which}"
-                yield Action(kind.action, said, self.base, None, count, size, finding)
+                message = f"delete {counted(count, kind.noun)} {which}"
+                yield Action(
+                    action=kind.action,
+                    message=message,
+                    base=self.base,
+                    subject=None,
+                    count=count,
+                    bytes=size,
+                    finding=finding,
+                )
 
 
 def _text(raw: bytes | None) -> str | None:

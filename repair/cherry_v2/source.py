@@ -19,7 +19,6 @@ import apsw
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import base_key
 from checks.cherry_v2.packs import BACKUP_SLIM
 from regraft import links, sqlite
 from regraft.base_names import known_id, meant
@@ -28,11 +27,12 @@ from regraft.formats import json_text
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v1.backup import inner_folder
 from regraft.formats.cherry_v2 import pack
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
 from regraft.formats.cherry_v2.library_report import report_bytes
+from regraft.kinds import BASE_SOURCES, NAMES, V1_SOURCES, Kind
 from regraft.ledger.values import path_of
 from regraft.links import leads_out
-from regraft.locate import BASE_SOURCES, INDEX_FILE, NAMES, RAW_FOLDER, V1_SOURCES, Kind, Located, located
+from regraft.locate import INDEX_FILE, RAW_FOLDER, Located, located
 from regraft.move_errors import PackDamaged, ProfileInUse
 from regraft.names import is_folder_name
 from regraft.tree import Tree, ZipTree, join
@@ -188,17 +188,26 @@ class BaseSource:
                 damage = table_damage_of(db)
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
             damage = str(error)
-        return None if damage is None else Finding(v2.CORRUPT, "error", f"SQLite's own check says: {damage}", base)
+        return (
+            None
+            if damage is None
+            else Finding(name=v2.CORRUPT, severity="error", message=f"SQLite's own check says: {damage}", base=base)
+        )
 
     def problem(self, base: str, findings: list[Finding]) -> Finding | None:
         """Return what keeps a base where it is, of what was found; None where nothing does."""
         if not isinstance(self.bases[base].get("id"), str) or not is_folder_name(base):
-            return Finding(v2.BASE_STATUS, "error", "its id is no name of a folder", base)
+            return Finding(name=v2.BASE_STATUS, severity="error", message="its id is no name of a folder", base=base)
         if self.is_slim and base not in self.store.stores:
-            said = "a slim backup has its rows, and neither its index nor its files: take a full one, or the profile"
-            return Finding(BACKUP_SLIM, "warning", said, base)
+            message = "a slim backup has its rows, and neither its index nor its files: take a full one, or the profile"
+            return Finding(name=BACKUP_SLIM, severity="warning", message=message, base=base)
         if INDEX_FILE in self.files(base).links:
-            return Finding(v2.BASE_NO_INDEX, "error", "its index is a link, or behind one: it is not followed", base)
+            return Finding(
+                name=v2.BASE_NO_INDEX,
+                severity="error",
+                message="its index is a link, or behind one: it is not followed",
+                base=base,
+            )
         return next((one for one in findings if one.base == base and one.name in _GRAVE), None)
 
     def demand_whole(self) -> None:
@@ -290,7 +299,7 @@ def opened(path: Path, kind: Kind | None, named: Sequence[str], command: str) ->
         legacy = (manifest.legacy_ids if manifest is not None else {}) | _reported_ids(found.tree, inside)
         chosen = _chosen(named, {base_key(row): row for row in rows.bases}, legacy)
         with on_disk(found, chosen) as unpacked:
-            store = Store(path, unpacked.tree.path, unpacked, frozenset(chosen))
+            store = Store(path=path, root=unpacked.tree.path, found=unpacked, chosen=frozenset(chosen))
             pristine = manifest if found.is_archive or is_pristine(store.root) else None
             yield BaseSource(
                 store=store,

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import apsw
 
-from checks.audit.collector import Ledger, named
+from checks.audit.collector import FindingCollector, named
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.schema_shape import Shape, shape_of
-from migrators import ModelWord
+from migrators import ModelOverrides
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_preview import libsql
@@ -25,7 +25,7 @@ from regraft.formats.cherry_v2.index.older import OldIndex
 from regraft.formats.cherry_v2.layout import Store as Place
 from regraft.ledger import durable
 from regraft.text import counted
-from repair.changes.plan import Action, FileChange, Left, Plan, RowsChange
+from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_preview import upgrade
 from repair.cherry_v2 import upgrade_catalog
@@ -35,14 +35,14 @@ _DAMAGE = (apsw.Error, OSError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True)
-class Wish:
+class UpgradeOptions:
     """What the user says of models of preview builds; ``now_ms`` is the run's time."""
 
     now_ms: int
-    word: ModelWord = field(default_factory=ModelWord)
+    model_overrides: ModelOverrides = field(default_factory=ModelOverrides)
 
 
-def plan(store: Store, wish: Wish) -> Plan:
+def plan(store: Store, options: UpgradeOptions) -> Plan:
     """Return what has to be done for every chosen index file to be of version 2; nothing is written."""
     made = Plan()
     previews: dict[str, Place] = {}
@@ -57,20 +57,24 @@ def plan(store: Store, wish: Wish) -> Plan:
                 if place.look.layout is Layout.PREVIEW:
                     previews[base] = place
                 else:
-                    _plan_index(store, base, place, wish, made)
+                    _plan_index(store, base, place, options, made)
         except _DAMAGE as error:
             _leave_damaged(base, place.name, str(error), made)
     if previews:
-        upgrade.plan(store, previews, wish.word, wish.now_ms, made)
+        upgrade.plan(store, previews, options.model_overrides, options.now_ms, made)
     try:
         upgrade_catalog.plan(store, made)
     except _DAMAGE as error:
-        made.left.append(Left(v2.UNREADABLE, f"the catalog cannot be read: {error}", severity="error"))
+        made.left.append(
+            Unresolved(finding=v2.UNREADABLE, reason=f"the catalog cannot be read: {error}", severity="error")
+        )
     return made
 
 
 def _leave_damaged(base: str, name: str, problem: str, made: Plan) -> None:
-    made.left.append(Left(v2.UNREADABLE, f"{name} cannot be read: {problem}", base, severity="error"))
+    made.left.append(
+        Unresolved(finding=v2.UNREADABLE, reason=f"{name} cannot be read: {problem}", base=base, severity="error")
+    )
 
 
 def _may_be_made(store: Store, base: str, place: Place, made: Plan) -> bool:
@@ -79,15 +83,17 @@ def _may_be_made(store: Store, base: str, place: Place, made: Plan) -> bool:
         version, _ = older.version_of(db)
     if not older.is_newer(version):
         return True
-    said = f"the index is of version {named(version)}, and {SCHEMA_VERSION} is the latest that is known here"
-    made.left.append(Left(v2.SCHEMA_VERSION, said, base, place.name, severity="error"))
+    message = f"the index is of version {named(version)}, and {SCHEMA_VERSION} is the latest that is known here"
+    made.left.append(
+        Unresolved(finding=v2.SCHEMA_VERSION, reason=message, base=base, subject=place.name, severity="error")
+    )
     return False
 
 
 # --- seven tables ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Seen:
     """What is wrong with an index file of seven tables."""
 
@@ -118,50 +124,74 @@ class _Seen:
         return tuple(name for name, is_wrong in wrong.items() if is_wrong)
 
 
-def _plan_index(store: Store, base: str, place: Place, wish: Wish, made: Plan) -> None:
+def _plan_index(store: Store, base: str, place: Place, options: UpgradeOptions, made: Plan) -> None:
     path = store.root / place.name
     with libsql.readable(path) as copy, sqlite.reading(copy) as db:
         seen = _look(db, is_refused=copy != path)
         if seen.previews:
-            said = (
+            message = (
                 f"{counted(seen.previews, 'row')} of a preview build beside units of v2: nothing says which are right"
             )
-            made.left.append(Left(v2.SCHEMA_PREVIEW, said, base, place.name, seen.previews, "error"))
+            made.left.append(
+                Unresolved(
+                    finding=v2.SCHEMA_PREVIEW,
+                    reason=message,
+                    base=base,
+                    subject=place.name,
+                    count=seen.previews,
+                    severity="error",
+                )
+            )
         if not seen.findings and not seen.is_refused:
             return
         if seen.findings == (v2.SCHEMA_VERSION,) and seen.version != 1 and not seen.is_refused:
             _stamp(base, place.name, seen, made)
             return
-        old = older.examine(db, wish.now_ms, knows_base=place.base_id is not None)
+        old = older.examine(db, options.now_ms, knows_base=place.base_id is not None)
     if old.problems:
         for problem in old.problems:
             finding = v2.SCHEMA_MISSING if v2.SCHEMA_MISSING in seen.findings else (seen.findings or (v2.CORRUPT,))[0]
-            made.left.append(Left(finding, f"it stays in its layout: {problem}", base, place.name, severity="error"))
+            made.left.append(
+                Unresolved(
+                    finding=finding,
+                    reason=f"it stays in its layout: {problem}",
+                    base=base,
+                    subject=place.name,
+                    severity="error",
+                )
+            )
         return
     made.changes.append(_rebuild(path, base, place, old, seen))
-    made.mends |= {(finding, base) for finding in seen.findings}
+    made.resolves |= {(finding, base) for finding in seen.findings}
 
 
 def _look(db: apsw.Connection, *, is_refused: bool) -> _Seen:
     version, has_identity = older.version_of(db)
-    shape = shape_of(db, Ledger())
+    shape = shape_of(db, FindingCollector())
     unnumbered = 0
     if shape.has_rowid and shape.has("search_text"):
         unnumbered = db.execute("SELECT count(*) FROM search_text NOT INDEXED WHERE fts_rowid IS NULL").get
-    return _Seen(shape, version, has_identity, unnumbered, libsql.count_rows(db), is_refused)
+    return _Seen(
+        shape=shape,
+        version=version,
+        has_identity=has_identity,
+        unnumbered=unnumbered,
+        previews=libsql.count_rows(db),
+        is_refused=is_refused,
+    )
 
 
 def _stamp(base: str, name: str, seen: _Seen, made: Plan) -> None:
     """Plan the layout's version for a file that is in its layout and says another one."""
-    said = f"stamp the index as version {SCHEMA_VERSION}: its tables are, but it says {named(seen.version)}"
-    action = Action("stamp-version", said, base, name, finding=v2.SCHEMA_VERSION)
+    message = f"stamp the index as version {SCHEMA_VERSION}: its tables are, but it says {named(seen.version)}"
+    action = Action(action="stamp-version", message=message, base=base, subject=name, finding=v2.SCHEMA_VERSION)
 
     def apply(db: apsw.Connection) -> None:
         first = "(SELECT id FROM meta ORDER BY id LIMIT 1)"
         db.execute(f"UPDATE meta SET schema_version = ? WHERE id = {first}", (SCHEMA_VERSION,))
 
-    made.changes.append(RowsChange(name, (action,), apply, ("meta",)))
-    made.mends.add((v2.SCHEMA_VERSION, base))
+    made.changes.append(RowsChange(path=name, actions=(action,), apply=apply, tables=("meta",)))
+    made.resolves.add((v2.SCHEMA_VERSION, base))
 
 
 def _rebuild(path: Path, base: str, place: Place, old: OldIndex, seen: _Seen) -> FileChange:
@@ -171,10 +201,12 @@ def _rebuild(path: Path, base: str, place: Place, old: OldIndex, seen: _Seen) ->
     was = "a version nobody gives" if old.version is None else f"version {named(old.version)}"
     if seen.is_stamped:
         was = f"an unfinished version {SCHEMA_VERSION}"
-    said = f"write the index anew as version {SCHEMA_VERSION} (it is {was}), with all of its"
-    said = f"{said} {counted(units, 'unit')} and {counted(vectors, 'vector')}"
+    message = f"write the index anew as version {SCHEMA_VERSION} (it is {was}), with all of its"
+    message = f"{message} {counted(units, 'unit')} and {counted(vectors, 'vector')}"
     finding = seen.findings[0] if seen.findings else None
-    action = Action("upgrade-index", said, base, place.name, units, size, finding)
+    action = Action(
+        action="upgrade-index", message=message, base=base, subject=place.name, count=units, bytes=size, finding=finding
+    )
 
     def make(new: Path) -> None:
         demand_settled(path)
@@ -185,7 +217,7 @@ def _rebuild(path: Path, base: str, place: Place, old: OldIndex, seen: _Seen) ->
             raise PlanOutdated(path=path, reason="rows of a preview build were added or removed")
         durable.copy_mode(path, new)
 
-    return FileChange(place.name, (action,), make, size)
+    return FileChange(path=place.name, actions=(action,), make=make, bytes=size)
 
 
 def demand_settled(path: Path) -> None:

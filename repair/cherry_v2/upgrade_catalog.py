@@ -30,7 +30,7 @@ from regraft.formats.cherry_v2.layout import CATALOG_FILE
 from regraft.ledger import durable
 from regraft.text import counted
 from repair.changes.copies import copy_database
-from repair.changes.plan import Action, FileChange, Left, Plan, RowsChange
+from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 
 #: The tables of a library, parents first.
@@ -58,8 +58,10 @@ def plan(store: Store, made: Plan) -> None:
     if refused is None:
         _add(store.catalog, path, count, others, made)
     else:
-        said = f"the catalog stays in its layout: {refused}"
-        made.left.append(Left(v2.BASE_STATUS, said, None, store.catalog, severity="error"))
+        message = f"the catalog stays in its layout: {refused}"
+        made.left.append(
+            Unresolved(finding=v2.BASE_STATUS, reason=message, base=None, subject=store.catalog, severity="error")
+        )
 
 
 def _refused(path: Path, others: list[RowsChange]) -> str | None:
@@ -78,14 +80,14 @@ def _is_whole(store: Store) -> bool:
 
 def _add(name: str, path: Path, count: int, others: list[RowsChange], made: Plan) -> None:
     size = path.stat().st_size
-    said = f"write the catalog anew with its {counted(count, 'row')}: models in full, and no search mode beside them"
-    action = Action("upgrade-catalog", said, None, name, count, size)
+    message = f"write the catalog anew with its {counted(count, 'row')}: models in full, and no search mode beside them"
+    action = Action(action="upgrade-catalog", message=message, base=None, subject=name, count=count, bytes=size)
 
     def make(new: Path) -> None:
         _convert(path, others, new)
 
     actions = (action, *(act for other in others for act in other.actions))
-    change = FileChange(name, actions, make, 2 * size)
+    change = FileChange(path=name, actions=actions, make=make, bytes=2 * size)
     place = made.changes.index(others[0]) if others else 0
     made.changes = [one for one in made.changes if one not in others]
     made.changes.insert(place, change)

@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from checks.audit.file_findings import FOREIGN_COLUMN
 from checks.codex_mem import findings as codex
 from regraft import clock, sqlite
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import ModelDiffers
+from regraft.errors import ModelDiffers, RegraftError
 from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.formats.codex_mem import sidecar
 from regraft.formats.codex_mem.sidecar import Meta, SidecarProblem
+from regraft.schema_errors import SchemaForeign
 from regraft.system_errors import SidecarUnfit
-from repair.backfill.request import Wish
+from repair.backfill.request import BackfillOptions
 from repair.backfill.scope import Scope, Step, Targets
-from repair.changes.incremental import Growing
-from repair.changes.plan import Action, FileChange, Left, Plan
+from repair.changes.incremental import IncrementalChange
+from repair.changes.plan import Action, FileChange, Plan, Unresolved
 from repair.changes.store import Store
 from repair.codex_mem import backfill_scope, migration, reconcile
 from repair.codex_mem.backfill_scope import NotesScope
@@ -28,7 +30,7 @@ from repair.codex_mem.backfill_scope import NotesScope
 NOT_ASKED = "a project that was not asked for"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NotesTarget:
     """A project whose notes can be filled; ``database`` is codex-mem's, below the store's root."""
 
@@ -44,7 +46,7 @@ class NotesTarget:
     is_unfinished: bool = False
     shares_with_itself: bool = True
     needs_dimensions: bool = False
-    mends: frozenset[str] = frozenset({codex.PENDING, codex.STALE, codex.FAILED})
+    resolves: frozenset[str] = frozenset({codex.PENDING, codex.STALE, codex.FAILED})
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -54,12 +56,16 @@ class NotesTarget:
     def demand_fit(self, scope: Scope) -> None:
         """Do nothing: a sidecar that does not fit is no target."""
 
-    def finish(self, root: Path, growing: Sequence[Growing], now_ms: int, *, wrote: bool) -> None:
+    def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
         """Let the sidecar say so."""
         with self.opened(root, growing) as scope:
             scope.finished(now_ms, wrote=wrote)
 
-    def opened(self, root: Path, growing: Sequence[Growing] = ()) -> AbstractContextManager[NotesScope]:
+    def finding_of(self, error: RegraftError) -> str | None:
+        """Return the finding that keeps the notes from being written."""
+        return FOREIGN_COLUMN if isinstance(error, SchemaForeign) else None
+
+    def opened(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[NotesScope]:
         """Open its notes as a scope."""
         return backfill_scope.opened(
             root / self.database,
@@ -74,38 +80,44 @@ class NotesTarget:
 class NotesFiller:
     """The notes of a database of codex-mem."""
 
-    def models(self, store: Store, wish: Wish) -> frozenset[str]:
+    def models(self, store: Store, options: BackfillOptions) -> frozenset[str]:
         """Return the model of the sidecar; of one that is made anew, any will do."""
-        meta = _meta(store, wish)
+        meta = _meta(store, options)
         return frozenset() if meta is None else frozenset({meta.model_id})
 
-    def targets(self, store: Store, settings: EmbedderSettings, wish: Wish) -> Targets:
+    def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> Targets:
         """Return the projects that are meant.
 
         Raises:
             ModelDiffers: the sidecar holds vectors of another model.
             SidecarUnfit: it cannot be used.
         """
-        meta = _filled(store, settings, wish)
+        meta = _filled(store, settings, options)
         if meta is not None and not settings.serves(meta.model_id):
             reason = f"the vectors of {store.found.path.name} are of {meta.model_id}; regraft rebuild makes all anew"
             raise ModelDiffers(embedder=settings.name, model=settings.model, reason=reason)
-        follows = wish.command == "reconcile"
+        follows = options.command == "reconcile"
         if follows and (meta is None or not _is_migrated(store)):
             # There is nothing to follow, and what is lacking is left with what mends it.
             return Targets((), (), (Step(reconcile.plan),))
         model = settings.model if meta is None else meta.model_id
         name = store.found.path.name
-        anew = meta is None and wish.command == "rebuild"
-        meant, others = _projects(store, wish)
+        anew = meta is None and options.command == "rebuild"
+        meant, others = _projects(store, options)
         goes_on = meta is not None and meta.is_rebuilding
-        targets = (NotesTarget(key, label, name, model, anew, is_unfinished=goes_on) for key, label in meant)
-        left = (Left(codex.PENDING, f"{NOT_ASKED}: {label}", key, severity="note") for key, label in others)
-        step = reconcile.plan if follows else partial(_prepared, settings=settings, model=model, wish=wish)
+        targets = (
+            NotesTarget(base_id=key, label=label, database=name, model_id=model, anew=anew, is_unfinished=goes_on)
+            for key, label in meant
+        )
+        left = (
+            Unresolved(finding=codex.PENDING, reason=f"{NOT_ASKED}: {label}", base=key, severity="note")
+            for key, label in others
+        )
+        step = reconcile.plan if follows else partial(_prepared, settings=settings, model=model, options=options)
         return Targets(tuple(targets), tuple(left), (Step(step),))
 
 
-def _meta(store: Store, wish: Wish) -> Meta | None:
+def _meta(store: Store, options: BackfillOptions) -> Meta | None:
     """Return what the sidecar that is to be filled says of itself; None where a new one is made.
 
     Raises:
@@ -115,25 +127,25 @@ def _meta(store: Store, wish: Wish) -> Meta | None:
     try:
         with sidecar.reading(place) as (db, meta):
             # A rebuild that was stopped goes on; of any other, nothing is kept.
-            goes_on = wish.command != "rebuild" or (meta.is_rebuilding and sidecar.is_sound(db))
+            goes_on = options.command != "rebuild" or (meta.is_rebuilding and sidecar.is_sound(db))
             return meta if goes_on else None
     except FileNotFoundError:
         return None
     except SidecarProblem as problem:
-        if wish.command == "rebuild":
+        if options.command == "rebuild":
             return None
         raise SidecarUnfit(path=place, reason=problem) from problem
 
 
-def _filled(store: Store, settings: EmbedderSettings, wish: Wish) -> Meta | None:
+def _filled(store: Store, settings: EmbedderSettings, options: BackfillOptions) -> Meta | None:
     """Return :func:`_meta`, but of a rebuild that was begun with another model nothing is kept.
 
     Raises:
         SidecarUnfit: it cannot be used.
     """
-    meta = _meta(store, wish)
+    meta = _meta(store, options)
     is_other = meta is not None and not settings.serves(meta.model_id)
-    return None if is_other and wish.command == "rebuild" else meta
+    return None if is_other and options.command == "rebuild" else meta
 
 
 def _is_migrated(store: Store) -> bool:
@@ -141,33 +153,33 @@ def _is_migrated(store: Store) -> bool:
         return codex_mem_database.is_migrated(db)
 
 
-def _projects(store: Store, wish: Wish) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+def _projects(store: Store, options: BackfillOptions) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return the projects that are meant, and those that the user may not know of, each with its name."""
     with sqlite.reading(store.found.path) as db:
         every = codex_mem_database.projects(db)
         named = {codex_mem_database.project_id(every, word) for word in store.chosen}
         wanted = named or set(every)
-        if not named and wish.command == "backfill" and not wish.all_projects:
+        if not named and options.command == "backfill" and not options.all_projects:
             wanted = {codex_mem_database.project_at_hand(db, Path.cwd())}
     meant = [(key, project.name) for key, project in every.items() if key in wanted]
     others = [(key, project.name) for key, project in every.items() if key not in wanted and not named]
     return meant, others
 
 
-def _prepared(store: Store, settings: EmbedderSettings, model: str, wish: Wish) -> Plan:
+def _prepared(store: Store, settings: EmbedderSettings, model: str, options: BackfillOptions) -> Plan:
     """Return the plan that gives a database the columns of its notes' metadata, and a sidecar."""
     now = clock.now_ms()
     made = migration.plan(store, now)
     place = codex_mem_database.sidecar_of(store.found.path)
-    if wish.command == "rebuild" and _filled(store, settings, wish) is None:
-        said = f"make {place.name} anew, for vectors of {model}"
+    if options.command == "rebuild" and _filled(store, settings, options) is None:
+        message = f"make {place.name} anew, for vectors of {model}"
     elif not place.exists():
-        said = f"make {place.name}, for vectors of {model}"
+        message = f"make {place.name}, for vectors of {model}"
     else:
         return made
     make = partial(_made, model=model, now=clock.iso_time(now), rebuilding=place.exists())
-    action = Action("make-sidecar", said, None, place.name)
-    return Plan([*made.changes, FileChange(place.name, (action,), make)], made.left, made.mends)
+    action = Action(action="make-sidecar", message=message, base=None, subject=place.name)
+    return Plan([*made.changes, FileChange(path=place.name, actions=(action,), make=make)], made.left, made.resolves)
 
 
 def _made(new: Path, model: str, now: str, rebuilding: bool) -> None:

@@ -23,7 +23,7 @@ from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
 from regraft.formats.codex_mem.notes import Note, Notes, Status
 from regraft.formats.codex_mem.sidecar import Meta, Vectors
 from repair.backfill.scope import Lacking, Survey, Written
-from repair.changes.incremental import Growing, writer
+from repair.changes.incremental import IncrementalChange, writer
 from repair.codex_mem import writing
 
 #: How many keys are read at once: a query that is still open would keep others from writing.
@@ -52,7 +52,7 @@ class NotesScope:
         name: str,
         label: str,
         model_id: str,
-        growing: Sequence[Growing],
+        growing: Sequence[IncrementalChange],
     ) -> None:
         self._db = db
         self._side = side
@@ -84,7 +84,9 @@ class NotesScope:
         """See :class:`~repair.backfill.scope.Scope`; it counts notes, some of which may have the same text."""
         counts = self._looked()
         pending = counts[Status.PENDING] + counts[Status.FAILED]
-        return Survey(counts[Status.READY], pending, counts[Status.STALE], counts[Status.FAILED])
+        return Survey(
+            ready=counts[Status.READY], pending=pending, stale=counts[Status.STALE], failed=counts[Status.FAILED]
+        )
 
     def lacking(self) -> Iterator[str]:
         """See :class:`~repair.backfill.scope.Scope`."""
@@ -255,7 +257,7 @@ def opened(
     *,
     label: str,
     model_id: str,
-    growing: Sequence[Growing] = (),
+    growing: Sequence[IncrementalChange] = (),
     anew: bool = False,
 ) -> Iterator[NotesScope]:
     """Open the notes of a project as a scope.

@@ -42,11 +42,21 @@ def plan(store: Store) -> Plan:
             raise PlanOutdated(path=path, reason="other notes have failed now than were planned")
 
     actions = tuple(
-        Action("clear-failed", f"mark {counted(count, 'failed note')} as pending", base, None, count, 0, codex.FAILED)
+        Action(
+            action="clear-failed",
+            message=f"mark {counted(count, 'failed note')} as pending",
+            base=base,
+            subject=None,
+            count=count,
+            bytes=0,
+            finding=codex.FAILED,
+        )
         for base, count in ((_base_of(project), count) for project, count in counts.items())
     )
-    change = RowsChange(path.name, actions, apply, (NOTES,), writing.SIZE * sum(counts.values()))
-    return Plan([change], mends={(codex.FAILED, _base_of(project)) for project in counts})
+    change = RowsChange(
+        path=path.name, actions=actions, apply=apply, tables=(NOTES,), bytes=writing.SIZE * sum(counts.values())
+    )
+    return Plan([change], resolves={(codex.FAILED, _base_of(project)) for project in counts})
 
 
 def _base_of(project: object) -> str | None:

@@ -11,16 +11,16 @@ from dataclasses import replace
 import apsw
 
 from checks.audit import foreign_schema
+from checks.audit.file_findings import CORRUPT, UNREADABLE
 from checks.audit.findings import FINDINGS, Finding
-from checks.cherry_v2.findings import CORRUPT, UNREADABLE
 from checks.codex_mem import findings as codex
 from regraft import sqlite, untouched
 from regraft.formats.codex_mem.database import FULL_TEXT, NOTES
 from regraft.report import notices
-from repair.changes.plan import Action, Left, Plan, RowsChange
+from repair.changes import foreign_definitions
+from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2.rules import schema
-from repair.cherry_v2.rules.planner import Wish
+from repair.options import RepairOptions
 
 #: Findings that are mended.
 NAMES = (codex.FTS_MISSING, codex.FTS_EXTRA, codex.FTS_SKEWED, codex.FTS_WORDS)
@@ -28,25 +28,29 @@ NAMES = (codex.FTS_MISSING, codex.FTS_EXTRA, codex.FTS_SKEWED, codex.FTS_WORDS)
 _SHADOWS = tuple(f"{FULL_TEXT}_{name}" for name in ("data", "idx", "docsize"))
 
 
-def plan(store: Store, wish: Wish) -> Plan:
+def plan(store: Store, options: RepairOptions) -> Plan:
     """Return what is going to be mended; nothing is written."""
     found: dict[str, list[Finding]] = defaultdict(list)
     for finding in store.findings():
         found[finding.name].append(finding)
     made = Plan()
-    names = [name for name in NAMES if name in found and name in (wish.only or NAMES)]
+    names = [name for name in NAMES if name in found and name in (options.only or NAMES)]
     damage = [one for every in found.values() for one in every if _keeps_from(one)]
     if damage:
-        said = f"{damage[0].message}: that has to be mended first"
-        made.left = [replace(_left(one), reason=said, repair=None) for name in names for one in found[name]]
+        message = f"{damage[0].message}: that has to be mended first"
+        made.left = [replace(_left(one), reason=message, repair=None) for name in names for one in found[name]]
     elif names:
         made.changes.append(_refill(store, names))
         # One index: what mends one of them mends all.
-        made.mends = {(one.name, one.base) for name in NAMES for one in found[name]}
+        made.resolves = {(one.name, one.base) for name in NAMES for one in found[name]}
     if not damage:
-        schema.beside(store, found, wish.only, made, {store.found.path.name: foreign_schema.of_codex_mem})
-    if not wish.only:
-        others = (one for name, every in found.items() if name not in (*NAMES, *schema.NAMES) for one in every)
+        foreign_definitions.beside(
+            store, found, options.only, made, {store.found.path.name: foreign_schema.of_codex_mem}
+        )
+    if not options.only:
+        others = (
+            one for name, every in found.items() if name not in (*NAMES, *foreign_definitions.NAMES) for one in every
+        )
         made.left += [_left(one) for one in others if _counts(one)]
     return made
 
@@ -62,9 +66,17 @@ def _counts(finding: Finding) -> bool:
     return notices.at_least(finding.severity, "warning")
 
 
-def _left(finding: Finding) -> Left:
-    said = f"{finding.message}; {FINDINGS[finding.name].mended_by}"
-    return Left(finding.name, said, finding.base, finding.subject, finding.count, finding.severity, finding.repair)
+def _left(finding: Finding) -> Unresolved:
+    message = f"{finding.message}; {FINDINGS[finding.name].remedy}"
+    return Unresolved(
+        finding=finding.name,
+        reason=message,
+        base=finding.base,
+        subject=finding.subject,
+        count=finding.count,
+        severity=finding.severity,
+        repair=finding.repair,
+    )
 
 
 def _refill(store: Store, names: list[str]) -> RowsChange:
@@ -72,10 +84,18 @@ def _refill(store: Store, names: list[str]) -> RowsChange:
     with sqlite.reading(path) as db:
         notes = db.execute(f"SELECT count(*) FROM {NOTES} WHERE searchable = 1").get
         size = db.execute(f"SELECT ifnull(sum(octet_length(block)), 0) FROM {FULL_TEXT}_data").get
-    said = f"index the {notes:,} searchable notes anew for the search by words"
-    action = Action("rebuild-full-text", said, None, path.name, notes, size, names[0])
+    message = f"index the {notes:,} searchable notes anew for the search by words"
+    action = Action(
+        action="rebuild-full-text",
+        message=message,
+        base=None,
+        subject=path.name,
+        count=notes,
+        bytes=size,
+        finding=names[0],
+    )
     # The old index goes and a new one comes.
-    return RowsChange(path.name, (action,), refill, _SHADOWS, 2 * size)
+    return RowsChange(path=path.name, actions=(action,), apply=refill, tables=_SHADOWS, bytes=2 * size)
 
 
 def refill(db: apsw.Connection) -> None:

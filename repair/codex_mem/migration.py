@@ -29,7 +29,7 @@ def plan(store: Store, now_ms: int) -> Plan:
         MigrationForeign: it has another migration 006, or one of the columns is another one.
     """
     changes = changes_of(store, now_ms)
-    return Plan([*changes], mends={(codex.MIGRATION, None)} if changes else set())
+    return Plan([*changes], resolves={(codex.MIGRATION, None)} if changes else set())
 
 
 def changes_of(store: Store, now_ms: int) -> list[FileChange]:
@@ -44,12 +44,12 @@ def changes_of(store: Store, now_ms: int) -> list[FileChange]:
         is_recorded = database.migration_recorded(db) is not None
     if not missing and is_recorded:
         return []
-    said = []
+    steps = []
     if missing:
-        said.append(f"add {counted(len(missing), 'column')} to {NOTES}, all of them empty")
+        steps.append(f"add {counted(len(missing), 'column')} to {NOTES}, all of them empty")
     if not is_recorded:
-        said.append(f"record migration {MIGRATION[1]}")
-    action = Action("migrate-metadata", " and ".join(said), None, path.name, len(missing) or 1)
+        steps.append(f"record migration {MIGRATION[1]}")
+    action = Action(action="migrate-metadata", message=" and ".join(steps), subject=path.name, count=len(missing) or 1)
     applied_at = iso_time(now_ms)
 
     def make(new: Path) -> None:
@@ -58,7 +58,7 @@ def changes_of(store: Store, now_ms: int) -> list[FileChange]:
         with sqlite.writing(new) as db, sqlite.transaction(db), untouched.others_untouched(db, path, own):
             migrate(db, path, applied_at)
 
-    return [FileChange(path.name, (action,), make, path.stat().st_size)]
+    return [FileChange(path=path.name, actions=(action,), make=make, bytes=path.stat().st_size)]
 
 
 def migrate(db: apsw.Connection, path: Path, applied_at: str) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import apsw
 
 from checks.audit.collector import Level
+from checks.audit.file_findings import CORRUPT, UNREADABLE
 from checks.audit.findings import FINDINGS
-from checks.cherry_v2.findings import CORRUPT, UNREADABLE
 from checks.codex_mem import findings as codex
 from regraft.errors import PlanOutdated
 from regraft.following import OutOfOrder, differences
@@ -27,7 +27,7 @@ from regraft.formats.codex_mem.health import Memory
 from regraft.formats.codex_mem.notes import Note, Status
 from regraft.formats.codex_mem.sidecar import Held, SidecarUnreadable, Vectors
 from regraft.text import argument, counted
-from repair.changes.plan import Action, Left, Plan, RowsChange
+from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.codex_mem import writing
 
@@ -76,8 +76,10 @@ def plan(store: Store) -> Plan:
             return Plan(left=[_left(name, str(problem), _mended(store, name))])
 
 
-def _left(finding: str, reason: str, repair: str | None, project: str | None = None, count: int = 1) -> Left:
-    return Left(finding, reason, project, count=count, severity=FINDINGS[finding].severity, repair=repair)
+def _left(finding: str, reason: str, repair: str | None, project: str | None = None, count: int = 1) -> Unresolved:
+    return Unresolved(
+        finding=finding, reason=reason, base=project, count=count, severity=FINDINGS[finding].severity, repair=repair
+    )
 
 
 def _command_line(store: Store, words: Sequence[str], project: str | None = None) -> str | None:
@@ -89,7 +91,7 @@ def _mended(store: Store, finding: str) -> str | None:
     return _command_line(store, FINDINGS[finding].command)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Due:
     """A note whose metadata get another status, and the vector that it has then."""
 
@@ -130,7 +132,7 @@ class _Follows:
         made.left = [*self._left()]
         stays = {(one.finding, one.base) for one in made.left}
         done = {(str(one.finding), one.base) for one in made.actions} - stays
-        made.mends = {(name, base) for name, base in done if name != codex.STALE}
+        made.resolves = {(name, base) for name, base in done if name != codex.STALE}
         return made
 
     # --- vectors follow the notes ------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ class _Follows:
                 self.gone[_OTHER_MODEL, note.project].append(note.id)
         is_due = note.is_adoptable if status is Status.READY else stated not in (status, *_LEFT[status])
         if is_due:
-            self.due.append(_Due(note.id, note.project, status, note.held))
+            self.due.append(_Due(note=note.id, project=note.project, status=status, held=note.held))
 
     @property
     def _model(self) -> str:
@@ -212,15 +214,17 @@ class _Follows:
             if db.total_changes() - before != len(due):
                 raise PlanOutdated(path=path, reason="notes were excluded or deleted meanwhile")
 
-        return RowsChange(path.name, tuple(self._marks()), apply, (NOTES,), writing.SIZE * len(due))
+        return RowsChange(
+            path=path.name, actions=tuple(self._marks()), apply=apply, tables=(NOTES,), bytes=writing.SIZE * len(due)
+        )
 
     def _marks(self) -> Iterator[Action]:
         by_kind: dict[tuple[str, Status], list[str]] = defaultdict(list)
         for one in self.due:
             by_kind[one.project, one.status].append(one.note)
         for (project, status), notes in by_kind.items():
-            name, said, finding = _MARKED[status]
-            yield _action(name, said.replace("{n}", counted(len(notes), "note")), project, notes, 0, finding)
+            name, message, finding = _MARKED[status]
+            yield _action(name, message.replace("{n}", counted(len(notes), "note")), project, notes, 0, finding)
 
     def _vectors_change(self) -> RowsChange | None:
         if self.vectors is None or not self.gone:
@@ -245,22 +249,24 @@ class _Follows:
             )
             for ((finding, words), project), every in self.gone.items()
         )
-        return RowsChange(path.name, actions, apply, (sidecar.TABLE,), size * len(notes))
+        return RowsChange(
+            path=path.name, actions=actions, apply=apply, tables=(sidecar.TABLE,), bytes=size * len(notes)
+        )
 
-    def _left(self) -> Iterator[Left]:
+    def _left(self) -> Iterator[Unresolved]:
         if self.vectors is not None and self.vectors.meta.is_rebuilding:
-            said, name = "a rebuild was begun and is not at its end: it fills what is missing", codex.REBUILDING
-            yield _left(name, said, _mended(self.store, name))
+            message, name = "a rebuild was begun and is not at its end: it fills what is missing", codex.REBUILDING
+            yield _left(name, message, _mended(self.store, name))
             return
         known = database.projects(self.memory.db)
         for (project, status), count in sorted(self.lacking.items()):
-            name, command, said = _LACKING[status]
+            name, command, message = _LACKING[status]
             repair = _command_line(self.store, [command], project) if project in known else None
-            yield _left(name, f"{counted(count, 'note')} {said}", repair, project, count)
+            yield _left(name, f"{counted(count, 'note')} {message}", repair, project, count)
         for project, count in sorted(self.claims.items()):
             if count:
-                said = f"{counted(count, 'excluded note')} marked as ready: what is said of them is never changed"
-                yield Left(codex.METADATA, said, project, count=count, severity="note")
+                message = f"{counted(count, 'excluded note')} marked as ready: what is said of them is never changed"
+                yield Unresolved(finding=codex.METADATA, reason=message, base=project, count=count, severity="note")
 
 
 def _problem(held: Held) -> _Why | None:
@@ -270,5 +276,13 @@ def _problem(held: Held) -> _Why | None:
     return None if held.content_version == CONTENT_VERSION else _OTHER_RULE
 
 
-def _action(name: str, said: str, project: str | None, notes: list[str], size: int, finding: str) -> Action:
-    return Action(name, said, project, notes[0] if len(notes) == 1 else None, len(notes), size, finding)
+def _action(name: str, message: str, project: str | None, notes: list[str], size: int, finding: str) -> Action:
+    return Action(
+        action=name,
+        message=message,
+        base=project,
+        subject=notes[0] if len(notes) == 1 else None,
+        count=len(notes),
+        bytes=size,
+        finding=finding,
+    )

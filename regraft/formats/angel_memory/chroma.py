@@ -44,7 +44,7 @@ class ChromaProblem(ValueError):
     """A folder or a file of Chroma's that cannot be used; the message is what to say of it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Collection:
     """A collection; ``dimension`` None: nothing was ever written to it."""
 
@@ -94,8 +94,8 @@ def _check_layout(db: apsw.Connection) -> None:
             raise ChromaProblem(f"it has no table {table}: no database of Chroma's")
         missing = [column for column in columns if column not in there]
         if missing:
-            said = f"its table {table} has no column {missing[0]}: a layout of Chroma's that is not known"
-            raise ChromaProblem(said)
+            message = f"its table {table} has no column {missing[0]}: a layout of Chroma's that is not known"
+            raise ChromaProblem(message)
 
 
 def collection(db: apsw.Connection, name: str) -> Collection | None:
@@ -108,7 +108,9 @@ def collection(db: apsw.Connection, name: str) -> Collection | None:
         return None
     found = "SELECT scope, CAST(id AS TEXT) FROM segments WHERE collection = ?"
     segments = dict(db.execute(found, (row[0],)))
-    return Collection(str(row[0]), name, row[2], segments.get("VECTOR"), segments.get("METADATA"))
+    return Collection(
+        id=str(row[0]), name=name, dimension=row[2], vectors=segments.get("VECTOR"), metadata=segments.get("METADATA")
+    )
 
 
 def demand_dimension(of: Collection) -> None:

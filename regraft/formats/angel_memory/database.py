@@ -78,7 +78,7 @@ class AngelProblem(ValueError):
     """A part of a data folder that cannot be used; the message is what to say of it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """A note's record; ``short_id`` None: the system has given none yet."""
 
@@ -267,7 +267,16 @@ def _record(row: tuple[Any, ...], tags: tuple[tuple[int, str | None], ...]) -> R
     source_id, short_id, file_id, path = row[:4]
     headings = tuple(str(heading or "") for heading in row[4 : 4 + LEVELS])
     lines, updated = row[4 + LEVELS :]
-    return Record(str(source_id), short_id, str(file_id), str(path), headings, lines or 0, updated or 0.0, tags)
+    return Record(
+        source_id=str(source_id),
+        short_id=short_id,
+        file_id=str(file_id),
+        path=str(path),
+        headings=headings,
+        total_lines=lines or 0,
+        updated_at=updated or 0.0,
+        tags=tags,
+    )
 
 
 def record_count(db: apsw.Connection) -> int:

@@ -24,7 +24,7 @@ _HEADING = re.compile(r"^(#{1,6})\s+(.+)$")
 _BLANKS = re.compile(r"\s+")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Note:
     """What the rules make of a file, or of one leaf heading of it."""
 
@@ -99,10 +99,22 @@ def notes_of(place: Path, relative: str) -> list[Note]:
         leaves = list(leaf_headings(_strictly(data)))
         if leaves:
             return [
-                Note(_source_id(relative, leaf, number), _stored(leaf), lines, _each_once([*path, *leaf]))
+                Note(
+                    source_id=_source_id(relative, leaf, number),
+                    headings=_stored(leaf),
+                    total_lines=lines,
+                    tags=_each_once([*path, *leaf]),
+                )
                 for number, leaf in enumerate(leaves, 1)
             ]
-    return [Note(_source_id(relative, _NO_HEADINGS, 0), _NO_HEADINGS, lines, _each_once(path))]
+    return [
+        Note(
+            source_id=_source_id(relative, _NO_HEADINGS, 0),
+            headings=_NO_HEADINGS,
+            total_lines=lines,
+            tags=_each_once(path),
+        )
+    ]
 
 
 def lines_of(data: bytes) -> list[str]:

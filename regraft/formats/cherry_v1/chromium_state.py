@@ -61,12 +61,12 @@ def read_chromium(
         raise SourceUnreadable(path=f"{tree.path}/{local_storage}", reason=reason)
     reader = _Reader(tree, indexed_db, tables, work)
     if found.passed_over:
-        reader.said.append(damage(found.passed_over, local_storage))
+        reader.found_notices.append(damage(found.passed_over, local_storage))
     if not found.value:
-        return ChromiumState(None, notices=tuple(reader.said))
+        return ChromiumState(None, notices=tuple(reader.found_notices))
     stored = reader.choose(found.value)
     rows = reader.rows(stored.origin)
-    return ChromiumState(bytearray(stored.text.encode("utf-8", "surrogatepass")), rows, tuple(reader.said))
+    return ChromiumState(bytearray(stored.text.encode("utf-8", "surrogatepass")), rows, tuple(reader.found_notices))
 
 
 def origin_folder(origin: str) -> str:
@@ -81,7 +81,7 @@ class _Tables:
     """One origin's IndexedDB: rows by table, None where they cannot be read; and what is to be said of it."""
 
     rows: dict[str, list[Any]] | None
-    said: tuple[Notice, ...] = ()
+    found_notices: tuple[Notice, ...] = ()
 
 
 class _Reader:
@@ -96,7 +96,7 @@ class _Reader:
         )
         #: What was read of a folder; None where it has no database of the application.
         self._read: dict[str, _Tables | None] = {}
-        self.said: list[Notice] = []
+        self.found_notices: list[Notice] = []
 
     def choose(self, candidates: list[StoredText]) -> StoredText:
         """Return the application's own state of those that several origins have, the one written last before others.
@@ -116,9 +116,9 @@ class _Reader:
             others = [one for one in map(self._tables_of, self._folders) if one is not None]
             found = others[0] if len(others) == 1 else None
         if found is None:
-            said = f"no database {DATABASE} of {origin} in IndexedDB; files and notes are taken from the state alone"
-            found = _Tables(None, (Notice(notices.TABLE_UNREADABLE, said),))
-        self.said.extend(found.said)
+            message = f"no database {DATABASE} of {origin} in IndexedDB; files and notes are taken from the state alone"
+            found = _Tables(None, (Notice(code=notices.TABLE_UNREADABLE, message=message),))
+        self.found_notices.extend(found.found_notices)
         return found.rows or {}
 
     def _folder_of(self, origin: str) -> str | None:
@@ -139,7 +139,9 @@ class _Reader:
             # Nothing is damaged: a later run reads all of it.
             raise SourceUnreadable(path=f"{self._tree.path}/{folder}", reason=problem) from problem
         except StorageDamaged as problem:
-            return _Tables(None, (Notice(notices.TABLE_UNREADABLE, f"{folder} cannot be read: {problem}"),))
+            return _Tables(
+                None, (Notice(code=notices.TABLE_UNREADABLE, message=f"{folder} cannot be read: {problem}"),)
+            )
         damaged = (damage(found.passed_over, folder),) if found.passed_over else ()
         if found.value is None:
             # Where places are damaged, the database may well be in one of them.
@@ -150,17 +152,19 @@ class _Reader:
 
 def damage(places: int, folder: str) -> Notice:
     """Say that damaged places were passed over."""
-    said = f"{counted(places, 'damaged place')} in {folder} passed over; what was written or deleted last may not show"
-    return Notice(notices.STORAGE_DAMAGED, said, count=places)
+    message = (
+        f"{counted(places, 'damaged place')} in {folder} passed over; what was written or deleted last may not show"
+    )
+    return Notice(code=notices.STORAGE_DAMAGED, message=message, count=places)
 
 
 def _lost_rows(stores: dict[str, StoreRows]) -> Iterator[Notice]:
     for name, store in stores.items():
         if store.problem is not None:
-            yield Notice(notices.TABLE_UNREADABLE, f"table {name} cannot be read: {store.problem}")
+            yield Notice(code=notices.TABLE_UNREADABLE, message=f"table {name} cannot be read: {store.problem}")
         elif store.passed_over:
-            said = f"table {name}: {counted(store.passed_over, 'row')} cannot be read"
-            yield Notice(notices.TABLE_UNREADABLE, said)
+            message = f"table {name}: {counted(store.passed_over, 'row')} cannot be read"
+            yield Notice(code=notices.TABLE_UNREADABLE, message=message)
 
 
 def _databases(names: list[str]) -> list[str]:

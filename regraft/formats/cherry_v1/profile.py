@@ -68,10 +68,10 @@ def _same(path: Path, other: Path) -> bool:
 
 def _data_paths(config: Path) -> Iterator[Path]:
     try:
-        said: Any = json_text.loads(links.content(config)) if config.is_file() else None
+        message: Any = json_text.loads(links.content(config)) if config.is_file() else None
     except (OSError, ValueError):
         return
-    named = said.get("appDataPath") if isinstance(said, dict) else None
+    named = message.get("appDataPath") if isinstance(message, dict) else None
     # Early releases wrote one path, later ones a list with a path for each place that the application runs from.
     for entry in named if isinstance(named, list) else [named]:
         value = entry.get("dataPath") if isinstance(entry, dict) else entry

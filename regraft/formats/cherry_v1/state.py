@@ -59,30 +59,30 @@ def read_state(tree: Tree, places: StatePlaces) -> V1State:
         BrokenJson: the state is truncated or broken (a Dexie table alone is a notice instead).
         SourceUnreadable: a file cannot be read.
     """
-    said: list[Notice] = []
+    found_notices: list[Notice] = []
     of_tables: list[Notice] = []
     tables: _Tables
     if places.backup is not None:
-        slices, tables = _from_backup(tree, places.backup, said, of_tables)
+        slices, tables = _from_backup(tree, places.backup, found_notices, of_tables)
     elif places.local_storage is not None:
-        slices, tables = _from_chromium(tree, places.local_storage, places.indexed_db, said)
+        slices, tables = _from_chromium(tree, places.local_storage, places.indexed_db, found_notices)
     else:
         slices = _from_export(tree, places)
         tables = {name: _table(name, _loader(tree, member), of_tables) for name, member in places.tables.items()}
     # The smaller slice first: the text that both are parts of goes with the larger one.
     providers = _providers(tree, slices.pop("llm", None))
-    bases = _bases(tree, slices, said)
-    pending = _pending(tree, places, said)
-    _say_what_data_lacks(tree, places, bases, pending, said)
+    bases = _bases(tree, slices, found_notices)
+    pending = _pending(tree, places, found_notices)
+    _say_what_data_lacks(tree, places, bases, pending, found_notices)
     if providers is None and bases:
-        said.append(Notice(notices.MODELS_UNKNOWN, notices.CODES[notices.MODELS_UNKNOWN].meaning))
+        found_notices.append(Notice(code=notices.MODELS_UNKNOWN, message=notices.CODES[notices.MODELS_UNKNOWN].meaning))
     return V1State(
         bases=bases,
         providers=providers,
         files=tables.get("files", {}),
         notes=tables.get("knowledge_notes", {}),
         pending_delete=pending,
-        notices=(*said, *of_tables),
+        notices=(*found_notices, *of_tables),
     )
 
 
@@ -128,7 +128,7 @@ _Tables = dict[str, Mapping[str, dict[str, Any]]]
 
 
 def _from_backup(
-    tree: Tree, name: str, said: list[Notice], of_tables: list[Notice] | None, wanted: tuple[str, ...] = SLICES
+    tree: Tree, name: str, found_notices: list[Notice], of_tables: list[Notice] | None, wanted: tuple[str, ...] = SLICES
 ) -> tuple[_Slices, _Tables]:
     """Read a ``data.json``; without ``of_tables`` its tables are left out."""
     text = read_text(tree, name)
@@ -137,7 +137,7 @@ def _from_backup(
     with blame(tree.path, name):
         top = json_text.fields(text, ("version", "localStorage", "indexedDB"))
     _check_version(tree, name, top.get("version"))
-    tables = {} if of_tables is None else _tables_of_backup(name, top.pop("indexedDB", None), said, of_tables)
+    tables = {} if of_tables is None else _tables_of_backup(name, top.pop("indexedDB", None), found_notices, of_tables)
     with blame(tree.path, f"localStorage in {name}"):
         storage = json_text.fields(top["localStorage"], (STATE_KEY,)) if _has(top, "localStorage") else {}
     if not _has(storage, STATE_KEY):
@@ -149,11 +149,15 @@ def _from_backup(
         return dict(json_text.fields(state, wanted)), tables
 
 
-def _tables_of_backup(name: str, raw: msgspec.Raw | None, said: list[Notice], of_tables: list[Notice]) -> _Tables:
+def _tables_of_backup(
+    name: str, raw: msgspec.Raw | None, found_notices: list[Notice], of_tables: list[Notice]
+) -> _Tables:
     try:
         found = {} if raw is None or json_text.is_null(raw) else json_text.fields(raw, TABLES)
     except json_text.JsonProblem as problem:
-        said.append(Notice(notices.TABLE_UNREADABLE, f"indexedDB in {name} cannot be read: {problem}"))
+        found_notices.append(
+            Notice(code=notices.TABLE_UNREADABLE, message=f"indexedDB in {name} cannot be read: {problem}")
+        )
         return {}
     return {table: _table(table, partial(json_text.unwrapped, found[table]), of_tables) for table in found}
 
@@ -162,14 +166,14 @@ def _from_chromium(
     tree: Tree,
     local_storage: str,
     indexed_db: str | None,
-    said: list[Notice],
+    found_notices: list[Notice],
     wanted: tuple[str, ...] = SLICES,
 ) -> tuple[_Slices, _Tables]:
     from regraft.formats.cherry_v1.chromium_state import read_chromium  # noqa: PLC0415 - loading it takes as long as the rest
 
     with durable.temporary_folder() as work:
         found = read_chromium(tree, local_storage, indexed_db, TABLES, work)
-    said.extend(found.notices)
+    found_notices.extend(found.notices)
     slices: _Slices = {}
     if found.redux is not None:
         with blame(tree.path, f"{STATE_KEY} in {local_storage}"):
@@ -234,7 +238,7 @@ def _slice_text(raw: msgspec.Raw | bytearray) -> bytearray:
     return json_text.unwrapped(msgspec.Raw(raw) if isinstance(raw, bytearray) else raw)
 
 
-def _bases(tree: Tree, slices: _Slices, said: list[Notice]) -> list[Any]:
+def _bases(tree: Tree, slices: _Slices, found_notices: list[Notice]) -> list[Any]:
     bases: Any = None
     is_there = "knowledge" in slices
     if is_there:
@@ -243,7 +247,7 @@ def _bases(tree: Tree, slices: _Slices, said: list[Notice]) -> list[Any]:
             is_there = bytes(text[:16]).strip() != b"null"
             bases = read_bases(text) if is_there else None
     if not is_there:
-        said.append(Notice(notices.NO_KNOWLEDGE, notices.CODES[notices.NO_KNOWLEDGE].meaning))
+        found_notices.append(Notice(code=notices.NO_KNOWLEDGE, message=notices.CODES[notices.NO_KNOWLEDGE].meaning))
     if bases is not None and not isinstance(bases, list):
         raise BrokenJson(path=tree.path, where="the `knowledge` state", reason="`bases` is not a list")
     return bases or []
@@ -257,25 +261,25 @@ def _providers(tree: Tree, raw: msgspec.Raw | bytearray | None) -> list[Any] | N
     return providers if isinstance(providers, list) else []
 
 
-def _table(name: str, load: Callable[[], bytearray], said: list[Notice]) -> Mapping[str, dict[str, Any]]:
+def _table(name: str, load: Callable[[], bytearray], found_notices: list[Notice]) -> Mapping[str, dict[str, Any]]:
     """Return a Dexie table by id; rows that are no objects or have no id are passed over, damaged ones are named."""
     try:
         text = load()
         raws = json_text.decode(json_text.unwrapped(msgspec.Raw(text)) if json_text.is_string(text) else text, _RAWS)
     except (json_text.JsonProblem, SourceUnreadable) as problem:
-        said.append(Notice(notices.TABLE_UNREADABLE, f"table {name} cannot be read: {problem}"))
+        found_notices.append(Notice(code=notices.TABLE_UNREADABLE, message=f"table {name} cannot be read: {problem}"))
         return {}
     table = Table(_ROWS[name])
     table.add(raws)
     if table.damaged:
         count, first = len(table.damaged), table.damaged[0]
         lost = f"table {name}: {counted(count, 'row')} passed over that cannot be read, the first is row {first:,}"
-        said.append(Notice(notices.TABLE_UNREADABLE, lost, count=count))
+        found_notices.append(Notice(code=notices.TABLE_UNREADABLE, message=lost, count=count))
     return table
 
 
 def _say_what_data_lacks(
-    tree: Tree, places: StatePlaces, bases: list[Any], pending: frozenset[str], said: list[Notice]
+    tree: Tree, places: StatePlaces, bases: list[Any], pending: frozenset[str], found_notices: list[Notice]
 ) -> None:
     """Say where ``Data/`` is missing, which vector files nobody names, and which folders among them nothing reads."""
     vectors = [] if places.vectors is None else tree.children(places.vectors)
@@ -283,16 +287,16 @@ def _say_what_data_lacks(
     if bases and not uploads and not any(name != PENDING_DELETE_FILE for name in vectors):
         code = notices.SLIM_BACKUP if places.is_backup else notices.DATA_MISSING
         if places.is_backup or places.local_storage is not None:
-            said.append(Notice(code, notices.CODES[code].meaning))
+            found_notices.append(Notice(code=code, message=notices.CODES[code].meaning))
     if places.vectors is None or places.vectors.rpartition("/")[2] != VECTORS_FOLDER:
         return
-    said.extend(_unnamed(tree, places.vectors, vectors, bases, pending))
+    found_notices.extend(_unnamed(tree, places.vectors, vectors, bases, pending))
     folders = [name for name in vectors if _is_older_layout(tree, join(places.vectors, name))]
     if folders:
         more = "…" if len(folders) > _NAMED_FOLDERS else ""
         named = f"{', '.join(folders[:_NAMED_FOLDERS])}{more}"
         text = f"{counted(len(folders), 'folder')} of a still older layout in {places.vectors}, left alone: {named}"
-        said.append(Notice(notices.OLDER_LAYOUT, text, count=len(folders)))
+        found_notices.append(Notice(code=notices.OLDER_LAYOUT, message=text, count=len(folders)))
 
 
 def _unnamed(tree: Tree, folder: str, names: list[str], bases: list[Any], pending: frozenset[str]) -> Iterator[Notice]:
@@ -305,8 +309,8 @@ def _unnamed(tree: Tree, folder: str, names: list[str], bases: list[Any], pendin
         more = "…" if len(unnamed) > _NAMED_FOLDERS else ""
         listed = f"{', '.join(unnamed[:_NAMED_FOLDERS])}{more}"
         code = notices.UNNAMED_VECTORS if len(unnamed) < len(files) else notices.LOST_STATE
-        said = f"{counted(len(unnamed), 'vector file')} of no base that the state names, not read: {listed}"
-        yield Notice(code, said, count=len(unnamed))
+        message = f"{counted(len(unnamed), 'vector file')} of no base that the state names, not read: {listed}"
+        yield Notice(code=code, message=message, count=len(unnamed))
 
 
 def _is_vector_file(tree: Tree, name: str) -> bool:
@@ -325,13 +329,13 @@ def _is_older_layout(tree: Tree, folder: str) -> bool:
     return tree.kind(folder) == "folder" and not {".cherry", "raw"} & set(tree.children(folder))
 
 
-def _pending(tree: Tree, places: StatePlaces, said: list[Notice]) -> frozenset[str]:
+def _pending(tree: Tree, places: StatePlaces, found_notices: list[Notice]) -> frozenset[str]:
     name = f"{places.vectors}/{PENDING_DELETE_FILE}" if places.vectors else PENDING_DELETE_FILE
     if places.vectors is None or tree.kind(name) != "file":
         return frozenset()
     try:
         ids = json_text.decode(read_text(tree, name), list[Any])
     except (json_text.JsonProblem, SourceUnreadable) as problem:
-        said.append(Notice(notices.PENDING_UNREADABLE, f"{name} cannot be read: {problem}"))
+        found_notices.append(Notice(code=notices.PENDING_UNREADABLE, message=f"{name} cannot be read: {problem}"))
         return frozenset()
     return frozenset(value for value in ids if isinstance(value, str))

@@ -93,7 +93,7 @@ class ProviderRow:
     is_enabled: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelRow:
     """A model; ``id`` is ``provider::model``."""
 
@@ -145,7 +145,7 @@ class ItemRow:
     updated_at: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BaseRecord:
     """What the catalog holds because of one base, but for its items."""
 

@@ -172,13 +172,13 @@ def model_of(row: Row, capabilities: tuple[str, ...] = EMBEDDING) -> ModelRow:
     streaming = row.get("supports_streaming")
     name, group = row.get("name"), row.get("group")
     return ModelRow(
-        str(row["id"]),
-        str(row["provider_id"]),
-        str(row["model_id"]),
-        str(row["model_id"]) if is_blank(name) else str(name),
-        None if is_blank(group) else str(group),
-        _listed(row.get("capabilities")) or capabilities,
-        True if streaming is None else bool(streaming),
+        id=str(row["id"]),
+        provider_id=str(row["provider_id"]),
+        model_id=str(row["model_id"]),
+        name=str(row["model_id"]) if is_blank(name) else str(name),
+        group=None if is_blank(group) else str(group),
+        capabilities=_listed(row.get("capabilities")) or capabilities,
+        supports_streaming=True if streaming is None else bool(streaming),
     )
 
 

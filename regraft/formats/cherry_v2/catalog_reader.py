@@ -39,7 +39,7 @@ class CatalogProblem(Exception):
     """A catalog that cannot be read; the text says why, for a person."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoredCatalog:
     """The rows of a catalog in their order; None stands for a table that is not there."""
 
@@ -48,6 +48,11 @@ class StoredCatalog:
     items: dict[Any, list[Row]] | None
     providers: list[Row] | None
     models: list[Row] | None
+
+
+def base_key(row: Row) -> str:
+    """Return a base's id as findings give it."""
+    return str(row.get("id"))
 
 
 def read_catalog(path: Path, *, data: bool = True) -> StoredCatalog:
@@ -70,7 +75,7 @@ def read_catalog(path: Path, *, data: bool = True) -> StoredCatalog:
     by_base: dict[Any, list[Row]] = {}
     for item in items or ():
         by_base.setdefault(item.get("base_id"), []).append(item)
-    return StoredCatalog(bases, None if items is None else by_base, providers, models)
+    return StoredCatalog(bases=bases, items=None if items is None else by_base, providers=providers, models=models)
 
 
 def _rows(db: apsw.Connection, table: str, *, data: bool) -> list[Row] | None:

@@ -33,7 +33,7 @@ _DATABASE_SUFFIXES = (".sqlite", ".sqlite3", ".db")
 _LEVELS = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Store:
     """A file that holds one base: its name in the tree, and what it is at a glance."""
 
@@ -182,7 +182,7 @@ def _store(tree: Tree, base_id: str | None, name: str) -> Store:
         look = look_in(tree, name)
     except SourceUnreadable as error:
         look = Look(Layout.UNREADABLE, problem=str(error.facts["reason"]))
-    return Store(base_id, name, str(raw), look)
+    return Store(base_id=base_id, name=name, raw=str(raw), look=look)
 
 
 @dataclass

@@ -19,7 +19,7 @@ RETIRING_PROVIDERS = frozenset({"github"})
 
 
 @dataclass(frozen=True)
-class ModelWord:
+class ModelOverrides:
     """The user's word that vectors are of a model.
 
     ``mapped`` goes from an old model id (or a v1 base id) to a model id, ``recreated`` holds model ids.
@@ -79,19 +79,21 @@ class Models:
 
     Args:
         providers: the providers of the source, with their models; None where it does not tell.
-        word: what the user says of models.
+        model_overrides: what the user says of models.
         embedding: what the bases of the source name as their embedding models.
     """
 
-    def __init__(self, providers: list[Any] | None, word: ModelWord, embedding: Iterable[Any] = ()) -> None:
+    def __init__(
+        self, providers: list[Any] | None, model_overrides: ModelOverrides, embedding: Iterable[Any] = ()
+    ) -> None:
         #: Without an `llm` slice every model that a base names counts as existing.
         self._all_exist = providers is None
-        self._word = word
+        self._word = model_overrides
         self._used: set[str] = set()
         self._providers: dict[str, ProviderRow] = {}
         self._models: dict[str, ModelRow] = {}
         named = (unique_model_id(raw.get("provider"), raw.get("id")) for raw in embedding if isinstance(raw, dict))
-        self._embeds = {*filter(None, named), *word.mapped.values()}
+        self._embeds = {*filter(None, named), *model_overrides.mapped.values()}
         for provider in _objects(providers or []):
             self._read_provider(provider)
 
@@ -121,8 +123,10 @@ class Models:
             if old is not None and old in self._word.mapped:
                 self._used.add(old)
                 new = self._word.mapped[old]
-                said = Notice(notices.MODEL_MAPPED, f"{unique or 'no model'} is taken as {new}", base=legacy_base)
-                return self._exists(new, {} if new != unique else named, said)
+                message = Notice(
+                    code=notices.MODEL_MAPPED, message=f"{unique or 'no model'} is taken as {new}", base=legacy_base
+                )
+                return self._exists(new, {} if new != unique else named, message)
         if unique is None:
             return ModelChoice(
                 problem="the base names no embedding model; its vectors are carried with "
@@ -131,13 +135,17 @@ class Models:
         if unique in self._word.recreated:
             self._used.add(unique)
             if unique not in self._models:
-                said = Notice(notices.MODEL_RECREATED, f"{unique} is re-created, as you said", base=legacy_base)
-                return self._exists(unique, named, said)
+                message = Notice(
+                    code=notices.MODEL_RECREATED, message=f"{unique} is re-created, as you said", base=legacy_base
+                )
+                return self._exists(unique, named, message)
         if unique in self._models or self._all_exist:
             return self._exists(unique, named)
         if _provider_of(unique) in self._providers:
-            said = Notice(notices.MODEL_RECREATED, f"{unique} is re-created, its provider exists", base=legacy_base)
-            return self._exists(unique, named, said)
+            message = Notice(
+                code=notices.MODEL_RECREATED, message=f"{unique} is re-created, its provider exists", base=legacy_base
+            )
+            return self._exists(unique, named, message)
         is_retired = _provider_of(unique) in RETIRED_PROVIDERS
         why = "as the application has its provider no more" if is_retired else "and so is the provider"
         return ModelChoice(
@@ -153,8 +161,12 @@ class Models:
         unique = unique_model_id(raw.get("provider"), raw.get("id"))
         if unique is not None and (unique in self._models or self._all_exist):
             return self._kept(self._exists(unique, raw, capabilities=self._capabilities_of_rerank(unique)), legacy_base)
-        said = Notice(notices.RERANK_CLEARED, f"{unique or 'a model without a name'} does not exist", base=legacy_base)
-        return ModelChoice(notices=(said,))
+        message = Notice(
+            code=notices.RERANK_CLEARED,
+            message=f"{unique or 'a model without a name'} does not exist",
+            base=legacy_base,
+        )
+        return ModelChoice(notices=(message,))
 
     def _capabilities_of_rerank(self, unique: str) -> tuple[str, ...]:
         """Return what a rerank model can do; without ``embedding`` no base could have it for its embedding model."""
@@ -164,14 +176,14 @@ class Models:
         self,
         unique: str,
         named: dict[str, Any],
-        said: Notice | None = None,
+        message: Notice | None = None,
         capabilities: tuple[str, ...] = EMBEDDING,
     ) -> ModelChoice:
         """Return the catalog rows of a model; one that the source does not list is kept for later bases."""
         model = replace(self._models.setdefault(unique, _model_row(unique, named)), capabilities=capabilities)
         provider = _provider_of(unique)
         row = self._providers.get(provider) or ProviderRow(provider, provider, is_enabled=True)
-        return ModelChoice(unique, model, row, notices=() if said is None else (said,))
+        return ModelChoice(unique, model, row, notices=() if message is None else (message,))
 
     def _kept(self, choice: ModelChoice, legacy_base: str) -> ModelChoice:
         """Return a choice with a notice where releases have the model's provider no more."""
@@ -179,14 +191,16 @@ class Models:
         if provider not in RETIRED_PROVIDERS | RETIRING_PROVIDERS:
             return choice
         since = "has no such provider" if provider in RETIRED_PROVIDERS else "has it up to 2.0.8, later ones do not"
-        said = f"the provider {provider} of the model {choice.id} is retired: the application {since}"
-        return replace(choice, notices=(*choice.notices, Notice(notices.PROVIDER_RETIRED, said, base=legacy_base)))
+        message = f"the provider {provider} of the model {choice.id} is retired: the application {since}"
+        return replace(
+            choice, notices=(*choice.notices, Notice(code=notices.PROVIDER_RETIRED, message=message, base=legacy_base))
+        )
 
     def unused_words(self) -> Iterator[Notice]:
         """Say which of the user's words met no base: a typing error, most likely."""
         for old in (*self._word.mapped, *sorted(self._word.recreated)):
             if old not in self._used:
-                yield Notice(notices.OPTION_UNUSED, f"no base uses the model {old}")
+                yield Notice(code=notices.OPTION_UNUSED, message=f"no base uses the model {old}")
 
 
 def _provider_of(unique: str) -> str:

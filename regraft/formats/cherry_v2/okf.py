@@ -23,7 +23,7 @@ _HEADING = re.compile(f"#{{1,6}}{_SPACE}+")
 _BLOCK = re.compile(r"\A---\n(?:[A-Za-z_]+: .*\n)*?---\n")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """What a snapshot file is called (before it is made free) and the lines of its block."""
 
@@ -98,10 +98,10 @@ def url_snapshot(url: str, content: str) -> Snapshot:
     address = _address(url)
     stem = _stem(line) or (_stem(address) if address else None) or "page"
     title = _short(line) or (_short(address) if address else "") or url
-    return Snapshot(stem, "URL", title, url)
+    return Snapshot(stem=stem, type="URL", title=title, resource=url)
 
 
 def note_snapshot(source: str) -> Snapshot:
     """Describe the snapshot of a note; ``source`` is its source URL, or its text."""
     line = first_line(source)
-    return Snapshot(_stem(line) or "note", "Note", line)
+    return Snapshot(stem=_stem(line) or "note", type="Note", title=line)

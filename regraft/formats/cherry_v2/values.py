@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from migrators.pipeline.drafts import DEFAULT_CHUNK_OVERLAP, DEFAULT_CHUNK_SIZE, Settings
+from regraft.formats.cherry_v2.defaults import DEFAULT_CHUNK_OVERLAP, DEFAULT_CHUNK_SIZE, Settings
 from regraft.text import trim
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -57,4 +57,9 @@ def read_settings(raw: dict[str, Any]) -> tuple[Settings, list[str]]:
     found = {"chunkSize": size, "chunkOverlap": overlap, "threshold": threshold, "documentCount": count}
     invalid = [name for name, value in found.items() if value is None and raw.get(name) is not None]
     chunk_overlap = min(DEFAULT_CHUNK_OVERLAP, chunk_size - 1) if overlap is None else overlap
-    return Settings(chunk_size, chunk_overlap, None if threshold is None else float(threshold), count), invalid
+    return Settings(
+        chunk_size=chunk_size,
+        chunk_overlap=chunk_overlap,
+        threshold=None if threshold is None else float(threshold),
+        document_count=count,
+    ), invalid

@@ -40,7 +40,7 @@ class State(StrEnum):
 WORDS_ONLY = (State.DISABLED, State.MISSING, State.REBUILDING, State.INCOMPATIBLE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Memory:
     """An open database with what can be used of its sidecar.
 
@@ -84,7 +84,14 @@ def opened(database: Path) -> Iterator[Memory]:
             pass
         except SidecarProblem as error:
             problem, is_readable = str(error), not isinstance(error, SidecarUnreadable)
-        yield Memory(db, Notes(db, vectors), vectors, place.is_file(), is_readable, problem)
+        yield Memory(
+            db=db,
+            notes=Notes(db, vectors),
+            vectors=vectors,
+            is_present=place.is_file(),
+            is_readable=is_readable,
+            problem=problem,
+        )
 
 
 def incompatible(memory: Memory) -> str | None:
@@ -117,7 +124,7 @@ def incompatible(memory: Memory) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Survey:
     """What the notes of a database come to; ``counts`` by the ids of their projects."""
 
@@ -157,7 +164,7 @@ def _survey(memory: Memory, each: Callable[[], None] | None) -> Survey:
     counts = memory.notes.counts(each)
     summed = total(counts.values())
     gone = None if memory.vectors is None else memory.vectors.count() - summed.held
-    return Survey(memory, _state(before, summed), counts, gone)
+    return Survey(memory=memory, state=_state(before, summed), counts=counts, gone=gone)
 
 
 def _state_before_counting(memory: Memory) -> State | None:

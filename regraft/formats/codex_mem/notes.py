@@ -57,7 +57,7 @@ class Metadata:
     embedding_error_at: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """A note with what was judged of it."""
 
@@ -206,7 +206,17 @@ class Notes:
             eligible and status is not Status.READY and held is not None and self._is_ours(held, metadata, content_hash)
         )
         return Note(
-            rowid, note_id, str(project), title, kind, content, content_hash, status, metadata, held, bool(is_adoptable)
+            rowid=rowid,
+            id=note_id,
+            project=str(project),
+            title=title,
+            type=kind,
+            content=content,
+            hash=content_hash,
+            status=status,
+            metadata=metadata,
+            held=held,
+            is_adoptable=bool(is_adoptable),
         )
 
     def _is_ours(self, held: Held, metadata: Metadata, content_hash: str) -> bool:

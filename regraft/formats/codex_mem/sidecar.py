@@ -175,7 +175,7 @@ class Flaw(StrEnum):
     ZERO = "zero"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """What a sidecar has for a note; ``flaw`` None: its vector is good."""
 
@@ -269,7 +269,13 @@ class Vectors:
 
     def _held(self, row: Any) -> Held:
         note_id, content_hash, version, embedded_at, norm, fits = row
-        return Held(note_id, content_hash, version, embedded_at, self._flaw(note_id, norm) if fits else Flaw.LENGTH)
+        return Held(
+            note_id=note_id,
+            content_hash=content_hash,
+            content_version=version,
+            embedded_at=embedded_at,
+            flaw=self._flaw(note_id, norm) if fits else Flaw.LENGTH,
+        )
 
     def _flaw(self, note_id: str, norm: float | None) -> Flaw | None:
         if norm is None or not math.isfinite(norm):

@@ -35,6 +35,8 @@ LARGE_GROUP_BYTES = 4 * GROUP_BYTES
 #: So many bytes at the most the rows that are read at once may come to, where dictionaries are read.
 LARGE_DICTIONARY_BYTES = 64 << 20
 _FOOTER_BYTES = (1 << 31) - 1
+#: Rows in a byte of a file: every unit has an id of its own, so that a real file has less than one.
+ROWS_PER_BYTE = 8
 #: Columns besides the vector, with the name of their Arrow type.
 COLUMNS = {
     "base": "string",
@@ -276,7 +278,15 @@ def _opened(path: Path) -> Iterator[Any]:
             thrift_container_size_limit=_FOOTER_BYTES,
         )
     with file:
+        _demand_rows_fit(path, file.metadata.num_rows)
         yield file
+
+
+def _demand_rows_fit(path: Path, rows: int) -> None:
+    """Refuse a file with more rows than so few bytes hold: reading takes as long as its rows, not as its bytes."""
+    size = path.stat().st_size
+    if rows > ROWS_PER_BYTE * size:
+        raise SourceUnreadable(path=path, reason=f"it has {rows:,} rows in {size:,} bytes, and no file of units has")
 
 
 def read_about(path: Path) -> About:
@@ -298,8 +308,8 @@ def read_about(path: Path) -> About:
             ) from error
         missing = {*COLUMNS, VECTOR} - set(file.schema_arrow.names)
         if about.schema != SCHEMA or missing:
-            said = f"without the column {min(missing)}" if missing else f"of schema {about.schema}"
-            raise SourceUnrecognised(path=path, found=f"a Parquet file of units {said}")
+            message = f"without the column {min(missing)}" if missing else f"of schema {about.schema}"
+            raise SourceUnrecognised(path=path, found=f"a Parquet file of units {message}")
         _check_kinds(path, file.schema_arrow, about)
     return about
 

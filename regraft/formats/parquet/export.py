@@ -21,7 +21,8 @@ from regraft.formats.parquet import columns, legacy, stored
 from regraft.formats.parquet.columns import About, AboutBase, UnitRow
 from regraft.formats.parquet.stored import BaseLook
 from regraft.formats.vector_table import StoreProblem
-from regraft.locate import NAMES, V1_SOURCES, Kind, Located
+from regraft.kinds import NAMES, V1_SOURCES, Kind
+from regraft.locate import Located
 from regraft.names import vector_file_name
 from regraft.report.progress import Progress, stage
 from regraft.text import shown, whole
@@ -84,7 +85,9 @@ class Parts:
 
     layout: str
     bases: list[Part]
-    catalog: StoredCatalog = field(default_factory=lambda: StoredCatalog([], None, None, None))
+    catalog: StoredCatalog = field(
+        default_factory=lambda: StoredCatalog(bases=[], items=None, providers=None, models=None)
+    )
 
     def about(self) -> About:
         """Return the file's metadata.
@@ -194,7 +197,7 @@ def _chosen(parts: list[Part], bases: tuple[str, ...]) -> list[Part]:
 
 def _v2_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> Parts:
     stores = source.stores
-    catalog = StoredCatalog([], None, None, None)
+    catalog = StoredCatalog(bases=[], items=None, providers=None, models=None)
     if stores.catalog is not None:
         try:
             catalog = read_catalog(keep.enter_context(source.tree.local(stores.catalog, None)))

@@ -118,7 +118,9 @@ def _joined_hash(db: apsw.Connection, rowids: list[int]) -> str:
         if number:
             joined.update(BODY_SEPARATOR.encode())
         [(small, is_large)] = db.execute(f"SELECT {_SMALL}, {_IS_LARGE} FROM search_text t WHERE t.rowid = ?", (rowid,))
-        pieces = LargeText(db, "search_text", "text", rowid).pieces() if is_large else (_utf8(small),)
+        pieces = (
+            LargeText(db=db, table="search_text", column="text", rowid=rowid).pieces() if is_large else (_utf8(small),)
+        )
         for piece in pieces:
             joined.update(piece)
     return joined.hexdigest()
@@ -145,7 +147,7 @@ def _large_content(db: apsw.Connection, content_hash: Any) -> str | bytes | None
     query = f"SELECT rowid FROM content WHERE content_hash = ? AND {is_large}"
     found: list[Any] = db.execute(query, (content_hash,)).fetchall()
     for (rowid,) in found:
-        return LargeText(db, "content", "text", rowid).utf8()
+        return LargeText(db=db, table="content", column="text", rowid=rowid).utf8()
     return _content(db, content_hash)
 
 
@@ -194,7 +196,7 @@ def rows(path: Path, base_id: str, found: BaseLook, sources: dict[str, str]) -> 
             text: str | bytes | None = None if small is None else decode_utf8(small)
             if large is not None:
                 # UTF-8 takes less than a text of Python.
-                text = LargeText(db, "search_text", "text", large).utf8()
+                text = LargeText(db=db, table="search_text", column="text", rowid=large).utf8()
             if item in own:
                 own.discard(item)
                 content = _large_content(db, content_hash)

@@ -18,7 +18,7 @@ from regraft.formats.cherry_v2.index import opening
 from regraft.formats.vector_table import decoder
 from regraft.text import is_blank
 from repair.backfill.scope import Lacking, Survey, Written
-from repair.changes.incremental import BUSY_MS, Growing, writer
+from repair.changes.incremental import BUSY_MS, IncrementalChange, writer
 
 #: How many keys are read at once: a query that is still open would keep others from writing.
 _AT_ONCE = 1000
@@ -65,7 +65,7 @@ class IndexScope:
         name: str,
         label: str,
         dimensions: int | None,
-        growing: Growing | None,
+        growing: IncrementalChange | None,
     ) -> None:
         self._db = db
         self._decoded = decoder(db)
@@ -85,7 +85,7 @@ class IndexScope:
         """See :class:`~repair.backfill.scope.Scope`."""
         row: Any = self._db.execute(_SURVEY, self._values).get
         count, pending, stale = (int(number) for number in row)
-        return Survey(count - pending - stale, pending, stale)
+        return Survey(ready=count - pending - stale, pending=pending, stale=stale)
 
     def lacking(self) -> Iterator[str]:
         """See :class:`~repair.backfill.scope.Scope`."""
@@ -163,7 +163,7 @@ def opened(
     is_placed: bool = True,
     label: str = "",
     dimensions: int | None = None,
-    growing: Growing | None = None,
+    growing: IncrementalChange | None = None,
     writable: bool = False,
 ) -> Iterator[IndexScope]:
     """Open the index of a base as a scope.

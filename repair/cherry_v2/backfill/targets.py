@@ -10,17 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import base_key
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import ModelDiffers, ModelSet, SourceUnreadable
+from regraft.errors import (
+    IndexForeign,
+    IndexIncomplete,
+    IndexVersionUnknown,
+    ModelDiffers,
+    ModelSet,
+    RegraftError,
+    SourceUnreadable,
+)
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2 import layout
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_key, read_catalog
+from regraft.schema_errors import SchemaForeign
 from regraft.text import argument
 from repair.backfill.request import NewModel
 from repair.backfill.scope import Scope, Unfit
-from repair.changes.incremental import Growing
-from repair.changes.plan import Left
+from repair.changes.incremental import IncrementalChange
+from repair.changes.plan import Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.backfill import scope as backfill_scope
 from repair.cherry_v2.backfill.scope import IndexScope
@@ -29,7 +37,16 @@ from repair.cherry_v2.backfill.scope import IndexScope
 MODEL = "base.model"
 
 
-@dataclass(frozen=True)
+#: What is found where an index is refused.
+_FINDINGS: dict[type[RegraftError], str] = {
+    IndexVersionUnknown: v2.SCHEMA_VERSION,
+    IndexIncomplete: v2.SCHEMA_MISSING,
+    IndexForeign: v2.META_BASE,
+    SchemaForeign: v2.FOREIGN_COLUMN,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class IndexTarget:
     """A base that can be filled; ``path`` is its index file below the store's root."""
 
@@ -48,7 +65,7 @@ class IndexTarget:
     finding: str = v2.VECTOR_MISSING
     shares_with_itself: bool = False
     needs_dimensions: bool = True
-    mends: frozenset[str] = frozenset({v2.VECTOR_MISSING})
+    resolves: frozenset[str] = frozenset({v2.VECTOR_MISSING})
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -62,10 +79,14 @@ class IndexTarget:
             reason = f"{who} {self.dimensions} dimensions, the vectors have {scope.dimensions}{advice}"
             raise Unfit(v2.BASE_DIMENSIONS, reason)
 
-    def finish(self, root: Path, growing: Sequence[Growing], now_ms: int, *, wrote: bool) -> None:
+    def finding_of(self, error: RegraftError) -> str | None:
+        """Return the finding that keeps the index from being filled."""
+        return next((finding for kind, finding in _FINDINGS.items() if isinstance(error, kind)), None)
+
+    def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
         """Do nothing: an index has no place for that."""
 
-    def opened(self, root: Path, growing: Sequence[Growing] = ()) -> AbstractContextManager[IndexScope]:
+    def opened(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[IndexScope]:
         """Open its index as a scope."""
         return backfill_scope.opened(
             root / self.path,
@@ -80,7 +101,7 @@ class IndexTarget:
 
 def targets_of(
     store: Store, settings: EmbedderSettings, new: NewModel | None, dimensions: int | None
-) -> tuple[tuple[IndexTarget, ...], tuple[Left, ...]]:
+) -> tuple[tuple[IndexTarget, ...], tuple[Unresolved, ...]]:
     """Return the bases of a store that an embedder can fill, and the others.
 
     Args:
@@ -101,7 +122,7 @@ def targets_of(
         reason = f"--model says {new.model_id}"
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=reason)
     targets = tuple(one for one in found if isinstance(one, IndexTarget))
-    others = tuple(one for one in found if isinstance(one, Left))
+    others = tuple(one for one in found if isinstance(one, Unresolved))
     models = {str(one.base): (rows or {}).get(str(one.base), {}).get("embedding_model_id") for one in others}
     different = [one for one in others if one.finding == MODEL and models[str(one.base)] is not None]
     # Where no base that is meant is of its model, it is a mistake; else the others are other embedders' work.
@@ -144,48 +165,75 @@ def _one(
     settings: EmbedderSettings,
     new: NewModel | None,
     dimensions: int | None,
-) -> IndexTarget | Left:
+) -> IndexTarget | Unresolved:
     index = store.stores.get(base)
     row = None if rows is None else rows.get(base)
     if rows is not None and row is None:
-        return Left(v2.INDEX_ORPHAN, "the catalog has no such base", base)
+        return Unresolved(finding=v2.INDEX_ORPHAN, reason="the catalog has no such base", base=base)
     if row is not None and row.get("status") == "failed":
         repair = shlex.join(["regraft", "restore", argument(store.path), "--base", base])
-        return Left(
-            v2.BASE_FAILED, f"the base failed ({row.get('error')}); restore makes a new one", base, repair=repair
+        return Unresolved(
+            finding=v2.BASE_FAILED,
+            reason=f"the base failed ({row.get('error')}); restore makes a new one",
+            base=base,
+            repair=repair,
         )
     if index is None:
-        return Left(v2.BASE_NO_INDEX, "the base has no index", base)
+        return Unresolved(finding=v2.BASE_NO_INDEX, reason="the base has no index", base=base)
     if index.look.layout is not Layout.CURRENT:
         return _of_another_layout(index, base)
     if row is None:
         given = new.dimensions if new is not None else dimensions
         is_placed = index.base_id is not None and index.name.endswith(layout.INDEX_FILE)
-        return IndexTarget(base, base, index.name, None if new is None else new.model_id, given, is_placed)
+        return IndexTarget(
+            base_id=base,
+            label=base,
+            path=index.name,
+            model_id=None if new is None else new.model_id,
+            dimensions=given,
+            is_placed=is_placed,
+        )
     return _with_row(store, row, index.name, settings, new, dimensions)
 
 
-def _of_another_layout(index: layout.Store, base: str) -> Left:
+def _of_another_layout(index: layout.Store, base: str) -> Unresolved:
     if index.look.layout is Layout.UNREADABLE:
-        return Left(v2.UNREADABLE, f"its index cannot be read ({index.look.problem})", base, severity="error")
-    return Left(v2.SCHEMA_PREVIEW, "its index has another layout: regraft upgrade first", base)
+        return Unresolved(
+            finding=v2.UNREADABLE,
+            reason=f"its index cannot be read ({index.look.problem})",
+            base=base,
+            severity="error",
+        )
+    return Unresolved(
+        finding=v2.SCHEMA_PREVIEW, reason="its index has another layout: regraft upgrade first", base=base
+    )
 
 
 def _with_row(
     store: Store, row: Row, path: str, settings: EmbedderSettings, new: NewModel | None, dimensions: int | None
-) -> IndexTarget | Left:
+) -> IndexTarget | Unresolved:
     base, label = base_key(row), str(row.get("name"))
     model: Any = row.get("embedding_model_id")
     if model is None:
         if new is None:
             reason = "the base has no model, and finds words only; --model and --dimensions give it one"
-            return Left(MODEL, reason, base, severity="warning" if base in store.chosen else "note")
-        return IndexTarget(base, label, path, new.model_id, new.dimensions, is_new=True)
+            return Unresolved(
+                finding=MODEL, reason=reason, base=base, severity="warning" if base in store.chosen else "note"
+            )
+        return IndexTarget(
+            base_id=base, label=label, path=path, model_id=new.model_id, dimensions=new.dimensions, is_new=True
+        )
     if new is not None and new.model_id != model:
         if base in store.chosen:
             raise ModelSet(base=label, model=model, wanted=new.model_id)
-        return Left(MODEL, f"its model is {model}", base, severity="note")
+        return Unresolved(finding=MODEL, reason=f"its model is {model}", base=base, severity="note")
     if not settings.serves(str(model)):
-        return Left(MODEL, f"the model of {label} is {model}", base, severity="note")
+        return Unresolved(finding=MODEL, reason=f"the model of {label} is {model}", base=base, severity="note")
     size = row.get("dimensions")
-    return IndexTarget(base, label, path, str(model), size if isinstance(size, int) and size > 0 else dimensions)
+    return IndexTarget(
+        base_id=base,
+        label=label,
+        path=path,
+        model_id=str(model),
+        dimensions=size if isinstance(size, int) and size > 0 else dimensions,
+    )

@@ -8,13 +8,15 @@ from __future__ import annotations
 from checks.audit.collector import Level
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
+from repair.changes import expiry
 from repair.changes.plan import FileChange, Plan
 from repair.changes.store import Store
-from repair.cherry_v2.gc import files, kept, leftovers, rows, space
-from repair.cherry_v2.gc.wish import Wish, is_damage, left_damaged
+from repair.cherry_v2.gc import files, leftovers, rows, space
+from repair.cherry_v2.gc.choice import is_damage, left_damaged
+from repair.options import GcOptions
 
 
-def plan(store: Store, wish: Wish) -> Plan:
+def plan(store: Store, options: GcOptions) -> Plan:
     """Return what is going to be removed; nothing is written.
 
     Raises:
@@ -24,23 +26,23 @@ def plan(store: Store, wish: Wish) -> Plan:
     catalog = _catalog(store)
     made = Plan()
     # What is in a folder that goes, goes with it.
-    gone = set() if catalog is None else files.plan_folders(store, catalog, wish, made)
+    gone = set() if catalog is None else files.plan_folders(store, catalog, options, made)
     findings = [one for one in store.findings(Level.QUICK) if one.base not in gone]
     made.left += [left_damaged(one) for one in findings if is_damage(one)]
     damaged = {one.base for one in findings if is_damage(one)}
     bases = {base: one.name for base, one in store.stores.items() if store.wants(base) and base not in gone}
     sound = {base: name for base, name in bases.items() if base not in damaged}
     for base, name in sound.items():
-        file = rows.IndexFile(store, base, name, [one for one in findings if one.base == base])
-        file.plan(wish, made)
-        if wish.vacuum:
+        file = rows.IndexFile(store=store, base=base, name=name, found=[one for one in findings if one.base == base])
+        file.plan(options, made)
+        if options.vacuum:
             space.plan(file, made)
     if catalog is not None:
-        files.plan_raw(store, catalog, wish, damaged, made)
-    leftovers.plan(store, catalog, wish, sound, made)
+        files.plan_raw(store, catalog, options, damaged, made)
+    leftovers.plan(store, catalog, options, sound, made)
     # What may be refused comes first: a file that somebody has open.
     made.changes.sort(key=lambda change: isinstance(change, FileChange))
-    kept.plan(store, wish, made)
+    expiry.plan(store, options, made)
     return made
 
 

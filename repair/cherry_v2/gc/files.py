@@ -11,21 +11,21 @@ from pathlib import Path
 from checks.cherry_v2 import audit as checked
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import raw_files
-from checks.cherry_v2.catalog_rows import base_key
 from regraft import sqlite
-from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.formats.cherry_v2.layout import RAW_FOLDER
 from regraft.text import counted, path_text, shown
-from repair.changes.files import size_of
-from repair.changes.plan import Action, FileChange, Left, Plan
+from repair.changes.plan import Plan, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2.gc.wish import Wish
+from repair.changes.trash import trashed
+from repair.cherry_v2.gc.choice import is_wanted
+from repair.options import GcOptions
 
 
-def plan_raw(store: Store, catalog: StoredCatalog, wish: Wish, damaged: set[str | None], made: Plan) -> None:
+def plan_raw(store: Store, catalog: StoredCatalog, options: GcOptions, damaged: set[str | None], made: Plan) -> None:
     """Add the files below ``raw/`` that no item names to a plan; where no table of items is, nobody can tell."""
-    if catalog.items is None or not wish.wants(v2.RAW_ORPHAN):
+    if catalog.items is None or not is_wanted(options, v2.RAW_ORPHAN):
         return
     items = _by_base(catalog)
     for row in catalog.bases:
@@ -36,12 +36,6 @@ def plan_raw(store: Store, catalog: StoredCatalog, wish: Wish, damaged: set[str 
 
 def _by_base(catalog: StoredCatalog) -> dict[str, list[Row]]:
     return {str(base): rows for base, rows in (catalog.items or {}).items()}
-
-
-def trashed(store: Store, path: Path, action: str, finding: str, said: str, base: str | None = None) -> FileChange:
-    """Return what takes a file or folder away, to the trash."""
-    name = path.relative_to(store.root).as_posix()
-    return FileChange(name, (Action(action, said, base, name, bytes=size_of(path), finding=finding),), None, trash=True)
 
 
 def why_kept(store: Store, path: Path) -> str | None:
@@ -84,7 +78,12 @@ def _plan_raw(store: Store, base: str, row: Row, items: list[Row], made: Plan) -
     reason = _why_unknown(raw, items) if names else None
     if reason is not None:
         made.left.append(
-            Left(v2.RAW_ORPHAN, f"{counted(len(names), 'file')} in raw/: {reason}", base, count=len(names))
+            Unresolved(
+                finding=v2.RAW_ORPHAN,
+                reason=f"{counted(len(names), 'file')} in raw/: {reason}",
+                base=base,
+                count=len(names),
+            )
         )
         return
     why = _named_otherwise(store, base, items) if names else lambda _: None
@@ -92,13 +91,17 @@ def _plan_raw(store: Store, base: str, row: Row, items: list[Row], made: Plan) -
     for name in sorted(names):
         kept = why(name) or why_kept(store, raw / name)
         if kept is not None:
-            made.left.append(Left(v2.RAW_ORPHAN, f"raw/{shown(name)}: {kept}", base, path_text(name)))
+            made.left.append(
+                Unresolved(
+                    finding=v2.RAW_ORPHAN, reason=f"raw/{shown(name)}: {kept}", base=base, subject=path_text(name)
+                )
+            )
         else:
-            said = f"move raw/{name}, which no item names, to the trash"
-            changes.append(trashed(store, raw / name, "trash-file", v2.RAW_ORPHAN, said, base))
+            message = f"move raw/{name}, which no item names, to the trash"
+            changes.append(trashed(store, raw / name, "trash-file", v2.RAW_ORPHAN, message, base))
     made.changes += changes
     if changes and len(changes) == len(names):
-        made.mends.add((v2.RAW_ORPHAN, base))
+        made.resolves.add((v2.RAW_ORPHAN, base))
 
 
 def _raw_folder(store: Store, base: str, row: Row) -> Path | None:
@@ -161,9 +164,9 @@ def _indexed(store: Store, base: str, items: set[str]) -> Iterator[str]:
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
-def plan_folders(store: Store, catalog: StoredCatalog, wish: Wish, made: Plan) -> set[str]:
+def plan_folders(store: Store, catalog: StoredCatalog, options: GcOptions, made: Plan) -> set[str]:
     """Add the folders of bases that no row of the catalog names to a plan, and return their names."""
-    if catalog.items is None or not wish.wants(v2.INDEX_ORPHAN) or not store.found.stores.is_whole:
+    if catalog.items is None or not is_wanted(options, v2.INDEX_ORPHAN) or not store.found.stores.is_whole:
         return set()
     named, items = {base_key(row) for row in catalog.bases}, _by_base(catalog)
     strays = checked.strays(store.root / store.bases, named, store.stores)
@@ -175,15 +178,17 @@ def plan_folders(store: Store, catalog: StoredCatalog, wish: Wish, made: Plan) -
         kept = why_kept(store, path)
         if path.name in items:
             kept = f"{counted(len(items[path.name]), 'item')} of the catalog still belong to it"
-        elif not catalog.bases and not wish.only:
+        elif not catalog.bases and not options.only:
             kept = "the catalog names no base at all, so that it may be another one's; --only index.orphan removes it"
         if kept is not None:
             reason = f"the folder {shown(path.name)} stays: {kept}"
-            made.left.append(Left(v2.INDEX_ORPHAN, reason, None, path_text(path.name)))
+            made.left.append(
+                Unresolved(finding=v2.INDEX_ORPHAN, reason=reason, base=None, subject=path_text(path.name))
+            )
         else:
-            said = f"move the folder {path.name}, which no row of the catalog names, to the trash"
-            made.changes.append(trashed(store, path, "trash-folder", v2.INDEX_ORPHAN, said))
+            message = f"move the folder {path.name}, which no row of the catalog names, to the trash"
+            made.changes.append(trashed(store, path, "trash-folder", v2.INDEX_ORPHAN, message))
             gone.add(path.name)
     if gone and len(gone) == len(found):
-        made.mends.add((v2.INDEX_ORPHAN, None))
+        made.resolves.add((v2.INDEX_ORPHAN, None))
     return gone

@@ -17,17 +17,18 @@ import msgspec
 
 from checks.cherry_v2 import audit as checked
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import base_key
 from regraft import identity, sqlite
 from regraft.formats.cherry_v1.embedjs import VECTORS
-from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
 from regraft.formats.vector_table import StoreProblem, Survey, check_file
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE
 from regraft.text import counted, one_line, path_text, shown
-from repair.changes.plan import FileChange, Left, Plan
+from repair.changes.plan import FileChange, Plan, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2.gc.files import trashed, why_kept
-from repair.cherry_v2.gc.wish import Wish
+from repair.changes.trash import trashed
+from repair.cherry_v2.gc.choice import is_wanted
+from repair.cherry_v2.gc.files import why_kept
+from repair.options import GcOptions
 
 #: Rows held against an index at once.
 _BATCH = 200
@@ -69,19 +70,19 @@ class _File:
         return sum(self.survey.lengths.values())
 
 
-def plan(store: Store, catalog: StoredCatalog | None, wish: Wish, indexes: dict[str, str], made: Plan) -> None:
+def plan(store: Store, catalog: StoredCatalog | None, options: GcOptions, indexes: dict[str, str], made: Plan) -> None:
     """Add the vector files that v1 left to a plan.
 
     Args:
         store: where they are.
         catalog: its rows, None where there is none.
-        wish: whether they are meant.
+        options: whether they are meant.
         indexes: the index files that are whole, below the store's root, by the base's id.
         made: the plan.
     """
-    if not wish.wants(v2.LEFTOVER) or not store.found.stores.is_whole:
+    if not is_wanted(options, v2.LEFTOVER) or not store.found.stores.is_whole:
         return
-    emptied = {base for finding, base in made.mends if finding == v2.VECTOR_UNEXPECTED}
+    emptied = {base for finding, base in made.resolves if finding == v2.VECTOR_UNEXPECTED}
     completed = (
         {base_key(row) for row in catalog.bases if row.get("status") == "completed"} if catalog else set(indexes)
     )
@@ -96,13 +97,15 @@ def plan(store: Store, catalog: StoredCatalog | None, wish: Wish, indexes: dict[
         for one in looked
     ]
     # Which of the other files are of chosen bases, nobody knows.
-    made.left += [one for one in decided if isinstance(one, Left) and (not store.chosen or one.base in store.chosen)]
+    made.left += [
+        one for one in decided if isinstance(one, Unresolved) and (not store.chosen or one.base in store.chosen)
+    ]
     made.changes += [one for one in decided if isinstance(one, FileChange)]
-    if decided and not any(isinstance(one, Left) for one in decided):
-        made.mends.add((v2.LEFTOVER, None))
+    if decided and not any(isinstance(one, Unresolved) for one in decided):
+        made.resolves.add((v2.LEFTOVER, None))
 
 
-def _looked(store: Store, path: Path, proving: dict[str, Path]) -> _File | Left:
+def _looked(store: Store, path: Path, proving: dict[str, Path]) -> _File | Unresolved:
     kept = why_kept(store, path)
     if kept is not None:
         return _left(path, kept)
@@ -113,9 +116,11 @@ def _looked(store: Store, path: Path, proving: dict[str, Path]) -> _File | Left:
         return _left(path, f"it {problem}")
 
 
-def _left(path: Path, why: str, base: str | None = None, count: int = 1) -> Left:
+def _left(path: Path, why: str, base: str | None = None, count: int = 1) -> Unresolved:
     name = path_text(path.name)
-    return Left(v2.LEFTOVER, f"the vector file {name} of v1 stays: {why}", base, name, count)
+    return Unresolved(
+        finding=v2.LEFTOVER, reason=f"the vector file {name} of v1 stays: {why}", base=base, subject=name, count=count
+    )
 
 
 def _is_stranded(store: Store, row: Row) -> bool:
@@ -142,7 +147,7 @@ def _owners(files: list[_File], named: set[str]) -> dict[Path, str]:
 
 def _decided(
     store: Store, file: _File, owner: str | None, proving: dict[str, Path], is_stranded: bool
-) -> FileChange | Left:
+) -> FileChange | Unresolved:
     usable, path = file.usable, file.path
     more = file.survey.rows - usable
     where = f"its {counted(usable, 'vector')} are in v2, byte for byte"
@@ -165,8 +170,8 @@ def _decided(
         reason = f"{where}, but it may be that of a base which failed at the upgrade: bring those back first"
         return _left(path, reason, owner, usable)
     rest = f"; {counted(more, 'row')} without a usable vector were never carried" if more else ""
-    said = f"move the vector file {shown(path.name)} of v1 to the trash: {where}{rest}"
-    return trashed(store, path, "trash-vector-file", v2.LEFTOVER, said, owner)
+    message = f"move the vector file {shown(path.name)} of v1 to the trash: {where}{rest}"
+    return trashed(store, path, "trash-vector-file", v2.LEFTOVER, message, owner)
 
 
 def _has_no_more(index: Path, file: _File) -> bool:

@@ -16,12 +16,13 @@ from checks.cherry_v2 import findings as v2
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.text import counted
-from repair.changes.plan import Action, Left, Plan, RowsChange
+from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2.gc.wish import Wish, is_damage, left_damaged, left_for_repair
+from repair.cherry_v2.gc.choice import is_damage, is_wanted, left_damaged, left_for_repair
+from repair.options import GcOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Waste:
     """Rows of one table that nothing reaches."""
 
@@ -47,57 +48,57 @@ _CONTENT_KEYS = (("content", "content_hash"), ("material", "current_content_hash
 _NULLABLE = {("material", "current_content_hash")}
 _WASTE = (
     _Waste(
-        v2.BODY_ORPHAN,
-        "delete-bodies",
-        "body",
-        "whose unit is gone",
-        "search_text",
-        "NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = search_text.target_id)",
-        "text",
-        _BODY_KEYS,
-        frozenset({v2.NO_BODY, v2.NO_UNITS}),
+        finding=v2.BODY_ORPHAN,
+        action="delete-bodies",
+        noun="body",
+        which="whose unit is gone",
+        table="search_text",
+        where="NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = search_text.target_id)",
+        size="text",
+        keys=_BODY_KEYS,
+        needed_by=frozenset({v2.NO_BODY, v2.NO_UNITS}),
     ),
     _Waste(
-        v2.VECTOR_UNEXPECTED,
-        "delete-embeddings",
-        "vector",
-        "of a base without a model",
-        "embedding",
-        "TRUE",
-        "vector_blob",
-        (),
+        finding=v2.VECTOR_UNEXPECTED,
+        action="delete-embeddings",
+        noun="vector",
+        which="of a base without a model",
+        table="embedding",
+        where="TRUE",
+        size="vector_blob",
+        keys=(),
         # Its model may be what the catalog has lost.
-        frozenset({v2.BASE_STATUS}),
+        needed_by=frozenset({v2.BASE_STATUS}),
     ),
     _Waste(
-        v2.VECTOR_ORPHAN,
-        "delete-embeddings",
-        "vector",
-        "that no body names",
-        "embedding",
-        "NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = embedding.embedding_text_hash)",
-        "vector_blob",
-        _VECTOR_KEYS,
-        frozenset({v2.NO_BODY, v2.BODY_HASH, v2.NO_UNITS}),
+        finding=v2.VECTOR_ORPHAN,
+        action="delete-embeddings",
+        noun="vector",
+        which="that no body names",
+        table="embedding",
+        where="NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = embedding.embedding_text_hash)",
+        size="vector_blob",
+        keys=_VECTOR_KEYS,
+        needed_by=frozenset({v2.NO_BODY, v2.BODY_HASH, v2.NO_UNITS}),
         then="NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = embedding.embedding_text_hash"
         " AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id))",
     ),
     _Waste(
-        v2.CONTENT_ORPHAN,
-        "delete-contents",
-        "text",
-        "that nothing names",
-        "content",
-        "NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = content.content_hash)"
+        finding=v2.CONTENT_ORPHAN,
+        action="delete-contents",
+        noun="text",
+        which="that nothing names",
+        table="content",
+        where="NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = content.content_hash)"
         " AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = content.content_hash)",
-        "text",
-        _CONTENT_KEYS,
-        frozenset({v2.CONTENT_HASH, v2.NO_CONTENT, v2.UNIT_CONTENT}),
+        size="text",
+        keys=_CONTENT_KEYS,
+        needed_by=frozenset({v2.CONTENT_HASH, v2.NO_CONTENT, v2.UNIT_CONTENT}),
     ),
 )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class IndexFile:
     """An index file whose structure is whole, and what is going to be removed from it."""
 
@@ -118,13 +119,13 @@ class IndexFile:
         audited = self.store.audit(bases=frozenset({self.base}))
         return {one.name: one for one in audited.findings if one.base == self.base}
 
-    def plan(self, wish: Wish, made: Plan) -> None:
+    def plan(self, options: GcOptions, made: Plan) -> None:
         """Add what is removed from the file to a plan."""
         named = {one.name for one in self.found}
         if v2.BODY_ORPHAN in named:
             # With a body goes the vector that only it names.
             named.add(v2.VECTOR_ORPHAN)
-        waste = [one for one in _WASTE if one.finding in named and wish.wants(one.finding)]
+        waste = [one for one in _WASTE if one.finding in named and is_wanted(options, one.finding)]
         if not waste:
             return
         damage = [one for one in self.findings.values() if is_damage(one)]
@@ -148,7 +149,7 @@ class IndexFile:
             made.left.append(left_for_repair(self.store, finding, needing))
         elif finding is not None and is_odd:
             reason = f"{finding.message}, but not every id is a text: what is reached cannot be told"
-            made.left.append(Left(finding.name, reason, self.base, count=finding.count))
+            made.left.append(Unresolved(finding=finding.name, reason=reason, base=self.base, count=finding.count))
         return not needing and not is_odd
 
     def _is_odd(self, db: apsw.Connection, table: str, column: str) -> bool:
@@ -163,8 +164,16 @@ class IndexFile:
         where = waste.then if bodies_go and waste.then else waste.where
         size = f"ifnull(sum(length(CAST({waste.size} AS BLOB))), 0)"
         count, held = next(db.execute(f"SELECT count(*), {size} FROM {waste.table} WHERE {where}"))
-        said = f"delete {counted(count, waste.noun)} {waste.which}"
-        return Action(waste.action, said, self.base, None, count, held, waste.finding)
+        message = f"delete {counted(count, waste.noun)} {waste.which}"
+        return Action(
+            action=waste.action,
+            message=message,
+            base=self.base,
+            subject=None,
+            count=count,
+            bytes=held,
+            finding=waste.finding,
+        )
 
     def _change(self, waste: list[_Waste], actions: dict[str, Action], made: Plan) -> None:
         if not waste:
@@ -183,5 +192,7 @@ class IndexFile:
         self.tables = tuple(dict.fromkeys(one.table for one in waste))
         self.freed = sum(action.bytes for action in done)
         bodies = "search_text" in self.tables
-        made.changes.append(RowsChange(self.name, done, apply, self.tables, self.freed, bodies=bodies))
-        made.mends |= {(one.finding, self.base) for one in waste}
+        made.changes.append(
+            RowsChange(path=self.name, actions=done, apply=apply, tables=self.tables, bytes=self.freed, bodies=bodies)
+        )
+        made.resolves |= {(one.finding, self.base) for one in waste}

@@ -7,7 +7,7 @@ from checks.cherry_v2 import findings as v2
 from regraft import sqlite
 from regraft.formats.cherry_v2.index import reclaim
 from regraft.report.progress import human_bytes
-from repair.changes.plan import Action, Left, Plan, Reclaim
+from repair.changes.plan import Action, Plan, Reclaim, Unresolved
 from repair.cherry_v2.gc.rows import IndexFile
 
 
@@ -22,10 +22,19 @@ def plan(file: IndexFile, made: Plan) -> None:
     desync = None if "search_text" in file.tables else _desync(file)
     if desync is not None:
         reason = f"free space is not given back before the full-text index is mended: {desync.message}"
-        made.left.append(Left(desync.name, reason, file.base, file.name, desync.count, repair=desync.repair))
+        made.left.append(
+            Unresolved(
+                finding=desync.name,
+                reason=reason,
+                base=file.base,
+                subject=file.name,
+                count=desync.count,
+                repair=desync.repair,
+            )
+        )
         return
-    said = f"give about {human_bytes(free)} of {human_bytes(size)} in the index file back to the disk"
-    action = Action("vacuum", said, file.base, file.name, bytes=free)
+    message = f"give about {human_bytes(free)} of {human_bytes(size)} in the index file back to the disk"
+    action = Action(action="vacuum", message=message, base=file.base, subject=file.name, bytes=free)
     made.reclaims.append(Reclaim(file.name, action, size))
 
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from migrators.pipeline.drafts import Settings
 from regraft.extras import needed
+from regraft.formats.cherry_v2.defaults import Settings
 from regraft.text import is_blank, utf16_len
 
 _DELIMITER = "delimiter"

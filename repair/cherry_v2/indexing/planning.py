@@ -18,13 +18,13 @@ import apsw
 from checks.audit.collector import Level
 from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import base_key, path_of
+from checks.cherry_v2.catalog_rows import path_of
 from checks.cherry_v2.index_file import path_problem
-from migrators.pipeline.drafts import Settings
 from regraft import clock, identity, sqlite
 from regraft.errors import PlanOutdated, SourceUnreadable
 from regraft.formats.cherry_v2 import layout, okf
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_key, read_catalog
+from regraft.formats.cherry_v2.defaults import Settings
 from regraft.formats.cherry_v2.index import rebuild, schema
 from regraft.formats.cherry_v2.index import units as index_units
 from regraft.formats.cherry_v2.item_data import data_of
@@ -32,7 +32,7 @@ from regraft.formats.cherry_v2.settings import read_base_settings
 from regraft.ledger import durable
 from regraft.names import FreeNames
 from regraft.text import counted, is_blank, whole
-from repair.changes.plan import Action, FileChange, Left, Plan, RowsChange
+from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.indexing.cutting import Span, cut, separator_of
 from repair.cherry_v2.indexing.former import Former
@@ -72,13 +72,21 @@ def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Pla
     for row, items in _bases(store) if wanted else ():
         key = base_key(row)
         if key in wanted and key in store.stores:
-            base = _Base(store, row, items, now_ms)
+            base = _Base(store=store, row=row, items=items, now_ms=now_ms)
             indexes += base.plan(findings[key], made)
             rows += base.update(statements)
     if rows and store.catalog is not None:
         rehearse(statements)
         tables = ("knowledge_item",)
-        made.changes.append(RowsChange(store.catalog, tuple(rows), statements.applied(), tables, statements.bytes))
+        made.changes.append(
+            RowsChange(
+                path=store.catalog,
+                actions=tuple(rows),
+                apply=statements.applied(),
+                tables=tables,
+                bytes=statements.bytes,
+            )
+        )
     # An item that has a path and no text is found by the next run, too.
     made.changes += indexes
     return made
@@ -99,7 +107,7 @@ def _bases(store: Store) -> Iterator[tuple[Row, list[Row]]]:
             yield row, (catalog.items or {}).get(base_key(row), [])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _New:
     """A text that is going to be indexed: of which material, under which path, and where it is cut."""
 
@@ -113,7 +121,7 @@ class _New:
     read: Callable[[apsw.Connection], str | None]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Base:
     """One base whose index lacks texts."""
 
@@ -122,7 +130,7 @@ class _Base:
     items: list[Row]
     now_ms: int
     new: list[_New] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)
+    left: list[Unresolved] = field(default_factory=list)
     #: Snapshots that are going to be written: their paths, with the items.
     snapshots: dict[str, Row] = field(default_factory=dict)
     #: Encodings that were guessed, by the files that are read so.
@@ -152,7 +160,14 @@ class _Base:
         if blocking is not None:
             reason = f"nothing of the index is changed: {blocking.message}"
             made.left += [
-                Left(one.name, reason, self.key, one.subject, one.count, one.severity)
+                Unresolved(
+                    finding=one.name,
+                    reason=reason,
+                    base=self.key,
+                    subject=one.subject,
+                    count=one.count,
+                    severity=one.severity,
+                )
                 for one in found
                 if one.name in NAMES
             ]
@@ -164,12 +179,17 @@ class _Base:
         except (apsw.Error, UnicodeDecodeError) as error:
             self.new, self.snapshots = [], {}
             self.left = [
-                Left(one.name, f"the index cannot be read as a whole: {error}", self.key, severity=one.severity)
+                Unresolved(
+                    finding=one.name,
+                    reason=f"the index cannot be read as a whole: {error}",
+                    base=self.key,
+                    severity=one.severity,
+                )
                 for one in found
                 if one.name in NAMES
             ]
         made.left += self.left
-        made.mends |= {(one.name, self.key) for one in found if one.name in NAMES} - {
+        made.resolves |= {(one.name, self.key) for one in found if one.name in NAMES} - {
             (one.finding, self.key) for one in self.left
         }
         made.changes += [self._snapshot(path, item) for path, item in self.snapshots.items()]
@@ -177,7 +197,11 @@ class _Base:
             yield self._index()
 
     def _leave(self, finding: str, reason: str, subject: str) -> None:
-        self.left.append(Left(finding, reason, self.key, subject, severity=FINDINGS[finding].severity))
+        self.left.append(
+            Unresolved(
+                finding=finding, reason=reason, base=self.key, subject=subject, severity=FINDINGS[finding].severity
+            )
+        )
 
     def _without_units(self, db: apsw.Connection) -> None:
         former = Former({str(unit): str(body) for unit, body in db.execute(_ORPHANS)})
@@ -204,7 +228,17 @@ class _Base:
         read: Callable[[apsw.Connection], str | None],
     ) -> None:
         size = 2 * len(text.encode()) + _ROW_BYTES * len(spans)
-        self.new.append(_New(finding, material, path, identity.text_hash(text), tuple(spans), size, read))
+        self.new.append(
+            _New(
+                finding=finding,
+                material=material,
+                path=path,
+                content_hash=identity.text_hash(text),
+                spans=tuple(spans),
+                bytes=size,
+                read=read,
+            )
+        )
 
     def _without_material(self, materials: dict[str, str]) -> None:
         taken = set(materials.values())
@@ -270,8 +304,15 @@ class _Base:
 
         size = len(text.encode())
         name = f"{self.place.raw}/{path}"
-        action = Action("write-snapshot", f"write {path}, the text of a note", self.key, name, 1, size)
-        return FileChange(name, (action,), write, size)
+        action = Action(
+            action="write-snapshot",
+            message=f"write {path}, the text of a note",
+            base=self.key,
+            subject=name,
+            count=1,
+            bytes=size,
+        )
+        return FileChange(path=name, actions=(action,), make=write, bytes=size)
 
     def update(self, statements: Statements) -> Iterator[Action]:
         """Give the items of new snapshots their paths."""
@@ -284,8 +325,16 @@ class _Base:
         for one, item in moved:
             statements.set_path(self.key, item, one.path)
         if moved:
-            said = f"give {counted(len(moved), 'item')} the path of its snapshot"
-            yield Action("update-items", said, self.key, None, len(moved), 0, v2.ITEM_NOT_INDEXED)
+            message = f"give {counted(len(moved), 'item')} the path of its snapshot"
+            yield Action(
+                action="update-items",
+                message=message,
+                base=self.key,
+                subject=None,
+                count=len(moved),
+                bytes=0,
+                finding=v2.ITEM_NOT_INDEXED,
+            )
 
     def _index(self) -> RowsChange:
         path, new = self.store.root / self.place.name, tuple(self.new)
@@ -299,7 +348,7 @@ class _Base:
                     self._write(db, one, text)
 
         size = sum(one.bytes for one in new)
-        return RowsChange(self.place.name, tuple(self._actions()), apply, _TABLES, size)
+        return RowsChange(path=self.place.name, actions=tuple(self._actions()), apply=apply, tables=_TABLES, bytes=size)
 
     def _write(self, db: apsw.Connection, one: _New, text: str) -> None:
         units = index_units.cut(one.material, text, one.spans)
@@ -310,7 +359,16 @@ class _Base:
         )
         rebuild.rebuild(
             db,
-            rebuild.Rebuild(one.material, one.path, one.content_hash, text, units, {}, self.now_ms, has_model=False),
+            rebuild.Rebuild(
+                material_id=one.material,
+                relative_path=one.path,
+                content_hash=one.content_hash,
+                content=text,
+                units=units,
+                embeddings={},
+                now_ms=self.now_ms,
+                has_model=False,
+            ),
         )
 
     def _actions(self) -> Iterator[Action]:
@@ -318,11 +376,24 @@ class _Base:
             new = [one for one in self.new if one.finding == finding]
             if new:
                 units = sum(len(one.spans) for one in new)
-                said = f"cut {counted(len(new), 'text')} into {counted(units, 'unit')}"
+                message = f"cut {counted(len(new), 'text')} into {counted(units, 'unit')}"
                 name = "cut-texts" if finding == v2.NO_UNITS else "index-items"
-                yield Action(name, said, self.key, self.place.name, units, sum(one.bytes for one in new), finding)
+                yield Action(
+                    action=name,
+                    message=message,
+                    base=self.key,
+                    subject=self.place.name,
+                    count=units,
+                    bytes=sum(one.bytes for one in new),
+                    finding=finding,
+                )
         for path, encoding in self.guessed.items():
-            yield Action("guess-encoding", f"read {path} as {encoding}, by its letters", self.key, path)
+            yield Action(
+                action="guess-encoding",
+                message=f"read {path} as {encoding}, by its letters",
+                base=self.key,
+                subject=path,
+            )
 
 
 def _shot(item: Row) -> okf.Snapshot:

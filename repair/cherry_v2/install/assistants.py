@@ -14,7 +14,8 @@ import apsw
 from regraft.errors import RegraftError
 from regraft.formats import json_text
 from regraft.formats.cherry_v1.state import read_slice
-from regraft.locate import Kind, located
+from regraft.kinds import Kind
+from regraft.locate import located
 from repair.changes.store import Store
 
 _TABLE, _LINKS = "assistant", "assistant_knowledge_base"

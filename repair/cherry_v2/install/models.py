@@ -10,7 +10,7 @@ import apsw
 from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, ModelRow
 from regraft.formats.cherry_v2.catalog_generation import model_of
 from regraft.formats.cherry_v2.catalog_reader import Row
-from regraft.formats.cherry_v2.models import SEPARATOR, ModelWord
+from regraft.formats.cherry_v2.models import SEPARATOR, ModelOverrides
 from repair.cherry_v2.source import BaseSource
 
 
@@ -18,12 +18,12 @@ class ModelMissing(Exception):
     """A base whose model the profile has not; the text says why, and what to do."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Models:
     """The models of a profile, and those that come with the bases of a library."""
 
     library: BaseSource
-    word: ModelWord
+    model_overrides: ModelOverrides
     there: set[Any]
     #: Providers with their models' own ids: no two models of a provider have the same.
     pairs: set[tuple[Any, Any]]
@@ -43,10 +43,10 @@ class Models:
         """
         if named is None:
             return None
-        for old in self.word.mapped:
+        for old in self.model_overrides.mapped:
             if old == named or self.library.base_of(old) == base:
                 self._used.add(old)
-                named = self.word.mapped[old]
+                named = self.model_overrides.mapped[old]
                 break
         if self._is_there(named) or self._created(str(named), EMBEDDING):
             return str(named)
@@ -63,7 +63,7 @@ class Models:
         """Return the rerank model that a base keeps; None where it cannot."""
         if named is None:
             return None
-        named = self.word.mapped.get(named, named)
+        named = self.model_overrides.mapped.get(named, named)
         return str(named) if self._is_there(named) or self._created(str(named), RERANK) else None
 
     def unused(self) -> list[str]:
@@ -71,8 +71,8 @@ class Models:
         made = self.there | self.new.keys()
         providers = {model.provider_id for model in self.new.values()} | self.providers
         return [
-            *(f"the model {old}" for old in self.word.mapped if old not in self._used),
-            *(f"the model {model}" for model in sorted(self.word.recreated - made)),
+            *(f"the model {old}" for old in self.model_overrides.mapped if old not in self._used),
+            *(f"the model {model}" for model in sorted(self.model_overrides.recreated - made)),
             *(f"the provider {provider}" for provider in sorted(self.recreated - providers)),
         ]
 
@@ -83,7 +83,9 @@ class Models:
         """Re-create a model as the library has it, or as the user's word has it, where its provider is there."""
         provider, _, model = named.partition(SEPARATOR)
         row = self.library.models.get(named)
-        if provider not in self.providers | self.recreated or (row is None and named not in self.word.recreated):
+        if provider not in self.providers | self.recreated or (
+            row is None and named not in self.model_overrides.recreated
+        ):
             return False
         known: Row = row if row is not None and row.get("provider_id") == provider else {}
         model = known.get("model_id") or model
@@ -94,7 +96,9 @@ class Models:
         return True
 
 
-def read_models(db: apsw.Connection, library: BaseSource, word: ModelWord, recreated: frozenset[str]) -> Models:
+def read_models(
+    db: apsw.Connection, library: BaseSource, model_overrides: ModelOverrides, recreated: frozenset[str]
+) -> Models:
     """Read which models and providers a profile has, of which ``recreated`` are made where it lacks them.
 
     Keys are never read.
@@ -104,4 +108,11 @@ def read_models(db: apsw.Connection, library: BaseSource, word: ModelWord, recre
     """
     pairs = {(row[1], row[2]): row[0] for row in db.execute("SELECT id, provider_id, model_id FROM user_model")}
     providers = {row[0] for row in db.execute("SELECT provider_id FROM user_provider")}
-    return Models(library, word, set(pairs.values()), set(pairs), providers, recreated - providers)
+    return Models(
+        library=library,
+        model_overrides=model_overrides,
+        there=set(pairs.values()),
+        pairs=set(pairs),
+        providers=providers,
+        recreated=recreated - providers,
+    )

@@ -27,12 +27,13 @@ from regraft.formats.cherry_v2.catalog_generation import (
 )
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
-from regraft.formats.cherry_v2.models import ModelWord
-from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, NAMES, Kind
+from regraft.formats.cherry_v2.models import ModelOverrides
+from regraft.kinds import NAMES, Kind
+from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
 from regraft.report.progress import human_bytes
 from regraft.text import counted, decode_halves
 from repair.changes.copies import damage_of
-from repair.changes.plan import Action, FileChange, Left, Plan, RowsChange
+from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.install import assistants
 from repair.cherry_v2.install.copying import FolderCopy, is_same, listed
@@ -54,7 +55,7 @@ class InstallOptions:
     """How bases are installed. ``now_ms`` is the time that new models, providers and links get."""
 
     now_ms: int
-    models: ModelWord = field(default_factory=ModelWord)
+    models: ModelOverrides = field(default_factory=ModelOverrides)
     #: Providers that are made where the profile lacks them.
     providers: frozenset[str] = frozenset()
     #: Whether a base that is there already comes as a new one.
@@ -158,8 +159,10 @@ class _Planner:
             inserted = tuple(one for one in new if not self._has_row(one.id))
             if inserted:
                 self._insert(inserted, rehearsal)
-        for word in self._models.unused() if coming else ():
-            self._made.left.append(Left(v2.BASE_MODEL, f"no base that is installed uses {word}"))
+        for model_overrides in self._models.unused() if coming else ():
+            self._made.left.append(
+                Unresolved(finding=v2.BASE_MODEL, reason=f"no base that is installed uses {model_overrides}")
+            )
         return self._made
 
     # --- what is there already ----------------------------------------------------------------------------------------
@@ -176,8 +179,10 @@ class _Planner:
         if there is _SAME and not self._options.as_new:
             return None
         if not self._options.as_new:
-            said = f"the profile has {there} already, with other content: --as-new lets it come as a new base beside it"
-            self._leave(base, v2.BASE_STATUS, said)
+            message = (
+                f"the profile has {there} already, with other content: --as-new lets it come as a new base beside it"
+            )
+            self._leave(base, v2.BASE_STATUS, message)
             return None
         return self._copy(base)
 
@@ -257,21 +262,32 @@ class _Planner:
         return new
 
     def _leave(self, base: str, finding: str, why: str) -> None:
-        self._made.left.append(Left(finding, why, base))
+        self._made.left.append(Unresolved(finding=finding, reason=why, base=base))
 
     def _folder(self, base: NewBase) -> None:
         found = self._library.files(base.origin)
         if found.links:
-            said = f"{counted(len(found.links), 'link')} in its folder, not followed and not copied"
-            self._made.left.append(Left(v2.RAW_MISSING, said, base.id, found.links[0], len(found.links)))
+            message = f"{counted(len(found.links), 'link')} in its folder, not followed and not copied"
+            self._made.left.append(
+                Unresolved(
+                    finding=v2.RAW_MISSING, reason=message, base=base.id, subject=found.links[0], count=len(found.links)
+                )
+            )
         own = listed(found.files)
         if not own or self._place(base.id).exists():
             return
         size = sum(mark[0] for _, mark in own)
         name = f"{self._bases}/{base.id}"
-        action = Action("copy-base", f"copy its folder, {counted(len(own), 'file')}", base.id, name, len(own), size)
+        action = Action(
+            action="copy-base",
+            message=f"copy its folder, {counted(len(own), 'file')}",
+            base=base.id,
+            subject=name,
+            count=len(own),
+            bytes=size,
+        )
         copy = FolderCopy(self._library, base.origin, own, base.new_ids)
-        self._made.changes.append(FileChange(name, (action,), copy.make, size, mark=copy.mark))
+        self._made.changes.append(FileChange(path=name, actions=(action,), make=copy.make, bytes=size, mark=copy.mark))
 
     def _promise(self, base: NewBase, findings: list[Finding]) -> None:
         """Name what must not be found afterwards: every error that the source itself has not."""
@@ -280,7 +296,7 @@ class _Planner:
             # What lies behind them was not looked at in the source.
             had.add(v2.MATERIAL_PATH)
         grave = (one.name for one in FINDINGS.values() if one.severity == "error" and not one.name.startswith("v1."))
-        self._made.mends |= {(name, base.id) for name in grave if name not in had}
+        self._made.resolves |= {(name, base.id) for name in grave if name not in had}
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -310,18 +326,35 @@ class _Planner:
         size = self._path.stat().st_size
         name = str(self._store.catalog)
         actions = [
-            Action("back-up-database", f"back up {self._path.name}", None, name, 1, size),
+            Action(
+                action="back-up-database",
+                message=f"back up {self._path.name}",
+                base=None,
+                subject=name,
+                count=1,
+                bytes=size,
+            ),
             *(self._insert_provider(str(row["provider_id"])) for row in providers),
-            *(Action("insert-model", f"add the model {row['id']}", None, str(row["id"])) for row in models),
+            *(
+                Action(action="insert-model", message=f"add the model {row['id']}", base=None, subject=str(row["id"]))
+                for row in models
+            ),
             *(self._insert_action(base) for base in bases),
             *(
-                Action("link-assistant", f"let assistant {assistant} use it as it did in v1", base, assistant)
+                Action(
+                    action="link-assistant",
+                    message=f"let assistant {assistant} use it as it did in v1",
+                    base=base,
+                    subject=assistant,
+                )
                 for assistant, base in links
             ),
         ]
         held = sum(action.bytes for action in actions[1:])
         recorded = tuple(rows.changed)
-        self._made.changes.append(RowsChange(name, tuple(actions), rows.apply, recorded, held, backup=True))
+        self._made.changes.append(
+            RowsChange(path=name, actions=tuple(actions), apply=rows.apply, tables=recorded, bytes=held, backup=True)
+        )
 
     def _provider_rows(self, used: Sequence[str], keys: OrderKeys) -> Iterator[Row]:
         """Yield the rows of the providers that come with models, as the application makes one of the user's own."""
@@ -337,17 +370,29 @@ class _Planner:
                 yield model_values(model, keys.next_model(model.provider_id), self._options.now_ms)
 
     def _insert_provider(self, provider: str) -> Action:
-        return Action("insert-provider", f"add the provider {provider}, disabled and without keys", None, provider)
+        return Action(
+            action="insert-provider",
+            message=f"add the provider {provider}, disabled and without keys",
+            base=None,
+            subject=provider,
+        )
 
     def _insert_action(self, base: NewBase) -> Action:
         size = "ifnull(sum(length(CAST(data AS BLOB))), 0)"
         query = f"SELECT count(*), {size} FROM knowledge_item WHERE base_id = ?"
         (count, held), *_ = self._source.execute(query, (base.origin,))
         model = "without a model" if base.model is None else f"with the model {base.model}"
-        said = f"list it {model} and {counted(count, 'item')}"
+        message = f"list it {model} and {counted(count, 'item')}"
         if base.new_ids is not None:
-            said += f", as a new base of {base.origin}"
-        return Action("insert-base", said, base.id, None if base.new_ids is None else base.origin, 1 + count, held)
+            message += f", as a new base of {base.origin}"
+        return Action(
+            action="insert-base",
+            message=message,
+            base=base.id,
+            subject=None if base.new_ids is None else base.origin,
+            count=1 + count,
+            bytes=held,
+        )
 
     def _new_base_of(self, old: str, ids: set[str]) -> str | None:
         base = self._library.base_of(old)

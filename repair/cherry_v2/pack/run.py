@@ -16,8 +16,9 @@ from regraft import links, sqlite
 from regraft.clock import iso_time
 from regraft.errors import NotEnoughSpace, RegraftError, SourceUnreadable, TargetNotWritable, WrongUsage
 from regraft.formats.cherry_v2.pack import MANIFEST, Manifest, PackedBase, PackedFile, read_manifest
+from regraft.kinds import Kind
 from regraft.ledger import durable
-from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, Kind
+from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.move_errors import NothingToPack, PackThere, PackUnreadable
 from regraft.report.document import Run
 from regraft.report.progress import Progress, human_bytes, stage
@@ -25,7 +26,7 @@ from regraft.text import counted, one_line
 from regraft.tree import ZipTree
 from regraft.zip_directory import LONGEST_NAME, MOST_PARTS
 from repair.changes.copies import copy_database
-from repair.changes.plan import Left
+from repair.changes.plan import Unresolved
 from repair.cherry_v2.pack import archive, catalog
 from repair.cherry_v2.pack.archive import Member
 from repair.cherry_v2.source import BaseSource, opened
@@ -56,7 +57,7 @@ class _Contents:
 
     members: list[Member] = field(default_factory=list)
     bases: list[PackedBase] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)
+    left: list[Unresolved] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
@@ -74,7 +75,7 @@ def pack(options: PackOptions, progress: Progress) -> Document:
         RegraftError: the source cannot be read.
         OSError: stopped by the system.
     """
-    run = Run("pack", options.dry_run, target_kind=Kind.PACK.value, target=options.target)
+    run = Run(command="pack", dry_run=options.dry_run, target_kind=Kind.PACK.value, target=options.target)
     _check_target(options.target)
     with opened(options.source, options.kind, options.bases, "pack") as source, durable.temporary_folder() as work:
         run.source_kind, run.source = source.store.found.kind.value, options.source
@@ -147,7 +148,7 @@ def _contents(source: BaseSource, work: Path) -> _Contents:
         if problem is None:
             chosen.append(base)
         else:
-            contents.left.append(Left(problem.name, f"not packed: {problem.message}", base))
+            contents.left.append(Unresolved(finding=problem.name, reason=f"not packed: {problem.message}", base=base))
     rows = work / CATALOG_FILE
     try:
         catalog.write(rows, source, chosen)
@@ -180,14 +181,20 @@ def _add_base(contents: _Contents, source: BaseSource, base: str, work: Path) ->
         )
     )
     if found.links:
-        said = f"{counted(len(found.links), 'link')} in its folder, not followed and not packed"
-        contents.left.append(Left(v2.RAW_MISSING, said, base, found.links[0], len(found.links)))
+        message = f"{counted(len(found.links), 'link')} in its folder, not followed and not packed"
+        contents.left.append(
+            Unresolved(
+                finding=v2.RAW_MISSING, reason=message, base=base, subject=found.links[0], count=len(found.links)
+            )
+        )
     if unfit:
-        said = f"{counted(len(unfit), 'file')} with a name that no zip file can hold, not packed"
-        contents.left.append(Left(v2.RAW_MISSING, said, base, one_line(unfit[0]), len(unfit)))
+        message = f"{counted(len(unfit), 'file')} with a name that no zip file can hold, not packed"
+        contents.left.append(
+            Unresolved(finding=v2.RAW_MISSING, reason=message, base=base, subject=one_line(unfit[0]), count=len(unfit))
+        )
     if row.get("status") == "failed":
-        said = f"it failed ({one_line(str(row.get('error')))}), and is packed as it is"
-        contents.left.append(Left(v2.BASE_FAILED, said, base, severity="note"))
+        message = f"it failed ({one_line(str(row.get('error')))}), and is packed as it is"
+        contents.left.append(Unresolved(finding=v2.BASE_FAILED, reason=message, base=base, severity="note"))
 
 
 def _text(value: object) -> str | None:

@@ -3,6 +3,6 @@
 Rules: ``docs/rules.md``, "Rescue".
 """
 
-from repair.cherry_v2.rescue.plan import Wish, plan
+from repair.cherry_v2.rescue.plan import RescueOptions, plan
 
-__all__ = ["Wish", "plan"]
+__all__ = ["RescueOptions", "plan"]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import is_tombstone, path_of
 from migrators import cherry_v1
@@ -17,13 +19,13 @@ from migrators.pipeline.plan import plan_base
 from migrators.pipeline.plan_model import BasePlan, ItemPlan, MaterialPlan
 from migrators.pipeline.uploads import SourceFailed
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
-from regraft.formats.cherry_v2.models import ModelWord
+from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.locate import RAW_FOLDER
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import argument, is_blank
-from repair.changes.plan import Left
+from repair.changes.plan import Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.rescue.carrying import NewSnapshot, V1File, read_through
 from repair.cherry_v2.rescue.held import Held
@@ -32,7 +34,7 @@ from repair.cherry_v2.rescue.source import V1Left
 from repair.cherry_v2.taken_paths import is_safe, snapshot_names, taken_paths
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Base:
     """A base of the profile in which something may be missing: its rows, and what its index holds (None: no file)."""
 
@@ -60,13 +62,15 @@ class Base:
         """Return the paths of the materials that its index has, by their ids."""
         return {} if self.held is None else self.held.materials
 
-    def left(self, why: str, repair: str | None = None) -> Left:
+    def left(self, why: str, repair: str | None = None) -> Unresolved:
         """Return that the base stays as it is; ``repair`` is the command line that may help."""
         grave = self.finding in (v2.BASE_FAILED, v2.BASE_NO_INDEX)
-        return Left(self.finding, why, self.key, severity="warning" if grave else "note", repair=repair)
+        return Unresolved(
+            finding=self.finding, reason=why, base=self.key, severity="warning" if grave else "note", repair=repair
+        )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Rescued:
     """What comes back of a base."""
 
@@ -129,16 +133,18 @@ class _Stays(Exception):
         self.why, self.repair = why, repair
 
 
-class Looker:
+class RescuePlanner:
     """Looks at one base after the other; what stays as it is comes together in ``left``."""
 
-    def __init__(self, store: Store, v1: V1Left, catalog: StoredCatalog, word: ModelWord, now_ms: int) -> None:
+    def __init__(
+        self, store: Store, v1: V1Left, catalog: StoredCatalog, model_overrides: ModelOverrides, now_ms: int
+    ) -> None:
         self._store = store
         self._v1 = v1
         self._catalog = catalog
-        self._word = word
+        self._word = model_overrides
         self._now = now_ms
-        self.left: list[Left] = []
+        self.left: list[Unresolved] = []
 
     def look(self, base: Base, draft: BaseDraft) -> Rescued | None:
         """Return what comes back of a base; None where nothing can."""
@@ -161,11 +167,11 @@ class Looker:
         own, rows, name = self._adopted(base, draft, found)
         planned = self._planned(base, own, found)
         if planned.error is not None:
-            raise _Stays(next(said.message for said in planned.notices if said.code == planned.error))
+            raise _Stays(next(message.message for message in planned.notices if message.code == planned.error))
         if base.held is not None and base.held.vector_bytes not in (None, planned.vector_bytes):
             raise _Stays("its index has vectors of another length than v1's file")
         planned = replace(planned, items=tuple(map(name, planned.items)))
-        whole = V1File(tree, vectors, cherry_v1.JOURNEY.table, planned, mark)
+        whole = V1File(tree=tree, path=vectors, table=cherry_v1.PIPELINE.table, plan=planned, mark=mark)
         missing = tuple(self._missing(base, planned, rows))
         bare = tuple(_without_snapshot(base, planned))
         try:
@@ -181,7 +187,9 @@ class Looker:
             v1, snapshots = read_through(whole.carrying((*missing, *bare)), names, self._raw(base), base.materials)
         except SourceFailed as failed:
             raise _Stays(f"its vector file {draft.vector_file} cannot be read: {failed}") from failed
-        return Rescued(base, v1.carrying(missing), draft, rows, snapshots, planned.notices)
+        return Rescued(
+            base=base, v1=v1.carrying(missing), draft=draft, rows=rows, snapshots=snapshots, notices=planned.notices
+        )
 
     def _planned(self, base: Base, own: BaseDraft, found: Survey) -> BasePlan:
         """Plan a base beside what it has; what a run that was stopped put into the index is no one else's."""
@@ -218,8 +226,8 @@ class Looker:
         if wanted.id not in self._word.recreated:
             again = f"--recreate-model '{wanted.id}'"
             command = shlex.join(["regraft", "rescue", argument(self._store.path), "--recreate-model", wanted.id])
-            said = f"its model {wanted.id} is not in the profile: add it in the application, or {again}, or {mapped}"
-            raise _Stays(said, command)
+            message = f"its model {wanted.id} is not in the profile: add it in the application, or {again}, or {mapped}"
+            raise _Stays(message, command)
 
     # --- its draft with the profile's ids -----------------------------------------------------------------------------
 
@@ -237,15 +245,22 @@ class Looker:
         )
         for row in [*matched.unsure, *unsure]:
             finding = v2.ITEM_TOMBSTONE if is_tombstone(row) else v2.ITEM_NO_MATERIAL
-            self.left.append(Left(finding, "several items of v1 may be this one", base.key, str(row.get("id"))))
+            self.left.append(
+                Unresolved(
+                    finding=finding,
+                    reason="several items of v1 may be this one",
+                    base=base.key,
+                    subject=str(row.get("id")),
+                )
+            )
 
         def named(item: ItemPlan) -> ItemPlan:
             row = children.get(item.id)
             if row is not None:
                 data = {**item.data, "relativePath": path_of(row) or row["id"]}
-                item = replace(item, id=row["id"], data=data)
+                item = structs.replace(item, id=row["id"], data=data)
             # Uploads are copied by themselves.
-            return replace(item, upload=None)
+            return structs.replace(item, upload=None)
 
         return own, {**rows, **{row["id"]: row for row in children.values()}}, named
 
@@ -255,7 +270,7 @@ class Looker:
         path = path_of(row)
         if path is not None and (item.type == "file" or self._is_raw_file(base, path)):
             data["relativePath"] = path
-        return replace(item, id=row["id"], data=data, file_name=None)
+        return structs.replace(item, id=row["id"], data=data, file_name=None)
 
     def _is_raw_file(self, base: Base, path: Any) -> bool:
         return is_safe(path) and (self._raw(base) / path).is_file()
@@ -274,7 +289,11 @@ class Looker:
                 continue
             if path is not None and (path in taken or not is_safe(path)):
                 why = "another text in its index has that" if path in taken else "it leads out of the base"
-                self.left.append(Left(v2.ITEM_NO_MATERIAL, f"its path is {path}: {why}", base.key, item.id))
+                self.left.append(
+                    Unresolved(
+                        finding=v2.ITEM_NO_MATERIAL, reason=f"its path is {path}: {why}", base=base.key, subject=item.id
+                    )
+                )
                 continue
             taken.add(path or item.id)
             yield material

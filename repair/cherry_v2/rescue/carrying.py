@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import apsw
+from msgspec import structs
 
 from migrators.pipeline.carry import Origin, carry_base
 from migrators.pipeline.drafts import Upload
@@ -32,7 +33,7 @@ from repair.changes.copies import copy_database
 Make = Callable[[Path], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class V1File:
     """A base's vector file on disk, and what of it is carried."""
 
@@ -56,7 +57,7 @@ class V1File:
         return replace(self, plan=plan)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NewSnapshot:
     """A snapshot that is to be written: of which material, its path below ``raw/``, and its block without a time."""
 
@@ -99,11 +100,13 @@ def read_through(v1: V1File, names: FreeNames, raw: Path, known: Mapping[str, st
                 path, is_there = known[item.id], (raw / known[item.id]).exists()
             else:
                 path, is_there = free_name(names, f"{shot.stem}.md", raw, content)
-            found.append(NewSnapshot(material, path, shot, len(content.encode()), is_there))
+            found.append(
+                NewSnapshot(material=material, path=path, snapshot=shot, bytes=len(content.encode()), is_there=is_there)
+            )
     items = list(v1.plan.items)
     for one in found:
         item = items[one.material.item]
-        items[one.material.item] = replace(item, data={**item.data, "relativePath": one.path})
+        items[one.material.item] = structs.replace(item, data={**item.data, "relativePath": one.path})
     return replace(v1, plan=replace(v1.plan, items=tuple(items))), found
 
 
@@ -174,7 +177,7 @@ def grown_index(v1: V1File, current: Path, now_ms: int) -> Make:
 def _carried(v1: V1File, new: Path, now_ms: int) -> Iterator[Path]:
     """Carry into a folder beside ``new`` and give the index in it; the folder is removed at the end."""
     folder = new.with_name(f"{new.name}.base")
-    origin = Origin(v1.tree, None, v1.table, v1.path, folder)
+    origin = Origin(tree=v1.tree, uploads=None, table=v1.table, vectors=v1.path, earlier=folder)
     try:
         with _blamed(v1):
             carry_base(v1.plan, origin, folder, now_ms, lambda _rows, _bytes: None)

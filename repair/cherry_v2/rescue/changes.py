@@ -14,7 +14,7 @@ from regraft.formats.cherry_v2.item_data import data_of
 from regraft.locate import RAW_FOLDER
 from regraft.report import notices
 from regraft.text import counted
-from repair.changes.plan import Action, FileChange, Left, Plan
+from repair.changes.plan import Action, FileChange, Plan, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.rescue import carrying
 from repair.cherry_v2.rescue.base import Rescued
@@ -54,11 +54,17 @@ class Maker:
             self._base_row(rescued)
             self._item_rows(rescued)
             self._promise(rescued)
-            worth = [said for said in rescued.notices if notices.at_least(said.severity, "warning")]
+            worth = [message for message in rescued.notices if notices.at_least(message.severity, "warning")]
             self._made.left += [
-                Left(FINDING_OF[said.code], said.message, rescued.base.key, count=said.count, severity=said.severity)
-                for said in worth
-                if said.code != notices.NOT_MIGRATED
+                Unresolved(
+                    finding=FINDING_OF[message.code],
+                    reason=message.message,
+                    base=rescued.base.key,
+                    count=message.count,
+                    severity=message.severity,
+                )
+                for message in worth
+                if message.code != notices.NOT_MIGRATED
             ]
         self._say_left(rescued)
 
@@ -70,13 +76,23 @@ class Maker:
             return
         path = self._store.root / base.index
         size = preflight.planned_bytes(plan)
-        said = f"carry {counted(plan.units, 'chunk')} of {counted(len(plan.materials), 'text')} into its index"
-        action = Action("write-index", said, base.key, base.index, plan.units, size, base.finding)
+        message = f"carry {counted(plan.units, 'chunk')} of {counted(len(plan.materials), 'text')} into its index"
+        action = Action(
+            action="write-index",
+            message=message,
+            base=base.key,
+            subject=base.index,
+            count=plan.units,
+            bytes=size,
+            finding=base.finding,
+        )
         if base.is_bare:
-            yield FileChange(base.index, (action,), carrying.new_index(rescued.v1, self._now), size)
+            yield FileChange(
+                path=base.index, actions=(action,), make=carrying.new_index(rescued.v1, self._now), bytes=size
+            )
         else:
             make = carrying.grown_index(rescued.v1, path, self._now)
-            yield FileChange(base.index, (action,), make, 2 * size + path.stat().st_size)
+            yield FileChange(path=base.index, actions=(action,), make=make, bytes=2 * size + path.stat().st_size)
 
     def _uploads(self, rescued: Rescued) -> Iterator[FileChange]:
         """Yield the uploads that are missing and that v1 still has."""
@@ -92,16 +108,36 @@ class Maker:
                 continue
             taken.add(name)
             tree, folder, size = found
-            action = Action("restore-upload", f"copy {path} from v1's files", key, name, 1, size, v2.RAW_MISSING)
-            yield FileChange(name, (action,), carrying.new_upload(tree, folder, upload), size)
+            action = Action(
+                action="restore-upload",
+                message=f"copy {path} from v1's files",
+                base=key,
+                subject=name,
+                count=1,
+                bytes=size,
+                finding=v2.RAW_MISSING,
+            )
+            yield FileChange(path=name, actions=(action,), make=carrying.new_upload(tree, folder, upload), bytes=size)
 
     def _snapshots(self, rescued: Rescued) -> Iterator[FileChange]:
         key = rescued.base.key
         for one in rescued.snapshots:
             if not one.is_there:
                 name = f"{self._store.bases}/{key}/{RAW_FOLDER}/{one.path}"
-                action = Action("write-snapshot", f"write the snapshot {one.path}", key, name, 1, one.bytes)
-                yield FileChange(name, (action,), carrying.new_snapshot(rescued.v1, one, self._now), one.bytes)
+                action = Action(
+                    action="write-snapshot",
+                    message=f"write the snapshot {one.path}",
+                    base=key,
+                    subject=name,
+                    count=1,
+                    bytes=one.bytes,
+                )
+                yield FileChange(
+                    path=name,
+                    actions=(action,),
+                    make=carrying.new_snapshot(rescued.v1, one, self._now),
+                    bytes=one.bytes,
+                )
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -113,11 +149,11 @@ class Maker:
         if model.id not in self._models and self._store.catalog is not None:
             self._models.add(model.id)
             self.statements.insert_model(model, self._now)
-            said = f"add the model {model.id}, as you said"
-            self.rows.append(Action("add-model", said, base.key, model.id))
+            message = f"add the model {model.id}, as you said"
+            self.rows.append(Action(action="add-model", message=message, base=base.key, subject=model.id))
         self.statements.complete_base(base.row, plan.dimensions, model.id)
-        said = f"complete the base, with vectors of {plan.dimensions} dimensions"
-        self.rows.append(Action("complete-base", said, base.key, finding=base.finding))
+        message = f"complete the base, with vectors of {plan.dimensions} dimensions"
+        self.rows.append(Action(action="complete-base", message=message, base=base.key, finding=base.finding))
 
     def _item_rows(self, rescued: Rescued) -> None:
         key, items, new = rescued.base.key, rescued.plan.items, rescued.new
@@ -130,15 +166,26 @@ class Maker:
             files = sum(one.group_id == item.id for one in new)
             if item.type == "directory":
                 self._set_prefix(rescued, item)
-                said = f"expand the folder {item.data['source']} into {counted(files, 'file')}"
-                self.rows.append(Action("complete-folder", said, key, item.id, finding=v2.ITEM_TOMBSTONE))
+                message = f"expand the folder {item.data['source']} into {counted(files, 'file')}"
+                self.rows.append(
+                    Action(
+                        action="complete-folder", message=message, base=key, subject=item.id, finding=v2.ITEM_TOMBSTONE
+                    )
+                )
             else:
-                self.rows.append(Action("complete-item", f"complete the file {item.data['source']}", key, item.id))
+                self.rows.append(
+                    Action(
+                        action="complete-item",
+                        message=f"complete the file {item.data['source']}",
+                        base=key,
+                        subject=item.id,
+                    )
+                )
         for item in new:
             self.statements.insert_item(key, item, rescued.rows[str(item.group_id)])
         if new:
-            said = f"list {counted(len(new), 'file')} of its folders"
-            self.rows.append(Action("insert-items", said, key, None, len(new)))
+            message = f"list {counted(len(new), 'file')} of its folders"
+            self.rows.append(Action(action="insert-items", message=message, base=key, subject=None, count=len(new)))
 
     def _set_prefix(self, rescued: Rescued, item: ItemPlan) -> None:
         """Give a folder that comes back its prefix; one that it has stays."""
@@ -158,20 +205,35 @@ class Maker:
             names.add(v2.ITEM_NO_MATERIAL)
         if base.is_bare and (rescued.plan.materials or base.held is None):
             names |= _FRESH
-        self._made.mends |= {(name, base.key) for name in names}
+        self._made.resolves |= {(name, base.key) for name in names}
 
     def _say_left(self, rescued: Rescued) -> None:
         """Say which folders stay as they are, and of which items v1 has no text."""
         key = rescued.base.key
         ids = {item.legacy_id: item.id for item in rescued.plan.items if item.legacy_id is not None}
-        told = {ids.get(str(said.item)): said.message for said in rescued.notices if said.code == notices.NOT_MIGRATED}
+        told = {
+            ids.get(str(message.item)): message.message
+            for message in rescued.notices
+            if message.code == notices.NOT_MIGRATED
+        }
         for folder in _tombstones(rescued):
             why = told.get(folder, "v1 has no rows of its files")
-            self._made.left.append(Left(v2.ITEM_TOMBSTONE, why, key, folder, severity="warning"))
+            self._made.left.append(
+                Unresolved(finding=v2.ITEM_TOMBSTONE, reason=why, base=key, subject=folder, severity="warning")
+            )
         without = _without_text(rescued)
         if without:
-            said = f"v1 has no rows of {counted(len(without), 'completed item')}"
-            self._made.left.append(Left(v2.ITEM_NO_MATERIAL, said, key, without[0], len(without), severity="note"))
+            message = f"v1 has no rows of {counted(len(without), 'completed item')}"
+            self._made.left.append(
+                Unresolved(
+                    finding=v2.ITEM_NO_MATERIAL,
+                    reason=message,
+                    base=key,
+                    subject=without[0],
+                    count=len(without),
+                    severity="note",
+                )
+            )
 
 
 def _tombstones(rescued: Rescued) -> list[str]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from msgspec import structs
+
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.ownership import Child, expand
 from regraft import identity
@@ -214,7 +216,7 @@ def fit_children(
         matched = _matched(_one_each(item, survey, listed[item.id], texts), children, [_SAME_ID, _SAME_SOURCE])
         kept = {id(child): row for row, child in matched.pairs}
         twins = _twins(item, survey, listed[item.id])
-        fitted = replace(item, entries=tuple(_entries(item, children, kept, twins)))
+        fitted = structs.replace(item, entries=tuple(_entries(item, children, kept, twins)))
         items.append(fitted)
         again = expand(replace(draft, items=(fitted,)), survey).get(item.id, ())
         found = (kept[id(child)] for child in children if id(child) in kept)

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import base_key, is_tombstone
+from checks.cherry_v2.catalog_rows import is_tombstone
 from migrators.pipeline.drafts import BaseDraft
 from regraft.errors import NotChanged, RegraftError, SourceNotMigratable, SourceUnreadable
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
-from regraft.formats.cherry_v2.models import ModelWord
-from regraft.locate import NAMES, Kind
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
+from regraft.formats.cherry_v2.models import ModelOverrides
+from regraft.kinds import NAMES, Kind
 from regraft.report import notices
 from regraft.tree import is_plain_name
-from repair.changes.plan import Left, Plan, RowsChange
+from repair.changes.plan import Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.rescue import catalog as profile_rows
-from repair.cherry_v2.rescue.base import Base, Looker
+from repair.cherry_v2.rescue.base import Base, RescuePlanner
 from repair.cherry_v2.rescue.changes import Maker
 from repair.cherry_v2.rescue.held import Held, demand_known_version, held_by
 from repair.cherry_v2.rescue.matching import match_bases
@@ -26,19 +26,19 @@ from repair.cherry_v2.rescue.source import V1Left, read_v1
 
 
 @dataclass(frozen=True)
-class Wish:
+class RescueOptions:
     """What a rescue is asked for: ``now_ms`` is the run's time, ``v1`` where v1's state is (None: in the profile).
 
-    ``word`` is what the user says of models. What is opened or extracted stays so until ``keep`` closes.
+    ``model_overrides`` is what the user says of models. What is opened or extracted stays so until ``keep`` closes.
     """
 
     now_ms: int
     keep: ExitStack
     v1: Path | None = None
-    word: ModelWord = field(default_factory=ModelWord)
+    model_overrides: ModelOverrides = field(default_factory=ModelOverrides)
 
 
-def plan(store: Store, wish: Wish) -> Plan:
+def plan(store: Store, options: RescueOptions) -> Plan:
     """Return what is going to be brought back; nothing is written.
 
     Raises:
@@ -59,35 +59,41 @@ def plan(store: Store, wish: Wish) -> Plan:
     stranded = _stranded(store, catalog, made)
     if not stranded:
         return made
-    v1 = _v1(store, wish, stranded)
+    v1 = _v1(store, options, stranded)
     if v1 is None:
         return made
-    made.left += _unused_words(v1, wish.word)
+    made.left += _unused_words(v1, options.model_overrides)
     drafts = _drafts(catalog, v1, made, stranded)
-    looker = Looker(store, v1, catalog, wish.word, wish.now_ms)
-    maker = Maker(store, v1, catalog, wish.now_ms, made)
+    planner = RescuePlanner(store, v1, catalog, options.model_overrides, options.now_ms)
+    maker = Maker(store, v1, catalog, options.now_ms, made)
     for base in stranded:
-        rescued = looker.look(base, drafts[base.key]) if base.key in drafts else None
+        rescued = planner.look(base, drafts[base.key]) if base.key in drafts else None
         if rescued is not None:
             maker.bring_back(rescued)
-    made.left += looker.left
+    made.left += planner.left
     statements = maker.statements
     if made.changes or statements.made:
         demand_known_version(store)
     if statements.made:
         profile_rows.rehearse(statements)
         tables = tuple(profile_rows.TABLES)
-        rows = RowsChange(store.catalog, tuple(maker.rows), statements.applied(), tables, statements.bytes)
+        rows = RowsChange(
+            path=store.catalog,
+            actions=tuple(maker.rows),
+            apply=statements.applied(),
+            tables=tables,
+            bytes=statements.bytes,
+        )
         made.changes.append(rows)
     return made
 
 
-def _v1(store: Store, wish: Wish, stranded: list[Base]) -> V1Left | None:
+def _v1(store: Store, options: RescueOptions, stranded: list[Base]) -> V1Left | None:
     """Return what v1 left; None where there is nothing and no upgrade need have been."""
     try:
-        return read_v1(store, wish.v1, wish.word, wish.keep)
+        return read_v1(store, options.v1, options.model_overrides, options.keep)
     except SourceNotMigratable:
-        if wish.v1 is None and all(base.finding == v2.ITEM_NO_MATERIAL for base in stranded):
+        if options.v1 is None and all(base.finding == v2.ITEM_NO_MATERIAL for base in stranded):
             return None
         raise
 
@@ -109,11 +115,13 @@ def _stranded(store: Store, catalog: StoredCatalog, made: Plan) -> list[Base]:
             held = held_by(store.root / name, key)
         except RegraftError as error:
             if _finding(row, items, Held()) is not None:
-                made.left.append(Left(v2.UNREADABLE, f"its index stays as it is: {error}", key))
+                made.left.append(
+                    Unresolved(finding=v2.UNREADABLE, reason=f"its index stays as it is: {error}", base=key)
+                )
             continue
         finding = _finding(row, items, held)
         if finding is not None:
-            found.append(Base(key, row, items, name, held, finding))
+            found.append(Base(key=key, row=row, items=items, index=name, held=held, finding=finding))
     return found
 
 
@@ -148,9 +156,11 @@ def _drafts(catalog: StoredCatalog, v1: V1Left, made: Plan, stranded: list[Base]
     return found
 
 
-def _unused_words(v1: V1Left, word: ModelWord) -> list[Left]:
+def _unused_words(v1: V1Left, model_overrides: ModelOverrides) -> list[Unresolved]:
     """Say which of the user's words met no base; that a model is mapped to and made again is a word for that base."""
-    said = [notice.message for notice in v1.library.notices if notice.code == notices.OPTION_UNUSED]
+    message = [notice.message for notice in v1.library.notices if notice.code == notices.OPTION_UNUSED]
     return [
-        Left(v2.BASE_MODEL, one) for one in said if not any(one.endswith(f" {new}") for new in word.mapped.values())
+        Unresolved(finding=v2.BASE_MODEL, reason=one)
+        for one in message
+        if not any(one.endswith(f" {new}") for new in model_overrides.mapped.values())
     ]

@@ -18,16 +18,17 @@ from regraft.errors import SourceNotMigratable, SourceUnreadable, SourceUnrecogn
 from regraft.formats.cherry_v1.layout import StatePlaces
 from regraft.formats.cherry_v1.state import V1State, read_state
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
-from regraft.formats.cherry_v2.models import ModelWord
+from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.kinds import NAMES, V1_SOURCES, Kind
 from regraft.ledger import durable
-from regraft.locate import NAMES, V1_SOURCES, Kind, Located, located
+from regraft.locate import Located, located
 from regraft.room import demand_room
 from regraft.tree import Tree, ZipTree, join
 from repair.changes.store import Store
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class V1Left:
     """What v1 left: where its files are, first choice first, and its bases as drafts."""
 
@@ -53,7 +54,7 @@ class V1Left:
                     demand_room(durable.temporary_place(), tree.size(name))
                 path = self.keep.enter_context(tree.local(name, None))
                 mark = steady.mark_of(path)
-                survey = cherry_v1.JOURNEY.table.survey(path)
+                survey = cherry_v1.PIPELINE.table.survey(path)
                 if steady.mark_of(path) == mark:
                     return survey, path, tree, mark
                 problem = f"cannot be read: {steady.MOVED}"
@@ -65,7 +66,7 @@ class V1Left:
 
     def hints(self, draft: BaseDraft, survey: Survey, now_ms: int) -> Hints:
         """Return what other files tell of a base."""
-        return cherry_v1.JOURNEY.hints(self.source, draft, survey, Options(now_ms=now_ms))
+        return cherry_v1.PIPELINE.hints(self.source, draft, survey, Options(now_ms=now_ms))
 
     def upload(self, upload: Upload) -> tuple[Tree, str, int] | None:
         """Return where an uploaded file is (tree, folder of uploads, size), None where it is nowhere."""
@@ -76,7 +77,7 @@ class V1Left:
         return None
 
 
-def read_v1(store: Store, given: Path | None, word: ModelWord, keep: ExitStack) -> V1Left:
+def read_v1(store: Store, given: Path | None, model_overrides: ModelOverrides, keep: ExitStack) -> V1Left:
     """Read v1's state, from the profile or from the source that the user gives.
 
     Models count as existing: whether they do is for the profile to say, not for v1.
@@ -96,8 +97,8 @@ def read_v1(store: Store, given: Path | None, word: ModelWord, keep: ExitStack) 
     tree = store.found.tree
     uploads = next((name for name in (f"{DATA_FOLDER}/Files", "Files") if tree.kind(name) == "folder"), None)
     own = StatePlaces(vectors=store.bases, uploads=uploads)
-    library = draft_library(replace(state, providers=None), word)
-    return V1Left(source, ((source.tree, source.places), (tree, own)), library, keep)
+    library = draft_library(replace(state, providers=None), model_overrides)
+    return V1Left(source=source, places=((source.tree, source.places), (tree, own)), library=library, keep=keep)
 
 
 def _found(path: Path, keep: ExitStack) -> tuple[Located, V1State]:

@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from checks.audit.collector import Ledger
+from checks.audit.collector import FindingCollector
 from checks.audit.findings import FINDINGS
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import path_of
@@ -35,8 +35,8 @@ from regraft.text import is_blank, whole
 from repair.cherry_v2.indexing.cutting import Span, cut
 from repair.cherry_v2.indexing.texts import BLANK, NoText, file_of, text_of
 from repair.cherry_v2.restore.items import ItemCopy, Leaf, copies, is_going, new_id, problem_of
+from repair.cherry_v2.restore.options import RestoredBase
 from repair.cherry_v2.restore.source import OldIndex, Source, opened_index
-from repair.cherry_v2.restore.wish import Wanted
 
 #: What is built is told by this file, in one folder with it.
 _RECORD = "restored.json"
@@ -81,7 +81,7 @@ class Restored(msgspec.Struct, frozen=True):
         return self.folder(staged) / INDEX_FILE
 
 
-def build(source: Source, wanted: Wanted, staged: Path, now_ms: int, progress: Progress) -> Restored:
+def build(source: Source, wanted: RestoredBase, staged: Path, now_ms: int, progress: Progress) -> Restored:
     """Build the new base in the folder ``staged``, or find it built there.
 
     Args:
@@ -178,8 +178,8 @@ def _keep_vectors(index: Path, staged: Path, size: int) -> None:
 
 
 def _verify(index: Path, base: str) -> None:
-    ledger = Ledger()
-    audit_index(index, Expected(base, base, has_model=True), ledger)
+    ledger = FindingCollector()
+    audit_index(index, Expected(base=base, folder=base, has_model=True), ledger)
     for finding in ledger.findings():
         if finding.severity == "error" and finding.name != v2.VECTOR_MISSING:
             raise VerificationFailed(base=base, reason=finding.message)
@@ -188,7 +188,7 @@ def _verify(index: Path, base: str) -> None:
 class _Builder:
     """Builds one base; used once."""
 
-    def __init__(self, source: Source, wanted: Wanted, folder: Path, now_ms: int) -> None:
+    def __init__(self, source: Source, wanted: RestoredBase, folder: Path, now_ms: int) -> None:
         self._source = source
         self._base = wanted.base_id(source.key)
         self._raw = folder / RAW_FOLDER
@@ -218,24 +218,24 @@ class _Builder:
             index.finish()
             bodies: Any = db.execute("SELECT count(DISTINCT embedding_text_hash) FROM search_text").get
             if old.problem is not None:
-                said = f"its index cannot be read as a whole ({old.problem}): what is missing in it came from raw/"
-                self._left.insert(0, Missing(v2.UNREADABLE, said))
+                message = f"its index cannot be read as a whole ({old.problem}): what is missing in it came from raw/"
+                self._left.insert(0, Missing(v2.UNREADABLE, message))
         texts = sum(leaf.missing is None for leaf in leaves.values())
         if rows and not texts:
             first = next((str(leaf.missing) for leaf in leaves.values()), "its folders are empty")
             reason = f"none of its items has a text here; first, {first}"
             raise NotRestored(path=self._source.store.path, base=self._source.key, reason=reason)
         return Restored(
-            self._base,
-            self._source.key,
-            mark,
-            tuple(copies(self._base, rows, leaves)),
-            tuple(self._files),
-            texts,
-            index.tallies.units,
-            int(bodies),
-            tuple(self._left),
-            self._guessed,
+            base=self._base,
+            source=self._source.key,
+            mark=mark,
+            items=tuple(copies(self._base, rows, leaves)),
+            files=tuple(self._files),
+            texts=texts,
+            units=index.tallies.units,
+            bodies=int(bodies),
+            left=tuple(self._left),
+            guessed=self._guessed,
         )
 
     def _take_names(self, catalog: apsw.Connection) -> None:

@@ -14,24 +14,24 @@ from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, DimensionsMissing
 from regraft.report.progress import Progress
 from repair.backfill import probing
-from repair.backfill.budget import Limits, Meter
+from repair.backfill.budget import Budget, Limits
 from repair.backfill.estimate import estimate, nothing
 from repair.backfill.outcome import Outcome
 from repair.backfill.run import fill_scope
 from repair.backfill.sharing import shared
 from repair.backfill.stopping import stops_whole
-from repair.backfill.workers import CONTROL, Crew
+from repair.backfill.workers import CONTROL, WorkerPool
 from repair.changes.store import recognised
 from repair.cherry_v2.backfill import scope as backfill_scope
 from repair.cherry_v2.backfill.scope import IndexScope
-from repair.cherry_v2.restore import Wanted, Wish, restore
+from repair.cherry_v2.restore import RestoredBase, RestoreOptions, restore
 from repair.cherry_v2.restore.run import whole_of
 
 Document = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Restoring:
+@dataclass(frozen=True, kw_only=True)
+class RestoreRequest:
     """What is to be restored, and with which embedder; ``dimensions`` None: as many as its vectors turn out to have."""
 
     path: Path
@@ -45,7 +45,7 @@ class Restoring:
 
 
 def restored(
-    asked: Restoring,
+    asked: RestoreRequest,
     *,
     dry_run: bool,
     progress: Progress,
@@ -68,22 +68,22 @@ def restored(
     if dry_run:
         if asked.dimensions is None:
             raise DimensionsMissing(base=asked.model_id)
-        return _Filler(asked, None, progress, show_plan).restored(asked.dimensions)
+        return _Filler(asked=asked, embedder=None, progress=progress, show_plan=show_plan).restored(asked.dimensions)
     with embedders.opened(asked.settings) as embedder:
-        filler = _Filler(asked, embedder, progress, show_plan)
+        filler = _Filler(asked=asked, embedder=embedder, progress=progress, show_plan=show_plan)
         with stops_whole(asked.path, asked.settings.name, lambda: filler.written):
             return filler.restored(asked.dimensions or _dimensions(embedder))
 
 
 def _dimensions(embedder: Embedder) -> int:
-    return len(Meter(embedder, Limits()).embedded((CONTROL,))[0]) // 4
+    return len(Budget(embedder, Limits()).embedded((CONTROL,))[0]) // 4
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Filler:
     """Restores one base; without an embedder it only looks."""
 
-    asked: Restoring
+    asked: RestoreRequest
     embedder: Embedder | None
     progress: Progress
     show_plan: Callable[[Document], bool]
@@ -97,11 +97,11 @@ class _Filler:
     def restored(self, dimensions: int) -> Document:
         """Restore it."""
         asked = self.asked
-        wanted = Wanted(asked.model_id, dimensions, asked.name)
-        wish = Wish(asked.base, wanted, asked.now_ms, asked.kind)
+        wanted = RestoredBase(asked.model_id, dimensions, asked.name)
+        options = RestoreOptions(base=asked.base, wanted=wanted, now_ms=asked.now_ms, kind=asked.kind)
         done = restore(
             asked.path,
-            wish,
+            options,
             lambda index: self._fill(index, dimensions),
             dry_run=self.embedder is None,
             progress=self.progress,
@@ -127,14 +127,23 @@ class _Filler:
         outcome.probe = probing.proof(self.embedder, outcome.name, (), dimensions)
         root, _ = whole_of(asked.path, asked.base)
         with (
-            Crew(asked.settings.name, meter := Meter(self.embedder, Limits()), asked.settings.parallel) as crew,
+            WorkerPool(
+                asked.settings.name, meter := Budget(self.embedder, Limits()), asked.settings.parallel
+            ) as workers,
             recognised(root, asked.kind if root == asked.path else None, "restore") as store,
             shared(store) as together,
             backfill_scope.opened(index, str(base), label=label, dimensions=dimensions, writable=True) as scope,
         ):
-            fill_scope(scope, outcome, self.embedder, crew, meter, together, self.progress)
+            fill_scope(scope, outcome, self.embedder, workers, meter, together, self.progress)
 
     def _planned(self, scope: IndexScope, dimensions: int) -> Outcome:
         settings = self.asked.settings
         planned = estimate(scope, settings, embedders.counter(settings), Limits(), nothing(settings))
-        return Outcome(scope.name, scope.label, self.asked.model_id, dimensions, scope.survey(), planned)
+        return Outcome(
+            scope=scope.name,
+            name=scope.label,
+            model_id=self.asked.model_id,
+            dimensions=dimensions,
+            survey=scope.survey(),
+            planned=planned,
+        )

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from checks.audit.collector import Ledger
+from checks.audit.collector import FindingCollector
 from checks.audit.findings import FINDINGS
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.index_file import Expected, audit_index
@@ -19,17 +19,17 @@ from regraft.report import notices
 from regraft.text import counted
 from repair.changes import files
 from repair.changes.apply import RESTORING
-from repair.changes.plan import Action, FileChange, Left, Plan
+from repair.changes.plan import Action, FileChange, Plan, Unresolved
 from repair.cherry_v2.restore.build import Restored
+from repair.cherry_v2.restore.options import RestoredBase
 from repair.cherry_v2.restore.rows import new_rows
 from repair.cherry_v2.restore.source import Source
-from repair.cherry_v2.restore.wish import Wanted
 
 #: What making a second name for a file fails with where the disk knows none.
 _NO_LINKS = {errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
-def place_of(source: Source, wanted: Wanted) -> Path:
+def place_of(source: Source, wanted: RestoredBase) -> Path:
     """Return the folder where a base is built.
 
     Raises:
@@ -51,7 +51,7 @@ def discard(staged: Path) -> None:
     files.prune(staged.parent, staged.parent.parent)
 
 
-def plan(source: Source, wanted: Wanted, restored: Restored, staged: Path, now_ms: int) -> Plan:
+def plan(source: Source, wanted: RestoredBase, restored: Restored, staged: Path, now_ms: int) -> Plan:
     """Return what puts a base that was built in ``staged`` into its place; nothing is written.
 
     Its vectors need not be there: then the plan is what a dry run shows.
@@ -72,23 +72,37 @@ def plan(source: Source, wanted: Wanted, restored: Restored, staged: Path, now_m
     name = source.folder(base)
     copied = sum((source.raw / path).stat().st_size for path in restored.files)
     size = copied + files.size_of(restored.folder(staged))
-    said = f"write the base: {counted(restored.texts, 'text')} in {counted(restored.units, 'unit')}, and"
-    said = f"{said} {counted(len(restored.files), 'file')} of the old one"
-    action = Action("write-base", said, base, name, restored.units, size)
+    message = f"write the base: {counted(restored.texts, 'text')} in {counted(restored.units, 'unit')}, and"
+    message = f"{message} {counted(len(restored.files), 'file')} of the old one"
+    action = Action(action="write-base", message=message, base=base, subject=name, count=restored.units, bytes=size)
     guesses = [
-        Action("guess-encoding", f"read {path} as {encoding}, by its letters", base, path)
+        Action(action="guess-encoding", message=f"read {path} as {encoding}, by its letters", base=base, subject=path)
         for path, encoding in restored.guessed.items()
     ]
     make = _make(restored.folder(staged), source.raw, restored.files)
-    made.changes.append(FileChange(name, (action, *guesses), make, size))
+    made.changes.append(FileChange(path=name, actions=(action, *guesses), make=make, bytes=size))
     made.changes.append(new_rows(source, wanted, restored.items, now_ms))
-    made.left += [Left(one.finding, one.reason, base, one.item, 1, _severity(one.severity)) for one in restored.left]
+    made.left += [
+        Unresolved(
+            finding=one.finding,
+            reason=one.reason,
+            base=base,
+            subject=one.item,
+            count=1,
+            severity=_severity(one.severity),
+        )
+        for one in restored.left
+    ]
     promised = {one.name for one in FINDINGS.values() if one.severity == "error" and not one.name.startswith("v1.")}
     if missing:
-        said = f"{counted(missing, 'body')} without a vector"
-        made.left.append(Left(v2.VECTOR_MISSING, said, base, None, missing, "error"))
+        message = f"{counted(missing, 'body')} without a vector"
+        made.left.append(
+            Unresolved(
+                finding=v2.VECTOR_MISSING, reason=message, base=base, subject=None, count=missing, severity="error"
+            )
+        )
         promised.discard(v2.VECTOR_MISSING)
-    made.mends |= {(finding, base) for finding in promised}
+    made.resolves |= {(finding, base) for finding in promised}
     return made
 
 
@@ -102,8 +116,8 @@ def _missing(index: Path, base: str, dimensions: int) -> int:
     Raises:
         VerificationFailed: something else is wrong with the index.
     """
-    ledger = Ledger()
-    audit_index(index, Expected(base, base, has_model=True, dimensions=dimensions), ledger)
+    ledger = FindingCollector()
+    audit_index(index, Expected(base=base, folder=base, has_model=True, dimensions=dimensions), ledger)
     for finding in ledger.findings():
         if finding.severity == "error" and finding.name != v2.VECTOR_MISSING:
             raise VerificationFailed(base=base, reason=finding.message)

@@ -17,15 +17,15 @@ from repair.changes.plan import Action, RowsChange
 from repair.changes.store import Store
 from repair.cherry_v2.rescue.catalog import TABLES, Statements, rehearse
 from repair.cherry_v2.restore.items import ItemCopy
+from repair.cherry_v2.restore.options import RestoredBase
 from repair.cherry_v2.restore.source import Source, read_source
-from repair.cherry_v2.restore.wish import Wanted
 
 
 class ModelUnfit(Exception):
     """A model that the catalog cannot have; the text says why."""
 
 
-def new_rows(source: Source, wanted: Wanted, items: Sequence[ItemCopy], now_ms: int) -> RowsChange:
+def new_rows(source: Source, wanted: RestoredBase, items: Sequence[ItemCopy], now_ms: int) -> RowsChange:
     """Return what lists a restored base with these items, and its model where that is new.
 
     Raises:
@@ -62,9 +62,13 @@ def new_rows(source: Source, wanted: Wanted, items: Sequence[ItemCopy], now_ms: 
             # Of an item that gets another path, what was indexed under the old one is no concern any more.
             moved = "json_set(json_remove(data, '$.indexedRelativePath'), '$.relativePath', ?)"
             statements.made.append((f"UPDATE knowledge_item SET data = {moved} WHERE id = ?", (item.path, item.id), ()))
-    said = f"list it with the model {wanted.model_id}, {wanted.dimensions} dimensions, and"
-    said = f"{said} {counted(len(items), 'item')}"
-    actions.append(Action("insert-base", said, base, None, 1 + len(items), statements.bytes))
+    message = f"list it with the model {wanted.model_id}, {wanted.dimensions} dimensions, and"
+    message = f"{message} {counted(len(items), 'item')}"
+    actions.append(
+        Action(
+            action="insert-base", message=message, base=base, subject=None, count=1 + len(items), bytes=statements.bytes
+        )
+    )
     return _change(source, statements, actions)
 
 
@@ -94,8 +98,8 @@ def model_change(store: Store, base_id: str, model_id: str, dimensions: int, now
     except ModelUnfit as reason:
         raise ModelNotSet(path=store.path, base=source.key, reason=reason) from reason
     statements.set_model(row, model_id, dimensions, now_ms)
-    said = f"give it the model {model_id} with {dimensions} dimensions, searched by both lanes"
-    actions.append(Action("update-base", said, source.key))
+    message = f"give it the model {model_id} with {dimensions} dimensions, searched by both lanes"
+    actions.append(Action(action="update-base", message=message, base=source.key))
     return _change(source, statements, actions)
 
 
@@ -132,11 +136,17 @@ def _model(source: Source, model: str, base: str, statements: Statements, now_ms
         raise ModelUnfit(f"the provider {provider} has that model as {other}; give --model {other}")
     if provider not in source.providers:
         statements.insert_provider(provider, now_ms)
-    statements.insert_model(ModelRow(model, provider, name, name, None), now_ms)
-    yield Action("insert-model", f"add the model {model}", base, model)
+    statements.insert_model(ModelRow(id=model, provider_id=provider, model_id=name, name=name, group=None), now_ms)
+    yield Action(action="insert-model", message=f"add the model {model}", base=base, subject=model)
 
 
 def _change(source: Source, statements: Statements, actions: list[Action]) -> RowsChange:
     rehearse(statements)
     tables = (*TABLES, PROVIDERS)
-    return RowsChange(str(source.store.catalog), tuple(actions), statements.applied(), tables, statements.bytes)
+    return RowsChange(
+        path=str(source.store.catalog),
+        actions=tuple(actions),
+        apply=statements.applied(),
+        tables=tables,
+        bytes=statements.bytes,
+    )

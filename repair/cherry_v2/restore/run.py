@@ -10,18 +10,18 @@ from typing import Any
 
 from regraft import areas
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, rooted
+from regraft.kinds import Kind
 from regraft.ledger import durable
-from regraft.locate import Kind
 from regraft.report.progress import Progress
 from repair.changes import apply, files
 from repair.changes.plan import Plan
 from repair.changes.run import clean_stop, opened, run_command, settle_remains
 from repair.changes.store import Store, demand_quiet, recognised
 from repair.cherry_v2.restore.build import Restored, build
+from repair.cherry_v2.restore.options import RestoredBase
 from repair.cherry_v2.restore.publish import discard, place_of, plan
 from repair.cherry_v2.restore.rows import new_rows
 from repair.cherry_v2.restore.source import read_source
-from repair.cherry_v2.restore.wish import Wanted
 
 #: Fills vectors into the index that it is given, and returns once another run would send nothing more. It raises to
 #: leave the base to another run, which goes on. In a dry run the index lies elsewhere, and is only looked at.
@@ -29,19 +29,19 @@ Fill = Callable[[Path], None]
 _COMMAND = "restore"
 
 
-@dataclass(frozen=True)
-class Wish:
+@dataclass(frozen=True, kw_only=True)
+class RestoreOptions:
     """What is to be restored: the base (its v2 or v1 id; None: the only one), as what, and the run's time in ms."""
 
     base: str | None
-    wanted: Wanted
+    wanted: RestoredBase
     now_ms: int
     kind: Kind | None = None
 
 
 def restore(
     path: Path,
-    wish: Wish,
+    options: RestoreOptions,
     fill: Fill,
     *,
     dry_run: bool = False,
@@ -55,20 +55,20 @@ def restore(
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
-    root, base = whole_of(path, wish.base)
-    kind = wish.kind if root == path else None
+    root, base = whole_of(path, options.base)
+    kind = options.kind if root == path else None
     with recognised(root, kind, _COMMAND) as store:
         if dry_run:
             with durable.temporary_folder() as work:
                 source = read_source(store, base)
-                place_of(source, wish.wanted)
-                restored = build(source, wish.wanted, work, wish.now_ms, progress)
+                place_of(source, options.wanted)
+                restored = build(source, options.wanted, work, options.now_ms, progress)
                 fill(restored.index(work))
-                planner = partial(_plan, base=base, wish=wish, restored=restored, staged=work)
+                planner = partial(_plan, base=base, options=options, restored=restored, staged=work)
                 return run_command(_COMMAND, root, planner, kind=kind, dry_run=True, progress=progress)
-        restored, staged = _built(store, base, wish, progress)
+        restored, staged = _built(store, base, options, progress)
     fill(restored.index(staged))
-    planner = partial(_plan, base=base, wish=wish, restored=restored, staged=staged)
+    planner = partial(_plan, base=base, options=options, restored=restored, staged=staged)
     done = run_command(_COMMAND, root, planner, kind=kind, progress=progress, show_plan=show_plan)
     with areas.opened(store.root):
         discard(staged)
@@ -84,24 +84,24 @@ def whole_of(path: Path, base: str | None) -> tuple[Path, str | None]:
     return (path, base) if folder is None else (rooted(folder)[0].path, base or folder.name)
 
 
-def _plan(store: Store, base: str | None, wish: Wish, restored: Restored, staged: Path) -> Plan:
-    return plan(read_source(store, base), wish.wanted, restored, staged, wish.now_ms)
+def _plan(store: Store, base: str | None, options: RestoreOptions, restored: Restored, staged: Path) -> Plan:
+    return plan(read_source(store, base), options.wanted, restored, staged, options.now_ms)
 
 
-def _built(store: Store, base: str | None, wish: Wish, progress: Progress) -> tuple[Restored, Path]:
+def _built(store: Store, base: str | None, options: RestoreOptions, progress: Progress) -> tuple[Restored, Path]:
     demand_quiet(store)
     settle_remains(store)
     source = read_source(store, base)
-    base_id = wish.wanted.base_id(source.key)
+    base_id = options.wanted.base_id(source.key)
     if base_id in source.bases:
         # A run that was killed once the base was in its place has left what it had built.
         discard(store.own / apply.RESTORING / base_id)
-    staged = place_of(source, wish.wanted)
+    staged = place_of(source, options.wanted)
     # What the catalog refuses is refused before anything is paid for.
-    new_rows(source, wish.wanted, (), wish.now_ms)
-    with opened(store) as book, clean_stop(store, book):
-        apply.recover(store.root, book)
+    new_rows(source, options.wanted, (), options.now_ms)
+    with opened(store) as ledger, clean_stop(store, ledger):
+        apply.recover(store.root, ledger)
         try:
-            return build(source, wish.wanted, staged, wish.now_ms, progress), staged
+            return build(source, options.wanted, staged, options.now_ms, progress), staged
         finally:
             files.prune(staged, store.own)

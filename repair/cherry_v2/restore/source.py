@@ -12,23 +12,23 @@ from typing import Any
 
 import apsw
 
-from checks.cherry_v2.catalog_rows import base_key
 from regraft import identity, links, sqlite
 from regraft.base_names import meant
 from regraft.errors import NotChanged, NotRestored, SourceUnreadable, UnitRefused, WrongUsage
 from regraft.formats.cherry_preview.libsql import Layout
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_key, read_catalog
 from regraft.formats.cherry_v2.index.opening import UNREADABLE
 from regraft.formats.cherry_v2.index.units import cut
 from regraft.formats.cherry_v2.layout import DATA_FOLDER, INDEX_FILE, RAW_FOLDER
+from regraft.kinds import NAMES
 from regraft.ledger import durable
-from regraft.locate import KNOWLEDGE_FOLDER, NAMES
+from regraft.locate import KNOWLEDGE_FOLDER
 from regraft.text import decode_utf8, is_blank, path_text, shown
 from repair.changes.store import Store
 from repair.cherry_v2.indexing.cutting import Span
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """A base of a library or profile, with its items (without what they hold) in their order."""
 
@@ -115,12 +115,12 @@ def read_source(store: Store, wanted: str | None) -> Source:
         )
         raise NotRestored(path=store.path, base=key, reason=reason)
     return Source(
-        store,
-        rows[key],
-        (catalog.items or {}).get(key, []),
-        frozenset(rows),
-        {row.get("id"): row for row in catalog.models or ()},
-        frozenset(row.get("provider_id") for row in catalog.providers or ()),
+        store=store,
+        row=rows[key],
+        items=(catalog.items or {}).get(key, []),
+        bases=frozenset(rows),
+        models={row.get("id"): row for row in catalog.models or ()},
+        providers=frozenset(row.get("provider_id") for row in catalog.providers or ()),
     )
 
 

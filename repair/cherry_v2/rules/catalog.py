@@ -18,14 +18,13 @@ import apsw
 
 from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import base_key
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v1 import profile
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_key, read_catalog
 from regraft.formats.cherry_v2.item_data import data_problem
 from regraft.text import counted
-from repair.changes.plan import Action, Left, RowsChange
+from repair.changes.plan import Action, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.rules import bases
 from repair.cherry_v2.rules import data as rules_data
@@ -42,8 +41,8 @@ _TABLES = ("knowledge_base", "knowledge_item")
 _ITEM = ("id", "group_id", "type", "status", "error")
 
 
-def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[list[RowsChange], list[Left], Mends]:
-    """Return what mends the catalog: at most one change, what stays as it is, and what is gone afterwards.
+def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[list[RowsChange], list[Unresolved], Mends]:
+    """Return what resolves the catalog: at most one change, what stays as it is, and what is gone afterwards.
 
     Args:
         store: the store; nothing is written.
@@ -62,16 +61,18 @@ def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[lis
     try:
         made.mend(wanted)
     except (CatalogProblem, apsw.Error, OSError, UnicodeDecodeError) as problem:
-        said = f"the catalog cannot be read as a whole: {problem}"
-        return [], [_left(name, said, base) for base, names in wanted.items() for name in sorted(names)], set()
-    return made.changes(store.catalog), made.left(), made.mends(wanted)
+        message = f"the catalog cannot be read as a whole: {problem}"
+        return [], [_left(name, message, base) for base, names in wanted.items() for name in sorted(names)], set()
+    return made.changes(store.catalog), made.left(), made.resolves(wanted)
 
 
-def _left(name: str, reason: str, base: str, subject: str | None = None, count: int = 1) -> Left:
-    return Left(name, reason, base, subject, count, FINDINGS[name].severity)
+def _left(name: str, reason: str, base: str, subject: str | None = None, count: int = 1) -> Unresolved:
+    return Unresolved(
+        finding=name, reason=reason, base=base, subject=subject, count=count, severity=FINDINGS[name].severity
+    )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Edit:
     """New values of some columns of a row, with those that are there."""
 
@@ -108,23 +109,31 @@ class _Mender:
     def changes(self, path: str) -> list[RowsChange]:
         """Return the one change of the catalog, if there is any."""
         actions = tuple(
-            Action(action, said.replace("{n}", counted(count, noun)), base, None, count, 0, finding)
-            for (action, said, noun, base, finding), count in self._actions.items()
+            Action(
+                action=action,
+                message=message.replace("{n}", counted(count, noun)),
+                base=base,
+                subject=None,
+                count=count,
+                bytes=0,
+                finding=finding,
+            )
+            for (action, message, noun, base, finding), count in self._actions.items()
         )
         tables = tuple(dict.fromkeys(edit.table for edit in self._edits)) or _TABLES[1:]
         tables = _TABLES if self._data and tables == _TABLES[:1] else tables
         if not actions:
             return []
-        return [RowsChange(path, actions, self._apply, tuple(tables), self._bytes)]
+        return [RowsChange(path=path, actions=actions, apply=self._apply, tables=tuple(tables), bytes=self._bytes)]
 
-    def left(self) -> list[Left]:
+    def left(self) -> list[Unresolved]:
         """Return what stays as it is."""
         return [
             _left(name, reason, base, subjects[0] if len(subjects) == 1 else None, len(subjects))
             for (name, reason, base), subjects in self._left.items()
         ]
 
-    def mends(self, wanted: Mapping[str, set[str]]) -> Mends:
+    def resolves(self, wanted: Mapping[str, set[str]]) -> Mends:
         """Return what is gone afterwards."""
         stays = {(name, base) for name, _, base in self._left}
         return {(name, base) for base, names in wanted.items() for name in names if (name, base) not in stays}
@@ -159,17 +168,19 @@ class _Mender:
         self, db: apsw.Connection, row: Row, models: set[Any] | None, names: set[str], evidence: Evidence
     ) -> None:
         base = base_key(row)
-        mends: dict[str, Callable[[], bases.Columns | str]] = {
+        resolves: dict[str, Callable[[], bases.Columns | str]] = {
             v2.BASE_STATUS: lambda: bases.mended(row, models, evidence),
             v2.BASE_DIMENSIONS: lambda: bases.dimensions(evidence),
         }
-        for name, mend in mends.items():
+        for name, mend in resolves.items():
             found = mend() if name in names else {}
             if isinstance(found, str):
                 self._leave(name, found, base, base)
             elif found:
                 rowid = db.execute("SELECT rowid FROM knowledge_base WHERE id IS ?", (row.get("id"),)).get
-                self._edits.append(_Edit("knowledge_base", rowid, {key: row[key] for key in found}, found))
+                self._edits.append(
+                    _Edit(table="knowledge_base", rowid=rowid, old={key: row[key] for key in found}, new=found)
+                )
                 row.update(found)
                 values = ", ".join(f"{key} {'NULL' if value is None else value}" for key, value in found.items())
                 self._actions["update-bases", f"set {values}", "base", base, name] += 1
@@ -192,15 +203,17 @@ class _Mender:
             new = {name: value for name, value in row.items() if value != old[name]}
             if not new:
                 continue  # it came out as it was
-            self._edits.append(_Edit("knowledge_item", rowids[number], {name: old[name] for name in new}, new))
+            self._edits.append(
+                _Edit(table="knowledge_item", rowid=rowids[number], old={name: old[name] for name in new}, new=new)
+            )
             noun = "folder" if row["type"] == "directory" else "item"
             if number in items.statuses:
                 error = f" ({row['error']})" if row["error"] in (rules_items.INTERRUPTED, rules_items.NO_REASON) else ""
-                said = f"set {{n}} to {row['status']}{error}"
-                self._actions["update-items", said, noun, base, items.statuses[number]] += 1
+                message = f"set {{n}} to {row['status']}{error}"
+                self._actions["update-items", message, noun, base, items.statuses[number]] += 1
             if number in items.moves:
-                said = f"move {{n}} to the top: {items.moves[number]}"
-                self._actions["move-items", said, noun, base, v2.ITEM_CONTAINER] += 1
+                message = f"move {{n}} to the top: {items.moves[number]}"
+                self._actions["move-items", message, noun, base, v2.ITEM_CONTAINER] += 1
 
     def _items(self, db: apsw.Connection, base: Any) -> tuple[list[int], Items]:
         rowids: list[int] = []

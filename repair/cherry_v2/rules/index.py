@@ -1,8 +1,9 @@
 """Mending one index file: all its findings in one order, in one transaction (``docs/findings.md``, "v2 data").
 
 Contents come first, then the places of units in them, then bodies, then ids, which follow from all these, then the
-full-text index. Everything is worked out in temporary tables (:mod:`repair.cherry_v2.rules.workbench`): the planner does that over the
-file as it is, the change does it again over the file that it writes to, and both have to come to the same.
+full-text index. Everything is worked out in temporary tables (:mod:`repair.cherry_v2.rules.workbench`): the planner
+does that over the file as it is, the change does it again over the file that it writes to, and both have to come to the
+same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from regraft import guarding, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.text import counted
-from repair.changes.plan import Action, Left, RowsChange
+from repair.changes.plan import Action, RowsChange, Unresolved
 from repair.cherry_v2.rules import keys
 from repair.cherry_v2.rules import texts as rules_texts
 from repair.cherry_v2.rules.workbench import Job, lay_out, write_back
@@ -74,7 +75,7 @@ _EMPTY_FULL_TEXT = (
 _ROW_BYTES = 400
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Target:
     """An index file that is to be mended, and what lies around it."""
 
@@ -96,12 +97,12 @@ class Target:
     renamed: tuple[tuple[int, str], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What mending a file comes to."""
 
     actions: tuple[Action, ...]
-    left: tuple[Left, ...]
+    left: tuple[Unresolved, ...]
     #: About how much the rows hold that are changed, in bytes.
     bytes: int
     rebuilds: bool
@@ -117,7 +118,7 @@ def _tables(action: str) -> Sequence[str]:
     return ("embedding",) if action == "delete-embeddings" else _ACTIONS[action][3]
 
 
-def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Left, ...]]:
+def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Unresolved, ...]]:
     """Return what mends an index file, None where nothing can be mended, and what stays as it is.
 
     Raises:
@@ -147,7 +148,14 @@ def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Left, .
             raise PlanOutdated(path=path, reason="other rows would be mended now than were planned")
         _write(db, target)
 
-    made = RowsChange(target.path, planned.actions, apply, planned.tables, planned.bytes, bodies=planned.rebuilds)
+    made = RowsChange(
+        path=target.path,
+        actions=planned.actions,
+        apply=apply,
+        tables=planned.tables,
+        bytes=planned.bytes,
+        bodies=planned.rebuilds,
+    )
     return made, planned.left
 
 
@@ -159,9 +167,9 @@ def _broken_tree(db: apsw.Connection) -> str | None:
     # Rows that break the layout's checks are no damage of the structure.
     db.execute("PRAGMA ignore_check_constraints = ON")
     for table in _ROWS_OF:
-        for (said,) in db.execute(f"PRAGMA integrity_check({table})"):
-            if said != "ok" and not _VALUE.match(str(said)):
-                return str(said)
+        for (message,) in db.execute(f"PRAGMA integrity_check({table})"):
+            if message != "ok" and not _VALUE.match(str(message)):
+                return str(message)
     return None
 
 
@@ -206,7 +214,7 @@ def _worked_out(db: apsw.Connection, target: Target) -> Outcome | None:
     actions = (*_actions(job, target), *vectors_gone)
     left = [*(_left(target, name, reason, count) for (name, reason), count in job.left.items())]
     left += _aside(job, target) if actions else []
-    return Outcome(actions, tuple(left), _size(job), rebuilds)
+    return Outcome(actions=actions, left=tuple(left), bytes=_size(job), rebuilds=rebuilds)
 
 
 def _other_mends(job: Job, target: Target) -> None:
@@ -220,17 +228,27 @@ def _other_mends(job: Job, target: Target) -> None:
 
 
 def _actions(job: Job, target: Target) -> Iterator[Action]:
-    for name, (finding, said, noun, _) in _ACTIONS.items():
+    for name, (finding, message, noun, _) in _ACTIONS.items():
         count = job.done[name]
         if count:
             mended = finding if job.wants(finding) else None
             if name == "rebuild-full-text" and job.wants(v2.BODY_ROWID) and not job.done["number-bodies"]:
                 mended = v2.BODY_ROWID
-            yield Action(name, said.format(n=counted(count, noun)), target.base, None, count, 0, mended)
+            yield Action(
+                action=name,
+                message=message.format(n=counted(count, noun)),
+                base=target.base,
+                subject=None,
+                count=count,
+                bytes=0,
+                finding=mended,
+            )
 
 
-def _left(target: Target, finding: str, reason: str, count: int) -> Left:
-    return Left(finding, reason, target.base, None, count, FINDINGS[finding].severity)
+def _left(target: Target, finding: str, reason: str, count: int) -> Unresolved:
+    return Unresolved(
+        finding=finding, reason=reason, base=target.base, subject=None, count=count, severity=FINDINGS[finding].severity
+    )
 
 
 # --- vectors ---------------------------------------------------------------------------------------------------------
@@ -260,8 +278,16 @@ def _drop_vectors(job: Job, target: Target) -> Iterator[Action]:
     for flaw, count, size in db.execute(
         "SELECT flaw, count(*), sum(bytes) FROM temp.m_vector GROUP BY flaw ORDER BY flaw"
     ):
-        said = f"delete {counted(count, 'vector')} that can never be right, to be embedded anew"
-        yield Action("delete-embeddings", said, target.base, None, count, size, flaw)
+        message = f"delete {counted(count, 'vector')} that can never be right, to be embedded anew"
+        yield Action(
+            action="delete-embeddings",
+            message=message,
+            base=target.base,
+            subject=None,
+            count=count,
+            bytes=size,
+            finding=flaw,
+        )
 
 
 #: What mends can bring to light or settle besides what they are for: name, noun, reason, and how many rows.
@@ -303,7 +329,7 @@ _ASIDE = (
 ASIDE = frozenset(name for name, *_ in _ASIDE)
 
 
-def _aside(job: Job, target: Target) -> Iterator[Left]:
+def _aside(job: Job, target: Target) -> Iterator[Unresolved]:
     """Return what of other commands' findings is left after the mends, or comes to light by them."""
     job.db.execute("CREATE INDEX temp.m_body_hash ON m_body (ifnull(new_hash, hash))")
     has_model = job.count("SELECT count(*) FROM main.embedding") if target.has_model is None else target.has_model

@@ -28,12 +28,12 @@ from regraft.formats.cherry_v2.item_data import data_of
 from regraft.ledger import durable
 from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
 from regraft.text import counted, decode_utf8
-from repair.changes.plan import Action, FileChange, Left, RowsChange
+from repair.changes.plan import Action, FileChange, RowsChange, Unresolved
 
 _SEPARATORS = re.compile(r"[/\\]+")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ItemPath:
     """A path of an item that is to become another one; ``key`` is what its data call it."""
 
@@ -53,7 +53,7 @@ class Renamed:
     made: list[FileChange] = field(default_factory=list)
     removed: list[FileChange] = field(default_factory=list)
     removed_last: list[FileChange] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)
+    left: list[Unresolved] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,23 @@ def renamed(root: Path, base: str, index: str, raw: str, items: Sequence[Row] | 
         if path is not None and path_problem(path.encode("utf-8", "replace")) is None:
             if path in taken:
                 reason = f"another material has the path of its item, {path}"
-                found.left.append(Left(v2.PATH_UNSAFE, reason, base, material.id, 1, FINDINGS[v2.PATH_UNSAFE].severity))
+                found.left.append(
+                    Unresolved(
+                        finding=v2.PATH_UNSAFE,
+                        reason=reason,
+                        base=base,
+                        subject=material.id,
+                        count=1,
+                        severity=FINDINGS[v2.PATH_UNSAFE].severity,
+                    )
+                )
                 continue
             new = path
         else:
             new = files.free_name(material.raw, taken | names)
             if item is not None and path is not None:
                 key = "indexedRelativePath" if data_of(item).get("indexedRelativePath") else "relativePath"
-                found.items.append(ItemPath(material.id, key, path, new))
+                found.items.append(ItemPath(item=material.id, key=key, old=path, new=new))
         taken.add(new)
         found.materials.append((material.rowid, new))
         files.move(material.raw, new, found, found.removed_last if path is None else found.removed)
@@ -149,12 +158,21 @@ class FileRename:
             return
         size = source.stat().st_size
         if not os.path.lexists(target):
-            action = Action("move-files", f"move a file to {new}", self._base, new, bytes=size, finding=v2.PATH_UNSAFE)
-            found.made.append(FileChange(f"{self._raw}/{new}", (action,), partial(_copy, source), size))
+            action = Action(
+                action="move-files",
+                message=f"move a file to {new}",
+                base=self._base,
+                subject=new,
+                bytes=size,
+                finding=v2.PATH_UNSAFE,
+            )
+            found.made.append(
+                FileChange(path=f"{self._raw}/{new}", actions=(action,), make=partial(_copy, source), bytes=size)
+            )
         name = source.relative_to(self._root).as_posix()
         # A name that is no text cannot be recorded: that file stays beside its copy.
         if name.encode("utf-8", "surrogateescape").decode("utf-8", "replace") == name:
-            removed.append(FileChange(name, (), None))
+            removed.append(FileChange(path=name, actions=(), make=None))
 
     def _inside(self, old: bytes) -> Path | None:
         """Return the file that a path names, if it is one below ``raw/`` and nothing else."""
@@ -193,11 +211,11 @@ def catalog_change(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) -
     """Return what gives items their new paths, by their base; None where none gets one."""
     actions = tuple(
         Action(
-            "rename-items",
-            f"give {counted(len(of_base), 'item')} a path below raw/",
-            base,
-            None,
-            len(of_base),
+            action="rename-items",
+            message=f"give {counted(len(of_base), 'item')} a path below raw/",
+            base=base,
+            subject=None,
+            count=len(of_base),
             finding=v2.PATH_UNSAFE,
         )
         for base, of_base in paths.items()
@@ -217,7 +235,7 @@ def catalog_change(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) -
                 raise PlanOutdated(path=root / catalog, reason=f"the path of the item {path.item} is another one now")
 
     size = 2 * sum(len(path.new) for _, path in _each(paths)) + 4096
-    return RowsChange(catalog, actions, apply, ("knowledge_item",), size)
+    return RowsChange(path=catalog, actions=actions, apply=apply, tables=("knowledge_item",), bytes=size)
 
 
 def _each(paths: dict[str, list[ItemPath]]) -> Iterator[tuple[str, ItemPath]]:

@@ -9,69 +9,57 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import apsw
 
 from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import base_key
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2 import layout
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
 from regraft.report import notices
 from regraft.text import argument
-from repair.changes.plan import Left, Plan, RowsChange
+from repair.changes import foreign_definitions
+from repair.changes.foreign_definitions import joined
+from repair.changes.plan import Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2 import readable_paths
 from repair.cherry_v2.readable_paths import NewPaths, materials_of, new_paths
 from repair.cherry_v2.rules import catalog as rules_catalog
-from repair.cherry_v2.rules import index, schema
+from repair.cherry_v2.rules import index
 from repair.cherry_v2.rules import paths as rules_paths
 from repair.cherry_v2.rules.index import Target
 from repair.cherry_v2.rules.paths import Renamed
-from repair.cherry_v2.rules.schema import joined
+from repair.options import RepairOptions
 
 Findings = Mapping[str | None, list[Finding]]
 Mends = set[tuple[str, str | None]]
 #: Mends rows of the catalog: at most one change of that file, what is left, and what must be gone afterwards.
-CatalogMender = Callable[[Store, Findings, frozenset[str]], tuple[list[RowsChange], list[Left], Mends]]
+CatalogMender = Callable[[Store, Findings, frozenset[str]], tuple[list[RowsChange], list[Unresolved], Mends]]
 
-CATALOG_MENDERS: tuple[CatalogMender, ...] = (schema.changes, rules_catalog.changes)
-_OF_INDEX: tuple[str, ...] = (*schema.NAMES, *index.NAMES)
+CATALOG_MENDERS: tuple[CatalogMender, ...] = (foreign_definitions.changes, rules_catalog.changes)
+_OF_INDEX: tuple[str, ...] = (*foreign_definitions.NAMES, *index.NAMES)
 #: Findings that are mended.
 NAMES: tuple[str, ...] = (*_OF_INDEX, *rules_catalog.NAMES)
 #: Findings that are mended only where they are asked for by name.
 BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID,)
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What is to be mended; ``now_ms`` is the time of what has to be written anew."""
-
-    now_ms: int
-    #: Names of findings; empty: all that are mended.
-    only: frozenset[str] = frozenset()
-
-    @property
-    def wanted(self) -> frozenset[str]:
-        """Return the names of the findings that are to be mended."""
-        return self.only or frozenset(NAMES)
-
-
-def plan(store: Store, wish: Wish) -> Plan:
+def plan(store: Store, options: RepairOptions) -> Plan:
     """Return what is going to be mended; nothing is written."""
     findings: dict[str | None, list[Finding]] = defaultdict(list)
     for finding in store.findings():
         findings[finding.base].append(finding)
-    return _Planner(store, wish, findings).plan()
+    return _Planner(store, options, findings).plan()
 
 
 class _Planner:
-    def __init__(self, store: Store, wish: Wish, findings: Findings) -> None:
+    def __init__(self, store: Store, options: RepairOptions, findings: Findings) -> None:
         self._store = store
-        self._wish = wish
+        self._options = options
+        self._wanted = options.wanted(NAMES)
         self._findings = findings
         self._plan = Plan()
         #: Bases of whose index it is said already what stays as it is.
@@ -89,7 +77,7 @@ class _Planner:
                     indexes += self._of_index(base, one, moved)
                 except (apsw.Error, OSError, UnicodeDecodeError) as error:
                     self._leave_all(base, f"the index cannot be read as a whole: {error}", None)
-        readable = self._readable_paths() if v2.ITEM_PATH_IS_ID in self._wish.only else []
+        readable = self._readable_paths() if v2.ITEM_PATH_IS_ID in self._options.only else []
         made.changes += [change for one in moved.values() for change in one.made]
         made.changes += self._of_catalog(moved, readable)
         made.changes += [change for one in moved.values() for change in one.removed]
@@ -116,7 +104,7 @@ class _Planner:
 
     def _of_index(self, base: str, one: layout.Store, moved: dict[str, Renamed]) -> Iterator[RowsChange]:
         found = self._counts(base)
-        wanted = self._wish.wanted.intersection(found, _OF_INDEX)
+        wanted = self._wanted.intersection(found, _OF_INDEX)
         if not wanted:
             return
         if not index.BLOCKING.isdisjoint(found):
@@ -124,9 +112,9 @@ class _Planner:
             reason = "the layout of the file is not whole" if upgrades else "the file is damaged"
             self._leave_all(base, f"{reason}: that has to be mended first", "upgrade" if upgrades else None)
             return
-        dropped = schema.change(self._store.root, one.name, wanted, base)
+        dropped = foreign_definitions.change(self._store.root, one.name, wanted, base)
         if dropped is not None:
-            self._plan.mends |= {(name, base) for name in wanted.intersection(schema.NAMES)}
+            self._plan.resolves |= {(name, base) for name in wanted.intersection(foreign_definitions.NAMES)}
             yield dropped
         wanted = wanted.intersection(index.NAMES)
         if not wanted:
@@ -139,14 +127,20 @@ class _Planner:
             self._said.add(base)
             moved[base] = renames
             of_these = {one.finding for one in (*renames.left, *left)}
-            self._plan.mends |= {(name, base) for name in wanted - of_these}
+            self._plan.resolves |= {(name, base) for name in wanted - of_these}
             yield change
 
     def _renamed(self, base: str, one: layout.Store) -> Renamed:
         store, catalog = self._store, self._catalog
         if store.catalog is not None and (catalog is None or catalog.items is None):
             reason = "the catalog cannot be read, which has the path, too"
-            return Renamed(left=[Left(v2.PATH_UNSAFE, reason, base, severity=FINDINGS[v2.PATH_UNSAFE].severity)])
+            return Renamed(
+                left=[
+                    Unresolved(
+                        finding=v2.PATH_UNSAFE, reason=reason, base=base, severity=FINDINGS[v2.PATH_UNSAFE].severity
+                    )
+                ]
+            )
         items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
         return rules_paths.renamed(store.root, base, one.name, one.raw, items)
 
@@ -155,16 +149,16 @@ class _Planner:
         is_known = row is not None and row.get("status") == "completed"
         dimensions = row.get("dimensions") if row is not None and is_known else None
         return Target(
-            base,
-            one.name,
-            base if one.base_id is not None and one.name.endswith(layout.INDEX_FILE) else None,
-            row.get("embedding_model_id") is not None if row is not None and is_known else None,
-            dimensions if isinstance(dimensions, int) else None,
-            found,
-            self._wish.wanted,
-            self._wish.now_ms,
-            bool(self._wish.only),
-            tuple(renames.materials),
+            base=base,
+            path=one.name,
+            folder=base if one.base_id is not None and one.name.endswith(layout.INDEX_FILE) else None,
+            has_model=row.get("embedding_model_id") is not None if row is not None and is_known else None,
+            dimensions=dimensions if isinstance(dimensions, int) else None,
+            found=found,
+            wanted=self._wanted,
+            now_ms=self._options.now_ms,
+            is_partial=bool(self._options.only),
+            renamed=tuple(renames.materials),
         )
 
     def _row(self, base: str) -> Row | None:
@@ -173,10 +167,18 @@ class _Planner:
 
     def _leave_all(self, base: str, reason: str, command: str | None) -> None:
         repair = None if command is None else f"regraft {command} {shlex.quote(argument(self._store.path))}"
-        names = self._wish.wanted.intersection(_OF_INDEX)
+        names = self._wanted.intersection(_OF_INDEX)
         for finding in self._findings[base]:
             if finding.name in names:
-                left = Left(finding.name, reason, base, finding.subject, finding.count, finding.severity, repair)
+                left = Unresolved(
+                    finding=finding.name,
+                    reason=reason,
+                    base=base,
+                    subject=finding.subject,
+                    count=finding.count,
+                    severity=finding.severity,
+                    repair=repair,
+                )
                 self._plan.left.append(left)
 
     # --- paths of files of folders --------------------------------------------------------------------------------
@@ -194,7 +196,7 @@ class _Planner:
             except (apsw.Error, OSError, UnicodeDecodeError) as error:
                 paths.leave(f"its index cannot be read: {error}", None, finding.count)
             self._plan.left += paths.left
-            self._plan.mends |= set() if paths.left else {(v2.ITEM_PATH_IS_ID, base)}
+            self._plan.resolves |= set() if paths.left else {(v2.ITEM_PATH_IS_ID, base)}
             made.append(paths)
         return made
 
@@ -220,10 +222,10 @@ class _Planner:
     def _of_catalog(self, moved: Mapping[str, Renamed], readable: list[NewPaths]) -> list[RowsChange]:
         changes: list[RowsChange] = []
         for mender in CATALOG_MENDERS:
-            more, left, mends = mender(self._store, self._findings, self._wish.wanted)
+            more, left, resolves = mender(self._store, self._findings, self._wanted)
             changes += more
             self._plan.left += left
-            self._plan.mends |= mends
+            self._plan.resolves |= resolves
         if self._store.catalog is not None:
             paths = {base: one.items for base, one in moved.items()}
             last = rules_paths.catalog_change(self._store.root, self._store.catalog, paths)
@@ -232,7 +234,7 @@ class _Planner:
             changes += [] if last is None else [last]
         return [joined(changes)] if changes else []
 
-    def _with_command(self, left: Left) -> Left:
+    def _with_command(self, left: Unresolved) -> Unresolved:
         """Return what is left with the command line that the audit has for it."""
         found = (one.repair for one in self._findings[left.base] if one.name == left.finding)
         return replace(left, repair=next(found, None))
@@ -241,7 +243,7 @@ class _Planner:
         """Say what was found and is not mended by this command."""
         for base, found in self._findings.items():
             paths = len(moved[base].materials) if base is not None and base in moved else 0
-            for finding in found if not self._wish.only else ():
+            for finding in found if not self._options.only else ():
                 if finding.name in NAMES or not notices.at_least(finding.severity, "warning"):
                     continue
                 if finding.name in index.ASIDE and base in self._said:
@@ -249,9 +251,17 @@ class _Planner:
                 # With a new path a material has that of its item, and its file.
                 if finding.name in (v2.MATERIAL_PATH, v2.RAW_MISSING) and finding.count <= paths:
                     continue
-                said = f"{finding.message}; {FINDINGS[finding.name].mended_by}"
+                message = f"{finding.message}; {FINDINGS[finding.name].remedy}"
                 self._plan.left.append(
-                    Left(finding.name, said, base, finding.subject, finding.count, finding.severity, finding.repair)
+                    Unresolved(
+                        finding=finding.name,
+                        reason=message,
+                        base=base,
+                        subject=finding.subject,
+                        count=finding.count,
+                        severity=finding.severity,
+                        repair=finding.repair,
+                    )
                 )
 
 

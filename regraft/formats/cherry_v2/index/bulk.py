@@ -84,8 +84,9 @@ class IndexBuilder:
     """Builds the index of one base in a new file at ``path``.
 
     Feed it materials in the order in which their rows are to be numbered, then :meth:`finish`. ``digest`` runs over
-    (body hash, vector bytes) of every body in that order, as :func:`regraft.formats.cherry_v2.index.verify.verify` reads it back;
-    of a body that came without a vector, over its hash alone.
+    (body hash, vector bytes) of every body in that order, as
+    :func:`regraft.formats.cherry_v2.index.verify.verify` reads it back; of a body that came
+    without a vector, over its hash alone.
     """
 
     def __init__(self, connection: apsw.Connection, base_id: str, now_ms: int) -> None:
@@ -144,7 +145,17 @@ class IndexBuilder:
             unit = identity.unit_id(material_id, spool.content_hash, place, start, end)
             is_large = body.size > PIECE_BYTES
             text = "" if is_large else spool.text(body)
-            units.append(Unit(unit, place, spool.content_hash, start, end, text, body.key))
+            units.append(
+                Unit(
+                    unit_id=unit,
+                    unit_index=place,
+                    content_hash=spool.content_hash,
+                    char_start=start,
+                    char_end=end,
+                    text=text,
+                    embedding_text_hash=body.key,
+                )
+            )
             waiting += body.size
             start = end + len(BODY_SEPARATOR)
             if is_large or waiting > LARGE_BYTES or len(units) == BATCH_ROWS or place == len(spool.bodies) - 1:
@@ -222,7 +233,17 @@ class IndexBuilder:
                 body = bodies[index]
                 end = start + utf16_len(body)
                 unit = identity.unit_id(material_id, content_hash, index, start, end)
-                units.append(Unit(unit, index, content_hash, start, end, body, hashes[index]))
+                units.append(
+                    Unit(
+                        unit_id=unit,
+                        unit_index=index,
+                        content_hash=content_hash,
+                        char_start=start,
+                        char_end=end,
+                        text=body,
+                        embedding_text_hash=hashes[index],
+                    )
+                )
                 start = end + len(BODY_SEPARATOR)
             self._put_units(material_id, units)
 

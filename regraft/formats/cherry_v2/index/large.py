@@ -17,7 +17,7 @@ from regraft.formats.large_text import LargeText, stored, utf16_units
 _SEPARATOR = b"\n\n"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Spooled:
     """A body in the spool: where its bytes begin, how many there are, its length in UTF-16 units, and its hash."""
 
@@ -56,7 +56,7 @@ class Spool:
             units += utf16_units(piece)
             key.update(piece)
             self._write(piece)
-        self.bodies.append(Spooled(start, self.size - start, units, key.hexdigest()))
+        self.bodies.append(Spooled(start=start, size=self.size - start, units=units, key=key.hexdigest()))
         return self.bodies[-1]
 
     def _write(self, piece: bytes) -> None:

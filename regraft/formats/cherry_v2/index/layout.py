@@ -11,7 +11,7 @@ from dataclasses import dataclass
 TIME = ":time"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """A table of the layout: its columns, what fills those that an older one lacks, and what its rows must keep."""
 
@@ -31,47 +31,47 @@ class Table:
 #: The tables of the layout but for ``meta`` and the full-text index, in the order of their foreign keys.
 TABLES = {
     "content": Table(
-        ("content_hash", "text", "created_at"),
-        {"created_at": TIME},
-        ("content_hash",),
-        (("content_hash",),),
+        columns=("content_hash", "text", "created_at"),
+        fill={"created_at": TIME},
+        nullable=("content_hash",),
+        unique=(("content_hash",),),
         needed_by=("material", "search_unit"),
     ),
     "material": Table(
-        ("material_id", "relative_path", "current_content_hash", "created_at", "updated_at"),
-        {"current_content_hash": "only_hash", "created_at": TIME, "updated_at": TIME},
-        ("material_id", "current_content_hash"),
-        (("material_id",), ("relative_path",)),
-        (
+        columns=("material_id", "relative_path", "current_content_hash", "created_at", "updated_at"),
+        fill={"current_content_hash": "only_hash", "created_at": TIME, "updated_at": TIME},
+        nullable=("material_id", "current_content_hash"),
+        unique=(("material_id",), ("relative_path",)),
+        checks=(
             "relative_path <> '' AND relative_path NOT LIKE '/%'",
             "relative_path <> '.cherry' AND relative_path NOT LIKE '.cherry/%'",
         ),
-        ("search_unit",),
+        needed_by=("search_unit",),
     ),
     "search_unit": Table(
-        (
+        columns=(
             *("unit_id", "material_id", "content_hash", "unit_type", "unit_index", "title", "char_start", "char_end"),
             *("locator_json", "created_at"),
         ),
-        {"unit_type": "'chunk'", "title": "NULL", "locator_json": "NULL", "created_at": TIME},
-        ("unit_id", "title", "locator_json"),
-        (("unit_id",), ("material_id", "unit_type", "unit_index")),
-        ("unit_type IN ('chunk')", "unit_index >= 0", "char_start >= 0", "char_end >= char_start"),
-        ("search_text",),
+        fill={"unit_type": "'chunk'", "title": "NULL", "locator_json": "NULL", "created_at": TIME},
+        nullable=("unit_id", "title", "locator_json"),
+        unique=(("unit_id",), ("material_id", "unit_type", "unit_index")),
+        checks=("unit_type IN ('chunk')", "unit_index >= 0", "char_start >= 0", "char_end >= char_start"),
+        needed_by=("search_text",),
     ),
     "search_text": Table(
-        ("search_text_id", "target_type", "target_id", "kind", "text", "embedding_text_hash", "created_at"),
-        {"target_type": "'search_unit'", "kind": "'body'", "created_at": TIME},
-        ("search_text_id",),
-        (("search_text_id",), ("target_type", "target_id", "kind")),
-        ("target_type IN ('search_unit')", "kind IN ('body')"),
-        ("search_unit", "embedding"),
+        columns=("search_text_id", "target_type", "target_id", "kind", "text", "embedding_text_hash", "created_at"),
+        fill={"target_type": "'search_unit'", "kind": "'body'", "created_at": TIME},
+        nullable=("search_text_id",),
+        unique=(("search_text_id",), ("target_type", "target_id", "kind")),
+        checks=("target_type IN ('search_unit')", "kind IN ('body')"),
+        needed_by=("search_unit", "embedding"),
     ),
     "embedding": Table(
-        ("embedding_text_hash", "vector_blob", "created_at"),
-        {"created_at": TIME},
-        ("embedding_text_hash",),
-        (("embedding_text_hash",),),
+        columns=("embedding_text_hash", "vector_blob", "created_at"),
+        fill={"created_at": TIME},
+        nullable=("embedding_text_hash",),
+        unique=(("embedding_text_hash",),),
         needed_by=("search_text",),
     ),
 }

@@ -42,7 +42,7 @@ _ONLY_HASH = """ LEFT JOIN (SELECT material_id AS of_material, min(content_hash)
                  ON of_material = material.material_id"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OldIndex:
     """What an index file of any version holds, as far as a file of version 2 can be made of it."""
 
@@ -118,7 +118,15 @@ def examine(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldIndex:
     for name, select in selects.items():
         problems += _refused(db, name, select, time)
     digest = "" if problems else _digest(db, "main", selects, time)
-    return OldIndex(version, has_identity, counts, tuple(problems), digest, time, selects)
+    return OldIndex(
+        version=version,
+        has_identity=has_identity,
+        counts=counts,
+        problems=tuple(problems),
+        digest=digest,
+        time=time,
+        selects=selects,
+    )
 
 
 def _columns(db: apsw.Connection, place: str, table: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from regraft.formats.cherry_v2.index.units import Unit
 _SAMPLE = 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuild:
     """A material as it is to be: its content is cut already. ``embeddings`` are vector bytes by text hash."""
 

@@ -18,7 +18,7 @@ FREE_BYTES = 8 << 20
 Vacuum = Literal["auto", "always", "never"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaimed:
     """What a reclaim came to: sizes of the file in bytes, what was free in it, and whether it was vacuumed."""
 
@@ -49,7 +49,7 @@ def reclaim(db: apsw.Connection, path: Path, vacuum: Vacuum) -> Reclaimed:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         _demand_in_step(db, path, "after")
     after, _ = sizes(db)
-    return Reclaimed(before, after, free, vacuumed)
+    return Reclaimed(bytes_before=before, bytes_after=after, free_bytes=free, vacuumed=vacuumed)
 
 
 def pays(size: int, free: int) -> bool:

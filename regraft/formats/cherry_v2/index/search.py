@@ -1,8 +1,8 @@
 """The two lanes of a search and their fusion, over one index file (``docs/search.md``, ``docs/formats/index.md``).
 
 What the index alone answers: no catalog, no settings, no threshold. The rules of the application's service stand in
-:mod:`regraft.ranking.cherry_v2`. Every function takes a connection of :func:`regraft.sqlite.reading` and writes nothing; ties
-go to the body that was written first.
+:mod:`regraft.ranking.cherry_v2`. Every function takes a connection of :func:`regraft.sqlite.reading` and writes
+nothing; ties go to the body that was written first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COLUMNS = (
 _UNITS = "JOIN search_unit u ON u.unit_id = t.target_id LEFT JOIN material m ON m.material_id = u.material_id"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hit:
     """A unit that was found. The score's scale is its lane's."""
 

@@ -140,14 +140,14 @@ class IndexStore:
         if embeddings and not has_model:
             raise MaterialRefused(material=material_id, reason="vectors are given, but the base has no model")
         new = rebuild.Rebuild(
-            material_id,
-            relative_path,
-            identity.text_hash(content),
-            content,
-            cut(material_id, content, units),
-            embeddings,
-            now_ms,
-            has_model,
+            material_id=material_id,
+            relative_path=relative_path,
+            content_hash=identity.text_hash(content),
+            content=content,
+            units=cut(material_id, content, units),
+            embeddings=embeddings,
+            now_ms=now_ms,
+            has_model=has_model,
         )
         with self._transaction(f"rebuilding {material_id}") as db:
             rebuild.rebuild(db, new)

@@ -49,7 +49,17 @@ def cut(material_id: str, content: str, units: Iterable[tuple[int, int]]) -> lis
             reason = "begins or ends inside a surrogate pair"
             raise UnitRefused(material=material_id, unit=index, start=start, end=end, reason=reason, length=length)
         unit = identity.unit_id(material_id, content_hash, index, start, end)
-        found.append(Unit(unit, index, content_hash, start, end, body, identity.text_hash(body)))
+        found.append(
+            Unit(
+                unit_id=unit,
+                unit_index=index,
+                content_hash=content_hash,
+                char_start=start,
+                char_end=end,
+                text=body,
+                embedding_text_hash=identity.text_hash(body),
+            )
+        )
     return found
 
 

@@ -1,19 +1,17 @@
-"""What the user wants removed, and how what is not removed is said."""
+"""Which garbage is removed, and how what is not removed is said."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
 from regraft.text import argument
-from repair.changes.plan import Left
+from repair.changes.plan import Unresolved
 from repair.changes.store import Store
+from repair.options import GcOptions
 
-#: Days that trash, and what takes a run back, are kept.
-GRACE_DAYS = 14
 #: Findings whose rows or files are removed; those of the second line only where the user names them.
 NAMES = (
     *(v2.BODY_ORPHAN, v2.VECTOR_ORPHAN, v2.CONTENT_ORPHAN, v2.RAW_ORPHAN, v2.INDEX_ORPHAN),
@@ -26,23 +24,11 @@ _BY_NAME = {v2.VECTOR_UNEXPECTED, v2.LEFTOVER}
 _BESIDE_ROWS = {v2.FOREIGN_TRIGGER, v2.FOREIGN_VIEW, v2.FOREIGN_INDEX}
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What is to be removed; ``now_ms`` is the time from which ``grace`` (in days) counts back."""
-
-    now_ms: int
-    grace: float = GRACE_DAYS
-    vacuum: bool = False
-    #: Whether vector files of v1 go, too.
-    v1_leftovers: bool = False
-    #: Names of findings; empty: all but those that only go when they are named.
-    only: frozenset[str] = frozenset()
-
-    def wants(self, finding: str) -> bool:
-        """Tell whether what a finding is about is to be removed."""
-        if finding == v2.LEFTOVER and self.v1_leftovers:
-            return True
-        return finding in self.only if self.only or finding in _BY_NAME else True
+def is_wanted(options: GcOptions, finding: str) -> bool:
+    """Tell whether what a finding is about is to be removed."""
+    if finding == v2.LEFTOVER and options.v1_leftovers:
+        return True
+    return finding in options.only if finding in _BY_NAME else options.wants(finding)
 
 
 def is_damage(finding: Finding) -> bool:
@@ -50,16 +36,18 @@ def is_damage(finding: Finding) -> bool:
     return finding.name.startswith(("file.", "schema.")) and finding.name not in _BESIDE_ROWS
 
 
-def left_damaged(finding: Finding) -> Left:
+def left_damaged(finding: Finding) -> Unresolved:
     """Return what is left of a base that is damaged: all of it."""
     reason = f"what is reached cannot be told, so that nothing of this base is removed: {finding.message}"
-    return Left(finding.name, reason, finding.base, severity=finding.severity, repair=finding.repair)
+    return Unresolved(
+        finding=finding.name, reason=reason, base=finding.base, severity=finding.severity, repair=finding.repair
+    )
 
 
-def left_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> Left:
+def left_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> Unresolved:
     """Return what is left because it may be what other findings lack."""
     command = None
     if any(FINDINGS[name].command[:1] == ("repair",) for name in lacking):
         command = shlex.join(["regraft", "repair", argument(store.path), "--base", str(finding.base)])
     reason = f"{finding.message}, and it may be what {', '.join(lacking)} lacks: mend that first"
-    return Left(finding.name, reason, finding.base, count=finding.count, repair=command)
+    return Unresolved(finding=finding.name, reason=reason, base=finding.base, count=finding.count, repair=command)

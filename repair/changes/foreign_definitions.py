@@ -11,23 +11,26 @@ from pathlib import Path
 
 import apsw
 
-from checks.audit import foreign_schema
+from checks.audit import file_findings, foreign_schema
 from checks.audit.findings import FINDINGS, Finding
 from checks.audit.foreign_schema import Foreign
-from checks.cherry_v2 import findings as v2
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.text import counted
-from repair.changes.plan import Action, Change, Left, Plan, RowsChange
+from repair.changes.plan import Action, Change, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 
 #: Findings that are mended.
-NAMES = (v2.FOREIGN_TRIGGER, v2.FOREIGN_VIEW, v2.FOREIGN_TEXT_INDEX)
-_NOUNS = {v2.FOREIGN_TRIGGER: "trigger", v2.FOREIGN_VIEW: "view", v2.FOREIGN_TEXT_INDEX: "index"}
+NAMES = (file_findings.FOREIGN_TRIGGER, file_findings.FOREIGN_VIEW, file_findings.FOREIGN_TEXT_INDEX)
+_NOUNS = {
+    file_findings.FOREIGN_TRIGGER: "trigger",
+    file_findings.FOREIGN_VIEW: "view",
+    file_findings.FOREIGN_TEXT_INDEX: "index",
+}
 _ACTIONS = {
-    v2.FOREIGN_TRIGGER: "drop-triggers",
-    v2.FOREIGN_VIEW: "drop-views",
-    v2.FOREIGN_TEXT_INDEX: "drop-indexes",
+    file_findings.FOREIGN_TRIGGER: "drop-triggers",
+    file_findings.FOREIGN_VIEW: "drop-views",
+    file_findings.FOREIGN_TEXT_INDEX: "drop-indexes",
 }
 
 Findings = Mapping[str | None, list[Finding]]
@@ -64,10 +67,10 @@ def change(
             for statement in statements:
                 db.execute(statement)
 
-    return RowsChange(name, tuple(_actions(planned, base, name)), apply, ())
+    return RowsChange(path=name, actions=tuple(_actions(planned, base, name)), apply=apply, tables=())
 
 
-def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[list[RowsChange], list[Left], Mends]:
+def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[list[RowsChange], list[Unresolved], Mends]:
     """Return what takes foreign triggers and views out of the catalog, what stays, and what is gone afterwards.
 
     Args:
@@ -104,7 +107,7 @@ def beside(
     for name in names:
         left = [one for one in found[name] if one.is_beyond_repair]
         made.left += map(_left, left)
-        made.mends |= set() if left else {(name, None)}
+        made.resolves |= set() if left else {(name, None)}
 
 
 def _take_in(new: RowsChange, changes: list[Change]) -> None:
@@ -123,18 +126,25 @@ def joined(changes: list[RowsChange]) -> RowsChange:
             change.apply(db)
 
     return RowsChange(
-        changes[0].path,
-        tuple(action for change in changes for action in change.actions),
-        apply,
-        tuple(dict.fromkeys(table for change in changes for table in change.tables)),
-        sum(change.bytes for change in changes),
+        path=changes[0].path,
+        actions=tuple(action for change in changes for action in change.actions),
+        apply=apply,
+        tables=tuple(dict.fromkeys(table for change in changes for table in change.tables)),
+        bytes=sum(change.bytes for change in changes),
         bodies=any(change.bodies for change in changes),
     )
 
 
-def _left(finding: Finding) -> Left:
-    said = f"{finding.message}; {FINDINGS[finding.name].mended_by}"
-    return Left(finding.name, said, None, finding.subject, finding.count, finding.severity)
+def _left(finding: Finding) -> Unresolved:
+    message = f"{finding.message}; {FINDINGS[finding.name].remedy}"
+    return Unresolved(
+        finding=finding.name,
+        reason=message,
+        base=None,
+        subject=finding.subject,
+        count=finding.count,
+        severity=finding.severity,
+    )
 
 
 def _statements(db: apsw.Connection, look: Look, names: Sequence[str]) -> list[tuple[Foreign, tuple[str, ...]]]:
@@ -147,5 +157,13 @@ def _actions(planned: Sequence[tuple[Foreign, tuple[str, ...]]], base: str | Non
     for finding in NAMES:
         count = sum(one.finding == finding for one, _ in planned)
         if count:
-            said = f"drop {counted(count, _NOUNS[finding])} that the layout does not have"
-            yield Action(_ACTIONS[finding], said, base, name, count, 0, finding)
+            message = f"drop {counted(count, _NOUNS[finding])} that the layout does not have"
+            yield Action(
+                action=_ACTIONS[finding],
+                message=message,
+                base=base,
+                subject=name,
+                count=count,
+                bytes=0,
+                finding=finding,
+            )

@@ -8,7 +8,7 @@ from regraft import identity
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RestoredBase:
     """The model of the new base (``provider::model``), the length of its vectors, and its name (None: the old one)."""
 
     model_id: str

@@ -1,37 +1,36 @@
-"""What backfill fills in which kind of store, and what has to be done there first."""
+"""What backfill fills in v2 data, and what has to be done there first."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
 
-from checks.cherry_v2.audit import KINDS as V2_KINDS
 from regraft import clock
 from regraft.embedders.settings import EmbedderSettings
-from regraft.locate import Kind
-from repair.backfill.request import Wish
-from repair.backfill.scope import Filler, Step, Targets
+from repair.backfill.request import BackfillOptions
+from repair.backfill.scope import Step, Targets
 from repair.changes.plan import Plan
 from repair.changes.store import Store
 from repair.cherry_v2 import indexing
 from repair.cherry_v2.backfill.targets import IndexTarget, models_of, targets_of
 from repair.cherry_v2.restore import model_change
-from repair.codex_mem.backfill_filler import NotesFiller
 
 
-class _Indexes:
+class IndexFiller:
     """The indexes of a library, a profile, a base or an index file."""
 
-    def models(self, store: Store, wish: Wish) -> frozenset[str]:
-        return models_of(store, wish.new)
+    def models(self, store: Store, options: BackfillOptions) -> frozenset[str]:
+        """See :class:`~repair.backfill.scope.Filler`."""
+        return models_of(store, options.new)
 
-    def targets(self, store: Store, settings: EmbedderSettings, wish: Wish) -> Targets:
-        found, left = targets_of(store, settings, wish.new, wish.dimensions)
+    def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> Targets:
+        """See :class:`~repair.backfill.scope.Filler`."""
+        found, left = targets_of(store, settings, options.new, options.dimensions)
         units = Step(partial(_units, bases={target.base_id for target in found}), may_wait=True)
         adopted = (Step(partial(_adopted, target=target)) for target in found if target.is_new)
         # What the user says may not be what the vectors say.
-        said = (replace(target, is_said=target.dimensions == wish.dimensions) for target in found)
-        return Targets(tuple(said), left, (units, *adopted))
+        message = (replace(target, is_said=target.dimensions == options.dimensions) for target in found)
+        return Targets(tuple(message), left, (units, *adopted))
 
 
 def _units(store: Store, bases: set[str]) -> Plan:
@@ -47,6 +46,3 @@ def _adopted(store: Store, target: IndexTarget) -> Plan:
     model, dimensions = str(target.model_id), target.dimensions or 0
     change = model_change(store, target.base_id, model, dimensions, clock.now_ms())
     return Plan([] if change is None else [change])
-
-
-FILLERS: dict[Kind, Filler] = {**dict.fromkeys(V2_KINDS, _Indexes()), Kind.CODEX_MEM: NotesFiller()}

@@ -1,0 +1,21 @@
+"""What a caller asks of an audit, whichever system the store is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from checks.audit.collector import Level
+
+#: Returns the command line for a path: it is given the words of the command, and those that come after the path.
+CommandLine = Callable[[Sequence[str], Sequence[str]], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """What of a store is to be looked at, how deep, and how long (in seconds; None: as long as it takes)."""
+
+    level: Level = Level.DEFAULT
+    max_duration: float | None = None
+    #: Ids of the bases; empty: all.
+    bases: tuple[str, ...] = ()

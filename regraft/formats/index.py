@@ -1,0 +1,41 @@
+"""The index of a base under its public name (:mod:`regraft.formats.cherry_v2.index`), for other programs."""
+
+from regraft.formats.cherry_v2.index import (
+    BODY_SEPARATOR,
+    SCHEMA_VERSION,
+    Hit,
+    IndexStore,
+    Material,
+    Reclaimed,
+    Tallies,
+    Unit,
+    bm25_hits,
+    build_index,
+    dimensions_of,
+    fused,
+    hybrid_hits,
+    tokens,
+    vector_blob,
+    vector_hits,
+    verify,
+)
+
+__all__ = [
+    "BODY_SEPARATOR",
+    "SCHEMA_VERSION",
+    "Hit",
+    "IndexStore",
+    "Material",
+    "Reclaimed",
+    "Tallies",
+    "Unit",
+    "bm25_hits",
+    "build_index",
+    "dimensions_of",
+    "fused",
+    "hybrid_hits",
+    "tokens",
+    "vector_blob",
+    "vector_hits",
+    "verify",
+]

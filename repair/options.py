@@ -1,0 +1,39 @@
+"""What a caller asks of a command that changes a store, whichever system the store is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: Days that trash, and what takes a run back, are kept.
+GRACE_DAYS = 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairOptions:
+    """What is to be repaired; ``now_ms`` is the time of what has to be written anew."""
+
+    now_ms: int
+    #: Names of findings; empty: all that are repaired.
+    only: frozenset[str] = frozenset()
+
+    def wanted(self, names: Iterable[str]) -> frozenset[str]:
+        """Return the names of the findings that are to be repaired: those that the caller named, or ``names``."""
+        return self.only or frozenset(names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GcOptions:
+    """What is to be removed; ``now_ms`` is the time from which ``grace`` (in days) counts back."""
+
+    now_ms: int
+    grace: float = GRACE_DAYS
+    vacuum: bool = False
+    #: Whether vector files of v1 go, too.
+    v1_leftovers: bool = False
+    #: Names of findings; empty: all but those that only go when they are named.
+    only: frozenset[str] = frozenset()
+
+    def wants(self, finding: str) -> bool:
+        """Tell whether what a finding is about is to be removed, where it need not be named."""
+        return not self.only or finding in self.only
