@@ -37,6 +37,7 @@ from benchmarks.vocabulary import Writer
 from regraft.formats.cherry_v2.index.bulk import Material, build_index
 
 sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import real_server
 

@@ -26,6 +26,7 @@ from benchmarks.compare import ROOT, Run, run
 from benchmarks.vocabulary import Writer
 
 sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import codex_mem_store
 

@@ -22,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from chromium_files import IDB, idb_order, local_key, local_text, names, row, row_key  # noqa: E402
 from leveldb_files import Folder, TableSpec, batch  # noqa: E402

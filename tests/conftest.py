@@ -43,6 +43,8 @@ def examples(searched: int) -> int:
 
 HERE = Path(__file__).parent
 REPO = HERE.parent
+#: Real data of Cherry Studio with known answers, where it lies beside the repository.
+GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or REPO.parent / "shared" / "golden")
 #: Real data of other systems, where it lies beside the repository.
 SAMPLES = Path(os.environ.get("REGRAFT_SAMPLES") or REPO.parent / "shared" / "samples")
 needs_samples = pytest.mark.skipif(

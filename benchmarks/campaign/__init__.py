@@ -11,8 +11,9 @@ from pathlib import Path
 
 #: Where the helpers lie that make small stores of every kind; the campaign uses those of the tests.
 TESTS = Path(__file__).parents[2] / "tests"
-if str(TESTS) not in sys.path:
-    sys.path.append(str(TESTS))
+for _folder in (TESTS, TESTS / "support"):
+    if str(_folder) not in sys.path:
+        sys.path.append(str(_folder))
 
 #: Every campaign by its name: the module that has it and the class in it. Modules are imported when they are asked for.
 CAMPAIGNS = {

@@ -16,10 +16,12 @@ import apsw
 from benchmarks.campaign import mutator
 
 TESTS = Path(__file__).parents[2] / "tests"
-if str(TESTS) not in sys.path:
-    sys.path.append(str(TESTS))
+for _folder in (TESTS, TESTS / "support"):
+    if str(_folder) not in sys.path:
+        sys.path.append(str(_folder))
 
 import angel_store  # noqa: E402 - it is found only now
+import backup7  # noqa: E402
 import chromium_files  # noqa: E402
 import codex_mem_store  # noqa: E402
 import generations  # noqa: E402
@@ -29,7 +31,6 @@ import older  # noqa: E402
 import planted_v1  # noqa: E402
 import preview  # noqa: E402
 import stranded  # noqa: E402
-import test_backup7  # noqa: E402
 import v1  # noqa: E402
 from browser_profile import as_backup_6, packed  # noqa: E402
 from conftest import NOW, run  # noqa: E402
@@ -170,7 +171,7 @@ def backup_7(folder: Path) -> None:
     generations.profile(folder / "profile", "before release")
     done = run("install", library, "--profile", folder / "profile", "--now", NOW, "--yes", "-q")
     assert done.status == 0, done
-    test_backup7.full(folder / "profile", folder / "backup")
+    backup7.full(folder / "profile", folder / "backup")
     packed(folder / "backup", folder / "backup.zip")
     for name in ("library", "profile", "backup"):
         shutil.rmtree(folder / name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import apsw
 import faults
 import pytest
-from conftest import Outcome, run, snapshot
+from conftest import GOLDEN, Outcome, run, snapshot
 from v1 import PLAIN, Library, Row, Source, base, carried, file, floats, migrate, sha, vector_of
 
 from regraft.formats import large_text, vector_table
@@ -21,7 +20,6 @@ from regraft.formats.cherry_v2.index import search
 from regraft.ranking import fusion
 from regraft.ranking.fusion import first_difference, recall, with_ties
 
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 golden_profile = pytest.mark.skipif(
     not (GOLDEN / "profile_upgraded" / "cherrystudio.sqlite").is_file(),
     reason="no profile of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",

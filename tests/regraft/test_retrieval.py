@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Callable
 from contextlib import closing
@@ -14,14 +13,13 @@ import apsw
 import faults
 import pytest
 from click.testing import CliRunner
-from conftest import run, snapshot
+from conftest import GOLDEN, run, snapshot
 from v1 import Library, Row, base, carried, file, note, opened
 
 from regraft import identity
 from regraft.cli import cli
 from regraft.formats.cherry_v2.item_names import item_name
 
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 TEXTS = [f"needle number {at:02d} {'x' * at}" for at in range(16)]
 QUERY = "0.5, 0.25, 0.125, 1"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from contextlib import closing
@@ -14,7 +13,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import REPO, run
+from conftest import GOLDEN, run
 from faults import forked, line, said, untouched
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,7 +47,6 @@ from regraft.ledger.changes import ChangeLog
 from regraft.ledger.ledger import Ledger
 from repair.changes import apply, files
 
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or REPO.parent / "shared" / "golden")
 golden = pytest.mark.skipif(
     not (GOLDEN / "index_v1").is_dir(),
     reason="no indexes of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",

@@ -7,14 +7,13 @@ unknown column is left to its default.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NOW, Outcome, run
+from conftest import GOLDEN, NOW, Outcome, run
 from fault_server import FaultServer
 from faults import REFUSED, files_of, said, untouched
 from generations import (
@@ -37,7 +36,6 @@ from planted_v2 import run_sql
 from regraft import identity, sqlite
 from regraft.formats.cherry_v2.catalog_generation import Generation, OrderKeys, read_tables
 
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 #: Profiles that the application itself made.
 REAL = ("profile_208_empty", "profile_21x_empty")
 NEW_MODEL = "own::embed-small"

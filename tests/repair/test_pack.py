@@ -17,7 +17,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW, Outcome, run
+from conftest import GOLDEN, NOW, Outcome, run
 from faults import REFUSED, STOPPED, files_of, forked, line, migrate, posix, said, small_source, state_of, untouched
 from profiles import profile, rows, tables
 from stand_ins import KILLED, die
@@ -27,7 +27,6 @@ from repair.cherry_v2 import source as base_source
 from repair.cherry_v2.pack import archive
 from repair.cherry_v2.source import BaseSource
 
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 needs_profiles = pytest.mark.skipif(
     not (GOLDEN / "profile_21x_empty").is_dir(),
     reason="no profiles of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import REPO
 from v1 import CREATED, LLM, MODEL, UPDATED, base, file, folder, note, page
 
 from migrators.cherry_v1.draft import draft_library
@@ -31,8 +32,6 @@ from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_table import MISSING, UNSUPPORTED, LoaderRows, StoreProblem, Survey, Tally
 from regraft.names import FreeNames
 from regraft.report.notices import Notice
-
-REPO = Path(__file__).parents[1]
 
 #: A row: its loader, the kind of its vector, its source.
 SurveyRow = tuple[str | None, int, str | None]
@@ -226,13 +225,12 @@ def test_planning_knows_no_clock() -> None:
 def test_the_plan_does_not_hang_on_the_order_of_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process hashes texts differently: its plan is the same to the last example."""
     script = (
-        "import sys; sys.path[:0] = [sys.argv[1], sys.argv[1] + '/tests']\n"
-        "import test_plan; print(test_plan.fingerprint())"
+        "import os, sys; sys.path[:0] = sys.argv[1].split(os.pathsep)\nimport test_plan; print(test_plan.fingerprint())"
     )
     results = set()
     for seed in ("1", "2"):
         done = subprocess.run(
-            [sys.executable, "-c", script, str(REPO)],
+            [sys.executable, "-c", script, os.pathsep.join(sys.path)],
             capture_output=True,
             text=True,
             check=True,

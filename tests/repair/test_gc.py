@@ -13,7 +13,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import Outcome, run
+from conftest import GOLDEN, Outcome, run
 from faults import Tripwire, forked, line, said, untouched
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -641,9 +641,6 @@ def test_a_file_of_a_base_that_failed_is_not_proven_by_another_that_has_more(sto
     path.unlink()
     v1_file(store, kb_rows())
     assert [action["base"] for action in gc(store, "--v1-leftovers")["actions"]] == [NEW_BASE]
-
-
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 
 
 @pytest.mark.skipif(

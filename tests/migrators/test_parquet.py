@@ -14,7 +14,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW, NOW_MS, REPO, Outcome, run, snapshot
+from conftest import GOLDEN, NOW, NOW_MS, REPO, Outcome, run, snapshot
 from faults import files_of, said, untouched
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +33,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN", REPO.parent / "shared" / "golden"))
 BASE = "11111111-2222-4333-8444-555555555555"
 
 #: What an index holds, but for times.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import apsw
 import pytest
-from conftest import NOW, NOW_MS, REPO, Outcome, run
+from conftest import GOLDEN, NOW, NOW_MS, REPO, Outcome, run
 from faults import (
     REFUSED,
     STOPPED,
@@ -41,7 +41,6 @@ from repair.changes import apply
 from repair.cherry_v2.install import copying
 from repair.cherry_v2.source import BaseSource
 
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 ALPHA, BETA, GAMMA = (identity.base_id(name) for name in ("alpha", "beta", "gamma"))
 MODEL = "acme::embed-small"
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import apsw
 import pytest
+from backup7 import SLIM, backup, full
 from conftest import NOW, Outcome, run
 from faults import REFUSED, files_of, migrate, said, small_source, untouched
 from profiles import profile, rows, tables
@@ -20,15 +17,6 @@ from profiles import profile, rows, tables
 from regraft import identity
 
 ALPHA, BETA, GAMMA = (identity.base_id(name) for name in ("alpha", "beta", "gamma"))
-RESOURCES = {
-    "database": False,
-    "cache": True,
-    "indexedDB": True,
-    "localStorage": True,
-    "appClaude": False,
-    "data": True,
-}
-SLIM = {"indexedDB": False, "localStorage": False}
 FORMS = ["folder", "zip", "zip of its folder"]
 
 
@@ -50,23 +38,6 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     yield place
     assert list(place.iterdir()) == []
-
-
-def backup(installed: Path, folder: Path, **resources: Any) -> Path:
-    """Make an unpacked backup of a profile, as the application does: its database without a log."""
-    shutil.copytree(installed / "Data", folder / "Data")
-    with closing(apsw.Connection(str(installed / "cherrystudio.sqlite"))) as db:
-        db.execute("VACUUM INTO ?", (str(folder / "Data" / "cherrystudio.sqlite"),))
-    (folder / "cache.json").write_text("{}")
-    (folder / "Data" / "Files" / "upload.txt").write_text("no base's")
-    (folder / "Data" / "KnowledgeBase" / "left-of-v1").write_bytes(b"SQLite format 3\0" + bytes(200))
-    metadata = {"version": 7, "timestamp": 1, "appName": "a", "resources": {**RESOURCES, **resources}}
-    (folder / "metadata.json").write_text(json.dumps(metadata))
-    return folder
-
-
-def full(installed: Path, folder: Path) -> Path:
-    return backup(installed, folder)
 
 
 def slim(installed: Path, folder: Path) -> Path:

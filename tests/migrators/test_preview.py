@@ -17,7 +17,7 @@ from typing import Any
 import apsw
 import preview
 import pytest
-from conftest import NOW_MS, REPO, examples, run, snapshot
+from conftest import GOLDEN, NOW_MS, examples, run, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preview import (
@@ -53,7 +53,7 @@ from regraft import sqlite
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_preview.libsql import PREVIEW, Layout
 
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN", REPO.parent / "shared" / "golden")) / "preview"
+REAL = GOLDEN / "preview"
 #: The user's word for bases that name no model.
 WORD = ("--recreate-model", MODEL)
 
@@ -1253,11 +1253,11 @@ def test_whatever_rows_there_are_the_books_balance_and_vectors_are_what_they_wer
 
 # --- golden --------------------------------------------------------------------------------------------------------
 
-needs_golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the golden data with the preview store is not here")
+needs_golden = pytest.mark.skipif(not REAL.is_dir(), reason="the golden data with the preview store is not here")
 
 
 def golden_rows() -> list[tuple[str, str, bytes]]:
-    with sqlite.reading(GOLDEN / "index.sqlite") as db:
+    with sqlite.reading(REAL / "index.sqlite") as db:
         sql = f"SELECT external_id, document, embeddings FROM {TABLE} NOT INDEXED ORDER BY rowid"
         return [(str(item), str(body), bytes(vector)) for item, body, vector in db.execute(sql)]
 
@@ -1265,8 +1265,8 @@ def golden_rows() -> list[tuple[str, str, bytes]]:
 @needs_golden
 @pytest.mark.parametrize("name", ["", "index.sqlite"], ids=["folder", "file"])
 def test_golden_every_vector_byte_for_byte(tmp_path, name):
-    manifest = json.loads((GOLDEN / "manifest.json").read_text())
-    library = migrate(GOLDEN / name, tmp_path / "out", "--recreate-model", MODEL)
+    manifest = json.loads((REAL / "manifest.json").read_text())
+    library = migrate(REAL / name, tmp_path / "out", "--recreate-model", MODEL)
     base = manifest["baseId"]
     rows = golden_rows()
     first = {}
@@ -1289,7 +1289,7 @@ def test_golden_every_vector_byte_for_byte(tmp_path, name):
 def test_golden_with_the_trap_of_early_builds(tmp_path):
     source = tmp_path / "in" / "KnowledgeBase" / "copy.sqlite"
     source.parent.mkdir(parents=True)
-    shutil.copyfile(GOLDEN / "index.sqlite", source)
+    shutil.copyfile(REAL / "index.sqlite", source)
     with apsw.Connection(str(source)) as db:
         preview.set_trap(db, VECTOR_INDEX)
     db.close()
@@ -1300,8 +1300,8 @@ def test_golden_with_the_trap_of_early_builds(tmp_path):
 
 @needs_golden
 def test_golden_is_described_as_what_it_is():
-    found = run("inspect", GOLDEN, "--json").document["bases"][0]
-    digest = hashlib.sha256((GOLDEN / "index.sqlite").read_bytes()).hexdigest()
+    found = run("inspect", REAL, "--json").document["bases"][0]
+    digest = hashlib.sha256((REAL / "index.sqlite").read_bytes()).hexdigest()
     assert (found["store"]["rows"], found["store"]["dimensions"]) == (48, 32)
     assert found["items"] == {"file": 3, "note": 3, "url": 2}
-    assert hashlib.sha256((GOLDEN / "index.sqlite").read_bytes()).hexdigest() == digest
+    assert hashlib.sha256((REAL / "index.sqlite").read_bytes()).hexdigest() == digest

@@ -16,7 +16,7 @@ import apsw
 import click
 import pytest
 import v1
-from conftest import NOW_MS, run
+from conftest import GOLDEN, NOW_MS, run
 from faults import said, untouched
 from planted_v2 import KB, OLD, OTHER, index, library, plant, run_sql
 from test_docs import keys, section, spans, text_of
@@ -29,7 +29,6 @@ from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing import DAMAGES
 from regraft.testing.planting import STRAY_BASE
 
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 golden = pytest.mark.skipif(
     not (GOLDEN / "profile_upgraded").is_dir(),
     reason="no profiles of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",

@@ -19,7 +19,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW_MS, REPO, snapshot
+from conftest import GOLDEN, NOW_MS, REPO, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from v1 import sha, vector_of
@@ -30,7 +30,6 @@ from regraft.formats.cherry_v2.index import IndexStore, opening
 from regraft.formats.cherry_v2.index import rebuild as rebuilding
 from regraft.text import utf16_len
 
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 PROFILE = GOLDEN / "profile_upgraded"
 golden_profile = pytest.mark.skipif(
     not (PROFILE / "cherrystudio.sqlite").is_file(),
@@ -584,7 +583,7 @@ import os, signal, sys
 from pathlib import Path
 from regraft.formats.cherry_v2.index import IndexStore, rebuild
 
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {paths!r}
 from test_index_store import BASE, put
 
 def die(*_):
@@ -610,7 +609,7 @@ def test_a_killed_rebuild_leaves_the_old_state_or_the_new_one(path: Path, stage:
         put(store, "b", "another")
     if mode == "wal":
         as_wal(path)
-    script = CRASH.format(tests=str(Path(__file__).parent), path=str(path), stage=stage)
+    script = CRASH.format(paths=sys.path, path=str(path), stage=stage)
     done = subprocess.run([sys.executable, "-c", script], cwd=REPO, check=False, capture_output=True, text=True)
     assert done.returncode != 0
     assert done.stderr == ""

@@ -15,7 +15,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW, NOW_MS, REPO, Outcome, run, snapshot
+from conftest import GOLDEN, NOW, NOW_MS, Outcome, run, snapshot
 from faults import REFUSED, Tripwire, forked, late_damage, said, untouched
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,8 +44,6 @@ from regraft.formats.cherry_v2 import index
 from regraft.ledger.changes import ChangeLog
 from regraft.ledger.ledger import Ledger
 from repair.cherry_v2.rescue.matching import match_items
-
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or REPO.parent / "shared" / "golden")
 
 
 @contextmanager

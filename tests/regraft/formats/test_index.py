@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator
@@ -13,14 +12,13 @@ from typing import Any
 import apsw
 import pytest
 import sqlite_vec
-from conftest import NOW_MS
+from conftest import GOLDEN, NOW_MS
 from v1 import PLAIN, Library, Row, base, carried, dicts, file, floats, folder, note, opened, page, sha, vector_of
 
 from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import bulk
 
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
 PROFILE = GOLDEN / "profile_208_upgraded"
 DATABASE = PROFILE / "Data" / "cherrystudio.sqlite"
 golden_profile = pytest.mark.skipif(
