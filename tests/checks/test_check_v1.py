@@ -18,10 +18,10 @@ from typing import Any
 import apsw
 import pytest
 from conftest import REPO, run
+from doc_text import keys, section, spans, text_of
 from faults import said, untouched
+from golden_cases import CASES, as_backup
 from planted_v1 import GONE, PLANTED, VECTORS, bases, both, bytes_of, gone, insert, items, kb, profile, vectors, whole
-from test_docs import keys, section, spans, text_of
-from test_golden import CASES, as_backup
 from v1 import MODEL, Source, base, note, vector_of
 
 import migrators

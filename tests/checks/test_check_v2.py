@@ -17,9 +17,9 @@ import click
 import pytest
 import v1
 from conftest import GOLDEN, NOW_MS, run
+from doc_text import keys, section, spans, text_of
 from faults import said, untouched
 from planted_v2 import KB, OLD, OTHER, index, library, plant, run_sql
-from test_docs import keys, section, spans, text_of
 
 from checks.audit.findings import FINDINGS
 from checks.cherry_v2 import findings

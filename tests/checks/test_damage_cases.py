@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from conftest import NOW_MS, Outcome, run, snapshot
+from doc_text import fences, text_of
 from faults import untouched
 from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import run_state_machine_as_test
-from test_docs import fences, text_of
 
 from checks.audit.findings import FINDINGS
 from regraft import sqlite

@@ -16,9 +16,9 @@ import apsw
 import preview
 import pytest
 from conftest import NOW, NOW_MS, REPO, examples, run, snapshot
+from golden_cases import CASES
 from hypothesis import given, settings
 from planted_v1 import VECTORS, gone, vectors, whole
-from test_golden import CASES
 from test_properties import (
     ROWS,
     UNTYPED,

@@ -38,7 +38,7 @@ from faults import (
     wait_until,
     write_vectors,
 )
-from test_golden import as_backup
+from golden_cases import as_backup
 
 from migrators.pipeline import workers
 from regraft.errors import Interrupted

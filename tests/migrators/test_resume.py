@@ -32,7 +32,7 @@ from faults import (
     untouched,
     write_vectors,
 )
-from test_golden import as_backup
+from golden_cases import as_backup
 
 from regraft import sqlite
 from regraft.ledger import durable, ledger

@@ -7,13 +7,13 @@ import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import codex_mem_store
 import pytest
 from cogapp.cogapp import Cog, CogError
 from conftest import NOW, REPO, run
+from doc_text import fences, headings, keys, prose, section, spans, text_of
 
 from regraft.cli import cli
 from regraft.errors import RegraftError, error_classes
@@ -61,32 +61,6 @@ TRANSLATED = [("README.md", "README.zh.md"), ("docs/upgrade.md", "docs/zh/upgrad
 
 # --- Markdown ------------------------------------------------------------------------------------------------------
 
-_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-
-
-def text_of(page: Path | str) -> str:
-    return (REPO / page).read_text("utf-8")
-
-
-def fences(text: str) -> list[tuple[str, str]]:
-    """Return the language and the content of every code fence that a reader sees."""
-    return [(found[2], found[3]) for found in _FENCE.finditer(_COMMENT.sub("", text))]
-
-
-def prose(text: str) -> str:
-    """Return a page without comments and code fences."""
-    return _FENCE.sub("", _COMMENT.sub("", text))
-
-
-def spans(text: str) -> list[str]:
-    """Return the code spans of a page."""
-    return re.findall(r"`([^`\n]+)`", prose(text))
-
-
-def headings(text: str) -> list[str]:
-    return [found.strip() for found in re.findall(r"^#{1,6} +(.+)$", prose(text), re.MULTILINE)]
-
 
 def anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
@@ -95,15 +69,6 @@ def anchors(text: str) -> set[str]:
         slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()).replace(" ", "-")
         found[slug] = found.get(slug, 0) + 1
     return {f"{slug}-{number}" if number else slug for slug, count in found.items() for number in range(count)}
-
-
-def section(text: str, heading: str) -> str:
-    """Return what stands under a heading, up to the next one of its level or above."""
-    marks = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
-    assert marks is not None, f"there is no section {heading}"
-    rest = text[marks.end() :]
-    after = re.search(rf"^#{{1,{len(marks[1])}}} ", rest, re.MULTILINE)
-    return rest[: after.start()] if after else rest
 
 
 # --- what is generated ---------------------------------------------------------------------------------------------
@@ -165,20 +130,6 @@ def test_every_exit_status_is_named():
     ):
         table = section(text_of(page), heading)
         assert {int(status) for status in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == statuses
-
-
-def keys(value: Any, *, data: bool = False) -> Iterator[str]:
-    """Return the names of a document's keys; what is keyed by data (ids, codes, statuses, lengths) is passed over."""
-    if isinstance(value, list):
-        for entry in value:
-            yield from keys(entry)
-    elif isinstance(value, dict):
-        for name, entry in value.items():
-            if not data:
-                yield name
-            keyed = ("skipped", "items", "lengths", "by_status", "by_type")
-            keyed_by_data = name in keyed or (data and isinstance(entry, dict))
-            yield from keys(entry, data=keyed_by_data)
 
 
 def test_every_key_of_the_documents_is_in_the_reference(tmp_path):

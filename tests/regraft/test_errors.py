@@ -34,7 +34,7 @@ from faults import (
     untouched,
     whole_path,
 )
-from test_golden import as_backup
+from golden_cases import as_backup
 
 from regraft import cli, errors
 from regraft.errors import RegraftError, error_classes

@@ -45,8 +45,8 @@ from faults import (
     whole_path,
     write_vectors,
 )
+from golden_cases import as_backup
 from stand_ins import KILLED, MOMENTS, Disk, FailingFlush, FullDisk, die, on_disk
-from test_golden import as_backup
 
 from migrators.pipeline import publish
 from regraft import areas, tree

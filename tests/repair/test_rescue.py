@@ -17,6 +17,7 @@ import apsw
 import pytest
 from conftest import GOLDEN, NOW, NOW_MS, Outcome, run, snapshot
 from faults import REFUSED, Tripwire, forked, late_damage, said, untouched
+from golden_cases import Shape, normal
 from hypothesis import given
 from hypothesis import strategies as st
 from planted_v1 import profile as chromium_profile
@@ -35,7 +36,6 @@ from stranded import (
     sql,
     tables,
 )
-from test_golden import Shape, normal
 from v1 import LLM, MODEL, Row, Source, base, dicts, file, folder, note, opened, pack, vector_of
 
 from migrators.pipeline.drafts import ItemDraft

@@ -14,8 +14,8 @@ from typing import Any
 
 import apsw
 from chromium_files import idb_folder, local_key, local_text, names, row, row_key
+from golden_cases import as_backup
 from leveldb_files import BLOCK, Folder, batch, log
-from test_golden import as_backup
 from v1 import LLM, MODEL, Row, Source, base, file, folder, note, page, vector_of
 
 
