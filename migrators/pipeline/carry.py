@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import apsw
 
@@ -49,6 +50,7 @@ class Origin:
 
 #: Who is told how far a base is: rows (parts of rows too) and bytes since the last call.
 Watcher = Callable[[float, int], None]
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,27 +188,26 @@ class _Carrier:
         rows = self._rows(db, material, is_large)
         return index.Material(material_id=item.id, name=self._namer(material.item, item), rows=rows, is_large=is_large)
 
-    def _rows(
+    def _stored_rows(
         self, db: apsw.Connection, material: MaterialPlan, is_large: bool
     ) -> Iterator[tuple[str | LargeText, bytes | None]]:
         table, length = self._origin.table, self._plan.vector_bytes
-        rows: Iterator[tuple[str | LargeText, bytes | None]] = table.rows(db, material.runs, length)
         texts = bool(self._plan.rows.without_vector)
         if is_large:
-            rows = table.large_rows(db, material.runs, length or None, texts=texts)
-        elif texts:
-            rows = table.rows_and_texts(db, material.runs, length or None)
+            return table.large_rows(db, material.runs, length or None, texts=texts)
+        if texts:
+            return table.rows_and_texts(db, material.runs, length or None)
+        return table.rows(db, material.runs, length)
+
+    def _rows(
+        self, db: apsw.Connection, material: MaterialPlan, is_large: bool
+    ) -> Iterator[tuple[str | LargeText, bytes | None]]:
+        """Yield the bodies of a material with their vectors, and report how many there were."""
         pending = size = 0
-        while True:
-            try:
-                row = next(rows, None)
-            except apsw.Error as error:
-                raise SourceFailed(str(error)) from error
-            if row is None:
-                break
-            yield _source_text(row[0]), row[1]
+        for body, vector in _blamed_on_source(self._stored_rows(db, material, is_large)):
+            yield _source_text(body), vector
             pending += 1
-            size += (len(row[0]) if isinstance(row[0], str) else LARGE_BYTES) + len(row[1] or b"")
+            size += (len(body) if isinstance(body, str) else LARGE_BYTES) + len(vector or b"")
             if pending == REPORT_ROWS:
                 self._watch(pending * CARRY_SHARE, size)
                 pending = size = 0
@@ -316,6 +317,14 @@ class _SourceText(LargeText):
             yield from super().pieces()
         except apsw.Error as error:
             raise SourceFailed(str(error)) from error
+
+
+def _blamed_on_source(rows: Iterator[Row]) -> Iterator[Row]:
+    """Yield rows; an error of reading them is the source's, and none of the target's."""
+    try:
+        yield from rows
+    except apsw.Error as error:
+        raise SourceFailed(str(error)) from error
 
 
 def _source_text(body: str | LargeText) -> str | LargeText:

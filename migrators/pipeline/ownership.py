@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
@@ -118,15 +118,17 @@ class Owners:
                 self.children[child.loader_id] = child
         self._owners.update({loader: child.id for loader, child in self.children.items()})
         for item in draft.folders:
-            children = expanded.get(item.id, ())
-            conflicts = sum(child.loader_id in standalone for child in children)
-            shared = sum(bool(child.taken_by) for child in children) - conflicts
-            if conflicts:
-                said = f"{counted(conflicts, 'file')} of the folder also added alone; the rows stay with those items"
-                self._note(notices.CHILD_CONFLICT, said, item, conflicts)
-            if shared:
-                said = f"{counted(shared, 'file')} of the folder listed again later; the rows go there"
-                self._note(notices.CHILD_SHARED, said, item, shared)
+            self._note_conflicts(item, expanded.get(item.id, ()), standalone)
+
+    def _note_conflicts(self, folder: ItemDraft, children: Sequence[Child], standalone: dict[str, str]) -> None:
+        conflicts = sum(child.loader_id in standalone for child in children)
+        shared = sum(bool(child.taken_by) for child in children) - conflicts
+        if conflicts:
+            said = f"{counted(conflicts, 'file')} of the folder also added alone; the rows stay with those items"
+            self._note(notices.CHILD_CONFLICT, said, folder, conflicts)
+        if shared:
+            said = f"{counted(shared, 'file')} of the folder listed again later; the rows go there"
+            self._note(notices.CHILD_SHARED, said, folder, shared)
 
     def _note(self, code: str, message: str, item: ItemDraft, count: int) -> None:
         self.notices.append(Notice(code=code, message=message, base=self._base, item=item.legacy_id, count=count))

@@ -60,24 +60,33 @@ def plan_base(
         carry_text: whether texts come along whose vector cannot.
         taken: paths below ``raw/`` that are there already.
     """
-    survey = found if isinstance(found, Survey) else None
-    vector_bytes = survey.vector_bytes if survey else None
-    if survey is not None and not survey.rows and draft.dimensions_if_empty is not None:
-        vector_bytes = 4 * draft.dimensions_if_empty
-    error = None
-    if draft.embedding.id is None:
-        error = notices.MISSING_MODEL
-    elif vector_bytes is None:
-        error = notices.MISSING_STORE
-    problem = found if isinstance(found, StoreProblem) else StoreProblem("holds no usable vector")
+    if isinstance(found, StoreProblem):
+        survey, problem, vector_bytes, unreadable = Survey(), found, None, True
+    else:
+        survey, problem, unreadable = found, StoreProblem("holds no usable vector"), False
+        vector_bytes = _vector_bytes(draft, found)
     terms = CarryPolicy(
-        error=error,
+        error=_error(draft, vector_bytes),
         vector_bytes=vector_bytes or 0,
-        carry_text=carry_text and survey is not None,
+        carry_text=carry_text and not unreadable,
         max_content=MAX_CONTENT_BYTES,
     )
-    planner = _Planner(draft, survey or Survey(), terms, problem, taken)
-    return planner.plan(hints or Hints(), unreadable=survey is None)
+    planner = _Planner(draft, survey, terms, problem, taken)
+    return planner.plan(hints or Hints(), unreadable=unreadable)
+
+
+def _vector_bytes(draft: BaseDraft, survey: Survey) -> int | None:
+    """Return the length of a base's vectors in bytes, None where there is no usable one."""
+    if not survey.rows and draft.dimensions_if_empty is not None:
+        return 4 * draft.dimensions_if_empty
+    return survey.vector_bytes
+
+
+def _error(draft: BaseDraft, vector_bytes: int | None) -> str | None:
+    """Return why a base fails, None for one that is completed."""
+    if draft.embedding.id is None:
+        return notices.MISSING_MODEL
+    return notices.MISSING_STORE if vector_bytes is None else None
 
 
 class _Planner:
@@ -121,15 +130,7 @@ class _Planner:
         index = {item.id: position for position, item in enumerate(items) if item.id in filled}
         own, copies = self._materials(carried, index), self._copies(owners, carried, index)
         missing = self._missing(owners, items)
-        rows = Rows(
-            read=self._survey.rows,
-            carried=sum(material.rows for material in own),
-            skipped=dict(self._books.skipped.rows),
-            without_vector=self._books.bare.rows.total(),
-            v1_deduplicated=sum(one.chunks for one in missing),
-            restored_duplicate=sum(material.rows for material in copies),
-        )
-        tombstones = sum(item.is_to_expand for item in draft.folders if item.id in owners.containers)
+        rows = self._rows(own, copies, missing)
         self._say(owners, rows, missing)
         self._say_duplicates(owners, found)
         return BasePlan(
@@ -139,12 +140,26 @@ class _Planner:
             items=items,
             materials=(*own, *copies),
             rows=rows,
-            directories=Directories(len(expanded), sum(map(len, expanded.values())), tombstones),
+            directories=self._directories(owners, expanded),
             children={loader: child.id for loader, child in owners.children.items()},
             notices=(*draft.notices, *hints.notices, *self._said),
             taken_names=self._layout.names,
             found=self._found(found),
             carry_text=self._terms.carry_text,
+        )
+
+    def _directories(self, owners: Owners, expanded: dict[str, tuple[Child, ...]]) -> Directories:
+        tombstones = [item for item in self._draft.folders if item.is_to_expand and item.id in owners.containers]
+        return Directories(len(expanded), sum(map(len, expanded.values())), len(tombstones))
+
+    def _rows(self, own: list[MaterialPlan], copies: list[MaterialPlan], missing: list[Missing]) -> Rows:
+        return Rows(
+            read=self._survey.rows,
+            carried=sum(material.rows for material in own),
+            skipped=dict(self._books.skipped.rows),
+            without_vector=self._books.bare.rows.total(),
+            v1_deduplicated=sum(one.chunks for one in missing),
+            restored_duplicate=sum(material.rows for material in copies),
         )
 
     def _dimensions(self) -> int | None:
@@ -183,12 +198,9 @@ class _Planner:
             if item is None or owner is None or twin.loader_id in self._survey.loaders:
                 continue
             if owner in carried and item.id not in carried:
-                loaders = [share.loader for share in carried[owner]]
-                rows = sum(share.rows for share in carried[owner])
-                partial = any(map(holes, loaders)) or rows < sum(one.rows for one in loaders)
-                found.setdefault(
-                    twin.loader_id, Restored(twin=twin, item=item, owner=owner, rows=rows, partial=partial)
-                )
+                rows, is_partial = _part_of(carried[owner])
+                one = Restored(twin=twin, item=item, owner=owner, rows=rows, partial=is_partial)
+                found.setdefault(twin.loader_id, one)
         return found
 
     def _found(self, restorable: dict[str, Restored]) -> Found:
@@ -385,6 +397,13 @@ class _Planner:
         why = none if self._carries else "its base failed"
         said = f"the folder {item.data['source']} stays one failed item: {why}{later}"
         self._note(notices.NOT_MIGRATED, said, item.legacy_id)
+
+
+def _part_of(shares: list[CarriedRows]) -> tuple[int, bool]:
+    """Return how many rows of a file are carried, and whether v1 had more of it."""
+    loaders = [share.loader for share in shares]
+    rows = sum(share.rows for share in shares)
+    return rows, any(map(holes, loaders)) or rows < sum(one.rows for one in loaders)
 
 
 def _runs(rows: LoaderRows) -> Iterator[tuple[int, int]]:

@@ -62,20 +62,44 @@ def check_target(target: Path, roots: Iterable[Path], source: Path) -> None:
         TargetOverlapsSource, TargetNotOurs, TargetNotWritable
     """
     real_target = _resolved(target)
-    for root in roots:
-        if real_target.is_relative_to(links.real_path(root)) or links.real_path(root).is_relative_to(real_target):
+    for root in map(links.real_path, roots):
+        if real_target.is_relative_to(root) or root.is_relative_to(real_target):
             raise TargetOverlapsSource(path=target, source=source)
+    _check_ours(target)
+    _check_kinds(target)
+    _check_parent(target)
+
+
+def _check_ours(target: Path) -> None:
+    """Refuse what is neither a library of ours nor an empty folder, nor nothing.
+
+    Raises:
+        TargetNotOurs, TargetNotWritable
+    """
     if target.is_symlink() and not target.exists():
         raise TargetNotWritable(path=target, reason="it is a link to nothing")
     if target.exists() and not target.is_dir():
         raise TargetNotOurs(path=target, found="it is a file")
-    try:
-        names = sorted({entry.name for entry in target.iterdir()} - _IGNORED) if target.is_dir() else []
-    except OSError as error:
-        raise TargetNotWritable(path=target, reason=error.strerror or error) from error
+    names = _names_in(target)
     if names and names != [ledger.FOLDER] and not ledger.path_of(target).is_file():
         raise TargetNotOurs(path=target, found=f"it holds {', '.join(names[:3])}")
-    _check_kinds(target)
+
+
+def _names_in(target: Path) -> list[str]:
+    if not target.is_dir():
+        return []
+    try:
+        return sorted({entry.name for entry in target.iterdir()} - _IGNORED)
+    except OSError as error:
+        raise TargetNotWritable(path=target, reason=error.strerror or error) from error
+
+
+def _check_parent(target: Path) -> None:
+    """Refuse a target that cannot be made or written where it is.
+
+    Raises:
+        TargetNotWritable
+    """
     parent = existing_parent(target)
     if not parent.is_dir():
         raise TargetNotWritable(path=target, reason=f"{parent} is a file")

@@ -108,18 +108,23 @@ def _outcome(
 
 def document(run: Run, library: LibraryDraft, outcomes: dict[str, Outcome]) -> dict[str, Any]:
     """Return the whole report, bases in v1's order."""
-    ordered = [outcomes[base.legacy_id] for base in library.bases if base.legacy_id in outcomes]
     drafts = [base for base in library.bases if base.legacy_id in outcomes]
+    ordered = [outcomes[base.legacy_id] for base in drafts]
     skipped = Counter(base.reason for base in library.skipped)
-    skipped.update(item.reason for base in drafts for item in base.skipped_items)
+    for base in drafts:
+        skipped.update(item.reason for item in base.skipped_items)
+    return {**books(run, ordered, skipped, library.notices), "ids": _ids(ordered), "totals": totals(ordered)}
+
+
+def _ids(outcomes: list[Outcome]) -> dict[str, Any]:
+    """Return what bases, items and files of folders are called in v2, by their v1 ids."""
+    items: dict[str, str] = {}
+    for outcome in outcomes:
+        items.update(outcome.items)
     return {
-        **books(run, ordered, skipped, library.notices),
-        "ids": {
-            "bases": {str(outcome.base["legacy_id"]): outcome.base["id"] for outcome in ordered},
-            "items": {key: value for outcome in ordered for key, value in outcome.items.items()},
-            "children": {str(outcome.base["id"]): outcome.children for outcome in ordered if outcome.children},
-        },
-        "totals": totals(ordered),
+        "bases": {str(outcome.base["legacy_id"]): outcome.base["id"] for outcome in outcomes},
+        "items": items,
+        "children": {str(outcome.base["id"]): outcome.children for outcome in outcomes if outcome.children},
     }
 
 
@@ -175,6 +180,11 @@ def _warning(notice: Notice, remedy: str) -> dict[str, object]:
     }
 
 
+#: The numbers of rows and of an index that add up.
+_OF_ROWS = ("read", "carried", "without_vector", "v1_deduplicated", "restored_duplicate")
+_OF_INDEX = ("materials", "units", "embeddings", "bytes")
+
+
 def totals(outcomes: list[Outcome]) -> dict[str, Any]:
     """Return the sums over all bases; what a plan cannot know is None."""
     bases = Counter(str(outcome.base["outcome"]) for outcome in outcomes)
@@ -183,16 +193,19 @@ def totals(outcomes: list[Outcome]) -> dict[str, Any]:
     numbers: Counter[str] = Counter()
     #: What a plan cannot know.
     unknown: set[str] = set()
-    for outcome in outcomes:
-        items.update(outcome.base["items"])
-        rows, index = outcome.base["rows"], outcome.base["index"]
-        skipped.update(rows["skipped"])
-        for key in ("read", "carried", "without_vector", "v1_deduplicated", "restored_duplicate"):
-            numbers[key] += rows.get(key, 0)
-        for key in ("materials", "units", "embeddings", "bytes"):
-            if index is not None and index[key] is None:
+    for base in (outcome.base for outcome in outcomes):
+        items.update(base["items"])
+        skipped.update(base["rows"]["skipped"])
+        for key in _OF_ROWS:
+            numbers[key] += base["rows"].get(key, 0)
+        if base["index"] is None:
+            continue
+        for key in _OF_INDEX:
+            if base["index"][key] is None:
                 unknown.add(key)
-            numbers[key] += (index or {}).get(key) or 0
+            else:
+                numbers[key] += base["index"][key]
+    known = {key: None if key in unknown else numbers[key] for key in _OF_INDEX}
     return {
         "bases": {"all": len(outcomes), **dict(sorted(bases.items()))},
         "items": {"all": sum(items.values()), **dict(sorted(items.items()))},
@@ -204,10 +217,7 @@ def totals(outcomes: list[Outcome]) -> dict[str, Any]:
             "v1_deduplicated": numbers["v1_deduplicated"],
             "restored_duplicate": numbers["restored_duplicate"],
         },
-        "materials": numbers["materials"],
-        "units": numbers["units"],
-        "embeddings": None if "embeddings" in unknown else numbers["embeddings"],
-        "bytes": None if "bytes" in unknown else numbers["bytes"],
+        **known,
     }
 
 

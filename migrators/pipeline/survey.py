@@ -221,20 +221,22 @@ class BasePlanner:
                 progress.step(size, size)
 
     def _look(self, position: int, draft: BaseDraft, entry: Entry | None) -> BaseJob:
-        # Without an earlier run to compare with, files need not be read whole: that waits until there is room (carry).
-        mark = fingerprint(self._source, draft) if entry is not None else ""
-        known = read_entry(entry) if entry is not None else None
-        stands = known if known is not None and still_there(self._target, draft.id, known) else None
-        other_wish = stands is not None and _other_wish(stands, self._options)
-        same = entry is not None and entry.fingerprint == mark and not other_wish
+        if entry is None:
+            # Without an earlier run to compare with, files need not be read whole: that waits until there is room.
+            return self._plan(position, draft, "", None, self._options)
+        mark, known = fingerprint(self._source, draft), read_entry(entry)
+        is_same = entry.fingerprint == mark
+        if not still_there(self._target, draft.id, known):
+            return self._plan(position, draft, mark, known, self._options)
+        is_same = is_same and not _other_wish(known, self._options)
         # A vector file on disk that could not be read is tried again: what was in the way may be gone.
-        again = not self._source.is_archive and stands is not None and stands.record.base.error == notices.MISSING_STORE
-        if same and stands is not None and not again:
-            return BaseJob(position, draft, mark, unchanged=stands)
+        is_again = known.record.base.error == notices.MISSING_STORE and not self._source.is_archive
+        if is_same and not is_again:
+            return BaseJob(position, draft, mark, unchanged=known)
         # Texts that came along once are not taken away again.
-        carry_text = self._options.carry_text or (stands is not None and stands.has_bare_texts)
+        carry_text = self._options.carry_text or known.has_bare_texts
         planned = self._plan(position, draft, mark, known, replace(self._options, carry_text=carry_text))
-        return _not_poorer(replace(planned, stands=stands), same=same)
+        return _not_poorer(replace(planned, stands=known), same=is_same)
 
     def _plan(self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None, options: Options) -> BaseJob:
         surveyed = self._survey(draft, texts=options.carry_text)

@@ -461,7 +461,9 @@ def test_runs_of_several_loaders_of_one_item_are_merged_in_row_order() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"model": None}])
-@pytest.mark.parametrize("found", ["cannot be read", Survey(), rich_survey(), survey(*rows("F", kind=MISSING))])
+@pytest.mark.parametrize(
+    "found", [StoreProblem("cannot be read"), Survey(), rich_survey(), survey(*rows("F", kind=MISSING))]
+)
 def test_books_always_balance(fields: dict[str, Any], found: Survey | str) -> None:
     [raw] = [one for one in rich_state().bases if isinstance(one, dict) and one["id"] == "failed"]
     [draft] = draft_library(state({**raw, "model": MODEL, **fields}), ModelOverrides()).bases
