@@ -18,6 +18,7 @@ from regraft import areas, extras, workers
 from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID
 from regraft.ledger import durable
 from repair.angel_memory import staging
+from repair.angel_memory.staging import Staging
 
 #: What needs chromadb, and the extra that brings it.
 _NEEDED = ("collections of AngelMemory", "chroma")
@@ -156,8 +157,6 @@ def _entries(collection: Any) -> Iterator[tuple[str, bytes]]:
 
 
 def _follow(folder: Path, staged: Path, work: Work) -> None:
-    import numpy  # noqa: PLC0415 - comes with chromadb
-
     durable.make_folders(folder, flush=False)
     with staging.reading(staged) as waiting:
         client = _client(folder)
@@ -165,25 +164,34 @@ def _follow(folder: Path, staged: Path, work: Work) -> None:
             client.delete_collection(COLLECTION)
         # As the system makes it: by default, distances are l2.
         collection = client.get_or_create_collection(COLLECTION, embedding_function=None)
-        expected = {key: _digest(vector) for key, vector in _entries(collection)}
+        expected = _digests(collection)
         for keys in _chunks(work.deleted):
             collection.delete(ids=list(keys))
         for keys in _chunks(work.relabelled):
             collection.update(ids=list(keys), metadatas=[_metadata(work, key) for key in keys])
         for write, rows in ((collection.add, work.added), (collection.update, work.replaced)):
             for chunk in _chunks(rows):
-                vectors = waiting.vectors([hashed for _, _, hashed in chunk])
-                write(
-                    ids=[key for key, _, _ in chunk],
-                    documents=[text for _, text, _ in chunk],
-                    embeddings=[numpy.frombuffer(vectors[hashed], dtype="<f4") for _, _, hashed in chunk],
-                    metadatas=[_metadata(work, key) for key, _, _ in chunk],
-                )
-                expected |= {key: _digest(vectors[hashed]) for key, _, hashed in chunk}
+                expected |= _written(write, chunk, waiting, work)
         for key in work.deleted:
             expected.pop(key, None)
-        if {key: _digest(vector) for key, vector in _entries(collection)} != expected:
+        if _digests(collection) != expected:
             raise ValueError("vectors are not what was written")
+
+
+def _written(
+    write: Callable[..., Any], rows: Sequence[tuple[str, str, str]], waiting: Staging, work: Work
+) -> dict[str, bytes]:
+    """Write entries with their texts and vectors; return what proves these vectors, by source id."""
+    import numpy  # noqa: PLC0415 - comes with chromadb
+
+    vectors = waiting.vectors([hashed for _, _, hashed in rows])
+    write(
+        ids=[key for key, _, _ in rows],
+        documents=[text for _, text, _ in rows],
+        embeddings=[numpy.frombuffer(vectors[hashed], dtype="<f4") for _, _, hashed in rows],
+        metadatas=[_metadata(work, key) for key, _, _ in rows],
+    )
+    return {key: _digest(vectors[hashed]) for key, _, hashed in rows}
 
 
 def _metadata(work: Work, key: str) -> dict[str, str | None]:
@@ -192,6 +200,10 @@ def _metadata(work: Work, key: str) -> dict[str, str | None]:
 
 def _chunks(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
     return (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE))
+
+
+def _digests(collection: Any) -> dict[str, bytes]:
+    return {key: _digest(vector) for key, vector in _entries(collection)}
 
 
 def _digest(vector: bytes) -> bytes:

@@ -15,7 +15,8 @@ import apsw
 
 from checks.angel_memory import findings as angel
 from checks.angel_memory.audit import DANGLING, ORPHANED, UNUSED
-from checks.angel_memory.providers import entries_elsewhere, providers
+from checks.angel_memory.providers import Providers, entries_elsewhere, providers
+from checks.audit.findings import Finding
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import MEMORY_TAGS, NOTE_TAGS, TAGS, AngelProblem, ProviderFolder
@@ -50,8 +51,8 @@ class _Rows:
         return f"delete {self.message.format(counted(count, noun))}"
 
 
-def _relations(wanted: Collection[str]) -> Iterator[_Rows]:
-    """Return the relations that go; one that leads nowhere at both ends is told once."""
+def _rows(wanted: Collection[str]) -> Iterator[_Rows]:
+    """Yield the rows that go; a relation that leads nowhere at both ends is told once."""
     dangling, orphaned = angel.RELATION_DANGLING in wanted, angel.RELATION_ORPHAN in wanted
     for table, of in ORPHANED.items():
         if dangling:
@@ -72,17 +73,14 @@ def _relations(wanted: Collection[str]) -> Iterator[_Rows]:
                 action="delete-relations",
                 message=f"{{}} of a {owner} that is not there",
             )
-
-
-def _tags(wanted: Collection[str]) -> _Rows:
-    where = UNUSED if angel.RELATION_ORPHAN in wanted else _UNNAMED
-    return _Rows(
-        finding=angel.TAG_UNUSED,
-        table=TAGS,
-        where=where,
-        action="delete-tags",
-        message="{} that no note and no memory has",
-    )
+    if angel.TAG_UNUSED in wanted:
+        yield _Rows(
+            finding=angel.TAG_UNUSED,
+            table=TAGS,
+            where=UNUSED if orphaned else _UNNAMED,
+            action="delete-tags",
+            message="{} that no note and no memory has",
+        )
 
 
 def plan(store: Store, options: GcOptions) -> Plan:
@@ -96,25 +94,31 @@ def plan(store: Store, options: GcOptions) -> Plan:
     for option, is_given in (("--vacuum", options.vacuum), ("--v1-leftovers", options.v1_leftovers)):
         if is_given:
             raise WrongUsage(problem=f"{option} for a data folder of AngelMemory", hint="it is for v2 data")
-    made = Plan()
-    _plan_rows(store, options, made)
+    made = _plan_rows(store, options)
     if options.wants(angel.PROVIDER_LEFTOVER):
-        _plan_folders(store, options, made)
-    expiry.plan(store, options, made)
-    return made
+        made.add(_plan_folders(store, options))
+    return expiry.beside(made, store, options)
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _plan_rows(store: Store, options: GcOptions, made: Plan) -> None:
+def _plan_rows(store: Store, options: GcOptions) -> Plan:
     wanted = [one for one in NAMES if one != angel.PROVIDER_LEFTOVER and options.wants(one)]
     if not wanted:
-        return
+        return Plan()
     findings = store.findings()
-    rows = [*_relations(wanted), *([_tags(wanted)] if angel.TAG_UNUSED in wanted else [])]
-    counts = _counts(store.root, rows)
-    actions = [
+    rows = list(_rows(wanted))
+    actions = _actions(rows, _counts(store.root, rows))
+    left = list(_tags_left(store, findings, actions)) if angel.TAG_UNUSED in wanted else []
+    made = Plan([_deletion(rows, actions)] if actions else [], left)
+    promised = {str(action.finding) for action in actions}
+    made.resolves = {(name, None) for name in promised.difference(one.finding for one in left)}
+    return made
+
+
+def _actions(rows: list[_Rows], counts: list[int]) -> tuple[Action, ...]:
+    return tuple(
         Action(
             action=one.action,
             message=one.told(number),
@@ -125,23 +129,25 @@ def _plan_rows(store: Store, options: GcOptions, made: Plan) -> None:
         )
         for one, number in zip(rows, counts, strict=True)
         if number
-    ]
-    if actions:
+    )
 
-        def apply(db: apsw.Connection) -> None:
-            for one in rows:
-                db.execute(f"DELETE FROM {one.table} WHERE {one.where}")
 
-        tables = (NOTE_TAGS, MEMORY_TAGS, TAGS)
-        made.changes.append(RowsChange(path=database.DATABASE, actions=tuple(actions), apply=apply, tables=tables))
-        made.resolves |= {(str(action.finding), None) for action in actions}
-    unused = next((one for one in findings if one.name == angel.TAG_UNUSED), None)
-    gone = sum(action.count for action in actions if action.finding == angel.TAG_UNUSED)
-    if unused is not None and angel.TAG_UNUSED in wanted and gone < unused.count:
-        made.resolves.discard((angel.TAG_UNUSED, None))
+def _deletion(rows: list[_Rows], actions: tuple[Action, ...]) -> RowsChange:
+    def apply(db: apsw.Connection) -> None:
+        for one in rows:
+            db.execute(f"DELETE FROM {one.table} WHERE {one.where}")
+
+    return RowsChange(path=database.DATABASE, actions=actions, apply=apply, tables=(NOTE_TAGS, MEMORY_TAGS, TAGS))
+
+
+def _tags_left(store: Store, findings: list[Finding], actions: tuple[Action, ...]) -> Iterator[Unresolved]:
+    """Yield what is left of the unused tags: those that relations still name."""
+    unused = next((one.count for one in findings if one.name == angel.TAG_UNUSED), 0)
+    stays = unused - sum(action.count for action in actions if action.finding == angel.TAG_UNUSED)
+    if stays > 0:
         again = shlex.join(["regraft", "gc", argument(store.path)])
-        reason = f"{counted(unused.count - gone, 'tag')} that only relations to nothing name: these go first"
-        made.left.append(Unresolved(finding=angel.TAG_UNUSED, reason=reason, count=unused.count - gone, repair=again))
+        reason = f"{counted(stays, 'tag')} that only relations to nothing name: these go first"
+        yield Unresolved(finding=angel.TAG_UNUSED, reason=reason, count=stays, repair=again)
 
 
 def _counts(root: Path, rows: list[_Rows]) -> list[int]:
@@ -156,33 +162,33 @@ def _counts(root: Path, rows: list[_Rows]) -> list[int]:
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
-def _plan_folders(store: Store, options: GcOptions, made: Plan) -> None:
-    found = providers(store.root)
-    changes = []
+def _plan_folders(store: Store, options: GcOptions) -> Plan:
+    found, made = providers(store.root), Plan()
     for folder in found.leftovers:
-        why = None
-        if found.problem is not None:
-            why = f"which provider is in use is not certain: the state file {found.problem}"
-        elif folder.path.is_symlink():
-            why = "it is a link, and links are not followed"
-        elif (others := _others(folder)) and not options.only:
-            why = f"it has entries in {', '.join(others)}, which may be nowhere else"
-            why = f"{why}; --only {angel.PROVIDER_LEFTOVER} removes it"
+        name = folder.path.name
+        why = _why_kept(found, folder, options)
         if why is not None:
-            made.left.append(
-                Unresolved(
-                    finding=angel.PROVIDER_LEFTOVER,
-                    reason=f"{folder.path.name} stays: {why}",
-                    base=None,
-                    subject=folder.path.name,
-                )
-            )
-            continue
-        message = f"move {folder.path.name}, of a provider that is not in use, to the trash"
-        changes.append(trashed(store, folder.path, "trash-folder", angel.PROVIDER_LEFTOVER, message))
-    made.changes += changes
-    if changes and len(changes) == len(found.leftovers):
+            reason = f"{name} stays: {why}"
+            made.left.append(Unresolved(finding=angel.PROVIDER_LEFTOVER, reason=reason, subject=name))
+        else:
+            message = f"move {name}, of a provider that is not in use, to the trash"
+            made.changes.append(trashed(store, folder.path, "trash-folder", angel.PROVIDER_LEFTOVER, message))
+    if made.changes and not made.left:
         made.resolves.add((angel.PROVIDER_LEFTOVER, None))
+    return made
+
+
+def _why_kept(found: Providers, folder: ProviderFolder, options: GcOptions) -> str | None:
+    """Return why the folder of a provider stays, None where nothing speaks against it."""
+    if found.problem is not None:
+        return f"which provider is in use is not certain: the state file {found.problem}"
+    if folder.path.is_symlink():
+        return "it is a link, and links are not followed"
+    others = _others(folder)
+    if others and not options.only:
+        why = f"it has entries in {', '.join(others)}, which may be nowhere else"
+        return f"{why}; --only {angel.PROVIDER_LEFTOVER} removes it"
+    return None
 
 
 def _others(folder: ProviderFolder) -> list[str]:

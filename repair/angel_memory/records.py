@@ -6,10 +6,10 @@ and the next run goes on (``docs/angel-memory.md``, "Records").
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import apsw
@@ -17,13 +17,12 @@ import apsw
 from checks.angel_memory import findings as angel
 from checks.angel_memory.records import Compared, State, compare
 from checks.audit import foreign_schema
-from checks.audit.findings import FINDINGS, Finding
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import FILES, NOTE_TAGS, RECORDS, SEQUENCE, TAGS, Record
 from regraft.formats.angel_memory.notes import Note
-from regraft.report import notices
 from regraft.text import counted
 from repair.changes import foreign_definitions
+from repair.changes.found import besides, by_name
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.options import RepairOptions
@@ -46,74 +45,69 @@ _RECORD_BYTES = 600
 
 def plan(store: Store, options: RepairOptions) -> Plan:
     """Return what is going to be mended; nothing is written."""
-    found: dict[str, list[Finding]] = defaultdict(list)
-    for finding in store.findings():
-        found[finding.name].append(finding)
-    wanted = {name for name in NAMES if name in found and (not options.only or name in options.only)}
-    made = Plan()
-    if wanted:
-        work = _work(store, wanted)
-        made.changes += [change for change in (_of_files(work), _of_records(work)) if change is not None]
-        made.resolves = {(name, None) for name in wanted}
-    foreign_definitions.beside(store, found, options.only, made, _LOOKS)
+    found = by_name(store.findings())
+    wanted = options.wanted(NAMES).intersection(NAMES, found)
+    made = foreign_definitions.beside(_own(store, wanted), store, found, options.only, _LOOKS)
     if not options.only:
-        others = (
-            one for name, every in found.items() if name not in (*NAMES, *foreign_definitions.NAMES) for one in every
-        )
-        made.left = [_left(one) for one in others if notices.at_least(one.severity, "warning")]
+        made.left = [Unresolved.with_remedy(one) for one in besides(found, (*NAMES, *foreign_definitions.NAMES))]
     return made
 
 
-def _left(finding: Finding) -> Unresolved:
-    said = f"{finding.message}; {FINDINGS[finding.name].remedy}"
-    return Unresolved(
-        finding=finding.name,
-        reason=said,
-        base=None,
-        subject=finding.subject,
-        count=finding.count,
-        severity=finding.severity,
-    )
+def _own(store: Store, wanted: frozenset[str]) -> Plan:
+    if not wanted:
+        return Plan()
+    work = _work(store, wanted)
+    changes = [change for change in (_of_files(work), _of_records(work)) if change is not None]
+    return Plan([*changes], resolves={(name, None) for name in wanted})
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class _Work:
     """What is to be done to both databases."""
 
     #: The files whose records change, each with the id that it gets in the index of files; None: it has none there.
-    files: list[tuple[Compared, int | None]] = field(default_factory=list)
+    files: list[tuple[Compared, int | None]]
     #: Records that get a new short id, since one that was stored before has theirs.
-    doubles: list[Record] = field(default_factory=list)
+    doubles: list[Record]
     #: The first short id that is free.
-    next_id: int = 0
+    next_id: int
     #: Whether the sequence is to be set although no record gets a new id.
-    sets_sequence: bool = False
+    sets_sequence: bool
 
 
-def _work(store: Store, wanted: set[str]) -> _Work:
-    root = store.root
-    work = _Work(sets_sequence=angel.SHORT_ID_SEQUENCE in wanted)
-    with database.reading(root) as db:
+def _work(store: Store, wanted: frozenset[str]) -> _Work:
+    with database.reading(store.root) as db:
         records = list(database.records(db))
         highest = database.highest_short_id(db)
-        work.next_id = max(database.next_short_id(db), 0 if highest is None else highest + 1)
-        if angel.SHORT_ID_DOUBLE in wanted:
-            later = db.execute(
-                f"SELECT source_id FROM {RECORDS} r WHERE EXISTS (SELECT 1 FROM {RECORDS} o "
-                "WHERE o.note_short_id = r.note_short_id AND o.rowid < r.rowid)"
-            )
-            keys = {str(key) for (key,) in later}
-            work.doubles = [one for one in records if one.source_id in keys]
+        next_id = max(database.next_short_id(db), 0 if highest is None else highest + 1)
+        doubles = _doubles(db, records) if angel.SHORT_ID_DOUBLE in wanted else []
     states = [state for state, (finding, _, _) in _OF_STATE.items() if finding in wanted]
-    if states:
-        with database.reading_files(root) as files:
-            indexed = list(database.indexed_files(files))
-            number = _next_file_id(files)
-        for one in compare(root / database.RAW, records, indexed):
-            if one.state in states:
-                work.files.append((one, None if one.state is State.GONE else number))
-                number += one.state is not State.GONE
-    return work
+    files = list(_changed_files(store.root, records, states)) if states else []
+    return _Work(files=files, doubles=doubles, next_id=next_id, sets_sequence=angel.SHORT_ID_SEQUENCE in wanted)
+
+
+def _doubles(db: apsw.Connection, records: list[Record]) -> list[Record]:
+    later = db.execute(
+        f"SELECT source_id FROM {RECORDS} r WHERE EXISTS (SELECT 1 FROM {RECORDS} o "
+        "WHERE o.note_short_id = r.note_short_id AND o.rowid < r.rowid)"
+    )
+    keys = {str(key) for (key,) in later}
+    return [one for one in records if one.source_id in keys]
+
+
+def _changed_files(
+    root: Path, records: list[Record], states: Collection[State]
+) -> Iterator[tuple[Compared, int | None]]:
+    """Yield the files in these states; each that is there gets an id."""
+    with database.reading_files(root) as files:
+        indexed = list(database.indexed_files(files))
+        number = _next_file_id(files)
+    for one in compare(root / database.RAW, records, indexed):
+        if one.state is State.GONE and one.state in states:
+            yield one, None
+        elif one.state in states:
+            yield one, number
+            number += 1
 
 
 def _next_file_id(files: apsw.Connection) -> int:

@@ -67,22 +67,26 @@ class Build:
     def work(self) -> Work:
         """Return what is done to the collection."""
         look, differences = self.look, self.look.differences
-        rows = [(key, look.texts[key], identity.text_hash(look.texts[key])) for key in look.written if self.writes(key)]
+        keys = [key for key in look.written if self.writes(key)]
         if look.is_rebuilt:
-            return Work(is_rebuilt=True, deleted=(), added=tuple(rows), replaced=(), relabelled=(), extra={})
+            return Work(is_rebuilt=True, deleted=(), added=self._rows(keys), replaced=(), relabelled=(), extra={})
         missing = frozenset(differences.missing)
-        replaced = tuple(row for row in rows if row[0] not in missing)
-        done = {key for key, _, _ in replaced}
+        replaced = [key for key in keys if key not in missing]
+        done = frozenset(replaced)
         relabelled = tuple(key for key in differences.metadata if key not in done)
-        added = tuple(row for row in rows if row[0] in missing)
         return Work(
             is_rebuilt=False,
             deleted=tuple(differences.orphans),
-            added=added,
-            replaced=replaced,
+            added=self._rows([key for key in keys if key in missing]),
+            replaced=self._rows(replaced),
             relabelled=relabelled,
             extra=look.extra,
         )
+
+    def _rows(self, keys: list[str]) -> tuple[tuple[str, str, str], ...]:
+        """Return records with their texts and the hashes of these."""
+        texts = self.look.texts
+        return tuple((key, texts[key], identity.text_hash(texts[key])) for key in keys)
 
 
 def plan(build: Build) -> Plan:

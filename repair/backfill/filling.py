@@ -130,18 +130,19 @@ class Filling:
         for key, lacking in found.items():
             if key not in good:
                 self._fail(claim, key, lacking.is_stale, NOT_ITS_HASH if lacking.text is None else BLANK)
+        for keys in self._batches(claim, good):
+            self.meter.texts += len(keys)
+            self._send(_task(claim, keys, good))
+
+    def _batches(self, claim: Claim, good: dict[str, Lacking]) -> list[list[str]]:
+        """Return the keys of texts as they go together; those of a last batch that is not full are given back."""
         sized = ((key, self.embedder.tokens(lacking.text or "")) for key, lacking in good.items())
         size = self._size(claim)
         batches = [[key for key, _ in batch] for batch in packed(sized, size)]
         if len(batches) > 1 and len(batches[-1]) < size.texts:
             # Others fill the last one up.
             self.queue.release(claim, batches.pop())
-        for keys in batches:
-            self.meter.texts += len(keys)
-            stale = frozenset(key for key in keys if good[key].is_stale)
-            self._send(
-                Task(claim=claim, keys=tuple(keys), texts=tuple(good[key].text or "" for key in keys), stale=stale)
-            )
+        return batches
 
     def _size(self, claim: Claim) -> Batch:
         """Return how much goes into one request.
@@ -255,6 +256,11 @@ class Filling:
         end = time.monotonic() + _LAST_WAIT
         while self._under_way and time.monotonic() < end:
             self._take()
+
+
+def _task(claim: Claim, keys: Sequence[str], found: dict[str, Lacking]) -> Task:
+    texts = tuple(found[key].text or "" for key in keys)
+    return Task(claim=claim, keys=tuple(keys), texts=texts, stale=frozenset(key for key in keys if found[key].is_stale))
 
 
 def sendable(found: dict[str, Lacking]) -> dict[str, Lacking]:

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from checks.audit.findings import FINDINGS
 from regraft import clock, embedders
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
@@ -251,14 +250,7 @@ class _Work:
             if not step.may_wait:
                 raise
             self.look.left += [
-                Unresolved(
-                    finding=one.finding,
-                    reason=str(locked),
-                    base=one.base,
-                    subject=one.subject,
-                    count=one.count,
-                    severity=FINDINGS[one.finding].severity,
-                )
+                Unresolved.registered(one.finding, str(locked), base=one.base, subject=one.subject, count=one.count)
                 for one in self.look.first.actions
                 if one.finding is not None
             ]
@@ -319,24 +311,36 @@ class _Work:
         if self.run.finished_at is None:
             self.run.end()
         seen = self.look.seen
-        made = [action for action in self._embedding() if action.count]
-        before = [action.document() for action in self.look.first.actions]
-        filled = {(name, one.target.base_id) for one in seen if one.outcome.is_whole for name in one.target.resolves}
-        others = before if self.others is None else [action for done in self.others for action in done["actions"]]
-        left = [
-            one.document() for one in (*self.look.left, *self.look.first.left) if (one.finding, one.base) not in filled
-        ]
-        bases = {one["base"] for one in (*others, *left)} | {one.target.base_id for one in seen}
-        undone_by = self.run.id if self.written else None
+        actions = [*self._other_actions(), *(action.document() for action in self._embedding() if action.count)]
+        left = [one.document() for one in self._left()]
+        bases = {one["base"] for one in (*actions, *left)} | {one.target.base_id for one in seen}
         return {
             **self.run.document(),
             "embedder": {"name": self.settings.name, "model": self.settings.model},
             "bases": [{"id": base, "name": self.store.names.get(base, base)} for base in sorted(filter(None, bases))],
             "scopes": [one.outcome.document() for one in seen],
-            "actions": [*others, *(action.document() for action in made)],
+            "actions": actions,
             "left": left,
-            "undo": undone_by or next((done["undo"] for done in reversed(self.others or ()) if done["undo"]), None),
+            "undo": self._undo(),
         }
+
+    def _other_actions(self) -> list[Document]:
+        """Return what is done besides: as it is planned, or as other runs did it."""
+        if self.others is None:
+            return [action.document() for action in self.look.first.actions]
+        return [action for done in self.others for action in done["actions"]]
+
+    def _left(self) -> list[Unresolved]:
+        """Return what is left, but for what was filled meanwhile."""
+        whole = (one.target for one in self.look.seen if one.outcome.is_whole)
+        filled = {(name, target.base_id) for target in whole for name in target.resolves}
+        return [one for one in (*self.look.left, *self.look.first.left) if (one.finding, one.base) not in filled]
+
+    def _undo(self) -> str | None:
+        """Return the run that can be taken back: this one, or the last of those that did something besides."""
+        if self.written:
+            return self.run.id
+        return next((done["undo"] for done in reversed(self.others or ()) if done["undo"]), None)
 
 
 def _kind_of(one: SurveyedTarget) -> tuple[str | None, int | None]:

@@ -9,11 +9,10 @@ from pathlib import Path
 import apsw
 
 from regraft.embedders import ServerFailing
-from regraft.errors import REFUSED, BackfillInterrupted, BackfillStopped, RegraftError, StoreDamaged
+from regraft.errors import REFUSED, BackfillInterrupted, BackfillStopped, RegraftError
 from regraft.formats.codex_mem.sidecar import SidecarProblem
-from regraft.schema_errors import StoppedAtDamage
 from regraft.system_errors import SidecarUnfit
-from repair.changes.run import is_of_the_store
+from repair.changes.run import at_damage, is_of_the_store
 
 
 @contextmanager
@@ -45,14 +44,17 @@ def stops_whole(
         if (written() or is_begun()) and error.exit_status == REFUSED:
             raise BackfillStopped(path=path, reason=str(error).rstrip("."), written=written()) from error
         raise
-    except SidecarProblem as error:
+    except (SidecarProblem, OSError, apsw.Error, UnicodeDecodeError) as error:
+        raise _of_a_file(path, error, written, is_begun) from error
+
+
+def _of_a_file(path: Path, error: Exception, written: Callable[[], int], is_begun: Callable[[], bool]) -> RegraftError:
+    """Return what is said where a file is damaged, or the system does not let it be read or written."""
+    reason = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, SidecarProblem):
         if not (written() or is_begun()) and not isinstance(error.__cause__, apsw.IOError):
-            raise SidecarUnfit(path=path, reason=error) from error
-        raise BackfillStopped(path=path, reason=f"the file of the vectors: {error}", written=written()) from error
-    except (OSError, apsw.Error, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        if is_of_the_store(error):
-            if not (written() or is_begun()):
-                raise StoreDamaged(path=path, reason=reason) from error
-            raise StoppedAtDamage(path=path, reason=reason, finished=f"vectors: {written()}") from error
-        raise BackfillStopped(path=path, reason=reason, written=written()) from error
+            return SidecarUnfit(path=path, reason=error)
+        reason = f"the file of the vectors: {error}"
+    elif is_of_the_store(error):
+        return at_damage(path, reason, f"vectors: {written()}" if written() or is_begun() else None)
+    return BackfillStopped(path=path, reason=reason, written=written())

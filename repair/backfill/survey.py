@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import apsw
 
 from checks.audit.file_findings import UNREADABLE
-from checks.audit.findings import FINDINGS
 from regraft import embedders
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import DimensionsMissing, RegraftError
@@ -116,12 +115,4 @@ def _readable(target: Target, left: list[Unresolved]) -> Iterator[None]:
         finding, reason = UNREADABLE, f"{target.files[0]} cannot be read: {error}"
     else:
         return
-    left.append(
-        Unresolved(
-            finding=finding,
-            reason=reason,
-            base=target.base_id,
-            subject=target.files[0],
-            severity=FINDINGS[finding].severity,
-        )
-    )
+    left.append(Unresolved.registered(finding, reason, base=target.base_id, subject=target.files[0]))

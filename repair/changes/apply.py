@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -144,20 +144,16 @@ class ChangeExecutor:
             files.settle_logs(final)
         before = _planned_mark(final)
         staged = self._own / WORK / self._run / number
-        mark = None
-        if change.make is not None:
-            durable.make_folders(staged.parent)
-            change.make(staged)
-            if final.is_file() and staged.is_file():
-                durable.copy_mode(final, staged)
-            if change.mark is None:
-                durable.sync_tree(staged) if staged.is_dir() else durable.sync_file(staged)
-            mark = (change.mark or files.mark_of)(staged)
+        mark = None if change.make is None else _staged(change.make, change.mark, staged, final)
         if is_replaced:
             files.settle_logs(final)
         if _planned_mark(final) != before:
             raise PlanOutdated(path=final, reason="it was written to meanwhile")
-        kept = self._kept(change, number) if had else None
+        self._swap(change, number, mark, self._kept(change, number) if had else None)
+
+    def _swap(self, change: FileChange, number: str, mark: str | None, kept: str | None) -> None:
+        """Put what was made in the place of what goes to ``kept``, below ``.regraft``; None where nothing was there."""
+        final, staged = self._root / change.path, self._own / WORK / self._run / number
         made = _first_missing(final.parent)
         detail = FileDetail(
             new=change.make is not None,
@@ -175,6 +171,19 @@ class ChangeExecutor:
         if not change.trash:
             return f"{UNDO}/{self._run}/{number}"
         return f"{TRASH}/{time.strftime('%Y-%m-%d', time.gmtime())}-{self._run}/{change.path}"
+
+
+def _staged(
+    make: Callable[[Path], None], mark: Callable[[Path], str | None] | None, staged: Path, final: Path
+) -> str | None:
+    """Make what comes in the place of ``final``, whole on the disk; return what tells later whether it was changed."""
+    durable.make_folders(staged.parent)
+    make(staged)
+    if final.is_file() and staged.is_file():
+        durable.copy_mode(final, staged)
+    if mark is None:
+        durable.sync_tree(staged) if staged.is_dir() else durable.sync_file(staged)
+    return (mark or files.mark_of)(staged)
 
 
 def _is_replaced(path: Path, change: FileChange) -> bool:
@@ -247,22 +256,36 @@ def recover(root: Path, ledger: Ledger) -> bool:
 def _remove_remains(root: Path, ledger: Ledger) -> None:
     """Remove what was kept to take back what was never made, or can be taken back no more."""
     changes = ledger.changes.every()
-    needed = {change.kept for change in changes if change.state in ("done", "intended", "undoing")}
-    needed |= {f"{kept}{_BACKUP}" for kept in needed if kept is not None and kept.startswith(f"{UNDO}/")}
+    needed = _needed(changes)
     for change in changes:
         if change.kept is not None and change.kept not in needed:
             forget(root, kept_of(root, change))
     for run in ledger.changes.runs():
-        folder = root / FOLDER / UNDO / run.run_id
-        if links.real_path(folder) != links.real_path(root / FOLDER) / UNDO / run.run_id:
-            raise LedgerUnreadable(path=path_of(root), reason=f"what is kept of {run.run_id} lies elsewhere")
-        # Killed before it recorded its intent, a run leaves what nothing names.
-        for kept in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if kept.relative_to(root / FOLDER).as_posix() not in needed:
-                forget(root, kept)
-        files.prune(folder, root / FOLDER)
+        _remove_unnamed(root, run.run_id, needed)
     for name in (UNDO, TRASH):
         files.prune(root / FOLDER / name, root / FOLDER)
+
+
+def _needed(changes: Iterable[Recorded]) -> set[str]:
+    """Return what takes changes back that still can be, below ``.regraft``, and the backups beside it."""
+    last = (change.kept for change in changes if change.state in ("done", "intended", "undoing"))
+    needed = {kept for kept in last if kept is not None}
+    return needed | {f"{kept}{_BACKUP}" for kept in needed if kept.startswith(f"{UNDO}/")}
+
+
+def _remove_unnamed(root: Path, run_id: str, needed: Collection[str]) -> None:
+    """Remove what nothing names: a run leaves it that was killed before it recorded its intent.
+
+    Raises:
+        LedgerUnreadable: links lead out of ``.regraft``.
+    """
+    folder = root / FOLDER / UNDO / run_id
+    if links.real_path(folder) != links.real_path(root / FOLDER) / UNDO / run_id:
+        raise LedgerUnreadable(path=path_of(root), reason=f"what is kept of {run_id} lies elsewhere")
+    for kept in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if kept.relative_to(root / FOLDER).as_posix() not in needed:
+            forget(root, kept)
+    files.prune(folder, root / FOLDER)
 
 
 def forget(root: Path, kept: Path | None) -> None:
@@ -326,19 +349,24 @@ def _settle_file(root: Path, ledger: Ledger, change: Recorded) -> None:
     if change.state == "undoing":
         _settle_undo(root, ledger, change, final, kept)
         return
-    if change.file.new:
-        made = os.path.lexists(final) and not os.path.lexists(root / FOLDER / change.file.staged)
-    else:
-        made = not os.path.lexists(final)
+    made = os.path.lexists(final) == change.file.new
+    if change.file.new and os.path.lexists(root / FOLDER / change.file.staged):
+        made = False
     if kept is not None and os.path.lexists(kept):
-        if not made and not os.path.lexists(final):
-            durable.replace(kept, final)
-        # Two names of one file are the first half of a swap; another file came there from another program.
-        if change.file.new or not made:
-            made = os.path.lexists(kept) and not os.path.samestat(kept.lstat(), final.lstat())
+        made = _settle_swap(change, final, kept, made=made)
     if not made:
         remove_made(root, change)
     _settled(root, ledger, change, "done" if made else "dropped")
+
+
+def _settle_swap(change: Recorded, final: Path, kept: Path, *, made: bool) -> bool:
+    """Put back what was kept where nothing took its place, and tell whether the change was made."""
+    if not made and not os.path.lexists(final):
+        durable.replace(kept, final)
+    if made and not change.file.new:
+        return True
+    # Two names of one file are the first half of a swap; another file came there from another program.
+    return os.path.lexists(kept) and not os.path.samestat(kept.lstat(), final.lstat())
 
 
 def _settle_undo(root: Path, ledger: Ledger, change: Recorded, final: Path, kept: Path | None) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from regraft.clock import iso_time
 from regraft.ledger import ledger
 from regraft.ledger.changes import RunRecord
+from regraft.ledger.values import Recorded
 from repair.changes.plan import Action, Plan
 from repair.changes.store import Store
 from repair.options import GcOptions
@@ -14,28 +18,42 @@ _DAY_MS = 86_400_000
 _OPEN = {"intended", "undoing"}
 
 
-def plan(store: Store, options: GcOptions, made: Plan) -> None:
-    """Add what is kept no longer to a plan; a part of a store, or of the findings, leaves all of it.
+def beside(own: Plan, store: Store, options: GcOptions) -> Plan:
+    """Return a plan with what is kept no longer, too; a part of a store, or of the findings, leaves all of it.
 
     Raises:
         LedgerUnreadable
     """
-    made.keeps_undo = options.grace != 0
-    if not store.chosen and not options.only:
-        for run in ledger.read_runs(store.root):
-            if (run.finished_at or run.started_at) <= options.now_ms - options.grace * _DAY_MS:
-                _expire(run, made)
-    if made.changes and not made.keeps_undo:
-        size = sum(action.bytes for action in made.actions if action.finding is not None)
+    expired: list[Recorded] = []
+    expiring: list[Action] = []
+    for run, kept in _due(store, options):
+        when = iso_time(run.started_at)
+        message = f"empty what regraft {run.command} of {when} kept: it cannot be taken back afterwards"
+        size = sum(change.bytes for change in kept)
+        expired += kept
+        expiring.append(Action(action="expire", message=message, subject=run.run_id, count=len(kept), bytes=size))
+    keeps_undo = options.grace != 0
+    if own.changes and not keeps_undo:
+        size = sum(action.bytes for action in own.actions if action.finding is not None)
         message = "keep nothing of this run: it cannot be taken back afterwards"
-        made.expiring.append(Action(action="expire", message=message, count=len(made.changes), bytes=size))
+        expiring.append(Action(action="expire", message=message, count=len(own.changes), bytes=size))
+    return replace(own, expired=expired, expiring=expiring, keeps_undo=keeps_undo)
 
 
-def _expire(run: RunRecord, made: Plan) -> None:
-    kept = [change for change in run.changes if change.state == "done"]
-    if not kept or any(change.state in _OPEN for change in run.changes):
+def _due(store: Store, options: GcOptions) -> Iterator[tuple[RunRecord, list[Recorded]]]:
+    """Yield the runs whose time is over, each with its changes that could still be taken back."""
+    if store.chosen or options.only:
         return
-    message = f"empty what regraft {run.command} of {iso_time(run.started_at)} kept: it cannot be taken back afterwards"
-    size = sum(change.bytes for change in kept)
-    made.expired += kept
-    made.expiring.append(Action(action="expire", message=message, subject=run.run_id, count=len(kept), bytes=size))
+    latest = options.now_ms - options.grace * _DAY_MS
+    for run in ledger.read_runs(store.root):
+        is_over = (run.finished_at or run.started_at) <= latest
+        kept = _kept(run) if is_over else []
+        if kept:
+            yield run, kept
+
+
+def _kept(run: RunRecord) -> list[Recorded]:
+    """Return the changes of a run that could be taken back; none while it is not known what became of all of them."""
+    if any(change.state in _OPEN for change in run.changes):
+        return []
+    return [change for change in run.changes if change.state == "done"]

@@ -7,16 +7,18 @@ brings the file back byte for byte.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
 
 from checks.audit import file_findings, foreign_schema
-from checks.audit.findings import FINDINGS, Finding
+from checks.audit.findings import Finding
 from checks.audit.foreign_schema import Foreign
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.text import counted
+from repair.changes.found import Findings, Mends
 from repair.changes.plan import Action, Change, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 
@@ -33,8 +35,6 @@ _ACTIONS = {
     file_findings.FOREIGN_TEXT_INDEX: "drop-indexes",
 }
 
-Findings = Mapping[str | None, list[Finding]]
-Mends = set[tuple[str, str | None]]
 Look = Callable[[apsw.Connection], Iterable[Foreign]]
 
 
@@ -79,8 +79,7 @@ def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[lis
         only: names of the findings that are to be mended.
     """
     found = [one for one in findings.get(None, ()) if one.name in NAMES and one.name in only]
-    wanted = {one.name for one in found} - {one.name for one in found if one.is_beyond_repair}
-    left = [_left(one) for one in found if one.is_beyond_repair]
+    wanted, left = _beyond_repair(found)
     if store.catalog is None or not wanted:
         return [], left, set()
     made = change(store.root, store.catalog, wanted, None, foreign_schema.of_catalog)
@@ -88,26 +87,36 @@ def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[lis
 
 
 def beside(
-    store: Store, found: Mapping[str, list[Finding]], only: frozenset[str], made: Plan, looks: Mapping[str, Look]
-) -> None:
-    """Add to a plan of another system's databases what takes foreign triggers out of them.
+    own: Plan, store: Store, found: Mapping[str, list[Finding]], only: frozenset[str], looks: Mapping[str, Look]
+) -> Plan:
+    """Return a plan of another system's databases with what takes foreign triggers out of them, too.
 
     Args:
+        own: the plan; a change of the same file is joined with it.
         store: the store.
         found: what the audit found, by name.
         only: names of the findings that are to be mended; empty: all.
-        made: the plan; a change of the same file is joined with it.
         looks: the databases, below the store's root, with what tells what is foreign in each.
     """
-    names = [name for name in NAMES if name in found and (not only or name in only)]
-    for name, look in looks.items() if names else ():
+    named = (only or frozenset(NAMES)).intersection(found)
+    names = [name for name in NAMES if name in named]
+    if not names:
+        return own
+    changes = list(own.changes)
+    for name, look in looks.items():
         new = change(store.root, name, names, None, look)
         if new is not None:
-            _take_in(new, made.changes)
-    for name in names:
-        left = [one for one in found[name] if one.is_beyond_repair]
-        made.left += map(_left, left)
-        made.resolves |= set() if left else {(name, None)}
+            _take_in(new, changes)
+    wanted, left = _beyond_repair([one for name in names for one in found[name]])
+    resolves = own.resolves | {(name, None) for name in wanted}
+    return replace(own, changes=changes, left=[*own.left, *left], resolves=resolves)
+
+
+def _beyond_repair(found: Sequence[Finding]) -> tuple[set[str], list[Unresolved]]:
+    """Return the names of findings that can all be mended, and what is left of the others."""
+    beyond = [one for one in found if one.is_beyond_repair]
+    wanted = {one.name for one in found} - {one.name for one in beyond}
+    return wanted, [Unresolved.with_remedy(one) for one in beyond]
 
 
 def _take_in(new: RowsChange, changes: list[Change]) -> None:
@@ -132,18 +141,6 @@ def joined(changes: list[RowsChange]) -> RowsChange:
         tables=tuple(dict.fromkeys(table for change in changes for table in change.tables)),
         bytes=sum(change.bytes for change in changes),
         bodies=any(change.bodies for change in changes),
-    )
-
-
-def _left(finding: Finding) -> Unresolved:
-    message = f"{finding.message}; {FINDINGS[finding.name].remedy}"
-    return Unresolved(
-        finding=finding.name,
-        reason=message,
-        base=None,
-        subject=finding.subject,
-        count=finding.count,
-        severity=finding.severity,
     )
 
 

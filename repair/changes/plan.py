@@ -10,6 +10,7 @@ from typing import Any
 import apsw
 
 from checks.audit.collector import Level
+from checks.audit.findings import FINDINGS, Finding
 from regraft.ledger.values import Recorded
 from regraft.report.notices import Severity
 
@@ -49,6 +50,38 @@ class Unresolved:
     severity: Severity = "warning"
     #: The command line that may help, if one does.
     repair: str | None = None
+
+    @classmethod
+    def of(cls, finding: Finding, reason: str, *, repair: str | None = None) -> Unresolved:
+        """Return that all that a finding is about stays, and why."""
+        return cls(
+            finding=finding.name,
+            reason=reason,
+            base=finding.base,
+            subject=finding.subject,
+            count=finding.count,
+            severity=finding.severity,
+            repair=repair,
+        )
+
+    @classmethod
+    def with_remedy(cls, finding: Finding, *, repair: str | None = None) -> Unresolved:
+        """Return that all that a finding is about stays, with what it says and what mends it."""
+        return cls.of(finding, f"{finding.message}; {FINDINGS[finding.name].remedy}", repair=repair)
+
+    @classmethod
+    def registered(
+        cls, finding: str, reason: str, *, base: str | None, subject: str | None = None, count: int = 1
+    ) -> Unresolved:
+        """Return what stays, as grave as the finding of that name can be."""
+        return cls(
+            finding=finding,
+            reason=reason,
+            base=base,
+            subject=subject,
+            count=count,
+            severity=FINDINGS[finding].severity,
+        )
 
     def document(self) -> dict[str, Any]:
         """Return it as a document has it."""
@@ -134,6 +167,15 @@ class Plan:
     level: Level = Level.DEFAULT
     #: Whether what takes this run back is kept; else it is deleted at its end.
     keeps_undo: bool = True
+
+    def add(self, other: Plan) -> None:
+        """Do all that another plan does, too, behind what this one does."""
+        self.changes += other.changes
+        self.left += other.left
+        self.resolves |= other.resolves
+        self.expired += other.expired
+        self.expiring += other.expiring
+        self.reclaims += other.reclaims
 
     @property
     def actions(self) -> list[Action]:

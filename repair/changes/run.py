@@ -9,14 +9,16 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import apsw
 
 from checks.audit.collector import Level
+from checks.audit.findings import Finding
 from regraft import sqlite
 from regraft.errors import (
     REFUSED,
@@ -218,16 +220,22 @@ def _check_mended(store: Store, ledger: Ledger, run: Run, plan: Plan) -> None:
         return
     # What was chosen may be gone: it was the folder of no base.
     with recognised_after(store, run.command) as after:
-        touched = frozenset(base for _, base in plan.resolves if base is not None)
-        found = {(one.name, one.base) for one in (after.audit(plan.level, touched).findings if touched else ())}
-        if any(base is None for _, base in plan.resolves):
-            # Of no base is what rows of the catalog and names of files tell; another system may have no bases at all.
-            level = Level.DEFAULT if after.found.kind in SYSTEMS else Level.QUICK
-            found |= {(one.name, one.base) for one in after.audit(level).findings}
+        found = {(one.name, one.base) for one in _found_after(after, plan)}
     still = sorted({name for name, base in plan.resolves if (name, base) in found})
     if still:
         undo.take_back(store.root, ledger, run.id)
         raise NotMended(path=store.path, findings=", ".join(still), run=run.id)
+
+
+def _found_after(after: Store, plan: Plan) -> Iterator[Finding]:
+    """Yield what is found in what a plan promises something of."""
+    touched = frozenset(base for _, base in plan.resolves if base is not None)
+    if touched:
+        yield from after.audit(plan.level, touched).findings
+    if any(base is None for _, base in plan.resolves):
+        # Of no base is what rows of the catalog and names of files tell; another system may have no bases at all.
+        level = Level.DEFAULT if after.found.kind in SYSTEMS else Level.QUICK
+        yield from after.audit(level).findings
 
 
 def _check_space(store: Store, plan: Plan) -> None:
@@ -298,8 +306,10 @@ def settle_remains(store: Store) -> None:
             apply.recover(store.root, ledger)
 
 
-def _reason(error: OSError) -> str:
-    """Return what the system says, and of which file where it tells."""
+def _reason(error: Exception) -> str:
+    """Return what an error says; of the system's, of which file, too, where it tells."""
+    if not isinstance(error, OSError):
+        return str(error)
     reason = error.strerror or str(error)
     return reason if error.filename is None else f"{shown(os.fsdecode(error.filename))}: {reason}"
 
@@ -308,20 +318,7 @@ def _reason(error: OSError) -> str:
 def clean_stop(store: Store, ledger: Ledger) -> Iterator[None]:
     """Leave every file whole, whatever stops the run; what is refused once something was changed was stopped."""
     before = {change.change_id: change.state for change in ledger.changes.every()}
-
-    def leave(status: str) -> int | str:
-        with contextlib.suppress(OSError, apsw.Error, RegraftError):
-            apply.recover(store.root, ledger)
-        with contextlib.suppress(OSError, apsw.Error, RegraftError):
-            # What is being made tells the next run how far an unsettled change has come.
-            if not ledger.changes.open_changes():
-                apply.clean(store.root)
-        with contextlib.suppress(OSError, apsw.Error, RegraftError):
-            ledger.end_run(status)
-            return sum(_is_finished(before.get(one.change_id), one.state) for one in ledger.changes.every())
-        # The disk does not even give the ledger: nobody may be told that nothing was written.
-        return _UNKNOWN
-
+    leave = partial(_leave_whole, store, ledger, before)
     try:
         yield
     except KeyboardInterrupt as error:
@@ -332,12 +329,9 @@ def clean_stop(store: Store, ledger: Ledger) -> Iterator[None]:
             raise ChangesStopped(path=store.root, reason=str(error).rstrip("."), finished=finished) from error
         raise
     except (OSError, apsw.Error, UnicodeDecodeError) as error:
-        reason = _reason(error) if isinstance(error, OSError) else str(error)
-        finished = leave("stopped")
+        reason, finished = _reason(error), leave("stopped")
         if is_of_the_store(error):
-            if not finished:
-                raise StoreDamaged(path=store.root, reason=reason) from error
-            raise StoppedAtDamage(path=store.root, reason=reason, finished=f"changes: {finished}") from error
+            raise at_damage(store.root, reason, f"changes: {finished}" if finished else None) from error
         raise ChangesStopped(path=store.root, reason=reason, finished=finished) from error
     except Exception:
         leave("stopped")
@@ -346,6 +340,28 @@ def clean_stop(store: Store, ledger: Ledger) -> Iterator[None]:
 
 #: How many changes were made, where the ledger cannot be read any more.
 _UNKNOWN = "unknown"
+
+
+def _leave_whole(store: Store, ledger: Ledger, before: Mapping[int, str], status: str) -> int | str:
+    """End a run that was stopped; return how many changes it made, as far as that can be told."""
+    with contextlib.suppress(OSError, apsw.Error, RegraftError):
+        apply.recover(store.root, ledger)
+    with contextlib.suppress(OSError, apsw.Error, RegraftError):
+        # What is being made tells the next run how far an unsettled change has come.
+        if not ledger.changes.open_changes():
+            apply.clean(store.root)
+    with contextlib.suppress(OSError, apsw.Error, RegraftError):
+        ledger.end_run(status)
+        return sum(_is_finished(before.get(one.change_id), one.state) for one in ledger.changes.every())
+    # The disk does not even give the ledger: nobody may be told that nothing was written.
+    return _UNKNOWN
+
+
+def at_damage(path: Path, reason: object, finished: str | None) -> RegraftError:
+    """Return what is said where damage stops a run; ``finished`` is what stays of it, None where nothing does."""
+    if finished is None:
+        return StoreDamaged(path=path, reason=reason)
+    return StoppedAtDamage(path=path, reason=reason, finished=finished)
 
 
 def is_of_the_store(error: Exception) -> bool:

@@ -132,8 +132,11 @@ def _changed(root: Path, change: Recorded, dry_run: bool) -> str | None:
         return "what would take it back is gone, it"
     if change.means == "file":
         return "it" if files.is_changed(path, change.file.mark) else None
-    if kept is None or not path.is_file():
-        return "it"
+    return "it" if kept is None or not path.is_file() else _changed_rows(path, kept, change, dry_run)
+
+
+def _changed_rows(path: Path, kept: Path, change: Recorded, dry_run: bool) -> str | None:
+    """Return what keeps a change of rows from being taken back by what was kept."""
     # The last one to close a file works in the log that lies beside it, also where the run is refused.
     on_copy = dry_run or any(os.path.lexists(path.with_name(path.name + end)) for end in sqlite.TRACES)
     try:

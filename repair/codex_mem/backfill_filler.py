@@ -93,9 +93,7 @@ class NotesFiller:
             SidecarUnfit: it cannot be used.
         """
         meta = _filled(store, settings, options)
-        if meta is not None and not settings.serves(meta.model_id):
-            reason = f"the vectors of {store.found.path.name} are of {meta.model_id}; regraft rebuild makes all anew"
-            raise ModelDiffers(embedder=settings.name, model=settings.model, reason=reason)
+        _demand_model(store, settings, meta)
         follows = options.command == "reconcile"
         if follows and (meta is None or not _is_migrated(store)):
             # There is nothing to follow, and what is lacking is left with what mends it.
@@ -115,6 +113,17 @@ class NotesFiller:
         )
         step = reconcile.plan if follows else partial(_prepared, settings=settings, model=model, options=options)
         return Targets(tuple(targets), tuple(left), (Step(step),))
+
+
+def _demand_model(store: Store, settings: EmbedderSettings, meta: Meta | None) -> None:
+    """Refuse an embedder of another model than the sidecar's.
+
+    Raises:
+        ModelDiffers
+    """
+    if meta is not None and not settings.serves(meta.model_id):
+        reason = f"the vectors of {store.found.path.name} are of {meta.model_id}; regraft rebuild makes all anew"
+        raise ModelDiffers(embedder=settings.name, model=settings.model, reason=reason)
 
 
 def _meta(store: Store, options: BackfillOptions) -> Meta | None:
@@ -157,13 +166,16 @@ def _projects(store: Store, options: BackfillOptions) -> tuple[list[tuple[str, s
     """Return the projects that are meant, and those that the user may not know of, each with its name."""
     with sqlite.reading(store.found.path) as db:
         every = codex_mem_database.projects(db)
-        named = {codex_mem_database.project_id(every, word) for word in store.chosen}
-        wanted = named or set(every)
-        if not named and options.command == "backfill" and not options.all_projects:
+        wanted: set[str | None] = set(every)
+        if store.chosen:
+            wanted = {codex_mem_database.project_id(every, word) for word in store.chosen}
+        elif options.command == "backfill" and not options.all_projects:
             wanted = {codex_mem_database.project_at_hand(db, Path.cwd())}
-    meant = [(key, project.name) for key, project in every.items() if key in wanted]
-    others = [(key, project.name) for key, project in every.items() if key not in wanted and not named]
-    return meant, others
+    meant: list[tuple[str, str]] = []
+    others: list[tuple[str, str]] = []
+    for key, project in every.items():
+        (meant if key in wanted else others).append((key, project.name))
+    return meant, [] if store.chosen else others
 
 
 def _prepared(store: Store, settings: EmbedderSettings, model: str, options: BackfillOptions) -> Plan:

@@ -5,19 +5,16 @@ FTS5's own "rebuild" would make excluded notes findable (``docs/formats/codex_me
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import replace
-
 import apsw
 
 from checks.audit import foreign_schema
 from checks.audit.file_findings import CORRUPT, UNREADABLE
-from checks.audit.findings import FINDINGS, Finding
+from checks.audit.findings import Finding
 from checks.codex_mem import findings as codex
 from regraft import sqlite, untouched
 from regraft.formats.codex_mem.database import FULL_TEXT, NOTES
-from regraft.report import notices
 from repair.changes import foreign_definitions
+from repair.changes.found import besides, by_name
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.options import RepairOptions
@@ -30,29 +27,32 @@ _SHADOWS = tuple(f"{FULL_TEXT}_{name}" for name in ("data", "idx", "docsize"))
 
 def plan(store: Store, options: RepairOptions) -> Plan:
     """Return what is going to be mended; nothing is written."""
-    found: dict[str, list[Finding]] = defaultdict(list)
-    for finding in store.findings():
-        found[finding.name].append(finding)
-    made = Plan()
-    names = [name for name in NAMES if name in found and name in (options.only or NAMES)]
-    damage = [one for every in found.values() for one in every if _keeps_from(one)]
-    if damage:
-        message = f"{damage[0].message}: that has to be mended first"
-        made.left = [replace(_left(one), reason=message, repair=None) for name in names for one in found[name]]
-    elif names:
-        made.changes.append(_refill(store, names))
-        # One index: what mends one of them mends all.
-        made.resolves = {(one.name, one.base) for name in NAMES for one in found[name]}
-    if not damage:
-        foreign_definitions.beside(
-            store, found, options.only, made, {store.found.path.name: foreign_schema.of_codex_mem}
-        )
+    found = by_name(store.findings())
+    wanted = options.wanted(NAMES).intersection(found)
+    names = [name for name in NAMES if name in wanted]
+    damage = _damage(found)
+    if damage is not None:
+        message = f"{damage.message}: that has to be mended first"
+        made = Plan(left=[Unresolved.of(one, message) for name in names for one in found[name]])
+    else:
+        looks = {store.found.path.name: foreign_schema.of_codex_mem}
+        made = foreign_definitions.beside(_own(store, found, names), store, found, options.only, looks)
     if not options.only:
-        others = (
-            one for name, every in found.items() if name not in (*NAMES, *foreign_definitions.NAMES) for one in every
-        )
-        made.left += [_left(one) for one in others if _counts(one)]
+        others = besides(found, (*NAMES, *foreign_definitions.NAMES))
+        made.left += [Unresolved.with_remedy(one, repair=one.repair) for one in others]
     return made
+
+
+def _own(store: Store, found: dict[str, list[Finding]], names: list[str]) -> Plan:
+    if not names:
+        return Plan()
+    # One index: what mends one of them mends all.
+    resolves = {(one.name, one.base) for name in NAMES for one in found.get(name, ())}
+    return Plan([_refill(store, names)], resolves=resolves)
+
+
+def _damage(found: dict[str, list[Finding]]) -> Finding | None:
+    return next((one for every in found.values() for one in every if _keeps_from(one)), None)
 
 
 def _keeps_from(finding: Finding) -> bool:
@@ -60,23 +60,6 @@ def _keeps_from(finding: Finding) -> bool:
     if finding.name == codex.TRIGGER:
         return FULL_TEXT in finding.samples
     return finding.name in (UNREADABLE, CORRUPT, codex.SCHEMA)
-
-
-def _counts(finding: Finding) -> bool:
-    return notices.at_least(finding.severity, "warning")
-
-
-def _left(finding: Finding) -> Unresolved:
-    message = f"{finding.message}; {FINDINGS[finding.name].remedy}"
-    return Unresolved(
-        finding=finding.name,
-        reason=message,
-        base=finding.base,
-        subject=finding.subject,
-        count=finding.count,
-        severity=finding.severity,
-        repair=finding.repair,
-    )
 
 
 def _refill(store: Store, names: list[str]) -> RowsChange:

@@ -5,12 +5,15 @@ Rules: ``docs/commands.md``, "gc".
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from checks.audit.collector import Level
-from regraft.errors import SourceUnreadable
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
+from checks.cherry_v2 import findings as v2
 from repair.changes import expiry
+from repair.changes.found import by_base
 from repair.changes.plan import FileChange, Plan
 from repair.changes.store import Store
+from repair.cherry_v2.catalogs import catalog_of
 from repair.cherry_v2.gc import files, leftovers, rows, space
 from repair.cherry_v2.gc.choice import is_damage, left_damaged
 from repair.options import GcOptions
@@ -23,33 +26,33 @@ def plan(store: Store, options: GcOptions) -> Plan:
         SourceUnreadable: the catalog cannot be read, so that nobody can tell what its items name.
         LedgerUnreadable
     """
-    catalog = _catalog(store)
-    made = Plan()
+    catalog = None if store.catalog is None else catalog_of(store)
+    made, gone = files.plan_folders(store, catalog, options)
     # What is in a folder that goes, goes with it.
-    gone = set() if catalog is None else files.plan_folders(store, catalog, options, made)
     findings = [one for one in store.findings(Level.QUICK) if one.base not in gone]
-    made.left += [left_damaged(one) for one in findings if is_damage(one)]
-    damaged = {one.base for one in findings if is_damage(one)}
-    bases = {base: one.name for base, one in store.stores.items() if store.wants(base) and base not in gone}
-    sound = {base: name for base, name in bases.items() if base not in damaged}
+    damage = list(filter(is_damage, findings))
+    damaged = {one.base for one in damage}
+    made.left += map(left_damaged, damage)
+    sound = _chosen_indexes(store, damaged | gone)
+    of_bases = by_base(findings)
     for base, name in sound.items():
-        file = rows.IndexFile(store=store, base=base, name=name, found=[one for one in findings if one.base == base])
-        file.plan(options, made)
-        if options.vacuum:
-            space.plan(file, made)
-    if catalog is not None:
-        files.plan_raw(store, catalog, options, damaged, made)
-    leftovers.plan(store, catalog, options, sound, made)
+        file = rows.IndexFile(store=store, base=base, name=name, found=of_bases.get(base, []))
+        made.add(_plan_index(file, options))
+    made.add(files.plan_raw(store, catalog, options, damaged))
+    proving = {base: name for base, name in sound.items() if (v2.VECTOR_UNEXPECTED, base) not in made.resolves}
+    made.add(leftovers.plan(store, catalog, options, proving))
     # What may be refused comes first: a file that somebody has open.
     made.changes.sort(key=lambda change: isinstance(change, FileChange))
-    expiry.plan(store, options, made)
+    return expiry.beside(made, store, options)
+
+
+def _chosen_indexes(store: Store, without: Container[str | None]) -> dict[str, str]:
+    """Return the index files of the chosen bases, below the store's root, but for some."""
+    return {base: one.name for base, one in store.stores.items() if store.wants(base) and base not in without}
+
+
+def _plan_index(file: rows.IndexFile, options: GcOptions) -> Plan:
+    made = file.plan(options)
+    if options.vacuum:
+        made.add(space.plan(file, made))
     return made
-
-
-def _catalog(store: Store) -> StoredCatalog | None:
-    if store.catalog is None:
-        return None
-    try:
-        return read_catalog(store.root / store.catalog)
-    except CatalogProblem as problem:
-        raise SourceUnreadable(path=store.root / store.catalog, reason=problem) from problem

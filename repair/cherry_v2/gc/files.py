@@ -23,15 +23,17 @@ from repair.cherry_v2.gc.choice import is_wanted
 from repair.options import GcOptions
 
 
-def plan_raw(store: Store, catalog: StoredCatalog, options: GcOptions, damaged: set[str | None], made: Plan) -> None:
-    """Add the files below ``raw/`` that no item names to a plan; where no table of items is, nobody can tell."""
-    if catalog.items is None or not is_wanted(options, v2.RAW_ORPHAN):
-        return
+def plan_raw(store: Store, catalog: StoredCatalog | None, options: GcOptions, damaged: set[str | None]) -> Plan:
+    """Return what moves the files below ``raw/`` that no item names; without a table of items, nobody can tell."""
+    made = Plan()
+    if catalog is None or catalog.items is None or not is_wanted(options, v2.RAW_ORPHAN):
+        return made
     items = _by_base(catalog)
     for row in catalog.bases:
         base = base_key(row)
         if store.wants(base) and base not in damaged and isinstance(row.get("id"), str):
-            _plan_raw(store, base, row, items.get(base, []), made)
+            made.add(_plan_raw(store, base, row, items.get(base, [])))
+    return made
 
 
 def _by_base(catalog: StoredCatalog) -> dict[str, list[Row]]:
@@ -70,38 +72,27 @@ def _youngest(path: Path) -> float:
 # --- raw files -------------------------------------------------------------------------------------------------------
 
 
-def _plan_raw(store: Store, base: str, row: Row, items: list[Row], made: Plan) -> None:
-    raw = _raw_folder(store, base, row)
-    if raw is None or not raw.is_dir():
-        return
-    names = list(raw_files.orphans(raw, items))
-    reason = _why_unknown(raw, items) if names else None
+def _plan_raw(store: Store, base: str, row: Row, items: list[Row]) -> Plan:
+    raw, made = _raw_folder(store, base, row), Plan()
+    names = sorted(raw_files.orphans(raw, items)) if raw is not None and raw.is_dir() else []
+    if raw is None or not names:
+        return made
+    reason = _why_unknown(raw, items)
     if reason is not None:
-        made.left.append(
-            Unresolved(
-                finding=v2.RAW_ORPHAN,
-                reason=f"{counted(len(names), 'file')} in raw/: {reason}",
-                base=base,
-                count=len(names),
-            )
-        )
-        return
-    why = _named_otherwise(store, base, items) if names else lambda _: None
-    changes = []
-    for name in sorted(names):
+        reason = f"{counted(len(names), 'file')} in raw/: {reason}"
+        return Plan(left=[Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=base, count=len(names))])
+    why = _named_otherwise(store, base, items)
+    for name in names:
         kept = why(name) or why_kept(store, raw / name)
         if kept is not None:
-            made.left.append(
-                Unresolved(
-                    finding=v2.RAW_ORPHAN, reason=f"raw/{shown(name)}: {kept}", base=base, subject=path_text(name)
-                )
-            )
+            reason = f"raw/{shown(name)}: {kept}"
+            made.left.append(Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=base, subject=path_text(name)))
         else:
             message = f"move raw/{name}, which no item names, to the trash"
-            changes.append(trashed(store, raw / name, "trash-file", v2.RAW_ORPHAN, message, base))
-    made.changes += changes
-    if changes and len(changes) == len(names):
+            made.changes.append(trashed(store, raw / name, "trash-file", v2.RAW_ORPHAN, message, base))
+    if not made.left:
         made.resolves.add((v2.RAW_ORPHAN, base))
+    return made
 
 
 def _raw_folder(store: Store, base: str, row: Row) -> Path | None:
@@ -164,31 +155,41 @@ def _indexed(store: Store, base: str, items: set[str]) -> Iterator[str]:
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
-def plan_folders(store: Store, catalog: StoredCatalog, options: GcOptions, made: Plan) -> set[str]:
-    """Add the folders of bases that no row of the catalog names to a plan, and return their names."""
-    if catalog.items is None or not is_wanted(options, v2.INDEX_ORPHAN) or not store.found.stores.is_whole:
-        return set()
-    named, items = {base_key(row) for row in catalog.bases}, _by_base(catalog)
-    strays = checked.strays(store.root / store.bases, named, store.stores)
-    found = [path for finding, path in strays if finding == v2.INDEX_ORPHAN]
-    gone = set()
+def plan_folders(store: Store, catalog: StoredCatalog | None, options: GcOptions) -> tuple[Plan, set[str]]:
+    """Return what moves the folders of bases that no row of the catalog names, and the names of these."""
+    made, gone = Plan(), set[str]()
+    if catalog is None or not is_wanted(options, v2.INDEX_ORPHAN) or not store.found.stores.is_whole:
+        return made, gone
+    found, items = list(_unnamed(store, catalog)), _by_base(catalog)
     for path in found:
         if not store.wants(path.name):
             continue
-        kept = why_kept(store, path)
-        if path.name in items:
-            kept = f"{counted(len(items[path.name]), 'item')} of the catalog still belong to it"
-        elif not catalog.bases and not options.only:
-            kept = "the catalog names no base at all, so that it may be another one's; --only index.orphan removes it"
+        kept = _why_claimed(items.get(path.name), catalog, options) or why_kept(store, path)
         if kept is not None:
             reason = f"the folder {shown(path.name)} stays: {kept}"
-            made.left.append(
-                Unresolved(finding=v2.INDEX_ORPHAN, reason=reason, base=None, subject=path_text(path.name))
-            )
+            made.left.append(Unresolved(finding=v2.INDEX_ORPHAN, reason=reason, subject=path_text(path.name)))
         else:
             message = f"move the folder {path.name}, which no row of the catalog names, to the trash"
             made.changes.append(trashed(store, path, "trash-folder", v2.INDEX_ORPHAN, message))
             gone.add(path.name)
     if gone and len(gone) == len(found):
         made.resolves.add((v2.INDEX_ORPHAN, None))
-    return gone
+    return made, gone
+
+
+def _unnamed(store: Store, catalog: StoredCatalog) -> Iterator[Path]:
+    """Yield the folders of bases that no row names; without a table of items, nobody can tell."""
+    if catalog.items is None:
+        return
+    named = {base_key(row) for row in catalog.bases}
+    strays = checked.strays(store.root / store.bases, named, store.stores)
+    yield from (path for finding, path in strays if finding == v2.INDEX_ORPHAN)
+
+
+def _why_claimed(items: list[Row] | None, catalog: StoredCatalog, options: GcOptions) -> str | None:
+    """Return why a folder may be of a base all the same: it has ``items``, or the catalog may be another one's."""
+    if items is not None:
+        return f"{counted(len(items), 'item')} of the catalog still belong to it"
+    if not catalog.bases and not options.only:
+        return "the catalog names no base at all, so that it may be another one's; --only index.orphan removes it"
+    return None

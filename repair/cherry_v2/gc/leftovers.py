@@ -7,7 +7,6 @@ there, and the bytes of that body's vector must be those of the row.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,44 +64,45 @@ class _File:
     best: Proof | None
 
     @property
+    def base(self) -> str:
+        """Return the id that regraft gives to the base of such a file."""
+        return identity.base_id(self.path.name)
+
+    @property
     def usable(self) -> int:
         """Return how many of its rows have a usable vector."""
         return sum(self.survey.lengths.values())
 
 
-def plan(store: Store, catalog: StoredCatalog | None, options: GcOptions, indexes: dict[str, str], made: Plan) -> None:
-    """Add the vector files that v1 left to a plan.
+def plan(store: Store, catalog: StoredCatalog | None, options: GcOptions, indexes: dict[str, str]) -> Plan:
+    """Return what moves the vector files that v1 left.
 
     Args:
         store: where they are.
         catalog: its rows, None where there is none.
         options: whether they are meant.
-        indexes: the index files that are whole, below the store's root, by the base's id.
-        made: the plan.
+        indexes: the index files that are whole and keep their vectors, below the store's root, by the base's id.
     """
     if not is_wanted(options, v2.LEFTOVER) or not store.found.stores.is_whole:
-        return
-    emptied = {base for finding, base in made.resolves if finding == v2.VECTOR_UNEXPECTED}
-    completed = (
-        {base_key(row) for row in catalog.bases if row.get("status") == "completed"} if catalog else set(indexes)
-    )
-    proving = {base: store.root / name for base, name in indexes.items() if base in completed - emptied}
-    strays = checked.strays(store.root / store.bases, store.names, store.stores)
-    found = [path for finding, path in strays if finding == v2.LEFTOVER]
-    looked = [_looked(store, path, proving) for path in found]
-    owners = _owners([one for one in looked if isinstance(one, _File) and one.usable], set(store.names))
-    is_stranded = catalog is not None and any(_is_stranded(store, row) for row in catalog.bases)
-    decided = [
-        _decided(store, one, owners.get(one.path), proving, is_stranded) if isinstance(one, _File) else one
-        for one in looked
-    ]
+        return Plan()
+    made = Plan()
+    for one in _decisions(store, catalog, _proving(store, catalog, indexes)):
+        if isinstance(one, FileChange):
+            made.changes.append(one)
+        else:
+            made.left.append(one)
+    made.resolves = {(v2.LEFTOVER, None)} if made.changes and not made.left else set()
     # Which of the other files are of chosen bases, nobody knows.
-    made.left += [
-        one for one in decided if isinstance(one, Unresolved) and (not store.chosen or one.base in store.chosen)
-    ]
-    made.changes += [one for one in decided if isinstance(one, FileChange)]
-    if decided and not any(isinstance(one, Unresolved) for one in decided):
-        made.resolves.add((v2.LEFTOVER, None))
+    made.left = [one for one in made.left if store.wants(one.base)]
+    return made
+
+
+def _proving(store: Store, catalog: StoredCatalog | None, indexes: dict[str, str]) -> dict[str, Path]:
+    """Return the indexes that count as proof: of completed bases, where a catalog says which these are."""
+    completed = set(indexes)
+    if catalog is not None:
+        completed = {base_key(row) for row in catalog.bases if row.get("status") == "completed"}
+    return {base: store.root / name for base, name in indexes.items() if base in completed}
 
 
 def _looked(store: Store, path: Path, proving: dict[str, Path]) -> _File | Unresolved:
@@ -135,38 +135,70 @@ def _owners(files: list[_File], named: set[str]) -> dict[Path, str]:
     """
     owners: dict[Path, str] = {}
     for file in sorted(files, key=lambda file: len(file.provers)):
-        own = identity.base_id(file.path.name)
-        free = {own} & file.provers if own in named else file.provers - set(owners.values())
+        free = {file.base} & file.provers if file.base in named else file.provers - set(owners.values())
         if free:
             owners[file.path] = min(free)
-    # Where several files have but the one base, nobody can tell whose it is.
-    shared = Counter(base for file in files if file.path not in owners for base in file.provers)
-    sure = {file.path for file in files if identity.base_id(file.path.name) in file.provers}
-    return {path: base for path, base in owners.items() if not shared[base] or path in sure}
+    return _undisputed(owners, files)
 
 
-def _decided(
-    store: Store, file: _File, owner: str | None, proving: dict[str, Path], is_stranded: bool
-) -> FileChange | Unresolved:
+def _undisputed(owners: dict[Path, str], files: list[_File]) -> dict[Path, str]:
+    """Return which bases are of which files; where several have but the one base, nobody can tell whose it is."""
+    shared = set().union(*(file.provers for file in files if file.path not in owners))
+    sure = {file.path for file in files if file.base in file.provers}
+    return {path: base for path, base in owners.items() if base not in shared or path in sure}
+
+
+def _decisions(
+    store: Store, catalog: StoredCatalog | None, proving: dict[str, Path]
+) -> Iterator[FileChange | Unresolved]:
+    """Yield of each file what moves it, or why it stays."""
+    strays = checked.strays(store.root / store.bases, store.names, store.stores)
+    looked = [_looked(store, path, proving) for finding, path in strays if finding == v2.LEFTOVER]
+    owners = _owners([one for one in looked if isinstance(one, _File) and one.usable], set(store.names))
+    in_doubt = proving if _has_stranded(store, catalog) else {}
+    for one in looked:
+        if isinstance(one, _File):
+            yield _unproven(one) or _decided(store, one, owners.get(one.path), in_doubt)
+        else:
+            yield one
+
+
+def _has_stranded(store: Store, catalog: StoredCatalog | None) -> bool:
+    return catalog is not None and any(_is_stranded(store, row) for row in catalog.bases)
+
+
+def _unproven(file: _File) -> Unresolved | None:
+    """Return that a file stays whose vectors no index has, each of them; None where one has, or there are no rows."""
+    usable, path = file.usable, file.path
+    if not file.survey.rows:
+        return None
+    if not usable:
+        rows = file.survey.rows
+        return _left(
+            path, f"none of its {counted(rows, 'row')} has a usable vector, so that nothing proves it", None, rows
+        )
+    if file.best is not None:
+        proven, first = file.best.proven, f"; first, {file.best.first}"
+        base = file.best.base if proven else None
+        return _left(path, f"{proven:,} of its {counted(usable, 'vector')} are in v2{first}", base, usable - proven)
+    return None if file.provers else _left(path, "no index is whole that could have its vectors", None, usable)
+
+
+def _decided(store: Store, file: _File, owner: str | None, in_doubt: dict[str, Path]) -> FileChange | Unresolved:
+    """Return what moves a file whose vectors are proven, or why it stays.
+
+    Args:
+        store: where it is.
+        file: the file.
+        owner: the base that was made of it.
+        in_doubt: the indexes of bases that may have been made of another file, where one still needs its own.
+    """
     usable, path = file.usable, file.path
     more = file.survey.rows - usable
-    where = f"its {counted(usable, 'vector')} are in v2, byte for byte"
-    if not file.survey.rows:
-        owner, where = None, "it has no rows"
-    elif not usable:
-        return _left(
-            path, f"none of its {counted(more, 'row')} has a usable vector, so that nothing proves it", None, more
-        )
-    elif file.best is not None:
-        first = f"; first, {file.best.first}"
-        missing = usable - file.best.proven
-        base = file.best.base if file.best.proven else None
-        return _left(path, f"{file.best.proven:,} of its {counted(usable, 'vector')} are in v2{first}", base, missing)
-    elif not file.provers:
-        return _left(path, "no index is whole that could have its vectors", None, usable)
-    elif owner is None:
+    where = f"its {counted(usable, 'vector')} are in v2, byte for byte" if file.survey.rows else "it has no rows"
+    if file.survey.rows and owner is None:
         return _left(path, f"{where}, but of a base that was made of another file", min(file.provers), usable)
-    elif is_stranded and owner != identity.base_id(path.name) and not _has_no_more(proving[owner], file):
+    if owner in in_doubt and owner != file.base and not _has_no_more(in_doubt[owner], file):
         reason = f"{where}, but it may be that of a base which failed at the upgrade: bring those back first"
         return _left(path, reason, owner, usable)
     rest = f"; {counted(more, 'row')} without a usable vector were never carried" if more else ""
@@ -209,15 +241,18 @@ def _proof(path: Path, survey: Survey, base: str, index: Path, *, stop: bool) ->
                 if has == vector:
                     proof.proven += 1
                     continue
-                if proof.first is None:
-                    quoted = one_line(body[:_QUOTED]) + ("…" if len(body) > _QUOTED else "")
-                    lacks = "is no body there" if has is None else "has another vector there"
-                    proof.first = f"the text “{quoted}” {lacks}"
+                proof.first = proof.first or _lacks(body, has)
                 if stop:
                     break
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         proof.first = proof.first or f"one of the two cannot be read: {error}"
     return proof
+
+
+def _lacks(body: str, has: object) -> str:
+    """Return what is missing of a text, for a person."""
+    quoted = one_line(body[:_QUOTED]) + ("…" if len(body) > _QUOTED else "")
+    return f"the text “{quoted}” {'is no body there' if has is None else 'has another vector there'}"
 
 
 def _held(rows: Iterable[tuple[str, bytes]], index: apsw.Connection) -> Iterator[tuple[str, bytes, object]]:

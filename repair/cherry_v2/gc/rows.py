@@ -6,6 +6,7 @@ among those that no body names.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -108,9 +109,6 @@ class IndexFile:
     name: str
     #: What a quick look found.
     found: list[Finding]
-    #: What is removed from its tables, and how many bytes that frees.
-    tables: tuple[str, ...] = ()
-    freed: int = 0
     _odd: dict[tuple[str, str], bool] = field(default_factory=dict)
 
     @cached_property
@@ -119,40 +117,53 @@ class IndexFile:
         audited = self.store.audit(bases=frozenset({self.base}))
         return {one.name: one for one in audited.findings if one.base == self.base}
 
-    def plan(self, options: GcOptions, made: Plan) -> None:
-        """Add what is removed from the file to a plan."""
+    def plan(self, options: GcOptions) -> Plan:
+        """Return what is removed from the file."""
+        wanted = self._wanted(options)
+        damage = list(filter(is_damage, self.findings.values())) if wanted else []
+        if damage or not wanted:
+            return Plan(left=[*map(left_damaged, damage)])
+        with sqlite.reading(self.store.root / self.name) as db:
+            left = [stays for one in wanted for stays in self._left(db, one)]
+            removed = [(waste, action) for waste, action in self._removed(db, wanted) if action.count]
+        if not removed:
+            return Plan(left=left)
+        return Plan([self._change(removed)], left, {(waste.finding, self.base) for waste, _ in removed})
+
+    def _wanted(self, options: GcOptions) -> list[_Waste]:
         named = {one.name for one in self.found}
         if v2.BODY_ORPHAN in named:
             # With a body goes the vector that only it names.
             named.add(v2.VECTOR_ORPHAN)
-        waste = [one for one in _WASTE if one.finding in named and is_wanted(options, one.finding)]
-        if not waste:
-            return
-        damage = [one for one in self.findings.values() if is_damage(one)]
-        if damage:
-            made.left += map(left_damaged, damage)
-            return
-        with sqlite.reading(self.store.root / self.name) as db:
-            waste = [one for one in waste if self._is_known(db, one, made)]
-            names = {one.finding for one in waste}
-            if v2.VECTOR_UNEXPECTED in names:
-                waste = [one for one in waste if one.finding != v2.VECTOR_ORPHAN]
-            actions = {one.finding: self._action(db, one, bodies_go=v2.BODY_ORPHAN in names) for one in waste}
-        self._change([one for one in waste if actions[one.finding].count], actions, made)
+        return [one for one in _WASTE if one.finding in named and is_wanted(options, one.finding)]
 
-    def _is_known(self, db: apsw.Connection, waste: _Waste, made: Plan) -> bool:
-        """Tell whether rows are sure to be reached by nothing, and say so where they are not."""
-        finding = self.findings.get(waste.finding)
-        needing = sorted(waste.needed_by & self.findings.keys())
-        is_odd = any(self._is_odd(db, *key) for key in waste.keys)
+    def _removed(self, db: apsw.Connection, wanted: list[_Waste]) -> Iterator[tuple[_Waste, Action]]:
+        """Yield the rows that are sure to be reached by nothing, with what removes them."""
+        known = {one.finding: one for one in wanted if not self._needing(one) and not self._is_odd(db, one)}
+        bodies_go = v2.BODY_ORPHAN in known
+        if v2.VECTOR_UNEXPECTED in known:
+            known.pop(v2.VECTOR_ORPHAN, None)
+        for waste in known.values():
+            yield waste, self._action(db, waste, bodies_go=bodies_go)
+
+    def _left(self, db: apsw.Connection, waste: _Waste) -> Iterator[Unresolved]:
+        """Yield why rows stay that were found, where they are not sure to be reached by nothing."""
+        finding, needing = self.findings.get(waste.finding), self._needing(waste)
         if finding is not None and needing:
-            made.left.append(left_for_repair(self.store, finding, needing))
-        elif finding is not None and is_odd:
+            yield left_for_repair(self.store, finding, needing)
+        elif finding is not None and self._is_odd(db, waste):
             reason = f"{finding.message}, but not every id is a text: what is reached cannot be told"
-            made.left.append(Unresolved(finding=finding.name, reason=reason, base=self.base, count=finding.count))
-        return not needing and not is_odd
+            yield Unresolved(finding=finding.name, reason=reason, base=self.base, count=finding.count)
 
-    def _is_odd(self, db: apsw.Connection, table: str, column: str) -> bool:
+    def _needing(self, waste: _Waste) -> list[str]:
+        """Return the findings whose repair may need rows."""
+        return sorted(waste.needed_by & self.findings.keys())
+
+    def _is_odd(self, db: apsw.Connection, waste: _Waste) -> bool:
+        """Tell whether a column that says what is reached holds anything but text."""
+        return any(self._has_odd(db, *key) for key in waste.keys)
+
+    def _has_odd(self, db: apsw.Connection, table: str, column: str) -> bool:
         key = (table, column)
         if key not in self._odd:
             usual = "'text', 'null'" if key in _NULLABLE else "'text'"
@@ -175,24 +186,18 @@ class IndexFile:
             finding=waste.finding,
         )
 
-    def _change(self, waste: list[_Waste], actions: dict[str, Action], made: Plan) -> None:
-        if not waste:
-            return
+    def _change(self, removed: list[tuple[_Waste, Action]]) -> RowsChange:
         path = self.store.root / self.name
 
         def apply(db: apsw.Connection) -> None:
-            for one in waste:
-                db.execute(f"DELETE FROM {one.table} WHERE {one.where}")
-                planned = actions[one.finding].count
-                if db.changes() != planned:
-                    reason = f"{planned} rows of {one.table} were to be deleted, and now it would be {db.changes()}"
+            for waste, action in removed:
+                db.execute(f"DELETE FROM {waste.table} WHERE {waste.where}")
+                if db.changes() != action.count:
+                    rows = f"{action.count} rows of {waste.table}"
+                    reason = f"{rows} were to be deleted, and now it would be {db.changes()}"
                     raise PlanOutdated(path=path, reason=reason)
 
-        done = tuple(actions[one.finding] for one in waste)
-        self.tables = tuple(dict.fromkeys(one.table for one in waste))
-        self.freed = sum(action.bytes for action in done)
-        bodies = "search_text" in self.tables
-        made.changes.append(
-            RowsChange(path=self.name, actions=done, apply=apply, tables=self.tables, bytes=self.freed, bodies=bodies)
-        )
-        made.resolves |= {(one.finding, self.base) for one in waste}
+        actions = tuple(action for _, action in removed)
+        tables = tuple(dict.fromkeys(waste.table for waste, _ in removed))
+        size, bodies = sum(action.bytes for action in actions), "search_text" in tables
+        return RowsChange(path=self.name, actions=actions, apply=apply, tables=tables, bytes=size, bodies=bodies)

@@ -7,35 +7,34 @@ from checks.cherry_v2 import findings as v2
 from regraft import sqlite
 from regraft.formats.cherry_v2.index import reclaim
 from regraft.report.progress import human_bytes
-from repair.changes.plan import Action, Plan, Reclaim, Unresolved
+from repair.changes.plan import Action, Plan, Reclaim, RowsChange, Unresolved
 from repair.cherry_v2.gc.rows import IndexFile
 
 
-def plan(file: IndexFile, made: Plan) -> None:
-    """Add giving back the free space of a file to a plan, where that pays once its rows are removed."""
+def plan(file: IndexFile, removal: Plan) -> Plan:
+    """Return what gives back the free space of a file, where that pays once its rows are removed."""
     with sqlite.reading(file.store.root / file.name) as db:
         size, free = reclaim.sizes(db)
-    free += file.freed
+    free += sum(action.bytes for action in removal.actions)
     if not reclaim.pays(size, free):
-        return
+        return Plan()
     # Where bodies go, the full-text index is built anew.
-    desync = None if "search_text" in file.tables else _desync(file)
+    bodies_go = any(isinstance(change, RowsChange) and change.bodies for change in removal.changes)
+    desync = None if bodies_go else _desync(file)
     if desync is not None:
         reason = f"free space is not given back before the full-text index is mended: {desync.message}"
-        made.left.append(
-            Unresolved(
-                finding=desync.name,
-                reason=reason,
-                base=file.base,
-                subject=file.name,
-                count=desync.count,
-                repair=desync.repair,
-            )
+        stays = Unresolved(
+            finding=desync.name,
+            reason=reason,
+            base=file.base,
+            subject=file.name,
+            count=desync.count,
+            repair=desync.repair,
         )
-        return
+        return Plan(left=[stays])
     message = f"give about {human_bytes(free)} of {human_bytes(size)} in the index file back to the disk"
     action = Action(action="vacuum", message=message, base=file.base, subject=file.name, bytes=free)
-    made.reclaims.append(Reclaim(file.name, action, size))
+    return Plan(reclaims=[Reclaim(file.name, action, size)])
 
 
 def _desync(file: IndexFile) -> Finding | None:

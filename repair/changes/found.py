@@ -1,0 +1,41 @@
+"""What an audit found, sorted as planners look at it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+
+from checks.audit.findings import FINDINGS, Finding
+from regraft.report import notices
+
+#: What an audit found, by base.
+Findings = Mapping[str | None, list[Finding]]
+#: Findings that are gone afterwards, with the base that they are of.
+Mends = set[tuple[str, str | None]]
+
+
+def by_name(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
+    """Return findings by their names, in the order in which these come."""
+    found: dict[str, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        found[finding.name].append(finding)
+    return dict(found)
+
+
+def by_base(findings: Iterable[Finding]) -> dict[str | None, list[Finding]]:
+    """Return findings by the bases that they are of, in the order in which these come."""
+    found: dict[str | None, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        found[finding.base].append(finding)
+    return dict(found)
+
+
+def errors() -> set[str]:
+    """Return the names of all errors that a store in the current layout can have; those of v1 are none of them."""
+    return {one.name for one in FINDINGS.values() if one.severity == "error" and not one.name.startswith("v1.")}
+
+
+def besides(found: Mapping[str, list[Finding]], mended: Collection[str]) -> list[Finding]:
+    """Return the findings of other names than those that are ``mended``, from warnings on."""
+    others = (one for name, every in found.items() if name not in mended for one in every)
+    return [one for one in others if notices.at_least(one.severity, "warning")]
