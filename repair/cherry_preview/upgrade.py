@@ -17,7 +17,7 @@ import apsw
 from checks.cherry_v2 import findings as v2
 from migrators import ModelOverrides
 from migrators.cherry_preview.draft import draft_library
-from migrators.pipeline.drafts import LibraryDraft
+from migrators.pipeline.drafts import BaseDraft, LibraryDraft
 from migrators.pipeline.plan import plan_base
 from migrators.pipeline.plan_model import BasePlan, MaterialPlan
 from migrators.pipeline.preflight import planned_bytes
@@ -44,114 +44,104 @@ from repair.cherry_preview.items import Namer, Source, Upgrade, Write
 _ANY_MODEL = ModelChoice("?")
 
 
-def plan(store: Store, places: dict[str, Place], model_overrides: ModelOverrides, now_ms: int, made: Plan) -> None:
-    """Plan the upgrade of those bases that are in the layout of preview builds, by their ids.
+class _Stays(Exception):
+    """A base that stays as it is; the text says why."""
+
+
+def plan(store: Store, places: dict[str, Place], model_overrides: ModelOverrides, now_ms: int) -> Plan:
+    """Return the upgrade of those bases that are in the layout of preview builds, by their ids.
 
     Files below ``raw/`` come first, then the catalog, then the indexes: a run that is killed meanwhile is found
     unfinished by the next one.
     """
-    source = _read(store, places, model_overrides, now_ms, made)
-    if source is None:
-        return
-    upgrades = []
-    for base, place in places.items():
-        try:
-            found = _planned(source, base, place, made)
-        except (StoreProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
-            message = str(error) if isinstance(error, StoreProblem) else f"cannot be read: {error}"
-            made.left.append(
-                Unresolved(
-                    finding=v2.SCHEMA_PREVIEW,
-                    reason=f"{place.name} {message}",
-                    base=base,
-                    subject=place.name,
-                    severity="error",
-                )
-            )
-            continue
-        if found is not None:
-            upgrades.append(found)
-    indexes: list[FileChange] = []
-    for upgrade in upgrades:
-        folder = _folder_of(upgrade.place)
-        if folder is None or folder != upgrade.place.name:
-            raw = upgrade.place.raw if folder is None else f"{folder}/{RAW_FOLDER}"
-            files = upgrade.files
-            made.changes += [
-                FileChange(path=f"{raw}/{name}", actions=(act,), make=write, bytes=size)
-                for name, write, act, size in files
-            ]
-        indexes += _index_changes(source, upgrade, folder)
-        if not upgrade.kept:
-            made.resolves.add((v2.SCHEMA_PREVIEW, upgrade.base))
-    made.changes += [*_catalog_change(store, upgrades), *indexes]
-
-
-def _read(
-    store: Store, places: dict[str, Place], model_overrides: ModelOverrides, now_ms: int, made: Plan
-) -> Source | None:
-    """Draft all bases as a migration does; None where a catalog that is there cannot be read."""
     try:
         catalog = None if store.catalog is None else read_catalog(store.root / store.catalog)
     except CatalogProblem as problem:
-        for base, place in places.items():
-            message = f"its items are in the catalog, which {problem}"
-            made.left.append(
-                Unresolved(finding=v2.SCHEMA_PREVIEW, reason=message, base=base, subject=place.name, severity="error")
-            )
-        return None
+        message = f"its items are in the catalog, which {problem}"
+        return Plan(left=[_left(base, place, message) for base, place in places.items()])
     library: LibraryDraft = draft_library(store.found, model_overrides)
-    by_store = {draft.vector_file: draft for draft in library.bases}
-    for notice in library.notices:
-        if notice.code == notices.OPTION_UNUSED:
-            made.left.append(Unresolved(finding=v2.SCHEMA_PREVIEW, reason=notice.message))
-    return Source(
-        store=store,
-        catalog=catalog,
-        drafts={base: by_store[place.name] for base, place in places.items()},
-        now_ms=now_ms,
-    )
+    source = Source(store=store, catalog=catalog, drafts=_by_base(library, places), now_ms=now_ms)
+    made = Plan(left=_unused_words(library))
+    upgrades: list[Upgrade] = []
+    for base, place in places.items():
+        found = _looked(source, base, place)
+        if isinstance(found, Unresolved):
+            made.left.append(found)
+        else:
+            made.left += _skipped(found)
+            upgrades.append(found)
+    made.changes += chain.from_iterable(map(_file_changes, upgrades))
+    made.changes += _catalog_change(store, upgrades)
+    made.changes += chain.from_iterable(map(partial(_index_changes, source), upgrades))
+    made.resolves = {(v2.SCHEMA_PREVIEW, upgrade.base) for upgrade in upgrades if not upgrade.kept}
+    return made
+
+
+def _by_base(library: LibraryDraft, places: dict[str, Place]) -> dict[str, BaseDraft]:
+    drafts = {draft.vector_file: draft for draft in library.bases}
+    return {base: drafts[place.name] for base, place in places.items()}
+
+
+def _unused_words(library: LibraryDraft) -> list[Unresolved]:
+    message = [notice.message for notice in library.notices if notice.code == notices.OPTION_UNUSED]
+    return [Unresolved(finding=v2.SCHEMA_PREVIEW, reason=one) for one in message]
+
+
+def _left(base: str, place: Place, reason: str) -> Unresolved:
+    return Unresolved(finding=v2.SCHEMA_PREVIEW, reason=reason, base=base, subject=place.name, severity="error")
 
 
 # --- one base --------------------------------------------------------------------------------------------------------
 
 
-def _planned(source: Source, base: str, place: Place, made: Plan) -> Upgrade | None:
-    """Work out what becomes of a base; None where it is left as it is."""
+def _looked(source: Source, base: str, place: Place) -> Upgrade | Unresolved:
+    """Return what becomes of a base, or why it is left as it is."""
+    try:
+        return _planned(source, base, place)
+    except _Stays as stays:
+        return _left(base, place, str(stays))
+    except StoreProblem as problem:
+        return _left(base, place, f"{place.name} {problem}")
+    except (apsw.Error, OSError, UnicodeDecodeError) as error:
+        return _left(base, place, f"{place.name} cannot be read: {error}")
+
+
+def _planned(source: Source, base: str, place: Place) -> Upgrade:
+    """Work out what becomes of a base.
+
+    Raises:
+        _Stays: it cannot be carried whole.
+        StoreProblem, apsw.Error, OSError, UnicodeDecodeError: it cannot be read.
+    """
     row = _row_of(source, base)
     draft = source.drafts[base]
     draft = replace(draft, embedding=_ANY_MODEL) if row is None else draft
     with libsql.readable(source.store.root / place.name) as path, sqlite.reading(path) as db:
         survey = PREVIEW.survey(path)
         planned = plan_base(draft, survey)
-        problem = _problem(source, planned, survey, row) or _beside(db)
         kept = planned.rows.read - planned.rows.carried
-        if kept and not problem and db.execute("PRAGMA encoding").get != older.ENCODING:
-            problem = (
-                f"{counted(kept, 'row')} cannot be carried, and its texts are in another encoding than {older.ENCODING}"
-            )
+        problem = (
+            _draft_problem(planned, survey)
+            or _model_problem(source, planned, row)
+            or _beside(db)
+            or _encoding_problem(db, kept)
+        )
         if problem:
-            made.left.append(
-                Unresolved(finding=v2.SCHEMA_PREVIEW, reason=problem, base=base, subject=place.name, severity="error")
-            )
-            return None
+            raise _Stays(problem)
         upgrade = Upgrade(base, place, planned, kept=kept)
         Namer(source, upgrade, row, db).name()
     _plan_base_row(upgrade, row)
+    return upgrade
+
+
+def _skipped(upgrade: Upgrade) -> Iterator[Unresolved]:
+    """Yield which rows of a base no unit is made of."""
+    planned = upgrade.plan
     for notice in planned.notices:
         if notice.code in planned.rows.skipped:
             message = f"{notice.message}; they stay in the table of the preview build"
-            made.left.append(
-                Unresolved(
-                    finding=v2.SCHEMA_PREVIEW,
-                    reason=message,
-                    base=base,
-                    subject=place.name,
-                    count=notice.count,
-                    severity="warning",
-                )
-            )
-    return upgrade
+            stays = _left(upgrade.base, upgrade.place, message)
+            yield replace(stays, count=notice.count, severity="warning")
 
 
 def _row_of(source: Source, base: str) -> Row | None:
@@ -159,17 +149,28 @@ def _row_of(source: Source, base: str) -> Row | None:
     return next((row for row in rows if row.get("id") == base), None)
 
 
-def _problem(source: Source, planned: BasePlan, survey: Survey, row: Row | None) -> str | None:
-    """Return why a base cannot be carried whole, for a person."""
-    if planned.error is not None and survey.rows:
-        message = [notice.message for notice in planned.notices if notice.code == planned.error]
-        return message[0] if message else planned.error
-    model = planned.draft.embedding.id
-    if row is None or model is None or row.get("embedding_model_id") == model or source.catalog is None:
+def _draft_problem(planned: BasePlan, survey: Survey) -> str | None:
+    """Return why the rows of a base cannot be carried whole, for a person."""
+    if planned.error is None or not survey.rows:
         return None
-    known = source.catalog.models
-    if known is not None and model not in {one.get("id") for one in known}:
+    return next((notice.message for notice in planned.notices if notice.code == planned.error), planned.error)
+
+
+def _model_problem(source: Source, planned: BasePlan, row: Row | None) -> str | None:
+    """Return why a base cannot have the model of its vectors, for a person."""
+    model = planned.draft.embedding.id
+    known = None if source.catalog is None else source.catalog.models
+    if row is None or known is None or model in (None, row.get("embedding_model_id")):
+        return None
+    if model not in {one.get("id") for one in known}:
         return f"the catalog has no model {model}: add it in the application first"
+    return None
+
+
+def _encoding_problem(db: apsw.Connection, kept: int) -> str | None:
+    """Return why rows that no unit is made of cannot stay beside the units, for a person."""
+    if kept and db.execute("PRAGMA encoding").get != older.ENCODING:
+        return f"{counted(kept, 'row')} cannot be carried, and its texts are in another encoding than {older.ENCODING}"
     return None
 
 
@@ -202,20 +203,11 @@ def _plan_base_row(upgrade: Upgrade, row: Row | None) -> None:
 
 
 def _catalog_change(store: Store, upgrades: list[Upgrade]) -> Iterator[RowsChange]:
-    """Return the change of the catalog, where there is any."""
+    """Yield the change of the catalog, where there is any."""
     updates = [(sql, values) for upgrade in upgrades for sql, values, _ in upgrade.updates]
     if not updates or store.catalog is None:
         return
-    actions = []
-    for upgrade in upgrades:
-        items = sum(what == "item" for _, _, what in upgrade.updates)
-        if items:
-            message = f"give {counted(items, 'item')} the data that v2 needs"
-            actions.append(Action(action="update-items", message=message, base=upgrade.base, count=items))
-        if items < len(upgrade.updates):
-            actions.append(
-                Action(action="update-base", message="mark the base completed, with its dimensions", base=upgrade.base)
-            )
+    actions = tuple(chain.from_iterable(map(_catalog_actions, upgrades)))
     path = store.root / store.catalog
 
     def apply(db: apsw.Connection) -> None:
@@ -226,7 +218,16 @@ def _catalog_change(store: Store, upgrades: list[Upgrade]) -> Iterator[RowsChang
 
     tables = [name for name in ("knowledge_base", "knowledge_item") if any(f" {name} " in sql for sql, _ in updates)]
     size = sum(len(str(value)) for _, values in updates for value in values)
-    yield RowsChange(path=store.catalog, actions=tuple(actions), apply=apply, tables=tuple(tables), bytes=size)
+    yield RowsChange(path=store.catalog, actions=actions, apply=apply, tables=tuple(tables), bytes=size)
+
+
+def _catalog_actions(upgrade: Upgrade) -> Iterator[Action]:
+    items = sum(what == "item" for _, _, what in upgrade.updates)
+    if items:
+        message = f"give {counted(items, 'item')} the data that v2 needs"
+        yield Action(action="update-items", message=message, base=upgrade.base, count=items)
+    if items < len(upgrade.updates):
+        yield Action(action="update-base", message="mark the base completed, with its dimensions", base=upgrade.base)
 
 
 def _folder_of(place: Place) -> str | None:
@@ -237,8 +238,18 @@ def _folder_of(place: Place) -> str | None:
     return str(path.parent / place.base_id)
 
 
-def _index_changes(source: Source, upgrade: Upgrade, folder: str | None) -> Iterator[FileChange]:
-    planned, place = upgrade.plan, upgrade.place
+def _file_changes(upgrade: Upgrade) -> Iterator[FileChange]:
+    """Yield what writes files below ``raw/``, unless the folder is made as a whole."""
+    folder = _folder_of(upgrade.place)
+    if folder == upgrade.place.name:
+        return
+    raw = upgrade.place.raw if folder is None else f"{folder}/{RAW_FOLDER}"
+    for name, write, action, size in upgrade.files:
+        yield FileChange(path=f"{raw}/{name}", actions=(action,), make=write, bytes=size)
+
+
+def _index_changes(source: Source, upgrade: Upgrade) -> Iterator[FileChange]:
+    planned, place, folder = upgrade.plan, upgrade.place, _folder_of(upgrade.place)
     size = planned_bytes(replace(planned, error=None))
     units = planned.rows.carried
     message = f"write {counted(units, 'row')} of a preview build as units of v2, with their vectors"

@@ -47,23 +47,15 @@ def plan(store: Store, options: UpgradeOptions) -> Plan:
     made = Plan()
     previews: dict[str, Place] = {}
     for base, place in store.stores.items():
-        if not store.wants(base):
-            continue
-        if place.look.layout is Layout.UNREADABLE:
-            _leave_damaged(base, place.name, place.look.problem, made)
-            continue
-        try:
-            if _may_be_made(store, base, place, made):
-                if place.look.layout is Layout.PREVIEW:
-                    previews[base] = place
-                else:
-                    _plan_index(store, base, place, options, made)
-        except _DAMAGE as error:
-            _leave_damaged(base, place.name, str(error), made)
+        if store.wants(base):
+            planned = _plan_file(store, base, place, options)
+            made.add(planned)
+            if place.look.layout is Layout.PREVIEW and not planned.left:
+                previews[base] = place
     if previews:
-        upgrade.plan(store, previews, options.model_overrides, options.now_ms, made)
+        made.add(upgrade.plan(store, previews, options.model_overrides, options.now_ms))
     try:
-        upgrade_catalog.plan(store, made)
+        return upgrade_catalog.beside(made, store)
     except _DAMAGE as error:
         made.left.append(
             Unresolved(finding=v2.UNREADABLE, reason=f"the catalog cannot be read: {error}", severity="error")
@@ -71,23 +63,28 @@ def plan(store: Store, options: UpgradeOptions) -> Plan:
     return made
 
 
-def _leave_damaged(base: str, name: str, problem: str, made: Plan) -> None:
-    made.left.append(
-        Unresolved(finding=v2.UNREADABLE, reason=f"{name} cannot be read: {problem}", base=base, severity="error")
-    )
+def _plan_file(store: Store, base: str, place: Place, options: UpgradeOptions) -> Plan:
+    """Plan the upgrade of one index file; of a preview build's, just say what keeps it from one."""
+    if place.look.layout is Layout.UNREADABLE:
+        return Plan(left=[_damaged(base, place, place.look.problem)])
+    try:
+        with libsql.readable(store.root / place.name) as path, sqlite.reading(path) as db:
+            version, _ = older.version_of(db)
+        if older.is_newer(version):
+            message = f"the index is of version {named(version)}, and {SCHEMA_VERSION} is the latest that is known here"
+            return Plan(left=[_left(v2.SCHEMA_VERSION, message, base, place)])
+        return Plan() if place.look.layout is Layout.PREVIEW else _plan_index(store, base, place, options)
+    except _DAMAGE as error:
+        return Plan(left=[_damaged(base, place, str(error))])
 
 
-def _may_be_made(store: Store, base: str, place: Place, made: Plan) -> bool:
-    """Tell whether a file is of no version that is not known yet; one that is stays as it is."""
-    with libsql.readable(store.root / place.name) as path, sqlite.reading(path) as db:
-        version, _ = older.version_of(db)
-    if not older.is_newer(version):
-        return True
-    message = f"the index is of version {named(version)}, and {SCHEMA_VERSION} is the latest that is known here"
-    made.left.append(
-        Unresolved(finding=v2.SCHEMA_VERSION, reason=message, base=base, subject=place.name, severity="error")
-    )
-    return False
+def _damaged(base: str, place: Place, problem: str) -> Unresolved:
+    reason = f"{place.name} cannot be read: {problem}"
+    return Unresolved(finding=v2.UNREADABLE, reason=reason, base=base, severity="error")
+
+
+def _left(finding: str, reason: str, base: str, place: Place, count: int = 1) -> Unresolved:
+    return Unresolved(finding=finding, reason=reason, base=base, subject=place.name, count=count, severity="error")
 
 
 # --- seven tables ----------------------------------------------------------------------------------------------------
@@ -123,46 +120,43 @@ class _Seen:
         }
         return tuple(name for name, is_wrong in wrong.items() if is_wrong)
 
+    @property
+    def is_current(self) -> bool:
+        """Tell whether an upgrade mends nothing in it."""
+        return not self.findings and not self.is_refused
 
-def _plan_index(store: Store, base: str, place: Place, options: UpgradeOptions, made: Plan) -> None:
-    path = store.root / place.name
+    @property
+    def lacks_its_stamp(self) -> bool:
+        """Tell whether nothing else is wrong than that it says another version than its own."""
+        return self.findings == (v2.SCHEMA_VERSION,) and self.version != 1 and not self.is_refused
+
+
+def _plan_index(store: Store, base: str, place: Place, options: UpgradeOptions) -> Plan:
+    made, path = Plan(), store.root / place.name
     with libsql.readable(path) as copy, sqlite.reading(copy) as db:
         seen = _look(db, is_refused=copy != path)
         if seen.previews:
-            message = (
-                f"{counted(seen.previews, 'row')} of a preview build beside units of v2: nothing says which are right"
-            )
-            made.left.append(
-                Unresolved(
-                    finding=v2.SCHEMA_PREVIEW,
-                    reason=message,
-                    base=base,
-                    subject=place.name,
-                    count=seen.previews,
-                    severity="error",
-                )
-            )
-        if not seen.findings and not seen.is_refused:
-            return
-        if seen.findings == (v2.SCHEMA_VERSION,) and seen.version != 1 and not seen.is_refused:
-            _stamp(base, place.name, seen, made)
-            return
-        old = older.examine(db, options.now_ms, knows_base=place.base_id is not None)
+            rows = counted(seen.previews, "row")
+            message = f"{rows} of a preview build beside units of v2: nothing says which are right"
+            made.left.append(_left(v2.SCHEMA_PREVIEW, message, base, place, seen.previews))
+        if seen.is_current:
+            return made
+        if seen.lacks_its_stamp:
+            made.changes.append(_stamp(base, place.name, seen))
+            made.resolves.add((v2.SCHEMA_VERSION, base))
+            return made
+        try:
+            old = older.examine(db, options.now_ms, knows_base=place.base_id is not None)
+        except _DAMAGE as error:
+            made.left.append(_damaged(base, place, str(error)))
+            return made
     if old.problems:
-        for problem in old.problems:
-            finding = v2.SCHEMA_MISSING if v2.SCHEMA_MISSING in seen.findings else (seen.findings or (v2.CORRUPT,))[0]
-            made.left.append(
-                Unresolved(
-                    finding=finding,
-                    reason=f"it stays in its layout: {problem}",
-                    base=base,
-                    subject=place.name,
-                    severity="error",
-                )
-            )
-        return
+        finding = v2.SCHEMA_MISSING if v2.SCHEMA_MISSING in seen.findings else (seen.findings or (v2.CORRUPT,))[0]
+        made.left += [_left(finding, f"it stays in its layout: {problem}", base, place) for problem in old.problems]
+        return made
     made.changes.append(_rebuild(path, base, place, old, seen))
     made.resolves |= {(finding, base) for finding in seen.findings}
+    return made
 
 
 def _look(db: apsw.Connection, *, is_refused: bool) -> _Seen:
@@ -181,8 +175,8 @@ def _look(db: apsw.Connection, *, is_refused: bool) -> _Seen:
     )
 
 
-def _stamp(base: str, name: str, seen: _Seen, made: Plan) -> None:
-    """Plan the layout's version for a file that is in its layout and says another one."""
+def _stamp(base: str, name: str, seen: _Seen) -> RowsChange:
+    """Return what writes the layout's version for a file that is in its layout and says another one."""
     message = f"stamp the index as version {SCHEMA_VERSION}: its tables are, but it says {named(seen.version)}"
     action = Action(action="stamp-version", message=message, base=base, subject=name, finding=v2.SCHEMA_VERSION)
 
@@ -190,8 +184,7 @@ def _stamp(base: str, name: str, seen: _Seen, made: Plan) -> None:
         first = "(SELECT id FROM meta ORDER BY id LIMIT 1)"
         db.execute(f"UPDATE meta SET schema_version = ? WHERE id = {first}", (SCHEMA_VERSION,))
 
-    made.changes.append(RowsChange(path=name, actions=(action,), apply=apply, tables=("meta",)))
-    made.resolves.add((v2.SCHEMA_VERSION, base))
+    return RowsChange(path=name, actions=(action,), apply=apply, tables=("meta",))
 
 
 def _rebuild(path: Path, base: str, place: Place, old: OldIndex, seen: _Seen) -> FileChange:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -30,38 +31,51 @@ from regraft.formats.cherry_v2.layout import CATALOG_FILE
 from regraft.ledger import durable
 from regraft.text import counted
 from repair.changes.copies import copy_database
-from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
+from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 
 #: The tables of a library, parents first.
 _ORDER = (PROVIDERS, MODELS, BASES, ITEMS)
 
 
-def plan(store: Store, made: Plan) -> None:
-    """Add the upgrade of a library's catalog to a plan, with what else the plan changes in it.
+def beside(own: Plan, store: Store) -> Plan:
+    """Return a plan with the upgrade of a library's catalog, too, and in it what else the plan changes there.
 
     Raises:
         apsw.Error, OSError: it cannot be read.
     """
     if store.catalog is None or Path(store.catalog).name != CATALOG_FILE or store.chosen or not _is_whole(store):
-        return
+        return own
     path = store.root / store.catalog
+    count = _rows_to_write(path)
+    if count is None:
+        return own
+    others = [one for one in own.changes if isinstance(one, RowsChange) and one.path == store.catalog]
+    refused = _refused(path, others)
+    if refused is None:
+        anew = _anew(store.catalog, path, count, others)
+        return replace(own, changes=_in_place(own.changes, others, anew))
+    message = f"the catalog stays in its layout: {refused}"
+    left = Unresolved(finding=v2.BASE_STATUS, reason=message, base=None, subject=store.catalog, severity="error")
+    return replace(own, left=[*own.left, left])
+
+
+def _in_place(changes: list[Change], others: list[RowsChange], anew: FileChange) -> list[Change]:
+    """Return changes with one in place of others, where the first of these was."""
+    place = changes.index(others[0]) if others else 0
+    kept: list[Change] = [one for one in changes if one not in others]
+    return [*kept[:place], anew, *kept[place:]]
+
+
+def _rows_to_write(path: Path) -> int | None:
+    """Return how many rows a catalog of an earlier regraft has; None where it is none."""
     with sqlite.reading(path) as db:
         tables = read_tables(path, db)
         if tables.generation is not Generation.EARLIER_LIBRARY or not {BASES, ITEMS} <= tables.columns.keys():
-            return
+            return None
         if any(_unknown(db, tables)):
-            return  # no regraft wrote it
-        count = sum(_count(db, table) for table in _ORDER if table in tables.columns)
-    others = [one for one in made.changes if isinstance(one, RowsChange) and one.path == store.catalog]
-    refused = _refused(path, others)
-    if refused is None:
-        _add(store.catalog, path, count, others, made)
-    else:
-        message = f"the catalog stays in its layout: {refused}"
-        made.left.append(
-            Unresolved(finding=v2.BASE_STATUS, reason=message, base=None, subject=store.catalog, severity="error")
-        )
+            return None  # no regraft wrote it
+        return sum(_count(db, table) for table in _ORDER if table in tables.columns)
 
 
 def _refused(path: Path, others: list[RowsChange]) -> str | None:
@@ -78,7 +92,8 @@ def _is_whole(store: Store) -> bool:
     return store.found.stores.is_whole
 
 
-def _add(name: str, path: Path, count: int, others: list[RowsChange], made: Plan) -> None:
+def _anew(name: str, path: Path, count: int, others: list[RowsChange]) -> FileChange:
+    """Return what writes a catalog anew, with what else changes in it."""
     size = path.stat().st_size
     message = f"write the catalog anew with its {counted(count, 'row')}: models in full, and no search mode beside them"
     action = Action(action="upgrade-catalog", message=message, base=None, subject=name, count=count, bytes=size)
@@ -87,10 +102,7 @@ def _add(name: str, path: Path, count: int, others: list[RowsChange], made: Plan
         _convert(path, others, new)
 
     actions = (action, *(act for other in others for act in other.actions))
-    change = FileChange(path=name, actions=actions, make=make, bytes=2 * size)
-    place = made.changes.index(others[0]) if others else 0
-    made.changes = [one for one in made.changes if one not in others]
-    made.changes.insert(place, change)
+    return FileChange(path=name, actions=actions, make=make, bytes=2 * size)
 
 
 def _convert(path: Path, others: list[RowsChange], new: Path) -> None:
