@@ -57,11 +57,15 @@ def _mend_status(new: Row, models: Collection[Any] | None, evidence: Evidence) -
     elif not evidence.is_missing:
         return "its index cannot be read, so that nobody knows whether it failed"
     else:
-        model = new.get("embedding_model_id")
-        has_no_model = model is None or (models is not None and model not in models)
         new["status"] = "failed"
-        new["error"] = error if not is_blank(error) else MISSING_MODEL if has_no_model else MISSING_STORE
+        new["error"] = _why_failed(new.get("embedding_model_id"), models) if is_blank(error) else error
     return None
+
+
+def _why_failed(model: Any, models: Collection[Any] | None) -> str:
+    """Return the error of a base without an index, by its model and those that there are."""
+    is_gone = model is None or (models is not None and model not in models)
+    return MISSING_MODEL if is_gone else MISSING_STORE
 
 
 def _mend_search(new: Row, vectors: int | None) -> str | None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import apsw
 
-from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
 from regraft import sqlite
 from regraft.errors import PlanOutdated
@@ -24,6 +23,7 @@ from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_key, read_catalog
 from regraft.formats.cherry_v2.item_data import data_problem
 from regraft.text import counted
+from repair.changes.found import Findings, Mends
 from repair.changes.plan import Action, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.rules import bases
@@ -31,9 +31,6 @@ from repair.cherry_v2.rules import data as rules_data
 from repair.cherry_v2.rules import items as rules_items
 from repair.cherry_v2.rules.evidence import Evidence, evidence_of
 from repair.cherry_v2.rules.items import Items
-
-Findings = Mapping[str | None, list[Finding]]
-Mends = set[tuple[str, str | None]]
 
 #: Findings that are mended.
 NAMES = (v2.ITEM_STATUS, v2.ITEM_DATA, v2.ITEM_CONTAINER, v2.BASE_STATUS, v2.BASE_DIMENSIONS)
@@ -49,12 +46,7 @@ def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[lis
         findings: what the audit found, by base.
         only: names of findings; empty: all.
     """
-    wanted = {
-        base: {finding.name for finding in found if finding.name in NAMES and (not only or finding.name in only)}
-        for base, found in findings.items()
-        if base is not None
-    }
-    wanted = {base: names for base, names in wanted.items() if names}
+    wanted = _wanted(findings, (only or frozenset(NAMES)).intersection(NAMES))
     if store.catalog is None or not wanted:
         return [], [], set()
     made = _Mender(store, findings, store.root / store.catalog, drops_lengths=v2.VECTOR_LENGTH in only)
@@ -62,14 +54,19 @@ def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[lis
         made.mend(wanted)
     except (CatalogProblem, apsw.Error, OSError, UnicodeDecodeError) as problem:
         message = f"the catalog cannot be read as a whole: {problem}"
-        return [], [_left(name, message, base) for base, names in wanted.items() for name in sorted(names)], set()
+        stays = ((name, base) for base, names in wanted.items() for name in sorted(names))
+        return [], [Unresolved.registered(name, message, base=base) for name, base in stays], set()
     return made.changes(store.catalog), made.left(), made.resolves(wanted)
 
 
-def _left(name: str, reason: str, base: str, subject: str | None = None, count: int = 1) -> Unresolved:
-    return Unresolved(
-        finding=name, reason=reason, base=base, subject=subject, count=count, severity=FINDINGS[name].severity
-    )
+def _wanted(findings: Findings, names: frozenset[str]) -> dict[str, set[str]]:
+    """Return which of these findings each base has, where it has any."""
+    wanted = {
+        base: {finding.name for finding in found if finding.name in names}
+        for base, found in findings.items()
+        if base is not None
+    }
+    return {base: of_base for base, of_base in wanted.items() if of_base}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +126,9 @@ class _Mender:
     def left(self) -> list[Unresolved]:
         """Return what stays as it is."""
         return [
-            _left(name, reason, base, subjects[0] if len(subjects) == 1 else None, len(subjects))
+            Unresolved.registered(
+                name, reason, base=base, subject=subjects[0] if len(subjects) == 1 else None, count=len(subjects)
+            )
             for (name, reason, base), subjects in self._left.items()
         ]
 
@@ -190,7 +189,7 @@ class _Mender:
     ) -> None:
         base = base_key(base_row)
         rowids, items = self._items(db, base_row.get("id"))
-        before = [dict(row) for row in items.rows]
+        before = list(map(dict, items.rows))
         if v2.ITEM_STATUS in names:
             rules_items.mend_statuses(items, is_running, evidence.has_material)
         if v2.ITEM_CONTAINER in names:
@@ -206,14 +205,17 @@ class _Mender:
             self._edits.append(
                 _Edit(table="knowledge_item", rowid=rowids[number], old={name: old[name] for name in new}, new=new)
             )
-            noun = "folder" if row["type"] == "directory" else "item"
-            if number in items.statuses:
-                error = f" ({row['error']})" if row["error"] in (rules_items.INTERRUPTED, rules_items.NO_REASON) else ""
-                message = f"set {{n}} to {row['status']}{error}"
-                self._actions["update-items", message, noun, base, items.statuses[number]] += 1
-            if number in items.moves:
-                message = f"move {{n}} to the top: {items.moves[number]}"
-                self._actions["move-items", message, noun, base, v2.ITEM_CONTAINER] += 1
+            self._count_item(base, row, items.statuses.get(number), items.moves.get(number))
+
+    def _count_item(self, base: str, row: Row, finding: str | None, problem: str | None) -> None:
+        """Count what becomes of an item: another status, for a finding; another folder, for what was wrong with it."""
+        noun = "folder" if row["type"] == "directory" else "item"
+        if finding is not None:
+            error = f" ({row['error']})" if row["error"] in (rules_items.INTERRUPTED, rules_items.NO_REASON) else ""
+            self._actions["update-items", f"set {{n}} to {row['status']}{error}", noun, base, finding] += 1
+        if problem is not None:
+            message = f"move {{n}} to the top: {problem}"
+            self._actions["move-items", message, noun, base, v2.ITEM_CONTAINER] += 1
 
     def _items(self, db: apsw.Connection, base: Any) -> tuple[list[int], Items]:
         rowids: list[int] = []

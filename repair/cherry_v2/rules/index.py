@@ -9,13 +9,13 @@ same.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
 
-from checks.audit.findings import FINDINGS
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import vectors
 from regraft import guarding, sqlite
@@ -246,9 +246,7 @@ def _actions(job: Job, target: Target) -> Iterator[Action]:
 
 
 def _left(target: Target, finding: str, reason: str, count: int) -> Unresolved:
-    return Unresolved(
-        finding=finding, reason=reason, base=target.base, subject=None, count=count, severity=FINDINGS[finding].severity
-    )
+    return Unresolved.registered(finding, reason, base=target.base, count=count)
 
 
 # --- vectors ---------------------------------------------------------------------------------------------------------
@@ -262,9 +260,7 @@ def _drop_vectors(job: Job, target: Target) -> Iterator[Action]:
     db = job.db
     lengths = vectors.lengths_of(db)
     usual = vectors.usual_length(lengths)
-    is_sure = 2 * lengths[usual] > lengths.total()
-    if target.dimensions is not None and lengths[4 * target.dimensions]:
-        is_sure = is_sure and usual == 4 * target.dimensions
+    is_sure = _is_sure(lengths, usual, target.dimensions)
     for rid, _, _, _, flaw in vectors.judged(db, usual):
         if flaw in wanted:
             db.execute(
@@ -288,6 +284,13 @@ def _drop_vectors(job: Job, target: Target) -> Iterator[Action]:
             bytes=size,
             finding=flaw,
         )
+
+
+def _is_sure(lengths: Counter[int], usual: int, dimensions: int | None) -> bool:
+    """Tell whether the usual length of vectors is the base's: most have it, and none has another one of the catalog."""
+    if dimensions is not None and lengths[4 * dimensions] and usual != 4 * dimensions:
+        return False
+    return 2 * lengths[usual] > lengths.total()
 
 
 #: What mends can bring to light or settle besides what they are for: name, noun, reason, and how many rows.

@@ -20,6 +20,8 @@ from regraft.text import is_blank
 INTERRUPTED = "indexing_interrupted"
 #: The error of an item that failed and does not say why.
 NO_REASON = "No reason was recorded for this failure."
+#: Statuses that stay, and the error that goes with each.
+_FINAL: dict[Any, tuple[str, str | None]] = {"deleting": ("deleting", None), "failed": ("failed", NO_REASON)}
 #: Statuses of a folder that follow from what is inside.
 _FOLLOWING = ("processing", "completed")
 
@@ -66,27 +68,28 @@ def _settled(row: Row, has_children: bool, is_indexed: IsIndexed) -> tuple[str, 
     error = None if is_blank(row.get("error")) else str(row.get("error"))
     if kind not in DATA:
         return None
-    if status == "deleting":
-        return "deleting", None
-    if status == "failed":
-        return "failed", NO_REASON
-    if error is None and (status in ("idle", "completed") or (status == "processing" and kind == "directory")):
+    if status in _FINAL:
+        return _FINAL[status]
+    if error is None and (status in ("idle", "completed") or (status, kind) == ("processing", "directory")):
         return str(status), None
-    is_done: bool | None = False
-    if kind == "directory":
-        is_done = has_children and status != "preparing"
-    elif status not in ACTIVE:
-        is_done = is_indexed(str(row.get("id")))
-    if is_done is None:
-        return None
-    # The status of a folder follows from what is inside, once that is known.
-    return ("completed", None) if is_done else ("failed", error or INTERRUPTED)
+    is_done = _is_done(row, has_children, is_indexed)
+    if is_done:
+        # The status of a folder follows from what is inside, once that is known.
+        return "completed", None
+    return None if is_done is None else ("failed", error or INTERRUPTED)
+
+
+def _is_done(row: Row, has_children: bool, is_indexed: IsIndexed) -> bool | None:
+    """Tell whether an item came to its end; None where nobody knows."""
+    status = row.get("status")
+    if row.get("type") == "directory":
+        return has_children and status != "preparing"
+    return False if status in ACTIVE else is_indexed(str(row.get("id")))
 
 
 def mend_folders(items: Items) -> None:
     """Move to the top what is in no folder that there is; of folders inside themselves, the oldest."""
     by_id = {row.get("id"): row for row in items.rows}
-    places = {row.get("id"): number for number, row in enumerate(items.rows)}
     inside_itself: list[Row] = []
     for number, row in enumerate(items.rows):
         problem = None if row.get("group_id") is None else group_problem(row, by_id)
@@ -100,6 +103,12 @@ def mend_folders(items: Items) -> None:
         else:
             row["group_id"] = None
             items.moves[number] = problem
+    _open_circles(items, inside_itself, by_id)
+
+
+def _open_circles(items: Items, inside_itself: list[Row], by_id: dict[Any, Row]) -> None:
+    """Move the oldest of folders that are inside one another to the top."""
+    places = {row.get("id"): number for number, row in enumerate(items.rows)}
     for row in inside_itself:
         circle = _circle(row, by_id)
         if any(one.get("type") not in DATA for one in circle):

@@ -17,10 +17,9 @@ from pathlib import Path, PurePosixPath
 
 import apsw
 
-from checks.audit.findings import FINDINGS
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import path_of
-from checks.cherry_v2.index_file import path_problem, stored_problem
+from checks.cherry_v2.index_file import stored_problem
 from regraft import links, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.catalog_reader import Row
@@ -29,6 +28,7 @@ from regraft.ledger import durable
 from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
 from regraft.text import counted, decode_utf8
 from repair.changes.plan import Action, FileChange, RowsChange, Unresolved
+from repair.cherry_v2.taken_paths import is_safe
 
 _SEPARATORS = re.compile(r"[/\\]+")
 
@@ -80,34 +80,30 @@ def renamed(root: Path, base: str, index: str, raw: str, items: Sequence[Row] | 
     unsafe, taken = _materials(root / index)
     found = Renamed()
     files = FileRename(root, raw, base)
-    names = {path for item in by_id.values() if (path := path_of(item)) is not None}
+    names = set(filter(None, map(path_of, by_id.values())))
     for material in unsafe:
-        item = by_id.get(material.id)
-        path = None if item is None else path_of(item)
-        if path is not None and path_problem(path.encode("utf-8", "replace")) is None:
-            if path in taken:
-                reason = f"another material has the path of its item, {path}"
-                found.left.append(
-                    Unresolved(
-                        finding=v2.PATH_UNSAFE,
-                        reason=reason,
-                        base=base,
-                        subject=material.id,
-                        count=1,
-                        severity=FINDINGS[v2.PATH_UNSAFE].severity,
-                    )
-                )
-                continue
-            new = path
-        else:
+        item = by_id.get(material.id, {})
+        path = path_of(item)
+        if path is None or not is_safe(path):
             new = files.free_name(material.raw, taken | names)
-            if item is not None and path is not None:
-                key = "indexedRelativePath" if data_of(item).get("indexedRelativePath") else "relativePath"
-                found.items.append(ItemPath(item=material.id, key=key, old=path, new=new))
+            found.items += _new_paths(material.id, item, path, new)
+        elif path in taken:
+            reason = f"another material has the path of its item, {path}"
+            found.left.append(Unresolved.registered(v2.PATH_UNSAFE, reason, base=base, subject=material.id))
+            continue
+        else:
+            new = path
         taken.add(new)
         found.materials.append((material.rowid, new))
         files.move(material.raw, new, found, found.removed_last if path is None else found.removed)
     return found
+
+
+def _new_paths(key: str, item: Row, old: str | None, new: str) -> Iterator[ItemPath]:
+    """Yield the new path of an item, where it had one."""
+    if old is not None:
+        name = "indexedRelativePath" if data_of(item).get("indexedRelativePath") else "relativePath"
+        yield ItemPath(item=key, key=name, old=old, new=new)
 
 
 def _materials(index: Path) -> tuple[list[_Material], set[str]]:
@@ -135,26 +131,28 @@ class FileRename:
     def free_name(self, old: bytes, taken: set[str]) -> str:
         """Return a safe path like an unsafe one, which nothing has."""
         parts = [part for part in _SEPARATORS.split(old.decode("utf-8", "replace")) if part not in ("", ".", "..")]
-        safe = [material_name(part) for part in parts] or ["untitled"]
-        folder = "/".join(safe[:-1])
-        is_reserved = fold(safe[0]) == RESERVED_NAME
-        prefix = f"{folder}/" if folder and not is_reserved and self._is_inside(self._folder / folder) else ""
-        beside = {path[len(prefix) :] for path in taken if path.startswith(prefix)}
+        *folders, name = map(material_name, parts or ["untitled"])
+        prefix = self._prefix(folders)
         source = self._inside(old)
         names = FreeNames()
-        for name in beside:
-            names.take(name)
+        for beside in {path[len(prefix) :] for path in taken if path.startswith(prefix)}:
+            names.take(beside)
         while True:
-            path = f"{prefix}{names.take(safe[-1])}"
-            there = self._folder / path
-            if not os.path.lexists(there) or (source is not None and _is_copy(source, there)):
+            path = f"{prefix}{names.take(name)}"
+            if _is_free(self._folder / path, source):
                 return path
+
+    def _prefix(self, folders: list[str]) -> str:
+        """Return what a path in these folders begins with; nothing where they may not be made, or lead out."""
+        folder = "/".join(folders)
+        is_usable = folder and fold(folders[0]) != RESERVED_NAME and self._is_inside(self._folder / folder)
+        return f"{folder}/" if is_usable else ""
 
     def move(self, old: bytes, new: str, found: Renamed, removed: list[FileChange]) -> None:
         """Plan that a material's file, if it is there, gets its new name; the old one goes by ``removed``."""
         source = self._inside(old)
         target = self._folder / new
-        if source is None or source == target or (os.path.lexists(target) and not _is_copy(source, target)):
+        if source is None or source == target or not _is_free(target, source):
             return
         size = source.stat().st_size
         if not os.path.lexists(target):
@@ -194,6 +192,11 @@ def _copy(source: Path, new: Path) -> None:
     durable.copy_file(source, new)
     durable.copy_mode(source, new)
     durable.copy_times(source, new)
+
+
+def _is_free(place: Path, source: Path | None) -> bool:
+    """Tell whether a file can have a place: nothing is there, or what an earlier run made of that file."""
+    return not os.path.lexists(place) or (source is not None and _is_copy(source, place))
 
 
 def _is_copy(source: Path, other: Path) -> bool:

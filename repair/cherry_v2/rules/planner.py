@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 
 import apsw
 
-from checks.audit.findings import FINDINGS, Finding
+from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2 import layout
@@ -23,6 +24,7 @@ from regraft.report import notices
 from regraft.text import argument
 from repair.changes import foreign_definitions
 from repair.changes.foreign_definitions import joined
+from repair.changes.found import Findings, Mends, by_base
 from repair.changes.plan import Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2 import readable_paths
@@ -34,8 +36,6 @@ from repair.cherry_v2.rules.index import Target
 from repair.cherry_v2.rules.paths import Renamed
 from repair.options import RepairOptions
 
-Findings = Mapping[str | None, list[Finding]]
-Mends = set[tuple[str, str | None]]
 #: Mends rows of the catalog: at most one change of that file, what is left, and what must be gone afterwards.
 CatalogMender = Callable[[Store, Findings, frozenset[str]], tuple[list[RowsChange], list[Unresolved], Mends]]
 
@@ -49,10 +49,7 @@ BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID,)
 
 def plan(store: Store, options: RepairOptions) -> Plan:
     """Return what is going to be mended; nothing is written."""
-    findings: dict[str | None, list[Finding]] = defaultdict(list)
-    for finding in store.findings():
-        findings[finding.base].append(finding)
-    return _Planner(store, options, findings).plan()
+    return _Planner(store, options, by_base(store.findings())).plan()
 
 
 class _Planner:
@@ -70,20 +67,14 @@ class _Planner:
     def plan(self) -> Plan:
         made = self._plan
         moved: dict[str, Renamed] = {}
-        indexes: list[RowsChange] = []
-        for base, one in self._store.stores.items():
-            if self._store.wants(base) and one.look.layout is Layout.CURRENT and base in self._findings:
-                try:
-                    indexes += self._of_index(base, one, moved)
-                except (apsw.Error, OSError, UnicodeDecodeError) as error:
-                    self._leave_all(base, f"the index cannot be read as a whole: {error}", None)
+        indexes = list(self._of_indexes(moved))
         readable = self._readable_paths() if v2.ITEM_PATH_IS_ID in self._options.only else []
-        made.changes += [change for one in moved.values() for change in one.made]
+        made.changes += chain.from_iterable(one.made for one in moved.values())
         made.changes += self._of_catalog(moved, readable)
-        made.changes += [change for one in moved.values() for change in one.removed]
-        indexes += [change for one in readable if (change := self._with_paths(one)) is not None]
-        made.changes += [joined(changes) for changes in _by_path(indexes)]
-        made.changes += [change for one in moved.values() for change in one.removed_last]
+        made.changes += chain.from_iterable(one.removed for one in moved.values())
+        indexes += filter(None, map(self._with_paths, readable))
+        made.changes += map(joined, _by_path(indexes))
+        made.changes += chain.from_iterable(one.removed_last for one in moved.values())
         self._leave_others(moved)
         return made
 
@@ -102,23 +93,34 @@ class _Planner:
 
     # --- indexes ---------------------------------------------------------------------------------------------------
 
+    def _of_indexes(self, moved: dict[str, Renamed]) -> Iterator[RowsChange]:
+        for base, one in self._store.stores.items():
+            if self._store.wants(base) and one.look.layout is Layout.CURRENT and base in self._findings:
+                try:
+                    yield from self._of_index(base, one, moved)
+                except (apsw.Error, OSError, UnicodeDecodeError) as error:
+                    self._leave_all(base, f"the index cannot be read as a whole: {error}", None)
+
     def _of_index(self, base: str, one: layout.Store, moved: dict[str, Renamed]) -> Iterator[RowsChange]:
         found = self._counts(base)
         wanted = self._wanted.intersection(found, _OF_INDEX)
         if not wanted:
             return
         if not index.BLOCKING.isdisjoint(found):
-            upgrades = {v2.UNREADABLE, v2.CORRUPT}.isdisjoint(found)
-            reason = "the layout of the file is not whole" if upgrades else "the file is damaged"
-            self._leave_all(base, f"{reason}: that has to be mended first", "upgrade" if upgrades else None)
+            self._leave_blocked(base, found)
             return
         dropped = foreign_definitions.change(self._store.root, one.name, wanted, base)
         if dropped is not None:
             self._plan.resolves |= {(name, base) for name in wanted.intersection(foreign_definitions.NAMES)}
             yield dropped
         wanted = wanted.intersection(index.NAMES)
-        if not wanted:
-            return
+        if wanted:
+            yield from self._mended(base, one, found, wanted, moved)
+
+    def _mended(
+        self, base: str, one: layout.Store, found: dict[str, int], wanted: frozenset[str], moved: dict[str, Renamed]
+    ) -> Iterator[RowsChange]:
+        """Yield what mends the rows of an index, and say what of them stays."""
         renames = self._renamed(base, one) if v2.PATH_UNSAFE in wanted else Renamed()
         target = self._target(base, one, found, renames)
         change, left = index.change(self._store.root, target)
@@ -134,13 +136,7 @@ class _Planner:
         store, catalog = self._store, self._catalog
         if store.catalog is not None and (catalog is None or catalog.items is None):
             reason = "the catalog cannot be read, which has the path, too"
-            return Renamed(
-                left=[
-                    Unresolved(
-                        finding=v2.PATH_UNSAFE, reason=reason, base=base, severity=FINDINGS[v2.PATH_UNSAFE].severity
-                    )
-                ]
-            )
+            return Renamed(left=[Unresolved.registered(v2.PATH_UNSAFE, reason, base=base)])
         items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
         return rules_paths.renamed(store.root, base, one.name, one.raw, items)
 
@@ -165,21 +161,16 @@ class _Planner:
         rows = [] if self._catalog is None else self._catalog.bases
         return next((row for row in rows if base_key(row) == base), None)
 
+    def _leave_blocked(self, base: str, found: Collection[str]) -> None:
+        upgrades = {v2.UNREADABLE, v2.CORRUPT}.isdisjoint(found)
+        reason = "the layout of the file is not whole" if upgrades else "the file is damaged"
+        self._leave_all(base, f"{reason}: that has to be mended first", "upgrade" if upgrades else None)
+
     def _leave_all(self, base: str, reason: str, command: str | None) -> None:
         repair = None if command is None else f"regraft {command} {shlex.quote(argument(self._store.path))}"
         names = self._wanted.intersection(_OF_INDEX)
-        for finding in self._findings[base]:
-            if finding.name in names:
-                left = Unresolved(
-                    finding=finding.name,
-                    reason=reason,
-                    base=base,
-                    subject=finding.subject,
-                    count=finding.count,
-                    severity=finding.severity,
-                    repair=repair,
-                )
-                self._plan.left.append(left)
+        stays = (finding for finding in self._findings[base] if finding.name in names)
+        self._plan.left += [Unresolved.of(finding, reason, repair=repair) for finding in stays]
 
     # --- paths of files of folders --------------------------------------------------------------------------------
 
@@ -241,28 +232,21 @@ class _Planner:
 
     def _leave_others(self, moved: Mapping[str, Renamed]) -> None:
         """Say what was found and is not mended by this command."""
+        if self._options.only:
+            return
         for base, found in self._findings.items():
             paths = len(moved[base].materials) if base is not None and base in moved else 0
-            for finding in found if not self._options.only else ():
-                if finding.name in NAMES or not notices.at_least(finding.severity, "warning"):
-                    continue
-                if finding.name in index.ASIDE and base in self._said:
-                    continue
-                # With a new path a material has that of its item, and its file.
-                if finding.name in (v2.MATERIAL_PATH, v2.RAW_MISSING) and finding.count <= paths:
-                    continue
-                message = f"{finding.message}; {FINDINGS[finding.name].remedy}"
-                self._plan.left.append(
-                    Unresolved(
-                        finding=finding.name,
-                        reason=message,
-                        base=base,
-                        subject=finding.subject,
-                        count=finding.count,
-                        severity=finding.severity,
-                        repair=finding.repair,
-                    )
-                )
+            others = (one for one in found if one.name not in NAMES and notices.at_least(one.severity, "warning"))
+            self._plan.left += [
+                Unresolved.with_remedy(one, repair=one.repair) for one in others if not self._is_told(one, paths)
+            ]
+
+    def _is_told(self, finding: Finding, paths: int) -> bool:
+        """Tell whether a finding goes with what is mended of its base: so many materials get other ``paths``."""
+        if finding.name in index.ASIDE:
+            return finding.base in self._said
+        # With a new path a material has that of its item, and its file.
+        return finding.name in (v2.MATERIAL_PATH, v2.RAW_MISSING) and finding.count <= paths
 
 
 def _by_path(changes: list[RowsChange]) -> list[list[RowsChange]]:

@@ -6,7 +6,8 @@ A hash is proof: what has it is what was there. Rules: ``docs/findings.md`` and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import groupby, starmap
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import apsw
@@ -106,8 +107,8 @@ def _candidates(db: apsw.Connection, rid: int, raw: bytes | None, wide: _Wide) -
     if text_of(raw) is not None:
         yield raw or b""
     anywhere = _Wide(raw)
-    rows = (_Piece(*row) for row in db.execute(_PIECES, (rid,)))
-    for _, group in groupby(rows, key=lambda piece: piece.material):
+    rows = starmap(_Piece, db.execute(_PIECES, (rid,)))
+    for _, group in groupby(rows, key=attrgetter("material")):
         pieces = list(group)
         if all(text_of(piece.text) is not None for piece in pieces):
             yield _PARAGRAPH.join(piece.text or b"" for piece in pieces)
@@ -115,7 +116,11 @@ def _candidates(db: apsw.Connection, rid: int, raw: bytes | None, wide: _Wide) -
         anywhere.lay(pieces)
         yield from anywhere.texts()
         wide.lay([piece for piece in pieces if piece.is_proven])
-    # The texts of two rows may have changed places.
+    yield from _moved_text(db, rid)
+
+
+def _moved_text(db: apsw.Connection, rid: int) -> Iterator[bytes]:
+    """Yield the text that is what the hash of a row says, and stands in another one: two may have changed places."""
     other = db.execute(
         "SELECT CAST(c.text AS BLOB) FROM temp.m_content m JOIN main.content c ON c.rowid = m.rid"
         " WHERE m.own_key = (SELECT key FROM temp.m_content WHERE rid = ?) LIMIT 1",
@@ -244,24 +249,28 @@ def _text_of_content(db: apsw.Connection, rid: int) -> bytes:
 def _mend_slices(job: Job, content: int, whole: _Whole) -> None:
     placed: list[tuple[int, int, int]] = []
     restored: list[tuple[str, int]] = []
+    wants_bodies = job.wants(v2.BODY_HASH)
     for unit, start, end, body, is_bad, raw, kind, body_hash in job.db.execute(_SLICES, (content,)):
         text = text_of(raw) if kind == "text" else None
         found = whole.cut(start, end)
-        if found is not None and found == text:
-            continue
-        if found is not None and digest(found.encode()).encode() == body_hash:
-            # A place that still holds what was embedded is right, and the body is wrong.
-            restored += [(found, body)] if is_bad and job.wants(v2.BODY_HASH) else []
-            continue
-        place = None if text is None else whole.place(raw)
-        if place is None:
-            job.leave(v2.UNIT_OFFSETS, "the text does not hold the body, or holds it more than once")
-        elif v2.UNIT_OFFSETS in job.wanted:
-            placed.append((*place, unit))
+        if found is None or found != text:
+            if found is not None and digest(found.encode()).encode() == body_hash:
+                # A place that still holds what was embedded is right, and the body is wrong.
+                restored += [(found, body)] if is_bad and wants_bodies else []
+            else:
+                placed += _new_place(job, unit, None if text is None else whole.place(raw))
     job.db.executemany("UPDATE temp.m_body SET text = ?, bad = FALSE WHERE rid = ?", restored)
     job.db.executemany("UPDATE temp.m_unit SET char_start = ?, char_end = ?, touched = TRUE WHERE rid = ?", placed)
     job.done["restore-bodies"] += len(restored)
     job.done["place-units"] += len(placed)
+
+
+def _new_place(job: Job, unit: int, place: tuple[int, int] | None) -> list[tuple[int, int, int]]:
+    """Return a unit with the place where the text holds its body, if that is to be mended; say where none does."""
+    if place is None:
+        job.leave(v2.UNIT_OFFSETS, "the text does not hold the body, or holds it more than once")
+        return []
+    return [(*place, unit)] if v2.UNIT_OFFSETS in job.wanted else []
 
 
 def _rehash(job: Job) -> None:
