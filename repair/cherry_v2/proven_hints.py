@@ -47,24 +47,32 @@ def with_hints(audit: Audit, found: Located, level: Level, bases: Collection[str
     if v2.PENDING in names or audit.not_checked:
         return audit
     store = Store(path=found.path, root=found.tree.path, found=found, chosen=frozenset(bases))
-    rescued = _rescue_plan(store) if found.kind is Kind.V2_PROFILE and names & _RESCUED else Plan()
+    rescued = _rescue_plan(store) if names & _RESCUED else Plan()
     helped = _helped(rescued)
-    is_needed = bool(rescued.changes or helped)
-    findings = [one for finding in audit.findings for one in _with_rescue(finding, rescued, helped, command_line)]
+    findings = tuple(one for finding in audit.findings for one in _with_rescue(finding, rescued, helped, command_line))
     if v2.LEFTOVER in names:
-        collects = not is_needed and level >= Level.DEEP and _would_collect(store)
-        repair = command_line(("gc",), ("--v1-leftovers",)) if collects else None
-        findings = [_leftover(one, repair, is_needed) if one.name == v2.LEFTOVER else one for one in findings]
-    return replace(audit, findings=tuple(findings))
+        is_needed = bool(rescued.changes or helped)
+        findings = _with_leftovers(findings, store, level, command_line, is_needed=is_needed)
+    return replace(audit, findings=findings)
 
 
-def _leftover(finding: Finding, repair: str | None, is_needed: bool) -> Finding:
-    said = f"{finding.message}; {_CLEANED_UP}" if is_needed else finding.message
-    return replace(finding, repair=repair, message=said)
+def _with_leftovers(
+    findings: tuple[Finding, ...], store: Store, level: Level, command_line: CommandLine, *, is_needed: bool
+) -> tuple[Finding, ...]:
+    """Return findings that say what may become of v1's vector files, which a rescue may need."""
+    collects = not is_needed and level >= Level.DEEP and _would_collect(store)
+    repair = command_line(("gc",), ("--v1-leftovers",)) if collects else None
+    end = f"; {_CLEANED_UP}" if is_needed else ""
+    return tuple(
+        replace(one, repair=repair, message=f"{one.message}{end}") if one.name == v2.LEFTOVER else one
+        for one in findings
+    )
 
 
 def _rescue_plan(store: Store) -> Plan:
     """Return what a rescue would do; nothing where none can be planned."""
+    if store.found.kind is not Kind.V2_PROFILE:
+        return Plan()
     with ExitStack() as keep:
         try:
             return rescue.plan(store, rescue.RescueOptions(0, keep))

@@ -15,9 +15,8 @@ from typing import Any
 
 import apsw
 
-from checks.audit.findings import FINDINGS
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import is_foreign, is_own_path, virtual_prefixes
+from checks.cherry_v2.catalog_rows import is_own_path, virtual_prefixes
 from migrators.pipeline.folders import TakenPaths
 from regraft import sqlite
 from regraft.errors import PlanOutdated
@@ -44,12 +43,8 @@ class NewPaths:
 
     def leave(self, reason: str, item: str | None, count: int = 1) -> None:
         """Say what stays as it is."""
-        severity = FINDINGS[v2.ITEM_PATH_IS_ID].severity
-        self.left.append(
-            Unresolved(
-                finding=v2.ITEM_PATH_IS_ID, reason=reason, base=self.base, subject=item, count=count, severity=severity
-            )
-        )
+        stays = Unresolved.registered(v2.ITEM_PATH_IS_ID, reason, base=self.base, subject=item, count=count)
+        self.left.append(stays)
 
 
 def new_paths(base: str, items: Sequence[Row], materials: dict[str, str], raw: Path) -> NewPaths:
@@ -62,14 +57,12 @@ def new_paths(base: str, items: Sequence[Row], materials: dict[str, str], raw: P
         raw: its folder of raw files.
     """
     made = NewPaths(base, following=dict(_following(items, materials)))
-    folders = {str(row.get("id")): row for row in items if row.get("type") == "directory" and not is_foreign(row)}
+    folders = {str(row.get("id")): row for row in items if row.get("type") == "directory"}
     files: dict[str, list[Row]] = defaultdict(list)
     for row in filter(is_own_path, items):
-        folder = folders.get(str(row["group_id"]))
-        if folder is None or is_blank(data_of(folder).get("source")):
-            made.leave("the folder that it is in is not there, or has no path", row["id"])
-        elif is_blank(data_of(row).get("source")):
-            made.leave("nothing tells where it came from", row["id"])
+        why = _why_unnamed(row, folders.get(str(row["group_id"])))
+        if why is not None:
+            made.leave(why, row["id"])
         else:
             files[str(row["group_id"])].append(row)
     taken = taken_paths(items, materials.values(), raw)
@@ -80,6 +73,13 @@ def new_paths(base: str, items: Sequence[Row], materials: dict[str, str], raw: P
         prefix = taken.prefixes.get(key) or made.prefixes[key]
         made.files.update(_file_paths(folders[key], prefix, files[key], taken, materials))
     return made
+
+
+def _why_unnamed(row: Row, folder: Row | None) -> str | None:
+    """Return why nobody knows what a file of a folder is called; None where that is known."""
+    if folder is None or is_blank(data_of(folder).get("source")):
+        return "the folder that it is in is not there, or has no path"
+    return "nothing tells where it came from" if is_blank(data_of(row).get("source")) else None
 
 
 def _following(items: Sequence[Row], materials: dict[str, str]) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,19 +17,21 @@ from pathlib import Path
 import apsw
 
 from checks.audit.collector import Level
-from checks.audit.findings import FINDINGS, Finding
+from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import is_foreign, path_of
 from checks.cherry_v2.index_file import path_problem
 from regraft import sqlite
-from regraft.errors import NotChanged, PlanOutdated, SourceUnreadable
+from regraft.errors import NotChanged, PlanOutdated
 from regraft.following import OutOfOrder, differences
 from regraft.formats.cherry_v2 import layout
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_key, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import base_key
 from regraft.kinds import NAMES
 from regraft.text import argument, counted, decode_utf8, whole
+from repair.changes.found import by_base
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
+from repair.cherry_v2.catalogs import catalog_of
 from repair.cherry_v2.rules.evidence import DAMAGE
 
 #: What the index lacks.
@@ -48,68 +51,52 @@ def plan(store: Store) -> Plan:
     if store.catalog is None:
         what = f"{NAMES[store.found.kind]} without a catalog"
         raise NotChanged(path=store.path, what=what, command="reconcile", advice="give the library or profile it is of")
-    path = store.root / store.catalog
-    try:
-        known = {base_key(row) for row in read_catalog(path, data=False).bases}
-    except CatalogProblem as problem:
-        raise SourceUnreadable(path=path, reason=problem) from problem
+    known = {base_key(row) for row in catalog_of(store, data=False).bases}
     made = Plan()
-    findings: dict[str | None, list[Finding]] = {}
-    for finding in store.findings(Level.QUICK):
-        findings.setdefault(finding.base, []).append(finding)
-    for base, found in findings.items():
+    for base, found in by_base(store.findings(Level.QUICK)).items():
         if base is not None:
-            _plan_base(store, base, found, made, is_known=base in known)
+            made.add(_plan_base(store, base, found, is_known=base in known))
     return made
 
 
-def _plan_base(store: Store, base: str, found: list[Finding], made: Plan, *, is_known: bool) -> None:
-    made.left += [_lacking(store, finding) for finding in found if finding.name in _MISSING]
-    wanted = {finding.name for finding in found} & _DIFFERENT
-    damaged = [finding for finding in found if finding.name in _DAMAGE]
-    if damaged or not is_known:
-        reason = f"nothing of the index is changed: {damaged[0].message if damaged else 'the catalog has no such base'}"
-        stays = [finding for finding in found if finding.name in wanted or finding.name in _DAMAGE]
-        made.left += [_left(finding, reason) for finding in stays]
-        return
-    if not wanted:
-        return
+def _plan_base(store: Store, base: str, found: list[Finding], *, is_known: bool) -> Plan:
+    made = Plan(left=[_lacking(store, finding) for finding in found if finding.name in _MISSING])
+    names = {finding.name for finding in found}
+    why = _why_left(found, is_known=is_known)
+    if why is not None:
+        reason = f"nothing of the index is changed: {why}"
+        stays = (finding for finding in found if finding.name in _DIFFERENT | _DAMAGE)
+        made.left += [Unresolved.of(finding, reason, repair=finding.repair) for finding in stays]
+    elif names & _DIFFERENT:
+        made.add(_followed(store, base, names & _DIFFERENT, lacks_any=v2.ITEM_NO_MATERIAL in names))
+    return made
+
+
+def _why_left(found: list[Finding], *, is_known: bool) -> str | None:
+    """Return why the index of a base is left as it is; None where it can follow."""
+    damage = next((finding.message for finding in found if finding.name in _DAMAGE), None)
+    return damage if damage is not None or is_known else "the catalog has no such base"
+
+
+def _followed(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -> Plan:
+    """Plan what makes the index of a base follow; of what cannot be held against the catalog, nothing."""
     try:
         follows = _Follows(store, base, store.stores[base])
-        follows.compare(lacks_any=any(finding.name == v2.ITEM_NO_MATERIAL for finding in found))
+        follows.compare(lacks_any=lacks_any)
         change = follows.change()
     except (apsw.Error, OSError, UnicodeDecodeError, OutOfOrder) as problem:
         message = f"index and catalog cannot be held against each other: {problem}"
-        made.left += [
-            Unresolved(finding=name, reason=message, base=base, severity=FINDINGS[name].severity)
-            for name in sorted(wanted)
-        ]
-        return
-    made.left += follows.left
-    if change is not None:
-        made.changes.append(change)
-    of_these = {one.finding for one in follows.left}
-    made.resolves |= {(name, base) for name in wanted - of_these}
-
-
-def _left(finding: Finding, reason: str) -> Unresolved:
-    return Unresolved(
-        finding=finding.name,
-        reason=reason,
-        base=finding.base,
-        subject=finding.subject,
-        count=finding.count,
-        severity=finding.severity,
-        repair=finding.repair,
-    )
+        return Plan(left=[Unresolved.registered(name, message, base=base) for name in sorted(wanted)])
+    resolved = wanted.difference(one.finding for one in follows.left)
+    return Plan([] if change is None else [change], follows.left, {(name, base) for name in resolved})
 
 
 def _lacking(store: Store, finding: Finding) -> Unresolved:
-    left = _left(finding, finding.message)
-    if not store.is_profile or finding.name == v2.ITEM_NOT_INDEXED:
-        return left
-    # The upgrade may have left the v1 file that has it.
-    return Unresolved(**{**left.document(), "repair": f"regraft rescue {shlex.quote(argument(store.root))}"})
+    repair = finding.repair
+    if store.is_profile and finding.name != v2.ITEM_NOT_INDEXED:
+        # The upgrade may have left the v1 file that has it.
+        repair = f"regraft rescue {shlex.quote(argument(store.root))}"
+    return Unresolved.of(finding, finding.message, repair=repair)
 
 
 # --- one base --------------------------------------------------------------------------------------------------------
@@ -219,16 +206,7 @@ class _Follows:
         self._leave_files()
 
     def _leave(self, finding: str, reason: str, subject: str | None, count: int = 1) -> None:
-        self.left.append(
-            Unresolved(
-                finding=finding,
-                reason=reason,
-                base=self.base,
-                subject=subject,
-                count=count,
-                severity=FINDINGS[finding].severity,
-            )
-        )
+        self.left.append(Unresolved.registered(finding, reason, base=self.base, subject=subject, count=count))
 
     def _orphaned(self, items: apsw.Connection, key: bytes) -> None:
         material = _text(key)
@@ -267,26 +245,25 @@ class _Follows:
 
     def _leave_taken(self, index: apsw.Connection) -> None:
         """Leave those materials where they are whose new path is none, or is another one's."""
-        going = set(self.gone)
         while True:
-            moving = {move.material for move in self.moves}
-            wanted: dict[str, int] = {}
-            for move in self.moves:
-                wanted[move.new] = wanted.get(move.new, 0) + 1
+            leaving = {*self.gone, *(move.material for move in self.moves)}
+            wanted = Counter(move.new for move in self.moves)
             stays: set[_Move] = set()
             for move in self.moves:
-                owner = self._owner(index, move.new)
-                reason = path_problem(move.new.encode())
-                if reason is None and wanted[move.new] > 1:
-                    reason = "that of several items"
-                if reason is None and owner is not None and owner not in going | moving:
-                    reason = f"that of the material {owner}"
+                reason = path_problem(move.new.encode()) or self._taken(index, move.new, wanted[move.new], leaving)
                 if reason is not None:
                     self._leave(v2.MATERIAL_PATH, f'the path of its item, "{move.new}", is {reason}', move.material)
                     stays.add(move)
             if not stays:
                 return
             self.moves = [move for move in self.moves if move not in stays]
+
+    def _taken(self, index: apsw.Connection, path: str, wanted: int, leaving: set[str]) -> str | None:
+        """Return whose a path is that ``wanted`` items have; None where no other material keeps it."""
+        if wanted > 1:
+            return "that of several items"
+        owner = self._owner(index, path)
+        return None if owner is None or owner in leaving else f"that of the material {owner}"
 
     @staticmethod
     def _owner(index: apsw.Connection, path: str) -> str | None:

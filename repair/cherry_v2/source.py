@@ -216,22 +216,26 @@ class BaseSource:
         Raises:
             PackDamaged: it names the first that is not what was packed.
         """
+        if self.manifest is None:
+            return
         for name, packed in self.packed.items():
             base = self._base_of_file(name)
-            if base is not None and base not in self.chosen:
-                continue
-            try:
-                found = self.store.found
-                path, digest = self._path_of(name), found.digests.get(name)
-                problem = found.damaged.get(name) or pack.problem_of(path, packed, digest)
-            except (OSError, ValueError) as error:
-                problem = str(error)
+            problem = self._damage_of(name, packed) if base is None or base in self.chosen else None
             if problem is not None:
                 raise PackDamaged(path=self.store.path, file=name, reason=problem)
-        for base in self.chosen:
-            for path in self.files(base).files if self.manifest is not None and is_folder_name(base) else ():
-                if self.inside(path) not in self.packed:
-                    raise PackDamaged(path=self.store.path, file=self.inside(path), reason="no part of the pack")
+        for base in filter(is_folder_name, self.chosen):
+            for name in map(self.inside, self.files(base).files):
+                if name not in self.packed:
+                    raise PackDamaged(path=self.store.path, file=name, reason="no part of the pack")
+
+    def _damage_of(self, name: str, packed: pack.PackedFile) -> str | None:
+        """Return how a file differs from what was packed; None where it does not."""
+        found = self.store.found
+        try:
+            path, digest = self._path_of(name), found.digests.get(name)
+            return found.damaged.get(name) or pack.problem_of(path, packed, digest)
+        except (OSError, ValueError) as error:
+            return str(error)
 
     def _path_of(self, name: str) -> Path:
         return self.store.root.joinpath(*path_of(name).split("/"))

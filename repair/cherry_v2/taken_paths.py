@@ -35,8 +35,7 @@ def taken_paths(items: Iterable[Row], materials: Iterable[str], raw: Path | None
     children: dict[str, list[str]] = defaultdict(list)
     paths: list[str] = list(materials)
     for row in items:
-        data = data_of(row)
-        own = [data[key] for key in _KEYS if is_safe(data.get(key))]
+        own = _paths_of(row)
         if row.get("type") == "directory":
             prefixes.update({str(row.get("id")): path for path in own[:1]})
         elif row.get("group_id") is not None:
@@ -47,6 +46,11 @@ def taken_paths(items: Iterable[Row], materials: Iterable[str], raw: Path | None
     # What lies on disk below a folder's prefix is the folder's own.
     on_disk = {name for name in _root_names(raw) if name not in prefixes.values()}
     return TakenPaths(prefixes, frozenset(names - set(prefixes.values()) | on_disk), children)
+
+
+def _paths_of(row: Row) -> list[str]:
+    data = data_of(row)
+    return [data[key] for key in _KEYS if is_safe(data.get(key))]
 
 
 def _root_names(raw: Path | None) -> Iterator[str]:

@@ -18,11 +18,10 @@ from regraft.errors import (
     ModelDiffers,
     ModelSet,
     RegraftError,
-    SourceUnreadable,
 )
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2 import layout
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_key, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import Row, base_key
 from regraft.schema_errors import SchemaForeign
 from regraft.text import argument
 from repair.backfill.request import NewModel
@@ -32,6 +31,7 @@ from repair.changes.plan import Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.backfill import scope as backfill_scope
 from repair.cherry_v2.backfill.scope import IndexScope
+from repair.cherry_v2.catalogs import catalog_of
 
 #: Why a base is left that is no finding of ``check``.
 MODEL = "base.model"
@@ -116,20 +116,33 @@ def targets_of(
         SourceUnreadable: the catalog cannot be read.
     """
     rows = _rows(store)
-    known = {**dict.fromkeys(_meant(store, rows or {})), **dict.fromkeys(filter(store.wants, store.stores))}
+    listed = rows or {}
+    known = {**dict.fromkeys(_meant(store, listed)), **dict.fromkeys(filter(store.wants, store.stores))}
     found = [_one(store, base, rows, settings, new, dimensions) for base in known]
     if new is not None and not settings.serves(new.model_id):
         reason = f"--model says {new.model_id}"
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=reason)
     targets = tuple(one for one in found if isinstance(one, IndexTarget))
     others = tuple(one for one in found if isinstance(one, Unresolved))
-    models = {str(one.base): (rows or {}).get(str(one.base), {}).get("embedding_model_id") for one in others}
-    different = [one for one in others if one.finding == MODEL and models[str(one.base)] is not None]
-    # Where no base that is meant is of its model, it is a mistake; else the others are other embedders' work.
-    is_for_any = any(model and settings.serves(str(model)) for model in models.values())
-    if different and not targets and (store.chosen or not is_for_any):
-        raise ModelDiffers(embedder=settings.name, model=settings.model, reason=different[0].reason)
+    if not targets:
+        _demand_no_mistake(store, listed, settings, others)
     return targets, others
+
+
+def _demand_no_mistake(
+    store: Store, rows: dict[str, Row], settings: EmbedderSettings, others: tuple[Unresolved, ...]
+) -> None:
+    """Refuse an embedder where no base that is meant is of its model; else the others are other embedders' work.
+
+    Raises:
+        ModelDiffers
+    """
+    models = [rows.get(str(one.base), {}).get("embedding_model_id") for one in others]
+    pairs = zip(others, models, strict=True)
+    different = [one.reason for one, model in pairs if one.finding == MODEL and model is not None]
+    is_for_any = any(model and settings.serves(str(model)) for model in models)
+    if different and (store.chosen or not is_for_any):
+        raise ModelDiffers(embedder=settings.name, model=settings.model, reason=different[0])
 
 
 def models_of(store: Store, new: NewModel | None) -> frozenset[str]:
@@ -150,12 +163,7 @@ def _meant(store: Store, rows: dict[str, Row]) -> dict[str, Row]:
 
 
 def _rows(store: Store) -> dict[str, Row] | None:
-    if store.catalog is None:
-        return None
-    try:
-        return {base_key(row): row for row in read_catalog(store.root / store.catalog, data=False).bases}
-    except CatalogProblem as problem:
-        raise SourceUnreadable(path=store.root / store.catalog, reason=problem) from problem
+    return None if store.catalog is None else {base_key(row): row for row in catalog_of(store, data=False).bases}
 
 
 def _one(
@@ -166,10 +174,27 @@ def _one(
     new: NewModel | None,
     dimensions: int | None,
 ) -> IndexTarget | Unresolved:
-    index = store.stores.get(base)
     row = None if rows is None else rows.get(base)
     if rows is not None and row is None:
         return Unresolved(finding=v2.INDEX_ORPHAN, reason="the catalog has no such base", base=base)
+    unfit = _unfit(store, base, row)
+    if unfit is not None:
+        return unfit
+    index = store.stores[base]
+    if row is not None:
+        return _with_row(store, row, index.name, settings, new, dimensions)
+    return IndexTarget(
+        base_id=base,
+        label=base,
+        path=index.name,
+        model_id=None if new is None else new.model_id,
+        dimensions=dimensions if new is None else new.dimensions,
+        is_placed=index.base_id is not None and index.name.endswith(layout.INDEX_FILE),
+    )
+
+
+def _unfit(store: Store, base: str, row: Row | None) -> Unresolved | None:
+    """Return why a base cannot be filled, whatever its model is; None where it has an index that can."""
     if row is not None and row.get("status") == "failed":
         repair = shlex.join(["regraft", "restore", argument(store.path), "--base", base])
         return Unresolved(
@@ -178,22 +203,10 @@ def _one(
             base=base,
             repair=repair,
         )
+    index = store.stores.get(base)
     if index is None:
         return Unresolved(finding=v2.BASE_NO_INDEX, reason="the base has no index", base=base)
-    if index.look.layout is not Layout.CURRENT:
-        return _of_another_layout(index, base)
-    if row is None:
-        given = new.dimensions if new is not None else dimensions
-        is_placed = index.base_id is not None and index.name.endswith(layout.INDEX_FILE)
-        return IndexTarget(
-            base_id=base,
-            label=base,
-            path=index.name,
-            model_id=None if new is None else new.model_id,
-            dimensions=given,
-            is_placed=is_placed,
-        )
-    return _with_row(store, row, index.name, settings, new, dimensions)
+    return None if index.look.layout is Layout.CURRENT else _of_another_layout(index, base)
 
 
 def _of_another_layout(index: layout.Store, base: str) -> Unresolved:

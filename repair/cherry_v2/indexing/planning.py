@@ -6,24 +6,24 @@ Rules: ``docs/indexing.md``. No vector is written: in a base with a model these 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 import apsw
 
 from checks.audit.collector import Level
-from checks.audit.findings import FINDINGS, Finding
+from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import path_of
 from checks.cherry_v2.index_file import path_problem
 from regraft import clock, identity, sqlite
-from regraft.errors import PlanOutdated, SourceUnreadable
+from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2 import layout, okf
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_key, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import Row, base_key
 from regraft.formats.cherry_v2.defaults import Settings
 from regraft.formats.cherry_v2.index import rebuild, schema
 from regraft.formats.cherry_v2.index import units as index_units
@@ -32,13 +32,15 @@ from regraft.formats.cherry_v2.settings import read_base_settings
 from regraft.ledger import durable
 from regraft.names import FreeNames
 from regraft.text import counted, is_blank, whole
+from repair.changes.found import by_base
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
+from repair.cherry_v2.catalogs import catalog_of
 from repair.cherry_v2.indexing.cutting import Span, cut, separator_of
 from repair.cherry_v2.indexing.former import Former
 from repair.cherry_v2.indexing.texts import BLANK, NoText, text_of
 from repair.cherry_v2.rescue.carrying import free_name
-from repair.cherry_v2.rescue.catalog import Statements, rehearse
+from repair.cherry_v2.rescue.catalog import Statements, rehearsed
 from repair.cherry_v2.rules.evidence import DAMAGE
 
 #: What is mended.
@@ -61,35 +63,28 @@ def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Pla
         ProfileUnknown: the profile is of another time than this regraft.
     """
     made = Plan()
-    findings: dict[str | None, list[Finding]] = defaultdict(list)
-    for finding in store.findings(Level.QUICK):
-        is_meant = finding.base is not None and (bases is None or finding.base in bases)
-        if is_meant and finding.name in (*NAMES, *_BLOCKING):
-            findings[finding.base].append(finding)
-    wanted = {base for base, found in findings.items() if any(finding.name in NAMES for finding in found)}
+    wanted = _lacking(store.findings(Level.QUICK), bases)
     statements, rows = Statements(store.root / (store.catalog or "")), list[Action]()
     indexes: list[RowsChange] = []
     for row, items in _bases(store) if wanted else ():
         key = base_key(row)
         if key in wanted and key in store.stores:
             base = _Base(store=store, row=row, items=items, now_ms=now_ms)
-            indexes += base.plan(findings[key], made)
+            made.add(base.plan(wanted[key]))
+            indexes += base.index()
             rows += base.update(statements)
     if rows and store.catalog is not None:
-        rehearse(statements)
-        tables = ("knowledge_item",)
-        made.changes.append(
-            RowsChange(
-                path=store.catalog,
-                actions=tuple(rows),
-                apply=statements.applied(),
-                tables=tables,
-                bytes=statements.bytes,
-            )
-        )
+        made.changes.append(rehearsed(statements, store.catalog, rows, ("knowledge_item",)))
     # An item that has a path and no text is found by the next run, too.
     made.changes += indexes
     return made
+
+
+def _lacking(findings: Iterable[Finding], bases: Collection[str] | None) -> dict[str | None, list[Finding]]:
+    """Return what matters here of each base that is meant and lacks anything."""
+    relevant = (one for one in findings if one.base is not None and one.name in (*NAMES, *_BLOCKING))
+    found = by_base(one for one in relevant if bases is None or one.base in bases)
+    return {base: every for base, every in found.items() if any(one.name in NAMES for one in every)}
 
 
 def _bases(store: Store) -> Iterator[tuple[Row, list[Row]]]:
@@ -97,11 +92,7 @@ def _bases(store: Store) -> Iterator[tuple[Row, list[Row]]]:
     if store.catalog is None:
         yield from (({"id": base}, []) for base in store.stores)
         return
-    path = store.root / store.catalog
-    try:
-        catalog = read_catalog(path)
-    except CatalogProblem as problem:
-        raise SourceUnreadable(path=path, reason=problem) from problem
+    catalog = catalog_of(store)
     for row in catalog.bases:
         if row.get("status") == "completed":
             yield row, (catalog.items or {}).get(base_key(row), [])
@@ -154,54 +145,32 @@ class _Base:
 
     # --- what is found -----------------------------------------------------------------------------------------------
 
-    def plan(self, found: list[Finding], made: Plan) -> Iterator[RowsChange]:
-        """Find the texts, add to the plan what comes before the index, and yield the index's change."""
+    def plan(self, found: list[Finding]) -> Plan:
+        """Find the texts, and return what comes before the index; :meth:`index` is the rest."""
+        lacking = [one for one in found if one.name in NAMES]
         blocking = next((finding for finding in found if finding.name in _BLOCKING), None)
         if blocking is not None:
             reason = f"nothing of the index is changed: {blocking.message}"
-            made.left += [
-                Unresolved(
-                    finding=one.name,
-                    reason=reason,
-                    base=self.key,
-                    subject=one.subject,
-                    count=one.count,
-                    severity=one.severity,
-                )
-                for one in found
-                if one.name in NAMES
-            ]
-            return
+            return Plan(left=[Unresolved.of(one, reason) for one in lacking])
+        self._find(lacking)
+        resolved = {one.name for one in lacking}.difference(one.finding for one in self.left)
+        snapshots = starmap(self._snapshot, self.snapshots.items())
+        return Plan([*snapshots], self.left, {(name, self.key) for name in resolved})
+
+    def _find(self, lacking: list[Finding]) -> None:
         try:
             with sqlite.reading(self.store.root / self.place.name) as db:
                 self._without_units(db)
                 self._without_material({str(key): str(path) for key, path in db.execute(_MATERIALS)})
         except (apsw.Error, UnicodeDecodeError) as error:
             self.new, self.snapshots = [], {}
+            reason = f"the index cannot be read as a whole: {error}"
             self.left = [
-                Unresolved(
-                    finding=one.name,
-                    reason=f"the index cannot be read as a whole: {error}",
-                    base=self.key,
-                    severity=one.severity,
-                )
-                for one in found
-                if one.name in NAMES
+                Unresolved(finding=one.name, reason=reason, base=self.key, severity=one.severity) for one in lacking
             ]
-        made.left += self.left
-        made.resolves |= {(one.name, self.key) for one in found if one.name in NAMES} - {
-            (one.finding, self.key) for one in self.left
-        }
-        made.changes += [self._snapshot(path, item) for path, item in self.snapshots.items()]
-        if self.new:
-            yield self._index()
 
     def _leave(self, finding: str, reason: str, subject: str) -> None:
-        self.left.append(
-            Unresolved(
-                finding=finding, reason=reason, base=self.key, subject=subject, severity=FINDINGS[finding].severity
-            )
-        )
+        self.left.append(Unresolved.registered(finding, reason, base=self.key, subject=subject))
 
     def _without_units(self, db: apsw.Connection) -> None:
         former = Former({str(unit): str(body) for unit, body in db.execute(_ORPHANS)})
@@ -336,8 +305,11 @@ class _Base:
                 finding=v2.ITEM_NOT_INDEXED,
             )
 
-    def _index(self) -> RowsChange:
+    def index(self) -> Iterator[RowsChange]:
+        """Yield the change of the index, where there is any."""
         path, new = self.store.root / self.place.name, tuple(self.new)
+        if not new:
+            return
 
         def apply(db: apsw.Connection) -> None:
             with schema.full_text_kept(db):
@@ -348,7 +320,7 @@ class _Base:
                     self._write(db, one, text)
 
         size = sum(one.bytes for one in new)
-        return RowsChange(path=self.place.name, actions=tuple(self._actions()), apply=apply, tables=_TABLES, bytes=size)
+        yield RowsChange(path=self.place.name, actions=tuple(self._actions()), apply=apply, tables=_TABLES, bytes=size)
 
     def _write(self, db: apsw.Connection, one: _New, text: str) -> None:
         units = index_units.cut(one.material, text, one.spans)

@@ -36,20 +36,27 @@ def links(store: Store, db: apsw.Connection, base_of: Callable[[str], str | None
     Raises:
         apsw.Error: the database cannot be read.
     """
-    columns = {
-        table: [str(row[1]) for row in db.execute(f"PRAGMA table_info('{table}')")] for table in (_TABLE, _LINKS)
-    }
-    if "id" not in columns[_TABLE] or not {"assistant_id", "knowledge_base_id"} <= set(columns[_LINKS]):
+    columns = _columns(db, _TABLE)
+    if "id" not in columns or not {"assistant_id", "knowledge_base_id"} <= set(_columns(db, _LINKS)):
         return []
     known = {(one, base) for one, base in db.execute(f"SELECT assistant_id, knowledge_base_id FROM {_LINKS}")}
-    is_deleted = " WHERE deleted_at IS NULL" if "deleted_at" in columns[_TABLE] else ""
-    there = {row[0] for row in db.execute(f"SELECT id FROM {_TABLE}{is_deleted}") if isinstance(row[0], str)}
+    there = _assistants(db, columns)
     found: set[tuple[str, str]] = set()
-    for assistant, old in (*known, *_in_settings(db, columns[_TABLE]), *_in_v1(store)):
+    for assistant, old in (*known, *_in_settings(db, columns), *_in_v1(store)):
         base = base_of(old) if isinstance(old, str) and assistant in there else None
-        if base is not None and (assistant, base) not in known:
+        if base is not None:
             found.add((assistant, base))
-    return sorted(found)
+    return sorted(found - known)
+
+
+def _columns(db: apsw.Connection, table: str) -> list[str]:
+    return [str(row[1]) for row in db.execute(f"PRAGMA table_info('{table}')")]
+
+
+def _assistants(db: apsw.Connection, columns: list[str]) -> set[str]:
+    """Return the ids of the assistants that are there."""
+    is_there = " WHERE deleted_at IS NULL" if "deleted_at" in columns else ""
+    return {key for (key,) in db.execute(f"SELECT id FROM {_TABLE}{is_there}") if isinstance(key, str)}
 
 
 def _in_settings(db: apsw.Connection, columns: list[str]) -> Iterator[tuple[Any, Any]]:

@@ -12,10 +12,10 @@ from pathlib import Path
 import apsw
 
 from checks.audit.collector import Level
-from checks.audit.findings import FINDINGS, Finding
+from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from regraft import links, sqlite
-from regraft.errors import NotChanged, NotEnoughSpace, SourceUnreadable, WrongUsage
+from regraft.errors import NotEnoughSpace, SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.catalog_generation import (
     ASSISTANT_LINKS,
     MODELS,
@@ -28,13 +28,14 @@ from regraft.formats.cherry_v2.catalog_generation import (
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.kinds import NAMES, Kind
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
 from regraft.report.progress import human_bytes
 from regraft.text import counted, decode_halves
 from repair.changes.copies import damage_of
+from repair.changes.found import errors
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
+from repair.cherry_v2.catalogs import demand_profile
 from repair.cherry_v2.install import assistants
 from repair.cherry_v2.install.copying import FolderCopy, is_same, listed
 from repair.cherry_v2.install.models import ModelMissing, read_models
@@ -75,12 +76,10 @@ def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
         SourceUnreadable: one of both databases cannot be read.
         WrongUsage: the profile is the source itself.
     """
-    if store.found.kind is not Kind.V2_PROFILE or store.catalog is None or not store.is_profile:
-        advice = "give the application's profile folder with --profile"
-        raise NotChanged(path=store.path, what=NAMES[store.found.kind], command="install", advice=advice)
+    database = demand_profile(store, command="install", advice="give the application's profile folder with --profile")
     if links.real_path(store.root) == links.real_path(source.store.root):
         raise WrongUsage(problem="the source and the profile are one folder", hint="give another one with --profile")
-    path = store.root / store.catalog
+    path = store.root / database
     if not options.dry_run:
         _demand_early_room(store, path, source, options)
     source.demand_whole()
@@ -142,28 +141,32 @@ class _Planner:
         self._made = Plan(level=Level.SHAPE)
 
     def plan(self) -> Plan:
-        chosen = self._library.chosen
         findings = self._library.findings()
-        left_out = {base: found for base in chosen if (found := self._library.problem(base, findings)) is not None}
-        for base, finding in left_out.items():
-            self._leave(base, finding.name, f"the source's own audit finds: {finding.message}")
-        wanted = [base for base in chosen if base not in left_out]
-        # What a person calls them: the profile does not know them yet.
-        self._store.names.update({base: self._library.name_of(base) for base in wanted})
-        coming = [one for base in wanted if (one := self._coming(base)) is not None]
+        coming = [one for one in map(self._coming, self._sound(findings)) if one is not None]
         with closing(Rehearsal(self._db, self._source, self._tables)) as rehearsal:
             new = [made for one in coming if (made := self._base(one, rehearsal)) is not None]
             for one in new:
                 self._folder(one)
                 self._promise(one, findings)
-            inserted = tuple(one for one in new if not self._has_row(one.id))
-            if inserted:
-                self._insert(inserted, rehearsal)
-        for model_overrides in self._models.unused() if coming else ():
-            self._made.left.append(
-                Unresolved(finding=v2.BASE_MODEL, reason=f"no base that is installed uses {model_overrides}")
-            )
+            self._insert(tuple(one for one in new if not self._has_row(one.id)), rehearsal)
+        unused = self._models.unused() if coming else ()
+        self._made.left += [
+            Unresolved(finding=v2.BASE_MODEL, reason=f"no base that is installed uses {word}") for word in unused
+        ]
         return self._made
+
+    def _sound(self, findings: list[Finding]) -> list[str]:
+        """Return the chosen bases that nothing keeps where they are; why the others stay is said."""
+        wanted = []
+        for base in self._library.chosen:
+            finding = self._library.problem(base, findings)
+            if finding is None:
+                # What a person calls it: the profile does not know it yet.
+                self._store.names[base] = self._library.name_of(base)
+                wanted.append(base)
+            else:
+                self._leave(base, finding.name, f"the source's own audit finds: {finding.message}")
+        return wanted
 
     # --- what is there already ----------------------------------------------------------------------------------------
 
@@ -295,17 +298,14 @@ class _Planner:
         if self._library.files(base.origin).links:
             # What lies behind them was not looked at in the source.
             had.add(v2.MATERIAL_PATH)
-        grave = (one.name for one in FINDINGS.values() if one.severity == "error" and not one.name.startswith("v1."))
-        self._made.resolves |= {(name, base.id) for name in grave if name not in had}
+        self._made.resolves |= {(name, base.id) for name in errors() - had}
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _insert(self, bases: tuple[NewBase, ...], rehearsal: Rehearsal) -> None:
-        # What assistants had in v1 is the base of that id, not a copy of it.
-        ids = {base.id for base in bases if base.new_ids is None}
-        links = assistants.links(self._store, self._db, lambda old: self._new_base_of(old, ids))
-        times = dict.fromkeys(("created_at", "updated_at"), self._options.now_ms)
-        new_links = tuple({"assistant_id": one, "knowledge_base_id": base, **times} for one, base in links)
+        if not bases:
+            return
+        new_links = self._links(bases)
         used = [model for base in bases for model in (base.model, base.rerank) if model is not None]
         keys = OrderKeys(self._db)
         providers = tuple(self._provider_rows(used, keys))
@@ -335,26 +335,23 @@ class _Planner:
                 bytes=size,
             ),
             *(self._insert_provider(str(row["provider_id"])) for row in providers),
-            *(
-                Action(action="insert-model", message=f"add the model {row['id']}", base=None, subject=str(row["id"]))
-                for row in models
-            ),
+            *map(self._insert_model, models),
             *(self._insert_action(base) for base in bases),
-            *(
-                Action(
-                    action="link-assistant",
-                    message=f"let assistant {assistant} use it as it did in v1",
-                    base=base,
-                    subject=assistant,
-                )
-                for assistant, base in links
-            ),
+            *map(self._link_action, new_links),
         ]
         held = sum(action.bytes for action in actions[1:])
         recorded = tuple(rows.changed)
         self._made.changes.append(
             RowsChange(path=name, actions=tuple(actions), apply=rows.apply, tables=recorded, bytes=held, backup=True)
         )
+
+    def _links(self, bases: tuple[NewBase, ...]) -> tuple[Row, ...]:
+        """Return the rows that link assistants with bases, as they were in v1."""
+        # What assistants had in v1 is the base of that id, not a copy of it.
+        ids = {base.id for base in bases if base.new_ids is None}
+        found = assistants.links(self._store, self._db, lambda old: self._new_base_of(old, ids))
+        times = dict.fromkeys(("created_at", "updated_at"), self._options.now_ms)
+        return tuple({"assistant_id": one, "knowledge_base_id": base, **times} for one, base in found)
 
     def _provider_rows(self, used: Sequence[str], keys: OrderKeys) -> Iterator[Row]:
         """Yield the rows of the providers that come with models, as the application makes one of the user's own."""
@@ -375,6 +372,18 @@ class _Planner:
             message=f"add the provider {provider}, disabled and without keys",
             base=None,
             subject=provider,
+        )
+
+    def _insert_model(self, row: Row) -> Action:
+        return Action(action="insert-model", message=f"add the model {row['id']}", base=None, subject=str(row["id"]))
+
+    def _link_action(self, row: Row) -> Action:
+        assistant = row["assistant_id"]
+        return Action(
+            action="link-assistant",
+            message=f"let assistant {assistant} use it as it did in v1",
+            base=row["knowledge_base_id"],
+            subject=assistant,
         )
 
     def _insert_action(self, base: NewBase) -> Action:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from checks.cherry_v2 import findings as v2
 from regraft import links, sqlite
 from regraft.clock import iso_time
 from regraft.errors import NotEnoughSpace, RegraftError, SourceUnreadable, TargetNotWritable, WrongUsage
+from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.pack import MANIFEST, Manifest, PackedBase, PackedFile, read_manifest
 from regraft.kinds import Kind
 from regraft.ledger import durable
@@ -180,21 +182,22 @@ def _add_base(contents: _Contents, source: BaseSource, base: str, work: Path) ->
             bytes=sum(member.size for member in members),
         )
     )
-    if found.links:
-        message = f"{counted(len(found.links), 'link')} in its folder, not followed and not packed"
-        contents.left.append(
-            Unresolved(
-                finding=v2.RAW_MISSING, reason=message, base=base, subject=found.links[0], count=len(found.links)
-            )
-        )
+    contents.left += _left(base, row, found.links, unfit)
+
+
+def _left(base: str, row: Row, links: Sequence[str], unfit: Sequence[str]) -> Iterator[Unresolved]:
+    """Yield what of a base stays out of a pack, and what is odd about what comes into it."""
+    if links:
+        message = f"{counted(len(links), 'link')} in its folder, not followed and not packed"
+        yield Unresolved(finding=v2.RAW_MISSING, reason=message, base=base, subject=links[0], count=len(links))
     if unfit:
         message = f"{counted(len(unfit), 'file')} with a name that no zip file can hold, not packed"
-        contents.left.append(
-            Unresolved(finding=v2.RAW_MISSING, reason=message, base=base, subject=one_line(unfit[0]), count=len(unfit))
+        yield Unresolved(
+            finding=v2.RAW_MISSING, reason=message, base=base, subject=one_line(unfit[0]), count=len(unfit)
         )
     if row.get("status") == "failed":
         message = f"it failed ({one_line(str(row.get('error')))}), and is packed as it is"
-        contents.left.append(Unresolved(finding=v2.BASE_FAILED, reason=message, base=base, severity="note"))
+        yield Unresolved(finding=v2.BASE_FAILED, reason=message, base=base, severity="note")
 
 
 def _text(value: object) -> str | None:

@@ -18,10 +18,12 @@ from migrators.pipeline.folders import lay_out
 from migrators.pipeline.plan import plan_base
 from migrators.pipeline.plan_model import BasePlan, ItemPlan, MaterialPlan
 from migrators.pipeline.uploads import SourceFailed
+from regraft.formats.cherry_v2.catalog import ModelRow
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.locate import RAW_FOLDER
+from regraft.names import FreeNames
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import argument, is_blank
@@ -58,9 +60,19 @@ class Base:
         return self.held is None or not self.held.has_rows
 
     @property
+    def has_texts_alone(self) -> bool:
+        """Tell whether it failed, and its texts were carried without a vector."""
+        return self.is_failed and self.held is not None and bool(self.held.materials) and self.held.vector_bytes is None
+
+    @property
     def materials(self) -> dict[str, str]:
         """Return the paths of the materials that its index has, by their ids."""
         return {} if self.held is None else self.held.materials
+
+    def wants_text(self, item: str, row: Row | None) -> bool:
+        """Tell whether the index lacks the text of an item that is to have one; ``row``: the item's, if it is there."""
+        is_wanted = row is None or self.is_failed or self.is_bare or row.get("status") == "completed"
+        return item not in self.materials and (is_wanted or _was_left(row))
 
     def left(self, why: str, repair: str | None = None) -> Unresolved:
         """Return that the base stays as it is; ``repair`` is the command line that may help."""
@@ -158,7 +170,7 @@ class RescuePlanner:
 
     def _look(self, base: Base, draft: BaseDraft) -> Rescued:
         self._check_model(base, draft)
-        if base.is_failed and base.held is not None and base.held.materials and base.held.vector_bytes is None:
+        if base.has_texts_alone:
             raise _Stays(
                 "its index has the texts already, without vectors, and would keep them so: migrate v1's data anew with "
                 "its model named, or restore the base with a new model"
@@ -174,16 +186,8 @@ class RescuePlanner:
         whole = V1File(tree=tree, path=vectors, table=cherry_v1.PIPELINE.table, plan=planned, mark=mark)
         missing = tuple(self._missing(base, planned, rows))
         bare = tuple(_without_snapshot(base, planned))
+        names = _snapshot_names(base, planned)
         try:
-            prefixes = [
-                item.data["relativePath"]
-                for item in planned.items
-                if item.type == "directory" and "relativePath" in item.data
-            ]
-            processes = not is_blank(base.row.get("file_processor_id"))
-            # What a run that was stopped has left on disk is used again.
-            known = taken_paths(base.items, base.materials.values())
-            names = snapshot_names(known, prefixes, reserve_processed=processes)
             v1, snapshots = read_through(whole.carrying((*missing, *bare)), names, self._raw(base), base.materials)
         except SourceFailed as failed:
             raise _Stays(f"its vector file {draft.vector_file} cannot be read: {failed}") from failed
@@ -217,8 +221,11 @@ class RescuePlanner:
         if model is not None and model != wanted.id:
             same = f"--map-model '{wanted.id}={model}'"
             raise _Stays(f"its model is {model}, and v1's vectors are of {wanted.id}; {same} says that they are one")
-        if wanted.id in {row.get("id") for row in self._catalog.models or ()}:
-            return
+        if wanted.id not in {row.get("id") for row in self._catalog.models or ()}:
+            self._demand_word(wanted)
+
+    def _demand_word(self, wanted: ModelRow) -> None:
+        """Refuse a model that the profile lacks, unless the user says that it is made."""
         mapped = f"--map-model '{wanted.id}=PROVIDER::MODEL'"
         if wanted.provider_id not in {row.get("provider_id") for row in self._catalog.providers or ()}:
             gone = f"its model {wanted.id} and the provider {wanted.provider_id} are not in the profile"
@@ -283,20 +290,31 @@ class RescuePlanner:
         for material in planned.materials:
             item = planned.items[material.item]
             path = item.data.get("relativePath")
-            row = rows.get(item.id)
-            is_wanted = row is None or base.is_failed or base.is_bare or row.get("status") == "completed"
-            if item.id in base.materials or not (is_wanted or _was_left(row)):
+            if not base.wants_text(item.id, rows.get(item.id)):
                 continue
-            if path is not None and (path in taken or not is_safe(path)):
-                why = "another text in its index has that" if path in taken else "it leads out of the base"
-                self.left.append(
-                    Unresolved(
-                        finding=v2.ITEM_NO_MATERIAL, reason=f"its path is {path}: {why}", base=base.key, subject=item.id
-                    )
-                )
-                continue
-            taken.add(path or item.id)
-            yield material
+            why = None if path is None else _why_unfit(path, taken)
+            if why is None:
+                taken.add(path or item.id)
+                yield material
+            else:
+                reason = f"its path is {path}: {why}"
+                self.left.append(Unresolved(finding=v2.ITEM_NO_MATERIAL, reason=reason, base=base.key, subject=item.id))
+
+
+def _why_unfit(path: Any, taken: set[str]) -> str | None:
+    """Return why a text cannot have a path; None where it can."""
+    if path in taken:
+        return "another text in its index has that"
+    return None if is_safe(path) else "it leads out of the base"
+
+
+def _snapshot_names(base: Base, planned: BasePlan) -> FreeNames:
+    prefixes = [
+        item.data["relativePath"] for item in planned.items if item.type == "directory" and "relativePath" in item.data
+    ]
+    # What a run that was stopped has left on disk is used again.
+    known = taken_paths(base.items, base.materials.values())
+    return snapshot_names(known, prefixes, reserve_processed=not is_blank(base.row.get("file_processor_id")))
 
 
 def _without_snapshot(base: Base, planned: BasePlan) -> Iterator[MaterialPlan]:

@@ -7,7 +7,7 @@ where every column that it must have is known (``docs/formats/catalog.md``, "Gen
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,7 @@ from regraft.formats.cherry_v2.catalog_generation import (
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.ledger import durable
 from regraft.text import whole
+from repair.changes.plan import Action, RowsChange
 
 #: The columns that are read and written of rows that are there.
 _KNOWN = {
@@ -163,6 +164,29 @@ class Statements:
                     raise PlanOutdated(path=path, reason="a row was changed since the plan was made")
 
         return apply
+
+
+def rehearsed(statements: Statements, catalog: str, actions: Iterable[Action], tables: Iterable[str]) -> RowsChange:
+    """Return the change that statements make, after a rehearsal.
+
+    Args:
+        statements: what is written.
+        catalog: the catalog's name, below the store's root.
+        actions: what that does.
+        tables: whose rows may change.
+
+    Raises:
+        ProfileUnknown: a table, or a column that a row must have, is missing or unknown, or a rule refuses a row.
+        apsw.Error: it cannot be read.
+    """
+    rehearse(statements)
+    return RowsChange(
+        path=catalog,
+        actions=tuple(actions),
+        apply=statements.applied(),
+        tables=tuple(tables),
+        bytes=statements.bytes,
+    )
 
 
 def rehearse(statements: Statements) -> None:

@@ -35,14 +35,14 @@ _FRESH = frozenset(
 
 
 class Maker:
-    """Turns what comes back of every base into changes; ``rows`` are the actions of the one change of rows."""
+    """Turns what comes back of every base into a plan; ``rows`` are the actions of the one change of rows."""
 
-    def __init__(self, store: Store, v1: V1Left, catalog: StoredCatalog, now_ms: int, made: Plan) -> None:
+    def __init__(self, store: Store, v1: V1Left, catalog: StoredCatalog, now_ms: int) -> None:
         self._store = store
         self._v1 = v1
         self._models = {row.get("id") for row in catalog.models or ()}
         self._now = now_ms
-        self._made = made
+        self.plan = Plan()
         self.statements = Statements(store.root / str(store.catalog))
         self.rows: list[Action] = []
 
@@ -50,12 +50,12 @@ class Maker:
         """Add the changes of one base, and say what of it stays."""
         index = list(self._index(rescued))
         if index or rescued.new or rescued.completed or rescued.base.is_failed:
-            self._made.changes += [*index, *self._uploads(rescued), *self._snapshots(rescued)]
+            self.plan.changes += [*index, *self._uploads(rescued), *self._snapshots(rescued)]
             self._base_row(rescued)
             self._item_rows(rescued)
             self._promise(rescued)
             worth = [message for message in rescued.notices if notices.at_least(message.severity, "warning")]
-            self._made.left += [
+            self.plan.left += [
                 Unresolved(
                     finding=FINDING_OF[message.code],
                     reason=message.message,
@@ -205,7 +205,7 @@ class Maker:
             names.add(v2.ITEM_NO_MATERIAL)
         if base.is_bare and (rescued.plan.materials or base.held is None):
             names |= _FRESH
-        self._made.resolves |= {(name, base.key) for name in names}
+        self.plan.resolves |= {(name, base.key) for name in names}
 
     def _say_left(self, rescued: Rescued) -> None:
         """Say which folders stay as they are, and of which items v1 has no text."""
@@ -218,13 +218,13 @@ class Maker:
         }
         for folder in _tombstones(rescued):
             why = told.get(folder, "v1 has no rows of its files")
-            self._made.left.append(
+            self.plan.left.append(
                 Unresolved(finding=v2.ITEM_TOMBSTONE, reason=why, base=key, subject=folder, severity="warning")
             )
         without = _without_text(rescued)
         if without:
             message = f"v1 has no rows of {counted(len(without), 'completed item')}"
-            self._made.left.append(
+            self.plan.left.append(
                 Unresolved(
                     finding=v2.ITEM_NO_MATERIAL,
                     reason=message,

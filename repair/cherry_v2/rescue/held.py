@@ -8,6 +8,7 @@ from pathlib import Path
 
 from regraft import sqlite
 from regraft.errors import ProfileUnknown, SourceUnreadable
+from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.formats.cherry_v2.index.opening import UNREADABLE, demand_identity
 from repair.changes.store import Store
@@ -21,6 +22,11 @@ class Held:
     has_rows: bool = False
     materials: dict[str, str] = field(default_factory=dict)
     vector_bytes: int | None = None
+
+    def lacks(self, item: Row) -> bool:
+        """Tell whether an item that is completed has no text here."""
+        is_to_have = item.get("type") in ("file", "url", "note") and item.get("status") == "completed"
+        return is_to_have and item.get("id") not in self.materials
 
 
 _TABLES = ("material", "search_unit", "search_text", "embedding")

@@ -7,7 +7,7 @@ nobody's (``docs/rules.md``, "Rescue").
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +22,7 @@ from regraft.formats.vector_table import Survey
 from regraft.text import whole
 
 D = TypeVar("D")
+T = TypeVar("T")
 Items = dict[Any, list[Row]]
 
 
@@ -48,10 +49,10 @@ def _matched(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]
     unsure: set[int] = set()
     for rule in rules:
         taken = set(of.values())
-        left = _grouped((at, rule.of_row(row)) for at, row in enumerate(rows) if at not in taken)
-        right = _grouped((at, rule.of_draft(draft)) for at, draft in enumerate(drafts) if at not in of)
+        left = _grouped(rows, rule.of_row, without=taken)
+        right = _grouped(drafts, rule.of_draft, without=of)
         for key in left.keys() & right.keys():
-            if len(left[key]) == len(right[key]) and (rule.in_order or len(left[key]) == 1):
+            if _is_sure(len(left[key]), len(right[key]), in_order=rule.in_order):
                 of.update(zip(right[key], left[key], strict=True))
             else:
                 unsure.update(left[key])
@@ -59,9 +60,18 @@ def _matched(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]
     return Matched(pairs, [rows[at] for at in sorted(unsure - set(of.values()))])
 
 
-def _grouped(keys: Iterable[tuple[int, Hashable]]) -> dict[Hashable, list[int]]:
+def _is_sure(rows: int, drafts: int, *, in_order: bool) -> bool:
+    """Tell whether so many rows and drafts of one key leave no choice."""
+    return rows == drafts and (in_order or rows == 1)
+
+
+def _grouped(
+    things: Iterable[T], key_of: Callable[[T], Hashable], *, without: Container[int] = ()
+) -> dict[Hashable, list[int]]:
+    """Return the places of things by their keys; a key of None takes no part, nor do the places ``without``."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
-    for at, key in keys:
+    for at, thing in enumerate(things):
+        key = None if at in without else key_of(thing)
         if key is not None:
             groups[key].append(at)
     return groups
@@ -163,7 +173,11 @@ def _is_usable(row: Row) -> bool:
 
 
 def _seen_item(row: Row) -> tuple[Hashable, ...]:
-    return row.get("type"), _text(data_of(row).get("source")), row.get("created_at")
+    return row.get("type"), _source(row), row.get("created_at")
+
+
+def _source(row: Row) -> str | None:
+    return _text(data_of(row).get("source"))
 
 
 def _drafted_item(draft: ItemDraft) -> tuple[Hashable, ...]:
@@ -172,10 +186,6 @@ def _drafted_item(draft: ItemDraft) -> tuple[Hashable, ...]:
 
 def _detail(row: Row, data: dict[str, Any]) -> Hashable:
     return _text(data.get(_DETAIL.get(str(row.get("type")), "")))
-
-
-def _draft_detail(draft: ItemDraft) -> Hashable:
-    return _text(draft.data.get(_DETAIL.get(draft.type, "")))
 
 
 def _text(value: Any) -> str | None:
@@ -202,48 +212,59 @@ def fit_children(
         The base without them; the rows of listed files by the ids that planning derives for these; and the rows that
         may be any of several.
     """
-    expanded = expand(draft, survey)
-    listed: dict[Any, list[Row]] = defaultdict(list)
-    for row in rows:
-        if row.get("group_id") is not None and _is_usable(row):
-            listed[row["group_id"]].append(row)
-    items, known, unsure = [], {}, []
+    expanded, listed = expand(draft, survey), _listed(rows)
+    items: list[ItemDraft] = []
+    known: dict[str, Row] = {}
+    unsure: list[Row] = []
     for item in draft.items:
-        if not item.is_to_expand or (not listed[item.id] and is_open(item.id)):
+        own = listed.get(item.id, [])
+        if not item.is_to_expand or (not own and is_open(item.id)):
             items.append(item)
             continue
         children = expanded.get(item.id, ())
-        matched = _matched(_one_each(item, survey, listed[item.id], texts), children, [_SAME_ID, _SAME_SOURCE])
+        matched = _matched(_one_each(item, survey, own, texts), children, [_SAME_ID, _SAME_SOURCE])
         kept = {id(child): row for row, child in matched.pairs}
-        twins = _twins(item, survey, listed[item.id])
+        twins = _twins(item, survey, own)
         fitted = structs.replace(item, entries=tuple(_entries(item, children, kept, twins)))
         items.append(fitted)
         again = expand(replace(draft, items=(fitted,)), survey).get(item.id, ())
-        found = (kept[id(child)] for child in children if id(child) in kept)
-        known.update({child.id: row for child, row in zip(again, found, strict=True)})
-        known.update({row["id"]: row for row in twins.values()})
+        known.update(zip((child.id for child in again), kept.values(), strict=True))
+        known.update((row["id"], row) for row in twins.values())
         unsure += [row for row in matched.unsure if row["id"] not in known]
     return replace(draft, items=tuple(items)), known, unsure
 
 
+def _listed(rows: Sequence[Row]) -> dict[Any, list[Row]]:
+    """Return the rows of files of folders, by the folders' ids."""
+    listed: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.get("group_id") is not None and _is_usable(row):
+            listed[row["group_id"]].append(row)
+    return listed
+
+
 def _one_each(item: ItemDraft, survey: Survey, listed: list[Row], texts: Collection[str]) -> list[Row]:
     """Return the rows of files that a folder lists, of those of one entry that came again just one."""
+    entries = _entries_by_source(item, survey)
+    superseded: set[int] = set()
+    for source, places in _grouped(listed, _source).items():
+        loaders = entries.get(source, [])
+        # Of a source that one loader alone has, every row is its.
+        each = loaders[:1] * len(places) if len(set(loaders)) == 1 else loaders
+        if len(loaders) > len(set(loaders)) and len(each) == len(places):
+            pairs = sorted(zip(each, places, strict=True), key=lambda pair: _weight(listed[pair[1]], texts))
+            # Of each entry the last one, which weighs most, stays.
+            superseded.update(set(places).difference(dict(pairs).values()))
+    return [row for at, row in enumerate(listed) if at not in superseded]
+
+
+def _entries_by_source(item: ItemDraft, survey: Survey) -> dict[Hashable, list[str]]:
     entries: dict[Hashable, list[str]] = defaultdict(list)
     for entry in item.entries:
         found = survey.loaders.get(entry)
         if found is not None and found.source is not None:
             entries[whole(found.source)].append(entry)
-    superseded: set[int] = set()
-    for source, places in _grouped((at, _text(data_of(row).get("source"))) for at, row in enumerate(listed)).items():
-        loaders = entries[source]
-        # Of a source that one loader alone has, every row is its.
-        each = loaders[:1] * len(places) if len(set(loaders)) == 1 else loaders
-        if len(loaders) > len(set(loaders)) and len(each) == len(places):
-            best: dict[str, int] = {}
-            for entry, at in sorted(zip(each, places, strict=True), key=lambda pair: _weight(listed[pair[1]], texts)):
-                best[entry] = at
-            superseded.update(set(places) - set(best.values()))
-    return [row for at, row in enumerate(listed) if at not in superseded]
+    return entries
 
 
 def _weight(row: Row, texts: Collection[str]) -> tuple[bool, bool]:
@@ -261,9 +282,7 @@ def _twins(item: ItemDraft, survey: Survey, listed: list[Row]) -> dict[str, Row]
 
 
 _SAME_ID: _Rule[Child] = _Rule(lambda row: row.get("id"), lambda child: child.id)
-_SAME_SOURCE: _Rule[Child] = _Rule(
-    lambda row: _text(data_of(row).get("source")), lambda child: whole(child.source), in_order=True
-)
+_SAME_SOURCE: _Rule[Child] = _Rule(_source, lambda child: whole(child.source), in_order=True)
 
 
 def _entries(item: ItemDraft, children: Sequence[Child], kept: dict[int, Row], twins: dict[str, Row]) -> Iterable[str]:

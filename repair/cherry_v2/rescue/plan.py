@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,16 +10,16 @@ from pathlib import Path
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import is_tombstone
 from migrators.pipeline.drafts import BaseDraft
-from regraft.errors import NotChanged, RegraftError, SourceNotMigratable, SourceUnreadable
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
+from regraft.errors import RegraftError, SourceNotMigratable
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.kinds import NAMES, Kind
 from regraft.report import notices
 from regraft.tree import is_plain_name
-from repair.changes.plan import Plan, RowsChange, Unresolved
+from repair.changes.plan import Plan, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2.rescue import catalog as profile_rows
+from repair.cherry_v2.catalogs import catalog_of, demand_profile
 from repair.cherry_v2.rescue.base import Base, RescuePlanner
+from repair.cherry_v2.rescue.catalog import TABLES, rehearsed
 from repair.cherry_v2.rescue.changes import Maker
 from repair.cherry_v2.rescue.held import Held, demand_known_version, held_by
 from repair.cherry_v2.rescue.matching import match_bases
@@ -47,44 +48,29 @@ def plan(store: Store, options: RescueOptions) -> Plan:
         SourceNotMigratable: there is something to bring back, and nothing is known of v1.
         ProfileUnknown: the profile is of another time than this regraft.
     """
-    if store.found.kind is not Kind.V2_PROFILE or store.catalog is None or not store.is_profile:
-        advice = "give the application's profile folder; regraft migrate tries failed bases of a library again"
-        raise NotChanged(path=store.path, what=NAMES[store.found.kind], command="rescue", advice=advice)
-    path = store.root / store.catalog
-    try:
-        catalog = read_catalog(path)
-    except CatalogProblem as problem:
-        raise SourceUnreadable(path=path, reason=problem) from problem
-    made = Plan()
-    stranded = _stranded(store, catalog, made)
-    if not stranded:
-        return made
-    v1 = _v1(store, options, stranded)
+    advice = "give the application's profile folder; regraft migrate tries failed bases of a library again"
+    database = demand_profile(store, command="rescue", advice=advice)
+    catalog = catalog_of(store)
+    stranded, left = _stranded(store, catalog)
+    made = Plan(left=left)
+    v1 = _v1(store, options, stranded) if stranded else None
     if v1 is None:
         return made
     made.left += _unused_words(v1, options.model_overrides)
-    drafts = _drafts(catalog, v1, made, stranded)
+    drafts, unsure = _drafts(catalog, v1)
+    made.left += _without_draft(stranded, drafts, unsure)
     planner = RescuePlanner(store, v1, catalog, options.model_overrides, options.now_ms)
-    maker = Maker(store, v1, catalog, options.now_ms, made)
+    maker = Maker(store, v1, catalog, options.now_ms)
     for base in stranded:
         rescued = planner.look(base, drafts[base.key]) if base.key in drafts else None
         if rescued is not None:
             maker.bring_back(rescued)
+    made.add(maker.plan)
     made.left += planner.left
-    statements = maker.statements
-    if made.changes or statements.made:
+    if made.changes or maker.statements.made:
         demand_known_version(store)
-    if statements.made:
-        profile_rows.rehearse(statements)
-        tables = tuple(profile_rows.TABLES)
-        rows = RowsChange(
-            path=store.catalog,
-            actions=tuple(maker.rows),
-            apply=statements.applied(),
-            tables=tables,
-            bytes=statements.bytes,
-        )
-        made.changes.append(rows)
+    if maker.statements.made:
+        made.changes.append(rehearsed(maker.statements, database, maker.rows, TABLES))
     return made
 
 
@@ -101,9 +87,10 @@ def _v1(store: Store, options: RescueOptions, stranded: list[Base]) -> V1Left | 
 # --- which bases -----------------------------------------------------------------------------------------------------
 
 
-def _stranded(store: Store, catalog: StoredCatalog, made: Plan) -> list[Base]:
-    """Return the bases in which something may be missing that v1 has, and say which cannot be looked into."""
-    found = []
+def _stranded(store: Store, catalog: StoredCatalog) -> tuple[list[Base], list[Unresolved]]:
+    """Return the bases in which something may be missing that v1 has, and which cannot be looked into."""
+    found: list[Base] = []
+    left: list[Unresolved] = []
     for row in catalog.bases:
         key = base_key(row)
         if not store.wants(key) or not isinstance(row.get("id"), str) or not is_plain_name(key):
@@ -115,14 +102,12 @@ def _stranded(store: Store, catalog: StoredCatalog, made: Plan) -> list[Base]:
             held = held_by(store.root / name, key)
         except RegraftError as error:
             if _finding(row, items, Held()) is not None:
-                made.left.append(
-                    Unresolved(finding=v2.UNREADABLE, reason=f"its index stays as it is: {error}", base=key)
-                )
+                left.append(Unresolved(finding=v2.UNREADABLE, reason=f"its index stays as it is: {error}", base=key))
             continue
         finding = _finding(row, items, held)
         if finding is not None:
             found.append(Base(key=key, row=row, items=items, index=name, held=held, finding=finding))
-    return found
+    return found, left
 
 
 def _finding(row: Row, items: list[Row], held: Held | None) -> str | None:
@@ -133,27 +118,22 @@ def _finding(row: Row, items: list[Row], held: Held | None) -> str | None:
         return None  # without a model it is searched by words alone, and v1's vectors have no place in it
     if held is None:
         return v2.BASE_NO_INDEX
-    if any(
-        item.get("type") in ("file", "url", "note")
-        and item.get("status") == "completed"
-        and item.get("id") not in held.materials
-        for item in items
-    ):
+    if any(map(held.lacks, items)):
         return v2.ITEM_NO_MATERIAL
     return v2.ITEM_TOMBSTONE if any(map(is_tombstone, items)) else None
 
 
-def _drafts(catalog: StoredCatalog, v1: V1Left, made: Plan, stranded: list[Base]) -> dict[str, BaseDraft]:
-    """Tell what each base was in v1, and say of which nobody can tell."""
+def _drafts(catalog: StoredCatalog, v1: V1Left) -> tuple[dict[str, BaseDraft], set[str]]:
+    """Tell what each base was in v1; and which bases may be any of several."""
     matched = match_bases(catalog.bases, v1.library.bases, catalog.items or {})
-    found = {base_key(row): draft for row, draft in matched.pairs}
-    unsure = {base_key(row) for row in matched.unsure}
+    return {base_key(row): draft for row, draft in matched.pairs}, {base_key(row) for row in matched.unsure}
+
+
+def _without_draft(stranded: list[Base], drafts: dict[str, BaseDraft], unsure: set[str]) -> Iterator[Unresolved]:
+    """Yield the bases of which nobody can tell what they were in v1."""
     for base in stranded:
-        if base.key not in found and base.finding != v2.ITEM_NO_MATERIAL:
-            made.left.append(
-                base.left("several bases of v1 may be this one" if base.key in unsure else "v1 has no such base")
-            )
-    return found
+        if base.key not in drafts and base.finding != v2.ITEM_NO_MATERIAL:
+            yield base.left("several bases of v1 may be this one" if base.key in unsure else "v1 has no such base")
 
 
 def _unused_words(v1: V1Left, model_overrides: ModelOverrides) -> list[Unresolved]:

@@ -316,21 +316,29 @@ class _Builder:
 
     def _path(self, item: Row, key: str, text: str) -> str:
         """Return the path of an item's text; the snapshot of a url or note that is not there is written."""
-        path = path_of(item)
-        is_free = path is not None and path != item["id"] and self._problem(path) is None and path not in self._paths
+        own = path_of(item)
+        if own is not None and (own == item["id"] or self._problem(own) is not None or own in self._paths):
+            own = None
         if item["type"] == "file":
-            path = path if is_free and path is not None else key
-        elif not is_free or path is None or file_of(path, self._source.raw) is None:
-            shot = _snapshot(item, text)
-            path = path if is_free and path is not None else self._names.take(f"{shot.stem}.md")
-            place = self._raw / path
-            durable.make_folders(place.parent, flush=False)
-            durable.put_text(place, shot.block(clock.iso_time(self._now)) + text)
+            path = key if own is None else own
+        elif own is not None and file_of(own, self._source.raw) is not None:
+            path = own
+        else:
+            path = self._snapshot(item, text, own)
         self._paths.add(path)
         return path
 
+    def _snapshot(self, item: Row, text: str, path: str | None) -> str:
+        """Write a snapshot, at a path of its own where it has none yet; return that."""
+        shot = _shot(item, text)
+        path = self._names.take(f"{shot.stem}.md") if path is None else path
+        place = self._raw / path
+        durable.make_folders(place.parent, flush=False)
+        durable.put_text(place, shot.block(clock.iso_time(self._now)) + text)
+        return path
 
-def _snapshot(item: Row, text: str) -> okf.Snapshot:
+
+def _shot(item: Row, text: str) -> okf.Snapshot:
     data = data_of(item)
     if item["type"] == "url":
         return okf.url_snapshot(whole(data["url"]), text)

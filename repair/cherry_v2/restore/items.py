@@ -68,23 +68,26 @@ def copies(base: str, rows: Iterable[Row], leaves: Mapping[str, Leaf]) -> list[I
     """
     by_id = {row["id"]: row for row in rows}
     groups = {key: _folder(row, by_id) for key, row in by_id.items()}
+    inside, filled = set(groups.values()), _filled(groups, leaves)
+    made = []
+    for key, row in by_id.items():
+        group, leaf = groups[key], leaves.get(key)
+        status, error = _folder_status(row, key in inside, key in filled) if leaf is None else _leaf_status(leaf)
+        path = None if leaf is None else leaf.path
+        above = None if group is None else new_id(base, by_id[group])
+        made.append(ItemCopy(key, new_id(base, row), above, status, error, path))
+    return made
+
+
+def _filled(groups: Mapping[Any, Any], leaves: Mapping[str, Leaf]) -> set[Any]:
+    """Return the ids of the folders that have a text in them, at any depth."""
     filled: set[Any] = set()
     for key, leaf in leaves.items():
         above = groups[key] if leaf.missing is None else None
         while above is not None and above not in filled:
             filled.add(above)
             above = groups[above]
-    inside = set(groups.values())
-    made = []
-    for key, row in by_id.items():
-        group = groups[key]
-        status, error = (
-            _leaf_status(leaves[key]) if key in leaves else _folder_status(row, key in inside, key in filled)
-        )
-        path = leaves[key].path if key in leaves else None
-        above = None if group is None else new_id(base, by_id[group])
-        made.append(ItemCopy(key, new_id(base, row), above, status, error, path))
-    return made
+    return filled
 
 
 def _folder(row: Row, by_id: Mapping[Any, Row]) -> Any:

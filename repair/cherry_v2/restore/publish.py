@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from checks.audit.collector import FindingCollector
-from checks.audit.findings import FINDINGS
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.index_file import Expected, audit_index
 from regraft import sqlite
@@ -19,6 +18,7 @@ from regraft.report import notices
 from regraft.text import counted
 from repair.changes import files
 from repair.changes.apply import RESTORING
+from repair.changes.found import errors
 from repair.changes.plan import Action, FileChange, Plan, Unresolved
 from repair.cherry_v2.restore.build import Restored
 from repair.cherry_v2.restore.options import RestoredBase
@@ -82,18 +82,8 @@ def plan(source: Source, wanted: RestoredBase, restored: Restored, staged: Path,
     make = _make(restored.folder(staged), source.raw, restored.files)
     made.changes.append(FileChange(path=name, actions=(action, *guesses), make=make, bytes=size))
     made.changes.append(new_rows(source, wanted, restored.items, now_ms))
-    made.left += [
-        Unresolved(
-            finding=one.finding,
-            reason=one.reason,
-            base=base,
-            subject=one.item,
-            count=1,
-            severity=_severity(one.severity),
-        )
-        for one in restored.left
-    ]
-    promised = {one.name for one in FINDINGS.values() if one.severity == "error" and not one.name.startswith("v1.")}
+    made.left += _left(restored)
+    promised = errors()
     if missing:
         message = f"{counted(missing, 'body')} without a vector"
         made.left.append(
@@ -106,8 +96,13 @@ def plan(source: Source, wanted: RestoredBase, restored: Restored, staged: Path,
     return made
 
 
-def _severity(name: str) -> notices.Severity:
-    return "note" if name == "note" else "warning"
+def _left(restored: Restored) -> Iterator[Unresolved]:
+    """Yield what of the old base stays behind."""
+    for one in restored.left:
+        severity: notices.Severity = "note" if one.severity == "note" else "warning"
+        yield Unresolved(
+            finding=one.finding, reason=one.reason, base=restored.base, subject=one.item, count=1, severity=severity
+        )
 
 
 def _missing(index: Path, base: str, dimensions: int) -> int:

@@ -15,7 +15,7 @@ from regraft.formats.cherry_v2.models import SEPARATOR, is_model_id
 from regraft.text import counted, is_blank
 from repair.changes.plan import Action, RowsChange
 from repair.changes.store import Store
-from repair.cherry_v2.rescue.catalog import TABLES, Statements, rehearse
+from repair.cherry_v2.rescue.catalog import TABLES, Statements, rehearsed
 from repair.cherry_v2.restore.items import ItemCopy
 from repair.cherry_v2.restore.options import RestoredBase
 from repair.cherry_v2.restore.source import Source, read_source
@@ -141,12 +141,4 @@ def _model(source: Source, model: str, base: str, statements: Statements, now_ms
 
 
 def _change(source: Source, statements: Statements, actions: list[Action]) -> RowsChange:
-    rehearse(statements)
-    tables = (*TABLES, PROVIDERS)
-    return RowsChange(
-        path=str(source.store.catalog),
-        actions=tuple(actions),
-        apply=statements.applied(),
-        tables=tables,
-        bytes=statements.bytes,
-    )
+    return rehearsed(statements, str(source.store.catalog), actions, (*TABLES, PROVIDERS))

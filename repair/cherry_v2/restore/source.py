@@ -14,9 +14,9 @@ import apsw
 
 from regraft import identity, links, sqlite
 from regraft.base_names import meant
-from regraft.errors import NotChanged, NotRestored, SourceUnreadable, UnitRefused, WrongUsage
+from regraft.errors import NotChanged, NotRestored, UnitRefused, WrongUsage
 from regraft.formats.cherry_preview.libsql import Layout
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_key, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import Row, base_key
 from regraft.formats.cherry_v2.index.opening import UNREADABLE
 from regraft.formats.cherry_v2.index.units import cut
 from regraft.formats.cherry_v2.layout import DATA_FOLDER, INDEX_FILE, RAW_FOLDER
@@ -25,6 +25,7 @@ from regraft.ledger import durable
 from regraft.locate import KNOWLEDGE_FOLDER
 from regraft.text import decode_utf8, is_blank, path_text, shown
 from repair.changes.store import Store
+from repair.cherry_v2.catalogs import catalog_of
 from repair.cherry_v2.indexing.cutting import Span
 
 
@@ -101,11 +102,7 @@ def read_source(store: Store, wanted: str | None) -> Source:
     if store.catalog is None:
         what, advice = f"{NAMES[store.found.kind]} without a catalog", "give the library or profile that it is of"
         raise NotChanged(path=store.path, what=what, command="restore", advice=advice)
-    path = store.root / store.catalog
-    try:
-        catalog = read_catalog(path, data=False)
-    except CatalogProblem as problem:
-        raise SourceUnreadable(path=path, reason=problem) from problem
+    catalog = catalog_of(store, data=False)
     rows = {base_key(row): row for row in catalog.bases}
     key = _chosen(store, rows, wanted)
     one = store.stores.get(key)
