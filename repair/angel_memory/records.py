@@ -49,7 +49,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     wanted = options.wanted(NAMES).intersection(NAMES, found)
     made = foreign_definitions.beside(_own(store, wanted), store, found, options.only, _LOOKS)
     if not options.only:
-        made.left = [Unresolved.with_remedy(one) for one in besides(found, (*NAMES, *foreign_definitions.NAMES))]
+        made.left += [Unresolved.with_remedy(one) for one in besides(found, (*NAMES, *foreign_definitions.NAMES))]
     return made
 
 

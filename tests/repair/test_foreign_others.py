@@ -105,6 +105,14 @@ def test_triggers_on_both_databases_of_angel_memory(tmp_path: Path) -> None:
     assert (store.database.read_bytes(), store.file_index.read_bytes()) == before
 
 
+def test_a_view_in_the_place_of_a_table_of_angel_memory_is_said_to_stay(tmp_path: Path) -> None:
+    store = angel_store.build(tmp_path / "data")
+    store.execute("ALTER TABLE memory_tag_rel RENAME TO others")
+    store.execute("CREATE VIEW memory_tag_rel AS SELECT * FROM others")
+    left = run("repair", store.root, "--json").document["left"]
+    assert [one["finding"] for one in left] == ["schema.foreign-view", "angel.unreadable"]
+
+
 @pytest.mark.parametrize(
     "statement",
     [
