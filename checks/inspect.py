@@ -88,17 +88,25 @@ def _base_lines(base: dict[str, Any], verbose: bool) -> Iterator[str]:
     store = base.get("store")
     if store:
         yield f"  {_store_line(store)}"
-        for name in ("coverage", "orphans", "stale") if verbose or store.get("coverage", 1) != 1 else ():
-            if store.get(name) is not None:
-                yield f"  {name:<11} {store[name] if name != 'coverage' else f'{store[name]:.2%}'}"
-    for material in base.get("materials", ()):
-        # A folder's file has its own id for a path: its source is what a person knows it by.
-        virtual = material["path"] == material["id"] and material["source"]
-        name = one_line(str(material["source"] if virtual else material["path"]))
-        yield f"    {counted(material['units'], 'unit'):>10}  {name}"
+        if verbose or store.get("coverage", 1) != 1:
+            yield from _lacks(store)
+    yield from map(_material_line, base.get("materials", ()))
     if base.get("problem"):
         yield f"  problem     {base['problem']}"
     yield ""
+
+
+def _lacks(store: dict[str, Any]) -> Iterator[str]:
+    for name in ("coverage", "orphans", "stale"):
+        if store.get(name) is not None:
+            yield f"  {name:<11} {store[name] if name != 'coverage' else f'{store[name]:.2%}'}"
+
+
+def _material_line(material: dict[str, Any]) -> str:
+    # A folder's file has its own id for a path: its source is what a person knows it by.
+    virtual = material["path"] == material["id"] and material["source"]
+    name = one_line(str(material["source"] if virtual else material["path"]))
+    return f"    {counted(material['units'], 'unit'):>10}  {name}"
 
 
 def _store_line(store: dict[str, Any]) -> str:

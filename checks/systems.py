@@ -55,13 +55,15 @@ def chosen_bases(found: Located, words: Sequence[str]) -> tuple[str, ...]:
     Raises:
         BaseUnknown, BaseAmbiguous: there is none of them, or several.
     """
-    if words and AUDITORS[found.kind] is _V2:
+    if not words:
+        return ()
+    if AUDITORS[found.kind] is _V2:
         names_there = cherry_v2_audit.base_names(found)
         return tuple(meant(word, names_there) for word in words)
-    known = base_ids(found) if words else ()
-    names = AUDITORS[found.kind].names(found) if words else {}
+    known = base_ids(found)
+    ids = {**AUDITORS[found.kind].names(found), **{one: one for one in known}}
     for word in words:
-        if word not in known and word not in names:
+        if word not in ids:
             unknown = ProjectUnknown if found.kind is Kind.CODEX_MEM else BaseUnknown
             raise unknown(base=word, known=", ".join(known) or "none")
-    return tuple(word if word in known else names[word] for word in words)
+    return tuple(ids[word] for word in words)

@@ -230,13 +230,16 @@ def compare_base(old: OldBase, new: Located, store: Store | None, asked: Questio
             return {**about, **_nothing("different", "the index has vectors of another length")}
         indexed = IndexTexts(index)
         results = [_ask(texts, indexed, query, asked.count) for query in fitting]
+    return {**about, **_outcome(results, len(texts.hashes))}
+
+
+def _outcome(results: list[dict[str, Any]], texts: int) -> dict[str, Any]:
     parted = [result for result in results if result["v1"] != result["v2"]]
     shares = [result["recall"] for result in results]
     return {
-        **about,
         "outcome": "different" if parted else "equal",
         "problem": None,
-        "texts": len(texts.hashes),
+        "texts": texts,
         "queries": len(results),
         "recall": sum(shares) / len(shares),
         "lowest_recall": min(shares),

@@ -36,12 +36,18 @@ def meant(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str] = _NO
     if known is not None:
         return known
     matching = [base for base, name in names.items() if name.strip() == wanted.strip()]
-    if not matching and len(wanted) >= _SHORTEST_PREFIX:
-        ids = [*((base, base) for base in names), *legacy.items()]
-        matching = list(dict.fromkeys(base for key, base in ids if key.startswith(wanted) and base in names))
+    matching = matching or _by_prefix(wanted, names, legacy)
     if not matching:
         listed = ", ".join(base if name == base else f"{one_line(name)} ({base})" for base, name in names.items())
         raise BaseUnknown(base=wanted, known=listed or "none")
     if len(matching) > 1:
         raise BaseAmbiguous(base=wanted, known=", ".join(matching))
     return matching[0]
+
+
+def _by_prefix(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str]) -> list[str]:
+    """Return the bases with an id, of v1 too, that begins with what a user wrote."""
+    if len(wanted) < _SHORTEST_PREFIX:
+        return []
+    ids = [*((base, base) for base in names), *legacy.items()]
+    return list(dict.fromkeys(base for key, base in ids if key.startswith(wanted) and base in names))

@@ -155,14 +155,7 @@ class _Reader:
     def _parsed(self) -> tuple[yaml.Node, Any] | None:
         """Return the file's only document as a node and as data; None for an empty file."""
         try:
-            bounds = _Bounds()
-            for event in yaml.parse(self._raw, yaml.SafeLoader):
-                if much := bounds.add(event):
-                    self._refuse(event, f"this is no configuration ({much})", "mend it there")
-                if isinstance(event, yaml.ScalarEvent) and _SURROGATE.search(event.value):
-                    self._refuse(event, f"this is no YAML ({_NO_TEXT})", "mend it there")
-                if isinstance(event, yaml.ScalarEvent) and looks_like_key(event.value):
-                    self._refuse(event, "this looks like a key, and keys have no place in this file", _NO_KEYS)
+            self._check_events()
             loader = _Loader(self._raw)
             root = loader.get_single_node()
             return None if root is None else (root, loader.construct_document(root))
@@ -177,15 +170,29 @@ class _Reader:
             line, message = 1, "too many lists in lists"
         raise ConfigInvalid(path=self._path, line=line, problem=f"this is no YAML ({message})", advice="mend it there")
 
+    def _refuse_provider(self, where: str, node: yaml.Node, written: dict[Any, Any]) -> NoReturn:
+        message = "is not one that regraft knows" if "provider" in written else "is missing"
+        choices = " or ".join(f"`provider: {one}`" for one in PROVIDERS)
+        self._refuse(_key(node, "provider"), f"the provider of {where} {message}", f"write {choices}")
+
+    def _check_events(self) -> None:
+        """Refuse what is too much, no text or a key, before anything is made of it."""
+        bounds = _Bounds()
+        for event in yaml.parse(self._raw, yaml.SafeLoader):
+            if much := bounds.add(event):
+                self._refuse(event, f"this is no configuration ({much})", "mend it there")
+            if isinstance(event, yaml.ScalarEvent) and _SURROGATE.search(event.value):
+                self._refuse(event, f"this is no YAML ({_NO_TEXT})", "mend it there")
+            if isinstance(event, yaml.ScalarEvent) and looks_like_key(event.value):
+                self._refuse(event, "this looks like a key, and keys have no place in this file", _NO_KEYS)
+
     def _embedder(self, name: str, node: yaml.Node, written: dict[Any, Any]) -> EmbedderSettings:
         """Return the settings of one embedder."""
         where = f"embedder {name}"
         provider = written.get("provider")
         kind = PROVIDERS.get(provider) if isinstance(provider, str) else None
         if kind is None:
-            message = "is not one that regraft knows" if "provider" in written else "is missing"
-            choices = " or ".join(f"`provider: {one}`" for one in PROVIDERS)
-            self._refuse(_key(node, "provider"), f"the provider of {where} {message}", f"write {choices}")
+            self._refuse_provider(where, node, written)
         known, batch = fields(kind), written.get("batch")
         self._known(node, written, ["provider", *known], where)
         if isinstance(batch, dict):

@@ -55,17 +55,23 @@ def differences(
     """
     left, right = _ascending(authority), _ascending(derived)
     wanted, found = next(left, None), next(right, None)
-    while wanted is not None or found is not None:
-        if wanted is not None and (found is None or wanted[0] < found[0]):
+    while wanted is not None and found is not None:
+        if wanted[0] < found[0]:
             yield Difference(kind="missing", id=wanted[0], wanted=wanted[1], found=None)
             wanted = next(left, None)
-        elif found is not None and (wanted is None or found[0] < wanted[0]):
+        elif found[0] < wanted[0]:
             yield Difference(kind="orphaned", id=found[0], wanted=None, found=found[1])
             found = next(right, None)
-        elif wanted is not None and found is not None:
+        else:
             if wanted[1] != found[1]:
                 yield Difference(kind="stale", id=wanted[0], wanted=wanted[1], found=found[1])
             wanted, found = next(left, None), next(right, None)
+    while wanted is not None:
+        yield Difference(kind="missing", id=wanted[0], wanted=wanted[1], found=None)
+        wanted = next(left, None)
+    while found is not None:
+        yield Difference(kind="orphaned", id=found[0], wanted=None, found=found[1])
+        found = next(right, None)
 
 
 def _ascending(rows: Iterable[tuple[Id, Fingerprint]]) -> Iterator[tuple[Id, Fingerprint]]:

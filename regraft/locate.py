@@ -13,6 +13,7 @@ from pathlib import Path
 import apsw
 
 from regraft import links, sqlite
+from regraft.database_kinds import kind_by_tables
 from regraft.errors import ProfileAmbiguous, RegraftError, SourceNotFound, SourceUnreadable, SourceUnrecognised
 from regraft.formats import json_text
 from regraft.formats.angel_memory import database as angel_memory_database
@@ -181,6 +182,11 @@ def _locate(path: Path, kind: Kind | None) -> Located:
         if isinstance(error, RegraftError):
             raise
         raise SourceUnreadable(path=path, reason=error.strerror or error) from error
+    return _by_start(path, start, kind)
+
+
+def _by_start(path: Path, start: bytes, kind: Kind | None) -> Located:
+    """Recognise a file by its first bytes."""
     if start.startswith(b"SQLite format 3\0"):
         return _database(path, kind)
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")):
@@ -219,70 +225,104 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
     folder = inner_folder(tree)
     found = _of_2_0_export(path, kind) or _recognise(path, tree, "" if isinstance(tree, FolderTree) else folder)
     if found is None and folder:
-        # A folder that somebody unpacked an archive into: v1 sources are read through their tree from any depth.
-        found = _recognise(path, tree, folder)
-        found = found if found is not None and found.kind in V1_SOURCES else None
+        found = _unpacked(path, tree, folder)
     if kind is not None and (found is None or found.kind is not kind):
         found = _forced(path, tree, folder, kind)
-    if found is None:
-        if tree.is_denied(cherry_v2_layout.INDEX_FILE):
-            raise SourceUnreadable(path=path / cherry_v2_layout.INDEX_FILE, reason=os.strerror(errno.EACCES))
-        raise SourceUnrecognised(path=path, found=_described(path, tree, folder))
-    return found
+    if found is not None:
+        return found
+    if tree.is_denied(cherry_v2_layout.INDEX_FILE):
+        raise SourceUnreadable(path=path / cherry_v2_layout.INDEX_FILE, reason=os.strerror(errno.EACCES))
+    raise SourceUnrecognised(path=path, found=_described(path, tree, folder))
+
+
+def _unpacked(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognise a folder that somebody unpacked an archive into: v1 sources are read from any depth of their tree."""
+    found = _recognise(path, tree, folder)
+    return found if found is not None and found.kind in V1_SOURCES else None
 
 
 def _described(path: Path, tree: FolderTree | ZipTree, folder: str) -> str:
     """Say what a folder or an archive is that is none of the known kinds."""
-    if isinstance(tree, FolderTree):
-        above = next((place for place in path.absolute().parents if (place / LOCAL_STORAGE).is_dir()), None)
-        if above is not None:
-            return f"it is part of the profile {shown(above)}: give that"
-        if (path / "IndexedDB").is_dir() or (path / "Data" / KNOWLEDGE_FOLDER).is_dir():
-            return "a profile or backup without `Local Storage`, where the application keeps its state"
+    part = _part_of_profile(path) if isinstance(tree, FolderTree) else None
+    if part is not None:
+        return part
     if isinstance(tree, FolderTree) and tree.not_followed:
         return str(next(notices_of(tree)).message)
     inside = ", ".join(tree.children(folder)[:4])
     return f"{'an archive' if isinstance(tree, ZipTree) else 'a folder'} with {inside or 'nothing'} in it"
 
 
-def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:  # noqa: PLR0911 - a list of what it can be
-    def has(name: str, kind: str = "file") -> bool:
-        return tree.kind(join(folder, name)) == kind
+def _part_of_profile(path: Path) -> str | None:
+    above = next((place for place in path.absolute().parents if (place / LOCAL_STORAGE).is_dir()), None)
+    if above is not None:
+        return f"it is part of the profile {shown(above)}: give that"
+    if (path / "IndexedDB").is_dir() or (path / "Data" / KNOWLEDGE_FOLDER).is_dir():
+        return "a profile or backup without `Local Storage`, where the application keeps its state"
+    return None
 
-    backup = backup_of(tree, join(folder, "metadata.json")) if has("metadata.json") else Backup()
-    backup_version = backup.version
-    if has(PROFILE_DATABASE) or has(f"Data/{PROFILE_DATABASE}") or backup_version == 7:
-        kind = Kind.V2_BACKUP if backup_version is not None else Kind.V2_PROFILE
-        stated = backup.resources.get("indexedDB")
-        # Where the metadata do not say it, a backup of the database alone is a slim one.
-        has_more = stated is not None or any(has(name, "folder") for name in _NOT_SLIM)
-        is_slim = kind is Kind.V2_BACKUP and (stated is False or not has_more)
-        return Located(kind=kind, path=path, tree=tree, version=backup_version, is_slim=is_slim)
-    if has("data.json"):
-        places = file_places(tree, folder, backup=join(folder, "data.json"))
-        return Located(kind=Kind.V1_BACKUP, path=path, tree=tree, places=places)
-    if backup_version == 6:
-        return Located(
-            kind=Kind.V1_BACKUP_6, path=path, tree=tree, places=chromium_places(tree, folder), version=backup_version
-        )
-    if has(CATALOG_FILE) or (has(ledger.FOLDER, "folder") and has(KNOWLEDGE_FOLDER, "folder")):
+
+def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Return the first kind of all that a folder can be."""
+    metadata = join(folder, "metadata.json")
+    backup = backup_of(tree, metadata) if tree.kind(metadata) == "file" else Backup()
+    return (
+        _v2_profile(path, tree, folder, backup)
+        or _v1_backup(path, tree, folder, backup)
+        or _library(path, tree, folder)
+        or _v1_profile(path, tree, folder, Kind.V1_PROFILE)
+        or _redux_export(path, tree, folder)
+        or _base(path, tree, folder)
+        or _slices(path, tree, folder)
+        or _knowledge_folder(path, tree, folder)
+    )
+
+
+def _v2_profile(path: Path, tree: Tree, folder: str, backup: Backup) -> Located | None:
+    places = [join(folder, name) for name in (PROFILE_DATABASE, f"Data/{PROFILE_DATABASE}")]
+    if not any(tree.kind(place) == "file" for place in places) and backup.version != 7:
+        return None
+    kind = Kind.V2_PROFILE if backup.version is None else Kind.V2_BACKUP
+    stated = backup.resources.get("indexedDB")
+    # Where the metadata do not say it, a backup of the database alone is a slim one.
+    has_more = stated is not None or any(tree.kind(join(folder, name)) == "folder" for name in _NOT_SLIM)
+    is_slim = kind is Kind.V2_BACKUP and (stated is False or not has_more)
+    return Located(kind=kind, path=path, tree=tree, version=backup.version, is_slim=is_slim)
+
+
+def _v1_backup(path: Path, tree: Tree, folder: str, backup: Backup) -> Located | None:
+    data = join(folder, "data.json")
+    if tree.kind(data) == "file":
+        return Located(kind=Kind.V1_BACKUP, path=path, tree=tree, places=file_places(tree, folder, backup=data))
+    if backup.version != 6:
+        return None
+    return Located(kind=Kind.V1_BACKUP_6, path=path, tree=tree, places=chromium_places(tree, folder), version=6)
+
+
+def _library(path: Path, tree: Tree, folder: str) -> Located | None:
+    parts = (join(folder, ledger.FOLDER), join(folder, KNOWLEDGE_FOLDER))
+    if tree.kind(join(folder, CATALOG_FILE)) == "file" or all(tree.kind(part) == "folder" for part in parts):
         return Located(kind=_library_or_pack(tree, folder), path=path, tree=tree)
-    profile = next((place for place in _PROFILES if has(join(place, LOCAL_STORAGE), "folder")), None)
-    if profile is not None:
-        return Located(
-            kind=Kind.V1_PROFILE,
-            path=path,
-            tree=tree,
-            places=chromium_places(tree, join(folder, profile) if profile else folder),
-        )
+    return None
+
+
+def _v1_profile(path: Path, tree: Tree, folder: str, kind: Kind) -> Located | None:
+    for place in _PROFILES:
+        profile = join(folder, place) if place else folder
+        if tree.kind(join(profile, LOCAL_STORAGE)) == "folder":
+            return Located(kind=kind, path=path, tree=tree, places=chromium_places(tree, profile))
+    return None
+
+
+def _redux_export(path: Path, tree: Tree, folder: str) -> Located | None:
     for name in _REDUX_FILES:
-        if has(name):
-            return Located(
-                kind=Kind.V1_EXPORT, path=path, tree=tree, places=file_places(tree, folder, redux=join(folder, name))
-            )
-    if has(INDEX_FILE):
-        return Located(kind=Kind.BASE, path=path, tree=tree)
-    return _slices(path, tree, folder) or _knowledge_folder(path, tree, folder)
+        file = join(folder, name)
+        if tree.kind(file) == "file":
+            return Located(kind=Kind.V1_EXPORT, path=path, tree=tree, places=file_places(tree, folder, redux=file))
+    return None
+
+
+def _base(path: Path, tree: Tree, folder: str) -> Located | None:
+    return Located(kind=Kind.BASE, path=path, tree=tree) if tree.kind(join(folder, INDEX_FILE)) == "file" else None
 
 
 def _slices(path: Path, tree: Tree, folder: str) -> Located | None:
@@ -319,23 +359,25 @@ def _knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
     bases = join(folder, KNOWLEDGE_FOLDER) if tree.kind(join(folder, KNOWLEDGE_FOLDER)) == "folder" else folder
     if any(tree.kind(f"{join(bases, name)}/{INDEX_FILE}") == "file" for name in tree.children(bases)):
         return Located(kind=Kind.LIBRARY, path=path, tree=tree)
-    for name in tree.children(folder):
-        if _may_hold_state(name, beside_vectors=bases != folder):
-            state = _json_state(tree, join(folder, name))
-            if state == "knowledge":
-                places = file_places(tree, folder, knowledge=join(folder, name))
-                return Located(kind=Kind.V1_KNOWLEDGE, path=path, tree=tree, places=places)
-            if state == "redux":
-                return Located(
-                    kind=Kind.V1_EXPORT,
-                    path=path,
-                    tree=tree,
-                    places=file_places(tree, folder, redux=join(folder, name)),
-                )
+    found = _state_file(path, tree, folder, beside_vectors=bases != folder)
+    if found is not None:
+        return found
     stores = cherry_v2_layout.find_stores(tree, folder)
     holds_index = stores.current and not stores.is_whole
     kind = Kind.BASE if holds_index else Kind.PREVIEW_LIBRARY if stores.has_preview else None
     return None if kind is None else Located(kind=kind, path=path, tree=tree)
+
+
+def _state_file(path: Path, tree: Tree, folder: str, *, beside_vectors: bool) -> Located | None:
+    for name in tree.children(folder):
+        if not _may_hold_state(name, beside_vectors=beside_vectors):
+            continue
+        file = join(folder, name)
+        state = _json_state(tree, file)
+        if state in ("knowledge", "redux"):
+            places = file_places(tree, folder, **{state: file})
+            return Located(kind=_JSON_KINDS[state], path=path, tree=tree, places=places)
+    return None
 
 
 def _may_hold_state(name: str, *, beside_vectors: bool) -> bool:
@@ -346,30 +388,32 @@ def _may_hold_state(name: str, *, beside_vectors: bool) -> bool:
 
 
 def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
-    names = tree.children(folder)
-    if kind is Kind.V1_BACKUP and "data.json" in names:
-        return Located(
-            kind=kind, path=path, tree=tree, places=file_places(tree, folder, backup=join(folder, "data.json"))
-        )
+    found = None
     if kind is Kind.V1_EXPORT:
-        redux = next((name for name in _REDUX_FILES if tree.kind(join(folder, name)) == "file"), None)
-        if redux is not None:
-            return Located(kind=kind, path=path, tree=tree, places=file_places(tree, folder, redux=join(folder, redux)))
-        exported = _slices(path, tree, folder)
-        if exported is not None:
-            return exported
-    if kind in (Kind.V1_PROFILE, Kind.V1_BACKUP_6):
-        for place in _PROFILES:
-            profile = join(folder, place) if place else folder
-            if tree.kind(join(profile, "Local Storage")) == "folder":
-                return Located(kind=kind, path=path, tree=tree, places=chromium_places(tree, profile))
-    is_preview = kind is Kind.PREVIEW_LIBRARY and cherry_v2_layout.find_stores(tree, folder).has_preview
-    if is_preview or (kind is Kind.LIBRARY and KNOWLEDGE_FOLDER in names):
-        return Located(kind=kind, path=path, tree=tree)
-    raise SourceUnrecognised(path=path, found=f"it does not hold what {NAMES[kind]} holds")
+        found = _redux_export(path, tree, folder) or _slices(path, tree, folder)
+    elif kind in (Kind.V1_PROFILE, Kind.V1_BACKUP_6):
+        found = _v1_profile(path, tree, folder, kind)
+    elif kind is Kind.V1_BACKUP and "data.json" in tree.children(folder):
+        places = file_places(tree, folder, backup=join(folder, "data.json"))
+        found = Located(kind=kind, path=path, tree=tree, places=places)
+    elif _is_forced_library(tree, folder, kind):
+        found = Located(kind=kind, path=path, tree=tree)
+    if found is None:
+        raise SourceUnrecognised(path=path, found=f"it does not hold what {NAMES[kind]} holds")
+    return found
+
+
+def _is_forced_library(tree: Tree, folder: str, kind: Kind) -> bool:
+    if kind is Kind.PREVIEW_LIBRARY:
+        return cherry_v2_layout.find_stores(tree, folder).has_preview
+    return kind is Kind.LIBRARY and KNOWLEDGE_FOLDER in tree.children(folder)
 
 
 # --- single files --------------------------------------------------------------------------------------------------
+
+
+#: What a JSON file is by what :func:`_json_state` tells of it; places are given to :mod:`state` by the same names.
+_JSON_KINDS = {"knowledge": Kind.V1_KNOWLEDGE, "redux": Kind.V1_EXPORT, "backup": Kind.V1_BACKUP}
 
 
 def _json_state(tree: Tree, name: str) -> str | None:
@@ -391,15 +435,10 @@ def _json_file(path: Path, kind: Kind | None) -> Located:
         with cherry_v1_state.blame(path, path.name):
             json_text.fields(cherry_v1_state.read_text(tree, path.name), ())
         raise SourceUnrecognised(path=path, found="a JSON file without a knowledge state")
-    places = {
-        "knowledge": lambda: file_places(tree, "", knowledge=path.name),
-        "redux": lambda: file_places(tree, "", redux=path.name),
-        "backup": lambda: file_places(tree, "", backup=path.name),
-    }[state]()
-    recognised = {"knowledge": Kind.V1_KNOWLEDGE, "redux": Kind.V1_EXPORT, "backup": Kind.V1_BACKUP}[state]
+    recognised = _JSON_KINDS[state]
     if kind not in (None, recognised):
         raise SourceUnrecognised(path=path, found=f"{NAMES[recognised]}, not {NAMES[kind]}")
-    return Located(kind=recognised, path=path, tree=tree, places=places)
+    return Located(kind=recognised, path=path, tree=tree, places=file_places(tree, "", **{state: path.name}))
 
 
 def _codex_mem(database: Path) -> Located:
@@ -408,47 +447,18 @@ def _codex_mem(database: Path) -> Located:
     return Located(kind=Kind.CODEX_MEM, path=real, tree=FolderTree(real.parent))
 
 
-def _other_database(path: Path) -> str:
-    """Say what a SQLite file is that is none of the known kinds."""
-    notes = codex_mem_database.database_of(path)
-    if notes is not None and notes.is_file():
-        return f"the vectors of {shown(notes)}: give that"
-    return "a SQLite file with none of the known tables"
-
-
-def _by_tables(path: Path, tables: set[str]) -> Kind:
-    """Return what a SQLite file is, by its tables.
-
-    Raises:
-        SourceUnrecognised: none of the known kinds.
-    """
-    if tables >= codex_mem_database.MARKS:
-        return Kind.CODEX_MEM
-    if libsql.TABLE in tables and libsql.look(path).layout is libsql.Layout.PREVIEW:
-        return Kind.PREVIEW
-    if "search_unit" in tables:
-        return Kind.INDEX
-    if "vectors" in tables:
-        return Kind.V1_VECTORS
-    if "knowledge_base" in tables:
-        return Kind.V2_PROFILE if path.name == PROFILE_DATABASE else Kind.LIBRARY
-    raise SourceUnrecognised(path=path, found=_other_database(path))
-
-
 def _database(path: Path, kind: Kind | None) -> Located:
     try:
         with sqlite.reading(path) as db:
             tables = {str(row[0]) for row in db.execute("SELECT name FROM sqlite_master")}
     except (apsw.Error, UnicodeDecodeError) as error:
-        if kind is Kind.CODEX_MEM or (kind is None and path.name == codex_mem_database.FILE):
-            return _codex_mem(path)
-        if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW):
-            return Located(kind=kind, path=path, tree=FolderTree(path.parent, path))
-        layout = libsql.look(path).layout
-        if layout not in (libsql.Layout.PREVIEW, libsql.Layout.CURRENT):
+        forced = _unread_database(path, kind)
+        if forced is not None:
+            return forced
+        if libsql.look(path).layout not in (libsql.Layout.PREVIEW, libsql.Layout.CURRENT):
             raise SourceUnreadable(path=path, reason=error) from error
         tables = {libsql.TABLE, "search_unit"}
-    recognised = _by_tables(path, tables)
+    recognised = kind_by_tables(path, tables)
     if kind not in (None, recognised):
         raise SourceUnrecognised(path=path, found=f"{NAMES[recognised]}, not {NAMES[kind]}")
     if recognised is Kind.CODEX_MEM:
@@ -457,3 +467,12 @@ def _database(path: Path, kind: Kind | None) -> Located:
         folder = cherry_v2_layout.profile_of(path.absolute().parent) if recognised is Kind.V2_PROFILE else path.parent
         return Located(kind=recognised, path=folder, tree=FolderTree(folder, path))
     return Located(kind=recognised, path=path, tree=FolderTree(path.parent, path))
+
+
+def _unread_database(path: Path, kind: Kind | None) -> Located | None:
+    """Return what a file that cannot be read is by the user's word, or by its name."""
+    if kind is Kind.CODEX_MEM or (kind is None and path.name == codex_mem_database.FILE):
+        return _codex_mem(path)
+    if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW):
+        return Located(kind=kind, path=path, tree=FolderTree(path.parent, path))
+    return None

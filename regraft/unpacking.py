@@ -67,11 +67,16 @@ def on_disk(source: Located, bases: Collection[str] = (), *, raw: bool = True) -
         yield replace(source, tree=extracted, stores=replace(stores, bases=place), damaged=damaged, digests=digests)
 
 
+def _beside_bases(catalog: str | None, tree: ZipTree, inside: str) -> Iterator[str]:
+    """Yield the catalog with its traces, and what else lies beside the bases."""
+    names = [] if catalog is None else [f"{catalog}{end}" for end in ("", *TRACES)]
+    names += [join(inside, beside) for beside in _BESIDE]
+    yield from (name for name in names if tree.kind(name) == "file")
+
+
 def _needed(source: Located, tree: ZipTree, inside: str, bases: frozenset[str], raw: bool) -> Iterator[str]:
     stores = source.stores
-    if stores.catalog is not None:
-        yield from (f"{stores.catalog}{end}" for end in ("", *TRACES) if tree.kind(f"{stores.catalog}{end}") == "file")
-    yield from (name for name in (join(inside, beside) for beside in _BESIDE) if tree.kind(name) == "file")
+    yield from _beside_bases(stores.catalog, tree, inside)
     own = {store.name for store in (*stores.current, *stores.preview)}
     start = len(join(stores.bases, "x")) - 1
     # A source without a folder of bases has anything at its root.

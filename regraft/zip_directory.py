@@ -172,13 +172,9 @@ class Directory:
             raise ArchiveEncrypted(path=self._path)
         if record.size > BOMB_BYTES and record.size > BOMB_RATIO * max(record.packed, 1):
             raise self._unsafe(f"{name} would grow from {record.packed:,} to {record.size:,} bytes (a zip bomb)")
-        parts = [part for part in name.split("/") if part and part != "."]
+        parts = self._parts(name)
         if not parts:
             return
-        if len(name.encode()) > LONGEST_NAME:
-            raise self._unsafe(f"a name in it has {len(name.encode()):,} bytes")
-        if len(parts) > MOST_PARTS:
-            raise self._unsafe(f"a name in it has {len(parts):,} parts")
         folder = 0
         for depth, part in enumerate(parts[:-1]):
             folder = self._folder(folder, part, parts[: depth + 1])
@@ -186,6 +182,14 @@ class Directory:
             self._folder(folder, parts[-1], parts)
         else:
             self._add_file(folder, parts, record)
+
+    def _parts(self, name: str) -> list[str]:
+        parts = [part for part in name.split("/") if part and part != "."]
+        if parts and len(name.encode()) > LONGEST_NAME:
+            raise self._unsafe(f"a name in it has {len(name.encode()):,} bytes")
+        if len(parts) > MOST_PARTS:
+            raise self._unsafe(f"a name in it has {len(parts):,} parts")
+        return parts
 
     def _folder(self, parent: int, name: str, parts: list[str]) -> int:
         """Return the id of a folder, which is made where there is none yet."""

@@ -48,6 +48,25 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
+def gone_on(campaign: Campaign, asked: argparse.Namespace) -> Result:
+    """Go on where the result of earlier runs ends, or begin anew."""
+    old = Result(campaign.name, asked.seed, asked.control)
+    result = old if asked.anew else load(asked.results, campaign.name, asked.seed, asked.control)
+    result.off = campaign.controls[asked.control] if asked.control else ""
+    if asked.again:
+        result.take_up_again(campaign)
+        result.save(asked.results)
+        asked.count = result.count
+    return run(
+        campaign,
+        result,
+        count=asked.count or campaign.whole,
+        seconds=None if asked.hours is None else asked.hours * 3600,
+        stop_at_bad=ENOUGH_FOR_A_CONTROL if asked.control else None,
+        save_to=asked.results,
+    )
+
+
 def main() -> int:
     """Run, count, report."""
     parser = arguments()
@@ -61,21 +80,7 @@ def main() -> int:
             outcome = next(campaign.cases(asked.only))
             print(outcome)
             return 1 if outcome.problem else 0
-        old = Result(kind.name, asked.seed, asked.control)
-        result = old if asked.anew else load(asked.results, kind.name, asked.seed, asked.control)
-        result.off = kind.controls[asked.control] if asked.control else ""
-        if asked.again:
-            result.take_up_again(campaign)
-            result.save(asked.results)
-            asked.count = result.count
-        run(
-            campaign,
-            result,
-            count=asked.count or kind.whole,
-            seconds=None if asked.hours is None else asked.hours * 3600,
-            stop_at_bad=ENOUGH_FOR_A_CONTROL if asked.control else None,
-            save_to=asked.results,
-        )
+        result = gone_on(campaign, asked)
     print(f"{kind.name}, seed {asked.seed}: {result.count} {kind.unit}, {result.bad} bad, {result.seconds:.0f} s")
     for what, count in result.kinds.most_common():
         print(f"{count:8}  {what}")

@@ -126,6 +126,15 @@ def load(folder: Path, campaign: str, seed: int, control: str | None) -> Result:
     return Result(**{**found, "kinds": Counter(found["kinds"]), "version": __version__})
 
 
+def _is_enough(result: Result, *, count: int | None, bad: int | None) -> bool:
+    return result.count == count or (bad is not None and result.bad >= bad)
+
+
+def _tell_bad(number: int, outcome: Outcome) -> None:
+    if outcome.problem:
+        print(f"bad: {number}: {outcome.kind}: {outcome.problem} ({outcome.case})", file=sys.stderr, flush=True)
+
+
 def run(
     campaign: Campaign,
     result: Result,
@@ -143,16 +152,16 @@ def run(
     for number, outcome in enumerate(campaign.cases(result.count + 1), result.count + 1):
         # Where it was run is nobody's concern.
         result.add(replace(outcome, problem=outcome.problem.replace(f"{campaign.work}/", "")), number)
-        if outcome.problem and save_to is not None:
-            print(f"bad: {number}: {outcome.kind}: {outcome.problem} ({outcome.case})", file=sys.stderr, flush=True)
         now = time.monotonic()
         result.seconds, result.figures = before + now - began, dict(campaign.figures)
-        if save_to is not None and now - saved > SAVE_SECONDS:
-            saved = now
-            result.save(save_to)
-            print(f"{result.count} cases, {result.bad} bad, {result.seconds:.0f} s", file=sys.stderr, flush=True)
+        if save_to is not None:
+            _tell_bad(number, outcome)
+            if now - saved > SAVE_SECONDS:
+                saved = now
+                result.save(save_to)
+                print(f"{result.count} cases, {result.bad} bad, {result.seconds:.0f} s", file=sys.stderr, flush=True)
         is_over = seconds is not None and now - began > seconds
-        if is_over or result.count == count or (stop_at_bad is not None and result.bad >= stop_at_bad):
+        if is_over or _is_enough(result, count=count, bad=stop_at_bad):
             break
     if save_to is not None:
         result.save(save_to)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import apsw
 
@@ -191,6 +192,30 @@ def parquet_input(folder: Path) -> None:
     shutil.rmtree(library)
 
 
+def _changed_table(random: Random, table: Any, at: int, kind: int) -> Any:
+    import pyarrow  # noqa: PLC0415
+
+    name = table.column_names[at]
+    if kind == 0:
+        return table.drop_columns([name])
+    if kind == 1:
+        return table.rename_columns([random.choice(mutator.TEXTS) if n == name else n for n in table.column_names])
+    if kind == 2:
+        types = ("string", "binary", "int64", "float32", "large_string", "null")
+        made = getattr(pyarrow, random.choice(types))()
+        return table.set_column(at, name, pyarrow.nulls(table.num_rows, made))
+    if kind == 3:
+        values = table.column(at).to_pylist()
+        values[random.randrange(len(values))] = mutator.cell(random)
+        return table.set_column(at, name, pyarrow.array(values))
+    if kind == 4:
+        values = table.column(at).to_pylist()
+        random.shuffle(values)
+        return table.set_column(at, name, pyarrow.array(values, table.column(at).type))
+    metadata = {key: mutator.in_content(random, value)[0] for key, value in (table.schema.metadata or {}).items()}
+    return table.replace_schema_metadata(metadata)
+
+
 def craft_parquet(random: Random, folder: Path, whole: Path) -> str:
     """Make a Parquet file with other columns, types, values or settings."""
     import pyarrow  # noqa: PLC0415
@@ -202,33 +227,7 @@ def craft_parquet(random: Random, folder: Path, whole: Path) -> str:
     at = random.randrange(table.num_columns)
     name, kind = table.column_names[at], random.randrange(6)
     try:
-        if kind == 0:
-            table = table.drop_columns([name])
-        elif kind == 1:
-            table = table.rename_columns([random.choice(mutator.TEXTS) if n == name else n for n in table.column_names])
-        elif kind == 2:
-            types = [
-                pyarrow.string(),
-                pyarrow.binary(),
-                pyarrow.int64(),
-                pyarrow.float32(),
-                pyarrow.large_string(),
-                pyarrow.null(),
-            ]
-            table = table.set_column(at, name, pyarrow.nulls(table.num_rows, random.choice(types)))
-        elif kind == 3:
-            values = table.column(at).to_pylist()
-            values[random.randrange(len(values))] = mutator.cell(random)
-            table = table.set_column(at, name, pyarrow.array(values))
-        elif kind == 4:
-            values = table.column(at).to_pylist()
-            random.shuffle(values)
-            table = table.set_column(at, name, pyarrow.array(values, table.column(at).type))
-        else:
-            metadata = {
-                key: mutator.in_content(random, value)[0] for key, value in (table.schema.metadata or {}).items()
-            }
-            table = table.replace_schema_metadata(metadata)
+        table = _changed_table(random, table, at, kind)
         packing = random.choice(["zstd", "none", "gzip"])
         parquet.write_table(table, path, row_group_size=random.choice([1, 3, 1000]), compression=packing)
     except (pyarrow.ArrowException, ValueError, TypeError, OverflowError) as error:

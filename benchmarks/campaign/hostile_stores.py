@@ -163,14 +163,17 @@ class HostileStores(Campaign):
         made = ended.document.get("undo") if isinstance(ended.document, dict) else None
         if case.problems or not made or not own_past or "{in!}" not in command or random.random() < 0.3:
             return
+        self._undo_new(case, command, runs, number)
+        # What was not taken back differs, and is a problem already.
+        differing = [] if case.problems else contents.differences(before, contents.of(case.input))
+        case.problems += [f"{command}, taken back: {what}" for what in differing[:3]]
+
+    def _undo_new(self, case: Case, command: str, older: list[str], number: int) -> None:
         # Some commands take several steps, each of which is a run.
-        for run in [run for run in self._possible(case) if run not in runs]:
+        for run in [run for run in self._possible(case) if run not in older]:
             back = self._run(case, f"undo {{in!}} {run} --yes --json", number)
             if back.status != 0:
                 case.problems.append(f"{command}: not taken back: {back.stderr.strip()[-300:]}")
-        if not case.problems:
-            differing = contents.differences(before, contents.of(case.input))
-            case.problems += [f"{command}, taken back: {what}" for what in differing[:3]]
 
     def _possible(self, case: Case) -> list[str]:
         """Return the runs that can be taken back, latest first; none where the ledger cannot be read."""

@@ -98,6 +98,10 @@ def judged(stage: Stage, done: Ended) -> str:
     lines = done.stderr.strip().splitlines()
     if done.status in (REFUSED, STOPPED) and (len(lines) != 1 or not lines[0].startswith("regraft: ")):
         return f"it ended with {done.status} and said {done.stderr[-600:]!r}"
+    return _wrong_state(stage, done)
+
+
+def _wrong_state(stage: Stage, done: Ended) -> str:
     if done.status == REFUSED and stage.state() != stage.old:
         return f"refused, and something was written: {done.code}"
     if done.status == 0 and stage.state() != stage.new:

@@ -21,6 +21,7 @@ _RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\
 #: 0 and 1: done, 2: refused. What stops a run midway (3) is the system, a full disk for one, and here nothing does;
 #: or damage that shows when something was changed already, and then it says so.
 _STATUSES = (0, 1, 2)
+_BLAMES_ITSELF = re.compile("fault of regraft|please report")
 _AT_DAMAGE = "stopped at damage"
 _FILE_STATE = tuple[int, int, str]
 #: What is on disk, by its path: kind, time of change, content.
@@ -63,16 +64,24 @@ def ended(line: Iterable[object], *, stopped_is_fine: bool = False) -> Ended:
 
 
 def _wrong_end(done: Ended, stopped_is_fine: bool) -> Iterable[str]:
+    said = done.stderr.strip()[-300:]
+    may_stop = done.status == 3 and (stopped_is_fine or _AT_DAMAGE in done.stderr)
     if done.raised:
         yield f"an error came through: {done.raised}"
-    elif "fault of regraft" in done.stderr or "please report" in done.stderr:
-        yield f"it says it is at fault: {done.stderr.strip()[-300:]}"
-    elif done.status not in _STATUSES and not (done.status == 3 and (stopped_is_fine or _AT_DAMAGE in done.stderr)):
-        yield f"exit status {done.status}: {done.stderr.strip()[-300:]}"
+    elif _BLAMES_ITSELF.search(done.stderr):
+        yield f"it says it is at fault: {said}"
+    elif done.status not in _STATUSES and not may_stop:
+        yield f"exit status {done.status}: {said}"
     elif done.status >= 2 and done.stderr.count("regraft: ") < 1:
         yield f"exit status {done.status}, and it does not say why"
     if "Traceback (most recent call last)" in done.stderr + done.stdout:
         yield "a traceback"
+
+
+def _ends_with_one_error(lines: list[str]) -> bool:
+    """Tell whether of several lines the last one is the error, and no other; what one line says is judged elsewhere."""
+    errors = [place for place, line in enumerate(lines, 1) if line.startswith("regraft: ")]
+    return len(lines) < 2 or errors == [len(lines)]
 
 
 def _wrong_output(done: Ended) -> Iterable[str]:
@@ -80,10 +89,8 @@ def _wrong_output(done: Ended) -> Iterable[str]:
         raw = _RAW.search(text)
         if raw is not None:
             yield f"{raw[0]!r} on {name}: {text[max(0, raw.start() - 60) : raw.end() + 20]!r}"
-    if done.status >= 2 and len(done.stderr.strip().splitlines()) > 1:
-        lines = [line for line in done.stderr.strip().splitlines() if line.startswith("regraft: ")]
-        if not done.stderr.strip().splitlines()[-1].startswith("regraft: ") or len(lines) != 1:
-            yield f"the error is not one line: {done.stderr[-300:]!r}"
+    if done.status >= 2 and not _ends_with_one_error(done.stderr.strip().splitlines()):
+        yield f"the error is not one line: {done.stderr[-300:]!r}"
     if "--json" in done.line and not done.raised:
         try:
             done.document = json.loads(done.stdout, parse_constant=_no_constant)

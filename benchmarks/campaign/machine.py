@@ -49,6 +49,10 @@ _COMMANDS = (
 )
 
 
+#: Those that change the store.
+_WRITING = [one for one in _COMMANDS if "{in!}" in one and "--dry-run" not in one]
+
+
 @dataclass
 class Recorded:
     """A run that can be taken back: what the store held around it, where nothing else came in between."""
@@ -217,9 +221,7 @@ class Walk:
     def _taken_back(self, record: Recorded, before: dict[str, str], after: dict[str, str]) -> None:
         if record.before is None or record.after is None:
             return
-        changed = {
-            name for name in {*record.before, *record.after} if record.before.get(name) != record.after.get(name)
-        }
+        changed = _differing(record.before, record.after)
         is_as_left = all(before.get(name) == record.after.get(name) for name in changed)
         for name in sorted({*before, *after}):
             if name not in changed and before.get(name) != after.get(name):
@@ -230,7 +232,7 @@ class Walk:
     # --- crashes -----------------------------------------------------------------------------------------------------
 
     def _crash(self) -> str:
-        command = self.random.choice([one for one in _COMMANDS if "{in!}" in one and "--dry-run" not in one])
+        command = self.random.choice(_WRITING)
         if "{config}" in command:
             self._configuration()
         lacking, at = self.model.lacking(), self.random.choice([1, 2, 3, 5, 8, 13, 21, 34, 55])
@@ -295,6 +297,10 @@ class Walk:
 
 
 _DEAD = 77
+
+
+def _differing(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in {*before, *after} if before.get(name) != after.get(name)}
 
 
 def _die_at(step: int) -> None:

@@ -72,9 +72,7 @@ class RawText(bytes):
     """Bytes that are stored as TEXT, though they may be no UTF-8."""
 
 
-def junk(random: Random, depth: int = 2) -> Any:
-    """Return any value of JSON."""
-    kind = random.randrange(9 if depth else 6)
+def _plain_junk(random: Random, kind: int) -> Any:
     if kind == 0:
         return None
     if kind == 1:
@@ -83,8 +81,14 @@ def junk(random: Random, depth: int = 2) -> Any:
         return random.choice([*_NUMBERS, 1 << 64, 10**400, -(10**25)])
     if kind == 3:
         return random.choice([0.5, -0.5, 1e300, 1e-300, 3.0])
-    if kind in (4, 5):
-        return random.choice(TEXTS)
+    return random.choice(TEXTS)
+
+
+def junk(random: Random, depth: int = 2) -> Any:
+    """Return any value of JSON."""
+    kind = random.randrange(9 if depth else 6)
+    if kind < 6:
+        return _plain_junk(random, kind)
     if kind == 6:
         return [junk(random, depth - 1) for _ in range(random.randrange(4))]
     if kind == 7:
@@ -233,24 +237,36 @@ def in_json(random: Random, text: str) -> tuple[str, str]:
 
 def _other(random: Random, old: Any) -> Any:
     kind = random.randrange(6)
-    if kind == 0 and isinstance(old, dict) and old:
-        old.pop(random.choice(list(old)))
-        return old
-    if kind == 0 and isinstance(old, list) and old:
-        return [*old, random.choice(old)]
-    if kind == 1 and isinstance(old, list):
-        random.shuffle(old)
-        return [*old, junk(random)]
-    if kind == 1 and isinstance(old, dict):
-        old[random.choice([*TEXTS, "id", "type"])] = junk(random)
-        return old
-    if kind == 2 and isinstance(old, str):
-        return random.choice([old + random.choice(TEXTS), random.choice(TEXTS) + old, old[: len(old) // 2]])
     if kind == 3:
         return [old]
+    if isinstance(old, dict):
+        return _other_object(random, kind, old)
+    if isinstance(old, list):
+        return _other_list(random, kind, old)
+    if kind == 2 and isinstance(old, str):
+        return random.choice([old + random.choice(TEXTS), random.choice(TEXTS) + old, old[: len(old) // 2]])
     if kind == 4 and isinstance(old, (int, float)) and not isinstance(old, bool):
         third = old / 3 if abs(old) < 1 << 900 else old // 3
         return random.choice([-old, old + 1, old * 1000, str(old), third])
+    return junk(random)
+
+
+def _other_object(random: Random, kind: int, old: dict[str, Any]) -> Any:
+    if kind == 0 and old:
+        old.pop(random.choice(list(old)))
+        return old
+    if kind == 1:
+        old[random.choice([*TEXTS, "id", "type"])] = junk(random)
+        return old
+    return junk(random)
+
+
+def _other_list(random: Random, kind: int, old: list[Any]) -> Any:
+    if kind == 0 and old:
+        return [*old, random.choice(old)]
+    if kind == 1:
+        random.shuffle(old)
+        return [*old, junk(random)]
     return junk(random)
 
 
@@ -654,13 +670,18 @@ def mutate(random: Random, folder: Path, victim: Path, prefer: tuple[str, ...] =
         if moves and random.random() < 0.12:
             done.append(in_folder(random, folder, victim))
             continue
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-        wanted = [path for path in files if any(path.match(pattern) for pattern in prefer)]
-        chosen = wanted if wanted and random.random() < 0.9 else files
-        if chosen:
-            path = random.choice(chosen)
+        path = _any_file(random, folder, prefer)
+        if path is not None:
             done.append(f"{path.relative_to(folder)}: {in_file(random, path)}")
     return "; ".join(done)
+
+
+def _any_file(random: Random, folder: Path, prefer: tuple[str, ...]) -> Path | None:
+    """Return a file to change, None where there is none."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    wanted = [path for path in files if any(path.match(pattern) for pattern in prefer)]
+    chosen = wanted if wanted and random.random() < 0.9 else files
+    return random.choice(chosen) if chosen else None
 
 
 def zipped(folder: Path) -> bytes:

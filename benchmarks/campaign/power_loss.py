@@ -114,12 +114,7 @@ class Cuts:
 
     def _meanings(self, image: Image, place: int, chance: Random | None) -> tuple[dict[str, str], dict[str, bytes]]:
         """Return what every path comes to, and the bytes of files that changes were in flight to."""
-        contents: dict[str, bytes] = {}
-        for path, node in image.items():
-            if isinstance(node, File) and chance is not None:
-                sure, asked, _ = node.at(place)
-                if sure != asked:
-                    contents[path] = node.torn(sure, asked, chance)
+        contents = {} if chance is None else _torn(image, place, chance)
         meanings, names = {}, Counter(node for node in image.values() if isinstance(node, File))
         for path, node in image.items():
             if isinstance(node, Folder):
@@ -222,6 +217,17 @@ def _content(name: str, image: Image, place: int, contents: dict[str, bytes], al
     node = image[name]
     assert isinstance(node, File)
     return node.content(_arrived_of(node, place, all_arrived))
+
+
+def _torn(image: Image, place: int, chance: Random) -> dict[str, bytes]:
+    """Return the bytes of the files that changes were in flight to: some of these came through, by chance."""
+    contents: dict[str, bytes] = {}
+    for path, node in image.items():
+        if isinstance(node, File):
+            sure, asked, _ = node.at(place)
+            if sure != asked:
+                contents[path] = node.torn(sure, asked, chance)
+    return contents
 
 
 def _digest(content: bytes) -> bytes:

@@ -43,15 +43,19 @@ def look(source: Located) -> Look:
     folders = _folders(root, used)
     health = {
         **numbers,
-        "vectors": None if found is None else found.count,
-        "coverage": None if found is None or not texts else 1 - len(found.missing) / len(texts),
-        "orphans": 0 if found is None else len(found.orphans),
-        "stale": 0 if found is None else len(found.stale),
+        **_vector_health(found, len(texts or ())),
         "providers": folders,
         "bytes": size_of(root / database.CENTER) + sum(folder["bytes"] for folder in folders),
         "problems": problems,
     }
     return [], health
+
+
+def _vector_health(found: Differences | None, texts: int) -> dict[str, Any]:
+    if found is None:
+        return {"vectors": None, "coverage": None, "orphans": 0, "stale": 0}
+    coverage = 1 - len(found.missing) / texts if texts else None
+    return {"vectors": found.count, "coverage": coverage, "orphans": len(found.orphans), "stale": len(found.stale)}
 
 
 def _differences(used: Providers, texts: dict[str, str] | None, problems: list[str]) -> Differences | None:

@@ -51,13 +51,10 @@ def providers(root: Path, chosen: str | None = None) -> Providers:
     """
     stated, saved_at, problem = _state(root)
     folders = database.provider_folders(root)
-    named = next((folder for folder in folders if folder.name == stated), None)
     if chosen is not None:
         in_use: ProviderFolder | None = database.provider_folder(root, chosen)
     else:
-        in_use = _begun(folders, stated, saved_at) or named or _latest(folders)
-        if in_use is None and stated:
-            in_use = database.provider_folder(root, stated)
+        in_use = _in_use(root, folders, stated, saved_at)
     # Until the new provider has its vectors, the old one's are what there is.
     kept = {stated} if in_use is None else {stated, in_use.name}
     return Providers(
@@ -76,6 +73,12 @@ def _state(root: Path) -> tuple[str, float, str | None]:
         return "", 0.0, str(problem)
     saved_at = state.get("last_updated_at")
     return database.stated_provider(state), saved_at if isinstance(saved_at, int | float) else 0.0, None
+
+
+def _in_use(root: Path, folders: list[ProviderFolder], stated: str, saved_at: float) -> ProviderFolder | None:
+    named = next((folder for folder in folders if folder.name == stated), None)
+    found = _begun(folders, stated, saved_at) or named or _latest(folders)
+    return database.provider_folder(root, stated) if found is None and stated else found
 
 
 def _begun(folders: list[ProviderFolder], stated: str, saved_at: float) -> ProviderFolder | None:

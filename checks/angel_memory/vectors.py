@@ -63,16 +63,23 @@ def differences(folder: ProviderFolder, texts: Mapping[str, str], *, ids_only: b
         chroma.demand_dimension(found)
         held = {entry.id: entry for entry in chroma.entries(db, found)}
         made = Differences(count=len(held), dimension=found.dimension)
-        lists = {"missing": made.missing, "stale": made.stale, "orphaned": made.orphans}
-        documents = ((key, None if ids_only else held[key].document) for key in sorted(held))
-        for one in following.differences(((key, None if ids_only else texts[key]) for key in sorted(texts)), documents):
-            lists[one.kind].append(one.id)
-        if not ids_only:
-            both = held.keys() & texts.keys()
-            made.metadata = [key for key in sorted(both) if held[key].metadata != {database.SOURCE_ID: key}]
-            has_files = found.vectors is not None and (folder.chroma / found.vectors).is_dir()
-            _judge(db, found, made, both, has_files=has_files)
+        if ids_only:
+            _compare(dict.fromkeys(texts), dict.fromkeys(held), made)
+            return made
+        _compare(texts, {key: entry.document for key, entry in held.items()}, made)
+        both = held.keys() & texts.keys()
+        made.metadata = [key for key in sorted(both) if held[key].metadata != {database.SOURCE_ID: key}]
+        has_files = found.vectors is not None and (folder.chroma / found.vectors).is_dir()
+        _judge(db, found, made, both, has_files=has_files)
         return made
+
+
+def _compare(texts: Mapping[str, str | None], documents: Mapping[str, str | None], made: Differences) -> None:
+    lists = {"missing": made.missing, "stale": made.stale, "orphaned": made.orphans}
+    for one in following.differences(
+        ((key, texts[key]) for key in sorted(texts)), ((key, documents[key]) for key in sorted(documents))
+    ):
+        lists[one.kind].append(one.id)
 
 
 def _judge(
@@ -90,4 +97,4 @@ def _judge(
         elif not all(map(math.isfinite, numbers)) or not any(numbers):
             made.unusable.append(key)
     if not has_files:
-        made.unusable += sorted(key for key in keys if key not in waiting)
+        made.unusable += sorted(set(keys) - waiting)

@@ -185,25 +185,16 @@ class _Page:
         )
         lines, reasons = [], Counter[str]()
         for label, base in self._labelled():
-            rows = base["rows"]
-            parts = render.parts_of(rows) if rows else []
-            if any(count for _, _, count in parts):
-                message = f"{rows['read']:,} read"
-                lines.append(
-                    _row(label, report_html.bar(parts, about=f"{label}. "), message, report_html.legend(parts))
-                )
-                reasons.update({name: count for _, name, count in parts if count and name in notices.EVERY_CODE})
-            else:
-                lines.append(_row(label, _NO_CHART, "none counted" if rows else "not known"))
+            line, left = _row_of_rows(label, base["rows"])
+            lines.append(line)
+            reasons.update(left)
         yield f'<div class="rows">{"".join(lines)}</div>'
         if reasons:
             yield report_html.reasons(reasons)
 
     def _norms(self) -> Iterator[str]:
         if not any(base["norms"] for base in self._bases):
-            because = ": --quick reads no vector" if self._document["level"] == "quick" else ""
-            was_read = any(base["norms"] is not None for base in self._bases)
-            yield f"<p>{'There is no vector with a norm' if was_read else f'Not looked at{because}'}.</p>"
+            yield f"<p>{self._why_no_norm()}.</p>"
             return
         yield '<p class="soft">How long vectors are, in steps of 0.1. Most models make vectors of norm 1.</p>'
         charts, lines = [], []
@@ -220,8 +211,23 @@ class _Page:
         numbers = report_html.table(("base*", "vectors by norm*"), lines)
         yield f"<details><summary>The same in numbers</summary>{numbers}</details>"
 
+    def _why_no_norm(self) -> str:
+        if any(base["norms"] is not None for base in self._bases):
+            return "There is no vector with a norm"
+        return f"Not looked at{': --quick reads no vector' if self._document['level'] == 'quick' else ''}"
+
 
 # --- pieces --------------------------------------------------------------------------------------------------------
+
+
+def _row_of_rows(label: str, rows: Document | None) -> tuple[str, dict[str, int]]:
+    """Return the line of a base's rows, and how many of them were left, by the reason."""
+    parts = render.parts_of(rows) if rows else []
+    if rows is None or not any(count for _, _, count in parts):
+        return _row(label, _NO_CHART, "none counted" if rows else "not known"), {}
+    left = {name: count for _, name, count in parts if count and name in notices.EVERY_CODE}
+    chart, legend = report_html.bar(parts, about=f"{label}. "), report_html.legend(parts)
+    return _row(label, chart, f"{rows['read']:,} read", legend), left
 
 
 def _cases(group: Sequence[Document]) -> int:

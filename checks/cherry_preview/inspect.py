@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from checks.looks import bytes_of, problems_of
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_preview.libsql import Layout, Look
@@ -34,10 +35,8 @@ def look(source: Located) -> Found:
             bases.append({**_listed(row, items), "store": None, "problem": "its index file is missing"})
     for store in stores.values():
         bases.append(_look_at(source, store, is_listed=False))
-    problems = [problem] if problem else []
-    problems += [f"{base['name']}: {base['problem']}" for base in bases if base["problem"]]
-    size = sum(base["store"]["bytes"] for base in bases if base["store"])
-    return bases, {"coverage": None, "orphans": None, "stale": None, "bytes": size, "problems": problems}
+    problems = [*([problem] if problem else []), *problems_of(bases)]
+    return bases, {"coverage": None, "orphans": None, "stale": None, "bytes": bytes_of(bases), "problems": problems}
 
 
 def _catalog(source: Located) -> tuple[list[tuple[Row, list[Row]]], str | None]:

@@ -283,22 +283,28 @@ def audit(plan: Document, command: Sequence[str]) -> Audit:
     told = [warning for warning in plan["warnings"] if warning["code"] != notices.DEDUPLICATED]
     found = [_finding(warning, looked_at.get(warning["base"]), command) for warning in told]
     found += [*_unseen_stores(plan), *_no_room(plan)]
-    skipped = sum(count for reason, count in plan["skipped"].items() if CODES[reason].subject == "base")
-    read = [one for one in looked_at.values() if one["is_read"]]
     return Audit(
         findings=tuple(found),
-        checked={
-            "bases": len(looked_at) + skipped,
-            "items": sum(one["items"] for one in looked_at.values()),
-            "rows": plan["totals"]["rows"]["read"],
-            "uploads": sum(one["uploads"] for one in looked_at.values()),
-            "vector_files": len(read),
-            "bytes": sum(one["bytes"] for one in read),
-        },
+        checked=_checked(plan),
         names={base["legacy_id"]: base["name"] for base in plan["bases"]},
         closing=_closing(found, plan, command),
         statistics={"bases": [_statistics(base, looked_at[base["legacy_id"]]) for base in plan["bases"]]},
     )
+
+
+def _checked(plan: Document) -> dict[str, int]:
+    """Return how much of what the plan looked at."""
+    looked_at = plan["looked_at"].values()
+    skipped = sum(count for reason, count in plan["skipped"].items() if CODES[reason].subject == "base")
+    read = [one for one in looked_at if one["is_read"]]
+    return {
+        "bases": len(looked_at) + skipped,
+        "items": sum(one["items"] for one in looked_at),
+        "rows": plan["totals"]["rows"]["read"],
+        "uploads": sum(one["uploads"] for one in looked_at),
+        "vector_files": len(read),
+        "bytes": sum(one["bytes"] for one in read),
+    }
 
 
 def _statistics(base: Document, store: Document) -> Document:

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from checks.looks import bytes_of, problems_of
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v1 import embedjs, profile
 from regraft.formats.cherry_v1.state import read_state
@@ -23,7 +24,7 @@ Look = tuple[list[dict[str, Any]], dict[str, Any]]
 def look(source: Located, progress: Progress) -> Look:
     """Look at every base of a v1 source."""
     state = read_state(source.tree, source.places)
-    raws = [raw for raw in state.bases if isinstance(raw, dict) and isinstance(raw.get("id"), str)]
+    raws = [raw for raw in state.bases if _has_id(raw)]
     bases = []
     with stage(progress, "Reading", len(raws)):
         for raw in raws:
@@ -32,15 +33,16 @@ def look(source: Located, progress: Progress) -> Look:
             progress.step(1, 0)
     sign = None if source.profile is None else profile.sign_of_life(source.profile)
     problems = [] if sign is None else [f"the application is running ({sign}): its data may change"]
-    problems += [
-        notice.message
-        for notice in (*source.notices, *notices_of(source.tree), *state.notices)
-        if notice.severity != "note"
-    ]
-    problems += [f"{base['name']}: {base['problem']}" for base in bases if base["problem"]]
+    noticed = (*source.notices, *notices_of(source.tree), *state.notices)
+    problems += [notice.message for notice in noticed if notice.severity != "note"]
+    problems += problems_of(bases)
     if len(raws) < len(state.bases):
         problems.append(f"{len(state.bases) - len(raws)} bases have no id")
-    return bases, _health(sum(base["store"]["bytes"] for base in bases if base["store"]), problems)
+    return bases, _health(bytes_of(bases), problems)
+
+
+def _has_id(raw: Any) -> bool:
+    return isinstance(raw, dict) and isinstance(raw.get("id"), str)
 
 
 def look_at_file(path: Path) -> Look:
@@ -62,8 +64,8 @@ def look_without_state(source: Located) -> Look:
         elif not name.endswith(".json"):
             bases.append({"id": name, "name": name, **_look_at_member(source, place)})
     problems = [f"{NAMES[source.kind]} is recognised; this version does not read its knowledge state"]
-    problems += [f"{base['name']}: {base['problem']}" for base in bases if base["problem"]]
-    return bases, _health(sum(base["store"]["bytes"] for base in bases if base["store"]), problems)
+    problems += problems_of(bases)
+    return bases, _health(bytes_of(bases), problems)
 
 
 def _look_at_member(source: Located, name: str) -> dict[str, Any]:
@@ -82,18 +84,23 @@ def _health(size: int, problems: list[str]) -> dict[str, Any]:
 def _base(source: Located, raw: dict[str, Any]) -> dict[str, Any]:
     items = raw.get("items") if isinstance(raw.get("items"), list | Items) else []
     types = Counter(str(item.get("type")) for item in items or [] if isinstance(item, dict))
-    model = raw.get("model") if isinstance(raw.get("model"), dict) else {}
-    named = [str(model[key]) for key in ("provider", "id") if isinstance(model, dict) and model.get(key)]
     found: dict[str, Any] = {"store": None, "problem": "the source holds no vector files"}
     if source.places.vectors is not None:
         found = _look_at_member(source, join(source.places.vectors, vector_file_name(raw["id"])))
     return {
         "id": raw["id"],
         "name": str(raw.get("name")),
-        "model": "::".join(named) or None,
+        "model": _model_of(raw),
         "items": dict(sorted(types.items())),
         **found,
     }
+
+
+def _model_of(raw: dict[str, Any]) -> str | None:
+    model = raw.get("model")
+    if not isinstance(model, dict):
+        return None
+    return "::".join(str(model[key]) for key in ("provider", "id") if model.get(key)) or None
 
 
 def _survey(path: Path) -> tuple[dict[str, Any] | None, str | None]:

@@ -62,6 +62,16 @@ class _Seen:
     raw_files: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Base:
+    """One base, as the catalog and the folder of bases have it; None is what they do not have."""
+
+    key: str
+    row: Row | None
+    items: list[Row] | None
+    store: Store | None
+
+
 def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
     """Check v2 data without writing anything.
 
@@ -72,45 +82,74 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
 
     Never raises for what is in the data.
     """
-    is_library = found.stores.catalog is not None and Path(found.stores.catalog).name == CATALOG_FILE
-    seen = _Seen(
-        FindingCollector(options.level, options.max_duration),
-        is_slim=found.is_slim,
-        damaged=found.damaged,
-        bases=found.stores.bases,
-        carried_by="migration" if is_library else "upgrade",
-    )
     root = found.tree.path
+    seen = _nothing_seen(found, options)
     packs.name_damaged(found, seen.ledger)
     seen.without_rows = _recorded_without_rows(root, found)
     catalog = _catalog(root, found, seen.ledger)
     _check_schema(root, found, seen.ledger)
     _check_profile(root, found, seen.ledger)
-    bases = root / found.stores.bases
-    chosen = set(options.bases) or None
-    stores = {str(store.base_id or store.name): store for store in (*found.stores.current, *found.stores.preview)}
-    if found.kind in (Kind.BASE, Kind.INDEX):
-        chosen = set(stores) if chosen is None else chosen
-    rows = {} if catalog is None else {base_key(row): row for row in catalog.bases}
+    stores = _stores_by_base(found)
+    chosen = _chosen(found, options, stores)
+    rows = _rows_by_base(catalog)
     if catalog is not None:
         _check_rows(catalog, chosen, profile.sign_of_life(root) is not None, seen)
     if found.is_slim:
         packs.name_slim(rows, chosen, seen.ledger)
-    for key in [*rows, *(key for key in stores if key not in rows)]:
-        if chosen is None or key in chosen:
-            items = None if catalog is None or catalog.items is None else catalog.items.get(key, [])
-            _check_base(root, bases / key, key, rows.get(key), items, stores.get(key), seen)
+    for base in _bases(catalog, stores, chosen):
+        _check_base(root, base, seen)
     if found.stores.is_whole and chosen is None:
-        _check_folder(bases, rows if catalog is not None else None, stores, seen, found.kind)
+        _check_folder(root / seen.bases, None if catalog is None else rows, stores, seen, found.kind)
     if found.kind in (Kind.PACK, Kind.LIBRARY):
         packs.check(found, chosen, seen.ledger)
     audited = _audit(found, seen, root)
     # While a restore or reset is pending every command refuses.
     if command_line is None or seen.ledger.count(v2.PENDING, None):
         return audited
-    is_whole = found.stores.is_whole
-    orphans = stores.keys() - rows.keys() if is_whole and catalog is not None else ()
-    return with_commands(audited, command_line, is_whole=is_whole, orphans=orphans)
+    orphans = _unnamed(found, catalog, stores)
+    return with_commands(audited, command_line, is_whole=found.stores.is_whole, orphans=orphans)
+
+
+def _nothing_seen(found: Located, options: CheckOptions) -> _Seen:
+    is_library = found.stores.catalog is not None and Path(found.stores.catalog).name == CATALOG_FILE
+    return _Seen(
+        FindingCollector(options.level, options.max_duration),
+        is_slim=found.is_slim,
+        damaged=found.damaged,
+        bases=found.stores.bases,
+        carried_by="migration" if is_library else "upgrade",
+    )
+
+
+def _stores_by_base(found: Located) -> dict[str, Store]:
+    return {str(store.base_id or store.name): store for store in (*found.stores.current, *found.stores.preview)}
+
+
+def _chosen(found: Located, options: CheckOptions, stores: Collection[str]) -> set[str] | None:
+    """Return the ids of the only bases to check; None: all that there are, and what lies beside them."""
+    if options.bases:
+        return set(options.bases)
+    return set(stores) if found.kind in (Kind.BASE, Kind.INDEX) else None
+
+
+def _unnamed(found: Located, catalog: StoredCatalog | None, stores: dict[str, Store]) -> Collection[str]:
+    """Return the ids of the bases that have a folder and are not in the catalog."""
+    if catalog is None or not found.stores.is_whole:
+        return ()
+    return stores.keys() - _rows_by_base(catalog).keys()
+
+
+def _rows_by_base(catalog: StoredCatalog | None) -> dict[str, Row]:
+    return {} if catalog is None else {base_key(row): row for row in catalog.bases}
+
+
+def _bases(catalog: StoredCatalog | None, stores: dict[str, Store], chosen: set[str] | None) -> Iterator[_Base]:
+    """Yield the chosen bases of the catalog, then those that only have an index."""
+    rows = _rows_by_base(catalog)
+    for key in [*rows, *(key for key in stores if key not in rows)]:
+        if chosen is None or key in chosen:
+            items = None if catalog is None or catalog.items is None else catalog.items.get(key, [])
+            yield _Base(key=key, row=rows.get(key), items=items, store=stores.get(key))
 
 
 def unreadable(path: Path, reason: str) -> Audit:
@@ -187,55 +226,59 @@ def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
     catalog_rows.check_items(catalog, chosen, is_running, seen.ledger)
 
 
-def _check_base(
-    root: Path,
-    folder: Path,
-    key: str,
-    row: Row | None,
-    items: list[Row] | None,
-    store: Store | None,
-    seen: _Seen,
-) -> None:
+def _check_base(root: Path, base: _Base, seen: _Seen) -> None:
     """Check what belongs to one base: its index, its raw files, and its items against both."""
-    ledger = seen.ledger
+    key, store = base.key, base.store
     seen.names.setdefault(key, key)
-    seen.items += len(items or ())
+    seen.items += len(base.items or ())
     if store is None:
-        if seen.is_slim or f"{seen.bases}/{key}/{INDEX_FILE}" in seen.damaged:
-            return
-        if row is not None and row.get("status") == "completed":
-            ledger.add(v2.BASE_NO_INDEX, f"completed, and its index file {_why_missing(root, folder)}", base=key)
-        elif row is not None and items is not None and is_name(key) and not links.leads_out(root, folder / RAW_FOLDER):
-            seen.raw_files += raw_files.check(folder / RAW_FOLDER, key, items, None, ledger)
+        _check_without_index(root, base, seen)
         return
-    path = root / store.name
     if store.look.layout is Layout.PREVIEW or store.look.leaves_rows:
         message = "its rows are in the table of a preview build, which the application does not read"
-        ledger.add(v2.SCHEMA_PREVIEW, message, base=key, sample=store.name)
+        seen.ledger.add(v2.SCHEMA_PREVIEW, message, base=key, sample=store.name)
     if store.look.layout is Layout.PREVIEW:
         return
-    index = _audited(path, _expected(key, store, row), store, ledger)
+    path = root / store.name
+    index = _audited(path, _expected(key, store, base.row), store, seen.ledger)
     seen.indexes[key] = index
     with contextlib.suppress(OSError):
         seen.bytes += path.stat().st_size
     raw = root / store.raw
     if links.leads_out(root, raw):
-        ledger.add(v2.RAW_MISSING, f"its files are behind a link: {_where_to(root, raw)}", base=key, sample=store.raw)
+        message = f"its files are behind a link: {_where_to(root, raw)}"
+        seen.ledger.add(v2.RAW_MISSING, message, base=key, sample=store.raw)
         return
-    if items is not None and index.materials is not None:
+    # Of an index file by itself nobody knows where the base's files are.
+    _check_files(raw, base, index, seen, is_beside=path.parent.parent == raw.parent)
+
+
+def _check_without_index(root: Path, base: _Base, seen: _Seen) -> None:
+    key, row = base.key, base.row
+    folder = root / seen.bases / key
+    if row is None or seen.is_slim or f"{seen.bases}/{key}/{INDEX_FILE}" in seen.damaged:
+        return
+    if row.get("status") == "completed":
+        seen.ledger.add(v2.BASE_NO_INDEX, f"completed, and its index file {_why_missing(root, folder)}", base=key)
+    elif base.items is not None and is_name(key) and not links.leads_out(root, folder / RAW_FOLDER):
+        seen.raw_files += raw_files.check(folder / RAW_FOLDER, key, base.items, None, seen.ledger)
+
+
+def _check_files(raw: Path, base: _Base, index: Index, seen: _Seen, *, is_beside: bool) -> None:
+    """Hold a base's items, the materials of its index and its raw files against each other."""
+    if base.items is not None and index.materials is not None:
         raw_files.check_materials(
-            key,
-            items,
+            base.key,
+            base.items,
             index.materials,
             raw,
-            ledger,
-            is_completed=_is_completed(row),
-            without_rows=seen.without_rows.get(key, 0),
+            seen.ledger,
+            is_completed=_is_completed(base.row),
+            without_rows=seen.without_rows.get(base.key, 0),
         )
     materials = index.materials if index.materials is not None else []
-    # Of an index file by itself nobody knows where the base's files are.
-    if path.parent.parent == raw.parent or raw.is_dir():
-        seen.raw_files += raw_files.check(raw, key, items, materials, ledger)
+    if is_beside or raw.is_dir():
+        seen.raw_files += raw_files.check(raw, base.key, base.items, materials, seen.ledger)
 
 
 def _audited(path: Path, expected: Expected, store: Store, ledger: FindingCollector) -> Index:
@@ -361,8 +404,7 @@ def base_names(found: Located) -> dict[str, str]:
     catalog = _catalog(found.tree.path, found, ledger)
     rows = [] if catalog is None else catalog.bases
     named_there = {base_key(row): str(row.get("name")) for row in rows}
-    lying_there = [str(store.base_id or store.name) for store in (*found.stores.current, *found.stores.preview)]
-    return {**named_there, **{base: base for base in lying_there if base not in named_there}}
+    return {**named_there, **{base: base for base in _stores_by_base(found) if base not in named_there}}
 
 
 def base_ids(found: Located) -> Sequence[str]:

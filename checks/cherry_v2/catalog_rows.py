@@ -34,9 +34,7 @@ def check_base(row: Row, models: set[Any] | None, ledger: FindingCollector, carr
     check_types(row, "base", base, ledger)
     problem = base_problem(row)
     if problem is not None:
-        # Only builds before the first release keep a mode; an unknown one says nothing of the one that was meant.
-        is_unknown = row.get("status") in _BASE_STATUSES and "search_mode" in row and row["search_mode"] not in MODES
-        ledger.add(v2.BASE_STATUS, problem, base=base, is_beyond_repair=is_unknown and row.get("hybrid_alpha") is None)
+        ledger.add(v2.BASE_STATUS, problem, base=base, is_beyond_repair=_is_of_unknown_mode(row))
     elif row.get("status") == "failed":
         known = row.get("error") in (MISSING_MODEL, MISSING_STORE)
         message = f"failed at the {carried_by}: {row['error']}" if known else f"failed: {row['error']}"
@@ -45,6 +43,12 @@ def check_base(row: Row, models: set[Any] | None, ledger: FindingCollector, carr
         model = row.get(column)
         if model is not None and models is not None and model not in models:
             ledger.add(v2.BASE_MODEL, f"its model {model} does not exist", base=base, sample=model)
+
+
+def _is_of_unknown_mode(row: Row) -> bool:
+    """Tell whether nothing says which search mode was meant; only builds before the first release keep one."""
+    is_unknown = row.get("status") in _BASE_STATUSES and "search_mode" in row and row["search_mode"] not in MODES
+    return is_unknown and row.get("hybrid_alpha") is None
 
 
 #: Columns that hold text, and those that hold numbers; what other findings are about apart.
@@ -66,24 +70,32 @@ def check_types(row: Row, noun: str, base: str | None, ledger: FindingCollector)
         ledger.add(v2.CATALOG_VALUE, message, base=base, noun=noun, sample=row.get("id"))
 
 
-def base_problem(row: Row) -> str | None:  # noqa: PLR0911 - one rule each
+def base_problem(row: Row) -> str | None:
     """Return what does not go together in a row of ``knowledge_base``; None where all does."""
-    status, error, model, dimensions = (row.get(key) for key in ("status", "error", "embedding_model_id", "dimensions"))
+    return _odd_value(row) or _contradiction(row)
+
+
+def _odd_value(row: Row) -> str | None:
+    status, mode, dimensions = (row.get(key) for key in ("status", "search_mode", "dimensions"))
     if status not in _BASE_STATUSES:
         return f"its status is {status}"
-    mode = row.get("search_mode")
     if "search_mode" in row and mode not in MODES:
         return f"its search mode is {mode}"
     if dimensions is not None and (not isinstance(dimensions, int) or dimensions <= 0):
         return f"it has {dimensions} dimensions"
-    if status == "failed":
+    return None
+
+
+def _contradiction(row: Row) -> str | None:
+    error, model, dimensions = (row.get(key) for key in ("error", "embedding_model_id", "dimensions"))
+    if row.get("status") == "failed":
         return "it failed without an error" if is_blank(error) else None
     if error is not None:
         return f"it is completed and has an error: {error}"
     if (model is None) != (dimensions is None):
         return "it has a model without dimensions" if dimensions is None else "it has dimensions without a model"
-    if model is None and mode not in (None, "bm25"):
-        return f"it has no model and its search mode is {mode}"
+    if model is None and row.get("search_mode") not in (None, "bm25"):
+        return f"it has no model and its search mode is {row['search_mode']}"
     return None
 
 
@@ -169,7 +181,7 @@ def is_tombstone(item: Row) -> bool:
     return item.get("type") == "directory" and item.get("status") == "failed" and item.get("error") == NOT_MIGRATED
 
 
-def status_problem(item: Row, is_running: bool) -> str | None:  # noqa: PLR0911 - one rule each
+def status_problem(item: Row, is_running: bool) -> str | None:
     """Return what is wrong with an item's status, error and type; None where nothing is."""
     status, error, kind = (item.get(key) for key in ("status", "error", "type"))
     if is_foreign(item):
@@ -178,11 +190,17 @@ def status_problem(item: Row, is_running: bool) -> str | None:  # noqa: PLR0911 
         return f"its type is {kind}"
     if status not in _STATUSES:
         return f"its status is {status}"
-    if status == "failed" and is_blank(error):
-        return "failed without an error"
-    if status != "failed" and error is not None:
-        return f"{status} with an error"
-    if (status in ("reading", "embedding")) if kind == "directory" else (status == "preparing"):
+    return _error_problem(status, error) or _work_problem(kind, status, is_running)
+
+
+def _error_problem(status: Any, error: Any) -> str | None:
+    if status == "failed":
+        return "failed without an error" if is_blank(error) else None
+    return None if error is None else f"{status} with an error"
+
+
+def _work_problem(kind: Any, status: Any, is_running: bool) -> str | None:
+    if status in (("reading", "embedding") if kind == "directory" else ("preparing",)):
         return f"a {kind} cannot be {status}"
     # A folder is at work because of its children, or while its files are listed.
     if status in ACTIVE and not is_running and (kind != "directory" or status == "preparing"):
@@ -227,20 +245,23 @@ def _check_containers(items: list[Row], base: str, ledger: FindingCollector) -> 
         if problem is not None:
             ledger.add(v2.ITEM_CONTAINER, f"{{n}} {problem}", base=base, noun="item", sample=item.get("id"))
     for item in items:
-        if any(map(is_foreign, children.get(item.get("id"), ()))):
-            continue  # How a newer application counts such a child nobody here knows.
-        inside = [
-            child.get("status") for child in children.get(item.get("id"), ()) if child.get("status") != "deleting"
-        ]
-        status = item.get("status")
-        if item.get("type") == "directory" and status in ("processing", "completed") and inside:
-            wanted = "processing" if ACTIVE.intersection(inside) else "completed"
-            if status != wanted:
-                message = f"{{n}} that should be {wanted} by what is inside"
-                ledger.add(v2.ITEM_CONTAINER, message, base=base, noun="folder", sample=item.get("id"))
-        elif item.get("type") == "directory" and status == "processing":
-            message = "{n} at work with nothing inside"
-            ledger.add(v2.ITEM_CONTAINER, message, base=base, noun="folder", sample=item.get("id"))
+        problem = _folder_problem(item, children.get(item.get("id"), ()))
+        if problem is not None:
+            ledger.add(v2.ITEM_CONTAINER, f"{{n}} {problem}", base=base, noun="folder", sample=item.get("id"))
+
+
+def _folder_problem(item: Row, children: Sequence[Row]) -> str | None:
+    """Return where the status of a folder does not follow from what is inside; None where it does."""
+    status = item.get("status")
+    if item.get("type") != "directory" or status not in ("processing", "completed"):
+        return None
+    if any(map(is_foreign, children)):
+        return None  # How a newer application counts such a child nobody here knows.
+    inside = [child.get("status") for child in children if child.get("status") != "deleting"]
+    if not inside:
+        return "at work with nothing inside" if status == "processing" else None
+    wanted = "processing" if ACTIVE.intersection(inside) else "completed"
+    return None if status == wanted else f"that should be {wanted} by what is inside"
 
 
 def group_problem(item: Row, by_id: Mapping[Any, Row]) -> str | None:

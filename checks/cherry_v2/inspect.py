@@ -11,9 +11,10 @@ import apsw
 
 from checks.cherry_preview import inspect as cherry_preview_inspect
 from checks.cherry_v2 import findings as v2
+from checks.looks import bytes_of, problems_of
 from regraft import sqlite
 from regraft.formats.cherry_preview import libsql
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.kinds import Kind
 from regraft.locate import INDEX_FILE, Located
@@ -50,21 +51,29 @@ def look(source: Located) -> Look:
         bases = [_one_base(source, source.path / INDEX_FILE)]
     else:
         bases = _library(source)
-    stores = [base["store"] for base in bases if base["store"] and "bodies" in base["store"]]
-    bodies = sum(store["bodies"] for store in stores)
-    health: dict[str, Any] = {
-        "coverage": _share(bodies - sum(store["missing"] for store in stores), bodies),
-        "orphans": sum(store["orphans"] for store in stores),
-        "stale": sum(store["stale"] or 0 for store in stores),
-        "bytes": sum(base["store"]["bytes"] for base in bases if base["store"]),
-        "problems": [
-            *_pending(source),
-            *(f"{name} cannot be read: {reason}" for name, reason in source.damaged.items()),
-            *(f"{base['name']}: {base['problem']}" for base in bases if base["problem"]),
-        ],
-    }
+    health = {**_health(bases), "problems": list(_problems(source, bases))}
     notes = [*_stale_copy(source), *_slim(source)]
     return bases, {**health, "notes": notes} if notes else health
+
+
+def _health(bases: list[dict[str, Any]]) -> dict[str, Any]:
+    read = [base["store"] for base in bases if base["store"] and "bodies" in base["store"]]
+
+    def total(count: str) -> int:
+        return sum(store[count] or 0 for store in read)
+
+    return {
+        "coverage": _share(total("bodies") - total("missing"), total("bodies")),
+        "orphans": total("orphans"),
+        "stale": total("stale"),
+        "bytes": bytes_of(bases),
+    }
+
+
+def _problems(source: Located, bases: list[dict[str, Any]]) -> Iterator[str]:
+    yield from _pending(source)
+    yield from (f"{name} cannot be read: {reason}" for name, reason in source.damaged.items())
+    yield from problems_of(bases)
 
 
 def _slim(source: Located) -> Iterator[str]:
@@ -163,27 +172,37 @@ def _catalog(
         return [{"id": catalog.name, "name": catalog.name, "store": None, "problem": f"the catalog {error}"}]
     bases: list[dict[str, Any]] = []
     for row in found.bases:
-        base_id, status, model = row.get("id"), row.get("status"), row.get("embedding_model_id")
-        if only not in (None, base_id):
-            continue
-        own = None if found.items is None else found.items.get(base_id, [])
-        items = Counter(str(item.get("status")) for item in own or ())
-        about = {"name": row.get("name", base_id), "status": status, "error": row.get("error"), "model": model}
-        # Columns hold values of any type: bytes are shown as text.
-        about = {key: lenient_text(value) if isinstance(value, bytes) else value for key, value in about.items()}
-        base = {"id": base_id, **about, "items": dict(sorted(items.items()))}
-        path = indexes.get(str(base_id))
-        failed = f"failed at the upgrade: {row.get('error')}" if status == "failed" else None
-        if path is None:
-            missing = None if is_slim else "its index file is missing"
-            bases.append({**base, "store": None, "problem": failed or missing})
-        else:
-            ids = None if own is None else {str(item.get("id")) for item in own}
-            # A failed base may have texts, which miss their vectors also where its model is gone.
-            looked = _index(path, ids, has_model=model is not None or failed is not None)
-            problem = "; ".join(filter(None, (failed, looked["problem"]))) or None
-            bases.append({**base, **looked, "problem": problem})
+        base_id = row.get("id")
+        if only in (None, base_id):
+            own = None if found.items is None else found.items.get(base_id, [])
+            stored = _stored(row, own, indexes.get(str(base_id)), is_slim=is_slim)
+            bases.append({**_stated(row, own or []), **stored})
     return bases
+
+
+def _stated(row: Row, items: list[Row]) -> dict[str, Any]:
+    """Return what the catalog itself says of a base."""
+    statuses = Counter(str(item.get("status")) for item in items)
+    names = {"status": "status", "error": "error", "model": "embedding_model_id"}
+    about = {"name": row.get("name", row.get("id")), **{key: row.get(column) for key, column in names.items()}}
+    about = {key: _readable(value) for key, value in about.items()}
+    return {"id": row.get("id"), **about, "items": dict(sorted(statuses.items()))}
+
+
+def _readable(value: Any) -> Any:
+    """Return bytes as text, and anything else as it is: columns hold values of any type."""
+    return lenient_text(value) if isinstance(value, bytes) else value
+
+
+def _stored(row: Row, items: list[Row] | None, path: Path | None, *, is_slim: bool) -> dict[str, Any]:
+    """Look into the index of a base that a catalog names; ``path`` is None where there is none."""
+    failed = f"failed at the upgrade: {row.get('error')}" if row.get("status") == "failed" else None
+    if path is None:
+        return {"store": None, "problem": failed or (None if is_slim else "its index file is missing")}
+    ids = None if items is None else {str(item.get("id")) for item in items}
+    # A failed base may have texts, which miss their vectors also where its model is gone.
+    looked = _index(path, ids, has_model=row.get("embedding_model_id") is not None or failed is not None)
+    return {**looked, "problem": "; ".join(filter(None, (failed, looked["problem"]))) or None}
 
 
 #: Columns hold values of any type, and text that may be no UTF-8.
@@ -205,18 +224,15 @@ def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None)
         with sqlite.reading(path) as db:
             counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
             version, stated = db.execute(_META).fetchone() or (None, None)
-            stale = None
-            if items is not None:
-                held = db.execute("SELECT CAST(material_id AS BLOB) FROM material")
-                stale = sum(material is None or lenient_text(material) not in items for (material,) in held)
+            stale = None if items is None else _count_stale(db, items)
     except (apsw.Error, OSError) as error:
         return {"store": None, "problem": f"its index cannot be read: {error}"}
     orphans = counts["orphan_embeddings"] + counts["orphan_contents"] + counts["orphan_bodies"]
     wants_vectors = counts["embeddings"] > 0 if has_model is None else has_model
     missing = counts["missing"] if wants_vectors else 0
     store = {
-        "schema_version": version if version is None or isinstance(version, int) else lenient_text(version),
-        "base_id": None if stated is None else lenient_text(stated),
+        "schema_version": _readable(version),
+        "base_id": _readable(stated),
         **counts,
         "missing": missing,
         "coverage": _share(counts["bodies"] - missing, counts["bodies"]),
@@ -225,6 +241,12 @@ def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None)
         "bytes": path.stat().st_size,
     }
     return {"store": store, "problem": _problem(path, store)}
+
+
+def _count_stale(db: apsw.Connection, items: set[str]) -> int:
+    """Return how many materials are of no item."""
+    held = db.execute("SELECT CAST(material_id AS BLOB) FROM material")
+    return sum(material is None or lenient_text(material) not in items for (material,) in held)
 
 
 def _problem(path: Path, store: dict[str, Any]) -> str | None:

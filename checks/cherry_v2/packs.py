@@ -53,7 +53,7 @@ def check(found: Located, chosen: Collection[str] | None, ledger: FindingCollect
         return
     for packed in manifest.files:
         base = _base_of(found, packed.path)
-        if packed.path in found.damaged or not (chosen is None or base is None or base in chosen):
+        if packed.path in found.damaged or not _is_meant(base, chosen):
             continue
         try:
             ledger.check_time()
@@ -64,6 +64,11 @@ def check(found: Located, chosen: Collection[str] | None, ledger: FindingCollect
     _name_strangers(found, {packed.path for packed in manifest.files}, chosen, ledger)
 
 
+def _is_meant(base: str | None, chosen: Collection[str] | None) -> bool:
+    """Tell whether what is of a base is looked at; what is of none always is."""
+    return chosen is None or base is None or base in chosen
+
+
 def _name_strangers(
     found: Located, packed: Collection[str], chosen: Collection[str] | None, ledger: FindingCollector
 ) -> None:
@@ -72,8 +77,7 @@ def _name_strangers(
     for place in sorted((root / KNOWLEDGE_FOLDER).glob("*")):
         for path in (place / INDEX_FILE, *sorted((place / RAW_FOLDER).rglob("*"))):
             name = path.relative_to(root).as_posix()
-            is_meant = chosen is None or place.name in chosen
-            if is_meant and name not in packed and path.is_file() and not path.is_symlink():
+            if _is_meant(place.name, chosen) and name not in packed and path.is_file() and not path.is_symlink():
                 ledger.add(v2.CORRUPT, "no part of the pack", base=place.name, sample=path_text(name))
 
 

@@ -51,22 +51,31 @@ def check_materials(
         without_rows: of how many of its files it is recorded that v1 had no rows.
     """
     by_id = {str(item.get("id")): item for item in items}
-    there = {material.id for material in materials}
     for material in materials:
-        item = by_id.get(material.id)
-        if item is None or (item.get("status") == "deleting" and not is_foreign(item)):
-            message = "{n} without an item" if item is None else "{n} of an item that is being deleted"
-            ledger.add(v2.MATERIAL_ORPHAN, message, base=base, noun="material", sample=material.id)
-            continue
-        path = None if is_foreign(item) else path_of(item)
-        # Half of a surrogate pair is U+FFFD, as where the index is read.
-        if path is not None and whole(path) != material.path:
-            message = "{n} with another path than its item"
-            ledger.add(v2.MATERIAL_PATH, message, base=base, noun="material", sample=material.id)
+        disagreement = _disagreement(material, by_id.get(material.id))
+        if disagreement is not None:
+            name, message = disagreement
+            ledger.add(name, f"{{n}} {message}", base=base, noun="material", sample=material.id)
     if is_completed:
+        there = {material.id for material in materials}
         lacking = [item for key, item in by_id.items() if key not in there and _is_done(item)]
         files = sum(item.get("type") == "file" for item in lacking)
         _without_material(lacking, base, raw, ledger, is_recorded=files <= without_rows)
+
+
+def _disagreement(material: Material, item: Row | None) -> tuple[str, str] | None:
+    """Return what to find of a material whose item says something else, and how to say it."""
+    if item is None:
+        return v2.MATERIAL_ORPHAN, "without an item"
+    if is_foreign(item):
+        return None
+    if item.get("status") == "deleting":
+        return v2.MATERIAL_ORPHAN, "of an item that is being deleted"
+    path = path_of(item)
+    # Half of a surrogate pair is U+FFFD, as where the index is read.
+    if path is not None and whole(path) != material.path:
+        return v2.MATERIAL_PATH, "with another path than its item"
+    return None
 
 
 def _is_done(item: Row) -> bool:
@@ -98,8 +107,7 @@ def _lack(item: Row, raw: Path) -> str | None:
     data = data_of(item)
     if item.get("type") == "note" and not is_blank(data.get("content")):
         return None
-    paths = [data[key] for key in ("indexedRelativePath", "relativePath") if isinstance(data.get(key), str)]
-    file = next((path for path in paths if _leads_to_file(raw, path)), None)
+    file = next((path for path in _paths_in(data) if _leads_to_file(raw, path)), None)
     if file is not None:
         is_plain = PurePosixPath(file).suffix.lower() not in NO_TEXT_EXTENSIONS
         return None if is_plain else "with a file that is no plain text"
@@ -130,15 +138,10 @@ def _materials_on_disk(
     raw: Path, base: str, items: list[Row] | None, materials: list[Material], ledger: FindingCollector
 ) -> None:
     snapshots = {str(item.get("id")) for item in items or () if item.get("type") in ("url", "note")}
-    prefixes = virtual_prefixes(items or ())
-    foreign = {str(item.get("id")) for item in items or () if is_foreign(item)}
+    has_file = _having_files(items)
     for material in materials:
         ledger.check_time()
-        # Without a catalog nobody knows which folder is one of an item.
-        prefix = prefixes.get(material.id) if items is not None else material.path.rpartition("/")[0]
-        # A virtual path is the item's own id, or lies below its folder's prefix, and has no file by design.
-        is_virtual = material.path == material.id or (prefix and material.path.startswith(prefix))
-        if is_virtual or material.id in foreign or path_problem(material.path.encode("utf-8", "replace")) is not None:
+        if not has_file(material):
             continue
         path = raw / material.path
         if not _is_file(path):
@@ -146,6 +149,22 @@ def _materials_on_disk(
         elif material.id in snapshots and ledger.level >= Level.DEEP and _is_changed(path, material):
             message = "{n} that is not the text that was indexed"
             ledger.add(v2.RAW_CHANGED, message, base=base, noun="snapshot", sample=material.path)
+
+
+def _having_files(items: list[Row] | None) -> Callable[[Material], bool]:
+    """Return what tells whether a material has a file below ``raw/``, as far as anybody here knows."""
+    prefixes = virtual_prefixes(items or ())
+    foreign = {str(item.get("id")) for item in items or () if is_foreign(item)}
+
+    def has_file(material: Material) -> bool:
+        # Without a catalog nobody knows which folder is one of an item.
+        prefix = prefixes.get(material.id) if items is not None else material.path.rpartition("/")[0]
+        # A virtual path is the item's own id, or lies below its folder's prefix, and has no file by design.
+        if material.path == material.id or (prefix and material.path.startswith(prefix)):
+            return False
+        return material.id not in foreign and path_problem(material.path.encode("utf-8", "replace")) is None
+
+    return has_file
 
 
 def _is_file(path: Path) -> bool:
@@ -184,24 +203,26 @@ def orphans(raw: Path, items: list[Row]) -> Iterator[str]:
 
 def orphans_among(items: list[Row]) -> Callable[[str, float], bool]:
     """Return what tells of a path below ``raw/``, and its time of change, whether it is named by no item and old."""
-    data = [data_of(item) for item in items]
-    known = {
-        one[key] for one in data for key in ("relativePath", "indexedRelativePath") if isinstance(one.get(key), str)
-    }
-    # Of an item of a newer application nobody knows which text is a path, and of what.
-    foreign = {
-        text for item, one in zip(items, data, strict=True) if is_foreign(item) for text in _texts_in(one) if text
-    }
-    known |= foreign
-    # A folder item names what its files begin with.
-    prefixes = tuple(
-        f"{one['relativePath'].rstrip('/')}/"
-        for item, one in zip(items, data, strict=True)
-        if item.get("type") == "directory" and isinstance(one.get("relativePath"), str)
-    )
-    prefixes += tuple(f"{text.rstrip('/')}/" for text in foreign)
+    known: set[str] = set()
+    folders: set[str] = set()
+    for item in items:
+        data = data_of(item)
+        known.update(_paths_in(data))
+        if is_foreign(item):
+            # Of an item of a newer application nobody knows which text is a path, and of what.
+            texts = {text for text in _texts_in(data) if text}
+            known |= texts
+            folders |= texts
+        elif item.get("type") == "directory" and isinstance(data.get("relativePath"), str):
+            # A folder item names what its files begin with.
+            folders.add(data["relativePath"])
+    prefixes = tuple(f"{folder.rstrip('/')}/" for folder in folders)
     latest = time.time() - YOUNG
     return lambda name, changed_at: name not in known and not name.startswith(prefixes) and changed_at < latest
+
+
+def _paths_in(data: dict[str, Any]) -> list[str]:
+    return [data[key] for key in ("indexedRelativePath", "relativePath") if isinstance(data.get(key), str)]
 
 
 def _texts_in(value: Any) -> Iterator[str]:

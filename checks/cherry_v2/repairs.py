@@ -73,14 +73,18 @@ def _words(finding: Finding, others: Mapping[str, Finding]) -> Sequence[str]:
     # A failed base gets no vectors: a new one is made of it.
     if finding.is_beyond_repair or (words == FINDINGS[v2.VECTOR_MISSING].command and v2.BASE_FAILED in others):
         return ()
-    if not words or not finding.name.startswith(_OF_AN_INDEX):
-        return words
+    return _words_of_index(finding, others) if words and finding.name.startswith(_OF_AN_INDEX) else words
+
+
+def _words_of_index(finding: Finding, others: Mapping[str, Finding]) -> Sequence[str]:
+    words = FINDINGS[finding.name].command
     if _UNREADABLE & others.keys() or (words in _OF_ONE_BASE and v2.META_BASE in others):
         return ()
-    layout = [others[name] for name in sorted(_LAYOUT & others.keys())]
+    layout = sorted(_LAYOUT & others.keys())
+    # A version that is newer than ours says nothing of what its tables should be.
+    if any(others[name].is_beyond_repair for name in layout):
+        return ()
     if layout:
-        # A version that is newer than ours says nothing of what its tables should be.
-        is_newer = any(one.is_beyond_repair for one in layout)
-        return () if is_newer else FINDINGS[layout[0].name].command
+        return FINDINGS[layout[0]].command
     first = next((name for name in _FIRST.get(finding.name, ()) if name in others), None)
     return words if first is None else _words(others[first], others)

@@ -7,7 +7,7 @@ file's own statements.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import apsw
@@ -108,20 +108,12 @@ def shape_of(db: apsw.Connection, ledger: FindingCollector) -> Shape:
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
     """
-    # As bytes: a damaged schema holds anything.
-    rows = db.execute("SELECT type, CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL")
-    schema = {(kind, _text(name)): _text(sql) for kind, name, sql in rows}
-    version = _version(db) if ("table", "meta") in schema else None
+    schema = _schema(db)
     shape = Shape()
-    shape.has_rowid = version != 1 or ("index", "search_text_fts_rowid_uniq") in schema
-    for table in _COLUMNS:
-        wrong = list(_wrong_columns(db, table, shape)) if ("table", table) in schema else [table]
-        shape.missing += wrong
-        if not wrong:
-            shape.tables.add(table)
-    shape.missing += [key for table in _KEYS if shape.has(table) for key in _wrong_keys(db, table)]
+    shape.has_rowid = not _is_version_1(db, schema) or ("index", "search_text_fts_rowid_uniq") in schema
+    _compare_tables(db, schema, shape)
     shape.missing += [name for name in _INDEXES if _is_wrong_index(db, name, shape)]
-    if ("table", FULL_TEXT) in schema and schema["table", FULL_TEXT].upper().startswith("CREATE VIRTUAL TABLE"):
+    if schema.get(("table", FULL_TEXT), "").upper().startswith("CREATE VIRTUAL TABLE"):
         shape.tables.add(FULL_TEXT)
     else:
         shape.missing.append(FULL_TEXT)
@@ -129,6 +121,26 @@ def shape_of(db: apsw.Connection, ledger: FindingCollector) -> Shape:
     if shape.has(*_COLUMNS, FULL_TEXT):
         shape.missing += [what for what in _wrong_effects(schema, shape, ledger) if what not in shape.missing]
     return shape
+
+
+def _schema(db: apsw.Connection) -> dict[tuple[str, str], str]:
+    """Return the statements of a file's schema by kind and name."""
+    # As bytes: a damaged schema holds anything.
+    rows = db.execute("SELECT type, CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL")
+    return {(kind, _text(name)): _text(sql) for kind, name, sql in rows}
+
+
+def _is_version_1(db: apsw.Connection, schema: Mapping[tuple[str, str], str]) -> bool:
+    return ("table", "meta") in schema and _version(db) == 1
+
+
+def _compare_tables(db: apsw.Connection, schema: Mapping[tuple[str, str], str], shape: Shape) -> None:
+    for table in _COLUMNS:
+        wrong = list(_wrong_columns(db, table, shape)) if ("table", table) in schema else [table]
+        shape.missing += wrong
+        if not wrong:
+            shape.tables.add(table)
+    shape.missing += [key for table in _KEYS if shape.has(table) for key in _wrong_keys(db, table)]
 
 
 def _text(raw: bytes | None) -> str:
@@ -156,10 +168,14 @@ def _wrong_columns(db: apsw.Connection, table: str, shape: Shape) -> Iterator[st
     for name, *about in _COLUMNS[table]:
         if name == _ROWID and not shape.has_rowid:
             continue
-        # A key may say NOT NULL on top; a generated column is none that can be written.
-        found = there.get(name)
-        if found is None or found[3] or [found[0], found[1] if not found[2] else 0, found[2]] != about:
+        if name not in there or not _is_like(there[name], about):
             yield f"{table}.{name}"
+
+
+def _is_like(found: tuple[str, int, int, int], about: Sequence[object]) -> bool:
+    # A key may say NOT NULL on top; a generated column is none that can be written.
+    kind, is_needed, key, is_generated = found
+    return not is_generated and [kind, 0 if key else is_needed, key] == list(about)
 
 
 def _is_without_numbers(db: apsw.Connection, table: str) -> bool:
@@ -260,12 +276,6 @@ def _is_refused(db: apsw.Connection, sql: str, ledger: FindingCollector) -> bool
 
 
 def _wrong_triggers(db: apsw.Connection, shape: Shape, ledger: FindingCollector) -> Iterator[str]:
-    def hits(word: str) -> list[object]:
-        return [
-            row[0] for row in db.execute(f"SELECT rowid FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH ?", (f'"{word}"',))
-        ]
-
-    number = _ROWID if shape.has_rowid else "rowid"
     for name, sql, word, gone in (
         ("search_text_ai", _BODY.format("'search_unit'", "'body'"), "ghtho", None),
         (FULL_TEXT, _BUILD_ANEW, "ghtho", None),
@@ -277,16 +287,28 @@ def _wrong_triggers(db: apsw.Connection, shape: Shape, ledger: FindingCollector)
                 # Built anew, the full-text index has to go by its own number, whatever the row's implicit one is.
                 db.execute("UPDATE search_text SET rowid = 7")
             db.execute(sql)
-            rows = [row[0] for row in db.execute(f"SELECT {number} FROM search_text")]
-            if (word is not None and (hits(word) != rows or rows == [None])) or (gone is not None and hits(gone)):
-                yield name
-                return
+            is_wrong = not _is_found(db, shape, word, gone)
         except apsw.InterruptError:
             ledger.check_time()  # it would never have ended
-            yield name
-            return
+            is_wrong = True
         except sqlite.SYSTEM_ERRORS:
             raise
         except apsw.Error:
+            is_wrong = True
+        if is_wrong:
             yield name
             return
+
+
+def _is_found(db: apsw.Connection, shape: Shape, word: str | None, gone: str | None) -> bool:
+    """Tell whether a search for ``word`` finds all there is, by its number, and one for ``gone`` nothing."""
+
+    def hits(word: str) -> list[object]:
+        found = db.execute(f"SELECT rowid FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH ?", (f'"{word}"',))
+        return [row[0] for row in found]
+
+    number = _ROWID if shape.has_rowid else "rowid"
+    rows = [row[0] for row in db.execute(f"SELECT {number} FROM search_text")]
+    if word is not None and (hits(word) != rows or rows == [None]):
+        return False
+    return gone is None or not hits(gone)

@@ -189,19 +189,19 @@ def _state_of(seen: _Seen) -> str:
 
 def _statistics(project: Project, survey: Survey | None) -> dict[str, Any]:
     """Return the numbers of a project as a page of an audit draws them: notes have the place of units and bodies."""
-    counts = None if survey is None else survey.counts.get(project.id, Counts())
-    meta = None if survey is None else survey.memory.meta
-    has_vectors = survey is not None and survey.state is not State.DISABLED
+    unknown = dict.fromkeys(("units", "bodies", "covered", "embeddings"))
+    numbers = {**unknown, "lengths": {}} if survey is None else _numbers(project, survey)
+    return {"id": project.id, "name": project.name, **numbers, "norms": None, "rows": None}
+
+
+def _numbers(project: Project, survey: Survey) -> dict[str, Any]:
+    counts, meta = survey.counts.get(project.id, Counts()), survey.memory.meta
     return {
-        "id": project.id,
-        "name": project.name,
-        "units": None if counts is None else counts.eligible + counts.excluded + counts.not_applicable,
-        "bodies": None if counts is None else counts.eligible,
-        "covered": counts.ready if counts is not None and has_vectors else None,
-        "embeddings": None if counts is None else counts.held,
-        "lengths": {} if meta is None or counts is None or not counts.held else {str(meta.dimensions): counts.held},
-        "norms": None,
-        "rows": None,
+        "units": counts.eligible + counts.excluded + counts.not_applicable,
+        "bodies": counts.eligible,
+        "covered": None if survey.state is State.DISABLED else counts.ready,
+        "embeddings": counts.held,
+        "lengths": {str(meta.dimensions): counts.held} if meta is not None and counts.held else {},
     }
 
 

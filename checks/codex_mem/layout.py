@@ -139,17 +139,22 @@ def check_migration(db: apsw.Connection, ledger: FindingCollector, *, has_vector
     there = database.columns_there(db)
     missing = [column for column in COLUMNS if column not in there]
     foreign = database.foreign_column(db)
-    if recorded not in (None, name) and missing:
+    if missing and recorded not in (None, name):
         message = f"another migration {version} is recorded ({named(recorded)}): what it makes nobody can tell"
         ledger.add(codex.MIGRATION, message, is_beyond_repair=True)
     elif foreign is not None:
         message = "a column that migration 006 makes is there, and must not be empty"
         ledger.add(codex.MIGRATION, message, sample=foreign, is_beyond_repair=True)
-    elif there and missing:
+    elif missing and there:
         message = f"only some columns of migration 006 are there, {', '.join(missing)} not"
         ledger.add(codex.MIGRATION, message, sample=missing[0])
-    elif missing and (recorded is not None or has_vectors):
-        what = "it is recorded" if recorded is not None else "there is a file of vectors"
-        ledger.add(codex.MIGRATION, f"no column of migration 006 is there, and {what}")
-    elif not missing and recorded is None:
+    elif missing:
+        _check_absent(ledger, is_recorded=recorded is not None, has_vectors=has_vectors)
+    elif recorded is None:
         ledger.add(codex.MIGRATION, "all columns of migration 006 are there, and it is not recorded")
+
+
+def _check_absent(ledger: FindingCollector, *, is_recorded: bool, has_vectors: bool) -> None:
+    if is_recorded or has_vectors:
+        what = "it is recorded" if is_recorded else "there is a file of vectors"
+        ledger.add(codex.MIGRATION, f"no column of migration 006 is there, and {what}")

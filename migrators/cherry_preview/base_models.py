@@ -28,9 +28,10 @@ class BaseModels:
         if catalog is not None and providers is None:
             message = "the catalog has no tables of models: every model that a base names counts as existing"
             self.notices.append(Notice(code=notices.MODELS_UNKNOWN, message=message))
-        self._rows = {row.get("id"): row for row in (catalog.models if catalog else None) or ()}
+        known = catalog or StoredCatalog()
+        self._rows = {row.get("id"): row for row in known.models or ()}
         self._word = model_overrides
-        models = [self._raw(row.get("embedding_model_id")) for row in (catalog.bases if catalog else ())]
+        models = [self._raw(row.get("embedding_model_id")) for row in known.bases]
         self._models = Models(providers, model_overrides, models)
         named = set(map(_unique, models))
         only = next(iter(model_overrides.recreated)) if len(model_overrides.recreated) == 1 else None

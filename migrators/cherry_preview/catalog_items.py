@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -122,12 +122,7 @@ def _grouped(items: Iterable[ItemDraft], base_id: str, found_notices: list[Notic
     folders = {item.id: item for item in items if item.type == "directory"}
     ordered: dict[str, ItemDraft] = {}
     for item in items:
-        chain: dict[str, ItemDraft] = {}
-        current: ItemDraft | None = item
-        while current is not None and current.id not in ordered and current.id not in chain:
-            chain[current.id] = current
-            current = folders.get(current.group_id) if current.group_id is not None else None
-        for one in reversed(chain.values()):
+        for one in reversed(_chain(item, folders, ordered)):
             # A circle of folders is cut where it was entered.
             if one.group_id is not None and one.group_id not in ordered:
                 text = f"group: {one.group_id}, which is no folder of this base"
@@ -135,3 +130,13 @@ def _grouped(items: Iterable[ItemDraft], base_id: str, found_notices: list[Notic
                 one = replace(one, group_id=None)  # noqa: PLW2901 - the same item
             ordered[one.id] = one
     return list(ordered.values())
+
+
+def _chain(item: ItemDraft, folders: Mapping[str, ItemDraft], ordered: Container[str]) -> list[ItemDraft]:
+    """Return an item and the folders that it is in, from inside out, up to one that is placed already or met again."""
+    chain: dict[str, ItemDraft] = {}
+    current: ItemDraft | None = item
+    while current is not None and current.id not in ordered and current.id not in chain:
+        chain[current.id] = current
+        current = folders.get(current.group_id) if current.group_id is not None else None
+    return list(chain.values())

@@ -89,12 +89,14 @@ class _Drafter:
         """Draft bases in the catalog's order, then in that of the stores' names."""
         stores = {self._id_of(store): store for store in self._source.stores.preview}
         current = {str(store.base_id): store for store in self._source.stores.current}
+        there = stores.keys() | current.keys()
         rows = [] if self._catalog is None else self._catalog.bases
         for row in rows:
-            base_id = row.get("id")
-            known = isinstance(base_id, str) and (base_id in stores or base_id in current)
-            if known or self._source.stores.is_whole:
+            if self._source.stores.is_whole or row.get("id") in there:
                 self._draft_row(row, stores, current)
+        self._draft_unlisted(stores, current)
+
+    def _draft_unlisted(self, stores: dict[str, Store], current: dict[str, Store]) -> None:
         for base_id, store in current.items():
             if base_id not in self._seen:
                 self._skip_current(base_id, store)

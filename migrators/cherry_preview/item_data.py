@@ -102,20 +102,25 @@ def read_data(item_type: str, stored: Any, item_id: str, place: Place) -> Conten
     for key, value in given.items():
         if key in known or key == "relativePath" or value is None:
             continue
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if isinstance(value, str) and key != _INDEXED_PATH:
-            content.data[key] = value
+            content.data[key] = text
         else:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             content.notices.append(_said(notices.DROPPED_FIELD, f"{key}: {text}", item_id, place))
+    content.notices += _notices_of_derived(given, known, item_id, place)
+    return content
+
+
+def _notices_of_derived(given: dict[str, Any], known: dict[str, str], item_id: str, place: Place) -> Iterator[Notice]:
+    """Say what of an item's data nobody had given, or nobody knows."""
     derived = [key for key in known if not _is_given(given, key)]
     unknown = [key for key in derived if is_blank(known[key])]
     if unknown:
         text = f"nothing says its {' and '.join(unknown)}"
-        content.notices.append(_said(notices.DATA_INCOMPLETE, text, item_id, place))
+        yield _said(notices.DATA_INCOMPLETE, text, item_id, place)
     elif derived:
         text = f"its {' and '.join(derived)} follows from what else is known of it"
-        content.notices.append(_said(notices.DATA_MENDED, text, item_id, place))
-    return content
+        yield _said(notices.DATA_MENDED, text, item_id, place)
 
 
 def _is_given(given: dict[str, Any], key: str) -> bool:

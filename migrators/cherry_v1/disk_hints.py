@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from migrators.cherry_v1.duplicates import find_twins, lost_entries, lost_files
+from migrators.cherry_v1.duplicates import find_twins, is_done_folder, lost_entries, lost_files
 from migrators.cherry_v1.file_texts import TEXT_KINDS, WantedText
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.options import Options
@@ -50,13 +50,12 @@ def real_paths(draft: BaseDraft, survey: Survey) -> dict[str, Path]:
     """
     look = _Look()
     all_of_them = bool(lost_files(draft, survey) or lost_entries(draft, survey))
-    for item in draft.folders:
-        if item.status == "completed":
-            entries = set(item.entries) - look.found.keys()
-            by_path = {entry for entry in entries if not entry.startswith(TEXT_KINDS)} if all_of_them else set()
-            snippets = {entry: text for entry in entries if (text := _snippet(survey, entry)) is not None}
-            if by_path or snippets:
-                look.through(item, by_path, WantedText(snippets))
+    for item in filter(is_done_folder, draft.folders):
+        entries = set(item.entries) - look.found.keys()
+        by_path = {entry for entry in entries if not entry.startswith(TEXT_KINDS)} if all_of_them else set()
+        snippets = {entry: text for entry in entries if (text := _snippet(survey, entry)) is not None}
+        if by_path or snippets:
+            look.through(item, by_path, WantedText(snippets))
     return look.found
 
 

@@ -59,9 +59,14 @@ def lost_files(draft: BaseDraft, survey: Survey) -> list[ItemDraft]:
     ]
 
 
+def is_done_folder(item: ItemDraft) -> bool:
+    """Tell whether an item is a folder that v1 had read."""
+    return item.type == "directory" and item.status == "completed"
+
+
 def lost_entries(draft: BaseDraft, survey: Survey) -> list[str]:
     """Return the entries of a base's completed folders that have no row at all, in order."""
-    folders = [item for item in draft.folders if item.status == "completed"]
+    folders = filter(is_done_folder, draft.folders)
     entries = dict.fromkeys(entry for item in folders for entry in item.entries)
     return [entry for entry in entries if entry not in survey.loaders]
 
@@ -85,9 +90,7 @@ def find_twins(
         paths: the files of the base's folders that are on disk, by loader id.
         texts: whether rows are carried for their text alone, too.
     """
-    lost = [upload for item in lost_files(draft, survey) for upload in _upload(source, item, item.loader_ids[0])]
-    times = read_times(draft)
-    lost += [file for loader in lost_entries(draft, survey) for file in _on_disk(loader, paths, times)]
+    lost = list(_lost(source, draft, survey, paths))
     if not lost:
         return ()
     kept: dict[tuple[str, int], list[_File]] = {}
@@ -102,6 +105,15 @@ def find_twins(
         if like is not None:
             twins.append(_twin(file, like))
     return tuple(twins)
+
+
+def _lost(source: Located, draft: BaseDraft, survey: Survey, paths: Mapping[str, Path]) -> Iterator[_File]:
+    """Yield the files without rows: standalone ones, then those of folders."""
+    for item in lost_files(draft, survey):
+        yield from _upload(source, item, item.loader_ids[0])
+    times = read_times(draft)
+    for loader in lost_entries(draft, survey):
+        yield from _on_disk(loader, paths, times)
 
 
 def _twin(file: _File, like: _File) -> Duplicate:
@@ -125,16 +137,14 @@ def _kept(
     """Yield the files that have rows to carry, in item order. Rows that go to another item are not a file's."""
     owners, times = Owners(draft, expand(draft, survey)), read_times(draft)
     for item in draft.items:
-        rows = {loader: count for loader in item.loader_ids if (count := _to_carry(survey, loader, texts=texts))}
+        rows = _rows_to_carry(survey, item, texts=texts)
         if item.type == "file":
             own = {loader: count for loader, count in rows.items() if owners.owner(loader) == item.id}
             if own:
                 yield from _upload(source, item, next(iter(own)), sum(own.values()))
-        elif item.type == "directory" and item.status == "completed":
-            for loader, count in rows.items():
-                child = owners.children.get(loader)
-                if child is not None and child.id == owners.owner(loader):
-                    yield from _on_disk(loader, paths, times, count)
+        elif is_done_folder(item):
+            for loader in (one for one in rows if _is_of_child(owners, one)):
+                yield from _on_disk(loader, paths, times, rows[loader])
 
 
 def _to_carry(survey: Survey, loader_id: str, *, texts: bool) -> int:
@@ -143,6 +153,17 @@ def _to_carry(survey: Survey, loader_id: str, *, texts: bool) -> int:
     kinds = {} if rows is None else rows.kinds
     bare = sum(tally.with_text.count for kind, tally in kinds.items() if kind != length) if texts else 0
     return bare + (kinds[length].count if length in kinds else 0)
+
+
+def _rows_to_carry(survey: Survey, item: ItemDraft, *, texts: bool) -> dict[str, int]:
+    """Return how many rows of an item can be carried, by loader id; none of a loader that has none."""
+    return {loader: count for loader in item.loader_ids if (count := _to_carry(survey, loader, texts=texts))}
+
+
+def _is_of_child(owners: Owners, loader_id: str) -> bool:
+    """Tell whether the rows of a folder's file go to the item that is made of the file."""
+    child = owners.children.get(loader_id)
+    return child is not None and child.id == owners.owner(loader_id)
 
 
 def _upload(source: Located, item: ItemDraft, loader_id: str, rows: int = 0) -> Iterator[_File]:

@@ -119,15 +119,23 @@ def _status(raw: dict[str, Any]) -> tuple[str, str | None]:
 # --- types ---------------------------------------------------------------------------------------------------------
 
 
-def _file(raw: dict[str, Any], context: Context, names: FreeNames) -> Content:
-    content = raw.get("content")
+def _known_of_file(content: Any, context: Context) -> dict[str, Any]:
+    """Return what is known of a file: what its item says goes before what the table of files does."""
     inline = content if isinstance(content, dict) else {"id": content}
     file_id = inline.get("id")
     stored = context.files.get(file_id, {}) if isinstance(file_id, str) else {}
-    known = {**stored, **{key: value for key, value in inline.items() if value is not None}}
-    if not all(isinstance(known.get(key), str) for key in _FILE_TEXTS) or not all(
+    return {**stored, **{key: value for key, value in inline.items() if value is not None}}
+
+
+def _is_file(known: dict[str, Any]) -> bool:
+    return all(isinstance(known.get(key), str) for key in _FILE_TEXTS) and all(
         isinstance(known.get(key), int | float) and not isinstance(known[key], bool) for key in _FILE_NUMBERS
-    ):
+    )
+
+
+def _file(raw: dict[str, Any], context: Context, names: FreeNames) -> Content:
+    known = _known_of_file(raw.get("content"), context)
+    if not _is_file(known):
         raise _Unusable(notices.INVALID_FILE)
     source = next((known[key] for key in ("path", "name", "origin_name") if not is_blank(known[key])), raw["id"])
     # Only the empty string falls back: what sanitising empties is called "untitled".

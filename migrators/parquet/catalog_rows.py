@@ -66,14 +66,19 @@ def _model(model_id: str, listed: Any, capabilities: tuple[str, ...]) -> ModelRo
     return model_of(msgspec.structs.asdict(msgspec.convert(listed, _Listed, strict=False)), capabilities)
 
 
+def _stored_values(settings: dict[str, Any], now_ms: int) -> dict[str, Any]:
+    """Return what a row that the file has says, with what it may lack."""
+    names = [one.name for one in fields(BaseRow)]
+    known = {name: settings[name] for name in names if name in settings}
+    nullable = {"rerank_model_id", "file_processor_id", "error", "created_at", "updated_at"}
+    missing: dict[str, Any] = {name: now_ms if name.endswith("_at") else None for name in nullable - set(known)}
+    return {**missing, **known}
+
+
 def _base_row(base: AboutBase, now_ms: int) -> dict[str, Any]:
     usual: dict[str, Any] = {one.name: getattr(Settings(), one.name) for one in fields(Settings)}
     if base.settings is not None:
-        names = [one.name for one in fields(BaseRow)]
-        known = {name: base.settings[name] for name in names if name in base.settings}
-        nullable = {"rerank_model_id", "file_processor_id", "error", "created_at", "updated_at"}
-        missing: dict[str, Any] = {name: now_ms if name.endswith("_at") else None for name in nullable - set(known)}
-        return {**usual, **missing, **known}
+        return {**usual, **_stored_values(base.settings, now_ms)}
     values: dict[str, Any] = {"dimensions": base.dimensions, "embedding_model_id": base.model}
     values |= {"status": "completed", "error": None}
     if base.dimensions is None:

@@ -110,6 +110,10 @@ class _Importing(LibraryRun[ImportWork]):
             self.works.append(one)
             if one.unchanged is not None:
                 self.outcomes[base.id] = report.unchanged(one.unchanged)
+        self._check(target, entries)
+
+    def _check(self, target: Path, entries: dict[str, Entry]) -> None:
+        """Refuse bases and items that the target has from elsewhere, and rows that no catalog takes."""
         plans = self._plans()
         changed = {plan.about.id for plan in plans}
         preflight.check_conflicts(target, COMMAND, (base.id for _, _, base in self.bases), entries, changed)

@@ -7,6 +7,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -20,6 +22,7 @@ from regraft.ledger import interrupts
 from regraft.ledger.ledger import FOLDER
 from regraft.report import notices, progress
 from regraft.report.progress import human_bytes
+from regraft.report.render import left_out
 from regraft.text import LONGEST_NAME, argument, one_line, shown, shown_lines
 from repair.changes.run import Planner, run_command
 
@@ -173,18 +176,23 @@ def _by_base(
 ) -> Iterator[str]:
     """Return entries as lines below the name of their base; of one kind only some, unless all are wanted."""
     names = {base["id"]: base["name"] for base in document["bases"]}
-    seen: Counter[str] = Counter()
-    heading = None
-    for entry in sorted(entries, key=lambda entry: str(entry["base"] or "")):
-        seen[entry[key]] += 1
-        if verbose or seen[entry[key]] <= _SHOWN:
-            if entry["base"] is not None and entry["base"] != heading:
-                heading = entry["base"]
-                yield f"{one_line(names.get(heading, heading), LONGEST_NAME)}  ({shown(heading, LONGEST_NAME)})"
-            yield from (f"{'' if entry['base'] is None else '  '}{line}" for line in lines(entry))
+    ordered = sorted(entries, key=lambda entry: str(entry["base"] or ""))
+    for base, group in groupby(ordered if verbose else _first_ones(ordered, key), key=itemgetter("base")):
+        if base is not None:
+            yield f"{one_line(names.get(base, base), LONGEST_NAME)}  ({shown(base, LONGEST_NAME)})"
+        indent = "  " * (base is not None)
+        yield from (f"{indent}{line}" for entry in group for line in lines(entry))
     if not verbose:
-        more = {name: count - _SHOWN for name, count in seen.items() if count > _SHOWN}
-        yield from (f"… and {count:,} more of {name} (-v shows all)" for name, count in more.items())
+        yield from left_out(Counter(entry[key] for entry in ordered), _SHOWN)
+
+
+def _first_ones(entries: Iterable[dict[str, Any]], key: str) -> Iterator[dict[str, Any]]:
+    """Yield the first few entries of each kind."""
+    seen: Counter[str] = Counter()
+    for entry in entries:
+        seen[entry[key]] += 1
+        if seen[entry[key]] <= _SHOWN:
+            yield entry
 
 
 def exit_status(document: dict[str, Any], fail_on: str) -> int:

@@ -89,10 +89,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     AngelMemory, or whatever regraft migrate takes: then what is found is what migrate would say, without a target.
     """
     findings.check_names(only)
-    if quick and deep:
-        raise WrongUsage(problem="--quick and --deep contradict each other", hint="leave one of them out")
-    level = Level.QUICK if quick else Level.DEEP if deep else Level.DEFAULT
-    options = CheckOptions(level=level, max_duration=max_duration, bases=bases)
+    options = CheckOptions(level=_level(quick=quick, deep=deep), max_duration=max_duration, bases=bases)
     models = {"--map-model": map_model, "--recreate-model": recreate_model}
     with _recognised(path, kind) as found:
         if page is not None:
@@ -115,17 +112,25 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
             head, audit = _v1_audit(path, found, carrying, command, quiet=quiet or as_json)
     audit = audit.only(only)
     document = {**head, **(store.document_of(audit) if audit.level else audit.document())}
+    written = ""
     if page is not None:
         report_html.write(page, audit_page.as_page(document, only))
-    written = "" if page is None else written_list([page])
+        written = written_list([page])
     if as_json:
         echo_json(document)
         for line in written.splitlines():
             note(line)
     else:
         title = f"{head['source']['path']} is {NAMES[Kind(head['source']['kind'])]}."
-        say(findings.as_text(audit, title, verbose=verbose > 0) + (f"\n{written}" if written else ""))
+        text = findings.as_text(audit, title, verbose=verbose > 0)
+        say(f"{text}\n{written}" if written else text)
     sys.exit(audit.exit_status(fail_on))
+
+
+def _level(*, quick: bool, deep: bool) -> Level:
+    if quick and deep:
+        raise WrongUsage(problem="--quick and --deep contradict each other", hint="leave one of them out")
+    return Level.QUICK if quick else Level.DEEP if deep else Level.DEFAULT
 
 
 def _check_page(page: Path, path: Path, found: Located | SourceUnreadable) -> None:

@@ -125,15 +125,19 @@ def _exit_status(told: list[dict[str, Any]], fail_on: str) -> int:
 def _as_text(told: list[dict[str, Any]], count: int, *, every: bool, quiet: bool) -> str:
     lines = []
     for base in told:
-        recalled = "" if base["recall"] is None else f", recall@{count} {base['recall']:.4f}"
-        asked = f" ({_queries(base['queries'])}{recalled})" if base["queries"] else ""
-        why = f": {base['problem']}" if base["problem"] else ""
         if not quiet or base["outcome"] != "equal":
-            lines.append(f"{base['outcome']:<12} {one_line(base['name'])}{asked}{why}")
+            lines.append(_base_line(base, count))
         lines += map(_difference, base["differences"] if every else base["differences"][:1])
     outcomes = Counter(base["outcome"] for base in told)
     message = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])
     return shown_lines([*lines, f"{counted(len(told), 'base')}: {message or 'nothing to compare'}."])
+
+
+def _base_line(base: dict[str, Any], count: int) -> str:
+    recalled = "" if base["recall"] is None else f", recall@{count} {base['recall']:.4f}"
+    asked = f" ({_queries(base['queries'])}{recalled})" if base["queries"] else ""
+    why = f": {base['problem']}" if base["problem"] else ""
+    return f"{base['outcome']:<12} {one_line(base['name'])}{asked}{why}"
 
 
 def _difference(parted: dict[str, Any]) -> str:

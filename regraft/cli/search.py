@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,7 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
     PATH is a v2 library, profile or backup, one base folder, an index.sqlite, or a database of codex-mem.
     """
     run = Run(command="search")
-    if vector is not None and embedder_name is not None:
-        raise WrongUsage(problem="--vector and --embedder exclude each other", hint="give one of them")
-    numbers = None if vector is None else _read_vector(vector)
+    numbers = _given_vector(vector, embedder_name)
     wanted = Mode(mode) if mode else None
     with located(path, Kind(kind) if kind else None) as source:
         run.source_kind, run.source = source.kind.value, source.path if source.notices else path
@@ -113,12 +112,22 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
             text = _as_text(answer, title, whole=verbose > 0)
     run.end()
     if not quiet:
-        for one in notes:
-            note(f"note: {one}")
+        _note_all(notes)
     if as_json:
         echo_json({**run.document(), **document})
     else:
         say(text)
+
+
+def _note_all(notes: Iterable[str]) -> None:
+    for one in notes:
+        note(f"note: {one}")
+
+
+def _given_vector(name: str | None, embedder: str | None) -> tuple[float, ...] | None:
+    if name is not None and embedder is not None:
+        raise WrongUsage(problem="--vector and --embedder exclude each other", hint="give one of them")
+    return None if name is None else _read_vector(name)
 
 
 def _embedded(query: str, name: str, config_path: Path | None, model_id: str | None) -> tuple[float, ...]:

@@ -61,11 +61,7 @@ def vectors_of(body: bytes, count: int, dimensions: int | None, *, embedder: str
         answer = _loose(body)
     if len(answer.data) != count:
         check([b""] * len(answer.data), count, dimensions, embedder=embedder)
-    order = [item.index for item in answer.data]
-    if order != list(range(count)):
-        place = next(place for place, index in enumerate(order) if index != place)
-        marked = f"is marked {order[place]}" if type(order[place]) is int else "has no number"
-        raise unfit("wrong_order", f"vector {place}, counted from 0, {marked}", embedder=embedder)
+    _demand_order([item.index for item in answer.data], embedder)
     vectors = [_vector(item.embedding) for item in answer.data]
     check_each("not_numbers", [place for place, vector in enumerate(vectors) if vector is None], embedder)
     found = [vector for vector in vectors if vector is not None]
@@ -102,3 +98,10 @@ def _tokens(usage: Any) -> int | None:
     """Return the tokens that an answer says it took."""
     counts = [usage.get(name) for name in ("total_tokens", "prompt_tokens")] if isinstance(usage, dict) else []
     return next((count for count in counts if type(count) is int and 0 <= count <= _MOST_TOKENS), None)
+
+
+def _demand_order(order: list[Any], embedder: str) -> None:
+    for place, index in enumerate(order):
+        if index != place:
+            marked = f"is marked {index}" if type(index) is int else "has no number"
+            raise unfit("wrong_order", f"vector {place}, counted from 0, {marked}", embedder=embedder)

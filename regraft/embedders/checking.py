@@ -35,14 +35,7 @@ def check(vectors: Sequence[bytes], count: int, dimensions: int | None, *, embed
     """
     if len(vectors) != count:
         raise unfit("wrong_count", f"it has {len(vectors)} vectors for {count} texts", embedder=embedder)
-    lengths = Counter(map(len, vectors))
-    usual = lengths.most_common(1)[0][0] if lengths else 0
-    expected = usual if dimensions is None else 4 * dimensions
-    bad = [place for place, vector in enumerate(vectors) if len(vector) != expected]
-    if bad or expected % 4 or (count and not expected):
-        found = len(vectors[bad[0]]) / 4 if bad else expected / 4
-        reason = f"vector {bad[0] + 1 if bad else 1} has {found:g} dimensions instead of {expected // 4}"
-        raise unfit("wrong_dimensions", reason, bad, embedder)
+    _demand_lengths(vectors, dimensions, embedder)
     # The length in double precision tells all at once: of infinities it is infinite, of NaNs NaN.
     norms = {place: math.hypot(*array("f", vector)) for place, vector in enumerate(vectors) if not _is_plain(vector)}
     check_each("non_finite", [place for place, norm in norms.items() if not math.isfinite(norm)], embedder)
@@ -69,3 +62,14 @@ def unfit(fault: str, reason: str, bad: Sequence[int] = (), embedder: str = "") 
     """Return the error of a bad answer; ``bad`` are the places of its bad vectors."""
     position = bad[0] if len(bad) == 1 else None
     return AnswerUnfit(embedder=embedder, fault=fault, reason=reason, position=position)
+
+
+def _demand_lengths(vectors: Sequence[bytes], dimensions: int | None, embedder: str) -> None:
+    lengths = Counter(map(len, vectors))
+    usual = lengths.most_common(1)[0][0] if lengths else 0
+    expected = usual if dimensions is None else 4 * dimensions
+    bad = [place for place, vector in enumerate(vectors) if len(vector) != expected]
+    if bad or expected % 4 or (vectors and not expected):
+        first = bad[0] if bad else 0
+        reason = f"vector {first + 1} has {len(vectors[first]) / 4:g} dimensions instead of {expected // 4}"
+        raise unfit("wrong_dimensions", reason, bad, embedder)

@@ -156,15 +156,19 @@ def fields(kind: type[msgspec.Struct]) -> dict[str, Field]:
     return found
 
 
+def _but_none(kind: msgspec.inspect.UnionType) -> msgspec.inspect.Type:
+    return next(one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType))
+
+
 def _form(kind: msgspec.inspect.Type) -> str:
     """Return what a value looks like."""
     match kind:
         case msgspec.inspect.Metadata():
             return _form(kind.type)
         case msgspec.inspect.UnionType():
-            return next(_form(one) for one in kind.types if not isinstance(one, msgspec.inspect.NoneType))
+            return _form(_but_none(kind))
         case msgspec.inspect.IntType():
-            return f"a whole number from {kind.ge}" + (f" to {kind.le}" if kind.le is not None else "")
+            return f"a whole number from {kind.ge}{'' if kind.le is None else f' to {kind.le}'}"
         case msgspec.inspect.FloatType():
             return f"a number from {kind.ge}" if kind.ge is not None else f"a number above {kind.gt}"
         case msgspec.inspect.LiteralType():

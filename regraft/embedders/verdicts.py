@@ -53,24 +53,36 @@ class Verdict:
 def verdict(status: int, headers: Mapping[str, str], body: bytes, key: str | None) -> Verdict:
     """Judge an answer whose status is not of success; the names of ``headers`` are found in any case."""
     error = _error(body)
-    words = {str(error.get(name)).lower() for name in ("code", "type") if isinstance(error.get(name), str)}
-    said = next((error[name] for name in ("message", "detail", "error", "msg") if error.get(name)), None)
-    message = said if isinstance(said, str) else json.dumps(said) if said else body[:2000].decode("utf-8", "replace")
+    message = _message(error, body)
     code = f"http_{status}"
     reason = tidy(f"{status}: {message}" if message.strip() else str(status), key)
-    if status in _PASSING or status >= 500:
-        if words & _UNPAID:
-            return Verdict(kind="configuration", code=code, reason=reason)
-        if status >= 500 and _TOO_LONG.search(message):
-            return Verdict(kind="texts", code="context_length_exceeded", reason=reason)
-        return Verdict(
-            kind="passing", code="rate_limited" if status == 429 else code, reason=reason, wait=retry_after(headers)
-        )
-    if status not in _TEXTS or error.get("param") in _CONFIGURED or words & {"model_not_found", "invalid_api_key"}:
+    is_passing = status in _PASSING or status >= 500
+    if _is_configured(status, error, is_passing=is_passing):
         return Verdict(kind="configuration", code=code, reason=reason)
-    if _TOO_LONG.search(message):
+    if (status >= 500 or not is_passing) and _TOO_LONG.search(message):
         return Verdict(kind="texts", code="context_length_exceeded", reason=reason)
+    if is_passing:
+        code = "rate_limited" if status == 429 else code
+        return Verdict(kind="passing", code=code, reason=reason, wait=retry_after(headers))
     return Verdict(kind="configuration" if _NO_MODEL.search(message) else "texts", code=code, reason=reason)
+
+
+def _message(error: Mapping[str, Any], body: bytes) -> str:
+    """Return what a server says of an error; without any such thing, how its answer begins."""
+    said = next((error[name] for name in ("message", "detail", "error", "msg") if error.get(name)), None)
+    if isinstance(said, str):
+        return said
+    return json.dumps(said) if said else body[:2000].decode("utf-8", "replace")
+
+
+def _is_configured(status: int, error: Mapping[str, Any], *, is_passing: bool) -> bool:
+    """Tell whether what is wrong is how the server is asked, not the texts, and will not pass by itself."""
+    words = {str(error.get(name)).lower() for name in ("code", "type") if isinstance(error.get(name), str)}
+    if is_passing:
+        return bool(words & _UNPAID)
+    if status not in _TEXTS or error.get("param") in _CONFIGURED:
+        return True
+    return bool(words & {"model_not_found", "invalid_api_key"})
 
 
 def _error(body: bytes) -> dict[str, Any]:

@@ -196,9 +196,15 @@ def fields(text: bytearray | msgspec.Raw, names: tuple[str, ...]) -> dict[str, m
         JsonProblem: it is no valid JSON, or neither an object nor such a list.
     """
     source = harmless(text) if isinstance(text, bytearray) else text
-    if _start(source).startswith(b"["):
-        entries = [_entry(raw) for raw in _decode(source, list[msgspec.Raw])]
-        return {entry.key: entry.value for entry in entries if isinstance(entry.key, str) and entry.key in names}
+    return _listed_fields(source, names) if _start(source).startswith(b"[") else _object_fields(source, names)
+
+
+def _listed_fields(source: memoryview | msgspec.Raw, names: tuple[str, ...]) -> dict[str, msgspec.Raw]:
+    entries = [_entry(raw) for raw in _decode(source, list[msgspec.Raw])]
+    return {entry.key: entry.value for entry in entries if isinstance(entry.key, str) and entry.key in names}
+
+
+def _object_fields(source: memoryview | msgspec.Raw, names: tuple[str, ...]) -> dict[str, msgspec.Raw]:
     shape = msgspec.defstruct(
         "Fields",
         [(f"field_{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(len(names))],

@@ -322,6 +322,18 @@ class VectorTable:
             yield tuple(map(text, row))
 
     def _columns(self, db: apsw.Connection) -> set[str]:
+        self._demand_plain_table(db)
+        columns = {str(row[1]) for row in db.execute(f"PRAGMA table_info('{self.name}')")}
+        if any(name.lower() in ROW_NUMBERS for name in columns):
+            raise StoreProblem(f"has a table `{self.name}` with a column in the place of the numbers of its rows")
+        missing = [name for name in self.needed if name not in columns]
+        if missing:
+            length = self._usual_length(db) if self.vector in columns else None
+            raise StoreProblem(f"has a table `{self.name}` without the column {', '.join(missing)}", length)
+        return columns
+
+    def _demand_plain_table(self, db: apsw.Connection) -> None:
+        """Refuse a view and a virtual table: reading one would run what a stranger defined."""
         found = db.execute(
             "SELECT type, CAST(sql AS BLOB) FROM sqlite_master WHERE type IN ('table', 'view')"
             " AND name = ? COLLATE NOCASE",
@@ -332,14 +344,6 @@ class VectorTable:
         statement: Any = found[1]
         if found[0] == "view" or is_virtual((statement or b"").decode("utf-8", "replace")):
             raise StoreProblem(f"has something else in the place of its table `{self.name}`, which is not read")
-        columns = {str(row[1]) for row in db.execute(f"PRAGMA table_info('{self.name}')")}
-        if any(name.lower() in ROW_NUMBERS for name in columns):
-            raise StoreProblem(f"has a table `{self.name}` with a column in the place of the numbers of its rows")
-        missing = [name for name in self.needed if name not in columns]
-        if missing:
-            length = self._usual_length(db) if self.vector in columns else None
-            raise StoreProblem(f"has a table `{self.name}` without the column {', '.join(missing)}", length)
-        return columns
 
     def _usual_length(self, db: apsw.Connection) -> int | None:
         """Return the length in bytes that most usable vectors have (a tie goes to the first row), or None."""

@@ -73,6 +73,12 @@ def is_empty(db: apsw.Connection) -> bool:
     return db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get is None
 
 
+def _is_index_of(name: Any, table: Any) -> bool:
+    """Tell whether SQLite made an index of that name for a table by itself."""
+    found = _OWN_INDEX.fullmatch(str(name))
+    return found is not None and found[1] == table
+
+
 def demand_schema(db: apsw.Connection) -> int:
     """Return the version of a ledger that has just the tables of that version, as regraft makes them.
 
@@ -86,9 +92,7 @@ def demand_schema(db: apsw.Connection) -> int:
     if "ledger" not in found:
         raise UnfitValue("it is of another program")
     for kind, name, table, sql in rows:
-        own = _OWN_INDEX.fullmatch(str(name))
-        is_own = kind == "index" and sql is None and own is not None and own[1] == table
-        if not is_own and kind != "table":
+        if kind != "table" and not (kind == "index" and sql is None and _is_index_of(name, table)):
             raise UnfitValue(f"it has the {kind} {name!r}, which no ledger has")
     return _version(db, {name: " ".join(sql.split()) for name, sql in found.items()})
 

@@ -302,8 +302,7 @@ class _Search:
     def _mode(self, dimensions: int | None) -> Mode:
         """Return the mode that is asked for, else the base's; bm25 where the base or the query has no vectors."""
         mode = self.request.mode or self._usual_mode()
-        is_lexical = self.row is not None and self._setting("embedding_model_id") is None
-        if mode is not Mode.BM25 and (is_lexical or dimensions is None):
+        if mode is not Mode.BM25 and (dimensions is None or self._is_without_model()):
             self.notes.append(_NO_VECTORS)
             mode = Mode.BM25
         if mode is Mode.HYBRID and self.request.mode is None and not self._has_vector():
@@ -312,6 +311,9 @@ class _Search:
         elif mode is Mode.BM25 and self.request.vector is not None:
             self.notes.append("the vector is not used: bm25 looks for words only")
         return mode
+
+    def _is_without_model(self) -> bool:
+        return self.row is not None and self._setting("embedding_model_id") is None
 
     def _usual_mode(self) -> Mode:
         """Return the mode that follows from the base's model; of an index alone, from what is asked."""

@@ -250,6 +250,19 @@ def check_place(command: str, path: Path, *read: Path) -> None:
         raise ReportNotWritable(path=path, reason=reason)
 
 
+def _other_thing(command: str, path: Path) -> str:
+    """Say what stands where a page is to be written; nothing where that is an earlier page, or nothing."""
+    if path.is_symlink():
+        return "it is a link"
+    if not path.exists():
+        return ""
+    if not path.is_file():
+        return f"it is a {'folder' if path.is_dir() else 'device'}"
+    with path.open("rb") as file:
+        start = file.read(_START_BYTES).decode("utf-8", "replace")
+    return "" if is_page(command, start) else f"it is there already and no report page of regraft {command}"
+
+
 def _problem(command: str, path: Path, read: Iterable[Path]) -> str:
     folder = path.absolute().parent
     if not folder.is_dir():
@@ -259,13 +272,9 @@ def _problem(command: str, path: Path, read: Iterable[Path]) -> str:
     )
     if within is not None:
         return f"it lies in {shown(within)}, which this run is about"
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        return f"it is a {'link' if path.is_symlink() else 'folder' if path.is_dir() else 'device'}"
-    if path.exists():
-        with path.open("rb") as file:
-            start = file.read(_START_BYTES).decode("utf-8", "replace")
-        if not is_page(command, start):
-            return f"it is there already and no report page of regraft {command}"
+    found = _other_thing(command, path)
+    if found:
+        return found
     return "" if os.access(folder, os.W_OK) else "no permission to write to its folder"
 
 

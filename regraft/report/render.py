@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wcwidth import wcswidth
@@ -68,14 +68,16 @@ def as_text(document: Document, *, verbose: bool = False) -> str:
     return shown_lines([*lines, *_warnings(document, verbose)])
 
 
+def _base_row(base: Document) -> tuple[str, ...]:
+    numbers = (sum(base["items"].values()), base["rows"]["read"], base["rows"]["carried"])
+    outcome = f"{base['outcome']} ({base['error']})" if base["error"] else base["outcome"]
+    dimensions = "-" if base["dimensions"] is None else str(base["dimensions"])
+    return (_cut(base["name"], 36), dimensions, *(f"{number:,}" for number in numbers), outcome)
+
+
 def _bases(document: Document, *, planned: bool) -> Iterator[str]:
-    rows = [("base", "dimensions", "items", "rows", "carried", "will be" if planned else "outcome")]
-    for base in document["bases"]:
-        numbers = (sum(base["items"].values()), base["rows"]["read"], base["rows"]["carried"])
-        outcome = f"{base['outcome']} ({base['error']})" if base["error"] else base["outcome"]
-        dimensions = "-" if base["dimensions"] is None else str(base["dimensions"])
-        items, read, carried = (f"{number:,}" for number in numbers)
-        rows.append((_cut(base["name"], 36), dimensions, items, read, carried, outcome))
+    head = ("base", "dimensions", "items", "rows", "carried", "will be" if planned else "outcome")
+    rows = [head, *map(_base_row, document["bases"])]
     if len(rows) == 1:
         yield "No bases."
         return
@@ -165,11 +167,17 @@ def _warnings(document: Document, verbose: bool) -> Iterator[str]:
             about = f"{one_line(where, LONGEST_NAME)}: " if where else ""
             lines.append(f"{severity}: {about}{warning['message']} [{code}]")
     if not verbose:
-        left = {code: count - SHOWN_PER_CODE for code, count in more.items() if count > SHOWN_PER_CODE}
-        lines += [f"… and {count:,} more of {code} (-v shows all)" for code, count in left.items()]
+        lines += left_out(more, SHOWN_PER_CODE)
     if lines:
         yield ""
         yield from lines
+
+
+def left_out(seen: Mapping[str, int], shown: int) -> Iterator[str]:
+    """Say how many entries of each name are not among those that are shown."""
+    for name, count in seen.items():
+        if count > shown:
+            yield f"… and {count - shown:,} more of {name} (-v shows all)"
 
 
 def _cut(text: str, width: int) -> str:

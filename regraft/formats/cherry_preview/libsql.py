@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import apsw
 
@@ -119,14 +120,18 @@ def _looked_at(path: Path, work: Path | None, *, has_trap: bool = False) -> Look
     with sqlite.reading(path, work=work) as db:
         schema = db.execute("SELECT type, lower(name), sql FROM sqlite_schema").fetchall()
         tables = {name for kind, name, _ in schema if kind == "table"}
-        has_trap = has_trap or any(VECTOR_INDEX in str(sql) for kind, _, sql in schema if kind == "index")
+        has_trap = has_trap or _has_vector_index(schema)
         previews = TABLE in tables and _has_rows(db, TABLE)
         units = "search_unit" in tables and _has_rows(db, "search_unit")
-    if TABLE in tables and not units and (previews or "search_unit" not in tables):
-        return Look(Layout.PREVIEW, previews, has_trap)
-    if "search_unit" in tables:
+    if "search_unit" in tables and (units or not previews):
         return Look(Layout.CURRENT, units, leaves_rows=previews)
-    return Look(Layout.OTHER)
+    if TABLE not in tables:
+        return Look(Layout.OTHER)
+    return Look(Layout.PREVIEW, previews, has_trap)
+
+
+def _has_vector_index(schema: list[Any]) -> bool:
+    return any(VECTOR_INDEX in str(sql) for kind, _, sql in schema if kind == "index")
 
 
 def look_in(tree: Tree, name: str) -> Look:

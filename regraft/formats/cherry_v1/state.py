@@ -283,33 +283,44 @@ def _say_what_data_lacks(
 ) -> None:
     """Say where ``Data/`` is missing, which vector files nobody names, and which folders among them nothing reads."""
     vectors = [] if places.vectors is None else tree.children(places.vectors)
-    uploads = [] if places.uploads is None else tree.children(places.uploads)
-    if bases and not uploads and not any(name != PENDING_DELETE_FILE for name in vectors):
+    has_data = _has_data(tree, places, vectors)
+    if bases and not has_data and (places.is_backup or places.local_storage is not None):
         code = notices.SLIM_BACKUP if places.is_backup else notices.DATA_MISSING
-        if places.is_backup or places.local_storage is not None:
-            found_notices.append(Notice(code=code, message=notices.CODES[code].meaning))
-    if places.vectors is None or places.vectors.rpartition("/")[2] != VECTORS_FOLDER:
-        return
-    found_notices.extend(_unnamed(tree, places.vectors, vectors, bases, pending))
-    folders = [name for name in vectors if _is_older_layout(tree, join(places.vectors, name))]
+        found_notices.append(Notice(code=code, message=notices.CODES[code].meaning))
+    if places.vectors is not None and places.vectors.rpartition("/")[2] == VECTORS_FOLDER:
+        found_notices.extend(_unnamed(tree, places.vectors, vectors, bases, pending))
+        found_notices.extend(_older_folders(tree, places.vectors, vectors))
+
+
+def _older_folders(tree: Tree, folder: str, names: list[str]) -> Iterator[Notice]:
+    folders = [name for name in names if _is_older_layout(tree, join(folder, name))]
     if folders:
-        more = "…" if len(folders) > _NAMED_FOLDERS else ""
-        named = f"{', '.join(folders[:_NAMED_FOLDERS])}{more}"
-        text = f"{counted(len(folders), 'folder')} of a still older layout in {places.vectors}, left alone: {named}"
-        found_notices.append(Notice(code=notices.OLDER_LAYOUT, message=text, count=len(folders)))
+        count = counted(len(folders), "folder")
+        text = f"{count} of a still older layout in {folder}, left alone: {_first_of(folders)}"
+        yield Notice(code=notices.OLDER_LAYOUT, message=text, count=len(folders))
+
+
+def _has_data(tree: Tree, places: StatePlaces, vectors: list[str]) -> bool:
+    """Tell whether there is anything of ``Data/``: an upload, or a vector file."""
+    uploads = [] if places.uploads is None else tree.children(places.uploads)
+    return bool(uploads) or any(name != PENDING_DELETE_FILE for name in vectors)
+
+
+def _first_of(names: list[str]) -> str:
+    more = "…" if len(names) > _NAMED_FOLDERS else ""
+    return f"{', '.join(names[:_NAMED_FOLDERS])}{more}"
 
 
 def _unnamed(tree: Tree, folder: str, names: list[str], bases: list[Any], pending: frozenset[str]) -> Iterator[Notice]:
     """Say which vector files are those of no base; that v1 was going to delete some is no news."""
     ids = [base.get("id") for base in bases if isinstance(base, dict)]
     known = {vector_file_name(one) for one in (*ids, *pending) if isinstance(one, str)}
-    files = [name for name in names if _is_vector_file(tree, join(folder, name))]
-    unnamed = [name for name in files if name not in known]
+    files = {name for name in names if _is_vector_file(tree, join(folder, name))}
+    unnamed = sorted(files - known)
     if unnamed:
-        more = "…" if len(unnamed) > _NAMED_FOLDERS else ""
-        listed = f"{', '.join(unnamed[:_NAMED_FOLDERS])}{more}"
         code = notices.UNNAMED_VECTORS if len(unnamed) < len(files) else notices.LOST_STATE
-        message = f"{counted(len(unnamed), 'vector file')} of no base that the state names, not read: {listed}"
+        count = counted(len(unnamed), "vector file")
+        message = f"{count} of no base that the state names, not read: {_first_of(unnamed)}"
         yield Notice(code=code, message=message, count=len(unnamed))
 
 

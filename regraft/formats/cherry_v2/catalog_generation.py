@@ -117,11 +117,13 @@ class Tables:
         given, spared = GIVEN[table], _SPARED.get(table, ())
         self.demand(table, [name for name in given if name not in spared and (used is None or name in used)])
         there = self.columns[table]
-        unknown = [name for name, is_needed in there.items() if is_needed and name not in given]
+        self._demand_no_other(table, [name for name, is_needed in there.items() if is_needed and name not in given])
+        return tuple(name for name in given if name in there)
+
+    def _demand_no_other(self, table: str, unknown: list[str]) -> None:
         if unknown:
             what = f"a table {table} that needs {', '.join(unknown)}, and else is that of {self.generation}"
             raise ProfileUnknown(path=self.path, what=what)
-        return tuple(name for name in given if name in there)
 
     def derived(self, model: object) -> Row:
         """Return what a base's row has because of its model (None: it has none), in a generation that keeps it."""

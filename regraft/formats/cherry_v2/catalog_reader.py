@@ -6,7 +6,7 @@ no API key is ever held.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,11 @@ class CatalogProblem(Exception):
 class StoredCatalog:
     """The rows of a catalog in their order; None stands for a table that is not there."""
 
-    bases: list[Row]
+    bases: list[Row] = field(default_factory=list)
     #: By the base's id.
-    items: dict[Any, list[Row]] | None
-    providers: list[Row] | None
-    models: list[Row] | None
+    items: dict[Any, list[Row]] | None = None
+    providers: list[Row] | None = None
+    models: list[Row] | None = None
 
 
 def base_key(row: Row) -> str:

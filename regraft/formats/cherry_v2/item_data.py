@@ -43,11 +43,7 @@ def data_problem(item: Row) -> str | None:
     data = data_of(item)
     if not data:
         return "its data is no JSON object"
-    needed, more = DATA[kind]
-    wrong = [name for name in needed if not isinstance(data.get(name), str)]
-    wrong += [name for name in more if name in data and not isinstance(data[name], str)]
-    # Only what a note holds may be empty: a path or an address has to lead somewhere.
-    wrong += [name for name in needed if name not in ("content", *wrong) and is_blank(data[name])]
+    wrong = _without_text(kind, data)
     if wrong:
         return f"its data has no text for {', '.join(wrong)}"
     if unknown_fields(item):
@@ -55,6 +51,15 @@ def data_problem(item: Row) -> str | None:
     if kind == "note" and utf16_len(data["content"].encode("utf-8", "replace").decode()) > MAX_NOTE_UNITS:
         return f"its content is longer than {MAX_NOTE_UNITS:,} units"
     return None
+
+
+def _without_text(kind: str, data: dict[str, Any]) -> list[str]:
+    """Return the fields of an item's data that should be texts and are none, or are blank ones."""
+    needed, more = DATA[kind]
+    wrong = [name for name in needed if not isinstance(data.get(name), str)]
+    wrong += [name for name in more if not isinstance(data.get(name, ""), str)]
+    # Only what a note holds may be empty: a path or an address has to lead somewhere.
+    return wrong + [name for name in needed if name not in ("content", *wrong) and is_blank(data[name])]
 
 
 def data_damage(item: Row) -> str | None:

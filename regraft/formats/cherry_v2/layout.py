@@ -106,8 +106,7 @@ def find_stores(tree: Tree, inside: str) -> Stores:
         whole = single if isinstance(tree, ZipTree) else f"{tree.path.absolute().as_posix()}/{single}"
         stores, bases = [_store(tree, base_id_of(whole), single)], KNOWLEDGE_FOLDER
     else:
-        below = [join(inside, name) for name in (f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER)]
-        folders = [folder for folder in below if tree.kind(folder) == "folder"] or [inside]
+        folders = _folders_of_bases(tree, inside)
         stores, bases = list(_chosen(tree, folders)), folders[0]
     catalog = _catalog(tree, inside)
     return Stores(
@@ -123,6 +122,11 @@ def find_stores(tree: Tree, inside: str) -> Stores:
 def is_index(tree: Tree, name: str) -> bool:
     """Tell whether a base's file is there; one that nobody may look for counts as there, and cannot be read."""
     return tree.kind(name) == "file" or (name.endswith(INDEX_FILE) and tree.is_denied(name))
+
+
+def _folders_of_bases(tree: Tree, inside: str) -> list[str]:
+    below = [join(inside, name) for name in (f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER)]
+    return [folder for folder in below if tree.kind(folder) == "folder"] or [inside]
 
 
 def _single_names(inside: str) -> tuple[str, ...]:

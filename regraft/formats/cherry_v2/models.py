@@ -119,40 +119,33 @@ class Models:
     def _embedding(self, raw: Any, legacy_base: str) -> ModelChoice:
         named = raw if isinstance(raw, dict) else {}
         unique = unique_model_id(named.get("provider"), named.get("id"))
-        for old in (unique, legacy_base):
-            if old is not None and old in self._word.mapped:
-                self._used.add(old)
-                new = self._word.mapped[old]
-                message = Notice(
-                    code=notices.MODEL_MAPPED, message=f"{unique or 'no model'} is taken as {new}", base=legacy_base
-                )
-                return self._exists(new, {} if new != unique else named, message)
+        mapped = self._mapped(unique, named, legacy_base)
+        if mapped is not None:
+            return mapped
         if unique is None:
             return ModelChoice(
                 problem="the base names no embedding model; its vectors are carried with "
                 f"--map-model '{legacy_base}=PROVIDER::MODEL'"
             )
-        if unique in self._word.recreated:
-            self._used.add(unique)
-            if unique not in self._models:
-                message = Notice(
-                    code=notices.MODEL_RECREATED, message=f"{unique} is re-created, as you said", base=legacy_base
-                )
-                return self._exists(unique, named, message)
-        if unique in self._models or self._all_exist:
+        is_recreated = unique in self._word.recreated
+        self._used.update({unique} & self._word.recreated)
+        if unique in self._models or (self._all_exist and not is_recreated):
             return self._exists(unique, named)
-        if _provider_of(unique) in self._providers:
-            message = Notice(
-                code=notices.MODEL_RECREATED, message=f"{unique} is re-created, its provider exists", base=legacy_base
-            )
-            return self._exists(unique, named, message)
-        is_retired = _provider_of(unique) in RETIRED_PROVIDERS
-        why = "as the application has its provider no more" if is_retired else "and so is the provider"
-        return ModelChoice(
-            problem=f"its embedding model {unique} is gone, {why}; its vectors are carried with "
-            f"--recreate-model '{unique}'",
-            gone=unique,
-        )
+        if is_recreated or _provider_of(unique) in self._providers:
+            message = f"{unique} is re-created, {'as you said' if is_recreated else 'its provider exists'}"
+            return self._exists(unique, named, Notice(code=notices.MODEL_RECREATED, message=message, base=legacy_base))
+        return _gone(unique)
+
+    def _mapped(self, unique: str | None, named: dict[str, Any], legacy_base: str) -> ModelChoice | None:
+        """Return the model that the user named for a model or a base, None where for neither."""
+        for old in (unique, legacy_base):
+            if old is not None and old in self._word.mapped:
+                self._used.add(old)
+                new = self._word.mapped[old]
+                message = f"{unique or 'no model'} is taken as {new}"
+                notice = Notice(code=notices.MODEL_MAPPED, message=message, base=legacy_base)
+                return self._exists(new, {} if new != unique else named, notice)
+        return None
 
     def rerank(self, raw: Any, legacy_base: str) -> ModelChoice:
         """Resolve the rerank model that a base names; a dangling one is cleared."""
@@ -201,6 +194,16 @@ class Models:
         for old in (*self._word.mapped, *sorted(self._word.recreated)):
             if old not in self._used:
                 yield Notice(code=notices.OPTION_UNUSED, message=f"no base uses the model {old}")
+
+
+def _gone(unique: str) -> ModelChoice:
+    is_retired = _provider_of(unique) in RETIRED_PROVIDERS
+    why = "as the application has its provider no more" if is_retired else "and so is the provider"
+    return ModelChoice(
+        problem=f"its embedding model {unique} is gone, {why}; its vectors are carried with "
+        f"--recreate-model '{unique}'",
+        gone=unique,
+    )
 
 
 def _provider_of(unique: str) -> str:

@@ -47,13 +47,11 @@ def read_settings(raw: dict[str, Any]) -> tuple[Settings, list[str]]:
     """Return a base's settings and the names of those fields that v1 had and that are not valid."""
     size = whole_number(raw.get("chunkSize"), minimum=1, text=True)
     overlap = whole_number(raw.get("chunkOverlap"), minimum=0, text=True)
-    threshold = read_number(raw.get("threshold"))
+    threshold = _share(raw.get("threshold"))
     count = whole_number(raw.get("documentCount"), minimum=1, text=True)
     chunk_size = DEFAULT_CHUNK_SIZE if size is None else size
     if overlap is not None and overlap >= chunk_size:
         overlap = None
-    if threshold is not None and not 0 <= threshold <= 1:
-        threshold = None
     found = {"chunkSize": size, "chunkOverlap": overlap, "threshold": threshold, "documentCount": count}
     invalid = [name for name, value in found.items() if value is None and raw.get(name) is not None]
     chunk_overlap = min(DEFAULT_CHUNK_OVERLAP, chunk_size - 1) if overlap is None else overlap
@@ -63,3 +61,9 @@ def read_settings(raw: dict[str, Any]) -> tuple[Settings, list[str]]:
         threshold=None if threshold is None else float(threshold),
         document_count=count,
     ), invalid
+
+
+def _share(raw: Any) -> float | None:
+    """Return a number between 0 and 1, None where it is none."""
+    found = read_number(raw)
+    return found if found is not None and 0 <= found <= 1 else None

@@ -102,14 +102,7 @@ class LevelDb:
             StorageDamaged: the keys are in another order than ``comparator``, or a log cannot be read.
         """
         version = self._version()
-        logs: dict[int, str] = {}
-        for name in self.tree.children(self.folder):
-            if match := _FILE_NAME.fullmatch(name):
-                number, kind = int(match[1]), match[2]
-                if kind == "log":
-                    logs[number] = name
-                elif kind == "ldb" or number not in self._table_names:
-                    self._table_names[number] = name
+        logs = self._find_files()
         if version is None:
             # Which tables count is lost. What was deleted may come back, which is better than nothing at all.
             self._has_manifest = False
@@ -124,6 +117,20 @@ class LevelDb:
             if version.log and version.log not in logs:
                 self.pass_over("log")
         self._logs = [self._copy(logs[number]) for number in sorted(logs)]
+
+    def _find_files(self) -> dict[int, str]:
+        """Note the tables that are there, and return the logs, both by number; ``.ldb`` goes before ``.sst``."""
+        logs: dict[int, str] = {}
+        for name in self.tree.children(self.folder):
+            match = _FILE_NAME.fullmatch(name)
+            if match is None:
+                continue
+            number, kind = int(match[1]), match[2]
+            if kind == "log":
+                logs[number] = name
+            elif kind == "ldb" or number not in self._table_names:
+                self._table_names[number] = name
+        return logs
 
     def scan(
         self,

@@ -68,10 +68,10 @@ class LogReader:
                 if block[at:].strip(b"\0"):
                     self._damage()
                 return
-            if end > len(block) and not self._zeros and _is_cut_off(block, at):
-                self.is_cut_off = True
+            if end > len(block):
+                self._end_within_part(block, at)
                 return
-            if end > len(block) or masked(crc32c.crc32c(block[at + 6 : end])) != checksum:
+            if masked(crc32c.crc32c(block[at + 6 : end])) != checksum:
                 self._damage()
                 return
             if self._zeros:
@@ -82,6 +82,13 @@ class LogReader:
             at = end
         # Between whole records only the end of a whole block is left over, and that is zeros.
         self.is_cut_off = len(block) < BLOCK_BYTES and bool(block[at:].strip(b"\0"))
+
+    def _end_within_part(self, block: bytes, at: int) -> None:
+        """Take a part that reaches past its block as the log's cut-off end, or as damage."""
+        if not self._zeros and _is_cut_off(block, at):
+            self.is_cut_off = True
+        else:
+            self._damage()
 
     def _damage(self) -> None:
         self.passed_over += 1

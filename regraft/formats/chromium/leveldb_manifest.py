@@ -36,6 +36,13 @@ class Version:
     #: Those that were added since an edit last stated the last sequence number.
     undated: set[tuple[int, int]] = field(default_factory=set)
 
+    def exchange(self, removed: list[tuple[int, int]], added: list[tuple[tuple[int, int], TableFile]]) -> None:
+        """Drop tables, then add others."""
+        for place in removed:
+            self.tables.pop(place, None)
+        self.tables.update(added)
+        self.undated.update(place for place, _ in added)
+
     def date(self, last_sequence: int) -> None:
         """Note how new the tables so far can be: an edit states the last sequence number of all that was written."""
         for place in self.undated & self.tables.keys():
@@ -82,10 +89,7 @@ def _apply(version: Version, edit: Bytes) -> None:
             added.append(_added(edit))
         else:
             _pass_over(tag, edit)
-    for place in removed:
-        version.tables.pop(place, None)
-    version.tables.update(added)
-    version.undated.update(place for place, _ in added)
+    version.exchange(removed, added)
     if last_sequence is not None:
         version.date(last_sequence)
 

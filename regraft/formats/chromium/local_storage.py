@@ -74,6 +74,22 @@ class _Entries:
 
 
 def _texts(database: LevelDb, key: str, own: str) -> list[StoredText]:
+    found: list[StoredText] = []
+    problems: dict[str, StorageDamaged] = {}
+    for origin, record in _newest(database, key, own).items():
+        try:
+            found.append(StoredText(origin, _text(record.value or b""), record.sequence))
+        except Malformed as error:
+            problems[origin] = StorageDamaged(f"{database.folder}: the value of {key} of {origin} {error}")
+    if own in problems or (problems and not found):
+        raise problems.get(own) or next(iter(problems.values()))
+    for origin in problems:
+        database.pass_over(f"the value of {origin}")
+    return sorted(found, key=lambda stored: -stored.sequence)
+
+
+def _newest(database: LevelDb, key: str, own: str) -> dict[str, Record]:
+    """Return the newest record of each origin; once that of ``own`` is known, older files need not be read."""
     wanted = _Entries(key)
 
     def origin_of(record: Record) -> str:
@@ -87,18 +103,7 @@ def _texts(database: LevelDb, key: str, own: str) -> list[StoredText]:
         origin = origin_of(record)
         if record.value is not None and (origin not in newest or newest[origin].sequence < record.sequence):
             newest[origin] = record
-    found: list[StoredText] = []
-    problems: dict[str, StorageDamaged] = {}
-    for origin, record in newest.items():
-        try:
-            found.append(StoredText(origin, _text(record.value or b""), record.sequence))
-        except Malformed as error:
-            problems[origin] = StorageDamaged(f"{database.folder}: the value of {key} of {origin} {error}")
-    if own in problems or (problems and not found):
-        raise problems.get(own) or next(iter(problems.values()))
-    for origin in problems:
-        database.pass_over(f"the value of {origin}")
-    return sorted(found, key=lambda stored: -stored.sequence)
+    return newest
 
 
 def _text(value: bytes) -> str:

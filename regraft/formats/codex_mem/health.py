@@ -112,16 +112,22 @@ def incompatible(memory: Memory) -> str | None:
         return f"none of its vectors has its {vectors.meta.dimensions or 'unknown'} dimensions"
     if there and not of_version:
         return "its vectors are of texts that were made by another rule"
-    columns = memory.columns
-    if {"embedding_status", "embedding_model_id"} <= set(columns):
-        row: Any = memory.db.execute(
-            f"""SELECT count(*), total(n.embedding_model_id = ?), min(n.embedding_model_id) FROM {NOTES} n
-                 WHERE n.embedding_status = 'ready' AND {codex_mem_database.eligible(memory.db, "n")}""",
-            (vectors.meta.model_id,),
-        ).fetchone()
-        if row[0] and not row[1]:
-            return f"its vectors are of {vectors.meta.model_id}, those of the notes of {row[2] or 'no model'}"
-    return None
+    return _of_other_model(memory, vectors.meta.model_id)
+
+
+def _of_other_model(memory: Memory, model: str) -> str | None:
+    """Say so where notes that are ready name other models than that of the vectors, all of them."""
+    if not {"embedding_status", "embedding_model_id"} <= set(memory.columns):
+        return None
+    row: Any = memory.db.execute(
+        f"""SELECT count(*), total(n.embedding_model_id = ?), min(n.embedding_model_id) FROM {NOTES} n
+             WHERE n.embedding_status = 'ready' AND {codex_mem_database.eligible(memory.db, "n")}""",
+        (model,),
+    ).fetchone()
+    ready, of_model, other = row
+    if not ready or of_model:
+        return None
+    return f"its vectors are of {model}, those of the notes of {other or 'no model'}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,7 +137,11 @@ def total(counts: Iterable[Counts]) -> Counts:
 
 def fits(held: Held, content_hash: str) -> bool:
     """Tell whether what a sidecar has is a good vector of a text, by its hash."""
-    return held.content_hash == content_hash and held.content_version == CONTENT_VERSION and held.flaw is None
+    return not _is_of_other_text(held, content_hash) and held.flaw is None
+
+
+def _is_of_other_text(held: Held, content_hash: str) -> bool:
+    return held.content_hash != content_hash or held.content_version != CONTENT_VERSION
 
 
 class Notes:
@@ -231,12 +235,13 @@ class Notes:
         # A note that failed has no vector, and the model that failed does not matter.
         if stated == Status.FAILED and metadata.embedding_content_hash in (None, content_hash):
             return Status.FAILED
-        is_moved = held is not None and (held.content_hash != content_hash or held.content_version != CONTENT_VERSION)
-        if stated == Status.READY:
-            if is_moved or not self._agrees(metadata, content_hash):
-                return Status.STALE
-            return Status.READY if held is not None and held.flaw is None else Status.PENDING
-        return Status.STALE if stated == Status.STALE or is_moved else Status.PENDING
+        if stated == Status.STALE or (held is not None and _is_of_other_text(held, content_hash)):
+            return Status.STALE
+        if stated != Status.READY:
+            return Status.PENDING
+        if not self._agrees(metadata, content_hash):
+            return Status.STALE
+        return Status.READY if held is not None and held.flaw is None else Status.PENDING
 
     def _agrees(self, metadata: Metadata, content_hash: str) -> bool:
         """Tell whether a note's metadata are about its present text, and about the sidecar's model if there is one."""

@@ -118,6 +118,12 @@ def read_meta(db: apsw.Connection) -> Meta:
     except apsw.SQLError as error:
         raise SidecarProblem(f"a part of its layout is missing ({error})") from error
     meta = Meta(*row)
+    _demand_own_values(meta)
+    return meta
+
+
+def _demand_own_values(meta: Meta) -> None:
+    """Refuse an identity row with values that regraft does not write."""
     is_length = meta.dimensions is None or (isinstance(meta.dimensions, int) and meta.dimensions > 0)
     if not is_length or not isinstance(meta.model_id, str):
         raise SidecarProblem("its identity row names no model, or no number of dimensions")
@@ -125,7 +131,6 @@ def read_meta(db: apsw.Connection) -> Meta:
     is_dated = isinstance(meta.created_at, str) and all(time is None or isinstance(time, str) for time in times)
     if meta.state not in ("ready", "rebuilding") or not is_dated:
         raise SidecarProblem("its identity row says what regraft does not write")
-    return meta
 
 
 def _demand_schema(db: apsw.Connection) -> None:

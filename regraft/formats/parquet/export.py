@@ -15,7 +15,7 @@ from regraft.base_names import meant
 from regraft.errors import SourceNotMigratable, SourceUnreadable, TargetNotWritable, WrongUsage
 from regraft.formats.cherry_v1 import embedjs
 from regraft.formats.cherry_v1.state import read_state
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.cherry_v2.layout import Store
 from regraft.formats.parquet import columns, legacy, stored
 from regraft.formats.parquet.columns import About, AboutBase, UnitRow
@@ -85,9 +85,7 @@ class Parts:
 
     layout: str
     bases: list[Part]
-    catalog: StoredCatalog = field(
-        default_factory=lambda: StoredCatalog(bases=[], items=None, providers=None, models=None)
-    )
+    catalog: StoredCatalog = field(default_factory=StoredCatalog)
 
     def about(self) -> About:
         """Return the file's metadata.
@@ -95,25 +93,31 @@ class Parts:
         Raises:
             WrongUsage: its bases have vectors of different lengths.
         """
-        lengths = {part.vector_bytes for part in self.bases if part.vector_bytes}
-        if len(lengths) > 1:
-            listed = ", ".join(
-                f"{part.about.id} has {part.vector_bytes // 4}" for part in self.bases if part.vector_bytes
-            )
-            problem = f"one file holds vectors of one length, but the bases differ in dimensions: {listed}"
-            raise WrongUsage(problem=problem, hint="choose bases of one length with --base, and write a file for each")
-        named = {part.about.model for part in self.bases}
-        named |= {(part.about.settings or {}).get("rerank_model_id") for part in self.bases}
-        models = [row for row in self.catalog.models or () if row.get("id") in named]
+        dimensions = self._dimensions()
+        models = self._models()
         keys = {row.get("provider_id") for row in models}
         return About(
             schema=columns.SCHEMA,
             layout=self.layout,
-            dimensions=max(lengths) // 4 if lengths else None,
+            dimensions=dimensions,
             bases=[part.about for part in self.bases],
             models=models,
             providers=[row for row in self.catalog.providers or () if row.get("provider_id") in keys],
         )
+
+    def _dimensions(self) -> int | None:
+        sized = [(part.about.id, part.vector_bytes) for part in self.bases if part.vector_bytes]
+        if len({size for _, size in sized}) > 1:
+            listed = ", ".join(f"{base_id} has {size // 4}" for base_id, size in sized)
+            problem = f"one file holds vectors of one length, but the bases differ in dimensions: {listed}"
+            raise WrongUsage(problem=problem, hint="choose bases of one length with --base, and write a file for each")
+        return sized[0][1] // 4 if sized else None
+
+    def _models(self) -> list[Row]:
+        """Return those of the catalog's models that a base names."""
+        named = {part.about.model for part in self.bases}
+        named |= {(part.about.settings or {}).get("rerank_model_id") for part in self.bases}
+        return [row for row in self.catalog.models or () if row.get("id") in named]
 
 
 def export(
@@ -197,30 +201,37 @@ def _chosen(parts: list[Part], bases: tuple[str, ...]) -> list[Part]:
 
 def _v2_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> Parts:
     stores = source.stores
-    catalog = StoredCatalog(bases=[], items=None, providers=None, models=None)
-    if stores.catalog is not None:
-        try:
-            catalog = read_catalog(keep.enter_context(source.tree.local(stores.catalog, None)))
-        except CatalogProblem as problem:
-            raise SourceUnreadable(path=f"{shown(source.path)}: {stores.catalog}", reason=problem) from problem
+    catalog = _catalog_of(source, keep)
     files = {_id_of(source, store): store.name for store in (*stores.current, *stores.preview)}
     settings = {str(row.get("id")): row for row in catalog.bases}
     ids = [*settings, *(one for one in files if one not in settings)] if stores.is_whole else list(files)
-    parts = []
-    for base_id in ids:
-        row = settings.get(base_id)
-        items = None if catalog.items is None or row is None else catalog.items.get(base_id, [])
-        name = str((row or {}).get("name") or base_id)
-        model = (row or {}).get("embedding_model_id")
-        model = model if isinstance(model, str) else None
-        parts.append(Part(AboutBase(base_id, name, model, None, index=False, settings=row, items=items)))
-    chosen = _chosen(parts, bases)
+    chosen = _chosen([_stored_base(base_id, settings.get(base_id), catalog) for base_id in ids], bases)
     for part in chosen:
         if part.about.id in files:
             _look_into(part, source, files[part.about.id], keep)
         elif source.is_slim:
             part.problem = "a slim backup has neither its texts nor its vectors"
     return Parts("v2", chosen, catalog)
+
+
+def _catalog_of(source: Located, keep: ExitStack) -> StoredCatalog:
+    name = source.stores.catalog
+    if name is None:
+        return StoredCatalog()
+    try:
+        return read_catalog(keep.enter_context(source.tree.local(name, None)))
+    except CatalogProblem as problem:
+        raise SourceUnreadable(path=f"{shown(source.path)}: {name}", reason=problem) from problem
+
+
+def _stored_base(base_id: str, row: Row | None, catalog: StoredCatalog) -> Part:
+    """Return a base by its row in the catalog, None where it has none."""
+    if row is None:
+        return Part(AboutBase(base_id, base_id, None, None, index=False, settings=None, items=None))
+    items = None if catalog.items is None else catalog.items.get(base_id, [])
+    name, model = str(row.get("name") or base_id), row.get("embedding_model_id")
+    model = model if isinstance(model, str) else None
+    return Part(AboutBase(base_id, name, model, None, index=False, settings=row, items=items))
 
 
 def _id_of(source: Located, store: Store) -> str:

@@ -164,6 +164,20 @@ def sources_of(items: list[dict[str, Any]] | None) -> dict[str, str]:
     return found
 
 
+def _units_query(db: apsw.Connection) -> str:
+    texts = ("u.material_id", "m.relative_path", "u.content_hash", "t.embedding_text_hash", "u.unit_id")
+    columns = ", ".join(_text(name) for name in (*texts, "u.title", "u.locator_json"))
+    numbers = ", ".join(_INTEGER.format(f"u.{name}") for name in ("unit_index", "char_start", "char_end"))
+    known = {str(row[1]) for row in db.execute("PRAGMA table_info('search_text')")}
+    order = "t.fts_rowid, t.rowid" if "fts_rowid" in known else "t.rowid"
+    return f"""SELECT {columns}, {numbers}, e.vector_blob, {_SMALL}, CASE WHEN {_IS_LARGE} THEN t.rowid END
+                 FROM search_text t
+           CROSS JOIN search_unit u ON u.unit_id = t.target_id
+                 LEFT JOIN material m ON m.material_id = u.material_id
+                 LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
+                ORDER BY {order}"""
+
+
 def rows(path: Path, base_id: str, found: BaseLook, sources: dict[str, str]) -> Iterator[UnitRow]:
     """Stream the units of an index in the order of ``fts_rowid`` (in the layout's version 1: of their rows).
 
@@ -173,21 +187,10 @@ def rows(path: Path, base_id: str, found: BaseLook, sources: dict[str, str]) -> 
         apsw.Error: damage, found while reading.
     """
     own = set(found.own_content)
-    texts = ("u.material_id", "m.relative_path", "u.content_hash", "t.embedding_text_hash", "u.unit_id")
-    columns = ", ".join(_text(name) for name in (*texts, "u.title", "u.locator_json"))
-    numbers = ", ".join(_INTEGER.format(f"u.{name}") for name in ("unit_index", "char_start", "char_end"))
     with sqlite.reading(path) as db:
         # Units and vectors are looked up by hash, in no order.
         db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
-        known = {str(row[1]) for row in db.execute("PRAGMA table_info('search_text')")}
-        order = "t.fts_rowid, t.rowid" if "fts_rowid" in known else "t.rowid"
-        query = f"""SELECT {columns}, {numbers}, e.vector_blob, {_SMALL}, CASE WHEN {_IS_LARGE} THEN t.rowid END
-                      FROM search_text t
-                CROSS JOIN search_unit u ON u.unit_id = t.target_id
-                      LEFT JOIN material m ON m.material_id = u.material_id
-                      LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
-                     ORDER BY {order}"""
-        for row in db.execute(query):
+        for row in db.execute(_units_query(db)):
             item, place, content_hash, body_hash, unit, title, locator = (
                 None if raw is None else decode_utf8(raw) for raw in row[:7]
             )

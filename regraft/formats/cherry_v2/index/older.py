@@ -108,12 +108,8 @@ def examine(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldIndex:
     tables = {name: _columns(db, "main", name) for name in TABLES}
     counts = {name: _count(db, name) if columns else 0 for name, columns in tables.items()}
     time = _time(db) or now_ms
-    selects: dict[str, tuple[str, ...]] = {}
-    for name, table in TABLES.items():
-        found, wrong = _select(db, name, table, tables[name], counts)
-        problems += wrong
-        if counts[name] and not wrong:
-            selects[name] = found
+    selects, wrong = _selects(db, tables, counts)
+    problems += wrong
     problems += _strangers(db)
     for name, select in selects.items():
         problems += _refused(db, name, select, time)
@@ -153,6 +149,20 @@ def _time(db: apsw.Connection) -> int | None:
     return time if isinstance(time, int) else None
 
 
+def _selects(
+    db: apsw.Connection, tables: dict[str, dict[str, str]], counts: dict[str, int]
+) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Return what the rows of each table that has any are read with, and what is in the way of that."""
+    selects: dict[str, tuple[str, ...]] = {}
+    problems: list[str] = []
+    for name, table in TABLES.items():
+        found, wrong = _select(db, name, table, tables[name], counts)
+        problems += wrong
+        if counts[name] and not wrong:
+            selects[name] = found
+    return selects, problems
+
+
 def _select(
     db: apsw.Connection, name: str, table: Table, columns: dict[str, str], counts: dict[str, int]
 ) -> tuple[tuple[str, ...], list[str]]:
@@ -164,17 +174,22 @@ def _select(
         return (), []
     if not _has_row_ids(db, name):
         return (), [f"the rows of its table {name} have no order"]
-    problems = []
+    found = tuple(column if column in columns else table.fill.get(column, "NULL") for column in table.columns)
+    select = tuple(f"{name}.{what}" if what in columns else what for what in found)
+    return select, list(_wrong_columns(db, name, table, columns))
+
+
+def _wrong_columns(db: apsw.Connection, name: str, table: Table, columns: dict[str, str]) -> Iterator[str]:
+    """Say which columns are not the layout's, as far as that matters to the rows that are there."""
     for column in table.columns:
-        if column not in columns and column not in table.fill:
-            problems.append(f"its column {name}.{column} is missing")
-        elif column in columns and columns[column] != _type(column) and _has_others(db, name, column):
-            problems.append(f"its column {name}.{column} is of another type")
+        if column not in columns:
+            if column not in table.fill:
+                yield f"its column {name}.{column} is missing"
+        elif columns[column] != _type(column) and _has_others(db, name, column):
+            yield f"its column {name}.{column} is of another type"
     for column in columns:
         if column not in (*table.columns, _NUMBER) and _has_any(db, name, column):
-            problems.append(f"its column {name}.{column} is none of the layout's, and holds something")
-    found = tuple(column if column in columns else table.fill.get(column, "NULL") for column in table.columns)
-    return tuple(f"{name}.{what}" if what in columns else what for what in found), problems
+            yield f"its column {name}.{column} is none of the layout's, and holds something"
 
 
 def _type(column: str) -> str:
@@ -227,17 +242,10 @@ def _refused(db: apsw.Connection, name: str, select: tuple[str, ...], time: int)
         found: int = db.execute(sql, values).get
         return found
 
-    for column in table.columns:
-        if column not in table.nullable:
-            found = count(f"SELECT count(*) FROM {rows} WHERE {column} IS NULL")
-            if found:
-                yield f"{counted(found, 'row')} of {name} without {column}"
-    for check in table.checks:
-        if _PATH in check:
-            continue  # a path that is none is damage of its own, which a mend of the new file gives a name
-        found = count(f"SELECT count(*) FROM {rows} WHERE ({check}) IS FALSE")
+    for condition, what in _row_faults(table):
+        found = count(f"SELECT count(*) FROM {rows} WHERE {condition}")
         if found:
-            yield f"{counted(found, 'row')} of {name} of which this does not hold: {check}"
+            yield f"{counted(found, 'row')} of {name} {what}"
     for columns in table.unique:
         key = ", ".join(columns)
         known = " AND ".join(f"{column} IS NOT NULL" for column in columns)
@@ -245,6 +253,17 @@ def _refused(db: apsw.Connection, name: str, select: tuple[str, ...], time: int)
         found = count(f"SELECT count(*) FROM ({doubles})")
         if found:
             yield f"{name} has {counted(found, 'key')} ({key}) more than once"
+
+
+def _row_faults(table: Table) -> Iterator[tuple[str, str]]:
+    """Yield the conditions under which the layout refuses a row, each with what to say of such rows."""
+    for column in table.columns:
+        if column not in table.nullable:
+            yield f"{column} IS NULL", f"without {column}"
+    for check in table.checks:
+        # A path that is none is damage of its own, which a mend of the new file gives a name.
+        if _PATH not in check:
+            yield f"({check}) IS FALSE", f"of which this does not hold: {check}"
 
 
 def _from(place: str, name: str, select: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
@@ -90,6 +90,14 @@ def demand_identity(db: apsw.Connection, path: Path, base_id: str | None) -> Non
         IndexForeign: it is the index of another base.
         apsw.Error: it cannot be read.
     """
+    found = _identity(db, path)
+    if base_id is not None and found != base_id:
+        advice = "give the index of that base's own folder"
+        raise IndexForeign(path=path, found=found, base=base_id, advice=advice)
+
+
+def _identity(db: apsw.Connection, path: Path) -> Any:
+    """Return the id that an index of the layout's own version says it is of."""
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_schema")}
     missing = [name for name in (*_TABLES, *_TRIGGERS) if name not in names]
     # The version goes first: a file of another one may well have other tables.
@@ -98,9 +106,7 @@ def demand_identity(db: apsw.Connection, path: Path, base_id: str | None) -> Non
         raise IndexVersionUnknown(path=path, found=row[0], known=schema.SCHEMA_VERSION)
     if missing or row is None:
         raise IndexIncomplete(path=path, missing=", ".join(missing) or "the identity row")
-    if base_id is not None and row[1] != base_id:
-        advice = "give the index of that base's own folder"
-        raise IndexForeign(path=path, found=row[1], base=base_id, advice=advice)
+    return row[1]
 
 
 class _Changed(Exception):

@@ -148,8 +148,7 @@ def _put_units(db: apsw.Connection, new: Rebuild) -> None:
 
 def _put_embeddings(db: apsw.Connection, new: Rebuild) -> None:
     """Insert those vectors that a body of the material names and the file does not have; the stored one stays."""
-    wanted = dict.fromkeys(unit.embedding_text_hash for unit in new.units)
-    vectors = {key: new.embeddings[key] for key in wanted if key in new.embeddings}
+    vectors = _named_vectors(new)
     if not vectors:
         return
     expected = vector_bytes(db) or len(next(iter(vectors.values())))
@@ -160,6 +159,11 @@ def _put_embeddings(db: apsw.Connection, new: Rebuild) -> None:
         "INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
         ((key, vector, new.now_ms) for key, vector in vectors.items()),
     )
+
+
+def _named_vectors(new: Rebuild) -> dict[str, bytes]:
+    wanted = dict.fromkeys(unit.embedding_text_hash for unit in new.units)
+    return {key: new.embeddings[key] for key in wanted if key in new.embeddings}
 
 
 def vector_bytes(db: apsw.Connection) -> int | None:

@@ -24,6 +24,17 @@ _COUNTS = {
 }
 
 
+#: Every body with its unit and its vector; ``same_embedding`` says how the vector is found.
+_BODIES = f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
+                     CASE WHEN octet_length(t.text) <= {LARGE_BYTES} THEN t.text END,
+                     t.embedding_text_hash, e.vector_blob, t.rowid, t.fts_rowid
+                FROM search_text t
+                LEFT JOIN search_unit u ON u.rowid = t.rowid AND +u.unit_id = t.target_id
+                LEFT JOIN embedding e ON {{same_embedding}} = t.embedding_text_hash
+               ORDER BY t.rowid"""
+_SAME_ROW, _SAME_HASH = "e.rowid = t.rowid AND +e.embedding_text_hash", "e.embedding_text_hash"
+
+
 def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes: int | None) -> None:
     """Check counts, coverage, offsets, ids, blob lengths and the digest over (text hash, vector bytes).
 
@@ -71,19 +82,10 @@ def _read_back(
     they are then read in that order instead of being looked up by their hashes, in none.
     """
     digest = hashlib.blake2b(digest_size=32)
-    vectors = "e.rowid = t.rowid AND" if in_order else ""
-    rows = db.execute(
-        f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
-                  CASE WHEN octet_length(t.text) <= {LARGE_BYTES} THEN t.text END,
-                  t.embedding_text_hash, e.vector_blob, t.rowid, t.fts_rowid
-             FROM search_text t
-             LEFT JOIN search_unit u ON u.rowid = t.rowid AND +u.unit_id = t.target_id
-             LEFT JOIN embedding e ON {vectors} {"+" if in_order else ""}e.embedding_text_hash = t.embedding_text_hash
-            ORDER BY t.rowid"""
-    )
     content = _Content(db)
     without_vector = iter(bare)
     next_bare = next(without_vector, None)
+    rows = db.execute(_BODIES.format(same_embedding=_SAME_ROW if in_order else _SAME_HASH))
     for material, content_hash, index, start, end, unit, text, body_hash, vector, rowid, number in rows:
         is_bare = number == next_bare
         if is_bare:
@@ -91,7 +93,7 @@ def _read_back(
         demand_body(vector is not None or is_bare, "a body has no vector")
         demand_body(unit is not None and rowid == number, "a body has no unit, or its row number is out of step")
         fits = isinstance(vector, bytes) and len(vector) == vector_bytes
-        demand_body(fits or (is_bare and vector is None), "a vector has another length")
+        demand_body(fits or vector is None, "a vector has another length")
         demand_body(unit == identity.unit_id(material, content_hash, index, start, end), "a unit's id is wrong")
         raw = hashlib.sha256()
         pieces = stored(db, "search_text", "text", rowid) if text is None else (text.encode(),)

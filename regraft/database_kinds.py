@@ -1,0 +1,39 @@
+"""What a SQLite file is, by the tables that it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from regraft.errors import SourceUnrecognised
+from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_v2.layout import PROFILE_DATABASE
+from regraft.formats.codex_mem import database as codex_mem_database
+from regraft.kinds import Kind
+from regraft.text import shown
+
+
+def kind_by_tables(path: Path, tables: set[str]) -> Kind:
+    """Return what a SQLite file is, by its tables.
+
+    Raises:
+        SourceUnrecognised: none of the known kinds.
+    """
+    if tables >= codex_mem_database.MARKS:
+        return Kind.CODEX_MEM
+    if libsql.TABLE in tables and libsql.look(path).layout is libsql.Layout.PREVIEW:
+        return Kind.PREVIEW
+    if "search_unit" in tables:
+        return Kind.INDEX
+    if "vectors" in tables:
+        return Kind.V1_VECTORS
+    if "knowledge_base" in tables:
+        return Kind.V2_PROFILE if path.name == PROFILE_DATABASE else Kind.LIBRARY
+    raise SourceUnrecognised(path=path, found=_other_database(path))
+
+
+def _other_database(path: Path) -> str:
+    """Say what a SQLite file is that is none of the known kinds."""
+    notes = codex_mem_database.database_of(path)
+    if notes is not None and notes.is_file():
+        return f"the vectors of {shown(notes)}: give that"
+    return "a SQLite file with none of the known tables"
