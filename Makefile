@@ -17,7 +17,7 @@ help:
 	@echo "make test     run the tests against the installed package"
 	@echo "make test-all run all tests, the slow ones too, in random order (tens of minutes)"
 	@echo "make browser  install what the tests with a real Chromium need besides it (npm)"
-	@echo "make lint     ruff and mypy --strict"
+	@echo "make lint     ruff, mypy --strict, and how hard the code is to read"
 	@echo "make docs     render the generated parts of the docs anew"
 	@echo "make bench    measure against the floor (minutes)"
 	@echo "make clean    remove what these commands made"
@@ -77,6 +77,7 @@ lint: $(VENV)/.linting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m benchmarks.figures
 
 docs: $(VENV)/.testing
 	$(BIN)/cog -r docs/*.md README.md README.zh.md docs/zh/*.md
