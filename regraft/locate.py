@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import shown
 from regraft.tree import FolderTree, Tree, ZipTree, join, notices_of, open_tree
+
+logger = logging.getLogger(__name__)
 
 CATALOG_FILE = cherry_v2_layout.CATALOG_FILE
 PROFILE_DATABASE = cherry_v2_layout.PROFILE_DATABASE
@@ -121,6 +124,7 @@ def located(path: Path, kind: Kind | None = None) -> Iterator[Located]:
             raise
         found_there = f"the application's settings name {shown(moved)} for its data, which is no profile"
         raise SourceUnrecognised(path=path, found=found_there) from error
+    logger.info("%s is read as %s%s", path, found.kind.value, "" if kind is None else ", as asked for")
     try:
         yield _with_stores(found, kind)
     finally:

@@ -8,6 +8,7 @@ so a file is opened ``immutable``, or, where a log or journal with content lies 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 import struct
@@ -23,6 +24,8 @@ from regraft import areas, guarding, links
 from regraft.boundary_errors import JournalNamesAnother
 from regraft.ledger import durable
 from regraft.text import decode_utf8
+
+logger = logging.getLogger(__name__)
 
 #: How long a writer waits for another one, in ms.
 BUSY_TIMEOUT_MS = 5_000
@@ -241,6 +244,7 @@ def _unwritten(path: Path, work: Path | None) -> Iterator[tuple[str, int, tuple[
     real = links.real_path(path)
     _demand_file(real)
     while beside := companions(real):
+        logger.info("%s is read from a copy: %s lies beside it", real, beside[0].name)
         with durable.temporary_folder(work) as folder:
             copy = folder / "copy.sqlite"
             durable.copy_file(real, copy)

@@ -6,6 +6,7 @@ Pure, like the draft. What a dry run prints is this very plan. Rules: ``docs/rul
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 
@@ -34,6 +35,8 @@ from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import counted
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["BasePlan", "ItemPlan", "MaterialPlan", "Rows", "TakenPaths", "plan_base"]
 
@@ -70,6 +73,10 @@ def plan_base(
         vector_bytes=vector_bytes or 0,
         carry_text=carry_text and not unreadable,
         max_content=MAX_CONTENT_BYTES,
+    )
+    logger.info(
+        "base %s: %s items, %s rows in its vector file, %s bytes to a vector, error: %s",
+        *(draft.id, len(draft.items), survey.rows, vector_bytes, terms.error),
     )
     planner = _Planner(draft, survey, terms, problem, taken)
     return planner.plan(hints or Hints(), unreadable=unreadable)

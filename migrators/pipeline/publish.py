@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
 from regraft.ledger import durable
 from regraft.ledger.ledger import FOLDER, Entry, Ledger, Step
 from regraft.locate import CATALOG_FILE
+
+logger = logging.getLogger(__name__)
 
 PUBLISH = "publish"
 #: Publishing where an earlier base of the same id stands, which waits aside until its successor is recorded.
@@ -68,6 +71,7 @@ class Target:
     def recover(self, ledger: Ledger) -> None:
         """Finish or give up every intent of an earlier run that was killed, then remove what it left."""
         for step in ledger.open_steps():
+            logger.info("an earlier run was stopped while it wrote %s; that is settled", step.subject)
             if step.subject == REPORT:
                 ledger.drop(step)
             elif step.subject == CATALOG:
@@ -101,6 +105,7 @@ class Target:
         base_id = base.record.base.id
         final, old = base_folder(self.path, base_id), self.replaced / base_id
         action = REPLACE if final.exists() else PUBLISH
+        logger.info("base %s: %s", base_id, action)
         step = ledger.intend(base_id, action, pack(base, fingerprint), (msgspec.json.encode(item) for item in items))
         if step.action == REPLACE:
             durable.make_folders(self.replaced)

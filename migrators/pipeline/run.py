@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,6 +30,8 @@ from regraft.report.progress import Progress, stage
 from regraft.room import demand_room
 from regraft.text import path_text
 from regraft.tree import notices_of
+
+logger = logging.getLogger(__name__)
 
 COMMAND = "migrate"
 
@@ -70,6 +73,7 @@ class _MigrationRun(LibraryRun[BaseJob]):
         jobs = jobs_for(self.source, table, self.works, place.path, place.staging, now_ms)
         count = processes(jobs, self.options.jobs)
         rows = sum(job.plan.units for job in jobs)
+        logger.info("%s bases are carried by %s processes", len(jobs), count)
         # Closed at once when publishing fails, so that no process goes on writing meanwhile.
         with (
             stage(self.progress, "Carrying", rows),
@@ -226,6 +230,7 @@ def _publish(place: Target, ledger: Ledger, done: Done) -> Outcome:
     if kept is not None:
         # Damage of the source that only carrying found: what stands is better.
         durable.remove_tree(place.staging / done.work.draft.id)
+        logger.info("base %s: damage of the source shows; what stands in the target is kept", done.work.draft.id)
         return report.unchanged(kept)
     outcome = report.carried(done)
     base_id = done.work.draft.id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.report.progress import Progress, stage
 from regraft.tree import join
+
+logger = logging.getLogger(__name__)
 
 #: Changes when the same input makes different output: an earlier run's bases are then carried anew.
 WRITER = 4
@@ -222,17 +225,21 @@ class BasePlanner:
 
     def _look(self, position: int, draft: BaseDraft, entry: Entry | None) -> BaseJob:
         if entry is None:
+            logger.info("base %s: no earlier run of this target carried it", draft.id)
             # Without an earlier run to compare with, files need not be read whole: that waits until there is room.
             return self._plan(position, draft, "", None, self._options)
         mark, known = fingerprint(self._source, draft), read_entry(entry)
         is_same = entry.fingerprint == mark
         if not still_there(self._target, draft.id, known):
+            logger.info("base %s: what an earlier run wrote is gone; it is carried anew", draft.id)
             return self._plan(position, draft, mark, known, self._options)
         is_same = is_same and not _other_wish(known, self._options)
         # A vector file on disk that could not be read is tried again: what was in the way may be gone.
         is_again = known.record.base.error == notices.MISSING_STORE and not self._source.is_archive
         if is_same and not is_again:
+            logger.info("base %s: unchanged since an earlier run", draft.id)
             return BaseJob(position, draft, mark, unchanged=known)
+        logger.info("base %s: its source or what is wanted of it changed since an earlier run", draft.id)
         # Texts that came along once are not taken away again.
         carry_text = self._options.carry_text or known.has_bare_texts
         planned = self._plan(position, draft, mark, known, replace(self._options, carry_text=carry_text))

@@ -12,7 +12,7 @@ import migrators
 from migrators.parquet import import_files
 from regraft import clock
 from regraft.cli.library import asking, tell
-from regraft.cli.options import PATH, fail_on_option, time_of
+from regraft.cli.options import PATH, fail_on_option, time_of, verbose_option
 from regraft.cli.output import reports_errors
 from regraft.report import progress
 
@@ -31,7 +31,7 @@ def _called_import(command: Callable[..., None]) -> Callable[..., None]:
 @fail_on_option
 @click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before a run that leaves something behind.")
-@click.option("-v", "--verbose", count=True, help="Say every note; -vv shows where an error came from.")
+@verbose_option
 @click.option("-q", "--quiet", is_flag=True, help="No plan, no progress; only the result.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @reports_errors

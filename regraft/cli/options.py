@@ -12,6 +12,7 @@ import click
 
 import migrators
 from regraft import links
+from regraft.cli import decisions
 from regraft.errors import ModelOptionInvalid
 from regraft.kinds import Kind
 
@@ -55,6 +56,21 @@ def _follow_links(context: click.Context, _parameter: click.Parameter, value: bo
     context.with_resource(links.followed(value))
 
 
+def _show_decisions(context: click.Context, _parameter: click.Parameter, value: int) -> int:
+    if value > 1:
+        context.with_resource(decisions.shown())
+    return value
+
+
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    count=True,
+    callback=_show_decisions,
+    help="Say every note; -vv shows what was decided and where an error came from.",
+)
+
+
 def output_options(command: F) -> F:
     """Add what every command takes: how much it says, in which form, and what a path is."""
     for option in (
@@ -67,7 +83,7 @@ def output_options(command: F) -> F:
         ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
         click.option("-q", "--quiet", is_flag=True, help="No plan, no progress; only the result."),
-        click.option("-v", "--verbose", count=True, help="Say every note; -vv shows where an error came from."),
+        verbose_option,
         click.option(
             "--kind",
             type=click.Choice([kind.value for kind in Kind]),

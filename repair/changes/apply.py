@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
 import time
@@ -20,6 +21,8 @@ from regraft.ledger.values import TRASH, UNDO, WORK, FileDetail, Recorded, RowsD
 from repair.changes import changesets, files, incremental
 from repair.changes.copies import back_up, copy_database
 from repair.changes.plan import Change, FileChange, RowsChange
+
+logger = logging.getLogger(__name__)
 
 #: Bases that are built and wait for their vectors (``docs/restore.md``).
 RESTORING = "restoring"
@@ -245,6 +248,7 @@ def recover(root: Path, ledger: Ledger) -> bool:
     """
     found = ledger.changes.open_changes()
     for change in reversed(found):
+        logger.info("an earlier run was stopped while it changed %s; that is settled", change.path)
         settle = _settle_rows if change.means == "rows" else _settle_file
         settle(root, ledger, change)
     ledger.stop_runs()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -49,6 +50,8 @@ from repair.changes.apply import ChangeExecutor
 from repair.changes.plan import Plan
 from repair.changes.store import Store, demand_quiet, recognised, recognised_after
 
+logger = logging.getLogger(__name__)
+
 Planner = Callable[[Store], Plan]
 Document = dict[str, Any]
 #: What fails where a pipe, a file or a link in a circle stands in the place of a folder, or a folder in that of a file.
@@ -87,6 +90,7 @@ def run_command(
         run = Run(command=command, dry_run=dry_run, source_kind=store.found.kind.value, source=path)
         if dry_run:
             plan = _planned(store, planner)
+            logger.info("nothing is written: only the plan was asked for")
             run.end()
             return document(store, run, plan, None)
         demand_quiet(store)

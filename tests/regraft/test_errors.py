@@ -793,7 +793,7 @@ def test_errors_are_what_a_caller_would_catch(kind: type[RegraftError], standard
 def asserted_codes() -> set[str]:
     """Return every text in the tests' code: an error's name is there where a test asserts that code."""
     found: set[str] = set()
-    for path in HERE.glob("test_*.py"):
+    for path in HERE.rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.add(node.value)
