@@ -10,6 +10,8 @@ import html as html_module
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 from regraft import __version__, areas, clock, links
@@ -26,91 +28,13 @@ _START = (
 _START_BYTES = 200
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
-_STYLE = """
-:root { --paper: #fff; --ground: #f4f6f7; --ink: #15212b; --soft: #556371; --line: #dce2e7; --track: #dfe5ea;
-  --carried: #1b7f5c; --bare: #2f7fb5; --restored: #7fcbb0; --left: #8794a1; --skipped: #c2650f; --other: #e3a45d;
-  --error: #b42318; --warning: #8a5200; --note: #45596c; }
-@media screen and (prefers-color-scheme: dark) {
-  :root { color-scheme: dark; --paper: #161d24; --ground: #0e1318; --ink: #e5ebf0; --soft: #9dacb9; --line: #2a353f;
-    --track: #303c47; --carried: #3fb488; --bare: #6cb2e0; --restored: #a5e3cd; --left: #71808e; --skipped: #e08a3a;
-    --other: #8f5a23; --error: #ff8a7a; --warning: #efb45c; --note: #a9bccd; } }
-* { box-sizing: border-box; }
-html { -webkit-text-size-adjust: 100%; background: var(--ground); }
-body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; color: var(--ink);
-  margin: 0 auto; max-width: 64rem; padding: 2.5rem 1.25rem 3rem; overflow-wrap: anywhere;
-  font-variant-numeric: tabular-nums; }
-p { margin: .35rem 0; }
-h1 { font-size: 1.75rem; line-height: 1.2; letter-spacing: -.015em; margin: .15rem 0 .5rem; }
-h2 { font-size: 1.15rem; line-height: 1.3; margin: 0 0 .25rem; }
-h3 { font-size: 1rem; line-height: 1.4; margin: 0; }
-code { font: .875em/1.4 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
-.brand { font-weight: 700; font-size: .8rem; letter-spacing: .12em; text-transform: uppercase; color: var(--carried); }
-.lead { font-size: 1.1rem; } .soft { color: var(--soft); font-size: .9rem; }
-section { background: var(--paper); border: 1px solid var(--line); border-radius: .75rem; margin-top: 1.25rem;
-  padding: 1.25rem 1.4rem 1.4rem; }
-.tiles { display: flex; flex-wrap: wrap; justify-content: space-between; gap: .6rem 2rem; margin: 1.5rem 0 0;
-  background: var(--paper); border: 1px solid var(--line); border-radius: .75rem; padding: .9rem 1.4rem 1rem; }
-.tiles dt { color: var(--soft); font-size: .85rem; }
-.tiles dd { margin: 0; font-size: 1.35rem; font-weight: 600; line-height: 1.25; white-space: nowrap; }
-.error { color: var(--error); } .warning { color: var(--warning); } .note { color: var(--note); }
-.badge { display: inline-block; border: 1px solid currentColor; border-radius: 1rem; font-size: .75rem;
-  font-weight: 600; line-height: 1.35; padding: 0 .55rem; margin-right: .4rem; vertical-align: .1em; }
-h2 + svg.bar { margin: .8rem 0 .3rem; }
-svg.bar { display: block; width: 100%; height: .875rem; border-radius: .25rem; shape-rendering: crispEdges; }
-svg.bar .track { fill: var(--track); } svg.columns { display: block; width: 100%; height: 4.5rem; }
-rect.carried, rect.covered, rect.column { fill: var(--carried); } rect.bare { fill: var(--bare); }
-rect.restored { fill: var(--restored); }
-rect.left { fill: var(--left); } rect.skipped { fill: var(--skipped); } rect.other { fill: var(--other); }
-rect.error { fill: var(--error); } rect.warning { fill: var(--warning); } rect.note { fill: var(--note); }
-svg.swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: .15rem; margin-right: .35rem; }
-.rows { margin-top: .9rem; display: grid; gap: .7rem; }
-.row { display: grid; grid-template-columns: 10.5rem 1fr 15rem; gap: .1rem 1rem; align-items: center; }
-.number { text-align: right; font-size: .925rem; white-space: nowrap; }
-.number small { color: var(--soft); font-size: .925rem; margin-right: .6rem; } .row .legend { grid-column: 2 / -1; }
-.legend { list-style: none; margin: 0; padding: 0; display: flex; flex-wrap: wrap; gap: 0 1.1rem; font-size: .85rem; }
-.label { font-weight: 600; white-space: nowrap; } .label code { color: var(--soft); font-weight: 400; }
-.finding { padding-top: 1rem; } .finding + .finding { border-top: 1px solid var(--line); margin-top: 1rem; }
-.finding .row { grid-template-columns: minmax(16rem, auto) 1fr 11rem; margin-bottom: .3rem; }
-.finding svg.bar { height: .5rem; }
-.many { display: grid; grid-template-columns: repeat(auto-fill, minmax(13rem, 1fr)); gap: 1.4rem 1.5rem;
-  margin-top: .9rem; }
-figure { margin: 0; } figcaption { font-size: .85rem; margin-top: .2rem; }
-.axis { display: grid; grid-template-columns: 1fr 1fr 1fr; border-top: 1px solid var(--soft); color: var(--soft);
-  font-size: .75rem; line-height: 1.5; }
-.axis :nth-child(2) { text-align: center; } .axis :last-child { text-align: right; }
-table { border-collapse: collapse; width: 100%; margin-top: .7rem; font-size: .925rem; }
-th, td { padding: .45rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-th { color: var(--soft); font-size: .8rem; font-weight: 600; } tr:last-child td { border-bottom: 0; }
-td .label { font-size: .95rem; }
-th:first-child, td:first-child { padding-left: 0; } th:last-child, td:last-child { padding-right: 0; }
-td.n, th.n { text-align: right; white-space: nowrap; }
-summary { cursor: pointer; color: var(--soft); font-size: .9rem; margin-top: .9rem; }
-footer { color: var(--soft); font-size: .85rem; margin-top: 1.5rem; }
-@media screen and (max-width: 52rem) {
-  body { padding: 1.25rem .75rem 2rem; } h1 { font-size: 1.45rem; } section { padding: 1rem; }
-  .tiles { display: grid; grid-template-columns: 1fr 1fr; padding: .9rem 1rem; } .tiles dd { font-size: 1.2rem; }
-  .row, .finding .row { grid-template-columns: 1fr auto; gap: .2rem 1rem; } .row > svg { grid-row: 2; }
-  .row > svg, .row .legend { grid-column: 1 / -1; } .none { display: none; }
-  .number { white-space: normal; }
-  thead { display: none; } table, tbody, tr { display: block; }
-  tr { border-bottom: 1px solid var(--line); padding: .6rem 0; } tr:last-child { border-bottom: 0; }
-  td, td.n { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0; text-align: right;
-    white-space: normal; }
-  td[data-label]::before { content: attr(data-label); color: var(--soft); flex: none; font-size: .85rem; }
-  td.wide { display: block; text-align: left; } td.wide::before { display: none; }
-}
-@media print {
-  @page { margin: 14mm; }
-  html { background: none; font-size: 13px; } body { margin: 0; max-width: none; padding: 0; font-size: 1rem; }
-  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-  section { border: 0; border-top: 1px solid var(--line); border-radius: 0; padding: .9rem 0 0; }
-  .row, .finding, .tiles, figure, tr { break-inside: avoid; } h2, h2 + p, h3 { break-after: avoid; }
-  th, td { padding: .25rem .45rem; } details { display: none; }
-}
-"""
-
 #: A part of a bar: the class that gives its colour, what it is, and how much.
 Part = tuple[str, str, int]
+
+
+@cache
+def _style() -> str:
+    return (files(__package__) / "style.css").read_text("utf-8")
 
 
 # --- words ---------------------------------------------------------------------------------------------------------
@@ -224,7 +148,7 @@ def document(command: str, title: str, lead: str, body: Iterable[str], foot: str
     return (
         f'{_START.format(command)}{__version__}">\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{text(title)}</title>\n<style>\n{_style()}</style>\n</head>\n<body>\n"
         f'<header>\n<p class="brand">regraft</p>\n<h1>{text(title)}</h1>\n<p class="lead">{text(lead)}</p>\n</header>\n'
         + "\n".join(filter(None, body))
         + f"\n<footer>{foot} regraft {text(__version__)}.</footer>\n</body>\n</html>\n"
