@@ -15,6 +15,11 @@ class OtherRowsChanged(RegraftError, RuntimeError):
     was taken back, see regraft check and mend that first."""
 
 
+class RowsMayBeRefused(RegraftError, ValueError):
+    """{path}: {index} is an index that the layout does not have and that can refuse new rows of {table}; nothing was
+    begun, drop it first."""
+
+
 class StoppedAtDamage(RegraftError, ValueError):
     """{path}: stopped at damage ({reason}); what was done before is whole ({finished}), see regraft check; regraft undo
     takes it back."""

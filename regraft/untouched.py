@@ -15,7 +15,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft.schema_errors import OtherRowsChanged, SchemaForeign
+from regraft.schema_errors import OtherRowsChanged, RowsMayBeRefused, SchemaForeign
 from regraft.sqlite import quoted
 
 #: What FTS5 keeps a full-text index in.
@@ -33,6 +33,8 @@ _CARRYING = {
 }
 #: What SQLite calls the number of a row, where no column is called so.
 ROW_NUMBERS = {"rowid", "_rowid_", "oid"}
+#: The number of a column of an index that is an expression.
+_EXPRESSION = -2
 _IDLE = {"NO ACTION", "RESTRICT"}
 _COMMENT = re.compile(r"/\*.*?(\*/|$)|--[^\n]*", re.DOTALL)
 _CONFLICT = re.compile(r"\bON\s+CONFLICT\b", re.IGNORECASE)
@@ -71,6 +73,22 @@ def demand_own_rules(db: apsw.Connection, path: Path, tables: Collection[str]) -
             what = _wrong_with(db, table, statement, own)
             if what is not None:
                 raise SchemaForeign(path=path, what=what)
+
+
+def demand_open_to_rows(db: apsw.Connection, path: Path, table: str) -> None:
+    """Refuse a table with an index that can refuse a row: a unique one besides the key, or one of what is worked out.
+
+    Only for tables whose layout has no such index.
+
+    Raises:
+        RowsMayBeRefused
+        apsw.Error: the file is damaged.
+    """
+    for _, name, is_unique, origin, is_partial in db.execute(f"PRAGMA index_list({quoted(table)})").fetchall():
+        columns = db.execute(f"PRAGMA index_xinfo({quoted(str(name))})").fetchall()
+        is_worked_out = any(column == _EXPRESSION for _, column, *_ in columns)
+        if origin != "pk" and (is_unique or is_partial or is_worked_out):
+            raise RowsMayBeRefused(path=path, index=str(name), table=table)
 
 
 def _wrong_with(db: apsw.Connection, table: str, statement: str, own: set[str]) -> str | None:

@@ -290,5 +290,6 @@ def opened(
         untouched.demand_own_rules(db, database, (codex_mem_database.NOTES,))
         if side is not None:
             untouched.demand_own_rules(side, place, (sidecar.TABLE,))
+            untouched.demand_open_to_rows(side, place, sidecar.TABLE)
         scratch = stack.enter_context(sqlite.scratch())
         yield NotesScope(db, side, scratch, name=project, label=label, model_id=model_id, growing=growing)

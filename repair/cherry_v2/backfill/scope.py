@@ -180,6 +180,7 @@ def opened(
     Raises:
         IndexIncomplete, IndexVersionUnknown, IndexForeign: it is not the index of that base in the current layout.
         SchemaForeign: its vectors cannot be written without changing other rows.
+        RowsMayBeRefused: a new vector may be refused.
         apsw.Error, OSError, ValueError: it cannot be read, or is damaged.
     """
     with ExitStack() as stack:
@@ -194,6 +195,7 @@ def opened(
         opening.demand_identity(db, path, base_id if is_placed else None)
         # What could not be written is not to be paid for.
         untouched.demand_own_rules(db, path, ("embedding",))
+        untouched.demand_open_to_rows(db, path, "embedding")
         yield IndexScope(db, name=base_id, label=label or base_id, dimensions=dimensions, growing=growing)
 
 

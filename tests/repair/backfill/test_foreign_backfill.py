@@ -45,6 +45,31 @@ def test_a_trigger_never_runs(store: Path, server: FaultServer, config: Path, na
     assert contents(store) == before
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE UNIQUE INDEX more ON embedding (created_at)",
+        "CREATE INDEX more ON embedding (abs(created_at))",
+        "CREATE INDEX more ON embedding (created_at) WHERE abs(created_at) > 0",
+    ],
+)
+def test_an_index_that_can_refuse_a_vector_is_refused_before_anything_is_sent(
+    store: Path, server: FaultServer, config: Path, statement: str
+) -> None:
+    """The second vector of one moment has the time of the first: a unique index of times would refuse it."""
+    run_sql(index(store), "UPDATE embedding SET created_at = rowid", statement)
+    before = contents(store)
+    for dry_run in (True, False):
+        done = backfill(store, config, *(("--dry-run",) if dry_run else ()))
+        assert (done.status, done.document["error"]["code"]) == (2, "RowsMayBeRefused")
+        assert "more is an index that the layout does not have" in done.stderr
+    assert contents(store) == before
+    assert server.requests == []
+    run_sql(index(store), "DROP INDEX more")
+    assert backfill(store, config).status <= 1
+    assert server.requests != []
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_written_is_not_paid_for(store: Path, server: FaultServer, config: Path, name: str) -> None:
     run_sql(index(store), *REFUSED[name])
