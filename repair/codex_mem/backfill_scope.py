@@ -226,10 +226,12 @@ class NotesScope:
         found = {}
         for start in sorted({low + (high - low) * place // count for place in range(count)}):
             query = f"SELECT note_id, vector FROM {sidecar.TABLE} WHERE rowid >= ? ORDER BY rowid LIMIT 1"
-            near: Any = self._side.execute(query, (start,)).fetchone()
-            note = self._notes.of([near[0]]).get(near[0])
-            if note is not None and note.status is Status.READY:
-                found[note.text] = near[1]
+            # A damaged file may have no row where it says that one is.
+            near: list[Any] = self._side.execute(query, (start,)).fetchall()
+            for note_id, vector in near:
+                note = self._notes.of([note_id]).get(note_id)
+                if note is not None and note.status is Status.READY:
+                    found[note.text] = vector
         return list(found.items())
 
 

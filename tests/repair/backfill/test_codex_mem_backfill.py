@@ -314,6 +314,20 @@ def test_a_link_leads_to_the_database(store: Path, config: Path, tmp_path: Path)
     assert (link.is_symlink(), held(store)) == (True, {})
 
 
+def test_a_sidecar_that_hides_its_rows_gives_no_sample(store: Path, server: FaultServer, config: Path) -> None:
+    """Damage in a page above the rows: the highest number is there, and looking from there on finds nothing."""
+    fill(store, config)
+    with sqlite.reading(database.sidecar_of(store)) as side:
+
+        class Damaged:
+            def execute(self, query: str, *values: Any) -> Any:
+                return side.execute("SELECT 500, 900" if "min(rowid)" in query else query, *values)
+
+        scope = object.__new__(NotesScope)
+        scope._side = Damaged()
+        assert scope.sample(8) == []
+
+
 def test_a_sidecar_that_is_none_is_refused(store: Path, config: Path) -> None:
     database.sidecar_of(store).write_bytes(b"something else")
     with untouched(store.parent):
