@@ -1,15 +1,70 @@
-"""What every JSON document of regraft begins with: version, command, source, target and run."""
+"""What every JSON document of regraft begins with: version, command, source, target and run.
+
+A command's result is a :class:`Report` of its own; :func:`encoded` makes its JSON document at the edge.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from regraft import __version__, clock
 from regraft.text import path_text
 
 #: The version of the documents' shape.
 SCHEMA = 1
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """Which regraft made a document, and in what shape; ``schema`` is :data:`SCHEMA`."""
+
+    version: str
+    command: str
+    schema: int
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """One end of a command, its source or its target: what kind of thing it is, and where."""
+
+    kind: str | None
+    path: str
+
+
+class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: its id, and when it began and ended (ISO 8601, UTC; None: not yet)."""
+
+    id: str
+    started_at: str | None
+    finished_at: str | None
+    dry_run: bool
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What every document begins with."""
+
+    regraft: Program
+    source: End | None
+    target: End | None
+    run: RunTimes
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """The result of a command: what all have in common; each command's own has its fields beside it."""
+
+    head: Head
+
+
+def encoded(report: msgspec.Struct) -> dict[str, Any]:
+    """Return the JSON document of a report (``docs/commands.md``): the fields of its head, then its own.
+
+    Fields that are ``UNSET`` are left out.
+    """
+    document: dict[str, Any] = msgspec.to_builtins(report)
+    head = document.pop("head", {})
+    return {**head, **document}
 
 
 @dataclass(kw_only=True)
@@ -30,20 +85,33 @@ class Run:
         """Take the time at which the run ends."""
         self.finished_at = clock.now_ms()
 
-    def document(self) -> dict[str, object]:
+    def head(self) -> Head:
         """Return the head of the run's document."""
-        return {
-            "regraft": {"version": __version__, "command": self.command, "schema": SCHEMA},
-            "source": _end(self.source_kind, self.source),
-            "target": _end(self.target_kind, self.target),
-            "run": {
-                "id": self.id,
-                "started_at": None if self.started_at is None else clock.iso_time(self.started_at),
-                "finished_at": None if self.finished_at is None else clock.iso_time(self.finished_at),
-                "dry_run": self.dry_run,
-            },
-        }
+        return Head(
+            regraft=Program(version=__version__, command=self.command, schema=SCHEMA),
+            source=_end(self.source_kind, self.source),
+            target=_end(self.target_kind, self.target),
+            run=RunTimes(
+                id=self.id,
+                started_at=_time(self.started_at),
+                finished_at=_time(self.finished_at),
+                dry_run=self.dry_run,
+            ),
+        )
+
+    def document(self) -> dict[str, object]:
+        """Return the head of the run's document as JSON has it."""
+        document: dict[str, object] = msgspec.to_builtins(self.head())
+        return document
 
 
-def _end(kind: str | None, path: Path | None) -> dict[str, object] | None:
-    return None if path is None else {"kind": kind, "path": path_text(path)}
+def _end(kind: str | None, path: Path | None) -> End | None:
+    if path is None:
+        return None
+    return End(kind=kind, path=path_text(path))
+
+
+def _time(milliseconds: int | None) -> str | None:
+    if milliseconds is None:
+        return None
+    return clock.iso_time(milliseconds)
