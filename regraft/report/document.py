@@ -62,7 +62,7 @@ def encoded(report: msgspec.Struct) -> dict[str, Any]:
 
     Fields that are ``UNSET`` are left out.
     """
-    document: dict[str, Any] = msgspec.to_builtins(report)
+    document: dict[str, Any] = msgspec.to_builtins(report, builtin_types=(bytes,))
     head = document.pop("head", {})
     return {**head, **document}
 
