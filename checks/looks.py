@@ -1,16 +1,165 @@
-"""What a first look says of all of its bases together."""
+"""What a first look at a store finds: its bases, what holds their vectors, and how healthy they seem.
+
+Every kind of store says it with these. Fields that a kind does not have stay ``UNSET`` and are in no document.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET, Struct, UnsetType
 
-def problems_of(bases: Iterable[dict[str, Any]]) -> list[str]:
+from regraft.report.progress import human_bytes
+from regraft.text import LONGEST_NAME, counted, one_line, shown
+
+
+class VectorFileLook(Struct, frozen=True, kw_only=True):
+    """A vector file of v1 or of a preview build; ``lengths`` counts its vectors by their dimensions."""
+
+    rows: int
+    loaders: int
+    dimensions: int | None
+    lengths: dict[str, int]
+    text_bytes: int
+    bytes: int
+
+    def line(self) -> str:
+        """Return what is in it, for a person."""
+        return _store_line(f"{self.rows:,} rows", self.dimensions, self.bytes)
+
+
+class IndexLook(Struct, frozen=True, kw_only=True):
+    """A v2 index; ``stale`` counts materials of no item, None where no catalog tells the items."""
+
+    #: Whatever the file says, of any type.
+    schema_version: Any
+    base_id: Any
+    materials: int
+    units: int
+    embeddings: int
+    dimensions: int | None
+    bodies: int
+    missing: int
+    orphan_embeddings: int
+    orphan_contents: int
+    orphan_bodies: int
+    coverage: float | None
+    orphans: int
+    stale: int | None
+    bytes: int
+
+    def line(self) -> str:
+        """Return what is in it, for a person."""
+        parts = f"{self.materials:,} materials, {self.units:,} units, {self.embeddings:,} embeddings"
+        return _store_line(parts, self.dimensions, self.bytes)
+
+    def coverage_lines(self) -> Iterator[str]:
+        """Yield how well its texts are covered."""
+        if self.coverage is not None:
+            yield f"  {'coverage':<11} {self.coverage:.2%}"
+        yield f"  {'orphans':<11} {self.orphans}"
+        if self.stale is not None:
+            yield f"  {'stale':<11} {self.stale}"
+
+
+class MaterialLook(Struct, frozen=True, kw_only=True):
+    """A material of an index; ``utf16_units`` is how far its last unit reaches."""
+
+    id: str
+    path: str
+    source: str | None
+    units: int
+    utf16_units: int
+
+    def line(self) -> str:
+        """Return it as a line for a person."""
+        name = self.path
+        # A folder's file has its own id for a path: its source is what a person knows it by.
+        if self.path == self.id and self.source:
+            name = self.source
+        return f"    {counted(self.units, 'unit'):>10}  {one_line(name)}"
+
+
+class BaseLook(Struct, frozen=True, kw_only=True):
+    """A base, or what a store of another system is divided into; what a catalog says of it may be of any type."""
+
+    id: Any
+    name: Any
+    status: Any = UNSET
+    error: Any = UNSET
+    model: Any = UNSET
+    items: dict[str, int] | UnsetType = UNSET
+    store: VectorFileLook | IndexLook | UnsetType | None
+    problem: str | None
+    materials: list[MaterialLook] | UnsetType = UNSET
+
+    def lines(self, *, verbose: bool) -> Iterator[str]:
+        """Yield what a person is told of it."""
+        yield name_line(self.id, self.name)
+        if self.status:
+            error = f": {self.error}" if self.error else ""
+            yield f"  status      {self.status}{error}"
+        if self.model:
+            yield f"  model       {self.model}"
+        if self.items:
+            yield f"  items       {', '.join(f'{count:,} {name}' for name, count in self.items.items())}"
+        if self.store:
+            yield f"  {self.store.line()}"
+        if isinstance(self.store, IndexLook) and (verbose or self.store.coverage != 1):
+            yield from self.store.coverage_lines()
+        if self.materials:
+            yield from (material.line() for material in self.materials)
+        if self.problem:
+            yield f"  problem     {self.problem}"
+        yield ""
+
+
+class HealthLook(Struct, frozen=True, kw_only=True):
+    """How healthy a store seems as a whole; None is what cannot be told, or has no meaning there."""
+
+    coverage: float | None = None
+    orphans: int | None = None
+    stale: int | None = None
+    bytes: int
+    problems: list[str]
+    notes: list[str] | UnsetType = UNSET
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a person is told of the whole, before the sums."""
+        yield from ()
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a first look comes to."""
+
+    bases: list[BaseLook]
+    health: HealthLook
+
+
+def name_line(base_id: object, name: object) -> str:
+    """Return the line that a base's lines begin with."""
+    return f"{one_line(str(name), LONGEST_NAME)}  ({shown(base_id, LONGEST_NAME)})"
+
+
+def _store_line(parts: str, dimensions: int | None, size: int) -> str:
+    if dimensions:
+        parts = f"{parts} × {dimensions} dimensions"
+    return f"vectors     {parts}, {human_bytes(size)}"
+
+
+def problems_of(bases: Iterable[BaseLook]) -> list[str]:
     """Return the problems of bases, each with its base's name."""
-    return [f"{base['name']}: {base['problem']}" for base in bases if base["problem"]]
+    return [f"{base.name}: {base.problem}" for base in bases if base.problem]
 
 
-def bytes_of(bases: Iterable[dict[str, Any]]) -> int:
+def bytes_of(bases: Iterable[BaseLook]) -> int:
     """Return the size of those files of bases that could be looked at."""
-    return sum(base["store"]["bytes"] for base in bases if base["store"])
+    return sum(base.store.bytes for base in bases if base.store)
+
+
+def by_dimensions(lengths: dict[int, int]) -> dict[str, int]:
+    """Return how many vectors there are of how many dimensions, by their lengths in bytes."""
+    return {str(length // 4): count for length, count in lengths.items()}

@@ -1,4 +1,4 @@
-"""Who audits which kind of store: one function for each, all of one form."""
+"""How each kind of store is looked at and audited: one adapter for each system, all of one form."""
 
 from __future__ import annotations
 
@@ -6,47 +6,84 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from checks.angel_memory import audit as angel_memory_audit
+from checks.angel_memory import inspect as angel_memory_inspect
 from checks.audit.findings import Audit
 from checks.audit.options import CheckOptions, CommandLine
+from checks.cherry_preview import inspect as cherry_preview_inspect
+from checks.cherry_v1 import inspect as cherry_v1_inspect
 from checks.cherry_v2 import audit as cherry_v2_audit
+from checks.cherry_v2 import inspect as cherry_v2_inspect
 from checks.codex_mem import audit as codex_mem_audit
+from checks.codex_mem import inspect as codex_mem_inspect
+from checks.looks import Look
+from regraft import systems
 from regraft.base_names import meant
-from regraft.errors import BaseUnknown
-from regraft.kinds import Kind
-from regraft.locate import Located
-from regraft.system_errors import ProjectUnknown
+from regraft.kinds import PREVIEW_SOURCES, SYSTEMS, Kind
+from regraft.located import Located
+from regraft.report.progress import Progress
 
 
-@dataclass(frozen=True)
-class Auditor:
-    """How a kind of store is audited.
+@dataclass(frozen=True, kw_only=True)
+class Checks:
+    """What can be told of the stores of a system without writing."""
 
-    ``audit`` never raises for what is in the data, and gives command lines where it can make them. ``bases`` returns
-    the ids by which a user can choose a part of the store: of bases, or of what has their place in another system.
-    """
+    #: Looks at a store, and never raises for what is in the data but where all of its state is unreadable.
+    inspect: Callable[[Located, Progress], Look]
+    #: Audits it, and never raises for what is in the data; with command lines where it can make them. None: a source
+    #: that is migrated is audited by a plan of its migration.
+    audit: Callable[[Located, CheckOptions, CommandLine | None], Audit] | None = None
+    #: Returns the ids by which a user can choose a part of the store.
+    part_ids: Callable[[Located], Sequence[str]] = lambda _: ()
+    #: Returns the ids of the parts by what else chooses one of them, such as its name.
+    ids_by_name: Callable[[Located], Mapping[str, str]] = lambda _: {}
 
-    audit: Callable[[Located, CheckOptions, CommandLine | None], Audit]
-    bases: Callable[[Located], Sequence[str]]
-    #: What else chooses one of them, such as its name.
-    names: Callable[[Located], Mapping[str, str]] = lambda _: {}
 
-
-_V2 = Auditor(cherry_v2_audit.audit, cherry_v2_audit.base_ids)
-AUDITORS: dict[Kind, Auditor] = {
+_V1 = Checks(inspect=cherry_v1_inspect.look)
+_PREVIEW = Checks(inspect=lambda found, _: cherry_preview_inspect.look(found))
+_V2 = Checks(
+    inspect=lambda found, _: cherry_v2_inspect.look(found),
+    audit=cherry_v2_audit.audit,
+    part_ids=cherry_v2_audit.base_ids,
+)
+CHECKS: dict[Kind, Checks] = {
+    **dict.fromkeys(Kind, _V1),
+    **dict.fromkeys(PREVIEW_SOURCES, _PREVIEW),
     **dict.fromkeys(cherry_v2_audit.AUDITED, _V2),
-    Kind.CODEX_MEM: Auditor(codex_mem_audit.audit, codex_mem_audit.base_ids, codex_mem_audit.ids_by_name),
-    Kind.ANGEL_MEMORY: Auditor(angel_memory_audit.audit, angel_memory_audit.bases),
+    Kind.CODEX_MEM: Checks(
+        inspect=lambda found, _: codex_mem_inspect.look(found),
+        audit=codex_mem_audit.audit,
+        part_ids=codex_mem_audit.base_ids,
+        ids_by_name=codex_mem_audit.ids_by_name,
+    ),
+    Kind.ANGEL_MEMORY: Checks(
+        inspect=lambda found, _: angel_memory_inspect.look(found),
+        audit=angel_memory_audit.audit,
+    ),
 }
+#: Kinds that are audited as they are.
+AUDITED = frozenset(kind for kind, checks in CHECKS.items() if checks.audit is not None)
+
+
+def look(found: Located, progress: Progress) -> Look:
+    """Look at any store.
+
+    Raises:
+        BrokenJson, SourceUnreadable: its state cannot be read.
+    """
+    return CHECKS[found.kind].inspect(found, progress)
 
 
 def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
-    """Check a store of one of the :data:`AUDITORS`' kinds, in a folder, without writing anything."""
-    return AUDITORS[found.kind].audit(found, options, command_line)
+    """Check a store of one of the kinds that are :data:`AUDITED`, in a folder, without writing anything."""
+    run = CHECKS[found.kind].audit
+    if run is None:
+        raise ValueError(f"{found.kind} is audited by a plan of its migration")
+    return run(found, options, command_line)
 
 
 def base_ids(found: Located) -> Sequence[str]:
     """Return the ids by which a user can choose a part of a store."""
-    return AUDITORS[found.kind].bases(found)
+    return CHECKS[found.kind].part_ids(found)
 
 
 def chosen_bases(found: Located, words: Sequence[str]) -> tuple[str, ...]:
@@ -57,13 +94,14 @@ def chosen_bases(found: Located, words: Sequence[str]) -> tuple[str, ...]:
     """
     if not words:
         return ()
-    if AUDITORS[found.kind] is _V2:
+    if found.kind not in SYSTEMS:
         names_there = cherry_v2_audit.base_names(found)
         return tuple(meant(word, names_there) for word in words)
-    known = base_ids(found)
-    ids = {**AUDITORS[found.kind].names(found), **{one: one for one in known}}
+    checks = CHECKS[found.kind]
+    known = checks.part_ids(found)
+    ids = {**checks.ids_by_name(found), **{one: one for one in known}}
     for word in words:
         if word not in ids:
-            unknown = ProjectUnknown if found.kind is Kind.CODEX_MEM else BaseUnknown
+            unknown = systems.system_of(found.kind).part_unknown
             raise unknown(base=word, known=", ".join(known) or "none")
     return tuple(ids[word] for word in words)

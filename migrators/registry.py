@@ -11,6 +11,7 @@ from migrators.pipeline import run
 from migrators.pipeline.options import Options
 from migrators.pipeline.session import Migration
 from migrators.pipeline.source import Pipeline
+from regraft import systems
 from regraft.errors import SourceNotMigratable
 from regraft.kinds import NAMES, V1_SOURCES, Kind
 from regraft.locate import Located
@@ -24,8 +25,7 @@ _ADVICE = {
     Kind.LIBRARY: "it is in the v2 layout already",
     Kind.BASE: "it is in the v2 layout already",
     Kind.INDEX: "it is in the v2 layout already",
-    Kind.CODEX_MEM: "it is no knowledge base of the application; regraft backfill gives its notes vectors",
-    Kind.ANGEL_MEMORY: "it is no knowledge base of the application; regraft reconcile keeps its vectors right",
+    **{system.kind: system.migrate_advice for system in systems.every()},
     Kind.PREVIEW_LIBRARY: "no store of a preview build is in it",
 }
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from regraft import systems
 from regraft.errors import SourceUnrecognised
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_v2.layout import PROFILE_DATABASE
-from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.kinds import Kind
-from regraft.text import shown
 
 
 def kind_by_tables(path: Path, tables: set[str]) -> Kind:
@@ -18,8 +17,9 @@ def kind_by_tables(path: Path, tables: set[str]) -> Kind:
     Raises:
         SourceUnrecognised: none of the known kinds.
     """
-    if tables >= codex_mem_database.MARKS:
-        return Kind.CODEX_MEM
+    for system in systems.every():
+        if system.has_tables(tables):
+            return system.kind
     if libsql.TABLE in tables and libsql.look(path).layout is libsql.Layout.PREVIEW:
         return Kind.PREVIEW
     if "search_unit" in tables:
@@ -33,7 +33,5 @@ def kind_by_tables(path: Path, tables: set[str]) -> Kind:
 
 def _other_database(path: Path) -> str:
     """Say what a SQLite file is that is none of the known kinds."""
-    notes = codex_mem_database.database_of(path)
-    if notes is not None and notes.is_file():
-        return f"the vectors of {shown(notes)}: give that"
-    return "a SQLite file with none of the known tables"
+    described = (system.describe(path) for system in systems.every())
+    return next(filter(None, described), "a SQLite file with none of the known tables")

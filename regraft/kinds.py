@@ -47,8 +47,12 @@ NAMES = {
 }
 #: Kinds of v2 data that are changed in place.
 V2_STORES = (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE)
-#: Kinds of other systems, whose vectors follow a database.
-SYSTEMS = (Kind.CODEX_MEM, Kind.ANGEL_MEMORY)
+#: Kinds of other systems, each with the module that tells what its stores are (:class:`regraft.system.System`).
+SYSTEM_MODULES = {
+    Kind.CODEX_MEM: "regraft.formats.codex_mem.system",
+    Kind.ANGEL_MEMORY: "regraft.formats.angel_memory.system",
+}
+SYSTEMS = tuple(SYSTEM_MODULES)
 #: Kinds whose state and vector files can be migrated.
 V1_SOURCES = (Kind.V1_BACKUP, Kind.V1_BACKUP_6, Kind.V1_PROFILE, Kind.V1_EXPORT, Kind.V1_KNOWLEDGE)
 #: Kinds that are migrated, too. Bases of preview builds in a v2 library, profile or backup are migrated out of it.

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from regraft import areas, sqlite
-from regraft.formats.angel_memory import database
+from regraft import areas, sqlite, systems
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
-from regraft.formats.codex_mem import database as codex_mem_database
-from regraft.kinds import Kind
+from regraft.kinds import SYSTEMS
 from regraft.ledger import ledger
 from regraft.locate import Located
 
@@ -82,11 +80,10 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _names(found: Located) -> Iterator[str]:
-    if found.kind is Kind.CODEX_MEM:
-        yield from _databases(found.path.name, codex_mem_database.sidecar_of(found.path).name)
-        return
-    if found.kind is Kind.ANGEL_MEMORY:
-        yield from _angel_names(found.tree.path)
+    if found.kind in SYSTEMS:
+        system = systems.system_of(found.kind)
+        yield from _databases(*system.databases(found))
+        yield from system.files(found)
         return
     stores = found.stores
     # What lies behind a link is not seen, and nothing seems to be there.
@@ -107,13 +104,6 @@ def _of_library(root: Path, bases: str, catalog: str | None) -> Iterator[str]:
     for folder in _entries(root / bases):
         base = PurePosixPath(bases, folder.name)
         yield from (str(base / layout.RAW_FOLDER), *_databases(str(base / layout.INDEX_FILE)))
-
-
-def _angel_names(root: Path) -> Iterator[str]:
-    yield from _databases(database.DATABASE, database.FILE_INDEX)
-    yield database.STATE
-    for folder in database.provider_folders(root):
-        yield from _databases(folder.database.relative_to(root).as_posix())
 
 
 def _entries(folder: Path) -> list[Path]:

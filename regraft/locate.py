@@ -6,18 +6,17 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
 
-from regraft import links, sqlite
+from regraft import sqlite, systems
 from regraft.database_kinds import kind_by_tables
 from regraft.errors import ProfileAmbiguous, RegraftError, SourceNotFound, SourceUnreadable, SourceUnrecognised
 from regraft.formats import json_text
-from regraft.formats.angel_memory import database as angel_memory_database
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_v1 import profile as cherry_v1_profile
 from regraft.formats.cherry_v1 import state as cherry_v1_state
@@ -34,10 +33,9 @@ from regraft.formats.cherry_v1.layout import (
 )
 from regraft.formats.cherry_v2 import layout as cherry_v2_layout
 from regraft.formats.cherry_v2 import pack
-from regraft.formats.cherry_v2.layout import Stores
-from regraft.formats.codex_mem import database as codex_mem_database
-from regraft.kinds import NAMES, V1_SOURCES, V2_LAYOUTS, Kind
+from regraft.kinds import NAMES, SYSTEMS, V1_SOURCES, V2_LAYOUTS, Kind
 from regraft.ledger import ledger
+from regraft.located import Located as Located  # noqa: PLC0414 - callers find it here, too
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import shown
@@ -63,47 +61,6 @@ _REDUX_FILES = (
 _PROFILES = ("", "data", "Data", BROWSER_PROFILE)
 #: What a slim backup has not, and every other one has as far as the profile had it.
 _NOT_SLIM = ("IndexedDB", "Local Storage", f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", f"{DATA_FOLDER}/Files")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Located:
-    """A recognised path: its kind, the tree to read it from, and where a v1 source keeps its state."""
-
-    kind: Kind
-    path: Path
-    tree: Tree
-    places: StatePlaces = field(default_factory=StatePlaces)
-    #: The backup's own version number, where it states one.
-    version: int | None = None
-    #: What is worth saying about how it was found.
-    notices: tuple[Notice, ...] = ()
-    #: The stores of v2 and of preview builds.
-    stores: Stores = field(default_factory=Stores)
-    #: Of a backup: whether it is a slim one, which has the database and neither indexes nor files of its bases.
-    is_slim: bool = False
-    #: Members of an archive that could not be extracted, each with the reason.
-    damaged: Mapping[str, str] = field(default_factory=dict)
-    #: The SHA-256, in hex, of the members of a pack that were extracted.
-    digests: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def profile(self) -> Path | None:
-        """Return the folder of a live profile, which an application may be writing to."""
-        if self.is_archive:
-            return None
-        if self.kind is Kind.V2_PROFILE:
-            return self.tree.path
-        return None if self.places.profile is None else self.tree.path / self.places.profile
-
-    @property
-    def v1_left(self) -> bool:
-        """Tell whether a v2 profile still has what v1 kept its state in: ``--kind v1-profile`` reads that."""
-        return self.kind is Kind.V2_PROFILE and self.tree.kind(LOCAL_STORAGE) == "folder"
-
-    @property
-    def is_archive(self) -> bool:
-        """Tell whether members have to be extracted before a program can open them."""
-        return isinstance(self.tree, ZipTree)
 
 
 @contextmanager
@@ -209,10 +166,10 @@ def _of_a_system(path: Path, kind: Kind | None) -> Located | None:
     """Recognise a store of another system."""
     # Why nobody can look there is said by who looks next.
     with contextlib.suppress(OSError):
-        if kind in (None, Kind.CODEX_MEM) and (database := codex_mem_database.database_in(path)) is not None:
-            return _codex_mem(database)
-        if kind in (None, Kind.ANGEL_MEMORY) and (root := angel_memory_database.root_of(path)) is not None:
-            return Located(kind=Kind.ANGEL_MEMORY, path=root, tree=FolderTree(root))
+        for system in systems.those_of(kind):
+            store = system.store_at(path)
+            if store is not None:
+                return system.located(store)
     return None
 
 
@@ -445,12 +402,6 @@ def _json_file(path: Path, kind: Kind | None) -> Located:
     return Located(kind=recognised, path=path, tree=tree, places=file_places(tree, "", **{state: path.name}))
 
 
-def _codex_mem(database: Path) -> Located:
-    # What lies beside it, or takes its place, does so where the file itself is.
-    real = links.real_path(database) if database.is_symlink() else database
-    return Located(kind=Kind.CODEX_MEM, path=real, tree=FolderTree(real.parent))
-
-
 def _database(path: Path, kind: Kind | None) -> Located:
     try:
         with sqlite.reading(path) as db:
@@ -465,8 +416,8 @@ def _database(path: Path, kind: Kind | None) -> Located:
     recognised = kind_by_tables(path, tables)
     if kind not in (None, recognised):
         raise SourceUnrecognised(path=path, found=f"{NAMES[recognised]}, not {NAMES[kind]}")
-    if recognised is Kind.CODEX_MEM:
-        return _codex_mem(path)
+    if recognised in SYSTEMS:
+        return systems.system_of(recognised).located(path)
     if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):
         folder = cherry_v2_layout.profile_of(path.absolute().parent) if recognised is Kind.V2_PROFILE else path.parent
         return Located(kind=recognised, path=folder, tree=FolderTree(folder, path))
@@ -475,8 +426,9 @@ def _database(path: Path, kind: Kind | None) -> Located:
 
 def _unread_database(path: Path, kind: Kind | None) -> Located | None:
     """Return what a file that cannot be read is by the user's word, or by its name."""
-    if kind is Kind.CODEX_MEM or (kind is None and path.name == codex_mem_database.FILE):
-        return _codex_mem(path)
+    for system in systems.those_of(kind):
+        if kind is system.kind or system.has_name(path):
+            return system.located(path)
     if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW):
         return Located(kind=kind, path=path, tree=FolderTree(path.parent, path))
     return None

@@ -4,22 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import apsw
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from checks.angel_memory.audit import size_of
 from checks.angel_memory.providers import Providers, entries_of, providers
 from checks.angel_memory.vectors import Differences, differences
+from checks.looks import HealthLook, Look
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.chroma import ChromaProblem
 from regraft.formats.angel_memory.database import AngelProblem
-from regraft.locate import Located
+from regraft.located import Located
 from regraft.report.progress import human_bytes
 from regraft.text import counted
 
-Look = tuple[list[dict[str, Any]], dict[str, Any]]
 _PROBLEMS = (AngelProblem, ChromaProblem, OSError, apsw.Error, UnicodeDecodeError)
+
+
+class ProviderLook(Struct, frozen=True, kw_only=True):
+    """The folder of a provider; ``vectors`` is None where it has no collection of notes."""
+
+    provider: str
+    vectors: int | None
+    bytes: int
+    use: str
+
+    def line(self) -> str:
+        """Return it as a line for a person."""
+        vectors = "no collection of notes" if self.vectors is None else counted(self.vectors, "vector")
+        return f"provider {self.provider} ({self.use}): {vectors}, {human_bytes(self.bytes)}"
+
+
+class AngelHealthLook(HealthLook, frozen=True, kw_only=True):
+    """What is in a data folder, and how healthy it seems."""
+
+    records: int | UnsetType
+    tags: int | UnsetType
+    vectors: int | None
+    providers: list[ProviderLook]
+
+    def lines(self) -> Iterator[str]:
+        """See :class:`HealthLook`."""
+        if self.records is not UNSET and self.tags is not UNSET:
+            records, tags = counted(self.records, "record"), counted(self.tags, "tag")
+            yield f"{records}, {tags}, {human_bytes(self.bytes)}."
+        for one in self.providers:
+            yield one.line()
 
 
 def look(source: Located) -> Look:
@@ -27,11 +58,12 @@ def look(source: Located) -> Look:
     root = source.tree.path
     problems: list[str] = []
     texts: dict[str, str] | None = None
-    numbers: dict[str, Any] = {}
+    records: int | UnsetType = UNSET
+    tags: int | UnsetType = UNSET
     try:
         with database.reading(root) as db:
             texts = dict(database.vector_texts(db))
-            numbers = {"records": database.record_count(db), "tags": database.tag_count(db)}
+            records, tags = database.record_count(db), database.tag_count(db)
     except _PROBLEMS as error:
         problems.append(f"{database.DATABASE}: {error}")
     used = providers(root)
@@ -41,21 +73,25 @@ def look(source: Located) -> Look:
     if used.is_changed and texts:
         problems.append(f"the provider in use is {used.in_use and used.in_use.name}: its vectors are still to be made")
     folders = _folders(root, used)
-    health = {
-        **numbers,
-        **_vector_health(found, len(texts or ())),
-        "providers": folders,
-        "bytes": size_of(root / database.CENTER) + sum(folder["bytes"] for folder in folders),
-        "problems": problems,
-    }
-    return [], health
-
-
-def _vector_health(found: Differences | None, texts: int) -> dict[str, Any]:
-    if found is None:
-        return {"vectors": None, "coverage": None, "orphans": 0, "stale": 0}
-    coverage = 1 - len(found.missing) / texts if texts else None
-    return {"vectors": found.count, "coverage": coverage, "orphans": len(found.orphans), "stale": len(found.stale)}
+    health = AngelHealthLook(
+        orphans=0,
+        stale=0,
+        bytes=size_of(root / database.CENTER) + sum(folder.bytes for folder in folders),
+        problems=problems,
+        records=records,
+        tags=tags,
+        vectors=None,
+        providers=folders,
+    )
+    if found is not None:
+        health = structs.replace(
+            health,
+            coverage=1 - len(found.missing) / len(texts) if texts else None,
+            orphans=len(found.orphans),
+            stale=len(found.stale),
+            vectors=found.count,
+        )
+    return Look([], health)
 
 
 def _differences(used: Providers, texts: dict[str, str] | None, problems: list[str]) -> Differences | None:
@@ -68,26 +104,15 @@ def _differences(used: Providers, texts: dict[str, str] | None, problems: list[s
         return None
 
 
-def _folders(root: Path, used: Providers) -> list[dict[str, Any]]:
+def _folders(root: Path, used: Providers) -> list[ProviderLook]:
     """Return every provider's folder with how many vectors of notes it has, its size, and what it is."""
     leftovers = {folder.name for folder in used.leftovers}
-
-    def use(name: str) -> str:
-        if used.in_use is not None and name == used.in_use.name:
-            return "in use"
-        return "left over" if name in leftovers else "of the last sync"
-
-    return [
-        {"provider": one.name, "vectors": entries_of(one), "bytes": size_of(one.path), "use": use(one.name)}
-        for one in database.provider_folders(root)
-    ]
-
-
-def told(health: dict[str, Any]) -> Iterator[str]:
-    """Return what there is, as lines for a person."""
-    if "records" in health:
-        records, tags = counted(health["records"], "record"), counted(health["tags"], "tag")
-        yield f"{records}, {tags}, {human_bytes(health['bytes'])}."
-    for one in health["providers"]:
-        vectors = "no collection of notes" if one["vectors"] is None else counted(one["vectors"], "vector")
-        yield f"provider {one['provider']} ({one['use']}): {vectors}, {human_bytes(one['bytes'])}"
+    looks = []
+    for one in database.provider_folders(root):
+        use = "of the last sync"
+        if used.in_use is not None and one.name == used.in_use.name:
+            use = "in use"
+        elif one.name in leftovers:
+            use = "left over"
+        looks.append(ProviderLook(provider=one.name, vectors=entries_of(one), bytes=size_of(one.path), use=use))
+    return looks

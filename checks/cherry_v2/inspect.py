@@ -8,22 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+from msgspec import UNSET, structs
 
 from checks.cherry_preview import inspect as cherry_preview_inspect
 from checks.cherry_v2 import findings as v2
-from checks.looks import bytes_of, problems_of
+from checks.looks import (
+    BaseLook,
+    HealthLook,
+    IndexLook,
+    Look,
+    MaterialLook,
+    VectorFileLook,
+    bytes_of,
+    problems_of,
+)
 from regraft import sqlite
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.kinds import Kind
-from regraft.locate import INDEX_FILE, Located
+from regraft.locate import INDEX_FILE
+from regraft.located import Located
 from regraft.pending import pending_in
 from regraft.text import counted, lenient_text
+from regraft.unpacking import on_disk
 
 _SLIM = "a slim backup: it has the rows of its bases, and neither their indexes nor their files"
 
-Look = tuple[list[dict[str, Any]], dict[str, Any]]
+Store = VectorFileLook | IndexLook
 
 _COUNTS = {
     "materials": "SELECT count(*) FROM material",
@@ -44,33 +56,32 @@ _COUNTS = {
 
 
 def look(source: Located) -> Look:
-    """Look at a library, a profile, one base folder or one index file."""
-    if source.kind is Kind.INDEX:
-        bases = [_one_base(source, source.path)]
-    elif source.kind is Kind.BASE:
-        bases = [_one_base(source, source.path / INDEX_FILE)]
-    else:
-        bases = _library(source)
-    health = {**_health(bases), "problems": list(_problems(source, bases))}
+    """Look at a library, a profile, one base folder or one index file; an archive is unpacked first."""
+    with on_disk(source, raw=False) as unpacked:
+        if source.kind is Kind.INDEX:
+            bases = [_one_base(unpacked, unpacked.path)]
+        elif source.kind is Kind.BASE:
+            bases = [_one_base(unpacked, unpacked.path / INDEX_FILE)]
+        else:
+            bases = _library(unpacked)
+        return Look(bases, _health(unpacked, bases))
+
+
+def _health(source: Located, bases: list[BaseLook]) -> HealthLook:
+    read = [base.store for base in bases if isinstance(base.store, IndexLook)]
+    bodies = sum(store.bodies for store in read)
     notes = [*_stale_copy(source), *_slim(source)]
-    return bases, {**health, "notes": notes} if notes else health
+    return HealthLook(
+        coverage=_share(bodies - sum(store.missing for store in read), bodies),
+        orphans=sum(store.orphans for store in read),
+        stale=sum(store.stale or 0 for store in read),
+        bytes=bytes_of(bases),
+        problems=list(_problems(source, bases)),
+        notes=notes or UNSET,
+    )
 
 
-def _health(bases: list[dict[str, Any]]) -> dict[str, Any]:
-    read = [base["store"] for base in bases if base["store"] and "bodies" in base["store"]]
-
-    def total(count: str) -> int:
-        return sum(store[count] or 0 for store in read)
-
-    return {
-        "coverage": _share(total("bodies") - total("missing"), total("bodies")),
-        "orphans": total("orphans"),
-        "stale": total("stale"),
-        "bytes": bytes_of(bases),
-    }
-
-
-def _problems(source: Located, bases: list[dict[str, Any]]) -> Iterator[str]:
+def _problems(source: Located, bases: list[BaseLook]) -> Iterator[str]:
     yield from _pending(source)
     yield from (f"{name} cannot be read: {reason}" for name, reason in source.damaged.items())
     yield from problems_of(bases)
@@ -95,18 +106,25 @@ def _stale_copy(source: Located) -> Iterator[str]:
         yield f"{v2.STALE_COPY}: {source.stores.stale_copy} is a left-over of a beta; the live database is {live}"
 
 
-def _one_base(source: Located, index: Path) -> dict[str, Any]:
+def _one_base(source: Located, index: Path) -> BaseLook:
     """Look at one base by its index file: closer than at a whole library, with every material."""
     folder, catalog = index.parent.parent, _catalog_path(source)
-    known = _catalog(catalog, {folder.name: index}, folder.name) if catalog and index == folder / INDEX_FILE else []
-    base = known[0] if known else {**_index(index, None)}
-    stated = base["store"]["base_id"] if base["store"] else folder.name
-    base = {"id": stated, "name": stated, **base}
-    sources = _sources(catalog, base["id"]) if known and catalog else {}
+    known: list[BaseLook] = []
+    if catalog and index == folder / INDEX_FILE:
+        known = _catalog(catalog, {folder.name: index}, folder.name)
+    if known:
+        base = known[0]
+    else:
+        store, problem = _index(index, None)
+        stated = store.base_id if isinstance(store, IndexLook) else folder.name
+        base = BaseLook(id=stated, name=stated, store=store, problem=problem)
+    sources = _sources(catalog, base.id) if known and catalog else {}
+    if base.store is None:
+        return structs.replace(base, materials=[])
     try:
-        return {**base, "materials": _materials(index, sources) if base["store"] else []}
+        return structs.replace(base, materials=_materials(index, sources))
     except (apsw.Error, OSError) as error:
-        return {**base, "materials": [], "problem": f"its materials cannot be read: {error}"}
+        return structs.replace(base, materials=[], problem=f"its materials cannot be read: {error}")
 
 
 def _sources(catalog: Path, base_id: str) -> dict[str, str]:
@@ -121,7 +139,7 @@ def _sources(catalog: Path, base_id: str) -> dict[str, str]:
         return {}
 
 
-def _materials(index: Path, sources: dict[str, str]) -> list[dict[str, Any]]:
+def _materials(index: Path, sources: dict[str, str]) -> list[MaterialLook]:
     with sqlite.reading(index) as db:
         rows = db.execute(
             """SELECT CAST(m.material_id AS BLOB), CAST(m.relative_path AS BLOB), count(u.unit_id), max(u.char_end)
@@ -129,13 +147,13 @@ def _materials(index: Path, sources: dict[str, str]) -> list[dict[str, Any]]:
                 GROUP BY m.material_id ORDER BY m.rowid"""
         )
         return [
-            {
-                "id": lenient_text(material),
-                "path": lenient_text(path),
-                "source": sources.get(lenient_text(material)),
-                "units": units,
-                "utf16_units": length or 0,
-            }
+            MaterialLook(
+                id=lenient_text(material),
+                path=lenient_text(path),
+                source=sources.get(lenient_text(material)),
+                units=units,
+                utf16_units=length or 0,
+            )
             for material, path, units, length in rows
         ]
 
@@ -148,45 +166,52 @@ def _catalog_path(source: Located) -> Path | None:
     return None if source.stores.catalog is None else source.tree.path / source.stores.catalog
 
 
-def _library(source: Located) -> list[dict[str, Any]]:
+def _library(source: Located) -> list[BaseLook]:
     catalog = _catalog_path(source)
     stores = (*source.stores.current, *source.stores.preview)
     indexes = {str(store.base_id): source.tree.path / store.name for store in stores}
     known = _catalog(catalog, indexes, is_slim=source.is_slim) if catalog else []
-    named = {base["id"] for base in known}
+    named = {base.id for base in known}
     for base_id, path in sorted(indexes.items()):
         if base_id not in named:
-            problem = "no catalog names this base" if catalog else None
-            base = {"id": base_id, "name": base_id, **_index(path, None)}
-            known.append({**base, "problem": base["problem"] or problem})
+            store, problem = _index(path, None)
+            if problem is None and catalog:
+                problem = "no catalog names this base"
+            known.append(BaseLook(id=base_id, name=base_id, store=store, problem=problem))
     return known
 
 
 def _catalog(
     catalog: Path, indexes: dict[str, Path], only: str | None = None, *, is_slim: bool = False
-) -> list[dict[str, Any]]:
+) -> list[BaseLook]:
     """Return what a catalog says of its bases (or of one of them), with a look into each index, by its base's id."""
     try:
         found = read_catalog(catalog, data=False)
     except CatalogProblem as error:
-        return [{"id": catalog.name, "name": catalog.name, "store": None, "problem": f"the catalog {error}"}]
-    bases: list[dict[str, Any]] = []
+        return [BaseLook(id=catalog.name, name=catalog.name, store=None, problem=f"the catalog {error}")]
+    bases = []
     for row in found.bases:
         base_id = row.get("id")
         if only in (None, base_id):
             own = None if found.items is None else found.items.get(base_id, [])
-            stored = _stored(row, own, indexes.get(str(base_id)), is_slim=is_slim)
-            bases.append({**_stated(row, own or []), **stored})
+            store, problem = _stored(row, own, indexes.get(str(base_id)), is_slim=is_slim)
+            bases.append(_stated(row, own or [], store, problem))
     return bases
 
 
-def _stated(row: Row, items: list[Row]) -> dict[str, Any]:
-    """Return what the catalog itself says of a base."""
+def _stated(row: Row, items: list[Row], store: Store | None, problem: str | None) -> BaseLook:
+    """Return what the catalog itself says of a base, with what its index holds."""
     statuses = Counter(str(item.get("status")) for item in items)
-    names = {"status": "status", "error": "error", "model": "embedding_model_id"}
-    about = {"name": row.get("name", row.get("id")), **{key: row.get(column) for key, column in names.items()}}
-    about = {key: _readable(value) for key, value in about.items()}
-    return {"id": row.get("id"), **about, "items": dict(sorted(statuses.items()))}
+    return BaseLook(
+        id=row.get("id"),
+        name=_readable(row.get("name", row.get("id"))),
+        status=_readable(row.get("status")),
+        error=_readable(row.get("error")),
+        model=_readable(row.get("embedding_model_id")),
+        items=dict(sorted(statuses.items())),
+        store=store,
+        problem=problem,
+    )
 
 
 def _readable(value: Any) -> Any:
@@ -194,15 +219,15 @@ def _readable(value: Any) -> Any:
     return lenient_text(value) if isinstance(value, bytes) else value
 
 
-def _stored(row: Row, items: list[Row] | None, path: Path | None, *, is_slim: bool) -> dict[str, Any]:
+def _stored(row: Row, items: list[Row] | None, path: Path | None, *, is_slim: bool) -> tuple[Store | None, str | None]:
     """Look into the index of a base that a catalog names; ``path`` is None where there is none."""
     failed = f"failed at the upgrade: {row.get('error')}" if row.get("status") == "failed" else None
     if path is None:
-        return {"store": None, "problem": failed or (None if is_slim else "its index file is missing")}
+        return None, failed or (None if is_slim else "its index file is missing")
     ids = None if items is None else {str(item.get("id")) for item in items}
     # A failed base may have texts, which miss their vectors also where its model is gone.
-    looked = _index(path, ids, has_model=row.get("embedding_model_id") is not None or failed is not None)
-    return {**looked, "problem": "; ".join(filter(None, (failed, looked["problem"]))) or None}
+    store, problem = _index(path, ids, has_model=row.get("embedding_model_id") is not None or failed is not None)
+    return store, "; ".join(filter(None, (failed, problem))) or None
 
 
 #: Columns hold values of any type, and text that may be no UTF-8.
@@ -210,8 +235,8 @@ _META = """SELECT CASE typeof(schema_version) WHEN 'integer' THEN schema_version
                   CAST(base_id AS BLOB) FROM meta"""
 
 
-def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None) -> dict[str, Any]:
-    """Look into one index file.
+def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None) -> tuple[Store | None, str | None]:
+    """Look into one index file; return what it holds, and what is wrong with it.
 
     ``items`` are the ids of its base's items and ``has_model`` whether it has a model, where a catalog tells them: a
     base without one has no vectors, and misses none.
@@ -219,28 +244,26 @@ def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None)
     seen = libsql.look(path)
     if seen.layout is libsql.Layout.PREVIEW:
         found = cherry_preview_inspect.look_at_file(path, seen)
-        return {"store": found["store"], "problem": found["problem"]}
+        return found.store, found.problem
     try:
         with sqlite.reading(path) as db:
             counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
             version, stated = db.execute(_META).fetchone() or (None, None)
             stale = None if items is None else _count_stale(db, items)
     except (apsw.Error, OSError) as error:
-        return {"store": None, "problem": f"its index cannot be read: {error}"}
-    orphans = counts["orphan_embeddings"] + counts["orphan_contents"] + counts["orphan_bodies"]
+        return None, f"its index cannot be read: {error}"
     wants_vectors = counts["embeddings"] > 0 if has_model is None else has_model
-    missing = counts["missing"] if wants_vectors else 0
-    store = {
-        "schema_version": _readable(version),
-        "base_id": _readable(stated),
+    counts["missing"] = counts["missing"] if wants_vectors else 0
+    store = IndexLook(
+        schema_version=_readable(version),
+        base_id=_readable(stated),
         **counts,
-        "missing": missing,
-        "coverage": _share(counts["bodies"] - missing, counts["bodies"]),
-        "orphans": orphans,
-        "stale": stale,
-        "bytes": path.stat().st_size,
-    }
-    return {"store": store, "problem": _problem(path, store)}
+        coverage=_share(counts["bodies"] - counts["missing"], counts["bodies"]),
+        orphans=counts["orphan_embeddings"] + counts["orphan_contents"] + counts["orphan_bodies"],
+        stale=stale,
+        bytes=path.stat().st_size,
+    )
+    return store, _problem(path, store)
 
 
 def _count_stale(db: apsw.Connection, items: set[str]) -> int:
@@ -249,12 +272,10 @@ def _count_stale(db: apsw.Connection, items: set[str]) -> int:
     return sum(material is None or lenient_text(material) not in items for (material,) in held)
 
 
-def _problem(path: Path, store: dict[str, Any]) -> str | None:
+def _problem(path: Path, store: IndexLook) -> str | None:
     folder = path.parent.parent.name
-    if store["schema_version"] != SCHEMA_VERSION:
-        return (
-            f"its index is of version {store['schema_version']}, not {SCHEMA_VERSION}: the application would empty it"
-        )
-    if path.parent.name == ".cherry" and store["base_id"] != folder:
-        return f"its index says that it is of base {store['base_id']}: the application would refuse it"
-    return f"{counted(store['missing'], 'text')} without a vector" if store["missing"] else None
+    if store.schema_version != SCHEMA_VERSION:
+        return f"its index is of version {store.schema_version}, not {SCHEMA_VERSION}: the application would empty it"
+    if path.parent.name == ".cherry" and store.base_id != folder:
+        return f"its index says that it is of base {store.base_id}: the application would refuse it"
+    return f"{counted(store.missing, 'text')} without a vector" if store.missing else None

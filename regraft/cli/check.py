@@ -96,7 +96,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
             _check_page(page, path, found)
         if isinstance(found, SourceUnreadable):
             head, audit = _head(path, Kind.INDEX), store.unreadable(path, str(found.facts["reason"]))
-        elif found.kind in systems.AUDITORS:
+        elif found.kind in systems.AUDITED:
             _refuse(models, "of a v1 source or a preview build")
             head, audit = _v2_audit(path, found, options, kind)
         else:

@@ -12,7 +12,7 @@ from regraft.cli.output import echo_json, reports_errors, say
 from regraft.kinds import Kind
 from regraft.locate import located
 from regraft.report import progress
-from regraft.report.document import Run
+from regraft.report.document import Run, encoded
 
 
 @click.command()
@@ -29,10 +29,8 @@ def inspect(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
     run = Run(command="inspect")
     with located(path, Kind(kind) if kind else None) as source:
         run.source_kind, run.source = source.kind.value, source.path if source.notices else path
-        found = checks_inspect.look(source, progress.for_person(quiet=quiet or as_json))
-    run.end()
-    document = {**run.document(), **found}
+        report = checks_inspect.inspect(source, run, progress.for_person(quiet=quiet or as_json))
     if as_json:
-        echo_json(document)
+        echo_json(encoded(report))
     else:
-        say(checks_inspect.as_text(document, verbose=verbose > 0))
+        say(checks_inspect.as_text(report, verbose=verbose > 0))

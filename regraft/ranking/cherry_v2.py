@@ -14,7 +14,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft import sqlite
+from regraft import sqlite, systems
 from regraft.base_names import meant
 from regraft.errors import (
     BaseFailed,
@@ -44,9 +44,10 @@ from regraft.formats.cherry_v2.index.search import (
 )
 from regraft.formats.cherry_v2.item_names import item_name
 from regraft.formats.cherry_v2.layout import Store
-from regraft.kinds import NAMES, Kind
+from regraft.kinds import NAMES, SYSTEMS, Kind
 from regraft.locate import Located
 from regraft.move_errors import BackupSlim
+from regraft.system import System
 from regraft.text import lenient_text, shown
 
 #: How many hits a base gives that says nothing of it.
@@ -205,9 +206,9 @@ def search(source: Located, wanted: str | None, request: Request) -> Answer:
         SourceUnreadable: the index or the catalog is damaged.
     """
     if source.kind not in SEARCHED:
-        advice = "migrate it first, and search the library"
-        if source.kind is Kind.ANGEL_MEMORY:
-            advice = "regraft recall reads a note of it"
+        advice = System.search_advice
+        if source.kind in SYSTEMS:
+            advice = systems.system_of(source.kind).search_advice
         raise NotSearchable(path=source.path, what=NAMES[source.kind], advice=advice)
     with ExitStack() as opened:
         catalog = None if request.raw else opened.enter_context(catalog_of(source))

@@ -9,25 +9,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import apsw
-
-from checks import systems
+from checks import systems as audits
 from checks.audit.collector import Level
 from checks.audit.findings import Audit, Finding
 from checks.audit.options import CheckOptions
-from regraft import areas, layout_links, sqlite
+from regraft import areas, layout_links, systems
 from regraft.errors import ApplicationOpen, NotChanged, RegraftError, SourceUnreadable, StoreBusy
-from regraft.formats.angel_memory import database
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_key, read_catalog
-from regraft.formats.codex_mem import database as codex_mem_database
-from regraft.kinds import NAMES, PREVIEW_SOURCES, V2_STORES, Kind
+from regraft.kinds import NAMES, PREVIEW_SOURCES, SYSTEMS, V2_STORES, Kind
 from regraft.ledger import ledger
 from regraft.ledger.changes import RunRecord
 from regraft.locate import Located, located
 from regraft.pending import pending_in
 from regraft.profile_errors import ProfilePending
+from regraft.system import System
 from regraft.text import path_text
 from repair.changes import files
 
@@ -35,11 +32,6 @@ from repair.changes import files
 KINDS = V2_STORES
 #: Commands that take what preview builds wrote, too.
 _FOR_PREVIEWS = {"upgrade", "history", "undo"}
-#: Commands that take stores of other systems.
-_FOR_SYSTEMS: dict[Kind, frozenset[str]] = {
-    Kind.CODEX_MEM: frozenset({"repair", "reconcile", "backfill", "rebuild", "clear-failed", "history", "undo"}),
-    Kind.ANGEL_MEMORY: frozenset({"repair", "reconcile", "gc", "history", "undo"}),
-}
 #: Commands that write nothing.
 _ONLY_READ = {"history"}
 #: Commands that nothing else takes.
@@ -84,12 +76,16 @@ class Store:
         every = (*self.found.stores.current, *self.found.stores.preview)
         return {str(store.base_id or store.name): store for store in every}
 
+    @property
+    def system(self) -> System | None:
+        """Return the system that it is of, None where it is the application's."""
+        return systems.system_of(self.found.kind) if self.found.kind in SYSTEMS else None
+
     @cached_property
     def names(self) -> dict[str, str]:
         """Return what a person calls each base, by its id; empty where no catalog can be read."""
-        if self.found.kind is Kind.CODEX_MEM:
-            with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.reading(self.found.path) as db:
-                return {key: project.name for key, project in codex_mem_database.projects(db).items()}
+        if self.system is not None:
+            return self.system.part_names(self.found)
         with contextlib.suppress(CatalogProblem):
             rows = [] if self.catalog is None else read_catalog(self.root / self.catalog, data=False).bases
             return {base_key(row): str(row.get("name")) for row in rows}
@@ -101,9 +97,9 @@ class Store:
 
     def runs(self, every: Sequence[RunRecord]) -> list[RunRecord]:
         """Return the runs that were about it: several databases may lie in one folder, with one ledger."""
-        if self.found.kind is not Kind.CODEX_MEM:
+        names = None if self.system is None else self.system.changes_only(self.found)
+        if names is None:
             return list(every)
-        names = {self.found.path.name, codex_mem_database.sidecar_of(self.found.path).name}
         places = {path_text(path) for path in (self.path, self.found.path, self.root)}
 
         def is_mine(run: RunRecord) -> bool:
@@ -114,7 +110,7 @@ class Store:
     def audit(self, level: Level = Level.DEFAULT, bases: frozenset[str] | None = None) -> Audit:
         """Check it without writing: all that was chosen, or just ``bases``."""
         wanted = self.chosen if bases is None else bases
-        return systems.audit(self.found, CheckOptions(level=level, bases=tuple(sorted(wanted))))
+        return audits.audit(self.found, CheckOptions(level=level, bases=tuple(sorted(wanted))))
 
     def findings(self, level: Level = Level.DEFAULT) -> list[Finding]:
         """Return what ``check`` finds in what was chosen."""
@@ -128,8 +124,8 @@ def _takes(command: str, kind: Kind) -> bool:
     """Tell whether a command changes stores of a kind."""
     if kind in PREVIEW_SOURCES:
         return command in _FOR_PREVIEWS
-    if kind in _FOR_SYSTEMS:
-        return command in _FOR_SYSTEMS[kind]
+    if kind in SYSTEMS:
+        return command in systems.system_of(kind).commands
     return kind in KINDS and command not in _ONLY_SYSTEMS
 
 
@@ -138,10 +134,10 @@ def _advice(command: str, found: Located) -> str:
         return "restore it in the application, or let regraft install take its bases into a profile"
     if found.is_archive:
         return "unpack it first"
-    if found.kind in _FOR_SYSTEMS:
-        return f"what changes it is {', '.join(sorted(_FOR_SYSTEMS[found.kind]))}"
+    if found.kind in SYSTEMS:
+        return f"what changes it is {', '.join(sorted(systems.system_of(found.kind).commands))}"
     if command in _ONLY_SYSTEMS:
-        names = (NAMES[kind] for kind, commands in _FOR_SYSTEMS.items() if command in commands)
+        names = (NAMES[system.kind] for system in systems.every() if command in system.commands)
         return f"it is for {' and '.join(names)}"
     return _ADVICE.get(command, "regraft migrate makes a library of it")
 
@@ -160,9 +156,7 @@ def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ..
     with located(path, kind) as found:
         if not _takes(command, found.kind) or found.is_archive:
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(command, found))
-        store = Store(
-            path=path, root=found.tree.path, found=found, chosen=frozenset(systems.chosen_bases(found, bases))
-        )
+        store = Store(path=path, root=found.tree.path, found=found, chosen=frozenset(audits.chosen_bases(found, bases)))
         if command in _ONLY_READ:
             yield store
             return
@@ -211,11 +205,11 @@ def demand_quiet(store: Store) -> None:
         ApplicationOpen, StoreNotWritable
     """
     sign = profile.sign_of_life(store.root) if store.is_profile else None
-    if store.found.kind is Kind.ANGEL_MEMORY:
+    if store.system is not None and store.system.open_file is not None:
         # The system keeps it open, with a log, as long as it runs; nothing else that it has open can be told.
         try:
-            files.settle_log(store.root / database.FILE_INDEX)
+            files.settle_log(store.root / store.system.open_file)
         except StoreBusy:
-            sign = f"it has {database.FILE_INDEX} open"
+            sign = f"it has {store.system.open_file} open"
     if sign is not None:
         raise ApplicationOpen(path=store.root, sign=sign)

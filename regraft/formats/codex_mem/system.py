@@ -1,0 +1,71 @@
+"""codex-mem: a database of notes, with their vectors in a sidecar beside it (``docs/formats/codex_mem.md``)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import apsw
+
+from regraft import links, sqlite
+from regraft.formats.codex_mem import database
+from regraft.kinds import Kind
+from regraft.located import Located
+from regraft.system import System
+from regraft.system_errors import ProjectUnknown
+from regraft.text import shown
+from regraft.tree import FolderTree
+
+
+class CodexMem(System):
+    """Stores are databases; each is divided into projects."""
+
+    kind = Kind.CODEX_MEM
+    part = "project"
+    part_unknown = ProjectUnknown
+    commands = frozenset({"repair", "reconcile", "backfill", "rebuild", "clear-failed", "history", "undo"})
+    migrate_advice = "it is no knowledge base of the application; regraft backfill gives its notes vectors"
+
+    def store_at(self, path: Path) -> Path | None:
+        """See :class:`System`."""
+        return database.database_in(path)
+
+    def has_tables(self, tables: Collection[str]) -> bool:
+        """See :class:`System`."""
+        return set(tables) >= database.MARKS
+
+    def has_name(self, path: Path) -> bool:
+        """See :class:`System`."""
+        return path.name == database.FILE
+
+    def describe(self, path: Path) -> str | None:
+        """See :class:`System`."""
+        notes = database.database_of(path)
+        if notes is None or not notes.is_file():
+            return None
+        return f"the vectors of {shown(notes)}: give that"
+
+    def located(self, path: Path) -> Located:
+        """See :class:`System`."""
+        # What lies beside it, or takes its place, does so where the file itself is.
+        real = links.real_path(path) if path.is_symlink() else path
+        return Located(kind=self.kind, path=real, tree=FolderTree(real.parent))
+
+    def databases(self, found: Located) -> Iterator[str]:
+        """See :class:`System`."""
+        yield found.path.name
+        yield database.sidecar_of(found.path).name
+
+    def part_names(self, found: Located) -> dict[str, str]:
+        """See :class:`System`."""
+        with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.reading(found.path) as db:
+            return {key: project.name for key, project in database.projects(db).items()}
+        return {}
+
+    def changes_only(self, found: Located) -> frozenset[str] | None:
+        """See :class:`System`."""
+        return frozenset(self.databases(found))
+
+
+SYSTEM = CodexMem()
