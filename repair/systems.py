@@ -1,8 +1,9 @@
-"""What ``repair``, ``reconcile`` and ``gc`` plan in which kind of store: v2 data, or a store of another system."""
+"""What changes the stores of each system: one adapter for each, all of one form; the application's own is the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from regraft.kinds import V2_STORES, Kind
 from repair.angel_memory import gc as angel_gc
@@ -18,32 +19,72 @@ from repair.codex_mem import reconcile as codex_mem_reconcile
 from repair.codex_mem.backfill_filler import NotesFiller
 from repair.options import GcOptions, RepairOptions
 
-_MENDS: dict[Kind, Callable[[Store, RepairOptions], Plan]] = {
-    Kind.CODEX_MEM: full_text.plan,
-    Kind.ANGEL_MEMORY: angel_records.plan,
+
+@dataclass(frozen=True, kw_only=True)
+class Repairs:
+    """What plans changes of a system's stores, none of which writes; None: the system does not need it.
+
+    :attr:`regraft.system.System.commands` names the commands that get as far as this.
+    """
+
+    repair: Callable[[Store, RepairOptions], Plan]
+    #: Findings that ``repair`` mends.
+    repaired: tuple[str, ...]
+    #: Without an embedder.
+    reconcile: Callable[[Store], Plan] | None = None
+    gc: Callable[[Store, GcOptions], Plan] | None = None
+    #: Findings that ``gc`` removes what they are about.
+    collected: tuple[str, ...] = ()
+    #: What backfill fills.
+    filler: Filler | None = None
+
+
+_V2 = Repairs(
+    repair=planner.plan,
+    repaired=(*planner.NAMES, *planner.BY_NAME),
+    reconcile=reconcile.plan,
+    gc=gc.plan,
+    collected=gc.NAMES,
+    filler=IndexFiller(),
+)
+REPAIRS: dict[Kind, Repairs] = {
+    **dict.fromkeys(V2_STORES, _V2),
+    Kind.CODEX_MEM: Repairs(
+        repair=full_text.plan,
+        repaired=full_text.NAMES,
+        reconcile=codex_mem_reconcile.plan,
+        filler=NotesFiller(),
+    ),
+    Kind.ANGEL_MEMORY: Repairs(
+        repair=angel_records.plan,
+        repaired=angel_records.NAMES,
+        gc=angel_gc.plan,
+        collected=angel_gc.NAMES,
+    ),
 }
-_RECONCILES: dict[Kind, Callable[[Store], Plan]] = {Kind.CODEX_MEM: codex_mem_reconcile.plan}
-_COLLECTS: dict[Kind, Callable[[Store, GcOptions], Plan]] = {Kind.ANGEL_MEMORY: angel_gc.plan}
 
-#: What backfill fills.
-FILLERS: dict[Kind, Filler] = {**dict.fromkeys(V2_STORES, IndexFiller()), Kind.CODEX_MEM: NotesFiller()}
-
-#: Findings that ``repair`` mends, of all kinds.
-REPAIRED = (*planner.NAMES, *planner.BY_NAME, *full_text.NAMES, *angel_records.NAMES)
-#: Findings that ``gc`` removes what they are about, of all kinds.
-COLLECTED = (*gc.NAMES, *angel_gc.NAMES)
+FILLERS: dict[Kind, Filler] = {kind: one.filler for kind, one in REPAIRS.items() if one.filler is not None}
+#: Findings that ``repair`` mends, and that ``gc`` removes what they are about, of all kinds.
+REPAIRED = tuple(dict.fromkeys(name for one in REPAIRS.values() for name in one.repaired))
+COLLECTED = tuple(dict.fromkeys(name for one in REPAIRS.values() for name in one.collected))
 
 
 def plan_repair(store: Store, options: RepairOptions) -> Plan:
     """Return what ``repair`` is going to do; nothing is written."""
-    return _MENDS.get(store.found.kind, planner.plan)(store, options)
+    return REPAIRS[store.found.kind].repair(store, options)
 
 
 def plan_reconcile(store: Store) -> Plan:
     """Return what ``reconcile`` is going to do without an embedder; nothing is written."""
-    return _RECONCILES.get(store.found.kind, reconcile.plan)(store)
+    reconciled = REPAIRS[store.found.kind].reconcile
+    if reconciled is None:
+        raise ValueError(f"{store.found.kind} is reconciled with an embedder")
+    return reconciled(store)
 
 
 def plan_gc(store: Store, options: GcOptions) -> Plan:
     """Return what ``gc`` is going to do; nothing is written."""
-    return _COLLECTS.get(store.found.kind, gc.plan)(store, options)
+    collected = REPAIRS[store.found.kind].gc
+    if collected is None:
+        raise ValueError(f"nothing of {store.found.kind} is collected")
+    return collected(store, options)
