@@ -27,8 +27,7 @@ from v1 import MODEL, Source, base, note, vector_of
 import migrators
 from checks.audit import findings
 from checks.audit.findings import FINDINGS, Audit, Finding
-from checks.cherry_v1 import audit
-from checks.cherry_v1.audit import FINDING_OF
+from checks.cherry_v1 import findings as v1_findings
 from migrators.pipeline import plan as plan_module
 from migrators.pipeline.survey import BasePlanner
 from regraft.report.notices import CODES, at_least
@@ -72,7 +71,7 @@ OF_PREVIEWS = {
     "item_data_incomplete",
 }
 #: Findings of v1 sources; v1.leftover is one of a v2 profile.
-OF_V1 = {name for name in FINDINGS if name.startswith("v1.")} - {"v1.leftover"}
+OF_V1 = {name for name in vars(v1_findings).values() if isinstance(name, str) and name in FINDINGS}
 NEEDS_LINKS = {"an application that is running"}
 planted = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=posix if name in NEEDS_LINKS else ()) for name in PLANTED]
@@ -142,10 +141,9 @@ def test_the_books_are_those_of_a_dry_run(name: str, damaged: Callable[[str], Pa
 
 
 def test_every_code_is_one_finding() -> None:
-    assert set(FINDING_OF) == set(CODES)
-    assert set(FINDING_OF.values()) <= set(FINDINGS)
-    for code, name in FINDING_OF.items():
-        assert at_least(FINDINGS[name].severity, CODES[code].severity), code
+    assert {code.finding for code in CODES.values()} <= set(FINDINGS)
+    for code in CODES.values():
+        assert at_least(FINDINGS[code.finding].severity, code.severity), code.name
 
 
 def test_every_finding_is_planted() -> None:
@@ -280,7 +278,7 @@ def test_golden_cases(case: str, packed: bool, golden: Callable[[str], Path], pl
     answer = check(source)
     books: Counter[str] = Counter()
     for warning in dry["warnings"]:
-        name = FINDING_OF[warning["code"]]
+        name = CODES[warning["code"]].finding
         books["a vector file" if name == "v1.no-vectors" else name] += warning["count"]
     counts: Counter[str] = Counter()
     for finding in answer["findings"]:
@@ -483,8 +481,8 @@ def test_every_finding_is_on_its_page() -> None:
         assert f"| `{definition.name}` | {definition.severity} |" in text
         assert definition.meaning.endswith(".")
         assert definition.remedy.endswith(".")
-    for code, name in audit.FINDING_OF.items():
-        assert re.search(rf"^\| `{re.escape(name)}` \|.*`{code}`", text, re.MULTILINE), code
+    for code in CODES.values():
+        assert re.search(rf"^\| `{re.escape(code.finding)}` \|.*`{code.name}`", text, re.MULTILINE), code.name
 
 
 def test_a_plan_without_a_target_is_a_dry_run(place: Path) -> None:

@@ -145,7 +145,7 @@ FAMILIES = {
     **dict.fromkeys(("codex_mem", "angel_memory", "parquet"), None),
 }
 #: The only modules that bring systems together, each for one package.
-REGISTRIES = {"migrators.registry", "checks.systems", "checks.inspect", "repair.systems"}
+REGISTRIES = {"migrators.registry", "checks.systems", "repair.systems"}
 
 
 def system_of(module: str) -> str | None:

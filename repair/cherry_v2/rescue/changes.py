@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from checks.cherry_v1.audit import FINDING_OF
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import is_tombstone, path_of
 from migrators.pipeline import preflight
@@ -57,7 +56,7 @@ class Maker:
             worth = [message for message in rescued.notices if notices.at_least(message.severity, "warning")]
             self.plan.left += [
                 Unresolved(
-                    finding=FINDING_OF[message.code],
+                    finding=notices.CODES[message.code].finding,
                     reason=message.message,
                     base=rescued.base.key,
                     count=message.count,
