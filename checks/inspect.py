@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from checks import systems
 from checks.looks import BaseLook, HealthLook
-from regraft.kinds import NAMES, SYSTEMS, Kind
+from regraft.kinds import SYSTEMS, Kind
 from regraft.located import Located
 from regraft.report.document import Report, Run
 from regraft.report.progress import Progress, human_bytes
@@ -36,8 +36,7 @@ def inspect(source: Located, run: Run, progress: Progress) -> InspectReport:
 def as_text(report: InspectReport, *, verbose: bool = False) -> str:
     """Return a look as text for a person."""
     kind = Kind(report.kind)
-    path = "" if report.head.source is None else report.head.source.path
-    lines = [f"{path} is {NAMES[kind]}.", ""]
+    lines = [report.head.title, ""]
     for base in report.bases:
         lines += base.lines(verbose=verbose)
     lines += report.health.lines()

@@ -8,12 +8,15 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, cast
 
+from msgspec import UNSET, Struct, UnsetType
+
 from regraft.errors import WrongUsage
 from regraft.report import notices
+from regraft.report.document import Head, Report
 from regraft.report.notices import Severity
 from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
 
@@ -115,6 +118,75 @@ class Finding:
     #: Whether no command mends this very instance, although one mends others of the name.
     is_beyond_repair: bool = False
 
+    def report(self) -> FindingReport:
+        """Return it as the document of an audit has it."""
+        return FindingReport(
+            name=self.name,
+            severity=self.severity,
+            message=self.message,
+            base=self.base,
+            subject=self.subject,
+            count=self.count,
+            samples=self.samples,
+            repair=self.repair,
+        )
+
+
+class BaseStatistics(Struct, frozen=True, kw_only=True):
+    """Numbers of a base, or of what stands in its place, that a page can be drawn from: no text, no vector, no path.
+
+    Of v1 data only ``rows`` are told: where they would go. ``lengths`` counts vectors by their dimensions, ``norms`` by
+    steps of 0.1; None is what was not counted.
+    """
+
+    id: str
+    name: str
+    units: int | UnsetType | None = UNSET
+    bodies: int | UnsetType | None = UNSET
+    covered: int | UnsetType | None = UNSET
+    embeddings: int | UnsetType | None = UNSET
+    lengths: dict[str, int] | UnsetType = UNSET
+    norms: dict[str, int] | UnsetType | None = UNSET
+    rows: Any = None
+
+
+class Statistics(Struct, frozen=True, kw_only=True):
+    """Numbers of a store; ``semantic`` has the signals of a search by meaning, where the system has such."""
+
+    bases: list[BaseStatistics] | UnsetType = UNSET
+    semantic: dict[str, Any] | UnsetType | None = UNSET
+
+
+class FindingReport(Struct, frozen=True, kw_only=True):
+    """A finding in the document of an audit (``docs/commands.md``, "check")."""
+
+    name: str
+    severity: Severity
+    message: str
+    base: str | None
+    subject: str | None
+    count: int
+    samples: tuple[str, ...]
+    repair: str | None
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """How many findings there are of each severity and of each name."""
+
+    by_severity: dict[Severity, int]
+    by_name: dict[str, int]
+
+
+class CheckReport(Report, kw_only=True):
+    """What ``regraft check`` tells (``docs/commands.md``); the last two fields only of what is no source."""
+
+    findings: list[FindingReport]
+    summary: Summary
+    checked: dict[str, int]
+    statistics: Statistics
+    level: str | UnsetType = UNSET
+    not_checked: tuple[str, ...] | UnsetType = UNSET
+
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
@@ -129,10 +201,10 @@ class Audit:
     names: dict[str, str]
     closing: str
     #: Numbers of every base that a page can be drawn from.
-    statistics: dict[str, Any] = field(default_factory=dict)
-    #: Of v2 data: the checks that time did not suffice for.
+    statistics: Statistics = field(default_factory=Statistics)
+    #: The checks that time did not suffice for.
     not_checked: tuple[str, ...] = ()
-    #: Of v2 data: how deep it was looked at.
+    #: How deep it was looked at; empty for a source, of which a migration is planned.
     level: str = ""
 
     def only(self, names: Collection[str]) -> Audit:
@@ -153,19 +225,23 @@ class Audit:
 
         return sorted(self.findings, key=place)
 
-    def document(self) -> dict[str, Any]:
+    def report(self, head: Head) -> CheckReport:
         """Return what every audit tells, as ``docs/commands.md``, "check" has it."""
         ordered = self.in_order()
         severities = Counter(finding.severity for finding in ordered)
-        return {
-            "findings": [_document(finding) for finding in ordered],
-            "summary": {
-                "by_severity": {severity: severities[severity] for severity in _SEVERITIES},
-                "by_name": dict(sorted(Counter(finding.name for finding in ordered).items())),
-            },
-            "checked": self.checked,
-            "statistics": self.statistics,
-        }
+        names = Counter(finding.name for finding in ordered)
+        return CheckReport(
+            head=head,
+            findings=[finding.report() for finding in ordered],
+            summary=Summary(
+                by_severity={severity: severities[severity] for severity in _SEVERITIES},
+                by_name=dict(sorted(names.items())),
+            ),
+            checked=self.checked,
+            statistics=self.statistics,
+            level=self.level or UNSET,
+            not_checked=self.not_checked if self.level else UNSET,
+        )
 
     def exit_status(self, fail_on: str) -> int:
         """Return 0 where there is nothing to complain about, else 1 (``fail_on``: error, warning, note or never)."""
@@ -173,11 +249,6 @@ class Audit:
             return 0
         line = cast(Severity, fail_on)
         return int(any(notices.at_least(finding.severity, line) for finding in self.findings))
-
-
-def _document(finding: Finding) -> dict[str, Any]:
-    fields = {**asdict(finding), "samples": list(finding.samples)}
-    return {name: value for name, value in fields.items() if name != "is_beyond_repair"}
 
 
 def as_text(audit: Audit, title: str, *, verbose: bool = False) -> str:

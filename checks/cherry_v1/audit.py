@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from checks.audit.findings import Audit, Finding
+from checks.audit.findings import Audit, BaseStatistics, Finding, Statistics
 from checks.cherry_v1 import findings as v1
 from regraft.report import notices
 from regraft.report.notices import CODES
@@ -50,7 +50,7 @@ def audit(plan: Document, command: Sequence[str]) -> Audit:
         checked=_checked(plan),
         names={base["legacy_id"]: base["name"] for base in plan["bases"]},
         closing=_closing(found, plan, command),
-        statistics={"bases": [_statistics(base, looked_at[base["legacy_id"]]) for base in plan["bases"]]},
+        statistics=Statistics(bases=[_statistics(base, looked_at[base["legacy_id"]]) for base in plan["bases"]]),
     )
 
 
@@ -69,10 +69,10 @@ def _checked(plan: Document) -> dict[str, int]:
     }
 
 
-def _statistics(base: Document, store: Document) -> Document:
+def _statistics(base: Document, store: Document) -> BaseStatistics:
     """Return where the rows of a base would go; None where nobody could read them."""
     rows = base["rows"] if store["is_read"] or base["status"] == "completed" else None
-    return {"id": base["legacy_id"], "name": base["name"], "rows": rows}
+    return BaseStatistics(id=base["legacy_id"], name=base["name"], rows=rows)
 
 
 def _finding(warning: Document, store: Document | None, command: Sequence[str]) -> Finding:

@@ -410,8 +410,3 @@ def base_names(found: Located) -> dict[str, str]:
 def base_ids(found: Located) -> Sequence[str]:
     """Return the ids of the bases that a store has, by its catalog and its folders."""
     return list(base_names(found))
-
-
-def document_of(audit: Audit) -> dict[str, Any]:
-    """Return an audit's document with the parts that only v2 data have."""
-    return {**audit.document(), "level": audit.level, "not_checked": list(audit.not_checked)}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
+from checks.audit.findings import BaseStatistics, Statistics
 from checks.cherry_v2.index_file import Index
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -29,7 +30,7 @@ class _Report(msgspec.Struct):
     bases: list[_Base] = msgspec.field(default_factory=list)
 
 
-def statistics_of(indexes: dict[str, Index], names: dict[str, str], report: bytes) -> dict[str, Any]:
+def statistics_of(indexes: dict[str, Index], names: dict[str, str], report: bytes) -> Statistics:
     """Return what was counted in every base, and where v1's rows went if a run's report says so.
 
     Args:
@@ -38,35 +39,26 @@ def statistics_of(indexes: dict[str, Index], names: dict[str, str], report: byte
         report: what the report of a library holds; nothing where there is none.
     """
     rows = _rows(report)
-    return {
-        "bases": [
-            {
-                "id": key,
-                "name": name,
-                "units": _count(indexes, key, "units"),
-                "bodies": _count(indexes, key, "bodies"),
-                "covered": _count(indexes, key, "covered"),
-                "embeddings": _count(indexes, key, "embeddings"),
-                "lengths": {str(size // 4): count for size, count in sorted(_of(indexes, key).lengths.items())},
-                "norms": _of(indexes, key).norms,
-                "rows": rows.get(key),
-            }
-            for key, name in names.items()
-        ]
-    }
+    return Statistics(bases=[_of_base(key, name, indexes.get(key) or Index(), rows) for key, name in names.items()])
 
 
-def _of(indexes: dict[str, Index], key: str) -> Index:
-    return indexes.get(key) or Index()
+def _of_base(key: str, name: str, index: Index, rows: dict[str, _Rows]) -> BaseStatistics:
+    return BaseStatistics(
+        id=key,
+        name=name,
+        units=index.counts.get("units"),
+        bodies=index.counts.get("bodies"),
+        covered=index.counts.get("covered"),
+        embeddings=index.counts.get("embeddings"),
+        lengths={str(size // 4): count for size, count in sorted(index.lengths.items())},
+        norms=index.norms,
+        rows=rows.get(key),
+    )
 
 
-def _count(indexes: dict[str, Index], key: str, name: str) -> int | None:
-    return _of(indexes, key).counts.get(name)
-
-
-def _rows(report: bytes) -> dict[str, Any]:
+def _rows(report: bytes) -> dict[str, _Rows]:
     try:
         found = msgspec.json.decode(report, type=_Report)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}  # another program's file of that name
-    return {base.id: msgspec.to_builtins(base.rows) for base in found.bases if base.rows is not None}
+    return {base.id: base.rows for base in found.bases if base.rows is not None}

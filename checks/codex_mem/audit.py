@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+from msgspec import structs
 
 from checks.audit import foreign_schema
 from checks.audit.collector import FindingCollector, Level, named
 from checks.audit.file_findings import CORRUPT, UNREADABLE
-from checks.audit.findings import FINDINGS, Audit, Finding
+from checks.audit.findings import FINDINGS, Audit, BaseStatistics, Finding, Statistics
 from checks.audit.options import CheckOptions, CommandLine
 from checks.audit.sqlite_file import problem_with
 from checks.codex_mem import findings as codex
@@ -174,10 +175,10 @@ def _as_audit(path: Path, seen: _Seen) -> Audit:
         },
         names={key: one.name for key, one in seen.projects.items()},
         closing=f"{_state_of(seen)}{ledger.closing('the words of the full-text index')}",
-        statistics={
-            "bases": [_statistics(one, survey) for one in seen.projects.values()],
-            "semantic": seen.signals,
-        },
+        statistics=Statistics(
+            bases=[_statistics(one, survey) for one in seen.projects.values()],
+            semantic=seen.signals,
+        ),
         not_checked=ledger.missing(),
         level=ledger.level.name.lower(),
     )
@@ -187,22 +188,29 @@ def _state_of(seen: _Seen) -> str:
     return "" if seen.signals is None else f"Search by meaning: {seen.signals['state']}. "
 
 
-def _statistics(project: Project, survey: Survey | None) -> dict[str, Any]:
+def _statistics(project: Project, survey: Survey | None) -> BaseStatistics:
     """Return the numbers of a project as a page of an audit draws them: notes have the place of units and bodies."""
-    unknown = dict.fromkeys(("units", "bodies", "covered", "embeddings"))
-    numbers = {**unknown, "lengths": {}} if survey is None else _numbers(project, survey)
-    return {"id": project.id, "name": project.name, **numbers, "norms": None, "rows": None}
-
-
-def _numbers(project: Project, survey: Survey) -> dict[str, Any]:
+    unknown = BaseStatistics(
+        id=project.id,
+        name=project.name,
+        units=None,
+        bodies=None,
+        covered=None,
+        embeddings=None,
+        lengths={},
+        norms=None,
+    )
+    if survey is None:
+        return unknown
     counts, meta = survey.counts.get(project.id, Counts()), survey.memory.meta
-    return {
-        "units": counts.eligible + counts.excluded + counts.not_applicable,
-        "bodies": counts.eligible,
-        "covered": None if survey.state is State.DISABLED else counts.ready,
-        "embeddings": counts.held,
-        "lengths": {str(meta.dimensions): counts.held} if meta is not None and counts.held else {},
-    }
+    return structs.replace(
+        unknown,
+        units=counts.eligible + counts.excluded + counts.not_applicable,
+        bodies=counts.eligible,
+        covered=None if survey.state is State.DISABLED else counts.ready,
+        embeddings=counts.held,
+        lengths={str(meta.dimensions): counts.held} if meta is not None and counts.held else {},
+    )
 
 
 def _with_commands(audited: Audit, command_line: CommandLine) -> Audit:

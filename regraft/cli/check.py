@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 import migrators
 from checks import systems
@@ -35,7 +36,7 @@ from regraft.kinds import NAMES, V2_STORES, Kind
 from regraft.locate import INDEX_FILE, Located, located
 from regraft.report import html as report_html
 from regraft.report import progress
-from regraft.report.document import Run
+from regraft.report.document import Head, Run, encoded
 from regraft.text import argument
 from regraft.unpacking import on_disk
 from repair.cherry_v2 import proven_hints
@@ -111,18 +112,17 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
             command = _migrate_command(path, kind, {"--base": bases, **models})
             head, audit = _v1_audit(path, found, carrying, command, quiet=quiet or as_json)
     audit = audit.only(only)
-    document = {**head, **(store.document_of(audit) if audit.level else audit.document())}
+    report = audit.report(head)
     written = ""
     if page is not None:
-        report_html.write(page, audit_page.as_page(document, only))
+        report_html.write(page, audit_page.as_page(encoded(report), only))
         written = written_list([page])
     if as_json:
-        echo_json(document)
+        echo_json(encoded(report))
         for line in written.splitlines():
             note(line)
     else:
-        title = f"{head['source']['path']} is {NAMES[Kind(head['source']['kind'])]}."
-        text = findings.as_text(audit, title, verbose=verbose > 0)
+        text = findings.as_text(audit, head.title, verbose=verbose > 0)
         say(f"{text}\n{written}" if written else text)
     sys.exit(audit.exit_status(fail_on))
 
@@ -162,9 +162,7 @@ def _refuse(options: dict[str, Any], about: str) -> None:
             raise WrongUsage(problem=f"{name} is for a check {about}", hint="leave it out")
 
 
-def _v2_audit(
-    path: Path, found: Located, options: CheckOptions, kind: str | None
-) -> tuple[dict[str, Any], findings.Audit]:
+def _v2_audit(path: Path, found: Located, options: CheckOptions, kind: str | None) -> tuple[Head, findings.Audit]:
     run = Run(command="check", source_kind=found.kind, source=path)
     command_line = partial(_command_line, path, kind)
     # What lies in an archive, or is a backup, is nothing that a command mends.
@@ -175,7 +173,7 @@ def _v2_audit(
     if found.kind in V2_STORES and not is_fixed:
         audit = proven_hints.with_hints(audit, found, options.level, options.bases, command_line)
     run.end()
-    return run.document(), audit
+    return run.head(), audit
 
 
 def _chosen_in(found: Located, bases: tuple[str, ...]) -> tuple[str, ...]:
@@ -184,15 +182,15 @@ def _chosen_in(found: Located, bases: tuple[str, ...]) -> tuple[str, ...]:
     return bases if known.issuperset(bases) else ()
 
 
-def _head(path: Path, kind: Kind) -> dict[str, Any]:
+def _head(path: Path, kind: Kind) -> Head:
     run = Run(command="check", source_kind=kind, source=path)
     run.end()
-    return run.document()
+    return run.head()
 
 
 def _v1_audit(
     path: Path, found: Located, options: migrators.Options, command: list[str], *, quiet: bool
-) -> tuple[dict[str, Any], findings.Audit]:
+) -> tuple[Head, findings.Audit]:
     try:
         migrators.pipeline_of(found)
     except SourceNotMigratable as error:
@@ -201,8 +199,7 @@ def _v1_audit(
         )
         raise NotChecked(path=path, what=NAMES[found.kind], advice=advice) from error
     plan = migrators.plan_only(found, options, progress.for_person(quiet=quiet))
-    head = {key: plan[key] for key in ("regraft", "source", "target", "run")}
-    return head, cherry_v1_audit.audit(plan, command)
+    return msgspec.convert(plan, Head), cherry_v1_audit.audit(plan, command)
 
 
 def _command_line(path: Path, kind: str | None, command: Sequence[str], options: Sequence[str]) -> str:

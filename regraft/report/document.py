@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from regraft import __version__, clock
+from regraft.kinds import NAMES, Kind
 from regraft.text import path_text
 
 #: The version of the documents' shape.
@@ -49,6 +50,13 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     source: End | None
     target: End | None
     run: RunTimes
+
+    @property
+    def title(self) -> str:
+        """Return what the source is, in a sentence; empty where nobody knows."""
+        if self.source is None or self.source.kind is None:
+            return ""
+        return f"{self.source.path} is {NAMES[Kind(self.source.kind)]}."
 
 
 class Report(msgspec.Struct, kw_only=True):

@@ -20,9 +20,9 @@ from planted_v1 import whole
 from planted_v2 import library, plant
 
 from checks.audit import page
-from checks.audit.findings import FINDINGS, Audit, Finding
+from checks.audit.findings import FINDINGS, Audit, BaseStatistics, Finding, Statistics
 from regraft.report import html as report_html
-from regraft.report.document import Run
+from regraft.report.document import Run, encoded
 
 PHONE, SCREEN = 360, 1280
 
@@ -76,12 +76,12 @@ def many_bases() -> dict[str, Any]:
         checked=checked,
         names={base["id"]: base["name"] for base in bases},
         closing="",
-        statistics={"bases": bases},
+        statistics=Statistics(bases=[BaseStatistics(**base) for base in bases]),
         level="default",
     )
     run_of_it = Run(command="check", source_kind="library", source=Path("library"))
     run_of_it.end()
-    return {**run_of_it.document(), **audit.document(), "level": audit.level, "not_checked": []}
+    return encoded(audit.report(run_of_it.head()))
 
 
 def checked(source: Path, place: Path) -> dict[str, Any]:
