@@ -154,7 +154,7 @@ class Statistics(Struct, frozen=True, kw_only=True):
     """Numbers of a store; ``semantic`` has the signals of a search by meaning, where the system has such."""
 
     bases: list[BaseStatistics] | UnsetType = UNSET
-    semantic: dict[str, Any] | UnsetType | None = UNSET
+    semantic: Struct | UnsetType | None = UNSET
 
 
 class FindingReport(Struct, frozen=True, kw_only=True):

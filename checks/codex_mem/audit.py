@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import apsw
 from msgspec import structs
@@ -40,7 +39,7 @@ class _Seen:
     projects: dict[str, Project] = field(default_factory=dict)
     survey: Survey | None = None
     #: The draft's state and signals of the whole.
-    signals: dict[str, Any] | None = None
+    signals: health.Signals | None = None
     checked: dict[str, int] = field(default_factory=dict)
 
 
@@ -185,7 +184,7 @@ def _as_audit(path: Path, seen: _Seen) -> Audit:
 
 
 def _state_of(seen: _Seen) -> str:
-    return "" if seen.signals is None else f"Search by meaning: {seen.signals['state']}. "
+    return "" if seen.signals is None else f"Search by meaning: {seen.signals.state}. "
 
 
 def _statistics(project: Project, survey: Survey | None) -> BaseStatistics:

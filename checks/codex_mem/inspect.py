@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 import apsw
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from checks.codex_mem import layout
 from checks.looks import BaseLook, HealthLook, Look, name_line
 from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem import health as codex_mem_health
-from regraft.formats.codex_mem.health import State, Survey
+from regraft.formats.codex_mem.health import Signals, State, Survey
 from regraft.formats.codex_mem.notes import Counts
 from regraft.located import Located
 from regraft.text import counted, one_line
@@ -52,14 +51,14 @@ class ProjectLook(BaseLook, frozen=True, kw_only=True):
 class NotesHealthLook(HealthLook, frozen=True, kw_only=True):
     """The health of a database; ``semantic`` has the signals of search by meaning, None where they cannot be read."""
 
-    semantic: dict[str, Any] | None
+    semantic: Signals | None
 
     def lines(self) -> Iterator[str]:
         """See :class:`HealthLook`."""
         if self.semantic is None:
             return
-        yield f"search by meaning: {self.semantic['state']}"
-        for name, value in self.semantic.items():
+        yield f"search by meaning: {self.semantic.state}"
+        for name, value in structs.asdict(self.semantic).items():
             if name != "state":
                 yield f"  {name.replace('_', ' '):<22}{_written(value)}"
         yield ""
@@ -79,11 +78,11 @@ def look(source: Located) -> Look:
             signals, problems = codex_mem_health.signals(survey), list(_problems(survey))
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         return _nothing(size, f"it cannot be read: {error}")
-    has_vectors = signals["semantic_enabled"] and signals["eligible"]
+    has_vectors = signals.semantic_enabled and signals.eligible
     health = NotesHealthLook(
-        coverage=signals["ready"] / signals["eligible"] if has_vectors else None,
-        orphans=signals["orphans"] or 0,
-        stale=signals["stale"],
+        coverage=signals.ready / signals.eligible if has_vectors else None,
+        orphans=signals.orphans or 0,
+        stale=signals.stale,
         bytes=size,
         problems=problems,
         semantic=signals,

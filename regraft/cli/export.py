@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say, written_list
+from regraft.formats.parquet.export import ExportedBase, ExportReport
 from regraft.formats.parquet.export import export as write_parquet
 from regraft.kinds import Kind
 from regraft.locate import located
 from regraft.report import progress
-from regraft.report.document import Run
+from regraft.report.document import Run, encoded
 from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
 
 
@@ -45,22 +45,23 @@ def export(
         run.source_kind, run.source = found.kind.value, found.path if found.notices else path
         parts = write_parquet(found, target, bases, progress.for_person(quiet=quiet or as_json), from_v1=from_v1)
     run.end()
-    exported = [part.document() for part in parts.bases]
+    report = ExportReport(head=run.head(), bases=[part.report() for part in parts.bases])
     if as_json:
-        echo_json({**run.document(), "bases": exported})
+        echo_json(encoded(report))
     else:
-        say(shown_lines(_line(base, verbose=verbose > 0) for base in exported) + written_list([target]))
-    sys.exit(1 if any(base["problem"] or base["rows"]["skipped"] for base in exported) else 0)
+        say(shown_lines(_line(base, verbose=verbose > 0) for base in report.bases) + written_list([target]))
+    sys.exit(int(any(base.problem or base.rows.skipped for base in report.bases)))
 
 
-def _line(base: dict[str, Any], *, verbose: bool) -> str:
-    message = f"{counted(base['rows']['carried'], 'unit')}, {counted(base['vectors'], 'vector')}"
-    if base["dimensions"]:
-        message += f" of {base['dimensions']} dimensions"
-    message += "".join(f", left out: {count:,} {reason}" for reason, count in base["rows"]["skipped"].items())
+def _line(base: ExportedBase, *, verbose: bool) -> str:
+    message = f"{counted(base.rows.carried, 'unit')}, {counted(base.vectors, 'vector')}"
+    if base.dimensions:
+        message += f" of {base.dimensions} dimensions"
+    for reason, count in base.rows.skipped.items():
+        message += f", left out: {count:,} {reason}"
     if verbose:
-        message += "".join(
-            f", not in a file of units: {count:,} {reason}" for reason, count in base["left_out"].items()
-        )
-    problem = f" ({base['problem']})" if base["problem"] else ""
-    return f"{one_line(base['name'], LONGEST_NAME)}: {message}{problem}"
+        for reason, count in base.left_out.items():
+            message += f", not in a file of units: {count:,} {reason}"
+    if base.problem:
+        message += f" ({base.problem})"
+    return f"{one_line(base.name, LONGEST_NAME)}: {message}"

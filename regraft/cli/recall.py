@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,7 +13,7 @@ from regraft.kinds import NAMES, Kind
 from regraft.locate import located
 from regraft.ranking import angel_memory as recalling
 from regraft.ranking.angel_memory import Recalled, Span
-from regraft.report.document import Run
+from regraft.report.document import Report, Run, encoded
 from regraft.system_errors import NotRecalled
 from regraft.text import counted, one_line, shown_lines
 
@@ -80,7 +79,7 @@ def recall(
         found = recalling.recall(source.tree.path, short_id, span, token_budget)
     run.end()
     if as_json:
-        echo_json({**run.document(), **_document(found)})
+        echo_json(encoded(_report(run, found)))
     else:
         head = "" if quiet else _head(found, verbose=verbose > 0)
         text = found.content.replace("\r\n", "\n")
@@ -90,27 +89,44 @@ def recall(
             note(f"note: {left}")
 
 
-def _document(found: Recalled) -> dict[str, Any]:
-    return {
-        "note_short_id": found.record.short_id,
-        "source_id": found.record.source_id,
-        "path": found.record.path,
-        "headings": [heading for heading in found.record.headings if heading],
-        "tags": list(found.record.names),
-        "total_lines": found.total_lines,
-        "actual_start_line": found.start,
-        "actual_end_line": found.end,
-        "tokens": found.tokens,
-        "truncated": found.is_cut,
-        "content": found.content,
-    }
+class RecallReport(Report, kw_only=True):
+    """What ``regraft recall`` tells (``docs/commands.md``); lines count from 1."""
+
+    note_short_id: int | None
+    source_id: str
+    path: str
+    headings: list[str]
+    tags: list[str]
+    total_lines: int
+    actual_start_line: int
+    actual_end_line: int
+    tokens: int
+    truncated: bool
+    content: str
+
+
+def _report(run: Run, found: Recalled) -> RecallReport:
+    return RecallReport(
+        head=run.head(),
+        note_short_id=found.record.short_id,
+        source_id=found.record.source_id,
+        path=found.record.path,
+        headings=list(filter(None, found.record.headings)),
+        tags=list(found.record.names),
+        total_lines=found.total_lines,
+        actual_start_line=found.start,
+        actual_end_line=found.end,
+        tokens=found.tokens,
+        truncated=found.is_cut,
+        content=found.content,
+    )
 
 
 def _head(found: Recalled, *, verbose: bool) -> str:
     """Return what stands above the lines for a person."""
     record = found.record
-    headings = " > ".join(heading for heading in record.headings if heading)
-    title = f"Note {record.short_id}: {record.path}{f', {headings}' if headings else ''}"
+    place = ", ".join(filter(None, (record.path, " > ".join(filter(None, record.headings)))))
+    title = f"Note {record.short_id}: {place}"
     tokens = counted(found.tokens, "token")
     lines = [one_line(title), f"lines {found.start} to {found.end} of {found.total_lines}, about {tokens}"]
     if verbose:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+from msgspec import Struct
 
 from regraft import sqlite
 from regraft.formats.codex_mem import database as codex_mem_database
@@ -208,8 +209,32 @@ def obstacle(found: Survey) -> str | None:
     }.get(found.state)
 
 
-def signals(found: Survey) -> dict[str, Any]:
-    """Return the draft's signals by their names, None for what nobody can know from the files.
+class Signals(Struct, frozen=True, kw_only=True):
+    """The draft's signals of search by meaning, None for what nobody can know from the files."""
+
+    state: str
+    retrieval_mode: str
+    semantic_enabled: bool
+    #: A setting of the application.
+    implicit_resurfacing: bool | None = None
+    model_id: str | None
+    dimensions: int | None
+    eligible: int
+    ready: int
+    pending: int
+    stale: int
+    failed: int
+    excluded: int
+    not_applicable: int
+    sidecar_present: bool
+    sidecar_compatible: bool | None
+    orphans: int | None
+    last_backfill: str | None
+    last_rebuild: str | None
+
+
+def signals(found: Survey) -> Signals:
+    """Return the draft's signals.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the database is damaged.
@@ -217,27 +242,25 @@ def signals(found: Survey) -> dict[str, Any]:
     memory, state, counts, meta = found.memory, found.state, found.total, found.memory.meta
     is_hybrid = state not in WORDS_ONLY and counts.ready > 0
     is_compatible = memory.vectors is not None and state is not State.INCOMPATIBLE
-    return {
-        "state": state.value,
-        "retrieval_mode": "hybrid" if is_hybrid else "lexical",
-        "semantic_enabled": state is not State.DISABLED,
-        # A setting of the application.
-        "implicit_resurfacing": None,
-        "model_id": _usual_model(memory) if meta is None else meta.model_id,
-        "dimensions": None if meta is None else meta.dimensions,
-        "eligible": counts.eligible,
-        "ready": counts.ready,
-        "pending": counts.pending,
-        "stale": counts.stale,
-        "failed": counts.failed,
-        "excluded": counts.excluded,
-        "not_applicable": counts.not_applicable,
-        "sidecar_present": memory.is_present,
-        "sidecar_compatible": is_compatible if memory.is_present else None,
-        "orphans": None if found.gone is None else found.gone + counts.astray,
-        "last_backfill": None if meta is None else meta.backfilled_at,
-        "last_rebuild": None if meta is None else meta.rebuilt_at,
-    }
+    return Signals(
+        state=state.value,
+        retrieval_mode="hybrid" if is_hybrid else "lexical",
+        semantic_enabled=state is not State.DISABLED,
+        model_id=_usual_model(memory) if meta is None else meta.model_id,
+        dimensions=None if meta is None else meta.dimensions,
+        eligible=counts.eligible,
+        ready=counts.ready,
+        pending=counts.pending,
+        stale=counts.stale,
+        failed=counts.failed,
+        excluded=counts.excluded,
+        not_applicable=counts.not_applicable,
+        sidecar_present=memory.is_present,
+        sidecar_compatible=is_compatible if memory.is_present else None,
+        orphans=None if found.gone is None else found.gone + counts.astray,
+        last_backfill=None if meta is None else meta.backfilled_at,
+        last_rebuild=None if meta is None else meta.rebuilt_at,
+    )
 
 
 def _usual_model(memory: Memory) -> str | None:

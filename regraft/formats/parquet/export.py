@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+from msgspec import Struct
 
 from regraft import links, steady
 from regraft.base_names import meant
@@ -24,6 +25,7 @@ from regraft.formats.vector_table import StoreProblem
 from regraft.kinds import NAMES, V1_SOURCES, Kind
 from regraft.locate import Located
 from regraft.names import vector_file_name
+from regraft.report.document import Report
 from regraft.report.progress import Progress, stage
 from regraft.text import shown, whole
 from regraft.tree import join
@@ -32,6 +34,34 @@ from regraft.tree import join
 V2_KINDS = (Kind.LIBRARY, Kind.PACK, Kind.V2_PROFILE, Kind.V2_BACKUP, Kind.BASE, Kind.INDEX)
 V1_KINDS = (*V1_SOURCES, Kind.V1_VECTORS)
 _DAMAGE = (apsw.Error, StoreProblem, SourceUnreadable, OSError, UnicodeDecodeError)
+
+
+class ExportedRows(Struct, frozen=True, kw_only=True):
+    """How many texts a base has, how many of them are rows of the file, and why the others are not."""
+
+    read: int
+    carried: int
+    skipped: dict[str, int]
+
+
+class ExportedBase(Struct, frozen=True, kw_only=True):
+    """A base in the document of an export; ``left_out`` counts what is no unit, by its finding."""
+
+    id: str
+    name: str
+    model: str | None
+    dimensions: int | None
+    rows: ExportedRows
+    vectors: int
+    without_vector: int
+    left_out: dict[str, int]
+    problem: str | None
+
+
+class ExportReport(Report, kw_only=True):
+    """What ``regraft export`` tells (``docs/commands.md``)."""
+
+    bases: list[ExportedBase]
 
 
 @dataclass
@@ -58,20 +88,20 @@ class Part:
         """Return the length of its vectors, None where it has none."""
         return None if self.look is None else self.look.vector_bytes
 
-    def document(self) -> dict[str, Any]:
+    def report(self) -> ExportedBase:
         """Return the base's part of the command's document."""
         look = self.look or BaseLook()
-        return {
-            "id": self.about.id,
-            "name": self.about.name,
-            "model": self.about.model,
-            "dimensions": self.about.dimensions,
-            "rows": {"read": look.bodies, "carried": self.rows, "skipped": self._skipped(look)},
-            "vectors": self.vectors,
-            "without_vector": self.rows - self.vectors,
-            "left_out": {name: count for name, count in look.left_out.items() if name != "body.orphan"},
-            "problem": self.problem,
-        }
+        return ExportedBase(
+            id=self.about.id,
+            name=self.about.name,
+            model=self.about.model,
+            dimensions=self.about.dimensions,
+            rows=ExportedRows(read=look.bodies, carried=self.rows, skipped=self._skipped(look)),
+            vectors=self.vectors,
+            without_vector=self.rows - self.vectors,
+            left_out={name: count for name, count in look.left_out.items() if name != "body.orphan"},
+            problem=self.problem,
+        )
 
     def _skipped(self, look: BaseLook) -> dict[str, int]:
         skipped = {name: count for name, count in look.left_out.items() if name == "body.orphan"}
