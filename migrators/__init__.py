@@ -1,15 +1,18 @@
-"""Journeys from other layouts to the current one, on shared stages: read → plan → carry → verify → publish."""
+"""Pipelines from other layouts to the current one, on shared stages: read → plan → carry → verify → publish."""
 
 from migrators.pipeline.options import Options
 from migrators.pipeline.report import exit_status
 from migrators.pipeline.session import Migration
 from migrators.registry import migrate, pipeline_of, plan_only
 from regraft.formats.cherry_v2.models import ModelOverrides, is_model_id, tidy_model_id
+from regraft.report.migration import MigrationReport, SourcePlan
 
 __all__ = [
     "Migration",
+    "MigrationReport",
     "ModelOverrides",
     "Options",
+    "SourcePlan",
     "exit_status",
     "is_model_id",
     "migrate",

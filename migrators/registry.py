@@ -1,10 +1,9 @@
-"""Which journey a source goes, and what to say of one that goes none."""
+"""By which pipeline a source is migrated, and what to say of one that is not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from migrators import cherry_preview, cherry_v1
 from migrators.pipeline import run
@@ -15,6 +14,7 @@ from regraft import systems
 from regraft.errors import SourceNotMigratable
 from regraft.kinds import NAMES, V1_SOURCES, Kind
 from regraft.locate import Located
+from regraft.report.migration import MigrationReport, SourcePlan
 from regraft.report.progress import Progress
 
 #: What to do about a source that is recognised but not migrated.
@@ -51,12 +51,12 @@ def migrate(
     target: Path,
     options: Options,
     progress: Progress,
-    show_plan: Callable[[dict[str, Any]], bool] = lambda _: True,
+    show_plan: Callable[[MigrationReport], bool] = lambda _: True,
 ) -> Migration:
-    """Migrate a source into ``target`` by the journey of its layout; see :func:`migrators.pipeline.run.migrate`."""
+    """Migrate a source into ``target`` by the pipeline of its layout; see :func:`migrators.pipeline.run.migrate`."""
     return run.migrate(pipeline_of(source), source, target, options, progress, show_plan)
 
 
-def plan_only(source: Located, options: Options, progress: Progress) -> dict[str, Any]:
-    """Plan a source without a target, by the journey of its layout; see :func:`migrators.pipeline.run.plan_only`."""
+def plan_only(source: Located, options: Options, progress: Progress) -> SourcePlan:
+    """Plan a source without a target, by the pipeline of its layout; see :func:`migrators.pipeline.run.plan_only`."""
     return run.plan_only(pipeline_of(source), source, options, progress)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from checks.audit.findings import Audit, BaseStatistics, Finding, Statistics
 from checks.cherry_v1 import findings as v1
 from regraft.report import notices
+from regraft.report.migration import BaseReport, LookedAt, SourcePlan, Warned
 from regraft.report.notices import CODES
 from regraft.report.progress import human_bytes
-
-Document = dict[str, Any]
 
 #: Codes about a base that speak of its vector file.
 _ABOUT_THE_FILE = {notices.MISSING_STORE, notices.DEGENERATE, notices.DIFFERING_VECTOR, notices.DEDUPLICATED}
@@ -32,7 +30,7 @@ _HAS_TEXT = {
 # --- the audit -----------------------------------------------------------------------------------------------------
 
 
-def audit(plan: Document, command: Sequence[str]) -> Audit:
+def audit(plan: SourcePlan, command: Sequence[str]) -> Audit:
     """Turn a plan into findings.
 
     A base's sum of chunks that v1 left out is none: every item of them says its own.
@@ -41,106 +39,104 @@ def audit(plan: Document, command: Sequence[str]) -> Audit:
         plan: what ``migrators.plan_only`` gives of the source.
         command: the words of the command that migrates it, with the options that the plan was made with.
     """
-    looked_at = plan["looked_at"]
-    told = [warning for warning in plan["warnings"] if warning["code"] != notices.DEDUPLICATED]
-    found = [_finding(warning, looked_at.get(warning["base"]), command) for warning in told]
+    bases = plan.report.bases
+    told = [warning for warning in plan.report.warnings if warning.code != notices.DEDUPLICATED]
+    found = [_finding(warning, plan.looked_at.get(warning.base or ""), command) for warning in told]
     found += [*_unseen_stores(plan), *_no_room(plan)]
     return Audit(
         findings=tuple(found),
         checked=_checked(plan),
-        names={base["legacy_id"]: base["name"] for base in plan["bases"]},
+        names={base.source_id: base.name for base in bases},
         closing=_closing(found, plan, command),
-        statistics=Statistics(bases=[_statistics(base, looked_at[base["legacy_id"]]) for base in plan["bases"]]),
+        statistics=Statistics(bases=[_statistics(base, plan.looked_at[base.source_id]) for base in bases]),
     )
 
 
-def _checked(plan: Document) -> dict[str, int]:
+def _checked(plan: SourcePlan) -> dict[str, int]:
     """Return how much of what the plan looked at."""
-    looked_at = plan["looked_at"].values()
-    skipped = sum(count for reason, count in plan["skipped"].items() if CODES[reason].subject == "base")
-    read = [one for one in looked_at if one["is_read"]]
+    looked_at = plan.looked_at.values()
+    skipped = sum(count for reason, count in plan.report.skipped.items() if CODES[reason].subject == "base")
+    read = [one for one in looked_at if one.is_read]
     return {
         "bases": len(looked_at) + skipped,
-        "items": sum(one["items"] for one in looked_at),
-        "rows": plan["totals"]["rows"]["read"],
-        "uploads": sum(one["uploads"] for one in looked_at),
+        "items": sum(one.items for one in looked_at),
+        "rows": plan.report.totals.rows.read,
+        "uploads": sum(one.uploads for one in looked_at),
         "vector_files": len(read),
-        "bytes": sum(one["bytes"] for one in read),
+        "bytes": sum(one.bytes for one in read),
     }
 
 
-def _statistics(base: Document, store: Document) -> BaseStatistics:
+def _statistics(base: BaseReport, store: LookedAt) -> BaseStatistics:
     """Return where the rows of a base would go; None where nobody could read them."""
-    rows = base["rows"] if store["is_read"] or base["status"] == "completed" else None
-    return BaseStatistics(id=base["legacy_id"], name=base["name"], rows=rows)
+    is_known = store.is_read or base.status == "completed"
+    return BaseStatistics(id=base.source_id, name=base.name, rows=base.rows if is_known else None)
 
 
-def _finding(warning: Document, store: Document | None, command: Sequence[str]) -> Finding:
+def _finding(warning: Warned, store: LookedAt | None, command: Sequence[str]) -> Finding:
     """Return what a warning of the plan is; ``store`` is what was looked at of its base, if it is about one."""
-    code = CODES[warning["code"]]
+    code = CODES[warning.code]
     name = code.finding
-    subject = warning["item"]
+    subject = warning.item
     if store is not None:
         if code.name == notices.MISSING_STORE:
             name = _store_problem(store)
         if subject is None and (code.subject == "row" or code.name in _ABOUT_THE_FILE):
-            subject = store["vector_file"]
+            subject = store.vector_file
     return Finding(
         name=name,
         severity=code.severity,
-        message=warning["message"],
-        base=warning["base"],
+        message=warning.message,
+        base=warning.base,
         subject=subject,
-        count=warning["count"],
-        samples=tuple(warning["samples"]),
+        count=warning.count,
+        samples=warning.samples,
         repair=_repair(warning, store, command),
     )
 
 
-def _store_problem(store: Document) -> str:
+def _store_problem(store: LookedAt) -> str:
     """Return what is wrong with a vector file of which no vector can be carried."""
-    is_empty = store["kind"] is None or (store["kind"] == "file" and store["bytes"] == 0)
-    return v1.NO_VECTORS if is_empty or store["is_read"] else v1.UNREADABLE
+    is_empty = store.kind is None or (store.kind == "file" and store.bytes == 0)
+    return v1.NO_VECTORS if is_empty or store.is_read else v1.UNREADABLE
 
 
-def _repair(warning: Document, store: Document | None, command: Sequence[str]) -> str | None:
+def _repair(warning: Warned, store: LookedAt | None, command: Sequence[str]) -> str | None:
     """Return the command that carries a base whose model is gone, or texts whose vector cannot be carried."""
-    if store is None or not store["is_read"]:
+    if store is None or not store.is_read:
         return None
-    if warning["model"] is not None:
-        return shlex.join([*command, "--recreate-model", warning["model"]])
+    if warning.model is not None:
+        return shlex.join([*command, "--recreate-model", warning.model])
     # Samples are of rows: there are some.
-    if warning["code"] in _HAS_TEXT and warning["samples"]:
+    if warning.code in _HAS_TEXT and warning.samples:
         return shlex.join([*command, "--carry-text"])
     return None
 
 
-def _unseen_stores(plan: Document) -> Iterator[Finding]:
+def _unseen_stores(plan: SourcePlan) -> Iterator[Finding]:
     """Find the vector files that a plan says nothing of, as the base has no model that would need them."""
-    for base in plan["bases"]:
-        store = plan["looked_at"][base["legacy_id"]]
-        if base["error"] == notices.MISSING_MODEL and not store["is_read"]:
+    for base in plan.report.bases:
+        store = plan.looked_at[base.source_id]
+        if base.error == notices.MISSING_MODEL and not store.is_read:
             name = _store_problem(store)
             why = "cannot be read" if name == v1.UNREADABLE else "is missing or empty"
-            said = f"its vector file {store['vector_file']} {why}; knowing its model will not help"
-            yield Finding(
-                name=name, severity="error", message=said, base=base["legacy_id"], subject=store["vector_file"]
-            )
+            said = f"its vector file {store.vector_file} {why}; knowing its model will not help"
+            yield Finding(name=name, severity="error", message=said, base=base.source_id, subject=store.vector_file)
 
 
-def _no_room(plan: Document) -> Iterator[Finding]:
-    needed, free = (plan["preflight"][key] for key in ("bytes_needed", "bytes_free"))
-    if needed > free:
+def _no_room(plan: SourcePlan) -> Iterator[Finding]:
+    needed, free, source = plan.room.bytes_needed, plan.room.bytes_free, plan.report.head.source
+    if needed > free and source is not None:
         said = (
             f"the library takes about {human_bytes(needed)} and {human_bytes(free)} are free beside the source; "
             "choose a folder on another disk for --to"
         )
-        yield Finding(name=v1.DISK_SPACE, severity="error", message=said, subject=plan["source"]["path"])
+        yield Finding(name=v1.DISK_SPACE, severity="error", message=said, subject=source.path)
 
 
-def _closing(found: Sequence[Finding], plan: Document, command: Sequence[str]) -> str:
+def _closing(found: Sequence[Finding], plan: SourcePlan, command: Sequence[str]) -> str:
     typed = shlex.join(command)
-    if not plan["looked_at"]:
+    if not plan.looked_at:
         return "There is nothing to migrate."
     if any(finding.name == v1.RUNNING for finding in found):
         return f"Quit the application, then: {typed}"

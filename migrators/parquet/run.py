@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import apsw
 import msgspec
@@ -19,21 +18,22 @@ from migrators.parquet.files import UnitsFile
 from migrators.parquet.plan import Plan
 from migrators.parquet.rebuild import Rebuilt, verify
 from migrators.parquet.report import carried_outcome, planned_outcome, skipped_of
-from migrators.pipeline import preflight, report, session
+from migrators.pipeline import preflight, report
 from migrators.pipeline.carry import CARRY_SHARE, REPORT_ROWS, indexing
 from migrators.pipeline.options import Options
-from migrators.pipeline.publish import Target
-from migrators.pipeline.session import LibraryRun, Migration
+from migrators.pipeline.report import Outcome
+from migrators.pipeline.session import Migration, Session, session
 from migrators.pipeline.survey import BaseEntry, kept_completed, read_entry, still_there
 from regraft import sqlite
-from regraft.errors import SourceUnreadable
+from regraft.errors import Declined, SourceUnreadable
 from regraft.formats.cherry_v2 import catalog
 from regraft.formats.cherry_v2.item_data import data_damage
 from regraft.formats.parquet.columns import AboutBase
 from regraft.ledger import durable
-from regraft.ledger.ledger import Entry, Ledger
+from regraft.ledger.ledger import Entry
 from regraft.locate import INDEX_FILE
 from regraft.report.document import Run
+from regraft.report.migration import MigrationReport
 from regraft.report.progress import Progress, stage
 from regraft.text import shown
 
@@ -43,7 +43,7 @@ WRITER = 1
 
 
 @dataclass(frozen=True)
-class ImportWork:
+class ImportJob:
     """One base of the run: unchanged, with what the ledger has of it, or planned."""
 
     position: int
@@ -58,7 +58,7 @@ def import_files(
     target: Path,
     options: Options,
     progress: Progress,
-    show_plan: Callable[[dict[str, Any]], bool] = lambda _: True,
+    show_plan: Callable[[MigrationReport], bool] = lambda _: True,
 ) -> Migration:
     """Import files that ``regraft export`` wrote, of different bases, into ``target`` and return the report.
 
@@ -67,7 +67,7 @@ def import_files(
         target: the library's folder: new, empty, or written by an earlier run.
         options: what the user asks for: time, bases, a dry run.
         progress: told of rows and bytes.
-        show_plan: called with the planned document before anything of a base is written; False stops here.
+        show_plan: called with the planned report before anything of a base is written; False stops here.
 
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
@@ -82,150 +82,182 @@ def import_files(
         target=target,
     )
     bases = files.chosen(files.read_files(paths), options.bases)
-    origin = ", ".join(map(shown, paths))
-    importing = _Importing(run=run, origin=origin, bases=bases, options=options, progress=progress)
-    if not options.dry_run:
-        return session.write(target, importing, show_plan)
-    with durable.temporary_folder() as work:
-        return session.dry_run(target, importing, work)
+    with session(target, run) as at:
+        plan = plan_import(bases, at, options, progress)
+        outcomes = plan.outcomes()
+        planned = import_report(run, outcomes)
+        if at.stands(plan.jobs):
+            return at.without_writing(planned)
+        planned = at.with_room(planned, plan.bytes)
+        if options.dry_run:
+            return at.without_writing(planned)
+        if not show_plan(planned):
+            raise Declined(path=target)
+        at.begin(", ".join(map(shown, paths)), plan.jobs)
+        with stage(progress, "Carrying", plan.rows), _still_readable():
+            for job, base_plan in _marked(plan, progress):
+                progress.at(base_plan.about.name)
+                outcomes[job.base_id] = carry(at, job, base_plan, progress)
+        return at.finish(import_report(run, outcomes))
 
 
-@dataclass(kw_only=True)
-class _Importing(LibraryRun[ImportWork]):
-    """One run of an import."""
+@dataclass(frozen=True, kw_only=True)
+class ImportPlan:
+    """What an import is going to do: every base as it stands, or with its plan."""
 
-    bases: list[tuple[int, UnitsFile, AboutBase]]
-    options: Options
-    progress: Progress
+    jobs: tuple[ImportJob, ...]
 
-    def look(self, target: Path, entries: dict[str, Entry], keep: ExitStack, work: Path) -> None:  # noqa: ARG002
-        """See :class:`LibraryRun`."""
-        marks = self._fingerprints(entries)
-        stands = {base.id: _unchanged(target, base.id, entries, marks[base.id]) for _, _, base in self.bases}
-        self._survey([file for _, file, base in self.bases if stands[base.id] is None])
-        for position, file, base in self.bases:
-            one = ImportWork(position, base.id, marks[base.id], unchanged=stands[base.id])
-            if one.unchanged is None:
-                one = _not_poorer(target, entries, replace(one, plan=self._plan(file, base)))
-            self.works.append(one)
-            if one.unchanged is not None:
-                self.outcomes[base.id] = report.unchanged(one.unchanged)
-        self._check(target, entries)
+    @property
+    def planned(self) -> list[Plan]:
+        """Return the plans of the bases that are to be carried."""
+        return [job.plan for job in self.jobs if job.plan is not None]
 
-    def _check(self, target: Path, entries: dict[str, Entry]) -> None:
-        """Refuse bases and items that the target has from elsewhere, and rows that no catalog takes."""
-        plans = self._plans()
-        changed = {plan.about.id for plan in plans}
-        preflight.check_conflicts(target, COMMAND, (base.id for _, _, base in self.bases), entries, changed)
-        items = {plan.about.id: (plan.about.name, [item.id for item in plan.expected_items()]) for plan in plans}
-        preflight.check_items(target, items, entries)
-        _prove(plans)
+    @property
+    def bytes(self) -> int:
+        """Estimate the bytes that carrying them takes on the target's disk."""
+        return sum(plan.bytes for plan in self.planned)
 
-    def _fingerprints(self, entries: dict[str, Entry]) -> dict[str, str]:
-        """Return a hash of all that a base is made from (its file counts by size and CRC-32), "" for a new base."""
-        # Of a base that no run has written yet there is nothing to compare with: its file is read for that once there
-        # is room for what becomes of it.
+    @property
+    def rows(self) -> int:
+        """Return how many rows are to be carried."""
+        return sum(plan.held.rows for plan in self.planned)
+
+    def outcomes(self) -> dict[str, Outcome]:
+        """Return what is to be reported of every base, by its id."""
         found = {}
-        marks: dict[Path, list[int]] = {}
-        for _, file, base in self.bases:
-            if base.id in entries and file.path not in marks:
-                marks[file.path] = file.content_mark()
-            found[base.id] = fingerprint(base.id, marks[file.path]) if base.id in entries else ""
+        for job in self.jobs:
+            if job.unchanged is not None:
+                found[job.base_id] = report.unchanged(job.unchanged)
+            elif job.plan is not None:
+                found[job.base_id] = planned_outcome(job.plan)
         return found
 
-    def _mark_new(self) -> None:
-        """Read the files of bases that no run has written yet: now there is room for what becomes of them."""
-        marks: dict[Path, list[int]] = {}
-        for place, work in enumerate(self.works):
-            if work.plan is not None and not work.fingerprint:
-                file = work.plan.file
-                if file.path not in marks:
-                    self.progress.at(file.path.name)
-                    marks[file.path] = file.content_mark()
-                self.works[place] = replace(work, fingerprint=fingerprint(work.base_id, marks[file.path]))
 
-    def _survey(self, wanted: list[UnitsFile]) -> None:
-        unread = {file.path: file for file in wanted}.values()
-        with stage(self.progress, "Reading", sum(file.looked_at[0] for file in unread)):
-            for file in unread:
-                size = file.looked_at[0]
-                self.progress.at(file.path.name)
-                file.survey(lambda share, size=size: self.progress.step(share * size, int(share * size)))  # type: ignore[misc]
+def plan_import(
+    bases: list[tuple[int, UnitsFile, AboutBase]], at: Session, options: Options, progress: Progress
+) -> ImportPlan:
+    """Look at every base of the files; refuse what the target has from elsewhere, and rows that no catalog takes.
 
-    def _plan(self, file: UnitsFile, base: AboutBase) -> Plan:
-        skipped: Counter[str] = Counter()
-        return Plan(
-            about=base,
-            file=file,
-            held=file.of_base(base),
-            record=record_of(file.path, file.about, base, self.options.now_ms),
-            items=None if base.items is None else tuple(items_of(base, skipped)),
-            skipped_items=skipped,
-            strays=file.strays() if base is file.about.bases[0] else 0,
-        )
+    Raises:
+        TargetNotOurs, TargetBaseForeign, TargetBaseChanged, TargetHasItem, LinkInStore, SourceUnreadable
+    """
+    marks = _fingerprints(bases, at.entries)
+    stands = {base.id: _unchanged(at.path, base.id, at.entries, marks[base.id]) for _, _, base in bases}
+    _survey([file for _, file, base in bases if stands[base.id] is None], progress)
+    jobs = []
+    for position, file, base in bases:
+        job = ImportJob(position, base.id, marks[base.id], unchanged=stands[base.id])
+        if job.unchanged is None:
+            job = _not_poorer(at, replace(job, plan=_plan(file, base, options)))
+        jobs.append(job)
+    plan = ImportPlan(jobs=tuple(jobs))
+    changed = {one.about.id for one in plan.planned}
+    preflight.check_conflicts(at.path, COMMAND, (base.id for _, _, base in bases), at.entries, changed)
+    items = {one.about.id: (one.about.name, [item.id for item in one.expected_items()]) for one in plan.planned}
+    preflight.check_items(at.path, items, at.entries)
+    _prove(plan.planned)
+    return plan
 
-    def _plans(self) -> list[Plan]:
-        return [work.plan for work in self.works if work.plan is not None]
 
-    def needed(self) -> int:
-        """See :class:`LibraryRun`."""
-        return sum(plan.bytes for plan in self._plans())
+def import_report(run: Run, outcomes: dict[str, Outcome]) -> MigrationReport:
+    """Return the whole report of an import."""
+    ordered = list(outcomes.values())
+    return report.report_of(run, ordered, skipped_of(ordered), ())
 
-    def carry(self, place: Target, ledger: Ledger) -> None:
-        """See :class:`LibraryRun`."""
-        with stage(self.progress, "Carrying", sum(plan.held.rows for plan in self._plans())), _still_readable():
-            self._mark_new()
-            for work in self.works:
-                if work.plan is not None:
-                    self.progress.at(work.plan.about.name)
-                    self._carry(place, ledger, work, work.plan)
 
-    def _carry(self, place: Target, ledger: Ledger, work: ImportWork, plan: Plan) -> None:
-        base, staged = plan.about, place.staging / work.base_id
-        built, size = None, 0
-        if base.index:
-            built = self._build(staged / INDEX_FILE, plan)
-            size = (staged / INDEX_FILE).stat().st_size
-            durable.sync_tree(staged)
-        found = items_of_materials(base.id, staged / INDEX_FILE, plan.record.now_ms) if built else ()
-        items = tuple(found) if plan.items is None else plan.items
-        outcome = carried_outcome(plan, items, built, size)
-        entry = BaseEntry(
-            position=work.position,
-            record=plan.record,
-            report=outcome.base,
-            items={item.id: item.id for item in items},
-            children={},
-            notices=list(outcome.notices),
-            has_files=base.index,
-            index_mark=preflight.index_mark(staged),
-            raw_mark="",
-            command=COMMAND,
-        )
-        place.publish_base(ledger, entry, work.fingerprint, items)
-        self.outcomes[work.base_id] = outcome
+def _fingerprints(bases: list[tuple[int, UnitsFile, AboutBase]], entries: dict[str, Entry]) -> dict[str, str]:
+    """Return a hash of all that a base is made from (its file counts by size and CRC-32), "" for a new base."""
+    # Of a base that no run has written yet there is nothing to compare with: its file is read for that once there is
+    # room for what becomes of it.
+    found = {}
+    marks: dict[Path, list[int]] = {}
+    for _, file, base in bases:
+        if base.id in entries and file.path not in marks:
+            marks[file.path] = file.content_mark()
+        found[base.id] = fingerprint(base.id, marks[file.path]) if base.id in entries else ""
+    return found
 
-    def _build(self, path: Path, plan: Plan) -> Rebuilt:
-        durable.make_folders(path.parent, flush=False)
-        base_id, rows = plan.about.id, plan.held.rows
-        with sqlite.writing(path, create=True) as db:
-            built = Rebuilt(base_id, plan.record.now_ms, db)
-            size = (plan.held.vector_bytes + plan.held.text_bytes) // max(rows, 1)
-            for row in plan.file.rows(plan.about):
-                built.add(row)
-                if built.read % REPORT_ROWS == 0:
-                    self.progress.step(REPORT_ROWS * CARRY_SHARE, REPORT_ROWS * size)
-            indexing(rows, self.progress.step)(db)
-            built.finish(plan.about.bare_materials)
-        verify(path, base_id, built)
-        return built
 
-    def document(self, *, planned: bool = False) -> dict[str, Any]:
-        """See :class:`LibraryRun`."""
-        expected = {plan.about.id: planned_outcome(plan) for plan in self._plans()} if planned else {}
-        outcomes = {**expected, **self.outcomes}
-        ordered = [outcomes[work.base_id] for work in self.works if work.base_id in outcomes]
-        return {**report.books(self.run, ordered, skipped_of(ordered), ()), "totals": report.totals(ordered)}
+def _marked(plan: ImportPlan, progress: Progress) -> list[tuple[ImportJob, Plan]]:
+    """Return the bases that are to be carried, with their fingerprints: now there is room for what becomes of them."""
+    marks: dict[Path, list[int]] = {}
+    found = []
+    for job in plan.jobs:
+        if job.plan is None:
+            continue
+        file, mark = job.plan.file, job.fingerprint
+        if not mark and file.path not in marks:
+            progress.at(file.path.name)
+            marks[file.path] = file.content_mark()
+        if not mark:
+            mark = fingerprint(job.base_id, marks[file.path])
+        found.append((replace(job, fingerprint=mark), job.plan))
+    return found
+
+
+def _survey(wanted: list[UnitsFile], progress: Progress) -> None:
+    unread = {file.path: file for file in wanted}.values()
+    with stage(progress, "Reading", sum(file.looked_at[0] for file in unread)):
+        for file in unread:
+            size = file.looked_at[0]
+            progress.at(file.path.name)
+            file.survey(lambda share, size=size: progress.step(share * size, int(share * size)))  # type: ignore[misc]
+
+
+def _plan(file: UnitsFile, base: AboutBase, options: Options) -> Plan:
+    skipped: Counter[str] = Counter()
+    return Plan(
+        about=base,
+        file=file,
+        held=file.of_base(base),
+        record=record_of(file.path, file.about, base, options.now_ms),
+        items=None if base.items is None else tuple(items_of(base, skipped)),
+        skipped_items=skipped,
+        strays=file.strays() if base is file.about.bases[0] else 0,
+    )
+
+
+def carry(at: Session, job: ImportJob, plan: Plan, progress: Progress) -> Outcome:
+    """Build a base anew, verify it, put it in its place, and return what is to be reported of it."""
+    base, staged = plan.about, at.staging / job.base_id
+    built, size = None, 0
+    if base.index:
+        built = _build(staged / INDEX_FILE, plan, progress)
+        size = (staged / INDEX_FILE).stat().st_size
+        durable.sync_tree(staged)
+    found = items_of_materials(base.id, staged / INDEX_FILE, plan.record.now_ms) if built else ()
+    items = tuple(found) if plan.items is None else plan.items
+    outcome = carried_outcome(plan, items, built, size)
+    entry = BaseEntry(
+        position=job.position,
+        record=plan.record,
+        report=outcome.base,
+        items={item.id: item.id for item in items},
+        children={},
+        notices=list(outcome.notices),
+        has_files=base.index,
+        index_mark=preflight.index_mark(staged),
+        raw_mark="",
+        command=COMMAND,
+    )
+    at.publish(entry, job.fingerprint, items)
+    return outcome
+
+
+def _build(path: Path, plan: Plan, progress: Progress) -> Rebuilt:
+    durable.make_folders(path.parent, flush=False)
+    base_id, rows = plan.about.id, plan.held.rows
+    with sqlite.writing(path, create=True) as db:
+        built = Rebuilt(base_id, plan.record.now_ms, db)
+        size = (plan.held.vector_bytes + plan.held.text_bytes) // max(rows, 1)
+        for row in plan.file.rows(plan.about):
+            built.add(row)
+            if built.read % REPORT_ROWS == 0:
+                progress.step(REPORT_ROWS * CARRY_SHARE, REPORT_ROWS * size)
+        indexing(rows, progress.step)(db)
+        built.finish(plan.about.bare_materials)
+    verify(path, base_id, built)
+    return built
 
 
 @contextmanager
@@ -250,15 +282,15 @@ def _unchanged(target: Path, base_id: str, entries: dict[str, Entry], mark: str)
     return known if still_there(target, base_id, known) else None
 
 
-def _not_poorer(target: Path, entries: dict[str, Entry], work: ImportWork) -> ImportWork:
+def _not_poorer(at: Session, job: ImportJob) -> ImportJob:
     """Keep a completed base that stands in the target where the file would only give a failed one."""
-    if work.plan is None or work.plan.record.base.error is None or work.base_id not in entries:
-        return work
-    stands = read_entry(entries[work.base_id])
-    if stands.record.base.error is not None or not still_there(target, work.base_id, stands):
-        return work
-    kept = kept_completed(stands, work.plan.record.base.error, work.base_id)
-    return ImportWork(work.position, work.base_id, work.fingerprint, unchanged=kept)
+    if job.plan is None or job.plan.record.base.error is None or job.base_id not in at.entries:
+        return job
+    stands = read_entry(at.entries[job.base_id])
+    if stands.record.base.error is not None or not still_there(at.path, job.base_id, stands):
+        return job
+    kept = kept_completed(stands, job.plan.record.base.error, job.base_id)
+    return ImportJob(job.position, job.base_id, job.fingerprint, unchanged=kept)
 
 
 def _problem(plan: Plan) -> str | None:

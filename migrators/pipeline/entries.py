@@ -30,63 +30,6 @@ _RAW_MARK = re.compile(r"([0-9a-f]{32})?", re.ASCII)
 _REFUSED = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, OverflowError, TypeError, ValueError)
 
 
-class _Rows(msgspec.Struct):
-    read: Count
-    carried: Count
-    skipped: dict[str, Count]
-    without_vector: Count = 0
-    v1_deduplicated: Count = 0
-    restored_duplicate: Count = 0
-
-
-class _Index(msgspec.Struct):
-    path: str
-    materials: Count
-    units: Count
-    embeddings: Count | None
-    bytes: Count | None
-
-
-class _Directories(msgspec.Struct):
-    expanded: Count
-    children: Count
-    tombstones: Count
-
-
-class _Migrated(msgspec.Struct, tag_field="command", tag="migrate"):
-    """A base's part of ``report.json`` (``docs/formats/library.md``)."""
-
-    legacy_id: str
-    id: str
-    name: str
-    status: Literal["completed", "failed"]
-    error: str | None
-    dimensions: Count | None
-    outcome: str
-    items: dict[str, Count]
-    directories: _Directories
-    rows: _Rows
-    index: _Index | None
-
-
-class _Imported(msgspec.Struct, tag_field="command", tag="import"):
-    """The same of an import (``docs/commands.md``, "import")."""
-
-    id: str
-    name: str
-    status: Literal["completed", "failed"]
-    error: str | None
-    dimensions: Count | None
-    outcome: str
-    items: dict[str, Count]
-    skipped_items: dict[str, Count]
-    rows: _Rows
-    vectors: Count
-    differing_vectors: Count
-    remade: Count
-    index: _Index | None
-
-
 class _Known(msgspec.Struct):
     """What of an entry is numbers and words of regraft's own."""
 
@@ -104,12 +47,14 @@ def base_entry(subject: str, entry: Entry) -> BaseEntry:
     """
     found = read_entry(entry)
     known = msgspec.json.decode(entry.detail, type=_Known)
-    report = msgspec.convert({**found.report, "command": known.command}, _Migrated | _Imported)
+    report = found.report
+    if report.lacks(known.command):
+        raise UnfitValue(f"what it has of base {subject} is not whole")
     if not found.record.base.id == report.id == subject:
         raise UnfitValue(f"what it has of base {subject} is of another one")
     if report.index is not None and report.index.path != f"{KNOWLEDGE_FOLDER}/{subject}/{INDEX_FILE}":
         raise UnfitValue(f"it has the index of base {subject} elsewhere")
-    reasons = {*report.rows.skipped, *(report.skipped_items if isinstance(report, _Imported) else ())}
+    reasons = {*report.rows.skipped, *(report.skipped_items or ())}
     unknown = {*reasons, *(notice.code for notice in found.notices)} - set(notices.EVERY_CODE)
     if unknown:
         raise UnfitValue(f"it has {min(unknown)!r} of base {subject}, which is no code")

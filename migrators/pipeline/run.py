@@ -5,29 +5,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
-from migrators.pipeline import preflight, report, session
+from migrators.pipeline import preflight, report
 from migrators.pipeline.carry import item_rows
 from migrators.pipeline.drafts import BaseDraft, LibraryDraft
 from migrators.pipeline.options import Options
 from migrators.pipeline.publish import Target
 from migrators.pipeline.report import Outcome
-from migrators.pipeline.session import LibraryRun, Migration
+from migrators.pipeline.session import Migration, Session, session, work_folder
 from migrators.pipeline.source import Pipeline
 from migrators.pipeline.survey import BaseEntry, BaseJob, BasePlanner, chosen, fingerprint, vector_name
 from migrators.pipeline.workers import Done, carry_all, jobs_for, processes
+from regraft.errors import Declined
 from regraft.ledger import durable
-from regraft.ledger.ledger import Entry, Ledger
 from regraft.locate import Located
 from regraft.report.document import Run
+from regraft.report.migration import LookedAt, MigrationReport, Preflight, SourcePlan
 from regraft.report.progress import Progress, stage
-from regraft.room import demand_room
 from regraft.text import path_text
 from regraft.tree import notices_of
 
@@ -36,80 +35,13 @@ logger = logging.getLogger(__name__)
 COMMAND = "migrate"
 
 
-@dataclass(kw_only=True)
-class _MigrationRun(LibraryRun[BaseJob]):
-    """One migration."""
-
-    pipeline: Pipeline
-    source: Located
-    options: Options
-    library: LibraryDraft
-    bases: list[tuple[int, BaseDraft]]
-    progress: Progress
-
-    def look(self, target: Path, entries: dict[str, Entry], keep: ExitStack, work: Path) -> None:
-        """See :class:`LibraryRun`."""
-        planner = BasePlanner(self.pipeline, self.source, target, self.options, keep, work)
-        for one in planner.works(self.bases, entries, self.progress):
-            self.works.append(one)
-            if one.unchanged is not None:
-                self.outcomes[one.draft.legacy_id] = report.unchanged(one.unchanged)
-        changed = {one.draft.id for one in self.works if one.plan is not None}
-        preflight.check_conflicts(target, self.run.command, (draft.id for _, draft in self.bases), entries, changed)
-        plans = [one.plan for one in self.works if one.plan is not None]
-        items = {plan.draft.id: (plan.draft.name, map(attrgetter("id"), plan.items)) for plan in plans}
-        preflight.check_items(target, items, entries)
-
-    def needed(self) -> int:
-        """See :class:`LibraryRun`."""
-        plans = [work.plan for work in self.works if work.plan is not None]
-        uploads = [item.upload for plan in plans for item in plan.items if item.upload is not None]
-        return sum(map(preflight.planned_bytes, plans)) + preflight.upload_bytes(self.source, uploads)
-
-    def carry(self, place: Target, ledger: Ledger) -> None:
-        """See :class:`LibraryRun`."""
-        table, now_ms = self.pipeline.table, self.options.now_ms
-        self._mark_new()
-        jobs = jobs_for(self.source, table, self.works, place.path, place.staging, now_ms)
-        count = processes(jobs, self.options.jobs)
-        rows = sum(job.plan.units for job in jobs)
-        logger.info("%s bases are carried by %s processes", len(jobs), count)
-        # Closed at once when publishing fails, so that no process goes on writing meanwhile.
-        with (
-            stage(self.progress, "Carrying", rows),
-            contextlib.closing(carry_all(jobs, self.source.tree, count, self.progress)) as finished,
-        ):
-            for done in finished:
-                self.outcomes[done.work.draft.legacy_id] = _publish(place, ledger, self._marked(done))
-
-    def _marked(self, done: Done) -> Done:
-        """Let a base whose uploads could not all be read be carried anew once they can be."""
-        unread = done.carried.unread
-        if not unread:
-            return done
-        mark = fingerprint(self.source, done.work.draft, unread)
-        return replace(done, work=replace(done.work, fingerprint=mark))
-
-    def _mark_new(self) -> None:
-        """Read the files of bases that no run has carried yet: now there is room for what becomes of them."""
-        for place, work in enumerate(self.works):
-            if work.plan is not None and not work.fingerprint:
-                self.progress.at(work.draft.name)
-                self.works[place] = replace(work, fingerprint=fingerprint(self.source, work.draft))
-
-    def document(self, *, planned: bool = False) -> dict[str, Any]:
-        """See :class:`LibraryRun`."""
-        outcomes = {**report.planned(self.works), **self.outcomes} if planned else self.outcomes
-        return report.document(self.run, self.library, outcomes)
-
-
 def migrate(
     pipeline: Pipeline,
     source: Located,
     target: Path,
     options: Options,
     progress: Progress,
-    show_plan: Callable[[dict[str, Any]], bool] = lambda _: True,
+    show_plan: Callable[[MigrationReport], bool] = lambda _: True,
 ) -> Migration:
     """Migrate a source into ``target`` and return its report.
 
@@ -119,7 +51,7 @@ def migrate(
         target: the library's folder: new, empty, or written by an earlier run.
         options: what the user asks for.
         progress: told of rows and bytes.
-        show_plan: called with the planned document before anything of a base is written; False stops here.
+        show_plan: called with the planned report before anything of a base is written; False stops here.
 
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
@@ -133,28 +65,26 @@ def migrate(
         target_kind="library",
         target=target,
     )
-    migration_run = _migration_run(pipeline, source, options, progress, run)
-    if options.dry_run:
-        with _work_folder(source, migration_run.bases) as work:
-            return session.dry_run(target, migration_run, work)
-    _check_unseen_space(source, target, migration_run.bases)
-    return session.write(target, migration_run, show_plan)
-
-
-def _migration_run(
-    pipeline: Pipeline, source: Located, options: Options, progress: Progress, run: Run
-) -> _MigrationRun:
     library = read_library(pipeline, source, options)
-    return _MigrationRun(
-        run=run,
-        origin=path_text(source.path),
-        pipeline=pipeline,
-        source=source,
-        options=options,
-        library=library,
-        bases=chosen(library, options),
-        progress=progress,
-    )
+    bases = chosen(library, options)
+    with session(target, run, unseen=_unseen_bytes(source, bases)) as at:
+        with ExitStack() as files:
+            planner = BasePlanner(pipeline, source, target, options, files, at.work)
+            plan = plan_library(planner, bases, at, progress)
+            outcomes = plan.outcomes()
+            planned = report.migration_report(run, library, outcomes.values())
+            if at.stands(plan.jobs):
+                return at.without_writing(planned)
+            planned = at.with_room(planned, plan.bytes)
+            if options.dry_run:
+                return at.without_writing(planned)
+            if not show_plan(planned):
+                raise Declined(path=target)
+            at.begin(path_text(source.path), plan.jobs)
+            with contextlib.closing(carried(plan, pipeline, source, options, at, progress)) as verified:
+                for done in verified:
+                    outcomes[done.work.draft.legacy_id] = publish(at, done)
+        return at.finish(report.migration_report(run, library, outcomes.values()))
 
 
 def read_library(pipeline: Pipeline, source: Located, options: Options) -> LibraryDraft:
@@ -168,73 +98,95 @@ def read_library(pipeline: Pipeline, source: Located, options: Options) -> Libra
     return replace(library, notices=(*source.notices, *running, *notices_of(source.tree), *library.notices))
 
 
-@contextmanager
-def _work_folder(source: Located, bases: list[tuple[int, BaseDraft]]) -> Iterator[Path]:
-    """Make a folder for a look that writes nothing else, with room for what an archive's vector files take."""
-    with durable.temporary_folder() as work:
-        if source.is_archive:
-            names = [vector_name(source, draft) for _, draft in bases]
-            largest = preflight.unseen_bytes(source, names) / preflight.UNSEEN_FACTOR
-            demand_room(work, int(largest))
-        yield work
+@dataclass(frozen=True, kw_only=True)
+class LibraryPlan:
+    """What a migration is going to do: every base as it stands, or with its plan.
+
+    ``bytes`` is what carrying the planned bases takes on the target's disk.
+    """
+
+    jobs: tuple[BaseJob, ...]
+    bytes: int
+
+    def outcomes(self) -> dict[str, Outcome]:
+        """Return what is to be reported of every base, by the id that the source has for it."""
+        found = {}
+        for job in self.jobs:
+            if job.unchanged is not None:
+                found[job.draft.legacy_id] = report.unchanged(job.unchanged)
+            elif job.plan is not None:
+                found[job.draft.legacy_id] = report.planned(job.plan)
+        return found
 
 
-def plan_only(pipeline: Pipeline, source: Located, options: Options, progress: Progress) -> dict[str, Any]:
-    """Return what a dry run into a new folder would report, for a look at the source alone (``regraft check``).
-
-    There is no target, so ``preflight`` measures the disk that holds the source and nothing is refused for want of
-    room. ``looked_at`` says of each base, by its v1 id, what was looked at: how many ``items`` and ``uploads`` it
-    names, its ``vector_file`` (a name in the source), what ``kind`` of thing that is there ("file", "folder" or None),
-    its ``bytes``, and whether its rows could be read (``is_read``).
+def plan_library(
+    planner: BasePlanner, bases: list[tuple[int, BaseDraft]], at: Session, progress: Progress
+) -> LibraryPlan:
+    """Look into every base and plan it; refuse what would overwrite anything that is not this command's own.
 
     Raises:
-        RegraftError: as for :func:`migrate`, but for what is about a target.
+        TargetNotOurs, TargetBaseForeign, TargetBaseChanged, TargetHasItem, LinkInStore
+        RegraftError: a base cannot be planned.
     """
-    run = Run(command="check", dry_run=False, source_kind=source.kind.value, source=source.path)
-    migration_run = _migration_run(pipeline, source, options, progress, run)
-    with _work_folder(source, migration_run.bases) as work, ExitStack() as keep:
-        # Nothing of an earlier run can stand in a folder that was made just now.
-        migration_run.look(work / "library", {}, keep, work)
-        figures = {"bytes_needed": migration_run.needed(), "bytes_free": shutil.disk_usage(source.path).free}
-        looked_at = {one.draft.legacy_id: _looked_at(source, one) for one in migration_run.works}
-        run.end()
-    return {**migration_run.document(planned=True), "preflight": figures, "looked_at": looked_at}
+    jobs = tuple(planner.works(bases, at.entries, progress))
+    plans = [job.plan for job in jobs if job.plan is not None]
+    changed = {plan.draft.id for plan in plans}
+    preflight.check_conflicts(at.path, at.run.command, (draft.id for _, draft in bases), at.entries, changed)
+    items = {plan.draft.id: (plan.draft.name, map(attrgetter("id"), plan.items)) for plan in plans}
+    preflight.check_items(at.path, items, at.entries)
+    uploads = [item.upload for plan in plans for item in plan.items if item.upload is not None]
+    indexes = sum(map(preflight.planned_bytes, plans))
+    return LibraryPlan(jobs=jobs, bytes=indexes + preflight.upload_bytes(planner.source, uploads))
 
 
-def _looked_at(source: Located, work: BaseJob) -> dict[str, Any]:
-    draft, name = work.draft, vector_name(source, work.draft)
-    kind = source.tree.kind(name) if name else None
-    size = 0
-    if kind == "file":
-        with contextlib.suppress(OSError):
-            size = source.tree.size(name)
-    return {
-        "items": len(draft.items) + len(draft.skipped_items),
-        "uploads": sum(item.upload is not None for item in draft.items),
-        "vector_file": name or draft.vector_file,
-        "kind": kind,
-        "bytes": size,
-        "is_read": work.vectors is not None,
-    }
+def carried(
+    plan: LibraryPlan, pipeline: Pipeline, source: Located, options: Options, at: Session, progress: Progress
+) -> Generator[Done, None, None]:
+    """Carry every planned base into a new index below the staging folder, and yield each once it is verified.
+
+    Close it when publishing fails, so that no process goes on writing meanwhile.
+    """
+    planned = list(_marked(plan, source, progress))
+    jobs = jobs_for(source, pipeline.table, planned, at.path, at.staging, options.now_ms)
+    count = processes(jobs, options.jobs)
+    logger.info("%s bases are carried by %s processes", len(jobs), count)
+    with (
+        stage(progress, "Carrying", sum(job.plan.units for job in jobs)),
+        contextlib.closing(carry_all(jobs, source.tree, count, progress)) as finished,
+    ):
+        for done in finished:
+            if done.carried.unread:
+                # Uploads that could not be read: the base is carried anew once they can be.
+                mark = fingerprint(source, done.work.draft, done.carried.unread)
+                yield replace(done, work=replace(done.work, fingerprint=mark))
+            else:
+                yield done
 
 
-def _check_unseen_space(source: Located, target: Path, bases: list[tuple[int, BaseDraft]]) -> None:
-    """Check an archive's room before anything is extracted from it; a folder is looked into first."""
-    if source.is_archive:
-        names = [vector_name(source, draft) for _, draft in bases]
-        preflight.check_space(target, preflight.unseen_bytes(source, names))
+def _marked(plan: LibraryPlan, source: Located, progress: Progress) -> Iterator[BaseJob]:
+    """Yield the planned bases with their fingerprints, before anything is carried.
+
+    The files of bases that no run has carried yet are read only now: there is room for what becomes of them.
+    """
+    for job in plan.jobs:
+        if job.plan is not None and not job.fingerprint:
+            progress.at(job.draft.name)
+            yield replace(job, fingerprint=fingerprint(source, job.draft))
+        elif job.plan is not None:
+            yield job
 
 
-def _publish(place: Target, ledger: Ledger, done: Done) -> Outcome:
+def publish(at: Session, done: Done) -> Outcome:
+    """Put a carried base in its place, and return what is to be reported of it."""
+    base_id = done.work.draft.id
+    staged = at.staging / base_id
     kept = done.work.kept(done.plan)
     if kept is not None:
         # Damage of the source that only carrying found: what stands is better.
-        durable.remove_tree(place.staging / done.work.draft.id)
-        logger.info("base %s: damage of the source shows; what stands in the target is kept", done.work.draft.id)
+        durable.remove_tree(staged)
+        logger.info("base %s: damage of the source shows; what stands in the target is kept", base_id)
         return report.unchanged(kept)
     outcome = report.carried(done)
-    base_id = done.work.draft.id
-    staged = place.staging / base_id
     entry = BaseEntry(
         position=done.work.position,
         record=done.carried.record,
@@ -248,5 +200,54 @@ def _publish(place: Target, ledger: Ledger, done: Done) -> Outcome:
         found=done.plan.found,
         carry_text=done.plan.carry_text,
     )
-    place.publish_base(ledger, entry, done.work.fingerprint, item_rows(done.plan, done.carried))
+    at.publish(entry, done.work.fingerprint, item_rows(done.plan, done.carried))
     return outcome
+
+
+def _unseen_bytes(source: Located, bases: list[tuple[int, BaseDraft]]) -> int:
+    """Return the bytes that an archive's vector files take before anything is known of them; a folder takes none."""
+    if not source.is_archive:
+        return 0
+    return preflight.unseen_bytes(source, [vector_name(source, draft) for _, draft in bases])
+
+
+# --- a look at the source alone ---------------------------------------------------------------------------------------
+
+
+def plan_only(pipeline: Pipeline, source: Located, options: Options, progress: Progress) -> SourcePlan:
+    """Plan a migration without a target, for a look at the source alone (``regraft check``).
+
+    Raises:
+        RegraftError: as for :func:`migrate`, but for what is about a target.
+    """
+    run = Run(command="check", source_kind=source.kind.value, source=source.path)
+    library = read_library(pipeline, source, options)
+    bases = chosen(library, options)
+    with work_folder(_unseen_bytes(source, bases)) as work, ExitStack() as files:
+        # Nothing of an earlier run can stand in a folder that was made just now.
+        target = work / "library"
+        nowhere = Session(path=target, run=run, entries={}, work=work, target=Target(target, run.id))
+        planner = BasePlanner(pipeline, source, target, options, files, work)
+        plan = plan_library(planner, bases, nowhere, progress)
+        room = Preflight(bytes_needed=plan.bytes, bytes_free=shutil.disk_usage(source.path).free)
+        looked_at = {job.draft.legacy_id: _looked_at(source, job) for job in plan.jobs}
+        run.end()
+    planned = report.migration_report(run, library, plan.outcomes().values())
+    return SourcePlan(report=planned, room=room, looked_at=looked_at)
+
+
+def _looked_at(source: Located, job: BaseJob) -> LookedAt:
+    draft, name = job.draft, vector_name(source, job.draft)
+    kind = source.tree.kind(name) if name else None
+    size = 0
+    if kind == "file":
+        with contextlib.suppress(OSError):
+            size = source.tree.size(name)
+    return LookedAt(
+        items=len(draft.items) + len(draft.skipped_items),
+        uploads=sum(item.upload is not None for item in draft.items),
+        vector_file=name or draft.vector_file,
+        kind=kind,
+        bytes=size,
+        is_read=job.vectors is not None,
+    )

@@ -1,43 +1,45 @@
 """The frame of every run that writes bases into a target: locked, recorded, and safe to stop and to repeat.
 
-What differs from command to command is a :class:`LibraryRun`; :func:`write` and :func:`dry_run` run it.
+A run states what it does in the block of :func:`session`: plan, ask, :meth:`Session.begin`, publish base by base,
+:meth:`Session.finish`. Whatever ends the block, finished bases stay whole and nothing half is left.
 """
 
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Protocol
 
 import apsw
+from msgspec import structs
 
 from migrators.pipeline import preflight
 from migrators.pipeline.entries import demand_fit
 from migrators.pipeline.publish import Target
-from migrators.pipeline.report import Outcome
 from migrators.pipeline.survey import BaseEntry
 from regraft import areas, layout_links
 from regraft.errors import (
-    Declined,
     Interrupted,
     RegraftError,
     StoppedMidway,
     TargetLocked,
     TargetNotWritable,
 )
+from regraft.formats.cherry_v2.catalog import ItemRow
 from regraft.ledger import durable
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import Entry, Ledger
 from regraft.report import render
-from regraft.report.document import Run
+from regraft.report.document import Run, encoded
+from regraft.report.migration import MigrationReport, Preflight
+from regraft.room import demand_room
 
 
-class Work(Protocol):
+class Job(Protocol):
     """One base of a run."""
 
     @property
@@ -49,133 +51,169 @@ class Work(Protocol):
         """Return its place in the source's order."""
 
     @property
-    def fingerprint(self) -> str:
-        """Return the hash of all that it is made from."""
-
-    @property
     def unchanged(self) -> BaseEntry | None:
         """Return what the ledger has of it where it is left as it stands, else None."""
 
 
-W = TypeVar("W", bound=Work)
-
-
 @dataclass(frozen=True)
 class Migration:
-    """What a run comes to: the report's document, and whether anything was written."""
+    """What a run comes to: its report, and whether anything was written."""
 
-    document: dict[str, Any]
+    report: MigrationReport
     wrote: bool
 
 
 @dataclass(kw_only=True)
-class LibraryRun(ABC, Generic[W]):
-    """One run into a target, and what it has got so far, for the report and for a clean stop."""
+class Session:
+    """A target while a run is at it: what earlier runs published there, and where this one builds.
 
+    ``ledger`` is None in a dry run, which writes nothing but below ``work``.
+    """
+
+    path: Path
     run: Run
-    #: What the ledger keeps of where the bases come from, for a person.
-    origin: str
-    works: list[W] = field(default_factory=list)
-    #: By the id that the source has for the base.
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    #: What earlier runs published, by the id of the base.
+    entries: dict[str, Entry]
+    #: Where vector files of an archive are extracted.
+    work: Path
+    target: Target
+    ledger: Ledger | None = None
     #: Whether anything of a base has been written.
     began: bool = False
+    #: The bases of the run, once it began, and how many of them it has put into place.
+    jobs: Sequence[Job] = ()
+    published: int = 0
 
-    @abstractmethod
-    def look(self, target: Path, entries: dict[str, Entry], keep: ExitStack, work: Path) -> None:
-        """Find out what is to be done: fill ``works``, and ``outcomes`` for unchanged bases; write only below ``work``.
+    @property
+    def staging(self) -> Path:
+        """Return the folder in which bases are built."""
+        return self.target.staging
+
+    def stands(self, jobs: Sequence[Job]) -> bool:
+        """Tell whether all of it stands in the target already, as an earlier run has written it."""
+        if self.ledger is None or any(job.unchanged is None for job in jobs):
+            return False
+        return (
+            _in_order(jobs)
+            and self.target.catalog_is_current(self.entries)
+            and self.target.report_is_current(self.entries)
+        )
+
+    def with_room(self, planned: MigrationReport, needed: int) -> MigrationReport:
+        """Return a plan with the room that it takes in bytes, and that there is.
 
         Raises:
-            RegraftError: refused.
+            NotEnoughSpace: it does not suffice.
+            TargetCatalogChanged: somebody else changed the catalog that the run would write anew.
         """
+        if self.ledger is not None:
+            preflight.check_catalog(self.target, self.entries)
+        free = preflight.check_space(self.path, needed)
+        return structs.replace(planned, preflight=Preflight(bytes_needed=needed, bytes_free=free))
 
-    @abstractmethod
-    def needed(self) -> int:
-        """Estimate the bytes that carrying the planned bases takes on the target's disk."""
+    def begin(self, origin: str, jobs: Sequence[Job]) -> None:
+        """Record the run, and put bases that stand in the source's present order; ``origin`` is for a person."""
+        self.began, self.jobs = True, jobs
+        self._ledger.begin_run(self.run.command, origin, self.run.id)
+        for job in jobs:
+            if job.unchanged is not None and job.unchanged.position != job.position:
+                self.target.move_in_order(self._ledger, job.base_id, job.position)
+        self.target.make_staging()
 
-    @abstractmethod
-    def carry(self, place: Target, ledger: Ledger) -> None:
-        """Carry and publish every planned base, one after the other in the ledger."""
+    def publish(self, entry: BaseEntry, fingerprint: str, items: Iterable[ItemRow]) -> None:
+        """Move a base that was built and verified into its place, in one step, and record it."""
+        self.target.publish_base(self._ledger, entry, fingerprint, items)
+        self.published += 1
 
-    @abstractmethod
-    def document(self, *, planned: bool = False) -> dict[str, Any]:
-        """Return the report of what was done, or (``planned``) of what will be."""
+    def finish(self, report: MigrationReport) -> Migration:
+        """Write catalog and report, and end the run."""
+        if not self.target.catalog_is_current(self._ledger.entries()):
+            self.target.publish_catalog(self._ledger)
+        self.run.end()
+        report = structs.replace(report, head=self.run.head())
+        document = encoded(report)
+        self.target.publish_report(self._ledger, render.as_json(document), render.as_page(document))
+        self.target.clean()
+        self._ledger.end_run("finished")
+        return Migration(report, wrote=True)
+
+    def without_writing(self, report: MigrationReport) -> Migration:
+        """End a run that writes nothing."""
+        self.run.end()
+        return Migration(structs.replace(report, head=self.run.head()), wrote=False)
+
+    @property
+    def _ledger(self) -> Ledger:
+        if self.ledger is None:
+            raise ValueError("a dry run has no ledger")
+        return self.ledger
 
 
-def write(target: Path, library_run: LibraryRun[W], show_plan: Callable[[dict[str, Any]], bool]) -> Migration:
-    """Run a library run into ``target``: new, empty, or written by an earlier run.
+@contextmanager
+def session(target: Path, run: Run, *, unseen: int = 0) -> Iterator[Session]:
+    """Open a target for a run: new, empty, or written by an earlier run. A dry run writes only to a temporary folder.
 
-    ``show_plan`` is called with the planned document before anything of a base is written; False stops here.
+    Args:
+        target: the library's folder.
+        run: the run, which is a dry one or not.
+        unseen: bytes that it takes before its plan is known; 0: none.
 
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
-    run = library_run.run
-    with _opened(target, library_run) as (place, ledger), _clean_stop(place, ledger, library_run):
+    place = Target(target, run.id)
+    if run.dry_run:
+        with work_folder(unseen) as work:
+            entries = ledgers.read_entries(target, demand_fit)
+            yield Session(path=target, run=run, entries=entries, work=work, target=place)
+        return
+    if unseen:
+        preflight.check_space(target, unseen)
+    at = Session(path=target, run=run, entries={}, work=place.work, target=place)
+    with _opened(at) as ledger, _clean_stop(at, ledger):
         place.recover(ledger)
-        entries = ledger.entries()
-        with ExitStack() as keep:
-            library_run.look(target, entries, keep, place.work)
-            if _nothing_to_do(place, entries, library_run.works):
-                run.end()
-                return Migration(library_run.document(), wrote=False)
-            preflight.check_catalog(place, entries)
-            if not show_plan(_planned(target, library_run)):
-                raise Declined(path=target)
-            library_run.began = True
-            ledger.begin_run(run.command, library_run.origin, run.id)
-            _move_in_order(place, ledger, library_run.works)
-            place.make_staging()
-            library_run.carry(place, ledger)
-        return Migration(_finish(place, ledger, library_run), wrote=True)
-
-
-def dry_run(target: Path, library_run: LibraryRun[W], work: Path) -> Migration:
-    """Return what :func:`write` would report, and write nothing but below ``work``.
-
-    Raises:
-        RegraftError: it would be refused.
-    """
-    entries = ledgers.read_entries(target, demand_fit)
-    with ExitStack() as keep:
-        library_run.look(target, entries, keep, work)
-        library_run.run.end()
-        return Migration(_planned(target, library_run), wrote=False)
-
-
-def _planned(target: Path, library_run: LibraryRun[W]) -> dict[str, Any]:
-    """Return the report as it will be, with the pre-flight's figures; refuse where there is no room."""
-    needed = library_run.needed()
-    figures = {"bytes_needed": needed, "bytes_free": preflight.check_space(target, needed)}
-    return {**library_run.document(planned=True), "preflight": figures}
+        at.ledger, at.entries = ledger, ledger.entries()
+        yield at
 
 
 @contextmanager
-def _opened(target: Path, library_run: LibraryRun[W]) -> Iterator[tuple[Target, Ledger]]:
+def work_folder(unseen: int) -> Iterator[Path]:
+    """Make a folder for a look that writes nothing else, with room for the largest part of ``unseen`` bytes.
+
+    Raises:
+        NotEnoughSpace
+    """
+    with durable.temporary_folder() as work:
+        if unseen:
+            demand_room(work, int(unseen / preflight.UNSEEN_FACTOR))
+        yield work
+
+
+@contextmanager
+def _opened(at: Session) -> Iterator[Ledger]:
     """Make the target's folders where they are missing and open its ledger, which is its lock.
 
     Folders made here go again when the run is refused, or stopped before it has carried anything.
     """
-    place = Target(target, library_run.run.id)
-    made = _first_missing(place.own)
-    with areas.opened(target):
-        layout_links.demand_none_in_library(target)
+    made = _first_missing(at.target.own)
+    with areas.opened(at.path):
+        layout_links.demand_none_in_library(at.path)
         try:
             with ExitStack() as stack:
-                ledger = _book(place, stack)
+                ledger = _ledger_of(at.target, stack)
                 # A ledger that says what regraft does not write is refused before what it says is settled.
-                with ledgers.readable(target):
+                with ledgers.readable(at.path):
                     demand_fit(ledger)
-                yield place, ledger
+                yield ledger
         except BaseException as error:
             # Never while another run holds the lock: what it has made is not ours.
-            if made is not None and not library_run.began and not isinstance(error, TargetLocked):
+            if made is not None and not at.began and not isinstance(error, TargetLocked):
                 with contextlib.suppress(OSError, RegraftError):
-                    durable.unmake_folders(place.own, made)
+                    durable.unmake_folders(at.target.own, made)
             raise
 
 
-def _book(place: Target, stack: ExitStack) -> Ledger:
+def _ledger_of(place: Target, stack: ExitStack) -> Ledger:
     """Make the target's folders where they are missing, and open its ledger."""
     try:
         durable.make_folders(place.own)
@@ -196,74 +234,49 @@ def _first_missing(path: Path) -> Path | None:
 
 
 @contextmanager
-def _clean_stop(place: Target, ledger: Ledger, library_run: LibraryRun[W]) -> Iterator[None]:
+def _clean_stop(at: Session, ledger: Ledger) -> Iterator[None]:
     """Leave finished bases whole and nothing half, whatever stops the run."""
-
-    def leave(status: str) -> None:
-        with contextlib.suppress(OSError, apsw.Error, RegraftError):
-            place.throw_away()
-        # Where the ledger cannot be written either, the next run settles what was begun.
-        with contextlib.suppress(OSError, apsw.Error, RegraftError):
-            place.recover(ledger)
-        with contextlib.suppress(OSError, apsw.Error, RegraftError):
-            ledger.end_run(status)
-
-    def finished() -> int:
-        """Count the bases of this run that stand in the target, by the ledger."""
-        with contextlib.suppress(OSError, apsw.Error):
-            entries = ledger.entries()
-            return sum(
-                one.unchanged is not None
-                or (one.base_id in entries and entries[one.base_id].fingerprint == one.fingerprint)
-                for one in library_run.works
-            )
-        return sum(outcome.done for outcome in library_run.outcomes.values())
-
     try:
         yield
     except KeyboardInterrupt as error:
-        leave("interrupted")
-        raise Interrupted(finished=finished()) from error
+        _leave_whole(at, ledger, "interrupted")
+        raise Interrupted(finished=_finished(at, ledger)) from error
     except RegraftError:
-        leave("stopped")
+        _leave_whole(at, ledger, "stopped")
         raise
     except (OSError, apsw.Error) as error:
-        leave("stopped")
-        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        raise StoppedMidway(path=place.path, doing="writing the library", reason=reason, finished=finished()) from error
+        _leave_whole(at, ledger, "stopped")
+        reason = getattr(error, "strerror", None) or str(error)
+        finished = _finished(at, ledger)
+        raise StoppedMidway(path=at.path, doing="writing the library", reason=reason, finished=finished) from error
     finally:
+        place = at.target
         for folder in (place.staging, place.staging.parent, place.replaced, place.work, place.work.parent):
             with contextlib.suppress(OSError, RegraftError):
                 durable.remove_folder(folder)
 
 
-def _nothing_to_do(place: Target, entries: dict[str, Entry], works: list[W]) -> bool:
-    return (
-        all(work.unchanged is not None for work in works)
-        and _in_order(works)
-        and place.catalog_is_current(entries)
-        and place.report_is_current(entries)
-    )
+def _leave_whole(at: Session, ledger: Ledger, status: str) -> None:
+    with contextlib.suppress(OSError, apsw.Error, RegraftError):
+        at.target.throw_away()
+    # Where the ledger cannot be written either, the next run settles what was begun.
+    with contextlib.suppress(OSError, apsw.Error, RegraftError):
+        at.target.recover(ledger)
+    with contextlib.suppress(OSError, apsw.Error, RegraftError):
+        ledger.end_run(status)
 
 
-def _in_order(works: list[W]) -> bool:
+def _finished(at: Session, ledger: Ledger) -> int:
+    """Count the bases of a run that stand in the target: what it put there by the ledger, and what it left alone."""
+    kept = {job.base_id for job in at.jobs if job.unchanged is not None}
+    with contextlib.suppress(OSError, apsw.Error):
+        now = ledger.entries()
+        made = {job.base_id for job in at.jobs if now.get(job.base_id) != at.entries.get(job.base_id)}
+        return len(kept | made)
+    return len(kept) + at.published
+
+
+def _in_order(jobs: Sequence[Job]) -> bool:
     """Tell whether bases that stand unchanged stand in the source's present order."""
-    positions = [work.unchanged.position for work in works if work.unchanged is not None]
+    positions = [job.unchanged.position for job in jobs if job.unchanged is not None]
     return all(first < second for first, second in pairwise(positions))
-
-
-def _move_in_order(place: Target, ledger: Ledger, works: list[W]) -> None:
-    for work in works:
-        if work.unchanged is not None and work.unchanged.position != work.position:
-            place.move_in_order(ledger, work.base_id, work.position)
-
-
-def _finish(place: Target, ledger: Ledger, library_run: LibraryRun[W]) -> dict[str, Any]:
-    if not place.catalog_is_current(ledger.entries()):
-        place.publish_catalog(ledger)
-    library_run.run.end()
-    document = library_run.document()
-    place.publish_report(ledger, render.as_json(document), render.as_page(document))
-    place.clean()
-    ledger.end_run("finished")
-    return document

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -26,6 +25,7 @@ from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.ledger.ledger import Entry
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER, Located
 from regraft.report import notices
+from regraft.report.migration import BaseReport
 from regraft.report.notices import Notice
 from regraft.report.progress import Progress, stage
 from regraft.tree import join
@@ -41,7 +41,7 @@ class BaseEntry(msgspec.Struct, frozen=True):
 
     position: int
     record: BaseRecord
-    report: dict[str, Any]
+    report: BaseReport
     items: dict[str, str]
     children: dict[str, str]
     notices: list[Notice]
@@ -60,7 +60,7 @@ class BaseEntry(msgspec.Struct, frozen=True):
     @property
     def has_bare_texts(self) -> bool:
         """Tell whether there are texts that came along without a vector."""
-        return bool(self.report["rows"].get("without_vector"))
+        return bool(self.report.rows.without_vector)
 
 
 def read_entry(entry: Entry) -> BaseEntry:
@@ -206,7 +206,7 @@ class BasePlanner:
         self, pipeline: Pipeline, source: Located, target: Path, options: Options, keep: ExitStack, work: Path | None
     ) -> None:
         self._journey = pipeline
-        self._source = source
+        self.source = source
         self._target = target
         self._options = options
         self._keep = keep
@@ -216,11 +216,11 @@ class BasePlanner:
         self, bases: list[tuple[int, BaseDraft]], entries: dict[str, Entry], progress: Progress
     ) -> Iterator[BaseJob]:
         """Look at every chosen base: compare it with the ledger, else survey its vector file and plan it."""
-        with stage(progress, "Reading", sum(_size(self._source, draft) for _, draft in bases)):
+        with stage(progress, "Reading", sum(_size(self.source, draft) for _, draft in bases)):
             for position, draft in bases:
                 progress.at(draft.name)
                 yield self._look(position, draft, entries.get(draft.id))
-                size = _size(self._source, draft)
+                size = _size(self.source, draft)
                 progress.step(size, size)
 
     def _look(self, position: int, draft: BaseDraft, entry: Entry | None) -> BaseJob:
@@ -228,14 +228,14 @@ class BasePlanner:
             logger.info("base %s: no earlier run of this target carried it", draft.id)
             # Without an earlier run to compare with, files need not be read whole: that waits until there is room.
             return self._plan(position, draft, "", None, self._options)
-        mark, known = fingerprint(self._source, draft), read_entry(entry)
+        mark, known = fingerprint(self.source, draft), read_entry(entry)
         is_same = entry.fingerprint == mark
         if not still_there(self._target, draft.id, known):
             logger.info("base %s: what an earlier run wrote is gone; it is carried anew", draft.id)
             return self._plan(position, draft, mark, known, self._options)
         is_same = is_same and not _other_wish(known, self._options)
         # A vector file on disk that could not be read is tried again: what was in the way may be gone.
-        is_again = known.record.base.error == notices.MISSING_STORE and not self._source.is_archive
+        is_again = known.record.base.error == notices.MISSING_STORE and not self.source.is_archive
         if is_same and not is_again:
             logger.info("base %s: unchanged since an earlier run", draft.id)
             return BaseJob(position, draft, mark, unchanged=known)
@@ -250,10 +250,10 @@ class BasePlanner:
         found = surveyed.found
         hints = Hints()
         if isinstance(found, Survey) and (draft.embedding.id is not None or options.carry_text):
-            hints = self._journey.hints(self._source, draft, found, options)
+            hints = self._journey.hints(self.source, draft, found, options)
             hints = hints.with_earlier(Found() if known is None else known.found)
         plan = plan_base(draft, found, hints, carry_text=options.carry_text)
-        missing = _missing_uploads(self._source, plan, base_folder(self._target, draft.id))
+        missing = _missing_uploads(self.source, plan, base_folder(self._target, draft.id))
         return BaseJob(
             position,
             draft,
@@ -266,11 +266,11 @@ class BasePlanner:
 
     def _survey(self, draft: BaseDraft, *, texts: bool) -> _Surveyed:
         """Survey a base's vector file; one that was written to meanwhile cannot be used, whatever it held."""
-        name = vector_name(self._source, draft)
+        name = vector_name(self.source, draft)
         if not name:
             return _Surveyed(found=StoreProblem("does not exist (the source holds no vector files)"))
         try:
-            origin = self._keep.enter_context(self._source.tree.local(name, self._work))
+            origin = self._keep.enter_context(self.source.tree.local(name, self._work))
         except SourceUnreadable as problem:
             return _Surveyed(found=StoreProblem(f"cannot be read: {problem.facts['reason']}"))
         mark = steady.mark_of(origin)
@@ -296,11 +296,11 @@ def _other_wish(stands: BaseEntry, options: Options) -> bool:
 
     These are duplicates, and texts without a vector; such texts stay once they are there.
     """
-    if options.carry_text and not stands.carry_text and WITHOUT_VECTOR & stands.report["rows"]["skipped"].keys():
+    if options.carry_text and not stands.carry_text and WITHOUT_VECTOR & stands.report.rows.skipped.keys():
         return True
     if options.restore_duplicates:
         return any(notice.code == notices.LOST_DUPLICATE for notice in stands.notices)
-    return bool(stands.report["rows"].get("restored_duplicate"))
+    return bool(stands.report.rows.restored_duplicate)
 
 
 def _not_poorer(work: BaseJob, *, same: bool) -> BaseJob:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 import migrators
 from checks import systems
@@ -199,7 +198,7 @@ def _v1_audit(
         )
         raise NotChecked(path=path, what=NAMES[found.kind], advice=advice) from error
     plan = migrators.plan_only(found, options, progress.for_person(quiet=quiet))
-    return msgspec.convert(plan, Head), cherry_v1_audit.audit(plan, command)
+    return plan.report.head, cherry_v1_audit.audit(plan, command)
 
 
 def _command_line(path: Path, kind: str | None, command: Sequence[str], options: Sequence[str]) -> str:

@@ -60,4 +60,4 @@ def import_(  # noqa: PLR0913, PLR0917 - one parameter for every option
     asked = asking(yes=yes, silent=silent)
     migration = import_files(paths, target, options, progress.for_person(quiet=silent), asked)
     tell(migration, target, None, as_json=as_json, verbose=verbose)
-    sys.exit(migrators.exit_status(migration.document, fail_on))
+    sys.exit(migrators.exit_status(migration.report, fail_on))

@@ -13,27 +13,33 @@ from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
 from regraft.ledger import interrupts, ledger
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.report import render
+from regraft.report.document import encoded
 
 
-def asking(*, yes: bool, silent: bool) -> Callable[[dict[str, Any]], bool]:
+def asking(*, yes: bool, silent: bool) -> Callable[[migrators.MigrationReport], bool]:
     """Return what shows a plan and asks, in a terminal, before something is left behind; it tells whether to go on."""
 
-    def show_plan(planned: dict[str, Any]) -> bool:
+    def show_plan(planned: migrators.MigrationReport) -> bool:
         if silent:
             return True
         asks = not yes and sys.stdin.isatty() and migrators.exit_status(planned, "error") != 0
-        say(f"Plan:\n{render.as_text(planned)}" if asks else render.as_line(planned) + "\n")
-        return not asks or confirmed("Some of it cannot be carried. Go on?")
+        document = encoded(planned)
+        if not asks:
+            say(render.as_line(document) + "\n")
+            return True
+        say(f"Plan:\n{render.as_text(document)}")
+        return confirmed("Some of it cannot be carried. Go on?")
 
     return show_plan
 
 
 def tell(migration: migrators.Migration, target: Path, page: Path | None, *, as_json: bool, verbose: int) -> None:
     """Print what a run came to; ``page`` is the second place of its report page."""
+    document = encoded(migration.report)
     if as_json:
-        echo_json(migration.document)
+        echo_json(document)
     else:
-        say(_summary(migration.document, _written(target, page, wrote=migration.wrote), verbose))
+        say(_summary(document, _written(target, page, wrote=migration.wrote), verbose))
     interrupts.over()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -18,6 +17,7 @@ from regraft.kinds import Kind
 from regraft.locate import Located, located
 from regraft.report import html as report_html
 from regraft.report import progress, render
+from regraft.report.document import encoded
 
 
 @click.command()
@@ -88,18 +88,17 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         bar = progress.for_person(quiet=quiet or as_json)
         asked = asking(yes=yes, silent=as_json or quiet)
         migration = migrators.migrate(found, target, options, bar, asked)
-    document = migration.document
-    lost = None if page is None else _page_problem(page, document)
+    lost = None if page is None else _page_problem(page, migration.report)
     tell(migration, target, page if lost is None else None, as_json=as_json, verbose=verbose)
     if lost is not None:
         raise lost
-    sys.exit(migrators.exit_status(document, fail_on))
+    sys.exit(migrators.exit_status(migration.report, fail_on))
 
 
-def _page_problem(page: Path, document: dict[str, Any]) -> OutputLost | None:
+def _page_problem(page: Path, report: migrators.MigrationReport) -> OutputLost | None:
     """Write the report page; return what is wrong where it cannot be written, for the migration is done by then."""
     try:
-        report_html.write(page, render.as_page(document))
+        report_html.write(page, render.as_page(encoded(report)))
     except OSError as error:
         return OutputLost(output=page, reason=error.strerror or error)
     return None

@@ -31,7 +31,7 @@ from regraft.formats.cherry_v2.catalog import write_catalog
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey, Tally
 from regraft.report import render
-from regraft.report.document import Run
+from regraft.report.document import Run, encoded
 from regraft.tree import FolderTree
 
 # --- arbitrary states ----------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_no_state_crashes_a_plan_and_the_catalog_takes_every_one(
             assert db.execute("SELECT count(*) FROM knowledge_base").get == len(plans)
             items = sum(len(plan.items) for plan in plans)
             assert db.execute("SELECT count(*) FROM knowledge_item WHERE json_valid(data)").get == items
-    document = report.document(Run(command="migrate"), library, outcomes)
+    document = encoded(report.migration_report(Run(command="migrate"), library, outcomes.values()))
     assert json.loads(render.as_json(document)) == json.loads(json.dumps(document))
     assert render.as_text(document, verbose=True).encode()
     assert render.as_page(document).encode()
