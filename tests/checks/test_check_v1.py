@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -487,13 +488,15 @@ def test_every_finding_is_on_its_page() -> None:
 
 def test_a_plan_without_a_target_is_a_dry_run(place: Path) -> None:
     from regraft.locate import located
+    from regraft.report.document import encoded
     from regraft.report.progress import Silent
 
     source = kb(model=GONE)(whole(place / "v1"))
     dry = run("migrate", source, "--to", place / "out", "--dry-run", "--json").document
     with located(source) as opened:
         planned = migrators.plan_only(opened, migrators.Options(now_ms=0), Silent())
+    document = json.loads(json.dumps(encoded(planned.report)))
     for key in ("skipped", "warnings", "totals", "source"):
-        assert planned[key] == dry[key]
-    assert planned["target"] is None
-    assert planned["preflight"]["bytes_needed"] == dry["preflight"]["bytes_needed"]
+        assert document[key] == dry[key]
+    assert document["target"] is None
+    assert planned.room.bytes_needed == dry["preflight"]["bytes_needed"]
