@@ -83,15 +83,6 @@ def content_hash(title: str, kind: str, content: str) -> str:
     return hashlib.sha256(source_text(title, kind, content).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def add_functions(db: apsw.Connection) -> None:
-    """Let SQL call ``content_hash(title, type, content)``."""
-
-    def hashed(*parts: Any) -> str:
-        return content_hash(*(str(part) for part in parts))
-
-    db.create_scalar_function("content_hash", hashed, 3, deterministic=True)
-
-
 @dataclass(frozen=True)
 class Project:
     """A project, which is what a search looks in; ``slug`` tells it within its system."""
