@@ -16,6 +16,7 @@ from regraft.errors import WrongUsage
 from regraft.text import counted, one_line, shown_lines
 from repair import systems
 from repair.backfill.budget import Limits
+from repair.backfill.report import BackfillReport, EmbeddingReport, ScopeReport
 from repair.backfill.request import BackfillOptions, NewModel
 from repair.backfill.run import backfill as run_backfill
 from repair.codex_mem.backfill_filler import NOT_ASKED
@@ -51,11 +52,11 @@ def fill(command: str, path: Path, options: dict[str, Any], **more: Any) -> NoRe
         options: of :func:`change_options`, :func:`embedder_options` and :func:`limit_options`.
         more: whatever else :class:`~repair.backfill.request.BackfillOptions` has.
     """
-    document, asked = filled(command, path, options, **more)
-    end_with(document, asked, as_text(document, verbose=asked.verbose > 0))
+    report, asked = filled(command, path, options, **more)
+    end_with(report, asked, as_text(report, verbose=asked.verbose > 0))
 
 
-def filled(command: str, path: Path, options: dict[str, Any], **more: Any) -> tuple[dict[str, Any], ChangeRequest]:
+def filled(command: str, path: Path, options: dict[str, Any], **more: Any) -> tuple[BackfillReport, ChangeRequest]:
     """Fill what lacks a vector; return what was done, and what was asked. See :func:`fill`."""
     names = ("embedder_name", "config_path", "texts", "requests", "cost", "no_probe")
     embedder_name, config_path, texts, requests, cost, no_probe = (options[name] for name in names)
@@ -71,14 +72,14 @@ def filled(command: str, path: Path, options: dict[str, Any], **more: Any) -> tu
         command=command,
         **more,
     )
-    document = run_backfill(
+    report = run_backfill(
         partial(limited_embedder, config_path, embedder_name, limits),
         wanted,
         fillers=systems.FILLERS,
         progress=asked.progress(),
         show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
     )
-    return document, asked
+    return report, asked
 
 
 def _new_model(model: str | None, dimensions: int | None) -> NewModel | None:
@@ -93,85 +94,87 @@ def _new_model(model: str | None, dimensions: int | None) -> NewModel | None:
 # --- for a person ----------------------------------------------------------------------------------------------------
 
 
-def as_text(document: dict[str, Any], *, verbose: bool) -> str:
+def as_text(report: BackfillReport, *, verbose: bool) -> str:
     """Return what was embedded, or would be, as text for a person."""
-    is_dry = document["run"]["dry_run"]
-    was_run = _was_run(document)
-    others = [action for action in document["actions"] if action["action"] != "embed"]
-    lines = action_lines({**document, "actions": others}, verbose=verbose)
-    lines += sent_lines(document, verbose=verbose)
-    lines += left_lines(document, verbose=verbose)
-    others = sum(left["reason"].startswith(NOT_ASKED) for left in document["left"])
+    lines = [*_other_lines(report, verbose=verbose), *sent_lines(report, verbose=verbose)]
+    lines += left_lines(report.bases, report.left, verbose=verbose)
+    others = sum(left.reason.startswith(NOT_ASKED) for left in report.left)
     if others:
         lines += ["", f"{counted(others, 'project')} more: --all-projects fills every one, --base the ones you name."]
-    if is_dry:
+    if report.head.run.dry_run:
         lines += ["", "Dry run: nothing was sent, and nothing was written."]
-    elif not was_run:
+    elif not _was_run(report):
         lines.append("Nothing has to be done: nothing was sent, and nothing was written.")
-    elif document["undo"] is not None:
-        lines += closing_lines(document)
+    elif report.undo is not None:
+        lines += closing_lines(report)
     return shown_lines(lines)
 
 
-def _was_run(document: dict[str, Any]) -> bool:
-    return any(scope["started_at"] is not None for scope in document["scopes"])
-
-
-def sent_lines(document: dict[str, Any], *, verbose: bool) -> list[str]:
+def sent_lines(report: BackfillReport | EmbeddingReport, *, verbose: bool) -> list[str]:
     """Return what was sent, or would be, as lines for a person."""
-    lines = _done_lines if _was_run(document) else lambda scope, _: _planned_lines(scope)
-    return [line for scope in document["scopes"] for line in lines(scope, verbose)]
-
-
-def planned_lines(document: dict[str, Any]) -> list[str]:
-    """Return what is going to be done and sent, as lines for a person."""
-    others = [action for action in document["actions"] if action["action"] != "embed"]
-    lines = action_lines({**document, "actions": others}, verbose=False)
-    return [*lines, *(line for scope in document["scopes"] for line in _planned_lines(scope))]
-
-
-def _money(cost: float) -> str:
-    return f"{cost:.2f}" if cost >= 0.1 else f"{cost:.2g}"
-
-
-def _heading(scope: dict[str, Any]) -> str:
-    model = f", {scope['model_id']}" if scope["model_id"] else ""
-    return one_line(f"{scope['name']}  ({scope['scope']}{model})")
-
-
-def _planned_lines(scope: dict[str, Any]) -> list[str]:
-    planned = scope["planned"]
-    lines = [_heading(scope), f"  {scope['skipped_ready']:,} of {counted(scope['eligible'], 'text')} have a vector"]
-    if planned["texts"]:
-        cost = "" if planned["cost"] is None else f", about {_money(planned['cost'])} {planned['currency']}"
-        lines.append(
-            f"  embed {counted(planned['texts'], 'text')}: about {counted(planned['tokens'], 'token')} in"
-            f" {counted(planned['requests'], 'request')}{cost}"
-        )
+    lines = []
+    for scope in report.scopes:
+        lines += _done_lines(scope, verbose) if _was_run(report) else _planned_lines(scope)
     return lines
 
 
-def _done_lines(scope: dict[str, Any], verbose: bool) -> list[str]:
-    planned = scope["planned"]
-    now = (
-        f"  {counted(scope['newly_ready'], 'vector')} written; {scope['ready']:,} of"
-        f" {counted(scope['eligible'], 'text')} have one now, {scope['skipped_ready']:,} had one before"
-    )
-    lines = [_heading(scope), now]
-    if probe := scope["probe"]:
-        sent = f"{counted(probe['requests'], 'request')}, {counted(probe['tokens'], 'token')} more"
-        if probe["requests"]:
-            lines.append(f"  its model was compared by {counted(probe['texts'], 'text')}: {sent}")
-    if scope["shared"]:
-        lines.append(f"  {scope['shared']:,} of them are those of equal texts that had theirs")
-    if scope["requests"]:
-        cost = "" if scope["cost"] is None else f", {_money(scope['cost'])} {planned['currency']}"
-        lines.append(f"  {counted(scope['requests'], 'request')}, {counted(scope['tokens'], 'token')}{cost}")
-    for failure in scope["failures"]:
-        lines.append(
-            f"  failed: {counted(failure['count'], 'text')}: {one_line(failure['reason'])} [{failure['code']}]"
-        )
-        lines += [f"    {sample}" for sample in failure["samples"] if verbose]
-    if scope["stopped"]:
-        lines.append(f"  stopped: {scope['stopped']}; run the same command again to go on")
+def planned_lines(report: BackfillReport | EmbeddingReport) -> list[str]:
+    """Return what is going to be done and sent, as lines for a person."""
+    lines = _other_lines(report, verbose=False)
+    for scope in report.scopes:
+        lines += _planned_lines(scope)
+    return lines
+
+
+def _was_run(report: BackfillReport | EmbeddingReport) -> bool:
+    return any(scope.started_at is not None for scope in report.scopes)
+
+
+def _other_lines(report: BackfillReport | EmbeddingReport, *, verbose: bool) -> list[str]:
+    """Return what is done besides embedding."""
+    others = [action for action in report.actions if action.action != "embed"]
+    return action_lines(report.bases, others, verbose=verbose)
+
+
+def _money(cost: float, currency: str) -> str:
+    digits = ".2f" if cost >= 0.1 else ".2g"
+    return f"{cost:{digits}} {currency}"
+
+
+def _heading(scope: ScopeReport) -> str:
+    model = f", {scope.model_id}" if scope.model_id else ""
+    return one_line(f"{scope.name}  ({scope.scope}{model})")
+
+
+def _planned_lines(scope: ScopeReport) -> list[str]:
+    planned = scope.planned
+    lines = [_heading(scope), f"  {scope.skipped_ready:,} of {counted(scope.eligible, 'text')} have a vector"]
+    if planned.texts:
+        sent = f"about {counted(planned.tokens, 'token')} in {counted(planned.requests, 'request')}"
+        if planned.cost is not None:
+            sent += f", about {_money(planned.cost, planned.currency)}"
+        lines.append(f"  embed {counted(planned.texts, 'text')}: {sent}")
+    return lines
+
+
+def _done_lines(scope: ScopeReport, verbose: bool) -> list[str]:
+    now = f"{scope.ready:,} of {counted(scope.eligible, 'text')} have one now, {scope.skipped_ready:,} had one before"
+    lines = [_heading(scope), f"  {counted(scope.newly_ready, 'vector')} written; {now}"]
+    probe = scope.probe
+    if probe is not None and probe.requests:
+        sent = f"{counted(probe.requests, 'request')}, {counted(probe.tokens, 'token')} more"
+        lines.append(f"  its model was compared by {counted(probe.texts, 'text')}: {sent}")
+    if scope.shared:
+        lines.append(f"  {scope.shared:,} of them are those of equal texts that had theirs")
+    if scope.requests:
+        sent = f"{counted(scope.requests, 'request')}, {counted(scope.tokens, 'token')}"
+        if scope.cost is not None:
+            sent += f", {_money(scope.cost, scope.planned.currency)}"
+        lines.append(f"  {sent}")
+    for failure in scope.failures:
+        lines.append(f"  failed: {counted(failure.count, 'text')}: {one_line(failure.reason)} [{failure.code}]")
+        if verbose:
+            lines += [f"    {sample}" for sample in failure.samples]
+    if scope.stopped:
+        lines.append(f"  stopped: {scope.stopped}; run the same command again to go on")
     return lines

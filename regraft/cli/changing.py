@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
+from msgspec import UNSET
 
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import confirmed as ask
@@ -21,12 +22,17 @@ from regraft.kinds import Kind
 from regraft.ledger import interrupts
 from regraft.ledger.ledger import FOLDER
 from regraft.report import notices, progress
+from regraft.report.document import encoded
 from regraft.report.progress import human_bytes
 from regraft.report.render import left_out
 from regraft.text import LONGEST_NAME, argument, one_line, shown, shown_lines
+from repair.backfill.report import BackfillReport, EmbeddingReport
+from repair.changes.plan import Action, Unresolved
+from repair.changes.report import BaseName, ChangeReport
 from repair.changes.run import Planner, run_command
 
 F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E", Action, Unresolved)
 #: Actions and reasons of one name shown before the rest is counted.
 _SHOWN = 5
 
@@ -76,14 +82,14 @@ class ChangeRequest:
         """Show the lines of a plan, and ask whether to go on where a person is there to answer."""
         return confirmed(lines, yes=self.yes, silent=self.as_json or self.quiet)
 
-    def agreed(self, planned: dict[str, Any]) -> bool:
+    def agreed(self, planned: ChangeReport) -> bool:
         """Show a plan, and ask whether to go on where a person is there to answer."""
-        return self.confirmed(action_lines(planned, verbose=False))
+        return self.confirmed(action_lines(planned.bases, planned.actions, verbose=False))
 
 
-def change(command: str, path: Path, planner: Planner, asked: ChangeRequest, *, closing: str = "") -> NoReturn:
-    """Run a planner's plan, say what was done (and then ``closing``), and end the process with its exit status."""
-    document = run_command(
+def change(command: str, path: Path, planner: Planner, asked: ChangeRequest) -> NoReturn:
+    """Run a planner's plan, say what was done, and end the process with its exit status."""
+    report = run_command(
         command,
         path,
         planner,
@@ -93,28 +99,17 @@ def change(command: str, path: Path, planner: Planner, asked: ChangeRequest, *, 
         progress=asked.progress(),
         show_plan=asked.agreed,
     )
-    end(document, asked, closing)
+    end_with(report, asked, as_text(report, verbose=asked.verbose > 0))
 
 
-def end(document: dict[str, Any], asked: ChangeRequest, closing: str = "") -> NoReturn:
-    """Say what was done, and then ``closing`` where it can be taken back, and end the process."""
-    text = as_text(document, verbose=asked.verbose > 0) + (closing if document["undo"] is not None else "")
-    end_with(document, asked, text)
-
-
-def end_with(document: dict[str, Any], asked: ChangeRequest, text: str) -> NoReturn:
+def end_with(report: ChangeReport | BackfillReport, asked: ChangeRequest, text: str) -> NoReturn:
     """Say what was done, to a person by ``text``, and end the process."""
     if asked.as_json:
-        echo_json(document)
+        echo_json(encoded(report))
     else:
         say(text)
     interrupts.over()
-    sys.exit(exit_status(document, asked.fail_on))
-
-
-def agreed(planned: dict[str, Any], *, yes: bool, silent: bool) -> bool:
-    """Show a plan, and ask whether to go on where a person is there to answer."""
-    return confirmed(action_lines(planned, verbose=False), yes=yes, silent=silent)
+    sys.exit(exit_status(report, asked.fail_on))
 
 
 def confirmed(lines: Iterable[str], *, yes: bool, silent: bool) -> bool:
@@ -125,81 +120,91 @@ def confirmed(lines: Iterable[str], *, yes: bool, silent: bool) -> bool:
     return ask("Go on?")
 
 
-def as_text(document: dict[str, Any], *, verbose: bool) -> str:
+def as_text(report: ChangeReport, *, verbose: bool) -> str:
     """Return what a run did, or would do, as text for a person."""
-    lines = [*action_lines(document, verbose=verbose), *left_lines(document, verbose=verbose)]
-    if not document["actions"]:
+    lines = action_lines(report.bases, report.actions, verbose=verbose)
+    lines += left_lines(report.bases, report.left, verbose=verbose)
+    if not report.actions:
         lines.append("Nothing has to be done: nothing was written.")
-    elif document["run"]["dry_run"]:
+    elif report.head.run.dry_run:
         lines += ["", "Dry run: nothing was written."]
-    elif "undone" not in document:
-        lines += closing_lines(document)
+    elif report.undone is UNSET:
+        lines += closing_lines(report)
     return shown_lines(lines)
 
 
-def closing_lines(document: dict[str, Any]) -> list[str]:
+def closing_lines(report: ChangeReport | BackfillReport) -> list[str]:
     """Return what stands at the end of a run that wrote something: where, and what takes it back."""
-    path = document["source"]["path"]
+    path = report.head.source.path if report.head.source else ""
     lines = ["", f"Done; {path} and its {FOLDER} were written."]
-    if document["undo"] is not None:
+    if report.undo is not None:
         lines.append(f"Take it back: {shlex.join(['regraft', 'undo', argument(path)])}")
     return lines
 
 
-def action_lines(document: dict[str, Any], *, verbose: bool) -> list[str]:
+def action_lines(bases: Iterable[BaseName], actions: Iterable[Action], *, verbose: bool) -> list[str]:
     """Return what a run does, as lines for a person."""
 
-    def lines(action: dict[str, Any]) -> list[str]:
-        size = f" ({human_bytes(action['bytes'])})" if action["bytes"] else ""
-        return [f"{one_line(action['message'])}{size} [{action['action']}]"]
+    def lines(action: Action) -> list[str]:
+        line = one_line(action.message)
+        if action.bytes:
+            line += f" ({human_bytes(action.bytes)})"
+        return [f"{line} [{action.action}]"]
 
-    return list(_by_base(document, document["actions"], "action", lines, verbose))
+    return list(_by_base(bases, actions, attrgetter("action"), lines, verbose))
 
 
-def left_lines(document: dict[str, Any], *, verbose: bool) -> list[str]:
+def left_lines(bases: Iterable[BaseName], left: Iterable[Unresolved], *, verbose: bool) -> list[str]:
     """Return what a run leaves as it is, and why, as lines for a person."""
 
-    def lines(left: dict[str, Any]) -> list[str]:
-        hint = [f"  try: {left['repair']}"] if left["repair"] else []
-        return [f"{one_line(left['reason'])} [{left['finding']}]", *hint]
+    def lines(one: Unresolved) -> list[str]:
+        found = [f"{one_line(one.reason)} [{one.finding}]"]
+        if one.repair:
+            found.append(f"  try: {one.repair}")
+        return found
 
-    left = [one for one in document["left"] if verbose or notices.at_least(one["severity"], "warning")]
-    return ["", "Left as it is:", *_by_base(document, left, "finding", lines, verbose)] if left else []
+    grave = [one for one in left if verbose or notices.at_least(one.severity, "warning")]
+    if not grave:
+        return []
+    return ["", "Left as it is:", *_by_base(bases, grave, attrgetter("finding"), lines, verbose)]
 
 
 def _by_base(
-    document: dict[str, Any],
-    entries: list[dict[str, Any]],
-    key: str,
-    lines: Callable[[dict[str, Any]], list[str]],
+    bases: Iterable[BaseName],
+    entries: Iterable[E],
+    kind: Callable[[E], str],
+    lines: Callable[[E], list[str]],
     verbose: bool,
 ) -> Iterator[str]:
     """Return entries as lines below the name of their base; of one kind only some, unless all are wanted."""
-    names = {base["id"]: base["name"] for base in document["bases"]}
-    ordered = sorted(entries, key=lambda entry: str(entry["base"] or ""))
-    for base, group in groupby(ordered if verbose else _first_ones(ordered, key), key=itemgetter("base")):
+    names = {base.id: base.name for base in bases}
+    ordered = sorted(entries, key=lambda entry: entry.base or "")
+    shown_ones = ordered if verbose else _first_ones(ordered, kind)
+    for base, group in groupby(shown_ones, key=attrgetter("base")):
+        indent = ""
         if base is not None:
             yield f"{one_line(names.get(base, base), LONGEST_NAME)}  ({shown(base, LONGEST_NAME)})"
-        indent = "  " * (base is not None)
-        yield from (f"{indent}{line}" for entry in group for line in lines(entry))
+            indent = "  "
+        for entry in group:
+            yield from (f"{indent}{line}" for line in lines(entry))
     if not verbose:
-        yield from left_out(Counter(entry[key] for entry in ordered), _SHOWN)
+        yield from left_out(Counter(map(kind, ordered)), _SHOWN)
 
 
-def _first_ones(entries: Iterable[dict[str, Any]], key: str) -> Iterator[dict[str, Any]]:
+def _first_ones(entries: Iterable[E], kind: Callable[[E], str]) -> Iterator[E]:
     """Yield the first few entries of each kind."""
     seen: Counter[str] = Counter()
     for entry in entries:
-        seen[entry[key]] += 1
-        if seen[entry[key]] <= _SHOWN:
+        seen[kind(entry)] += 1
+        if seen[kind(entry)] <= _SHOWN:
             yield entry
 
 
-def exit_status(document: dict[str, Any], fail_on: str) -> int:
+def exit_status(report: ChangeReport | BackfillReport, fail_on: str) -> int:
     """Return 1 where something is left that is worth reading, or a text could not be embedded, else 0."""
     if fail_on == "never":
         return 0
-    if any(scope["failures"] for scope in document.get("scopes", ())):
+    if isinstance(report, BackfillReport | EmbeddingReport) and any(scope.failures for scope in report.scopes):
         return 1
     line: Any = fail_on
-    return int(any(notices.at_least(one["severity"], line) for one in document["left"]))
+    return int(any(notices.at_least(one.severity, line) for one in report.left))

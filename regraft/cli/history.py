@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from regraft.cli.changing import agreed, as_text
+from regraft.cli.changing import action_lines, as_text, confirmed
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
 from regraft.kinds import Kind
 from regraft.report import progress
-from regraft.report.document import Run
+from regraft.report.document import Run, encoded
 from regraft.report.progress import human_bytes
 from regraft.text import counted, one_line, shown, shown_lines
 from repair.changes import undo as undoing
@@ -75,17 +75,21 @@ def undo(
 
     It is refused where anything that the run changed was changed since.
     """
-    document = undo_run(
+    report = undo_run(
         path,
         run_id,
         kind=Kind(kind) if kind else None,
         dry_run=dry_run,
         progress=progress.for_person(quiet=quiet or as_json),
-        show_plan=lambda planned: agreed(planned, yes=yes, silent=as_json or quiet),
+        show_plan=lambda planned: confirmed(
+            action_lines(planned.bases, planned.actions, verbose=False), yes=yes, silent=as_json or quiet
+        ),
     )
     if as_json:
-        echo_json(document)
-    else:
-        tail = "" if dry_run else f"Taken back: run {document['undone']}; {shown(path)} was written.\n"
-        say(as_text(document, verbose=verbose > 0) + tail)
+        echo_json(encoded(report))
+        sys.exit(0)
+    text = as_text(report, verbose=verbose > 0)
+    if not dry_run:
+        text += f"Taken back: run {report.undone}; {shown(path)} was written.\n"
+    say(text)
     sys.exit(0)

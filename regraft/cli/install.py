@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec import structs
 
 from regraft import clock
 from regraft.cli.changing import ChangeRequest, as_text, change_options, end_with
 from regraft.cli.options import PATH, model_options, model_word, time_of
 from regraft.cli.output import reports_errors
+from regraft.report.document import End
 from regraft.text import counted, one_line, path_text, shown_lines
+from repair.changes.report import ChangeReport
 from repair.changes.run import run_command
 from repair.cherry_v2 import install as installing
 from repair.cherry_v2.source import BaseSource, opened
@@ -57,7 +60,7 @@ def install(
         dry_run=asked.dry_run,
     )
     with opened(path, asked.of_kind(), asked.bases, "install") as source:
-        document = run_command(
+        report = run_command(
             "install",
             profile,
             partial(installing.plan, source=source, options=options_),
@@ -65,18 +68,19 @@ def install(
             progress=asked.progress(),
             show_plan=asked.agreed,
         )
-        text = _as_text(document, source, verbose=asked.verbose > 0)
+        text = _as_text(report, source, verbose=asked.verbose > 0)
         # What is changed is the profile: it is the run's store, and the target of what the user asked for.
-        came_from = {"kind": source.store.found.kind.value, "path": path_text(path)}
-        end_with({**document, "source": came_from, "target": document["source"]}, asked, text)
+        came_from = End(kind=source.store.found.kind.value, path=path_text(path))
+        head = structs.replace(report.head, source=came_from, target=report.head.source)
+        end_with(structs.replace(report, head=head), asked, text)
 
 
-def _as_text(document: dict[str, Any], source: BaseSource, *, verbose: bool) -> str:
-    text = as_text(document, verbose=verbose)
-    if document["undo"] is None:
+def _as_text(report: ChangeReport, source: BaseSource, *, verbose: bool) -> str:
+    text = as_text(report, verbose=verbose)
+    if report.undo is None:
         return text
-    came = {one["base"] for one in document["actions"] if one["action"] in ("insert-base", "copy-base")}
-    stayed = {one["base"]: one["reason"] for one in document["left"] if one["base"] not in (None, *came)}
+    came = {one.base for one in report.actions if one.action in ("insert-base", "copy-base")}
+    stayed = {one.base: one.reason for one in report.left if one.base is not None and one.base not in came}
     there = len(source.chosen) - len(stayed)
     lines = [f"Start the application: {there:,} of {counted(len(source.chosen), 'base')} will be there."]
     lines += [f"Not done: {one_line(source.name_of(base))}, because {one_line(why)}" for base, why in stayed.items()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,6 +13,7 @@ from regraft.cli.options import PATH, output_options, time_of
 from regraft.cli.output import echo_json, reports_errors, say, written_list
 from regraft.kinds import Kind
 from regraft.report import notices, progress
+from regraft.report.document import encoded
 from regraft.report.progress import human_bytes
 from regraft.text import counted, one_line, shown, shown_lines
 from repair.cherry_v2 import pack as packing
@@ -58,36 +58,33 @@ def pack(  # noqa: PLR0913, PLR0917 - one parameter for every option
         bases=bases,
         dry_run=dry_run,
     )
-    document = packing.pack(options, progress.for_person(quiet=quiet or as_json))
+    report = packing.pack(options, progress.for_person(quiet=quiet or as_json))
     if as_json:
-        echo_json(document)
+        echo_json(encoded(report))
     else:
-        say(_as_text(document, target, verbose=verbose > 0))
-    sys.exit(int(any(notices.at_least(one["severity"], "warning") for one in document["left"])))
+        say(_as_text(report, target, verbose=verbose > 0))
+    sys.exit(int(any(notices.at_least(one.severity, "warning") for one in report.left)))
 
 
-def _as_text(document: dict[str, Any], target: Path, *, verbose: bool) -> str:
-    lines = [_base_line(base) for base in document["bases"]]
-    lines += left_lines(document, verbose=verbose)
-    lines += ["", *_closing(document, target)]
+def _as_text(report: packing.PackReport, target: Path, *, verbose: bool) -> str:
+    lines = [_base_line(base) for base in report.bases]
+    lines += left_lines(report.bases, report.left, verbose=verbose)
+    lines += ["", *_closing(report, target)]
     return shown_lines(lines)
 
 
-def _base_line(base: dict[str, Any]) -> str:
-    held = f"{counted(base['items'], 'item')}, {counted(base['files'], 'file')}, {human_bytes(base['bytes'])}"
-    return f"{one_line(base['name'])}  ({base['id']}): {held}"
+def _base_line(base: packing.PackedBaseReport) -> str:
+    held = f"{counted(base.items, 'item')}, {counted(base.files, 'file')}, {human_bytes(base.bytes)}"
+    return f"{one_line(base.name)}  ({base.id}): {held}"
 
 
-def _closing(document: dict[str, Any], target: Path) -> list[str]:
-    packed, left = len(document["bases"]), len({one["base"] for one in document["left"]} - _ids(document))
-    size = f"{packed:,} of {counted(packed + left, 'base')}, {human_bytes(document['bytes'])}"
-    if document["outcome"] == "planned":
+def _closing(report: packing.PackReport, target: Path) -> list[str]:
+    packed = {base.id for base in report.bases}
+    left = {one.base for one in report.left} - packed
+    size = f"{len(packed):,} of {counted(len(packed) + len(left), 'base')}, {human_bytes(report.bytes)}"
+    if report.outcome == "planned":
         return [f"Would pack {size}.", "Dry run: nothing was written."]
-    if document["outcome"] == "unchanged":
+    if report.outcome == "unchanged":
         return [f"{shown(target)} is this very pack already ({size}): nothing was written."]
     next_step = f"On the other machine: regraft install {shown(Path(target.name))} --profile PROFILE"
     return [f"Packed {size}.", *written_list([target]).splitlines(), next_step]
-
-
-def _ids(document: dict[str, Any]) -> set[str]:
-    return {base["id"] for base in document["bases"]}

@@ -70,12 +70,12 @@ def _codex_mem(path: Path, asked: ChangeRequest, options: dict[str, Any]) -> NoR
     """Let vectors follow notes; where no embedder is configured, as far as that goes without one."""
     options = {name: value for name, value in options.items() if name not in _PROVIDER}
     try:
-        document, _ = filled("reconcile", path, options)
+        report, _ = filled("reconcile", path, options)
     except (EmbedderUnnamed, ModelDiffers, SidecarUnfit):
         if options["embedder_name"] is not None:
             raise
         change("reconcile", path, plan_reconcile, asked)
-    end_with(document, asked, filled_text(document, verbose=asked.verbose > 0))
+    end_with(report, asked, filled_text(report, verbose=asked.verbose > 0))
 
 
 def _angel_memory(path: Path, asked: ChangeRequest, more: dict[str, Any]) -> NoReturn:
@@ -83,11 +83,12 @@ def _angel_memory(path: Path, asked: ChangeRequest, more: dict[str, Any]) -> NoR
     wanted = angel_memory.AngelReconcileOptions(
         path=path, kind=asked.of_kind(), dry_run=asked.dry_run, provider=more["provider"], probes=not more["no_probe"]
     )
-    document = angel_memory.reconcile(
+    report = angel_memory.reconcile(
         partial(chosen_embedder, more["config_path"], more["embedder_name"]),
         wanted,
         progress=asked.progress(),
         show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
     )
-    message = "".join(f"{line}\n" for line in sent_lines(document, verbose=asked.verbose > 0))
-    end_with(document, asked, message + as_text(document, verbose=asked.verbose > 0))
+    verbose = asked.verbose > 0
+    sent = "".join(f"{line}\n" for line in sent_lines(report, verbose=verbose))
+    end_with(report, asked, sent + as_text(report, verbose=verbose))

@@ -59,14 +59,14 @@ def restore(path: Path, embedder_name: str | None, config_path: Path | None, **o
         now_ms=now or clock.now_ms(),
         kind=asked.of_kind(),
     )
-    document = restored(
+    report = restored(
         wanted,
         dry_run=asked.dry_run,
         progress=asked.progress(),
         show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
     )
-    message = shown_lines(sent_lines(document, verbose=asked.verbose > 0))
-    end_with(document, asked, message + as_text(document, verbose=asked.verbose > 0))
+    verbose = asked.verbose > 0
+    end_with(report, asked, shown_lines(sent_lines(report, verbose=verbose)) + as_text(report, verbose=verbose))
 
 
 def _model_id(settings: EmbedderSettings, model: str | None) -> str:

@@ -58,7 +58,7 @@ class ChangeLog:
         self._db = connection
         self._has_tables = has_tables
 
-    def record_actions(self, run_id: str, actions: Sequence[dict[str, Any]]) -> None:
+    def record_actions(self, run_id: str, actions: Sequence[msgspec.Struct]) -> None:
         """Record what a run is going to do, or what it has done in the place of that, as its document has it."""
         with sqlite.transaction(self._db):
             self._db.executemany(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from checks.angel_memory.providers import providers
 from regraft import clock, embedders
@@ -28,7 +27,8 @@ from repair.angel_memory.vectors import Build
 from repair.backfill import probing
 from repair.backfill.budget import Budget, Limits
 from repair.backfill.estimate import estimate, nothing
-from repair.backfill.outcome import Outcome
+from repair.backfill.outcome import Outcome, embedding_report
+from repair.backfill.report import EmbeddingReport
 from repair.backfill.request import Choice
 from repair.backfill.run import fill_scope
 from repair.backfill.sharing import settle, shared
@@ -37,10 +37,9 @@ from repair.backfill.workers import WorkerPool
 from repair.changes import files
 from repair.changes.apply import RECONCILING
 from repair.changes.plan import Plan
-from repair.changes.run import document, run_command
+from repair.changes.report import reported
+from repair.changes.run import run_command
 from repair.changes.store import Store, demand_quiet, recognised
-
-Document = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +58,15 @@ def reconcile(
     options: AngelReconcileOptions,
     *,
     progress: Progress,
-    show_plan: Callable[[Document], bool] = lambda _: True,
-) -> Document:
+    show_plan: Callable[[EmbeddingReport], bool] = lambda _: True,
+) -> EmbeddingReport:
     """Make the vectors of a data folder's notes follow its records.
 
     Args:
         choose: says which embedder; asked only where a text has to be embedded.
         options: what is asked for.
         progress: told of each text and change.
-        show_plan: called with the planned document before anything is sent or changed; False stops here.
+        show_plan: called with the plan's report before anything is sent or changed; False stops here.
 
     Raises:
         WrongUsage: chromadb is not installed.
@@ -89,7 +88,7 @@ def reconcile(
                 # Killed after its last change, a run has left what nobody needs.
                 staging.discard(_staged(store, look))
             run.end()
-            return {**document(store, run, Plan(), None), "embedder": None, "scopes": []}
+            return embedding_report(reported(store, run, Plan()), None, None)
         work = _Work(
             store=store, options=options, run=run, look=look, choose=choose, progress=progress, show_plan=show_plan
         )
@@ -116,7 +115,7 @@ class _Work:
     look: Look
     choose: Choice
     progress: Progress
-    show_plan: Callable[[Document], bool]
+    show_plan: Callable[[EmbeddingReport], bool]
     settings: EmbedderSettings | None = None
     outcome: Outcome | None = None
     chromadb: str = ""
@@ -130,7 +129,7 @@ class _Work:
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
-    def planned(self) -> Document:
+    def planned(self) -> EmbeddingReport:
         """Return what a run would do, as far as plain SQLite can tell."""
         self._choose()
         self._estimate(dict.fromkeys(self.look.donors(), b""))
@@ -172,7 +171,7 @@ class _Work:
                 planned=planned,
             )
 
-    def _planned(self) -> Document:
+    def _planned(self) -> EmbeddingReport:
         look = self.look
         embeds = self.settings is not None or look.is_rebuilt
         ready = (look.waiting() if embeds else look.donors()).keys()
@@ -181,17 +180,11 @@ class _Work:
         )
         if self.run.dry_run:
             self.run.end()
-        return self._with_sent(document(self.store, self.run, vectors.plan(build), None))
-
-    def _with_sent(self, done: Document) -> Document:
-        settings = self.settings
-        head = None if settings is None else {"name": settings.name, "model": settings.model}
-        scopes = [] if self.outcome is None else [self.outcome.document()]
-        return {**done, "embedder": head, "scopes": scopes}
+        return embedding_report(reported(self.store, self.run, vectors.plan(build)), self.settings, self.outcome)
 
     # --- doing -------------------------------------------------------------------------------------------------------
 
-    def done(self) -> Document:
+    def done(self) -> EmbeddingReport:
         """Do it, and return what was done."""
         self.chromadb = collection.demand_chromadb()
         self._choose()
@@ -213,7 +206,7 @@ class _Work:
             "reconcile", self.options.path, self._publishing, kind=self.options.kind, progress=self.progress
         )
         staging.discard(self.staged)
-        return self._with_sent(done)
+        return embedding_report(done, self.settings, self.outcome)
 
     def _embed(self, kept: dict[str, bytes], embedder: Embedder, outcome: Outcome) -> None:
         """Embed what lacks a vector, once it is known that the embedder is the one of the others."""

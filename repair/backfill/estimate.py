@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
+
+import msgspec
 
 from regraft.embedders.settings import EmbedderSettings
 from repair.backfill.budget import Limits
@@ -16,8 +16,7 @@ from repair.backfill.scope import Scope
 _AT_ONCE = 256
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Texts, tokens and requests that a run would send, and what that costs; None where there is no price."""
 
     texts: int
@@ -25,10 +24,6 @@ class Estimate:
     requests: int
     cost: float | None
     currency: str
-
-    def document(self) -> dict[str, Any]:
-        """Return it as a document has it."""
-        return asdict(self)
 
     def plus(self, other: Estimate) -> Estimate:
         """Return both together."""

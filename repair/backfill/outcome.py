@@ -1,16 +1,20 @@
-"""What backfill did, or would do, as documents have it (``docs/commands.md``, "backfill")."""
+"""What became of one scope while it was filled."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from regraft.clock import iso_time
+from regraft.embedders.settings import EmbedderSettings
 from repair.backfill.estimate import Estimate
 from repair.backfill.filling import Filled
 from repair.backfill.probing import Probe
 from repair.backfill.queue import Failure
+from repair.backfill.report import EmbedderName, EmbeddingReport, ScopeReport
 from repair.backfill.scope import Survey
+from repair.changes.report import ChangeReport
 
 
 @dataclass(kw_only=True)
@@ -42,29 +46,36 @@ class Outcome:
         """Tell whether it was filled, and no text is left without a vector."""
         return self.completed_at is not None and self.ready == self.survey.eligible
 
-    def document(self) -> dict[str, Any]:
+    def report(self) -> ScopeReport:
         """Return it as a document has it."""
-        return {
-            "scope": self.scope,
-            "name": self.name,
-            "model_id": self.model_id,
-            "dimensions": self.dimensions,
-            "eligible": self.survey.eligible,
-            "skipped_ready": self.survey.ready,
-            "processed_pending": self.filled.processed_pending,
-            "processed_stale": self.filled.processed_stale,
-            "retried_failed": self.retried,
-            "newly_ready": self.filled.newly_ready,
-            "shared": self.shared,
-            "ready": self.survey.ready if self.ready is None else self.ready,
-            "failed": self.filled.failed,
-            "failures": [asdict(failure) for failure in self.failures],
-            "stopped": self.filled.stopped,
-            "started_at": None if self.started_at is None else iso_time(self.started_at),
-            "completed_at": None if self.completed_at is None else iso_time(self.completed_at),
-            "requests": self.requests,
-            "tokens": self.tokens,
-            "cost": self.cost,
-            "planned": self.planned.document(),
-            "probe": None if self.probe is None else asdict(self.probe),
-        }
+        return ScopeReport(
+            scope=self.scope,
+            name=self.name,
+            model_id=self.model_id,
+            dimensions=self.dimensions,
+            eligible=self.survey.eligible,
+            skipped_ready=self.survey.ready,
+            processed_pending=self.filled.processed_pending,
+            processed_stale=self.filled.processed_stale,
+            retried_failed=self.retried,
+            newly_ready=self.filled.newly_ready,
+            shared=self.shared,
+            ready=self.survey.ready if self.ready is None else self.ready,
+            failed=self.filled.failed,
+            failures=self.failures,
+            stopped=self.filled.stopped,
+            started_at=None if self.started_at is None else iso_time(self.started_at),
+            completed_at=None if self.completed_at is None else iso_time(self.completed_at),
+            requests=self.requests,
+            tokens=self.tokens,
+            cost=self.cost,
+            planned=self.planned,
+            probe=self.probe,
+        )
+
+
+def embedding_report(done: ChangeReport, settings: EmbedderSettings | None, outcome: Outcome | None) -> EmbeddingReport:
+    """Return what a change did, with what was embedded for it, if anything was."""
+    embedder = None if settings is None else EmbedderName.of(settings)
+    scopes = [] if outcome is None else [outcome.report()]
+    return EmbeddingReport(**structs.asdict(done), embedder=embedder, scopes=scopes)

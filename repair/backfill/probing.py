@@ -6,8 +6,9 @@ import math
 import operator
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+
+import msgspec
 
 from regraft.embedders import Embedder, TextsRejected, check
 from regraft.errors import EmbedderDiffers, EmbedderUnsteady, ProbeRefused
@@ -29,8 +30,7 @@ _SENTENCES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """What a comparison with vectors that are there showed: of how many texts, and their cosine, but for a few."""
 
     texts: int

@@ -62,8 +62,7 @@ class Claim:
     attempts: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Texts that could not be embedded, for one reason."""
 
     code: str

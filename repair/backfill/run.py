@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+
+from msgspec import structs
 
 from regraft import clock, embedders
 from regraft.embedders import Embedder
@@ -26,6 +27,7 @@ from repair.backfill import probing
 from repair.backfill.budget import Budget
 from repair.backfill.filling import Filling
 from repair.backfill.outcome import Outcome
+from repair.backfill.report import BackfillReport, EmbedderName
 from repair.backfill.request import BackfillOptions, Choice
 from repair.backfill.scope import Filler, Scope, Step
 from repair.backfill.sharing import PATIENCE, Shared, shared
@@ -34,10 +36,10 @@ from repair.backfill.survey import BackfillSurvey, SurveyedTarget, look
 from repair.backfill.workers import WorkerPool
 from repair.changes.incremental import IncrementalChange
 from repair.changes.plan import Action, Unresolved
+from repair.changes.report import ChangeReport, base_names
 from repair.changes.run import Planner, run_command
 from repair.changes.store import Store, demand_quiet, recognised
 
-Document = dict[str, Any]
 #: How many texts are looked up in another base at once.
 _AT_ONCE = 256
 #: Between two tries where another run is at work, in seconds.
@@ -50,8 +52,8 @@ def backfill(
     *,
     fillers: Mapping[Kind, Filler],
     progress: Progress,
-    show_plan: Callable[[Document], bool] = lambda _: True,
-) -> Document:
+    show_plan: Callable[[BackfillReport], bool] = lambda _: True,
+) -> BackfillReport:
     """Give vectors to the texts of a store that have none, or one that no search can use.
 
     Args:
@@ -59,7 +61,7 @@ def backfill(
         options: what is asked for.
         fillers: what is filled in which kind of store.
         progress: told of each text.
-        show_plan: called with the planned document before anything is sent; False stops here.
+        show_plan: called with the plan's report before anything is sent; False stops here.
 
     Raises:
         AnswerUnfit, EmbedderDiffers, EmbedderUnsteady, EmbedderRefused: the embedder does not do.
@@ -73,7 +75,7 @@ def backfill(
         settings = choose(filler.models(store, options))
         seen = look(store, filler, settings, options)
         work = _Work(store=store, settings=settings, options=options, run=run, look=seen, progress=progress)
-        planned = work.document()
+        planned = work.report()
         if options.dry_run or not seen.is_needed:
             return planned
         demand_quiet(store)
@@ -108,7 +110,7 @@ class _Work:
     look: BackfillSurvey
     progress: Progress
     #: What other runs of this command did: making units, and telling the catalog of a model; None before that.
-    others: list[Document] | None = None
+    others: list[ChangeReport] | None = None
     _is_recorded: bool = False
     _files: tuple[IncrementalChange, ...] = ()
 
@@ -119,11 +121,11 @@ class _Work:
 
     def _has_begun(self) -> bool:
         """Tell whether anything was changed: by a step before the embedding, or vectors that nothing tells of yet."""
-        steps = any(done["undo"] is not None for done in self.others or ())
+        steps = any(done.undo is not None for done in self.others or ())
         return steps or any(file.has_changed for file in self._files)
 
-    def done(self, embedder: Embedder) -> Document:
-        """Do it, and return the document."""
+    def done(self, embedder: Embedder) -> BackfillReport:
+        """Do it, and return what was done."""
         meter = Budget(embedder, self.options.limits)
         with stops_whole(self.options.path, self.settings.name, lambda: self.written, self._has_begun):
             self._probe(embedder)
@@ -133,7 +135,7 @@ class _Work:
             with shared(self.store) as together:
                 self._fill(embedder, meter, together)
         self.run.end()
-        return self.document()
+        return self.report()
 
     def _probe(self, embedder: Embedder) -> None:
         """Look whether the embedder is the model of what is there; what that takes counts against no limit."""
@@ -145,7 +147,7 @@ class _Work:
             # What it makes of words of its own is the same for every base, and of vectors that several share, too.
             key = outcome.dimensions, tuple(one.sample)
             if key in proven:
-                outcome.probe = replace(proven[key], requests=0, tokens=0)
+                outcome.probe = structs.replace(proven[key], requests=0, tokens=0)
             else:
                 outcome.probe = proven[key] = probing.proof(embedder, outcome.name, one.sample, outcome.dimensions)
 
@@ -166,7 +168,7 @@ class _Work:
             raise
         finally:
             if self._is_recorded:
-                together.ledger.changes.record_actions(self.run.id, self._embedding_documents(is_over=True))
+                together.ledger.changes.record_actions(self.run.id, self._embedding(is_over=True))
                 together.ledger.end_run(status)
 
     def _growing(self, ledger: Ledger) -> dict[str, IncrementalChange]:
@@ -204,11 +206,8 @@ class _Work:
         """Record the run; one that writes nothing is none."""
         if not self._is_recorded:
             ledger.begin_run(self.options.command, path_text(self.options.path), self.run.id)
-            ledger.changes.record_actions(self.run.id, self._embedding_documents())
+            ledger.changes.record_actions(self.run.id, self._embedding())
             self._is_recorded = True
-
-    def _embedding_documents(self, *, is_over: bool = False) -> list[dict[str, Any]]:
-        return [action.document() for action in self._embedding(is_over=is_over)]
 
     def _fill_one(
         self,
@@ -282,7 +281,7 @@ class _Work:
                 self.others = [*(self.others or ()), done]
                 return
 
-    # --- documents ---------------------------------------------------------------------------------------------------
+    # --- what is reported ---------------------------------------------------------------------------------------------
 
     def _embedding(self, *, is_over: bool = False) -> list[Action]:
         """Return what is done to vectors: what is meant of targets that may still be come to."""
@@ -306,29 +305,31 @@ class _Work:
             )
         return actions
 
-    def document(self) -> Document:
+    def report(self) -> BackfillReport:
         """Return what was done, or is going to be."""
         if self.run.finished_at is None:
             self.run.end()
         seen = self.look.seen
-        actions = [*self._other_actions(), *(action.document() for action in self._embedding() if action.count)]
-        left = [one.document() for one in self._left()]
-        bases = {one["base"] for one in (*actions, *left)} | {one.target.base_id for one in seen}
-        return {
-            **self.run.document(),
-            "embedder": {"name": self.settings.name, "model": self.settings.model},
-            "bases": [{"id": base, "name": self.store.names.get(base, base)} for base in sorted(filter(None, bases))],
-            "scopes": [one.outcome.document() for one in seen],
-            "actions": actions,
-            "left": left,
-            "undo": self._undo(),
-        }
+        actions = [*self._other_actions(), *(action for action in self._embedding() if action.count)]
+        left = self._left()
+        bases = {one.target.base_id for one in seen}
+        bases.update(one.base for one in actions if one.base is not None)
+        bases.update(one.base for one in left if one.base is not None)
+        return BackfillReport(
+            head=self.run.head(),
+            embedder=EmbedderName.of(self.settings),
+            bases=base_names(self.store, filter(None, bases)),
+            scopes=[one.outcome.report() for one in seen],
+            actions=actions,
+            left=left,
+            undo=self._undo(),
+        )
 
-    def _other_actions(self) -> list[Document]:
+    def _other_actions(self) -> list[Action]:
         """Return what is done besides: as it is planned, or as other runs did it."""
         if self.others is None:
-            return [action.document() for action in self.look.first.actions]
-        return [action for done in self.others for action in done["actions"]]
+            return self.look.first.actions
+        return [action for done in self.others for action in done.actions]
 
     def _left(self) -> list[Unresolved]:
         """Return what is left, but for what was filled meanwhile."""
@@ -340,7 +341,7 @@ class _Work:
         """Return the run that can be taken back: this one, or the last of those that did something besides."""
         if self.written:
             return self.run.id
-        return next((done["undo"] for done in reversed(self.others or ()) if done["undo"]), None)
+        return next((done.undo for done in reversed(self.others or ()) if done.undo), None)
 
 
 def _kind_of(one: SurveyedTarget) -> tuple[str | None, int | None]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import apsw
+import msgspec
 
 from checks.audit.collector import Level
 from checks.audit.findings import FINDINGS, Finding
@@ -15,9 +15,8 @@ from regraft.ledger.values import Recorded
 from regraft.report.notices import Severity
 
 
-@dataclass(frozen=True, kw_only=True)
-class Action:
-    """One thing that is done, as it is reported.
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is done, as it is reported and recorded.
 
     ``action`` is its name in the output contract (``docs/commands.md``, "Commands that change a store"), ``count`` how
     many things it is done to, ``bytes`` what that frees or writes, ``message`` the same for a person. ``finding`` is
@@ -25,21 +24,15 @@ class Action:
     """
 
     action: str
-    message: str
     base: str | None = None
     subject: str | None = None
     count: int = 1
     bytes: int = 0
     finding: str | None = None
-
-    def document(self) -> dict[str, Any]:
-        """Return it as a document has it."""
-        names = ("action", "base", "subject", "count", "bytes")
-        return {**{name: getattr(self, name) for name in names}, "finding": self.finding, "message": self.message}
+    message: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unresolved:
+class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
     """Something that stays as it is, and why: what cannot be derived is never guessed."""
 
     finding: str
@@ -82,10 +75,6 @@ class Unresolved:
             count=count,
             severity=FINDINGS[finding].severity,
         )
-
-    def document(self) -> dict[str, Any]:
-        """Return it as a document has it."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)

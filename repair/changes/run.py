@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import apsw
+from msgspec import structs
 
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
@@ -47,13 +47,13 @@ from regraft.schema_errors import StoppedAtDamage
 from regraft.text import path_text, shown
 from repair.changes import apply, space, undo
 from repair.changes.apply import ChangeExecutor
-from repair.changes.plan import Plan
+from repair.changes.plan import Action, Plan
+from repair.changes.report import ChangeReport, base_names, reported
 from repair.changes.store import Store, demand_quiet, recognised, recognised_after
 
 logger = logging.getLogger(__name__)
 
 Planner = Callable[[Store], Plan]
-Document = dict[str, Any]
 #: What fails where a pipe, a file or a link in a circle stands in the place of a folder, or a folder in that of a file.
 _ODD_PLACES = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})
 #: Room that every run takes for its records, in bytes.
@@ -69,8 +69,8 @@ def run_command(
     bases: tuple[str, ...] = (),
     dry_run: bool = False,
     progress: Progress,
-    show_plan: Callable[[Document], bool] = lambda _: True,
-) -> Document:
+    show_plan: Callable[[ChangeReport], bool] = lambda _: True,
+) -> ChangeReport:
     """Plan what a command does to a store, do it, and return what was done.
 
     Args:
@@ -81,7 +81,7 @@ def run_command(
         bases: ids of the bases that are meant; empty: all.
         dry_run: return the plan and touch nothing.
         progress: told of the changes.
-        show_plan: called with the planned document before anything is changed; False stops here.
+        show_plan: called with the plan's report before anything is changed; False stops here.
 
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
@@ -92,7 +92,7 @@ def run_command(
             plan = _planned(store, planner)
             logger.info("nothing is written: only the plan was asked for")
             run.end()
-            return document(store, run, plan, None)
+            return reported(store, run, plan)
         demand_quiet(store)
         with opened(store) as ledger, clean_stop(store, ledger):
             if apply.recover(store.root, ledger):
@@ -117,17 +117,6 @@ def looking(store: Store) -> Iterator[None]:
         raise SourceUnreadable(path=store.path, reason=getattr(error, "strerror", None) or error) from error
 
 
-def document(store: Store, run: Run, plan: Plan, undone_by: str | None) -> Document:
-    """Return a run's document (``docs/commands.md``, "Commands that change a store")."""
-    return {
-        **run.document(),
-        "bases": [{"id": base, "name": store.names.get(base, base)} for base in sorted(plan.bases)],
-        "actions": [action.document() for action in plan.actions],
-        "left": [left.document() for left in plan.left],
-        "undo": undone_by,
-    }
-
-
 def undo_run(
     path: Path,
     run_id: str | None,
@@ -135,8 +124,8 @@ def undo_run(
     kind: Kind | None = None,
     dry_run: bool = False,
     progress: Progress,
-    show_plan: Callable[[Document], bool] = lambda _: True,
-) -> Document:
+    show_plan: Callable[[ChangeReport], bool] = lambda _: True,
+) -> ChangeReport:
     """Take back what a run did to a store: ``run_id``, or the latest that can be; returns what was done.
 
     Raises:
@@ -153,31 +142,31 @@ def undo_run(
             with looking(store):
                 undo.demand_unchanged(store.root, chosen, dry_run=True)
             run.end()
-            return _undo_document(store, run, chosen)
+            return _undo_report(store, run, chosen)
         demand_quiet(store)
         with opened(store) as ledger, clean_stop(store, ledger):
             apply.recover(store.root, ledger)
             chosen = undo.chosen_run(store.root, store.runs(ledger.changes.runs()), run_id)
-            planned = _undo_document(store, run, chosen)
+            planned = _undo_report(store, run, chosen)
             if not show_plan(planned):
                 raise Declined(path=path)
             undo.demand_unchanged(store.root, chosen)
             ledger.begin_run("undo", path_text(path), run.id)
-            ledger.changes.record_actions(run.id, planned["actions"])
+            ledger.changes.record_actions(run.id, planned.actions)
             with stage(progress, "Taking back", len(chosen.changes)):
                 undo.take_back(store.root, ledger, chosen.run_id)
             ledger.end_run("finished")
         run.end()
-        return {**planned, **run.document()}
+        return structs.replace(planned, head=run.head())
 
 
-def _undo_document(store: Store, run: Run, chosen: RunRecord) -> Document:
-    made = [action.document() for action in undo.made_actions(chosen)]
-    actions = [{**action, "message": f"take back: {action['message']}"} for action in made]
-    touched = sorted({str(action["base"]) for action in actions if action["base"] is not None})
-    bases = [{"id": base, "name": store.names.get(base, base)} for base in touched]
-    head = {**run.document(), "bases": bases}
-    return {**head, "actions": actions, "left": [], "undo": None, "undone": chosen.run_id}
+def _undo_report(store: Store, run: Run, chosen: RunRecord) -> ChangeReport:
+    actions = []
+    for made in undo.made_actions(chosen):
+        fields = structs.asdict(made)
+        actions.append(Action(**{**fields, "message": f"take back: {made.message}"}))
+    bases = base_names(store, {action.base for action in actions if action.base is not None})
+    return ChangeReport(head=run.head(), bases=bases, actions=actions, left=[], undo=None, undone=chosen.run_id)
 
 
 def _carry_out(
@@ -186,19 +175,19 @@ def _carry_out(
     run: Run,
     plan: Plan,
     progress: Progress,
-    show_plan: Callable[[Document], bool],
-) -> Document:
-    planned = document(store, run, plan, None)
+    show_plan: Callable[[ChangeReport], bool],
+) -> ChangeReport:
+    planned = reported(store, run, plan)
     if not (plan.changes or plan.reclaims or plan.expired):
         run.end()
-        return {**planned, **run.document()}
+        return structs.replace(planned, head=run.head())
     _check_space(store, plan)
     changer = ChangeExecutor(store.root, ledger, run.id, plan.changes)
     if not show_plan(planned):
         raise Declined(path=store.path)
     changer.demand_free(plan.changes)
     ledger.begin_run(run.command, path_text(store.path), run.id)
-    ledger.changes.record_actions(run.id, planned["actions"])
+    ledger.changes.record_actions(run.id, planned.actions)
     with stage(progress, "Changing", len(plan.changes)):
         for change in plan.changes:
             progress.at(change.path)
@@ -210,7 +199,8 @@ def _carry_out(
     apply.clean(store.root)
     ledger.end_run("finished")
     run.end()
-    return document(store, run, plan, run.id if plan.changes and plan.keeps_undo else None)
+    undo_id = run.id if plan.changes and plan.keeps_undo else None
+    return reported(store, run, plan, undo_id)
 
 
 def _expire(store: Store, ledger: Ledger, run: Run, plan: Plan) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import apsw
+from msgspec import structs
 
 from regraft import sqlite
 from regraft.errors import StoreBusy
@@ -31,4 +32,4 @@ def give_back(root: Path, planned: Reclaim) -> Reclaim:
     before, after = human_bytes(done.bytes_before), human_bytes(done.bytes_after)
     message = f"gave free space in the index file back to the disk: it had {before}, it has {after}"
     freed = max(done.bytes_before - done.bytes_after, 0)
-    return replace(planned, action=replace(planned.action, message=message, bytes=freed))
+    return replace(planned, action=structs.replace(planned.action, message=message, bytes=freed))

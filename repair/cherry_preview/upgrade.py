@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import apsw
+from msgspec import structs
 
 from checks.cherry_v2 import findings as v2
 from migrators import ModelOverrides
@@ -141,7 +142,7 @@ def _skipped(upgrade: Upgrade) -> Iterator[Unresolved]:
         if notice.code in planned.rows.skipped:
             message = f"{notice.message}; they stay in the table of the preview build"
             stays = _left(upgrade.base, upgrade.place, message)
-            yield replace(stays, count=notice.count, severity="warning")
+            yield structs.replace(stays, count=notice.count, severity="warning")
 
 
 def _row_of(source: Source, base: str) -> Row | None:

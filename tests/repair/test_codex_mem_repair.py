@@ -20,6 +20,7 @@ from toys import QuickDisk, killed, moments, quick_disk, steps_of
 
 from regraft import sqlite
 from regraft.formats.codex_mem import database
+from regraft.report.document import encoded
 from regraft.report.progress import Silent
 from repair.changes import changesets
 from repair.changes.run import run_command
@@ -102,7 +103,7 @@ def undo(path: Path) -> None:
 def migrate(path: Path, **more: Any) -> dict[str, Any]:
     """Do what a command does first whose work needs the columns."""
     planner = partial(migration.plan, now_ms=NOW_MS)
-    return run_command("backfill", path, planner, progress=Silent(), **more)
+    return encoded(run_command("backfill", path, planner, progress=Silent(), **more))
 
 
 def recorded(path: Path) -> list[tuple[Any, ...]]:

@@ -24,6 +24,7 @@ from regraft import identity, links
 from regraft.formats.cherry_v2.defaults import Settings
 from regraft.formats.cherry_v2.index.units import cut as sliced
 from regraft.report import progress
+from regraft.report.document import encoded
 from regraft.testing.texts import texts
 from regraft.text import is_blank, utf16_len
 from repair.changes.run import run_command
@@ -48,7 +49,7 @@ def store(healthy: Path, tmp_path: Path) -> Iterator[Path]:
 def filled(store: Path, *, dry_run: bool = False) -> dict[str, Any]:
     """Index what has no unit, and return the run's document."""
     planner = partial(indexing.plan, now_ms=NOW_MS)
-    return run_command("backfill", store, planner, dry_run=dry_run, progress=progress.Silent())
+    return encoded(run_command("backfill", store, planner, dry_run=dry_run, progress=progress.Silent()))
 
 
 def actions(document: dict[str, Any]) -> dict[str, int]:
@@ -487,8 +488,8 @@ def test_another_base_is_left_alone(store):
     for base in (KB, OTHER):
         run_sql(index(store, base), "DELETE FROM search_unit")
     planner = partial(indexing.plan, now_ms=NOW_MS)
-    document = run_command("backfill", store, planner, bases=(OTHER,), progress=progress.Silent())
-    assert {action["base"] for action in document["actions"]} == {OTHER}
+    report = run_command("backfill", store, planner, bases=(OTHER,), progress=progress.Silent())
+    assert {action.base for action in report.actions} == {OTHER}
 
 
 def test_a_text_that_changes_meanwhile_stops_the_run(store):

@@ -29,6 +29,7 @@ from regraft.formats.cherry_v2.index import IndexStore
 from regraft.ledger import durable
 from regraft.ledger.changes import ChangeLog
 from regraft.ledger.ledger import Ledger
+from regraft.report.document import encoded
 from regraft.report.progress import Silent
 from repair.changes.plan import Plan
 from repair.changes.run import run_command, undo_run
@@ -60,7 +61,8 @@ def plan(store: Store, only: Iterable[str] = ()) -> Plan:
 
 
 def mend(store: Path, *only: str, dry_run: bool = False) -> dict[str, Any]:
-    return run_command("repair", store, lambda found: plan(found, only), dry_run=dry_run, progress=Silent())
+    report = run_command("repair", store, lambda found: plan(found, only), dry_run=dry_run, progress=Silent())
+    return encoded(report)
 
 
 def left(document: dict[str, Any]) -> list[tuple[str, str]]:

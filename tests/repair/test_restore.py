@@ -24,6 +24,7 @@ from test_indexing import item_of, put_file, put_item, raw, rows
 
 from regraft import identity
 from regraft.report import progress
+from regraft.report.document import encoded
 from repair.changes.store import recognised
 from repair.cherry_v2.restore import RestoredBase, RestoreOptions, model_change, restore
 
@@ -69,13 +70,8 @@ class Embedder:
 def restored_by(
     store: Path, embedder: Embedder, *, base: str | None = KB, wanted: RestoredBase = MODEL, **more: Any
 ) -> Any:
-    return restore(
-        store,
-        RestoreOptions(base=base, wanted=wanted, now_ms=NOW_MS),
-        embedder.fill,
-        progress=progress.Silent(),
-        **more,
-    )
+    options = RestoreOptions(base=base, wanted=wanted, now_ms=NOW_MS)
+    return encoded(restore(store, options, embedder.fill, progress=progress.Silent(), **more))
 
 
 def made(store: Path, **more: Any) -> dict[str, Any]:
@@ -217,9 +213,8 @@ def test_a_dry_run_writes_nothing(store):
         seen.append(len(rows(path, "SELECT 1 FROM search_text")))
 
     with untouched(store):
-        document = restore(
-            store, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), look, dry_run=True, progress=progress.Silent()
-        )
+        options = RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS)
+        document = encoded(restore(store, options, look, dry_run=True, progress=progress.Silent()))
     assert (seen, embedder.sent) == ([15], [])
     assert actions(document) == {"write-base": 15, "insert-model": 1, "insert-base": 1 + len(items(store, KB))}
     assert left(document) == [("embedding.missing", "15 bodies without a vector")]

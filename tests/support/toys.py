@@ -21,6 +21,7 @@ from regraft import identity, sqlite
 from regraft.ledger import ledger
 from regraft.ledger.changes import ChangeLog
 from regraft.ledger.ledger import Ledger
+from regraft.report.document import encoded
 from regraft.report.progress import Silent
 from repair.changes.changesets import LARGEST_CHANGESET
 from repair.changes.copies import copy_database
@@ -253,12 +254,12 @@ COPIES = planner(another_index, renamed_on_copy, gone(f"{RAW}/b.txt", trash=Fals
 
 def change(root: Path, command: Planner = EVERYTHING, **more: Any) -> dict[str, Any]:
     """Run a toy command."""
-    return run_command("toy", root, command, progress=Silent(), **more)
+    return encoded(run_command("toy", root, command, progress=Silent(), **more))
 
 
 def undo(root: Path, run_id: str | None = None, **more: Any) -> dict[str, Any]:
     """Take a run back."""
-    return undo_run(root, run_id, progress=Silent(), **more)
+    return encoded(undo_run(root, run_id, progress=Silent(), **more))
 
 
 # --- moments -------------------------------------------------------------------------------------------------------

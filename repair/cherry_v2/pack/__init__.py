@@ -3,6 +3,6 @@
 Format: ``docs/formats/pack.md``.
 """
 
-from repair.cherry_v2.pack.run import PackOptions, pack
+from repair.cherry_v2.pack.run import PackedBaseReport, PackOptions, PackReport, pack
 
-__all__ = ["PackOptions", "pack"]
+__all__ = ["PackOptions", "PackReport", "PackedBaseReport", "pack"]

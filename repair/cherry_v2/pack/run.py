@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import apsw
 import msgspec
@@ -22,18 +22,19 @@ from regraft.kinds import Kind
 from regraft.ledger import durable
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.move_errors import NothingToPack, PackThere, PackUnreadable
-from regraft.report.document import Run
+from regraft.report.document import Report, Run
 from regraft.report.progress import Progress, human_bytes, stage
 from regraft.text import counted, one_line
 from regraft.tree import ZipTree
 from regraft.zip_directory import LONGEST_NAME, MOST_PARTS
 from repair.changes.copies import copy_database
 from repair.changes.plan import Unresolved
+from repair.changes.report import BaseName
 from repair.cherry_v2.pack import archive, catalog
 from repair.cherry_v2.pack.archive import Member
 from repair.cherry_v2.source import BaseSource, opened
 
-Document = dict[str, Any]
+Outcome = Literal["planned", "written", "unchanged"]
 #: What a zip file takes for each member, besides its bytes and its name, and for its end.
 _MEMBER_BYTES, _END_BYTES = 512, 1 << 16
 
@@ -53,6 +54,28 @@ class PackOptions:
     dry_run: bool = False
 
 
+class PackedBaseReport(BaseName, frozen=True, kw_only=True):
+    """A base of a pack: its v1 id where that is known, and how much of it there is."""
+
+    legacy_id: str | None
+    status: str
+    model: str | None
+    dimensions: int | None
+    items: int
+    files: int
+    bytes: int
+
+
+class PackReport(Report, kw_only=True):
+    """What was packed: ``outcome`` is planned, written, or unchanged where the pack was there already."""
+
+    outcome: Outcome
+    bases: list[PackedBaseReport]
+    left: list[Unresolved]
+    files: int
+    bytes: int
+
+
 @dataclass
 class _Contents:
     """The files of a pack, and what stays out of it."""
@@ -66,7 +89,7 @@ class _Contents:
         return sum(member.size for member in self.members)
 
 
-def pack(options: PackOptions, progress: Progress) -> Document:
+def pack(options: PackOptions, progress: Progress) -> PackReport:
     """Write chosen bases of a store to one file, and return what was done; the store is only read.
 
     Raises:
@@ -88,31 +111,14 @@ def pack(options: PackOptions, progress: Progress) -> Document:
             raise NothingToPack(path=options.source, reason=_reasons(contents))
         outcome = _carry_out(source, contents, options, progress)
     run.end()
-    return _document(run, contents, outcome)
-
-
-def _document(run: Run, contents: _Contents, outcome: str) -> Document:
-    return {
-        **run.document(),
-        "outcome": outcome,
-        "bases": [
-            {
-                "id": base.id,
-                "name": base.name,
-                "legacy_id": base.legacy_id,
-                "status": base.status,
-                "model": base.model,
-                "dimensions": base.dimensions,
-                "items": base.items,
-                "files": base.files,
-                "bytes": base.bytes,
-            }
-            for base in contents.bases
-        ],
-        "left": [left.document() for left in contents.left],
-        "files": len(contents.members),
-        "bytes": contents.bytes,
-    }
+    return PackReport(
+        head=run.head(),
+        outcome=outcome,
+        bases=[PackedBaseReport(**msgspec.structs.asdict(base)) for base in contents.bases],
+        left=contents.left,
+        files=len(contents.members),
+        bytes=contents.bytes,
+    )
 
 
 def _reasons(contents: _Contents) -> str:
@@ -230,7 +236,7 @@ def _member(base: str, path: Path, name: str, work: Path) -> Member:
 # --- writing it ------------------------------------------------------------------------------------------------------
 
 
-def _carry_out(source: BaseSource, contents: _Contents, options: PackOptions, progress: Progress) -> str:
+def _carry_out(source: BaseSource, contents: _Contents, options: PackOptions, progress: Progress) -> Outcome:
     manifest = Manifest(
         pack=1,
         created_at=iso_time(options.now_ms),

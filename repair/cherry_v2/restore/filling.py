@@ -7,27 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from checks.cherry_v2 import findings as v2
 from regraft import embedders, sqlite
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, DimensionsMissing
+from regraft.report.document import Run
 from regraft.report.progress import Progress
 from repair.backfill import probing
 from repair.backfill.budget import Budget, Limits
 from repair.backfill.estimate import estimate, nothing
-from repair.backfill.outcome import Outcome
+from repair.backfill.outcome import Outcome, embedding_report
+from repair.backfill.report import EmbeddingReport
 from repair.backfill.run import fill_scope
 from repair.backfill.sharing import shared
 from repair.backfill.stopping import stops_whole
 from repair.backfill.workers import CONTROL, WorkerPool
+from repair.changes.report import ChangeReport
 from repair.changes.store import recognised
 from repair.cherry_v2.backfill import scope as backfill_scope
 from repair.cherry_v2.backfill.scope import IndexScope
 from repair.cherry_v2.restore import RestoredBase, RestoreOptions, restore
 from repair.cherry_v2.restore.run import whole_of
-
-Document = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +52,8 @@ def restored(
     *,
     dry_run: bool,
     progress: Progress,
-    show_plan: Callable[[Document], bool] = lambda _: True,
-) -> Document:
+    show_plan: Callable[[EmbeddingReport], bool] = lambda _: True,
+) -> EmbeddingReport:
     """Make a new base of an old one's texts, with vectors of a new model; returns what was done.
 
     Args:
@@ -86,7 +89,7 @@ class _Filler:
     asked: RestoreRequest
     embedder: Embedder | None
     progress: Progress
-    show_plan: Callable[[Document], bool]
+    show_plan: Callable[[EmbeddingReport], bool]
     outcome: Outcome | None = None
 
     @property
@@ -94,7 +97,7 @@ class _Filler:
         """Return how many vectors were written."""
         return 0 if self.outcome is None else self.outcome.filled.newly_ready
 
-    def restored(self, dimensions: int) -> Document:
+    def restored(self, dimensions: int) -> EmbeddingReport:
         """Restore it."""
         asked = self.asked
         wanted = RestoredBase(asked.model_id, dimensions, asked.name)
@@ -108,10 +111,9 @@ class _Filler:
         )
         if self.embedder is None:
             # That they are not there yet is what is shown.
-            done["left"] = [left for left in done["left"] if left["finding"] != v2.VECTOR_MISSING]
-        scopes = [] if self.outcome is None else [self.outcome.document()]
-        head = {"name": asked.settings.name, "model": asked.settings.model}
-        return {**done, "embedder": head, "scopes": scopes}
+            left = [one for one in done.left if one.finding != v2.VECTOR_MISSING]
+            done = structs.replace(done, left=left)
+        return embedding_report(done, asked.settings, self.outcome)
 
     def _fill(self, index: Path, dimensions: int) -> None:
         asked = self.asked
@@ -122,7 +124,9 @@ class _Filler:
             self.outcome = outcome = self._planned(scope, dimensions)
         if self.embedder is None or not outcome.survey.lacking:
             return
-        if not self.show_plan({"scopes": [outcome.document()], "actions": [], "bases": []}):
+        run = Run(command="restore", source=asked.path)
+        nothing_else = ChangeReport(head=run.head(), bases=[], actions=[], left=[], undo=None)
+        if not self.show_plan(embedding_report(nothing_else, asked.settings, outcome)):
             raise Declined(path=asked.path)
         outcome.probe = probing.proof(self.embedder, outcome.name, (), dimensions)
         root, _ = whole_of(asked.path, asked.base)

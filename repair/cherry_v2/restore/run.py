@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from regraft import areas
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, rooted
@@ -15,6 +14,7 @@ from regraft.ledger import durable
 from regraft.report.progress import Progress
 from repair.changes import apply, files
 from repair.changes.plan import Plan
+from repair.changes.report import ChangeReport
 from repair.changes.run import clean_stop, opened, run_command, settle_remains
 from repair.changes.store import Store, demand_quiet, recognised
 from repair.cherry_v2.restore.build import Restored, build
@@ -46,8 +46,8 @@ def restore(
     *,
     dry_run: bool = False,
     progress: Progress,
-    show_plan: Callable[[dict[str, Any]], bool] = lambda _: True,
-) -> dict[str, Any]:
+    show_plan: Callable[[ChangeReport], bool] = lambda _: True,
+) -> ChangeReport:
     """Make a new base of an old one's texts, with the vectors that ``fill`` gives them; returns what was done.
 
     Until these are there, nothing but regraft's own folder is written.

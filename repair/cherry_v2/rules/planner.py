@@ -9,11 +9,11 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 
 import apsw
+from msgspec import structs
 
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
@@ -228,7 +228,7 @@ class _Planner:
     def _with_command(self, left: Unresolved) -> Unresolved:
         """Return what is left with the command line that the audit has for it."""
         found = (one.repair for one in self._findings[left.base] if one.name == left.finding)
-        return replace(left, repair=next(found, None))
+        return structs.replace(left, repair=next(found, None))
 
     def _leave_others(self, moved: Mapping[str, Renamed]) -> None:
         """Say what was found and is not mended by this command."""
