@@ -87,7 +87,6 @@ def reconcile(
             if look is not None and not options.dry_run:
                 # Killed after its last change, a run has left what nobody needs.
                 staging.discard(_staged(store, look))
-            run.end()
             return embedding_report(reported(store, run, Plan()), None, None)
         work = _Work(
             store=store, options=options, run=run, look=look, choose=choose, progress=progress, show_plan=show_plan
@@ -178,8 +177,6 @@ class _Work:
         build = Build(
             root=self.store.root, look=look, staged=self.staged, ready=ready, chromadb=self.chromadb, embeds=embeds
         )
-        if self.run.dry_run:
-            self.run.end()
         return embedding_report(reported(self.store, self.run, vectors.plan(build)), self.settings, self.outcome)
 
     # --- doing -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from regraft.ledger.ledger import Ledger
 from repair.backfill import queue
 from repair.backfill.queue import Queue
 from repair.changes import apply
-from repair.changes.run import opened
+from repair.changes.session import opened
 from repair.changes.store import Store
 
 #: How long to wait for a run that is not to be shared with, in seconds: the moment of another backfill is over soon.

@@ -12,7 +12,7 @@ from regraft.embedders import ServerFailing
 from regraft.errors import REFUSED, BackfillInterrupted, BackfillStopped, RegraftError
 from regraft.formats.codex_mem.sidecar import SidecarProblem
 from regraft.system_errors import SidecarUnfit
-from repair.changes.run import at_damage, is_of_the_store
+from repair.changes.session import at_damage, is_of_the_store
 
 
 @contextmanager

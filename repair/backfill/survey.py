@@ -19,7 +19,7 @@ from repair.backfill.outcome import Outcome
 from repair.backfill.request import BackfillOptions
 from repair.backfill.scope import Filler, Scope, Step, Target, Unfit
 from repair.changes.plan import Plan, Unresolved
-from repair.changes.run import looking
+from repair.changes.session import looking
 from repair.changes.store import Store
 
 

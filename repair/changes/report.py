@@ -35,6 +35,7 @@ def base_names(store: Store, bases: Iterable[str]) -> list[BaseName]:
 
 
 def reported(store: Store, run: Run, plan: Plan, undo: str | None = None) -> ChangeReport:
-    """Return what a plan does, or did."""
+    """Return what a plan does, or did, by a run that ends with that."""
+    run.end()
     bases = base_names(store, plan.bases)
     return ChangeReport(head=run.head(), bases=bases, actions=plan.actions, left=plan.left, undo=undo)

@@ -17,7 +17,7 @@ from toys import change, contents
 from toys import library as small_library
 
 from regraft.errors import BackfillInterrupted, SourceUnreadable
-from repair.changes import run as changes_run
+from repair.changes import session as changes_session
 from repair.cherry_v2 import pack
 from repair.cherry_v2.pack import catalog
 
@@ -219,14 +219,14 @@ def test_a_stop_at_the_very_end_of_a_run_leaves_what_takes_it_back(
     """It came between the look at the ledger and the note of it, and the ledger went with all of its records."""
     library = small_library(tmp_path)
     before = contents(library)
-    real = changes_run._says_nothing
+    real = changes_session._says_nothing
 
     def stopped(*more: Any) -> bool:
         real(*more)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(changes_run, "_says_nothing", stopped)
+        patch.setattr(changes_session, "_says_nothing", stopped)
         with pytest.raises(KeyboardInterrupt):
             change(library)
     assert contents(library) != before

@@ -15,7 +15,8 @@ from regraft.report.progress import Progress
 from repair.changes import apply, files
 from repair.changes.plan import Plan
 from repair.changes.report import ChangeReport
-from repair.changes.run import clean_stop, opened, run_command, settle_remains
+from repair.changes.run import run_command
+from repair.changes.session import session, settle_remains
 from repair.changes.store import Store, demand_quiet, recognised
 from repair.cherry_v2.restore.build import Restored, build
 from repair.cherry_v2.restore.options import RestoredBase
@@ -99,8 +100,7 @@ def _built(store: Store, base: str | None, options: RestoreOptions, progress: Pr
     staged = place_of(source, options.wanted)
     # What the catalog refuses is refused before anything is paid for.
     new_rows(source, options.wanted, (), options.now_ms)
-    with opened(store) as ledger, clean_stop(store, ledger):
-        apply.recover(store.root, ledger)
+    with session(store):
         try:
             return build(source, options.wanted, staged, options.now_ms, progress), staged
         finally:

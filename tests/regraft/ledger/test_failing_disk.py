@@ -199,7 +199,7 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(
 
 def test_a_disk_that_fails_is_no_fault_of_regraft(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever SQLite meets it: no command has to think of that."""
-    monkeypatch.setattr("repair.changes.run.demand_quiet", failing)
+    monkeypatch.setattr("repair.changes.session.demand_quiet", failing)
     message = said(run("repair", store, "--json"), "StoppedBySystem", STOPPED)
     assert message == "Stopped by the system: disk I/O error."
 
