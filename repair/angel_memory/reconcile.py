@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from checks.angel_memory.providers import providers
 from regraft import clock, embedders
-from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, EmbedderUnnamed
 from regraft.kinds import Kind
@@ -25,15 +25,11 @@ from repair.angel_memory.difference import Look
 from repair.angel_memory.staging import Origin, Staging
 from repair.angel_memory.vectors import Build
 from repair.backfill import probing
-from repair.backfill.budget import Budget, Limits
-from repair.backfill.estimate import estimate, nothing
-from repair.backfill.outcome import Outcome, embedding_report
+from repair.backfill.embedding import Embedding, Part
+from repair.backfill.outcome import Outcome, embedding_report, estimated
 from repair.backfill.report import EmbeddingReport
 from repair.backfill.request import Choice
-from repair.backfill.run import fill_scope
 from repair.backfill.sharing import settle, shared
-from repair.backfill.stopping import stops_whole
-from repair.backfill.workers import WorkerPool
 from repair.changes import files
 from repair.changes.apply import RECONCILING
 from repair.changes.plan import Plan
@@ -153,21 +149,15 @@ class _Work:
 
     def _estimate(self, kept: dict[str, bytes]) -> None:
         """Look what has to be embedded besides what is kept, and what that takes."""
-        settings, limits = self.settings, Limits()
+        settings = self.settings
         if settings is None:
             return
         with staging.imagined(self.staged, self._origin(), self.look.ready(), self.look.dimension) as scope:
             scope.wait_for(self.look.waiting().values())
             scope.write(kept, clock.now_ms())
-            planned = estimate(scope, settings, embedders.counter(settings), limits, nothing(settings))
-            name, label = scope.name, scope.label
-            self.outcome = Outcome(
-                scope=name,
-                name=label,
-                model_id=None,
-                dimensions=self.look.dimension,
-                survey=scope.survey(),
-                planned=planned,
+            tokens_of = embedders.counter(settings)
+            self.outcome = estimated(
+                scope, settings, tokens_of, name=scope.label, model_id=None, dimensions=self.look.dimension
             )
 
     def _planned(self) -> EmbeddingReport:
@@ -196,27 +186,16 @@ class _Work:
             with shared(self.store), self._opened(kept):
                 pass
         else:
-            written = lambda: outcome.filled.newly_ready  # noqa: E731 - it has no name elsewhere
-            with embedders.opened(settings) as embedder, stops_whole(self.options.path, settings.name, written):
-                self._embed(kept, embedder, outcome)
+            sample = self.sample if self.options.probes else None
+            part = Part(outcome=outcome, sample=sample, opened=partial(self._opened, kept))
+            embedding = Embedding(path=self.options.path, store=self.store, parts=[part], progress=self.progress)
+            with embedders.opened(settings) as embedder:
+                embedding.run(embedder)
         done = run_command(
             "reconcile", self.options.path, self._publishing, kind=self.options.kind, progress=self.progress
         )
         staging.discard(self.staged)
         return embedding_report(done, self.settings, self.outcome)
-
-    def _embed(self, kept: dict[str, bytes], embedder: Embedder, outcome: Outcome) -> None:
-        """Embed what lacks a vector, once it is known that the embedder is the one of the others."""
-        if self.options.probes:
-            outcome.probe = probing.proof(embedder, outcome.name, self.sample, self.look.dimension)
-        with (
-            WorkerPool(
-                embedder.settings.name, meter := Budget(embedder, Limits()), embedder.settings.parallel
-            ) as workers,
-            shared(self.store) as together,
-            self._opened(kept) as scope,
-        ):
-            fill_scope(scope, outcome, embedder, workers, meter, together, self.progress)
 
     @contextmanager
     def _opened(self, kept: dict[str, bytes]) -> Iterator[Staging]:
@@ -289,5 +268,5 @@ class _Work:
         )
         if self.options.provider is not None and providers(store.root).in_use != look.folder:
             # What the user says, nobody else can know.
-            made.resolves.clear()
+            return replace(made, resolves=set())
         return made

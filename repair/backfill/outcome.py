@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from regraft.clock import iso_time
 from regraft.embedders.settings import EmbedderSettings
-from repair.backfill.estimate import Estimate
+from repair.backfill.budget import Limits
+from repair.backfill.estimate import Estimate, estimate, nothing
 from repair.backfill.filling import Filled
 from repair.backfill.probing import Probe
 from repair.backfill.queue import Failure
 from repair.backfill.report import EmbedderName, EmbeddingReport, ScopeReport
-from repair.backfill.scope import Survey
+from repair.backfill.scope import Scope, Survey
 from repair.changes.report import ChangeReport
 
 
@@ -72,6 +74,40 @@ class Outcome:
             planned=self.planned,
             probe=self.probe,
         )
+
+
+def estimated(
+    scope: Scope,
+    settings: EmbedderSettings,
+    tokens_of: Callable[[str], int],
+    *,
+    name: str,
+    model_id: str | None,
+    dimensions: int | None,
+    limits: Limits | None = None,
+    sent: Estimate | None = None,
+) -> Outcome:
+    """Return what filling a scope would come to; nothing is written.
+
+    Args:
+        scope: opened.
+        settings: the embedder's.
+        tokens_of: counts the tokens of a text.
+        name: what a person calls the scope.
+        model_id: the model of its vectors, None where nothing says so.
+        dimensions: of its vectors, None where nobody knows.
+        limits: what the run may send; None: as much as it takes.
+        sent: what it sends before; None: nothing.
+    """
+    planned = estimate(scope, settings, tokens_of, limits or Limits(), sent or nothing(settings))
+    return Outcome(
+        scope=scope.name,
+        name=name,
+        model_id=model_id,
+        dimensions=dimensions,
+        survey=scope.survey(),
+        planned=planned,
+    )
 
 
 def embedding_report(done: ChangeReport, settings: EmbedderSettings | None, outcome: Outcome | None) -> EmbeddingReport:

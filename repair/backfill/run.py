@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-
-from msgspec import structs
 
 from regraft import clock, embedders
 from regraft.embedders import Embedder
@@ -21,19 +19,15 @@ from regraft.ledger import interrupts
 from regraft.ledger.ledger import Ledger
 from regraft.ledger.values import UNDO
 from regraft.report.document import Run
-from regraft.report.progress import Progress, stage
+from regraft.report.progress import Progress
 from regraft.text import counted, path_text
-from repair.backfill import probing
-from repair.backfill.budget import Budget
-from repair.backfill.filling import Filling
+from repair.backfill.embedding import Around, Embedding, Part
 from repair.backfill.outcome import Outcome
 from repair.backfill.report import BackfillReport, EmbedderName
 from repair.backfill.request import BackfillOptions, Choice
-from repair.backfill.scope import Filler, Scope, Step
-from repair.backfill.sharing import PATIENCE, Shared, shared
-from repair.backfill.stopping import stops_whole
+from repair.backfill.scope import Filler, Scope, Step, Target
+from repair.backfill.sharing import PATIENCE
 from repair.backfill.survey import BackfillSurvey, SurveyedTarget, look
-from repair.backfill.workers import WorkerPool
 from repair.changes.incremental import IncrementalChange
 from repair.changes.plan import Action, Unresolved
 from repair.changes.report import ChangeReport, base_names
@@ -74,7 +68,7 @@ def backfill(
         filler = fillers[store.found.kind]
         settings = choose(filler.models(store, options))
         seen = look(store, filler, settings, options)
-        work = _Work(store=store, settings=settings, options=options, run=run, look=seen, progress=progress)
+        work = _Backfill(store=store, settings=settings, options=options, run=run, look=seen, progress=progress)
         planned = work.report()
         if options.dry_run or not seen.is_needed:
             return planned
@@ -100,7 +94,7 @@ def _demand_writable(store: Store, seen: BackfillSurvey) -> None:
 
 
 @dataclass(kw_only=True)
-class _Work:
+class _Backfill:
     """One run of backfill; used once."""
 
     store: Store
@@ -112,7 +106,8 @@ class _Work:
     #: What other runs of this command did: making units, and telling the catalog of a model; None before that.
     others: list[ChangeReport] | None = None
     _is_recorded: bool = False
-    _files: tuple[IncrementalChange, ...] = ()
+    #: What records each file of the targets, by its name.
+    _files: dict[str, IncrementalChange] = field(default_factory=dict)
 
     @property
     def written(self) -> int:
@@ -122,54 +117,55 @@ class _Work:
     def _has_begun(self) -> bool:
         """Tell whether anything was changed: by a step before the embedding, or vectors that nothing tells of yet."""
         steps = any(done.undo is not None for done in self.others or ())
-        return steps or any(file.has_changed for file in self._files)
+        return steps or any(file.has_changed for file in self._files.values())
 
     def done(self, embedder: Embedder) -> BackfillReport:
         """Do it, and return what was done."""
-        meter = Budget(embedder, self.options.limits)
-        with stops_whole(self.options.path, self.settings.name, lambda: self.written, self._has_begun):
-            self._probe(embedder)
-            self.others = []
-            for step in self.look.steps:
-                self._take(step)
-            with shared(self.store) as together:
-                self._fill(embedder, meter, together)
+        parts = []
+        for one in self.look.seen:
+            parts.append(Part(outcome=one.outcome, sample=one.sample, opened=partial(self._opened, one)))
+        embedding = Embedding(
+            path=self.options.path,
+            store=self.store,
+            parts=parts,
+            progress=self.progress,
+            limits=self.options.limits,
+            around=Around(prepare=self._take_steps, recorded=self._recorded, has_begun=self._has_begun),
+        )
+        embedding.run(embedder)
         self.run.end()
         return self.report()
 
-    def _probe(self, embedder: Embedder) -> None:
-        """Look whether the embedder is the model of what is there; what that takes counts against no limit."""
-        proven: dict[tuple[int | None, tuple[tuple[str, bytes], ...]], probing.Probe] = {}
-        for one in self.look.seen:
-            outcome = one.outcome
-            if one.sample is None:
-                continue
-            # What it makes of words of its own is the same for every base, and of vectors that several share, too.
-            key = outcome.dimensions, tuple(one.sample)
-            if key in proven:
-                outcome.probe = structs.replace(proven[key], requests=0, tokens=0)
-            else:
-                outcome.probe = proven[key] = probing.proof(embedder, outcome.name, one.sample, outcome.dimensions)
-
-    def _fill(self, embedder: Embedder, meter: Budget, together: Shared) -> None:
+    @contextmanager
+    def _recorded(self, ledger: Ledger) -> Iterator[None]:
+        """Record what takes vectors back that are written meanwhile, and how the run ended."""
         status = "stopped"
         try:
-            with WorkerPool(self.settings.name, meter, self.settings.parallel) as workers, ExitStack() as open_files:
-                growing = self._growing(together.ledger)
-                for file in growing.values():
+            with ExitStack() as open_files:
+                self._files = self._growing(ledger)
+                for file in self._files.values():
                     open_files.callback(file.end)
-                for one in self.look.seen:
-                    files = [growing[name] for name in one.target.files]
-                    self._fill_one(one, files, embedder, workers, meter, together)
-                self._finish(growing)
+                yield
+                self._finish()
             status = "finished"
         except KeyboardInterrupt:
             status = "interrupted"
             raise
         finally:
             if self._is_recorded:
-                together.ledger.changes.record_actions(self.run.id, self._embedding(is_over=True))
-                together.ledger.end_run(status)
+                ledger.changes.record_actions(self.run.id, self._embedding(is_over=True))
+                ledger.end_run(status)
+
+    @contextmanager
+    def _opened(self, one: SurveyedTarget) -> Iterator[Scope]:
+        """Open a target for writing; what equal texts have, it has at once."""
+        with one.target.opened(self.store.root, self._files_of(one.target)) as scope:
+            one.outcome.survey = scope.survey()
+            self._share(one, scope)
+            yield scope
+
+    def _files_of(self, target: Target) -> list[IncrementalChange]:
+        return [self._files[name] for name in target.files]
 
     def _growing(self, ledger: Ledger) -> dict[str, IncrementalChange]:
         """Return what records each file of the targets, by its name; some write to the same ones."""
@@ -178,29 +174,19 @@ class _Work:
             for name in one.target.files:
                 users.setdefault(name, []).append(number)
         begin = partial(self._begin, ledger)
-        made = {
-            name: IncrementalChange(
-                self.store.root,
-                ledger,
-                self.run.id,
-                name,
-                f"{UNDO}/{self.run.id}/{place:06}",
-                (targets[0], len(targets)),
-                begin,
-            )
-            for place, (name, targets) in enumerate(users.items(), 1)
-        }
-        self._files = tuple(made.values())
+        made = {}
+        for place, (name, targets) in enumerate(users.items(), 1):
+            kept, actions = f"{UNDO}/{self.run.id}/{place:06}", (targets[0], len(targets))
+            made[name] = IncrementalChange(self.store.root, ledger, self.run.id, name, kept, actions, begin)
         return made
 
-    def _finish(self, growing: dict[str, IncrementalChange]) -> None:
+    def _finish(self) -> None:
         """Let places of vectors say that all was done; several targets may have one."""
         if any(one.outcome.filled.stopped is not None for one in self.look.seen):
             return
         places = {one.target.files: one.target for one in self.look.seen}
-        for files, target in places.items():
-            recorded = [growing[name] for name in files]
-            target.finish(self.store.root, recorded, clock.now_ms(), wrote=self.written > 0)
+        for target in places.values():
+            target.finish(self.store.root, self._files_of(target), clock.now_ms(), wrote=self.written > 0)
 
     def _begin(self, ledger: Ledger) -> None:
         """Record the run; one that writes nothing is none."""
@@ -208,21 +194,6 @@ class _Work:
             ledger.begin_run(self.options.command, path_text(self.options.path), self.run.id)
             ledger.changes.record_actions(self.run.id, self._embedding())
             self._is_recorded = True
-
-    def _fill_one(
-        self,
-        one: SurveyedTarget,
-        growing: list[IncrementalChange],
-        embedder: Embedder,
-        workers: WorkerPool,
-        meter: Budget,
-        together: Shared,
-    ) -> None:
-        outcome = one.outcome
-        with one.target.opened(self.store.root, growing) as scope:
-            outcome.survey = scope.survey()
-            self._share(one, scope)
-            fill_scope(scope, outcome, embedder, workers, meter, together, self.progress)
 
     def _share(self, one: SurveyedTarget, scope: Scope) -> None:
         """Give texts the vectors that equal ones have in another base of the model: a text is paid for once."""
@@ -238,6 +209,11 @@ class _Work:
                 _copy_vectors(source, scope, one.outcome)
 
     # --- what is done besides ----------------------------------------------------------------------------------------
+
+    def _take_steps(self) -> None:
+        self.others = []
+        for step in self.look.steps:
+            self._take(step)
 
     def _take(self, step: Step) -> None:
         """Take a step; where another backfill is long at work, one that may has to wait."""
@@ -360,45 +336,3 @@ def _copy_vectors(source: Scope, scope: Scope, outcome: Outcome) -> None:
                 written = scope.write(found, clock.now_ms())
                 outcome.shared += written.pending + written.stale
                 outcome.filled.newly_ready += written.pending + written.stale
-
-
-def fill_scope(
-    scope: Scope,
-    outcome: Outcome,
-    embedder: Embedder,
-    workers: WorkerPool,
-    meter: Budget,
-    together: Shared,
-    progress: Progress,
-) -> None:
-    """Fill one scope that is open for writing, and say in ``outcome`` what came of it.
-
-    Raises:
-        As :meth:`repair.backfill.filling.Filling.run` does.
-    """
-    outcome.started_at = clock.now_ms()
-    filled = outcome.filled
-    requests, tokens = meter.requests, meter.tokens
-    together.queue.fill(scope.name, scope.lacking())
-    outcome.retried = outcome.survey.failed or together.queue.failed_before(scope.name)
-    filling = Filling(
-        scope=scope,
-        embedder=embedder,
-        queue=together.queue,
-        workers=workers,
-        meter=meter,
-        progress=progress,
-        filled=filled,
-    )
-    try:
-        with stage(progress, "Embedding", together.queue.waiting(scope.name)):
-            progress.at(scope.label)
-            filling.run()
-    finally:
-        outcome.completed_at = clock.now_ms()
-        others_wrote = filled.newly_ready + filled.failed < outcome.survey.lacking and filled.stopped is None
-        outcome.ready = scope.survey().ready if others_wrote else outcome.survey.ready + filled.newly_ready
-        outcome.failures = together.queue.failures(scope.name)
-        outcome.requests, outcome.tokens = meter.requests - requests, meter.tokens - tokens
-        price = embedder.settings.price_per_million_tokens
-        outcome.cost = None if price is None else outcome.tokens * price / 1_000_000

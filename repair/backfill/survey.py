@@ -15,7 +15,7 @@ from regraft.errors import DimensionsMissing, RegraftError
 from repair.backfill import probing
 from repair.backfill.budget import Limits
 from repair.backfill.estimate import Estimate, estimate, nothing
-from repair.backfill.outcome import Outcome
+from repair.backfill.outcome import Outcome, estimated
 from repair.backfill.request import BackfillOptions
 from repair.backfill.scope import Filler, Scope, Step, Target, Unfit
 from repair.changes.plan import Plan, Unresolved
@@ -78,20 +78,20 @@ def _seen(
     scope: Scope, target: Target, settings: EmbedderSettings, options: BackfillOptions, sent: Estimate, is_indexed: bool
 ) -> SurveyedTarget:
     target.demand_fit(scope)
-    survey = scope.survey()
     tokens_of = embedders.counter(settings)
     # Blank texts are not sent.
     is_embedded = is_indexed or estimate(scope, settings, tokens_of, Limits(texts=1), nothing(settings)).texts > 0
     if scope.dimensions is None and is_embedded and target.needs_dimensions:
         raise DimensionsMissing(base=target.label)
-    planned = estimate(scope, settings, tokens_of, options.limits, sent)
-    outcome = Outcome(
-        scope=target.base_id,
+    outcome = estimated(
+        scope,
+        settings,
+        tokens_of,
         name=target.label,
         model_id=target.model_id,
         dimensions=scope.dimensions,
-        survey=survey,
-        planned=planned,
+        limits=options.limits,
+        sent=sent,
     )
     sample: list[tuple[str, bytes]] | None = [] if target.is_new else None
     if options.probes and (is_embedded or target.is_new):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,15 @@ from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, DimensionsMissing
 from regraft.report.document import Run
 from regraft.report.progress import Progress
-from repair.backfill import probing
 from repair.backfill.budget import Budget, Limits
-from repair.backfill.estimate import estimate, nothing
-from repair.backfill.outcome import Outcome, embedding_report
+from repair.backfill.embedding import Embedding, Part
+from repair.backfill.outcome import Outcome, embedding_report, estimated
 from repair.backfill.report import EmbeddingReport
-from repair.backfill.run import fill_scope
-from repair.backfill.sharing import shared
 from repair.backfill.stopping import stops_whole
-from repair.backfill.workers import CONTROL, WorkerPool
+from repair.backfill.workers import CONTROL
 from repair.changes.report import ChangeReport
 from repair.changes.store import recognised
 from repair.cherry_v2.backfill import scope as backfill_scope
-from repair.cherry_v2.backfill.scope import IndexScope
 from repair.cherry_v2.restore import RestoredBase, RestoreOptions, restore
 from repair.cherry_v2.restore.run import whole_of
 
@@ -120,34 +117,25 @@ class _Filler:
         with sqlite.reading(index) as db:
             base: Any = db.execute("SELECT base_id FROM meta").get
         label = asked.name or "The new base"
-        with backfill_scope.opened(index, str(base), label=label, dimensions=dimensions) as scope:
-            self.outcome = outcome = self._planned(scope, dimensions)
+        opened = partial(backfill_scope.opened, index, str(base), label=label, dimensions=dimensions)
+        settings = asked.settings
+        with opened() as scope:
+            tokens_of = embedders.counter(settings)
+            self.outcome = outcome = estimated(
+                scope, settings, tokens_of, name=scope.label, model_id=asked.model_id, dimensions=dimensions
+            )
         if self.embedder is None or not outcome.survey.lacking:
             return
-        run = Run(command="restore", source=asked.path)
-        nothing_else = ChangeReport(head=run.head(), bases=[], actions=[], left=[], undo=None)
-        if not self.show_plan(embedding_report(nothing_else, asked.settings, outcome)):
+        if not self.show_plan(self._planned(outcome)):
             raise Declined(path=asked.path)
-        outcome.probe = probing.proof(self.embedder, outcome.name, (), dimensions)
+        # The new base has no vectors yet: what comes back must not depend on where in a request a text stands.
+        part = Part(outcome=outcome, sample=(), opened=partial(opened, writable=True))
         root, _ = whole_of(asked.path, asked.base)
-        with (
-            WorkerPool(
-                asked.settings.name, meter := Budget(self.embedder, Limits()), asked.settings.parallel
-            ) as workers,
-            recognised(root, asked.kind if root == asked.path else None, "restore") as store,
-            shared(store) as together,
-            backfill_scope.opened(index, str(base), label=label, dimensions=dimensions, writable=True) as scope,
-        ):
-            fill_scope(scope, outcome, self.embedder, workers, meter, together, self.progress)
+        with recognised(root, asked.kind if root == asked.path else None, "restore") as store:
+            Embedding(path=asked.path, store=store, parts=[part], progress=self.progress).run(self.embedder)
 
-    def _planned(self, scope: IndexScope, dimensions: int) -> Outcome:
-        settings = self.asked.settings
-        planned = estimate(scope, settings, embedders.counter(settings), Limits(), nothing(settings))
-        return Outcome(
-            scope=scope.name,
-            name=scope.label,
-            model_id=self.asked.model_id,
-            dimensions=dimensions,
-            survey=scope.survey(),
-            planned=planned,
-        )
+    def _planned(self, outcome: Outcome) -> EmbeddingReport:
+        """Return what is sent; what is done with it nobody can tell before."""
+        run = Run(command="restore", source=self.asked.path)
+        nothing_else = ChangeReport(head=run.head(), bases=[], actions=[], left=[], undo=None)
+        return embedding_report(nothing_else, self.asked.settings, outcome)
