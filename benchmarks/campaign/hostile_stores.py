@@ -182,7 +182,7 @@ class HostileStores(Campaign):
             runs = undo.history(store)
         except (RegraftError, OSError, apsw.Error):
             return []
-        return [run["id"] for run in runs if run["undo"]["state"] == "possible"]
+        return [run.id for run in runs if run.undo.state == "possible"]
 
     def _take_back(self, case: Case) -> None:
         """Take all runs back that can be."""

@@ -182,7 +182,7 @@ class Walk:
 
     def _possible(self) -> list[str]:
         """Return the runs that can be taken back, latest first."""
-        return [run["id"] for run in undo.history(self.store) if run["undo"]["state"] == "possible"]
+        return [run.id for run in undo.history(self.store) if run.undo.state == "possible"]
 
     def _remember(
         self, runs: list[str], before: dict[str, str], after: dict[str, str], lacking: set[tuple[str, str]]

@@ -114,7 +114,7 @@ def sent_lines(report: BackfillReport | EmbeddingReport, *, verbose: bool) -> li
     """Return what was sent, or would be, as lines for a person."""
     lines = []
     for scope in report.scopes:
-        lines += _done_lines(scope, verbose) if _was_run(report) else _planned_lines(scope)
+        lines += _done_lines(scope, verbose) if _was_run(report) else scope_lines(scope)
     return lines
 
 
@@ -122,7 +122,7 @@ def planned_lines(report: BackfillReport | EmbeddingReport) -> list[str]:
     """Return what is going to be done and sent, as lines for a person."""
     lines = _other_lines(report, verbose=False)
     for scope in report.scopes:
-        lines += _planned_lines(scope)
+        lines += scope_lines(scope)
     return lines
 
 
@@ -146,7 +146,8 @@ def _heading(scope: ScopeReport) -> str:
     return one_line(f"{scope.name}  ({scope.scope}{model})")
 
 
-def _planned_lines(scope: ScopeReport) -> list[str]:
+def scope_lines(scope: ScopeReport) -> list[str]:
+    """Return what is going to be sent of one scope, as lines for a person."""
     planned = scope.planned
     lines = [_heading(scope), f"  {scope.skipped_ready:,} of {counted(scope.eligible, 'text')} have a vector"]
     if planned.texts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -13,12 +12,22 @@ from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
 from regraft.kinds import Kind
 from regraft.report import progress
-from regraft.report.document import Run, encoded
+from regraft.report.document import Report, Run, encoded
 from regraft.report.progress import human_bytes
 from regraft.text import counted, one_line, shown, shown_lines
 from repair.changes import undo as undoing
 from repair.changes.run import undo_run
 from repair.changes.store import recognised
+from repair.changes.undo import PastRun
+
+#: Actions of a run that are shown before the rest is counted.
+_SHOWN = 5
+
+
+class HistoryReport(Report, kw_only=True):
+    """What was done to a store, latest first."""
+
+    runs: list[PastRun]
 
 
 @click.command()
@@ -32,25 +41,25 @@ def history(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
         runs = undoing.history(store.root, store.runs)
     run.end()
     if as_json:
-        echo_json({**run.document(), "runs": runs})
+        echo_json(encoded(HistoryReport(head=run.head(), runs=runs)))
         return
     say(shown_lines(line for one in runs for line in _lines(one, verbose=verbose > 0)) or "No runs.\n")
 
 
-def _lines(run: dict[str, Any], *, verbose: bool) -> list[str]:
-    undo = run["undo"]
+def _lines(run: PastRun, *, verbose: bool) -> list[str]:
     back = {
-        "possible": f"regraft undo takes it back ({human_bytes(undo['bytes'])} are kept for that)",
+        "possible": f"regraft undo takes it back ({human_bytes(run.undo.bytes)} are kept for that)",
         "undone": "taken back",
         "unsettled": "was stopped in the middle; the next command settles what became of it",
         "expired": "can no longer be taken back",
         "none": "nothing to take back",
-    }[undo["state"]]
-    lines = [f"{run['started_at']}  {run['command']}  {run['status']}  {run['id']}", f"  {back}"]
-    shown_actions = run["actions"] if verbose else run["actions"][:5]
-    lines += [f"  - {one_line(action['message'])}" for action in shown_actions]
-    if len(run["actions"]) > len(shown_actions):
-        lines.append(f"  … and {counted(len(run['actions']) - len(shown_actions), 'more action')} (-v shows all)")
+    }[run.undo.state]
+    lines = [f"{run.started_at}  {run.command}  {run.status}  {run.id}", f"  {back}"]
+    shown_actions = run.actions if verbose else run.actions[:_SHOWN]
+    lines += [f"  - {one_line(action.message)}" for action in shown_actions]
+    more = len(run.actions) - len(shown_actions)
+    if more:
+        lines.append(f"  … and {counted(more, 'more action')} (-v shows all)")
     return lines
 
 

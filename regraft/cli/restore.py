@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from regraft import clock
-from regraft.cli.backfill import planned_lines, sent_lines
+from regraft.cli.backfill import scope_lines, sent_lines
 from regraft.cli.changing import ChangeRequest, as_text, change_options, end_with
 from regraft.cli.embedding import chosen_embedder, embedder_options
 from regraft.cli.options import model_option, time_of
@@ -63,7 +63,7 @@ def restore(path: Path, embedder_name: str | None, config_path: Path | None, **o
         wanted,
         dry_run=asked.dry_run,
         progress=asked.progress(),
-        show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
+        show_plan=lambda scope: asked.confirmed(scope_lines(scope)),
     )
     verbose = asked.verbose > 0
     end_with(report, asked, shown_lines(sent_lines(report, verbose=verbose)) + as_text(report, verbose=verbose))

@@ -143,10 +143,6 @@ class RecordedAction(msgspec.Struct, frozen=True):
     finding: str | None
     message: str
 
-    def document(self) -> dict[str, Any]:
-        """Return it as a document has it."""
-        return msgspec.structs.asdict(self)
-
 
 class RowsDetail(msgspec.Struct, frozen=True):
     """Of a change of rows: how many references led nowhere before, and which of the run's actions it does.

@@ -5,7 +5,7 @@ What has to be embedded waits in a staging file below ``.regraft`` until the col
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -163,11 +163,16 @@ class _Work:
     def _planned(self) -> EmbeddingReport:
         look = self.look
         embeds = self.settings is not None or look.is_rebuilt
-        ready = (look.waiting() if embeds else look.donors()).keys()
+        ready = look.waiting() if embeds else look.donors()
+        plan = self._plan(look, ready.keys(), embeds=embeds)
+        return embedding_report(reported(self.store, self.run, plan), self.settings, self.outcome)
+
+    def _plan(self, look: Look, ready: Collection[str], *, embeds: bool) -> Plan:
+        """Return the plan of a collection with the vectors of these texts."""
         build = Build(
             root=self.store.root, look=look, staged=self.staged, ready=ready, chromadb=self.chromadb, embeds=embeds
         )
-        return embedding_report(reported(self.store, self.run, vectors.plan(build)), self.settings, self.outcome)
+        return vectors.plan(build)
 
     # --- doing -------------------------------------------------------------------------------------------------------
 
@@ -256,17 +261,8 @@ class _Work:
             look = look.without_files(self.look.unreadable, difference.plain_vectors(look.folder))
         with staging.reading(self.staged) as scope:
             ready = scope.ready_keys()
-        made = vectors.plan(
-            Build(
-                root=store.root,
-                look=look,
-                staged=self.staged,
-                ready=ready,
-                chromadb=self.chromadb,
-                embeds=self.settings is not None,
-            )
-        )
+        plan = self._plan(look, ready, embeds=self.settings is not None)
         if self.options.provider is not None and providers(store.root).in_use != look.folder:
             # What the user says, nobody else can know.
-            return replace(made, resolves=set())
-        return made
+            return replace(plan, resolves=set())
+        return plan

@@ -20,7 +20,7 @@ from regraft.ledger.ledger import Ledger
 from regraft.ledger.values import UNDO
 from regraft.report.document import Run
 from regraft.report.progress import Progress
-from regraft.text import counted, path_text
+from regraft.text import counted
 from repair.backfill.embedding import Around, Embedding, Part
 from repair.backfill.outcome import Outcome
 from repair.backfill.report import BackfillReport, EmbedderName
@@ -32,6 +32,7 @@ from repair.changes.incremental import IncrementalChange
 from repair.changes.plan import Action, Unresolved
 from repair.changes.report import ChangeReport, base_names
 from repair.changes.run import Planner, run_command
+from repair.changes.session import Session
 from repair.changes.store import Store, demand_quiet, recognised
 
 #: How many texts are looked up in another base at once.
@@ -105,6 +106,8 @@ class _Backfill:
     progress: Progress
     #: What other runs of this command did: making units, and telling the catalog of a model; None before that.
     others: list[ChangeReport] | None = None
+    #: What a step would have done that had to wait for another run.
+    _postponed: list[Unresolved] = field(default_factory=list)
     _is_recorded: bool = False
     #: What records each file of the targets, by its name.
     _files: dict[str, IncrementalChange] = field(default_factory=dict)
@@ -133,7 +136,6 @@ class _Backfill:
             around=Around(prepare=self._take_steps, recorded=self._recorded, has_begun=self._has_begun),
         )
         embedding.run(embedder)
-        self.run.end()
         return self.report()
 
     @contextmanager
@@ -191,8 +193,7 @@ class _Backfill:
     def _begin(self, ledger: Ledger) -> None:
         """Record the run; one that writes nothing is none."""
         if not self._is_recorded:
-            ledger.begin_run(self.options.command, path_text(self.options.path), self.run.id)
-            ledger.changes.record_actions(self.run.id, self._embedding())
+            Session(store=self.store, ledger=ledger).begin(self.run, self._embedding())
             self._is_recorded = True
 
     def _share(self, one: SurveyedTarget, scope: Scope) -> None:
@@ -224,11 +225,12 @@ class _Backfill:
         except TargetLocked as locked:
             if not step.may_wait:
                 raise
-            self.look.left += [
-                Unresolved.registered(one.finding, str(locked), base=one.base, subject=one.subject, count=one.count)
-                for one in self.look.first.actions
-                if one.finding is not None
-            ]
+            for one in self.look.first.actions:
+                if one.finding is not None:
+                    left = Unresolved.registered(
+                        one.finding, str(locked), base=one.base, subject=one.subject, count=one.count
+                    )
+                    self._postponed.append(left)
 
     def _other(self, planner: Planner) -> None:
         """Run a planner of its own; another backfill that is at it may do the same.
@@ -268,29 +270,22 @@ class _Backfill:
             count = outcome.filled.newly_ready if is_known else outcome.survey.lacking
             message = f"give {counted(count, 'text')} the vectors that they lack"
             size = count * 4 * (outcome.dimensions or 0)
-            actions.append(
-                Action(
-                    action="embed",
-                    message=message,
-                    base=outcome.scope,
-                    subject=None,
-                    count=count,
-                    bytes=size,
-                    finding=one.target.finding,
-                )
+            finding = one.target.finding
+            action = Action(
+                action="embed", message=message, base=outcome.scope, count=count, bytes=size, finding=finding
             )
+            actions.append(action)
         return actions
 
     def report(self) -> BackfillReport:
         """Return what was done, or is going to be."""
-        if self.run.finished_at is None:
-            self.run.end()
+        self.run.end()
         seen = self.look.seen
         actions = [*self._other_actions(), *(action for action in self._embedding() if action.count)]
         left = self._left()
-        bases = {one.target.base_id for one in seen}
-        bases.update(one.base for one in actions if one.base is not None)
-        bases.update(one.base for one in left if one.base is not None)
+        bases: set[str | None] = {one.target.base_id for one in seen}
+        bases.update(action.base for action in actions)
+        bases.update(one.base for one in left)
         return BackfillReport(
             head=self.run.head(),
             embedder=EmbedderName.of(self.settings),
@@ -309,9 +304,12 @@ class _Backfill:
 
     def _left(self) -> list[Unresolved]:
         """Return what is left, but for what was filled meanwhile."""
-        whole = (one.target for one in self.look.seen if one.outcome.is_whole)
-        filled = {(name, target.base_id) for target in whole for name in target.resolves}
-        return [one for one in (*self.look.left, *self.look.first.left) if (one.finding, one.base) not in filled]
+        filled: set[tuple[str, str | None]] = set()
+        for seen in self.look.seen:
+            if seen.outcome.is_whole:
+                filled.update((name, seen.target.base_id) for name in seen.target.resolves)
+        every = (*self.look.left, *self._postponed, *self.look.first.left)
+        return [one for one in every if (one.finding, one.base) not in filled]
 
     def _undo(self) -> str | None:
         """Return the run that can be taken back: this one, or the last of those that did something besides."""

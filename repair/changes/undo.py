@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.clock import iso_time
@@ -24,8 +24,32 @@ from regraft.text import shown
 from repair.changes import apply, changesets, copies, files
 
 
-def history(root: Path, chosen: Callable[[Sequence[RunRecord]], Sequence[RunRecord]] = tuple) -> list[dict[str, Any]]:
-    """Return the runs of a store, latest first, as a document has them.
+class Undoing(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a run can be taken back, by how many changes, and how many bytes are kept for that.
+
+    ``state`` is "possible", "undone", "expired", "unsettled" (a kill left it open), or "none": nothing was changed.
+    """
+
+    state: str
+    bytes: int
+    changes: int
+
+
+class PastRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run did to a store; times are ISO 8601, UTC."""
+
+    id: str
+    command: str
+    source: str
+    status: str
+    started_at: str
+    finished_at: str | None
+    actions: list[RecordedAction]
+    undo: Undoing
+
+
+def history(root: Path, chosen: Callable[[Sequence[RunRecord]], Sequence[RunRecord]] = tuple) -> list[PastRun]:
+    """Return the runs of a store, latest first.
 
     Args:
         root: the store's root.
@@ -34,21 +58,21 @@ def history(root: Path, chosen: Callable[[Sequence[RunRecord]], Sequence[RunReco
     Raises:
         LedgerUnreadable
     """
-    return [_run(record) for record in reversed(chosen(ledgers.read_runs(root)))]
+    return [_past(record) for record in reversed(chosen(ledgers.read_runs(root)))]
 
 
-def _run(record: RunRecord) -> dict[str, Any]:
+def _past(record: RunRecord) -> PastRun:
     done = undoable(record)
-    return {
-        "id": record.run_id,
-        "command": record.command,
-        "source": record.source,
-        "status": record.status,
-        "started_at": iso_time(record.started_at),
-        "finished_at": None if record.finished_at is None else iso_time(record.finished_at),
-        "actions": [action.document() for action in made_actions(record)],
-        "undo": {"state": _state(record), "bytes": sum(change.bytes for change in done), "changes": len(done)},
-    }
+    return PastRun(
+        id=record.run_id,
+        command=record.command,
+        source=record.source,
+        status=record.status,
+        started_at=iso_time(record.started_at),
+        finished_at=None if record.finished_at is None else iso_time(record.finished_at),
+        actions=list(made_actions(record)),
+        undo=Undoing(state=_state(record), bytes=sum(change.bytes for change in done), changes=len(done)),
+    )
 
 
 def undoable(record: RunRecord) -> list[Recorded]:
@@ -74,10 +98,7 @@ def made_actions(record: RunRecord) -> Iterator[RecordedAction]:
 
 
 def _state(record: RunRecord) -> str:
-    """Return whether it can be taken back.
-
-    That is "possible", "undone", "expired", "unsettled" (a kill left it open), or "none" where nothing was changed.
-    """
+    """Return whether it can be taken back, as :class:`Undoing` has it."""
     states = {change.state for change in record.changes} - {"dropped"}
     if states & {"intended", "undoing"}:
         return "unsettled"

@@ -104,7 +104,7 @@ def assert_settled(root: Path, where: object) -> None:
     """Assert that the ledger leaves nothing open, and that just what it names is kept."""
     with ledger.opened(root) as book:
         assert book.changes.open_changes() == [], where
-    assert {run["status"] for run in undoing.history(root)} <= {"finished", "stopped", "interrupted"}, where
+    assert {run.status for run in undoing.history(root)} <= {"finished", "stopped", "interrupted"}, where
     assert keeps(root) == kept_by_ledger(root), where
 
 
@@ -343,7 +343,7 @@ def test_a_later_database_in_use_stops_a_run_that_changed_something(
         ):
             change(store)
     change(store)
-    assert [run["status"] for run in undoing.history(store)] == ["finished", "stopped"]
+    assert [run.status for run in undoing.history(store)] == ["finished", "stopped"]
 
 
 @posix
@@ -706,4 +706,4 @@ def test_what_is_not_mended_is_taken_back(store: Path) -> None:
         change(store, lambda _: plan)
     assert contents(store) == before
     assert keeps(store) == set()
-    assert [(one["status"], one["undo"]["state"]) for one in undoing.history(store)] == [("stopped", "undone")]
+    assert [(one.status, one.undo.state) for one in undoing.history(store)] == [("stopped", "undone")]

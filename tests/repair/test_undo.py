@@ -66,7 +66,7 @@ def store(whole: Path, tmp_path: Path) -> Path:
 
 
 def states(root: Path) -> list[str]:
-    return [f"{run['command']} {run['undo']['state']}" for run in undoing.history(root)]
+    return [f"{run.command} {run.undo.state}" for run in undoing.history(root)]
 
 
 # --- kills -----------------------------------------------------------------------------------------------------------
@@ -423,14 +423,14 @@ def test_history_names_what_a_killed_run_did_and_nothing_else(store: Path, disk:
     # The third change is the first of a file.
     assert killed(disk, steps.index("replace") + 1, lambda: change(store))
     (found,) = undoing.history(store)
-    assert (found["status"], found["undo"]["state"]) == ("running", "unsettled")
+    assert (found.status, found.undo.state) == ("running", "unsettled")
     assert "the next command settles" in run("history", store).stdout
     with untouched(store):
         undo(store, dry_run=True)
     again = change(store)
     _, found = undoing.history(store)
-    assert (found["status"], found["undo"]["state"]) == ("stopped", "possible")
-    assert [one["message"] for one in found["actions"]] == ["bodies", "call them renamed"]
+    assert (found.status, found.undo.state) == ("stopped", "possible")
+    assert [one.message for one in found.actions] == ["bodies", "call them renamed"]
     assert [one["message"] for one in again["actions"]][:1] == [f"write {RAW}/a.txt"]
 
 

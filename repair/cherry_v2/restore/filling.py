@@ -15,15 +15,13 @@ from regraft import embedders, sqlite
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, DimensionsMissing
-from regraft.report.document import Run
 from regraft.report.progress import Progress
 from repair.backfill.budget import Budget, Limits
 from repair.backfill.embedding import Embedding, Part
 from repair.backfill.outcome import Outcome, embedding_report, estimated
-from repair.backfill.report import EmbeddingReport
+from repair.backfill.report import EmbeddingReport, ScopeReport
 from repair.backfill.stopping import stops_whole
 from repair.backfill.workers import CONTROL
-from repair.changes.report import ChangeReport
 from repair.changes.store import recognised
 from repair.cherry_v2.backfill import scope as backfill_scope
 from repair.cherry_v2.restore import RestoredBase, RestoreOptions, restore
@@ -49,7 +47,7 @@ def restored(
     *,
     dry_run: bool,
     progress: Progress,
-    show_plan: Callable[[EmbeddingReport], bool] = lambda _: True,
+    show_plan: Callable[[ScopeReport], bool] = lambda _: True,
 ) -> EmbeddingReport:
     """Make a new base of an old one's texts, with vectors of a new model; returns what was done.
 
@@ -86,7 +84,7 @@ class _Filler:
     asked: RestoreRequest
     embedder: Embedder | None
     progress: Progress
-    show_plan: Callable[[EmbeddingReport], bool]
+    show_plan: Callable[[ScopeReport], bool]
     outcome: Outcome | None = None
 
     @property
@@ -126,16 +124,10 @@ class _Filler:
             )
         if self.embedder is None or not outcome.survey.lacking:
             return
-        if not self.show_plan(self._planned(outcome)):
+        if not self.show_plan(outcome.report()):
             raise Declined(path=asked.path)
         # The new base has no vectors yet: what comes back must not depend on where in a request a text stands.
         part = Part(outcome=outcome, sample=(), opened=partial(opened, writable=True))
         root, _ = whole_of(asked.path, asked.base)
         with recognised(root, asked.kind if root == asked.path else None, "restore") as store:
             Embedding(path=asked.path, store=store, parts=[part], progress=self.progress).run(self.embedder)
-
-    def _planned(self, outcome: Outcome) -> EmbeddingReport:
-        """Return what is sent; what is done with it nobody can tell before."""
-        run = Run(command="restore", source=self.asked.path)
-        nothing_else = ChangeReport(head=run.head(), bases=[], actions=[], left=[], undo=None)
-        return embedding_report(nothing_else, self.asked.settings, outcome)
