@@ -43,7 +43,10 @@ def history(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
     if as_json:
         echo_json(encoded(HistoryReport(head=run.head(), runs=runs)))
         return
-    say(shown_lines(line for one in runs for line in _lines(one, verbose=verbose > 0)) or "No runs.\n")
+    lines: list[str] = []
+    for one in runs:
+        lines += _lines(one, verbose=verbose > 0)
+    say(shown_lines(lines) or "No runs.\n")
 
 
 def _lines(run: PastRun, *, verbose: bool) -> list[str]:

@@ -46,7 +46,8 @@ def restore(path: Path, embedder_name: str | None, config_path: Path | None, **o
     asked = ChangeRequest(**options)
     if len(asked.bases) > 1:
         raise WrongUsage(problem="one base is restored at a time", hint="give --base once")
-    settings = chosen_embedder(config_path, embedder_name, frozenset() if model is None else frozenset({model}))
+    models = frozenset() if model is None else frozenset({model})
+    settings = chosen_embedder(config_path, embedder_name, models)
     if dimensions is None and isinstance(settings, ServerSettings):
         dimensions = settings.dimensions
     wanted = RestoreRequest(

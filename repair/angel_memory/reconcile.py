@@ -92,8 +92,8 @@ def reconcile(
 
 def _is_unsettled(store: Store) -> bool:
     """Tell whether a run was killed in the midst of a change."""
-    changes = (change for run in ledger.read_runs(store.root) for change in run.changes)
-    return any(change.state in ("intended", "undoing") for change in changes)
+    states = {change.state for run in ledger.read_runs(store.root) for change in run.changes}
+    return not states.isdisjoint(("intended", "undoing"))
 
 
 def _staged(store: Store, look: Look) -> Path:
@@ -145,7 +145,8 @@ class _Work:
                     raise
 
     def _origin(self) -> Origin:
-        return Origin(self.look.folder.name, "" if self.settings is None else self.settings.model)
+        model = "" if self.settings is None else self.settings.model
+        return Origin(self.look.folder.name, model)
 
     def _estimate(self, kept: dict[str, bytes]) -> None:
         """Look what has to be embedded besides what is kept, and what that takes."""

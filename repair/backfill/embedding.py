@@ -19,6 +19,7 @@ from regraft.ledger.ledger import Ledger
 from regraft.report.progress import Progress, stage
 from repair.backfill import probing
 from repair.backfill.budget import Budget, Limits
+from repair.backfill.estimate import cost_of
 from repair.backfill.filling import Filling
 from repair.backfill.outcome import Outcome
 from repair.backfill.scope import Scope
@@ -151,5 +152,4 @@ def _fill(
         outcome.ready = scope.survey().ready if others_wrote else outcome.survey.ready + filled.newly_ready
         outcome.failures = together.queue.failures(scope.name)
         outcome.requests, outcome.tokens = meter.requests - requests, meter.tokens - tokens
-        price = embedder.settings.price_per_million_tokens
-        outcome.cost = None if price is None else outcome.tokens * price / 1_000_000
+        outcome.cost = cost_of(outcome.tokens, embedder.settings)

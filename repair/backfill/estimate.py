@@ -34,15 +34,15 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def cost_of(tokens: int, settings: EmbedderSettings) -> float | None:
+    """Return what tokens cost, None where there is no price."""
+    price = settings.price_per_million_tokens
+    return None if price is None else tokens * price / 1_000_000
+
+
 def nothing(settings: EmbedderSettings) -> Estimate:
     """Return what no text takes."""
-    return Estimate(
-        texts=0,
-        tokens=0,
-        requests=0,
-        cost=None if settings.price_per_million_tokens is None else 0.0,
-        currency=settings.currency,
-    )
+    return Estimate(texts=0, tokens=0, requests=0, cost=cost_of(0, settings), currency=settings.currency)
 
 
 def estimate(
@@ -60,12 +60,11 @@ def estimate(
     Raises:
         apsw.Error: the scope is damaged.
     """
-    price = settings.price_per_million_tokens
     texts = tokens = requests = 0
     for sizes in _batches(scope, settings, tokens_of):
         batch = sizes if limits.texts is None else sizes[: max(0, limits.texts - sent.texts - texts)]
         size = sum(batch)
-        cost = (sent.tokens + tokens + size) * (price or 0.0) / 1_000_000
+        cost = cost_of(sent.tokens + tokens + size, settings) or 0.0
         if (
             not batch
             or (limits.requests is not None and sent.requests + requests >= limits.requests)
@@ -77,7 +76,7 @@ def estimate(
         texts=texts,
         tokens=tokens,
         requests=requests,
-        cost=None if price is None else tokens * price / 1_000_000,
+        cost=cost_of(tokens, settings),
         currency=settings.currency,
     )
 

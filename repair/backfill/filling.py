@@ -121,7 +121,9 @@ class Filling:
         if left == 0:
             return None
         most = batches * self.embedder.settings.batch.texts
-        return self.queue.claim(self.scope.name, most if left is None else min(most, left), self.now_ms())
+        if left is not None:
+            most = min(most, left)
+        return self.queue.claim(self.scope.name, most, self.now_ms())
 
     def _submit(self, claim: Claim) -> None:
         found = self.scope.texts(claim.keys)
@@ -129,7 +131,8 @@ class Filling:
         good = sendable(found)
         for key, lacking in found.items():
             if key not in good:
-                self._fail(claim, key, lacking.is_stale, NOT_ITS_HASH if lacking.text is None else BLANK)
+                code = NOT_ITS_HASH if lacking.text is None else BLANK
+                self._fail(claim, key, lacking.is_stale, code)
         for keys in self._batches(claim, good):
             self.meter.texts += len(keys)
             self._send(_task(claim, keys, good))

@@ -106,8 +106,10 @@ def in_batches(embedder: Embedder, embed: Embed) -> Embed:
 
     def embedded(texts: Sequence[str]) -> list[bytes]:
         sized = ((text, embedder.tokens(text)) for text in texts)
-        batches = ([text for text, _ in batch] for batch in packed(sized, embedder.settings.batch))
-        return [vector for batch in batches for vector in embed(batch)]
+        vectors: list[bytes] = []
+        for batch in packed(sized, embedder.settings.batch):
+            vectors += embed([text for text, _ in batch])
+        return vectors
 
     return embedded
 

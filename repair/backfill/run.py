@@ -83,11 +83,12 @@ def backfill(
 
 def _demand_writable(store: Store, seen: BackfillSurvey) -> None:
     """Refuse a store that cannot be written, before anything is paid for."""
-    own = store.own if store.own.exists() else store.root
-    lacking = (one.target for one in seen.seen if one.outcome.survey.lacking)
-    files = (store.root / name for target in lacking for name in target.files)
-    for path in (own, *(file for file in files if file.exists())):
-        if not os.access(path, os.W_OK):
+    paths = [store.own if store.own.exists() else store.root]
+    for one in seen.seen:
+        if one.outcome.survey.lacking:
+            paths += [store.root / name for name in one.target.files]
+    for path in paths:
+        if path.exists() and not os.access(path, os.W_OK):
             raise StoreNotWritable(path=path, reason="it is read-only")
 
 

@@ -51,10 +51,11 @@ def stops_whole(
 def _of_a_file(path: Path, error: Exception, written: Callable[[], int], is_begun: Callable[[], bool]) -> RegraftError:
     """Return what is said where a file is damaged, or the system does not let it be read or written."""
     reason = getattr(error, "strerror", None) or str(error)
+    stays = f"vectors: {written()}" if written() or is_begun() else None
     if isinstance(error, SidecarProblem):
-        if not (written() or is_begun()) and not isinstance(error.__cause__, apsw.IOError):
+        if stays is None and not isinstance(error.__cause__, apsw.IOError):
             return SidecarUnfit(path=path, reason=error)
         reason = f"the file of the vectors: {error}"
     elif is_of_the_store(error):
-        return at_damage(path, reason, f"vectors: {written()}" if written() or is_begun() else None)
+        return at_damage(path, reason, stays)
     return BackfillStopped(path=path, reason=reason, written=written())

@@ -152,22 +152,21 @@ class ChangeExecutor:
             files.settle_logs(final)
         if _planned_mark(final) != before:
             raise PlanOutdated(path=final, reason="it was written to meanwhile")
-        self._swap(change, number, mark, self._kept(change, number) if had else None)
+        kept = self._kept(change, number) if had else None
+        self._swap(change, number, mark, kept)
 
     def _swap(self, change: FileChange, number: str, mark: str | None, kept: str | None) -> None:
         """Put what was made in the place of what goes to ``kept``, below ``.regraft``; None where nothing was there."""
         final, staged = self._root / change.path, self._own / WORK / self._run / number
-        made = _first_missing(final.parent)
+        is_new = change.make is not None
+        missing = _first_missing(final.parent)
+        made = None if missing is None else missing.relative_to(self._root).as_posix()
         detail = FileDetail(
-            new=change.make is not None,
-            mark=mark,
-            staged=f"{WORK}/{self._run}/{number}",
-            made=None if made is None else made.relative_to(self._root).as_posix(),
-            actions=self._actions_of(change),
+            new=is_new, mark=mark, staged=f"{WORK}/{self._run}/{number}", made=made, actions=self._actions_of(change)
         )
         recorded = self._book.changes.intend(self._run, "file", change.path, kept, detail)
         old = self._own / kept if kept else self._own / WORK / self._run / f"{number}.none"
-        files.swap(final, staged if change.make is not None else None, old)
+        files.swap(final, staged if is_new else None, old)
         self._book.changes.settle(recorded, "done", files.size_of(old))
 
     def _kept(self, change: FileChange, number: str) -> str:
@@ -199,8 +198,11 @@ def _planned_mark(path: Path) -> object:
     found = files.databases(path)
     if not found:
         return os.path.lexists(path)
-    logs = (file for database in found for file in (database, *sqlite.companions(links.real_path(database))))
-    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in logs]
+    marks = []
+    for database in found:
+        for file in (database, *sqlite.companions(links.real_path(database))):
+            marks.append((str(file), file.stat().st_size, file.stat().st_mtime_ns))
+    return marks
 
 
 def room(root: Path, change: Change) -> int:
@@ -327,11 +329,12 @@ def clean(root: Path) -> None:
 
 
 def _settle_rows(root: Path, ledger: Ledger, change: Recorded) -> None:
-    made = _rows_made(root, change)
-    if change.state == "undoing":
-        _settled(root, ledger, change, "done" if made else "undone")
+    if _rows_made(root, change):
+        _settled(root, ledger, change, "done")
+    elif change.state == "undoing":
+        _settled(root, ledger, change, "undone")
     else:
-        _settled(root, ledger, change, "done" if made else "dropped")
+        _settled(root, ledger, change, "dropped")
 
 
 def _rows_made(root: Path, change: Recorded) -> bool:
@@ -358,9 +361,11 @@ def _settle_file(root: Path, ledger: Ledger, change: Recorded) -> None:
         made = False
     if kept is not None and os.path.lexists(kept):
         made = _settle_swap(change, final, kept, made=made)
-    if not made:
-        remove_made(root, change)
-    _settled(root, ledger, change, "done" if made else "dropped")
+    if made:
+        _settled(root, ledger, change, "done")
+        return
+    remove_made(root, change)
+    _settled(root, ledger, change, "dropped")
 
 
 def _settle_swap(change: Recorded, final: Path, kept: Path, *, made: bool) -> bool:
@@ -377,8 +382,10 @@ def _settle_undo(root: Path, ledger: Ledger, change: Recorded, final: Path, kept
     aside = aside_of(root, change)
     if kept is not None and os.path.lexists(kept) and not os.path.lexists(final):
         durable.replace(kept, final)
-    back = not os.path.lexists(kept) if kept is not None else not os.path.lexists(final)
-    _settled(root, ledger, change, "undone" if back else "done")
+    # What was there goes back from where it was kept; where nothing was, what was made goes.
+    leaves = final if kept is None else kept
+    state: State = "done" if os.path.lexists(leaves) else "undone"
+    _settled(root, ledger, change, state)
     remove_made(root, change)
     durable.remove_tree(aside)
 
@@ -405,7 +412,8 @@ def _settled(root: Path, ledger: Ledger, change: Recorded, state: State) -> None
     """Record what became of a change, and remove what would take back one that was never made."""
     kept = kept_of(root, change)
     if state == "done":
-        ledger.changes.settle(change.change_id, "done", 0 if kept is None else _kept_size(root, kept))
+        size = 0 if kept is None else _kept_size(root, kept)
+        ledger.changes.settle(change.change_id, "done", size)
         return
     ledger.changes.settle(change.change_id, state, 0)
     forget(root, kept)

@@ -171,7 +171,8 @@ def _clean_stop(store: Store, ledger: Ledger) -> Iterator[None]:
     except (OSError, apsw.Error, UnicodeDecodeError) as error:
         reason, finished = _reason(error), leave("stopped")
         if is_of_the_store(error):
-            raise at_damage(store.root, reason, f"changes: {finished}" if finished else None) from error
+            stays = f"changes: {finished}" if finished else None
+            raise at_damage(store.root, reason, stays) from error
         raise ChangesStopped(path=store.root, reason=reason, finished=finished) from error
     except Exception:
         leave("stopped")

@@ -175,6 +175,7 @@ def _add_base(contents: _Contents, source: BaseSource, base: str, work: Path) ->
     unfit = [name for _, name in named if not _is_fit(name)]
     members = [_member(base, path, name, work) for path, name in named if _is_fit(name)]
     contents.members += members
+    dimensions = row.get("dimensions")
     contents.bases.append(
         PackedBase(
             id=base,
@@ -182,7 +183,7 @@ def _add_base(contents: _Contents, source: BaseSource, base: str, work: Path) ->
             status=str(row.get("status")),
             legacy_id=source.legacy_id(base),
             model=_text(row.get("embedding_model_id")),
-            dimensions=row["dimensions"] if isinstance(row.get("dimensions"), int) else None,
+            dimensions=dimensions if isinstance(dimensions, int) else None,
             items=len((source.catalog.items or {}).get(base, ())),
             files=len(members),
             bytes=sum(member.size for member in members),
@@ -292,8 +293,11 @@ def _demand_early_room(source: BaseSource, options: PackOptions) -> None:
     """
     if options.dry_run or os.path.lexists(options.target):
         return
-    coming = (base for base in source.chosen if source.problem(base, []) is None)
-    _demand_free(options.target, sum(path.lstat().st_size for base in coming for path in source.files(base).files))
+    needed = 0
+    for base in source.chosen:
+        if source.problem(base, []) is None:
+            needed += sum(path.lstat().st_size for path in source.files(base).files)
+    _demand_free(options.target, needed)
 
 
 def _check_space(target: Path, contents: _Contents) -> None:

@@ -129,5 +129,6 @@ class _Filler:
         # The new base has no vectors yet: what comes back must not depend on where in a request a text stands.
         part = Part(outcome=outcome, sample=(), opened=partial(opened, writable=True))
         root, _ = whole_of(asked.path, asked.base)
-        with recognised(root, asked.kind if root == asked.path else None, "restore") as store:
+        kind = asked.kind if root == asked.path else None
+        with recognised(root, kind, "restore") as store:
             Embedding(path=asked.path, store=store, parts=[part], progress=self.progress).run(self.embedder)
