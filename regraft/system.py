@@ -7,12 +7,19 @@ audited and what is changed in its stores is listed in ``checks/systems.py`` and
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+
+import apsw
 
 from regraft.errors import BaseUnknown
 from regraft.kinds import Kind
 from regraft.located import Located
 from regraft.tree import FolderTree
+
+
+class SidecarProblem(ValueError):
+    """A file that cannot be used as a sidecar; the message is what to say of it."""
 
 
 class System:
@@ -31,6 +38,10 @@ class System:
     search_advice: str = "migrate it first, and search the library"
     #: A file below the root that the system keeps open, with a log, as long as it runs.
     open_file: str | None = None
+    #: The file of a folder that tells whether the folder was changed: the others are written whenever they are opened.
+    folder_file: str | None = None
+    #: Where SQLite keeps a full-text index of the system's that is filled anew with every change of its text.
+    full_text_tables: frozenset[str] = frozenset()
 
     def store_at(self, path: Path) -> Path | None:
         """Return what holds a store that a folder is, has in it, or is a part of; None where there is none.
@@ -68,6 +79,10 @@ class System:
     def part_names(self, found: Located) -> dict[str, str]:
         """Return what a person calls each part, by its id; empty where that cannot be read."""
         return {}
+
+    def guarded(self, db: apsw.Connection) -> AbstractContextManager[None]:
+        """Let nothing change a row that no run may change, as long as this lasts; other files are left alone."""
+        return nullcontext()
 
     def changes_only(self, found: Located) -> frozenset[str] | None:
         """Return the names of what is changed, where other stores may lie in the same folder; None: all of it."""

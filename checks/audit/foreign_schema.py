@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -18,21 +18,13 @@ import apsw
 from checks.audit import file_findings
 from checks.audit.collector import FindingCollector, named
 from regraft import sqlite
-from regraft.formats.cherry_preview.libsql import TABLE as PREVIEW
-from regraft.formats.cherry_v2.catalog_generation import AGENT_LINKS, ASSISTANT_LINKS, BASES, ITEMS, MODELS, PROVIDERS
-from regraft.formats.cherry_v2.index import SCHEMA_VERSION, schema
-from regraft.formats.codex_mem.database import FULL_TEXT as NOTES_TEXT
-from regraft.formats.codex_mem.database import MIGRATIONS, NOTES
-from regraft.untouched import carrying_keys, is_virtual, tables_of, text_indexes, wrong_rule
+from regraft.untouched import is_virtual, tables_of, text_indexes
 
-FULL_TEXT = "search_text_fts"
-_FTS5 = re.compile(r"\bUSING\s+[\"'`\[]?fts5\b", re.IGNORECASE)
 _RAISE = re.compile(r"\braise\b", re.IGNORECASE)
 #: No text in a trial is long: a function that makes one of nothing fails.
 _LONGEST = 1 << 20
-#: The functions that definitions of the layouts call.
+#: The functions that triggers of the layouts call.
 _IN_TRIGGERS = {"ifnull", "coalesce", "max"}
-_IN_RULES = {"like", "length", "trim", "ifnull", "coalesce"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,45 +42,8 @@ class Foreign:
     mended: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Own:
-    """What a layout has: columns by table, indexes, and its triggers with the tables that they are on."""
-
-    tables: Mapping[str, frozenset[str]]
-    indexes: frozenset[str] = frozenset()
-    triggers: Mapping[str, str] = field(default_factory=dict)
-
-
-_PREVIEW_TEXT = f"{PREVIEW}_fts"
-_INDEX = _Own(
-    tables={
-        "meta": frozenset({"id", "schema_version", "base_id", "created_at", "updated_at"}),
-        "content": frozenset({"content_hash", "text", "created_at"}),
-        "material": frozenset({"material_id", "relative_path", "current_content_hash", "created_at", "updated_at"}),
-        "search_unit": frozenset(
-            {
-                *("unit_id", "material_id", "content_hash", "unit_type", "unit_index", "title"),
-                *("char_start", "char_end", "locator_json", "created_at"),
-            }
-        ),
-        "search_text": frozenset(
-            {
-                *("search_text_id", "target_type", "target_id", "kind", "text", "embedding_text_hash", "fts_rowid"),
-                "created_at",
-            }
-        ),
-        "embedding": frozenset({"embedding_text_hash", "vector_blob", "created_at"}),
-    },
-    indexes=frozenset(statement.split(" ON ")[0].split()[-1] for statement in schema.INDEXES),
-    triggers={
-        **dict.fromkeys(("search_text_ai", "search_text_ad", "search_text_au"), "search_text"),
-        **{f"{PREVIEW}_{when}": PREVIEW for when in ("ai", "ad", "au")},
-    },
-)
-
-
 @dataclass(frozen=True, eq=False)
-class _Trial:
+class Trial:
     """Tables to compile the triggers of a layout beside, and what these do by right."""
 
     statements: tuple[str, ...]
@@ -96,44 +51,8 @@ class _Trial:
     firing: Mapping[str, tuple[str, ...]]
     #: Tables that a trigger may write to, each with the table that it is on.
     written: frozenset[tuple[str, str]]
-
-
-_PARTS = (
-    *schema.TABLES,
-    schema.FULL_TEXT,
-    f"CREATE TABLE {PREVIEW} (id, external_id, collection, document, metadata, embeddings)",
-    f"CREATE VIRTUAL TABLE {_PREVIEW_TEXT} USING fts5 (document, content = '{PREVIEW}')",
-)
-_OF_INDEX = _Trial(
-    statements=_PARTS,
-    firing={
-        "search_text": (
-            "INSERT INTO search_text (search_text_id) VALUES ('t')",
-            "UPDATE search_text SET text = 't'",
-            "DELETE FROM search_text",
-        ),
-        PREVIEW: (
-            f"INSERT INTO {PREVIEW} (id) VALUES ('t')",
-            f"UPDATE {PREVIEW} SET document = 't'",
-            f"DELETE FROM {PREVIEW}",
-        ),
-    },
-    written=frozenset({("search_text", FULL_TEXT), (PREVIEW, _PREVIEW_TEXT)}),
-)
-_OF_NOTES = _Trial(
-    statements=(
-        f"CREATE TABLE {NOTES} (id TEXT PRIMARY KEY, title TEXT, content TEXT, searchable INTEGER)",
-        f"CREATE VIRTUAL TABLE {NOTES_TEXT} USING fts5 (title, content, content = '{NOTES}')",
-    ),
-    firing={
-        NOTES: (
-            f"INSERT INTO {NOTES} (id) VALUES ('n')",
-            f"UPDATE {NOTES} SET id = 'n', title = 't', content = 't', searchable = 1",
-            f"DELETE FROM {NOTES}",
-        )
-    },
-    written=frozenset({(NOTES, NOTES_TEXT)}),
-)
+    #: Columns that a trigger may update: the table that it is on, and the column with its table.
+    updated: frozenset[tuple[str, str, str]] = frozenset()
 
 
 def add(found: Iterable[Foreign], ledger: FindingCollector, base: str | None) -> None:
@@ -142,41 +61,7 @@ def add(found: Iterable[Foreign], ledger: FindingCollector, base: str | None) ->
         ledger.add(one.finding, one.message, base=base, noun=one.noun, sample=one.name, is_beyond_repair=not one.mended)
 
 
-# --- index files -----------------------------------------------------------------------------------------------------
-
-
-def of_index(db: apsw.Connection) -> list[Foreign]:
-    """Return what an index file has that no version of its layout has; nothing of one that is newer than ours.
-
-    Raises:
-        apsw.Error, UnicodeDecodeError: the file is damaged.
-    """
-    if _is_newer(db):
-        return []
-    found = [*_triggers(db, _INDEX), *_views(db, _INDEX.tables)]
-    for table, statement in tables_of(db).items():
-        own = _INDEX.tables.get(table.lower())
-        if own is not None:
-            found += _columns(db, table, statement, own)
-        elif table.lower() == FULL_TEXT and is_virtual(statement) and not _FTS5.search(statement):
-            found.append(_instead(table, "a virtual table of another kind"))
-        else:
-            message = "{n} that carries changes of the layout's tables on"
-            keys = () if is_virtual(statement) else carrying_keys(db, table, _INDEX.tables.keys())
-            found += [
-                Foreign(finding=file_findings.FOREIGN_COLUMN, name=key, message=message, noun="key") for key in keys
-            ]
-    return [*found, *_indexes(db, _INDEX), *_text_indexes(db)]
-
-
-def _is_newer(db: apsw.Connection) -> bool:
-    with suppress(apsw.SQLError):
-        version = db.execute("SELECT schema_version FROM meta ORDER BY id LIMIT 1").get
-        return isinstance(version, int) and version > SCHEMA_VERSION
-    return False
-
-
-def _objects(db: apsw.Connection, kind: str) -> Iterator[tuple[str, str, str]]:
+def objects(db: apsw.Connection, kind: str) -> Iterator[tuple[str, str, str]]:
     """Yield the name, the table and the statement of each object of a kind; what holds no text is left out."""
     query = (
         "SELECT CAST(name AS BLOB), CAST(tbl_name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema"
@@ -188,32 +73,10 @@ def _objects(db: apsw.Connection, kind: str) -> Iterator[tuple[str, str, str]]:
         yield name, table, sql
 
 
-def _triggers(db: apsw.Connection, own: _Own) -> Iterator[Foreign]:
-    for name, table, sql in _objects(db, "trigger"):
-        dropped = f"DROP TRIGGER {sqlite.quoted(name)}"
-        if own.triggers.get(name.lower()) != table.lower():
-            yield Foreign(
-                finding=file_findings.FOREIGN_TRIGGER,
-                name=name,
-                message="{n} that the layout does not have",
-                noun="trigger",
-                mended=(dropped,),
-            )
-        elif does_more(name, table, sql, _OF_INDEX):
-            again = tuple(one for one in schema.TRIGGERS if one.split()[2] == name.lower())
-            message = "{n} of the layout's that does something else, too"
-            yield Foreign(
-                finding=file_findings.FOREIGN_TRIGGER,
-                name=name,
-                message=message,
-                noun="trigger",
-                mended=(dropped, *again),
-            )
-
-
-def _views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[Foreign]:
-    own = {*tables, FULL_TEXT}
-    for name, _, _ in _objects(db, "view"):
+def views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[Foreign]:
+    """Yield views, which stand in the place of one of these tables or are none of the layout's."""
+    own = set(tables)
+    for name, _, _ in objects(db, "view"):
         if name.lower() in own:
             yield Foreign(
                 finding=file_findings.FOREIGN_VIEW, name=name, message="{n} in the place of a table", noun="view"
@@ -229,51 +92,13 @@ def _views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[Foreign]:
             )
 
 
-def _columns(db: apsw.Connection, table: str, statement: str, own: frozenset[str]) -> Iterator[Foreign]:
-    if is_virtual(statement):
-        yield _instead(table, "a virtual table")
-        return
-    for row in db.execute(f"PRAGMA table_xinfo({sqlite.quoted(table)})").fetchall():
-        name, is_made = str(row[1]), bool(row[6])
-        if is_made or name.lower() not in own:
-            message = "{n} that follows from others" if is_made else "{n} that the layout does not have"
-            yield Foreign(finding=file_findings.FOREIGN_COLUMN, name=f"{table}.{name}", message=message, noun="column")
-    rule = wrong_rule(statement)
-    if rule is not None:
-        yield Foreign(finding=file_findings.FOREIGN_COLUMN, name=table, message=f"{{n}} with {rule}", noun="table")
-    keys = carrying_keys(db, table, _INDEX.tables.keys())
-    yield from (
-        Foreign(finding=file_findings.FOREIGN_COLUMN, name=key, message="{n} that carries changes on", noun="key")
-        for key in keys
-    )
-    called = sorted(_called_by(statement) - _IN_RULES)
-    yield from (
-        Foreign(
-            finding=file_findings.FOREIGN_COLUMN,
-            name=table,
-            message=f"{{n}} with a rule that calls {name}",
-            noun="table",
-        )
-        for name in called
-    )
-
-
-def _instead(table: str, what: str) -> Foreign:
+def instead(table: str, what: str) -> Foreign:
+    """Return what is found of something that stands in the place of a table."""
     return Foreign(finding=file_findings.FOREIGN_COLUMN, name=table, message=f"{{n}} that is {what}", noun="table")
 
 
-def _indexes(db: apsw.Connection, own: _Own) -> Iterator[Foreign]:
-    for name, table, _ in _objects(db, "index"):
-        if table.lower() in own.tables and name.lower() not in own.indexes:
-            yield Foreign(
-                finding=file_findings.FOREIGN_INDEX,
-                name=name,
-                message="{n} that the layout does not have",
-                noun="index",
-            )
-
-
-def _text_indexes(db: apsw.Connection) -> Iterator[Foreign]:
+def foreign_text_indexes(db: apsw.Connection) -> Iterator[Foreign]:
+    """Yield indexes on the tables that SQLite keeps a full-text index in."""
     for name in text_indexes(db):
         message = "{n} on the tables of the full-text index"
         yield Foreign(
@@ -283,33 +108,6 @@ def _text_indexes(db: apsw.Connection) -> Iterator[Foreign]:
             noun="index",
             mended=(f"DROP INDEX {sqlite.quoted(name)}",),
         )
-
-
-# --- other databases -------------------------------------------------------------------------------------------------
-
-
-def of_codex_mem(db: apsw.Connection) -> list[Foreign]:
-    """Return what codex-mem's database has on its notes that is none of its own.
-
-    Raises:
-        apsw.Error, UnicodeDecodeError: the file is damaged.
-    """
-    own = {f"{NOTES}_{when}" for when in ("ai", "ad", "au")}
-    found = on_tables(db, (NOTES, MIGRATIONS), own)
-    for name, table, sql in _objects(db, "trigger"):
-        if name in own and table.lower() == NOTES and does_more(name, table, sql, _OF_NOTES):
-            message = "{n} of codex-mem's that does something else, too"
-            found.append(Foreign(finding=file_findings.FOREIGN_TRIGGER, name=name, message=message, noun="trigger"))
-    return [*found, *_text_indexes(db)]
-
-
-def of_catalog(db: apsw.Connection) -> list[Foreign]:
-    """Return what a catalog has on the tables of knowledge, and what stands in their place; all else is its own.
-
-    Raises:
-        apsw.Error, UnicodeDecodeError: the file is damaged.
-    """
-    return on_tables(db, (BASES, ITEMS, MODELS, PROVIDERS, ASSISTANT_LINKS, AGENT_LINKS))
 
 
 def on_tables(db: apsw.Connection, tables: Iterable[str], triggers: Iterable[str] = ()) -> list[Foreign]:
@@ -325,7 +123,7 @@ def on_tables(db: apsw.Connection, tables: Iterable[str], triggers: Iterable[str
     """
     own, known = {name.lower() for name in tables}, set(triggers)
     found = []
-    for name, table, _ in _objects(db, "trigger"):
+    for name, table, _ in objects(db, "trigger"):
         if table.lower() in own and name.lower() not in known:
             dropped = f"DROP TRIGGER {sqlite.quoted(name)}"
             message = "{n} on a table that is changed here, which the layout does not have"
@@ -334,17 +132,17 @@ def on_tables(db: apsw.Connection, tables: Iterable[str], triggers: Iterable[str
                     finding=file_findings.FOREIGN_TRIGGER, name=name, message=message, noun="trigger", mended=(dropped,)
                 )
             )
-    found += [view for view in _views(db, own) if view.name.lower() in own]
+    found += [view for view in views(db, own) if view.name.lower() in own]
     for table, statement in tables_of(db).items():
         if table.lower() in own and is_virtual(statement):
-            found.append(_instead(table, "a virtual table"))
+            found.append(instead(table, "a virtual table"))
     return found
 
 
 # --- what definitions would do ---------------------------------------------------------------------------------------
 
 
-def does_more(name: str, table: str, sql: str, trial: _Trial) -> bool:
+def does_more(name: str, table: str, sql: str, trial: Trial) -> bool:
     """Tell whether a trigger that has the name of one of the layout's does anything that none of these does.
 
     These write to the full-text index and to the number of a body in it, and call next to nothing.
@@ -353,7 +151,7 @@ def does_more(name: str, table: str, sql: str, trial: _Trial) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _tried(name: str, table: str, sql: str, trial: _Trial) -> bool:
+def _tried(name: str, table: str, sql: str, trial: Trial) -> bool:
     if _RAISE.search(sql):
         return True
     done: set[tuple[int, str | None, str | None]] = set()
@@ -387,19 +185,19 @@ _REMEMBERED = 4096
 _ELSEWHERE = {apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH, apsw.SQLITE_RECURSIVE, apsw.SQLITE_PRAGMA}
 
 
-def _is_own(trial: _Trial, table: str, action: int, first: str | None, second: str | None) -> bool:
+def _is_own(trial: Trial, table: str, action: int, first: str | None, second: str | None) -> bool:
     if action == apsw.SQLITE_FUNCTION:
         return str(second).lower() in _IN_TRIGGERS
     if action == apsw.SQLITE_INSERT:
         return (table, str(first).lower()) in trial.written
     if action == apsw.SQLITE_UPDATE:
-        return (table, str(first).lower(), str(second).lower()) == ("search_text", "search_text", "fts_rowid")
+        return (table, str(first).lower(), str(second).lower()) in trial.updated
     if action == apsw.SQLITE_READ:
         return str(first).lower() == table or (table, str(first).lower()) in trial.written
     return action == apsw.SQLITE_SELECT
 
 
-def _called_by(statement: str) -> frozenset[str]:
+def called_by(statement: str) -> frozenset[str]:
     """Return the functions that a table's own rules call, by making it where nothing else is."""
     return _rules_call(statement) if len(statement) <= _REMEMBERED else _rules_call.__wrapped__(statement)
 

@@ -17,6 +17,7 @@ from checks.audit.findings import Audit
 from checks.audit.options import CheckOptions, CommandLine
 from checks.cherry_v2 import catalog_rows, packs, raw_files
 from checks.cherry_v2 import findings as v2
+from checks.cherry_v2 import foreign_schema as v2_schema
 from checks.cherry_v2.index_file import Expected, Index, audit_index, rows_of
 from checks.cherry_v2.repairs import with_commands
 from checks.cherry_v2.statistics import statistics_of
@@ -176,7 +177,7 @@ def _check_schema(root: Path, found: Located, ledger: FindingCollector) -> None:
     # What cannot be read at all is said already.
     if name is not None:
         with suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.reading(root / name) as db:
-            foreign_schema.add(foreign_schema.of_catalog(db), ledger, None)
+            foreign_schema.add(v2_schema.of_catalog(db), ledger, None)
 
 
 def _report_of(root: Path) -> bytes:

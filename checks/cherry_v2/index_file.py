@@ -17,6 +17,7 @@ from checks.audit import foreign_schema
 from checks.audit.collector import FindingCollector, Level, named
 from checks.audit.sqlite_file import problem_with
 from checks.cherry_v2 import findings as v2
+from checks.cherry_v2 import foreign_schema as v2_schema
 from checks.cherry_v2 import full_text, texts, vectors
 from checks.cherry_v2.schema_shape import FULL_TEXT, Shape, shape_of
 from regraft import links, sqlite, steady
@@ -136,7 +137,7 @@ class _Audit:
         self._shape = shape_of(self._db, self._ledger)
         for what in self._shape.missing:
             self._add(v2.SCHEMA_MISSING, "missing or different: {n} of the layout", noun="part", sample=what)
-        foreign_schema.add(foreign_schema.of_index(self._db), self._ledger, self._expected.base)
+        foreign_schema.add(v2_schema.of_index(self._db), self._ledger, self._expected.base)
 
     def _identity(self) -> None:
         if not self._shape.has("meta"):

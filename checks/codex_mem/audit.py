@@ -17,6 +17,7 @@ from checks.audit.findings import FINDINGS, Audit, BaseStatistics, Finding, Stat
 from checks.audit.options import CheckOptions, CommandLine
 from checks.audit.sqlite_file import problem_with
 from checks.codex_mem import findings as codex
+from checks.codex_mem import foreign_schema as own_schema
 from checks.codex_mem import full_text, layout, notes, scope
 from regraft.formats.codex_mem import database, health, sidecar
 from regraft.formats.codex_mem.database import NOTES, Project
@@ -119,7 +120,7 @@ class _Audit:
         if not missing:
             self._seen.projects = database.projects(self._memory.db)
             layout.check_triggers(self._memory.db, self._ledger)
-        foreign_schema.add(foreign_schema.of_codex_mem(self._memory.db), self._ledger, None)
+        foreign_schema.add(own_schema.of_notes(self._memory.db), self._ledger, None)
         if self._memory.vectors is not None:
             beside = foreign_schema.on_tables(self._memory.vectors.db, (sidecar.TABLE, "meta"))
             foreign_schema.add((replace(one, mended=()) for one in beside), self._ledger, None)

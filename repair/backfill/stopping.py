@@ -10,7 +10,7 @@ import apsw
 
 from regraft.embedders import ServerFailing
 from regraft.errors import REFUSED, BackfillInterrupted, BackfillStopped, RegraftError
-from regraft.formats.codex_mem.sidecar import SidecarProblem
+from regraft.system import SidecarProblem
 from regraft.system_errors import SidecarUnfit
 from repair.changes.session import at_damage, is_of_the_store
 

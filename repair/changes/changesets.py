@@ -7,18 +7,17 @@ from the bodies, whichever way the change goes (``docs/formats/library.md``, "Ch
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import apsw
 
-from regraft import guarding, sqlite, untouched
+from regraft import guarding, sqlite, systems, untouched
 from regraft.errors import StoreBusy, StoreNotWritable
 from regraft.formats.cherry_v2.index.bulk import is_cjk, rebuild_full_text
 from regraft.formats.cherry_v2.index.layout import TABLES
-from regraft.formats.codex_mem.database import FULL_TEXT, NOTES, excluded_guarded
 from regraft.ledger import durable
 
 BODIES = "search_text"
@@ -165,7 +164,7 @@ def take_back(db: apsw.Connection, changeset: Path, dangling: int) -> tuple[str,
     Returns:
         The tables with rows that were changed since: where there are any, nothing was taken back.
     """
-    with triggers_aside(db, _touched(changeset)), excluded_guarded(db):
+    with triggers_aside(db, _touched(changeset)), _guarded(db):
         return _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
 
 
@@ -173,7 +172,7 @@ def could_take_back(db: apsw.Connection, changeset: Path, dangling: int) -> tupl
     """Return what :func:`take_back` would. Nothing is changed."""
     if BODIES in _touched(changeset):
         untouched.demand_no_text_index(db)
-    with _tried(db), excluded_guarded(db):
+    with _tried(db), _guarded(db):
         return _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
 
 
@@ -254,6 +253,15 @@ def _applied(db: apsw.Connection, changeset: Path, flags: int, may_dangle: int |
     return Applied(tuple(sorted(conflicts)), dangling)
 
 
+@contextmanager
+def _guarded(db: apsw.Connection) -> Iterator[None]:
+    """Let no change of a row pass that the system of the file never makes."""
+    with ExitStack() as guards:
+        for system in systems.every():
+            guards.enter_context(system.guarded(db))
+        yield
+
+
 def _touched(changeset: Path) -> set[str]:
     with changeset.open("rb") as file:
         return {change.name for change in apsw.Changeset.iter(file.read)}
@@ -275,9 +283,9 @@ def unfit(db: apsw.Connection, changeset: Path) -> str | None:
 
 def _changed_tables(db: apsw.Connection) -> set[str]:
     """Return the tables of a file whose rows regraft may have changed."""
-    found = db.execute("SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table'").fetchall()
-    names = {str(name) for (name,) in found if not str(name).startswith("sqlite_")}
-    if NOTES in names:
-        # Of codex-mem it is filled anew, but for the notes that are excluded.
-        return names | {f"{FULL_TEXT}_{name}" for name in ("data", "idx", "docsize")}
+    types: dict[str, str] = dict(db.execute("SELECT name, type FROM pragma_table_list WHERE schema = 'main'"))
+    names = {name for name, kind in types.items() if kind == "table" and not name.startswith("sqlite_")}
+    for system in systems.every():
+        if system.has_tables(types):
+            return names | system.full_text_tables
     return names & _OF_INDEX if BODIES in names else names

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import apsw
 
-from regraft import links, sqlite
+from regraft import links, sqlite, systems
 from regraft.errors import StoreBusy, StoreNotWritable, StoreOnTwoDisks
-from regraft.formats.angel_memory import chroma
 from regraft.hashing import Update, in_background
 from regraft.ledger import durable
 from regraft.sqlite import quoted
@@ -47,10 +46,17 @@ def mark_of(path: Path) -> str | None:
     files follow from that, and are written whenever they are opened.
     """
     if path.is_dir() and not path.is_symlink():
-        names = [chroma.FILE] if (path / chroma.FILE).is_file() else sorted(_names(path))
-        parts = (f"{name} {_file_mark(path / name)}\n" for name in names)
+        parts = (f"{name} {_file_mark(path / name)}\n" for name in _telling(path))
         return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
     return _file_mark(path) if os.path.lexists(path) else None
+
+
+def _telling(path: Path) -> list[str]:
+    """Return the names of the files that tell whether a folder was changed."""
+    for system in systems.every():
+        if system.folder_file is not None and (path / system.folder_file).is_file():
+            return [system.folder_file]
+    return sorted(_names(path))
 
 
 def bytes_mark_of(path: Path) -> str | None:

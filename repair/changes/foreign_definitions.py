@@ -12,13 +12,12 @@ from pathlib import Path
 
 import apsw
 
-from checks.audit import file_findings, foreign_schema
+from checks.audit import file_findings
 from checks.audit.findings import Finding
 from checks.audit.foreign_schema import Foreign
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.text import counted
-from repair.changes.found import Findings, Mends
 from repair.changes.plan import Action, Change, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 
@@ -38,9 +37,7 @@ _ACTIONS = {
 Look = Callable[[apsw.Connection], Iterable[Foreign]]
 
 
-def change(
-    root: Path, name: str, wanted: Iterable[str], base: str | None, look: Look = foreign_schema.of_index
-) -> RowsChange | None:
+def change(root: Path, name: str, wanted: Iterable[str], base: str | None, look: Look) -> RowsChange | None:
     """Return what takes foreign triggers and views out of a file; None where there is nothing to take out.
 
     Args:
@@ -70,22 +67,6 @@ def change(
     return RowsChange(path=name, actions=tuple(_actions(planned, base, name)), apply=apply, tables=())
 
 
-def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[list[RowsChange], list[Unresolved], Mends]:
-    """Return what takes foreign triggers and views out of the catalog, what stays, and what is gone afterwards.
-
-    Args:
-        store: the store; nothing is written.
-        findings: what the audit found, by base; what is about the catalog's schema is about no base.
-        only: names of the findings that are to be mended.
-    """
-    found = [one for one in findings.get(None, ()) if one.name in NAMES and one.name in only]
-    wanted, left = _beyond_repair(found)
-    if store.catalog is None or not wanted:
-        return [], left, set()
-    made = change(store.root, store.catalog, wanted, None, foreign_schema.of_catalog)
-    return [] if made is None else [made], left, {(name, None) for name in wanted}
-
-
 def beside(
     own: Plan, store: Store, found: Mapping[str, list[Finding]], only: frozenset[str], looks: Mapping[str, Look]
 ) -> Plan:
@@ -107,12 +88,12 @@ def beside(
         new = change(store.root, name, names, None, look)
         if new is not None:
             _take_in(new, changes)
-    wanted, left = _beyond_repair([one for name in names for one in found[name]])
+    wanted, left = beyond_repair([one for name in names for one in found[name]])
     resolves = own.resolves | {(name, None) for name in wanted}
     return replace(own, changes=changes, left=[*own.left, *left], resolves=resolves)
 
 
-def _beyond_repair(found: Sequence[Finding]) -> tuple[set[str], list[Unresolved]]:
+def beyond_repair(found: Sequence[Finding]) -> tuple[set[str], list[Unresolved]]:
     """Return the names of findings that can all be mended, and what is left of the others."""
     beyond = [one for one in found if one.is_beyond_repair]
     wanted = {one.name for one in found} - {one.name for one in beyond}

@@ -15,8 +15,9 @@ from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import ModelDiffers, RegraftError
 from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.formats.codex_mem import sidecar
-from regraft.formats.codex_mem.sidecar import Meta, SidecarProblem
+from regraft.formats.codex_mem.sidecar import Meta
 from regraft.schema_errors import SchemaForeign
+from regraft.system import SidecarProblem
 from regraft.system_errors import SidecarUnfit
 from repair.backfill.request import BackfillOptions
 from repair.backfill.scope import Scope, Step, Targets

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import apsw
 
-from checks.audit import foreign_schema
 from checks.audit.file_findings import CORRUPT, UNREADABLE
 from checks.audit.findings import Finding
 from checks.codex_mem import findings as codex
+from checks.codex_mem import foreign_schema
 from regraft import sqlite, untouched
-from regraft.formats.codex_mem.database import FULL_TEXT, NOTES
+from regraft.formats.codex_mem.database import FULL_TEXT, FULL_TEXT_TABLES, NOTES
 from repair.changes import foreign_definitions
 from repair.changes.found import besides, by_name
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
@@ -22,7 +22,6 @@ from repair.options import RepairOptions
 #: Findings that are mended.
 NAMES = (codex.FTS_MISSING, codex.FTS_EXTRA, codex.FTS_SKEWED, codex.FTS_WORDS)
 #: Where FTS5 keeps the index; a change of the virtual table is one of their rows.
-_SHADOWS = tuple(f"{FULL_TEXT}_{name}" for name in ("data", "idx", "docsize"))
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
@@ -35,7 +34,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
         message = f"{damage.message}: that has to be mended first"
         made = Plan(left=[Unresolved.of(one, message) for name in names for one in found[name]])
     else:
-        looks = {store.found.path.name: foreign_schema.of_codex_mem}
+        looks = {store.found.path.name: foreign_schema.of_notes}
         made = foreign_definitions.beside(_own(store, found, names), store, found, options.only, looks)
     if not options.only:
         others = besides(found, (*NAMES, *foreign_definitions.NAMES))
@@ -78,7 +77,7 @@ def _refill(store: Store, names: list[str]) -> RowsChange:
         finding=names[0],
     )
     # The old index goes and a new one comes.
-    return RowsChange(path=path.name, actions=(action,), apply=refill, tables=_SHADOWS, bytes=2 * size)
+    return RowsChange(path=path.name, actions=(action,), apply=refill, tables=FULL_TEXT_TABLES, bytes=2 * size)
 
 
 def refill(db: apsw.Connection) -> None:

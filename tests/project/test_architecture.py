@@ -153,11 +153,15 @@ def system_of(module: str) -> str | None:
     return next((part for part in module.split(".")[1:-1] if part in FAMILIES), None)
 
 
+#: What the engines do know: the layout that they write, and how the application shows that it is running.
+WRITTEN = ("regraft.formats.cherry_v2", "regraft.formats.cherry_v1.profile")
+
+
 @each_module
 def test_an_engine_imports_no_system(module):
     if module.startswith(tuple(f"{engine}." for engine in ENGINES)):
         for name in own_modules(module):
-            assert name.startswith("regraft.") or system_of(f"{name}.x") is None, f"{module} imports {name}"
+            assert name.startswith(WRITTEN) or system_of(f"{name}.x") is None, f"{module} imports {name}"
 
 
 @each_module

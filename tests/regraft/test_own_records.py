@@ -18,8 +18,8 @@ from test_restore import NEW, Embedder, restored_by
 from regraft.errors import LedgerUnreadable
 from regraft.formats.cherry_v2 import pack
 from regraft.formats.codex_mem import sidecar
-from regraft.formats.codex_mem.sidecar import SidecarProblem
 from regraft.move_errors import PackUnreadable
+from regraft.system import SidecarProblem
 from regraft.tree import FolderTree
 from repair.backfill import queue
 from repair.backfill.sharing import _take_back

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from regraft.formats.angel_memory import database
+from regraft.formats.angel_memory import chroma, database
 from regraft.kinds import Kind
 from regraft.located import Located
 from regraft.system import System
@@ -19,6 +19,7 @@ class AngelMemory(System):
     migrate_advice = "it is no knowledge base of the application; regraft reconcile keeps its vectors right"
     search_advice = "regraft recall reads a note of it"
     open_file = database.FILE_INDEX
+    folder_file = chroma.FILE
 
     def store_at(self, path: Path) -> Path | None:
         """See :class:`System`."""

@@ -20,6 +20,8 @@ FILE = "codex-mem.db"
 NOTES = "memory_items"
 FULL_TEXT = "memory_items_fts"
 MIGRATIONS = "schema_migrations"
+#: Where SQLite keeps the full-text index.
+FULL_TEXT_TABLES = tuple(f"{FULL_TEXT}_{name}" for name in ("data", "idx", "docsize"))
 #: Tables that tell a database of codex-mem.
 MARKS = frozenset({NOTES, FULL_TEXT, MIGRATIONS, "projects", "workspaces", "sessions"})
 #: The migration of the upstream draft that adds the columns.

@@ -21,7 +21,8 @@ from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.formats.codex_mem import sidecar
 from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
 from regraft.formats.codex_mem.notes import Counts, Notes, total
-from regraft.formats.codex_mem.sidecar import Meta, SidecarProblem, SidecarUnreadable, Vectors
+from regraft.formats.codex_mem.sidecar import Meta, SidecarUnreadable, Vectors
+from regraft.system import SidecarProblem
 
 
 class State(StrEnum):

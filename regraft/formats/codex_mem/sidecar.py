@@ -18,6 +18,7 @@ import apsw
 import msgspec
 
 from regraft import sqlite
+from regraft.system import SidecarProblem
 
 #: The layout's version: a file of another one is not read.
 VERSION = 1
@@ -45,10 +46,6 @@ _TABLES = (
          embedded_at TEXT NOT NULL)""",
     f"CREATE INDEX {TABLE}_hash ON {TABLE} (content_hash)",
 )
-
-
-class SidecarProblem(ValueError):
-    """A file that cannot be used as a sidecar; the message is what to say of it."""
 
 
 class SidecarUnreadable(SidecarProblem):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import apsw
@@ -25,6 +26,7 @@ class CodexMem(System):
     part = "project"
     part_unknown = ProjectUnknown
     commands = frozenset({"repair", "reconcile", "backfill", "rebuild", "clear-failed", "history", "undo"})
+    full_text_tables = frozenset(database.FULL_TEXT_TABLES)
     migrate_advice = "it is no knowledge base of the application; regraft backfill gives its notes vectors"
 
     def store_at(self, path: Path) -> Path | None:
@@ -56,6 +58,10 @@ class CodexMem(System):
         """See :class:`System`."""
         yield found.path.name
         yield database.sidecar_of(found.path).name
+
+    def guarded(self, db: apsw.Connection) -> AbstractContextManager[None]:
+        """See :class:`System`."""
+        return database.excluded_guarded(db)
 
     def part_names(self, found: Located) -> dict[str, str]:
         """See :class:`System`."""

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
+from checks.cherry_v2 import foreign_schema
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
@@ -30,7 +31,7 @@ from repair.changes.store import Store
 from repair.cherry_v2 import readable_paths
 from repair.cherry_v2.readable_paths import NewPaths, materials_of, new_paths
 from repair.cherry_v2.rules import catalog as rules_catalog
-from repair.cherry_v2.rules import index
+from repair.cherry_v2.rules import definitions, index
 from repair.cherry_v2.rules import paths as rules_paths
 from repair.cherry_v2.rules.index import Target
 from repair.cherry_v2.rules.paths import Renamed
@@ -39,7 +40,7 @@ from repair.options import RepairOptions
 #: Mends rows of the catalog: at most one change of that file, what is left, and what must be gone afterwards.
 CatalogMender = Callable[[Store, Findings, frozenset[str]], tuple[list[RowsChange], list[Unresolved], Mends]]
 
-CATALOG_MENDERS: tuple[CatalogMender, ...] = (foreign_definitions.changes, rules_catalog.changes)
+CATALOG_MENDERS: tuple[CatalogMender, ...] = (definitions.changes, rules_catalog.changes)
 _OF_INDEX: tuple[str, ...] = (*foreign_definitions.NAMES, *index.NAMES)
 #: Findings that are mended.
 NAMES: tuple[str, ...] = (*_OF_INDEX, *rules_catalog.NAMES)
@@ -109,7 +110,7 @@ class _Planner:
         if not index.BLOCKING.isdisjoint(found):
             self._leave_blocked(base, found)
             return
-        dropped = foreign_definitions.change(self._store.root, one.name, wanted, base)
+        dropped = foreign_definitions.change(self._store.root, one.name, wanted, base, foreign_schema.of_index)
         if dropped is not None:
             self._plan.resolves |= {(name, base) for name in wanted.intersection(foreign_definitions.NAMES)}
             yield dropped
