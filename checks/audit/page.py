@@ -10,17 +10,19 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from checks.audit.findings import FINDINGS
 from regraft.formats.cherry_v2.layout import is_uuid
 from regraft.kinds import NAMES, Kind
-from regraft.report import html as report_html
 from regraft.report import notices, render
+from regraft.report.html import Part, percent, rendered
 from regraft.report.progress import human_bytes
 from regraft.text import counted
 
 Document = dict[str, Any]
+#: What a template shows, by its names there.
+Values = dict[str, object]
 
 #: Steps of 0.1 that a chart of norms has: most vectors have the norm 1; those of 10 and more stand in the last one.
 _USUAL_STEPS = 20
@@ -32,8 +34,6 @@ _LEVELS = {
     "deep": "everything, with SQLite's own check and all snapshots (--deep)",
 }
 _NOT_LOOKED_AT = "not looked at"
-_NO_CHART = '<span class="none"></span>'
-_FOOT = "No text, vector, message, path or name of a base, item, file or model is in this page."
 
 
 def as_page(document: Document, only: Sequence[str] = ()) -> str:
@@ -43,14 +43,22 @@ def as_page(document: Document, only: Sequence[str] = ()) -> str:
         document: what ``--json`` prints.
         only: the names to which its findings were narrowed; empty: all.
     """
-    page = _Page(document, only)
     kind = NAMES[Kind(document["source"]["kind"])]
-    lead = page.verdict()
-    return report_html.document("check", f"Audit of {kind}", lead, page.parts(), page.foot())
+    return rendered("check.html", "check", title=f"Audit of {kind}", **_Page(document, only).values())
+
+
+class _Label(NamedTuple):
+    """What a base is called: its place, and the start of an id that the application made."""
+
+    place: int
+    start: str
+
+    def __str__(self) -> str:
+        return f"base {self.place} {self.start}".rstrip()
 
 
 class _Page:
-    """The parts of a page, each as HTML."""
+    """What the page shows."""
 
     def __init__(self, document: Document, only: Sequence[str]) -> None:
         self._document = document
@@ -59,35 +67,35 @@ class _Page:
         self._findings: list[Document] = document["findings"]
         #: Of what a migration can carry nobody has looked into an index.
         self._is_planned = "level" not in document
+        self._severities: dict[notices.Severity, int] = document["summary"]["by_severity"]
 
-    def parts(self) -> Iterator[str]:
-        """Yield the parts in their order."""
+    def values(self) -> Values:
+        """Return it by the names that the template has."""
         checked = dict(self._document["checked"])
         size = human_bytes(checked.pop("bytes"))
         numbers = {name.replace("_", " "): f"{count:,}" for name, count in checked.items()}
-        yield f'<p class="soft">{" · ".join(map(report_html.text, self._facts()))}</p>'
-        yield report_html.tiles({**numbers, "size": size})
-        yield report_html.section("Findings", *self._found())
-        if self._bases and not self._is_planned:
-            yield report_html.section("Coverage", *self._coverage())
-        if self._bases:
-            yield report_html.section(f"Where the rows {'would go' if self._is_planned else 'went'}", *self._rows())
-        if self._bases and not self._is_planned:
-            yield report_html.section("Norms of the vectors", *self._norms())
-        # A store of another system has no numbers of bases.
-        if "bases" in self._document["statistics"]:
-            yield report_html.section("Bases", self._numbers())
+        findings = self._grouped()
+        has_indexes = bool(self._bases) and not self._is_planned
+        return {
+            "lead": self._verdict(),
+            "run": self._document["run"],
+            "facts": list(self._facts()),
+            "numbers": {**numbers, "size": size},
+            "severities": [Part(severity, f"{severity}s", number) for severity, number in self._severities.items()],
+            "findings": findings,
+            "most": max((finding["cases"] for finding in findings), default=0),
+            "nothing_found": f"{'Nothing of that name' if self._only else 'Nothing'} was found.",
+            "coverage": [self._covered(label, base) for label, base in self._labelled()] if has_indexes else None,
+            "rows": self._rows() if self._bases else None,
+            "norms": self._norms() if has_indexes else None,
+            # A store of another system has no numbers of bases.
+            "table": self._table() if "bases" in self._document["statistics"] else None,
+        }
 
-    def verdict(self) -> str:
+    def _verdict(self) -> str:
         """Return the sum of it in one sentence."""
-        numbers = self._document["summary"]["by_severity"]
-        message = ", ".join(counted(number, severity) for severity, number in numbers.items() if number)
+        message = ", ".join(counted(number, severity) for severity, number in self._severities.items() if number)
         return f"{message or 'Nothing found'}."
-
-    def foot(self) -> str:
-        """Return what stands at the end."""
-        run = self._document["run"]
-        return f"{_FOOT}<br>Run {report_html.text(run['id'])},"
 
     def _facts(self) -> Iterator[str]:
         run = self._document["run"]
@@ -111,105 +119,70 @@ class _Page:
         """Return why a number is missing: time was over, or there is no index that could be read."""
         return _NOT_LOOKED_AT if self._is_cut else "not counted"
 
-    # --- bases -----------------------------------------------------------------------------------------------------
-
-    def _labelled(self) -> Iterator[tuple[str, Document]]:
-        """Yield every base with what it is called: its place, and the start of an id that the application made."""
+    def _labelled(self) -> Iterator[tuple[_Label, Document]]:
         for place, base in enumerate(self._bases, 1):
-            start = f" {base['id'][:8].lower()}" if is_uuid(base["id"]) else ""
-            yield f"base {place}{start}", base
+            start = base["id"][:8].lower() if is_uuid(base["id"]) else ""
+            yield _Label(place, start), base
 
-    # --- findings --------------------------------------------------------------------------------------------------
-
-    def _found(self) -> Iterator[str]:
-        if not self._findings:
-            yield f"<p>{'Nothing of that name' if self._only else 'Nothing'} was found.</p>"
-            return
-        numbers = self._document["summary"]["by_severity"]
-        parts = [(severity, f"{severity}s", number) for severity, number in numbers.items()]
-        yield report_html.bar(parts, about="Findings by severity. ")
-        yield report_html.legend(parts)
+    def _grouped(self) -> list[Document]:
+        """Return the findings by their names: the gravest first, and of these the most frequent."""
         groups: dict[tuple[notices.Severity, str], list[Document]] = defaultdict(list)
         for finding in self._findings:
             groups[finding["severity"], finding["name"]].append(finding)
-        most = max(_cases(group) for group in groups.values())
-        gravest = list(numbers)
-        for (severity, name), group in sorted(
-            groups.items(), key=lambda one: (gravest.index(one[0][0]), -_cases(one[1]))
-        ):
-            yield _finding(severity, name, group, most)
+        shown = [_finding(severity, name, group) for (severity, name), group in groups.items()]
+        gravest = list(self._severities)
+        return sorted(shown, key=lambda one: (gravest.index(one["severity"]), -one["cases"]))
 
-    def _numbers(self) -> str:
+    def _table(self) -> Values:
         """Return the table of all bases; what was found of none of them comes last."""
-        if not self._bases:
-            return "<p>There are no bases.</p>"
         named: dict[str | None, Counter[str]] = defaultdict(Counter)
         for finding in self._findings:
             named[finding["base"]][finding["name"]] += finding["count"]
         columns = _PLANNED if self._is_planned else _COUNTED
-        lines = []
+        rows: list[Values] = []
         for label, base in self._labelled():
-            cells = [read(base) for read in columns.values()]
-            lines.append([_label(label), *cells, _listed(named.pop(base["id"], Counter()))])
+            values = [read(base) for read in columns.values()]
+            rows.append({"label": label, "cells": values, "findings": named.pop(base["id"], Counter())})
         rest = sum(named.values(), Counter())
-        if rest:
-            lines.append(["all, or none of these", *("" for _ in columns), _listed(rest)])
-        return report_html.table(("base*", *columns, "findings*"), lines)
+        if rows and rest:
+            rows.append({"label": None, "cells": [() for _ in columns], "findings": rest})
+        return {"columns": [("wide", "base"), *(("n", name) for name in columns), ("wide", "findings")], "rows": rows}
 
-    # --- charts ----------------------------------------------------------------------------------------------------
+    def _covered(self, label: _Label, base: Document) -> Values:
+        bodies, covered = base["bodies"], base["covered"]
+        if bodies and covered is not None:
+            about, share = f"{label}, {bodies:,} bodies. ", _share(covered, bodies)
+            return {"label": label, "share": share, "about": about, "bodies": bodies, "covered": covered}
+        return {"label": label, "share": "", "reason": "no bodies" if bodies == 0 else self._not_counted}
 
-    def _coverage(self) -> Iterator[str]:
-        yield '<p class="soft">The share of bodies, which are what is searched, that have their vector.</p>'
-        lines = []
-        for label, base in self._labelled():
-            bodies, covered = base["bodies"], base["covered"]
-            if bodies and covered is not None:
-                chart = report_html.bar(
-                    [("covered", "with a vector", covered)], bodies, about=f"{label}, {bodies:,} bodies. "
-                )
-                message = f"<small>{covered:,} of {bodies:,}</small>{_share(covered, bodies)}"
-            else:
-                chart, message = _NO_CHART, "no bodies" if bodies == 0 else self._not_counted
-            lines.append(_row(label, chart, message))
-        yield f'<div class="rows">{"".join(lines)}</div>'
-
-    def _rows(self) -> Iterator[str]:
+    def _rows(self) -> Values:
+        title = f"Where the rows {'would go' if self._is_planned else 'went'}"
         if not any(base["rows"] for base in self._bases):
             why = "no vector file can be read" if self._is_planned else "there is no report of a migration here"
-            yield f"<p>Not known: {why}.</p>"
-            return
-        yield (
-            '<p class="soft">Rows read = rows carried + rows left for a reason. What v1 itself had left out '
-            "(<code>v1_deduplicated</code>), and what is given to files that equal another one "
-            "(<code>restored_duplicate</code>), comes on top.</p>"
-        )
-        lines, reasons = [], Counter[str]()
+            return {"title": title, "unknown": f"Not known: {why}."}
+        bases, left = [], Counter[str]()
         for label, base in self._labelled():
-            line, left = _row_of_rows(label, base["rows"])
-            lines.append(line)
-            reasons.update(left)
-        yield f'<div class="rows">{"".join(lines)}</div>'
-        if reasons:
-            yield report_html.reasons(reasons)
+            parts = _parts(base["rows"])
+            message = f"{base['rows']['read']:,} read" if parts else "none counted" if base["rows"] else "not known"
+            bases.append({"label": label, "parts": parts, "about": f"{label}. ", "message": message})
+            left.update({part.name: part.number for part in parts if part.number and part.name in notices.EVERY_CODE})
+        return {"title": title, "unknown": "", "bases": bases, "reasons": render.counted_codes(left)}
 
-    def _norms(self) -> Iterator[str]:
+    def _norms(self) -> Values:
         if not any(base["norms"] for base in self._bases):
-            yield f"<p>{self._why_no_norm()}.</p>"
-            return
-        yield '<p class="soft">How long vectors are, in steps of 0.1. Most models make vectors of norm 1.</p>'
-        charts, lines = [], []
-        for label, base in self._labelled():
-            counts = {round(10 * float(norm)): count for norm, count in (base["norms"] or {}).items()}
-            if counts:
-                numbers = ", ".join(f"{_step(step)}: {count:,}" for step, count in counts.items())
-                lines.append((_label(label), numbers))
-                charts.append(_histogram(label, counts, numbers))
-            else:
-                message = self._not_counted if base["norms"] is None else "no vector with a norm"
-                charts.append(f"<figure>{_label(label)}<figcaption>{message}</figcaption></figure>")
-        yield f'<div class="many">{"".join(charts)}</div>'
-        numbers = report_html.table(("base*", "vectors by norm*"), lines)
-        yield f"<details><summary>The same in numbers</summary>{numbers}</details>"
+            return {"unknown": f"{self._why_no_norm()}."}
+        return {"unknown": "", "bases": [self._histogram(label, base) for label, base in self._labelled()]}
+
+    def _histogram(self, label: _Label, base: Document) -> Values:
+        counts = {round(10 * float(norm)): count for norm, count in (base["norms"] or {}).items()}
+        if not counts:
+            message = self._not_counted if base["norms"] is None else "no vector with a norm"
+            return {"label": label, "columns": [], "message": message}
+        numbers = ", ".join(f"{_step(step)}: {count:,}" for step, count in counts.items())
+        steps, ends = (_USUAL_STEPS, "012") if max(counts) < _USUAL_STEPS else (_ALL_STEPS, ("0", "5", "10+"))
+        columns = list(_columns(counts, steps))
+        shown = {"label": label, "columns": columns, "ends": ends, "steps": numbers}
+        return {**shown, "about": f"{label}. {numbers}", "message": _spread(counts)}
 
     def _why_no_norm(self) -> str:
         if any(base["norms"] is not None for base in self._bases):
@@ -217,92 +190,63 @@ class _Page:
         return f"Not looked at{': --quick reads no vector' if self._document['level'] == 'quick' else ''}"
 
 
-# --- pieces --------------------------------------------------------------------------------------------------------
-
-
-def _row_of_rows(label: str, rows: Document | None) -> tuple[str, dict[str, int]]:
-    """Return the line of a base's rows, and how many of them were left, by the reason."""
-    parts = render.parts_of(rows) if rows else []
-    if rows is None or not any(count for _, _, count in parts):
-        return _row(label, _NO_CHART, "none counted" if rows else "not known"), {}
-    left = {name: count for _, name, count in parts if count and name in notices.EVERY_CODE}
-    chart, legend = report_html.bar(parts, about=f"{label}. "), report_html.legend(parts)
-    return _row(label, chart, f"{rows['read']:,} read", legend), left
-
-
-def _cases(group: Sequence[Document]) -> int:
-    return sum(int(finding["count"]) for finding in group)
-
-
-def _finding(severity: notices.Severity, name: str, group: Sequence[Document], most: int) -> str:
-    definition, cases = FINDINGS[name], _cases(group)
+def _finding(severity: notices.Severity, name: str, group: Sequence[Document]) -> Document:
+    definition, cases = FINDINGS[name], sum(int(finding["count"]) for finding in group)
     bases = len({finding["base"] for finding in group if finding["base"] is not None})
     where = f"{cases:,} in {counted(bases, 'base')}" if bases else f"{cases:,}"
-    chart = report_html.bar([(severity, name, cases)], most)
-    return (
-        f'<article class="finding"><div class="row">'
-        f"<h3>{report_html.badge(severity)}<code>{report_html.text(name)}</code></h3>"
-        f'{chart}<span class="number">{where}</span></div><p>{report_html.prose(definition.meaning)}</p>'
-        f'<p class="soft">What mends it: {report_html.prose(definition.remedy)}</p></article>'
-    )
+    shown = {"severity": severity, "name": name, "cases": cases, "where": where}
+    return {**shown, "meaning": definition.meaning, "remedy": definition.remedy}
 
 
-def _label(label: str) -> str:
-    """Return what a base is called as HTML."""
-    word, place, *start = label.split(" ")
-    return f'<span class="label">{word} {place}{f" <code>{start[0]}</code>" if start else ""}</span>'
+def _parts(rows: Document | None) -> list[Part]:
+    """Return where a base's rows went; nothing where none was counted."""
+    parts = render.parts_of(rows) if rows else []
+    return parts if any(part.number for part in parts) else []
 
 
-def _row(label: str, chart: str, message: str, below: str = "") -> str:
-    name = _label(label)
-    return f'<div class="row">{name}{chart}<span class="number">{message}</span>{below}</div>'
+def _columns(counts: dict[int, int], steps: int) -> Iterator[dict[str, str]]:
+    """Yield the columns of a histogram: one in thousands can be seen, too."""
+    highest = max(counts.values())
+    width = percent(1, steps)
+    for step, count in counts.items():
+        height = max(100 * count / highest, 3)
+        x, y = percent(step, steps), f"{100 - height:.3f}%"
+        yield {"x": x, "y": y, "width": width, "height": f"{height:.3f}%"}
 
 
-def _histogram(label: str, counts: dict[int, int], numbers: str) -> str:
-    steps, ends = (_USUAL_STEPS, "012") if max(counts) < _USUAL_STEPS else (_ALL_STEPS, ("0", "5", "10+"))
-    chart = report_html.columns(counts, steps, f"{label}. {numbers}")
-    axis = "".join(f"<span>{end}</span>" for end in ends)
-    message = f'<div class="axis" aria-hidden="true">{axis}</div><figcaption>{_spread(counts)}</figcaption>'
-    return f"<figure>{_label(label)}{chart}{message}</figure>"
+def _count(number: int | None) -> tuple[str, ...]:
+    return ("-",) if number is None else (f"{number:,}",)
 
 
-def _count(number: int | None) -> str:
-    return "-" if number is None else f"{number:,}"
-
-
-def _dimensions(base: Document) -> str:
+def _dimensions(base: Document) -> tuple[str, ...]:
     lengths: dict[str, int] = base["lengths"]
     if len(lengths) == 1:
-        return next(iter(lengths))
-    return "<br>".join(f"{dimensions}: {count:,}" for dimensions, count in lengths.items()) or "-"
+        return tuple(lengths)
+    return tuple(f"{dimensions}: {count:,}" for dimensions, count in lengths.items()) or ("-",)
 
 
-def _row_count(name: str) -> Callable[[Document], str]:
-    return lambda base: f"{base['rows'][name]:,}" if base["rows"] else "-"
+def _row_count(name: str) -> Callable[[Document], tuple[str, ...]]:
+    return lambda base: _count(base["rows"][name] if base["rows"] else None)
 
 
-def _not_carried(base: Document) -> str:
-    return f"{sum(base['rows']['skipped'].values()):,}" if base["rows"] else "-"
+def _not_carried(base: Document) -> tuple[str, ...]:
+    return _count(sum(base["rows"]["skipped"].values()) if base["rows"] else None)
 
 
-#: What the table of bases says, as HTML, of an index, and of a base that is only planned.
-_COUNTED: dict[str, Callable[[Document], str]] = {
-    "units#": lambda base: _count(base["units"]),
-    "bodies#": lambda base: _count(base["bodies"]),
-    "with a vector#": lambda base: _count(base["covered"]),
-    "vectors#": lambda base: _count(base["embeddings"]),
-    "dimensions#": _dimensions,
+#: What the table of bases says, in lines, of an index, and of a base that is only planned.
+_COUNTED: dict[str, Callable[[Document], tuple[str, ...]]] = {
+    "units": lambda base: _count(base["units"]),
+    "bodies": lambda base: _count(base["bodies"]),
+    "with a vector": lambda base: _count(base["covered"]),
+    "vectors": lambda base: _count(base["embeddings"]),
+    "dimensions": _dimensions,
 }
-_PLANNED: dict[str, Callable[[Document], str]] = {
-    "rows#": _row_count("read"),
-    "would be carried#": _row_count("carried"),
-    "not carried#": _not_carried,
-    "left out by v1#": _row_count("v1_deduplicated"),
+_PLANNED: dict[str, Callable[[Document], tuple[str, ...]]] = {
+    "rows": _row_count("read"),
+    "would be carried": _row_count("carried"),
+    "not carried": _not_carried,
+    "left out by v1": _row_count("v1_deduplicated"),
 }
-
-
-def _listed(names: Counter[str]) -> str:
-    return ", ".join(f"<code>{report_html.text(name)}</code>&nbsp;{count:,}" for name, count in names.items())
 
 
 def _share(part: int, whole: int) -> str:

@@ -9,12 +9,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from wcwidth import wcswidth
 
 from regraft.report import html as report_html
 from regraft.report import notices
+from regraft.report.html import Part
 from regraft.report.progress import human_bytes
 from regraft.text import LONGEST_NAME, counted, in_json, lenient_text, one_line, shown, shown_lines
 
@@ -200,33 +201,67 @@ def _pad(text: str, width: int) -> str:
 
 
 def as_page(document: Document) -> str:
-    """Return a run's document as one offline HTML page: statistics and reasons, never texts or vectors."""
-    totals, run = document["totals"], document["run"]
-    rows = totals["rows"]
-    parts = parts_of(rows)
-    numbers = {
-        "bases": f"{totals['bases']['all']:,}",
-        "items": f"{totals['items']['all']:,}",
-        "rows": f"{rows['read']:,}",
-        "carried": f"{rows['carried']:,}",
-        "indexes": human_bytes(totals["bytes"] or 0),
+    """Return a run's document as one offline HTML page: statistics and reasons, never texts or vectors.
+
+    Messages may quote the user's texts, so they stay in ``report.json``: of them only their codes are counted.
+    """
+    totals, rows = document["totals"], document["totals"]["rows"]
+    unread = _unread(document)
+    return report_html.rendered(
+        "migration.html",
+        document["regraft"]["command"],
+        title="Report of an import" if _is_import(document) else "Report of a migration",
+        lead=f"{_carried(rows)} carried with their vectors{_of_those(document)}, none embedded again.",
+        run=document["run"],
+        numbers={
+            "bases": f"{totals['bases']['all']:,}",
+            "items": f"{totals['items']['all']:,}",
+            "rows": f"{rows['read']:,}",
+            "carried": f"{rows['carried']:,}",
+            "indexes": human_bytes(totals["bytes"] or 0),
+        },
+        parts=parts_of(rows),
+        restored=_restored(rows) if rows["restored_duplicate"] else "",
+        bases=[_page_base(base) for base in document["bases"]],
+        left=counted_codes({**rows["skipped"], **document["skipped"]}),
+        unread=counted(unread, "base") if unread else "",
+        codes=counted_codes(Counter(warning["code"] for warning in document["warnings"])),
+    )
+
+
+def _page_base(base: Document) -> dict[str, object]:
+    outcome = f"{base['outcome']}: {base['error']}" if base["error"] else base["outcome"]
+    numbers = (
+        f"{base['dimensions'] or '-'}",
+        f"{sum(base['items'].values()):,}",
+        f"{base['rows']['read']:,}",
+        f"{base['rows']['carried']:,}",
+        human_bytes((base["index"] or {}).get("bytes") or 0),
+    )
+    return {
+        "name": shown(base["name"], LONGEST_NAME),
+        "outcome": outcome,
+        "is_failed": bool(base["error"]),
+        "numbers": numbers,
     }
-    body = [
-        report_html.tiles(numbers),
-        report_html.section("Rows", report_html.bar(parts), report_html.legend(parts), _page_restored(rows)),
-        report_html.section("Bases", _page_bases(document["bases"])),
-        report_html.section(
-            "Not carried", _page_reasons({**rows["skipped"], **document["skipped"]}, _unread(document))
-        ),
-        report_html.section("Said on the way", _page_codes(document["warnings"])),
-    ]
-    lead = f"{_carried(rows)} carried with their vectors{_of_those(document)}, none embedded again."
-    foot = f"Run {report_html.text(run['id'])}, {report_html.text(run['started_at'])},"
-    title = "Report of an import" if _is_import(document) else "Report of a migration"
-    return report_html.document(document["regraft"]["command"], title, lead, body, foot)
 
 
-def parts_of(rows: Document) -> list[report_html.Part]:
+class CountedCode(NamedTuple):
+    """A code with how often it was said, and what the registry says of it."""
+
+    name: str
+    number: int
+    severity: notices.Severity
+    meaning: str
+
+
+def counted_codes(counts: Mapping[str, int]) -> list[CountedCode]:
+    """Return codes as a page shows them."""
+    codes = ((notices.EVERY_CODE[name], count) for name, count in counts.items())
+    return [CountedCode(code.name, count, code.severity, code.meaning) for code, count in codes]
+
+
+def parts_of(rows: Document) -> list[Part]:
     """Return where v1's rows went as parts of a bar: carried first, then every reason why not.
 
     What was given to duplicates, and what v1 had left out, come on top of the rows that were read. A reason that
@@ -237,49 +272,11 @@ def parts_of(rows: Document) -> list[report_html.Part]:
         name = reason if reason in notices.EVERY_CODE else "another reason"
         reasons[name] = reasons.get(name, 0) + count
     shades = ("skipped", "other")
+    skipped = (Part(shades[place % 2], name, count) for place, (name, count) in enumerate(reasons.items()))
     return [
-        ("carried", "carried", rows["carried"] - _bare(rows)),
-        ("bare", notices.WITHOUT_VECTOR, _bare(rows)),
-        ("restored", "restored_duplicate", rows["restored_duplicate"]),
-        ("left", "v1_deduplicated", rows["v1_deduplicated"]),
-        *((shades[place % 2], name, count) for place, (name, count) in enumerate(reasons.items())),
+        Part("carried", "carried", rows["carried"] - _bare(rows)),
+        Part("bare", notices.WITHOUT_VECTOR, _bare(rows)),
+        Part("restored", "restored_duplicate", rows["restored_duplicate"]),
+        Part("left", "v1_deduplicated", rows["v1_deduplicated"]),
+        *skipped,
     ]
-
-
-def _page_restored(rows: Document) -> str:
-    return f'<p class="soft">{report_html.text(_restored(rows))}</p>' if rows["restored_duplicate"] else ""
-
-
-def _page_bases(bases: list[Document]) -> str:
-    lines = []
-    for base in bases:
-        outcome = report_html.text(f"{base['outcome']}{': ' + base['error'] if base['error'] else ''}")
-        numbers = (
-            f"{base['dimensions'] or '-'}",
-            f"{sum(base['items'].values()):,}",
-            f"{base['rows']['read']:,}",
-            f"{base['rows']['carried']:,}",
-            human_bytes((base["index"] or {}).get("bytes") or 0),
-        )
-        message = f'<span class="error">{outcome}</span>' if base["error"] else outcome
-        lines.append((report_html.text(shown(base["name"], LONGEST_NAME)), message, *map(report_html.text, numbers)))
-    return report_html.table(("base*", "outcome", "dimensions#", "items#", "rows#", "carried#", "size#"), lines)
-
-
-def _page_reasons(reasons: dict[str, int], unread: int) -> str:
-    if not reasons:
-        lost = f"The rows of {counted(unread, 'base')} whose vector file cannot be read."
-        return f"<p>{lost if unread else 'Everything was carried.'}</p>"
-    return report_html.reasons(reasons)
-
-
-def _page_codes(warnings: list[Document]) -> str:
-    """Return how often each code was said; messages may quote the user's texts, so they stay in ``report.json``."""
-    if not warnings:
-        return "<p>Nothing.</p>"
-    lines = []
-    for name, count in Counter(warning["code"] for warning in warnings).items():
-        code = notices.EVERY_CODE[name]
-        named = f"<code>{report_html.text(name)}</code>"
-        lines.append((report_html.badge(code.severity), named, f"{count:,}", report_html.prose(code.meaning)))
-    return report_html.table(("severity", "code", "count#", "means*"), lines)

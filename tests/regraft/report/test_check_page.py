@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import html
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from test_report import Page
 from v1 import LLM, MODEL, Row, Source, base, file, folder, note, page
 
 from checks.audit import page as audit_page
+from checks.audit.findings import FINDINGS
 from checks.cherry_v2 import audit
 from regraft.ledger import durable
 from regraft.report import html as report_html
@@ -168,6 +170,16 @@ def test_nothing_of_the_users_is_in_it(secrets: dict[str, Path], name: str, opti
         assert finding["message"] not in text
         # An id that the application made says nothing of its user; only its start is shown.
         assert not any(sample in text for sample in finding["samples"] if len(sample) > 8)
+
+
+def test_commands_that_mend_something_are_code_and_its_words_are_text(secrets: dict[str, Path], tmp_path: Path) -> None:
+    text, document = checked(secrets["library"], tmp_path / "page.html")
+    remedies = {FINDINGS[finding["name"]].remedy for finding in document["findings"]}
+    commands = {part for remedy in remedies for part in remedy.split("`")[1::2]}
+    assert commands
+    assert all(f"<code>{html.escape(command)}</code>" in text for command in commands)
+    assert "&lt;" not in text
+    assert "`" not in text.partition("</style>")[2]
 
 
 def test_it_stands_alone(secrets: dict[str, Path], tmp_path: Path) -> None:
