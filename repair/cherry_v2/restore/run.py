@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from regraft import areas
+from regraft.errors import Declined
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, rooted
 from regraft.kinds import Kind
 from regraft.ledger import durable
@@ -67,8 +68,15 @@ def restore(
                 fill(restored.index(work))
                 planner = partial(_plan, base=base, options=options, restored=restored, staged=work)
                 return run_command(_COMMAND, root, planner, kind=kind, dry_run=True, progress=progress)
-        restored, staged = _built(store, base, options, progress)
-    fill(restored.index(staged))
+        restored, staged, is_new = _built(store, base, options, progress)
+    try:
+        fill(restored.index(staged))
+    except Declined:
+        # What an earlier run has paid for stays for a later one.
+        if is_new:
+            with areas.opened(store.root):
+                discard(staged)
+        raise
     planner = partial(_plan, base=base, options=options, restored=restored, staged=staged)
     done = run_command(_COMMAND, root, planner, kind=kind, progress=progress, show_plan=show_plan)
     with areas.opened(store.root):
@@ -89,7 +97,8 @@ def _plan(store: Store, base: str | None, options: RestoreOptions, restored: Res
     return plan(read_source(store, base), options.wanted, restored, staged, options.now_ms)
 
 
-def _built(store: Store, base: str | None, options: RestoreOptions, progress: Progress) -> tuple[Restored, Path]:
+def _built(store: Store, base: str | None, options: RestoreOptions, progress: Progress) -> tuple[Restored, Path, bool]:
+    """Build the base; return it, where it lies, and whether no earlier run had begun it."""
     demand_quiet(store)
     settle_remains(store)
     source = read_source(store, base)
@@ -98,10 +107,11 @@ def _built(store: Store, base: str | None, options: RestoreOptions, progress: Pr
         # A run that was killed once the base was in its place has left what it had built.
         discard(store.own / apply.RESTORING / base_id)
     staged = place_of(source, options.wanted)
+    is_new = not staged.exists()
     # What the catalog refuses is refused before anything is paid for.
     new_rows(source, options.wanted, (), options.now_ms)
     with session(store):
         try:
-            return build(source, options.wanted, staged, options.now_ms, progress), staged
+            return build(source, options.wanted, staged, options.now_ms, progress), staged, is_new
         finally:
             files.prune(staged, store.own)

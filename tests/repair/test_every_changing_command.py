@@ -1,0 +1,323 @@
+"""What holds for every command that changes a store: one table of commands, and the same laws for each of them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import angel_store
+import apsw
+import codex_mem_store
+import older
+import planted_v2
+import profiles
+import pytest
+import stranded
+from conftest import NOW, Outcome, run
+from fault_server import FaultServer
+from faults import posix, untouched
+from lacking import configured
+from toys import QuickDisk, killed, quick_disk, steps_of
+
+from regraft import sqlite
+from regraft.cli import changing
+
+#: What a command line names instead of the configuration of an embedder.
+CONFIG = Path("CONFIG")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command with something to do.
+
+    Attributes:
+        make: builds a store below a folder, and returns what is changed, as the command line names it.
+        command: the command line, without the store.
+        source: a second store that is only read, built below a folder.
+        finished: the exit status of the run: 1 where something is left for a person.
+        again: what a second run comes to: "nothing", "refused", or "anew" where the command always makes all of it.
+    """
+
+    make: Callable[[Path], Path]
+    command: tuple[object, ...]
+    source: Callable[[Path], tuple[object, ...]] | None = None
+    finished: int = 0
+    again: str = "nothing"
+
+    @property
+    def embeds(self) -> bool:
+        """Tell whether it writes as answers come, so that what stops it leaves what was written before."""
+        return CONFIG in self.command
+
+
+def library(*damages: str) -> Callable[[Path], Path]:
+    """Return what builds a library with damage of these names."""
+
+    def make(folder: Path) -> Path:
+        target = planted_v2.library(folder)
+        for name in damages:
+            planted_v2.plant(name, target)
+        return target
+
+    return make
+
+
+def older_library(folder: Path) -> Path:
+    target = planted_v2.library(folder)
+    older.make_version_1(planted_v2.index(target))
+    return target
+
+
+def orphaned(folder: Path) -> Path:
+    target = planted_v2.library(folder)
+    planted_v2.run_sql(target / "catalog.sqlite", "DELETE FROM knowledge_item WHERE type = 'note'")
+    return target
+
+
+def stranded_profile(folder: Path) -> Path:
+    return stranded.profile(folder, stranded.some_source(), ("kb",))
+
+
+def empty_profile(folder: Path) -> Path:
+    return profiles.profile(folder / "profile")
+
+
+def taken_from(folder: Path) -> tuple[object, ...]:
+    return (planted_v2.library(folder), "--profile")
+
+
+def notes(*, change: Callable[[Path], object], embedded: bool = True) -> Callable[[Path], Path]:
+    """Return what builds a database of codex-mem and changes it."""
+
+    def make(folder: Path) -> Path:
+        path = codex_mem_store.write(folder / "codex", notes=4, excluded=1)
+        if embedded:
+            codex_mem_store.embed(path)
+        change(path)
+        return path
+
+    return make
+
+
+def edited(path: Path) -> None:
+    codex_mem_store.edit(path, codex_mem_store.note_id(0, 0))
+
+
+def failed(path: Path) -> None:
+    codex_mem_store.mark_failed(path, codex_mem_store.note_id(0, 0))
+
+
+def memory(folder: Path) -> Path:
+    return angel_store.damaged(folder / "data").root
+
+
+_EMBEDDING = ("--config", CONFIG)
+CASES = {
+    "repair of a library": Case(library("no body", "a gap"), ("repair",)),
+    "repair of codex-mem": Case(notes(change=codex_mem_store.unindex), ("repair",)),
+    "repair of AngelMemory": Case(memory, ("repair",), finished=1),
+    "gc of a library": Case(library("a text of nobody", "a vector of nobody"), ("gc",)),
+    "gc of AngelMemory": Case(memory, ("gc",)),
+    "reconcile of a library": Case(orphaned, ("reconcile",)),
+    "reconcile of codex-mem": Case(notes(change=edited), ("reconcile",), finished=1),
+    "clear-failed": Case(notes(change=failed), ("clear-failed",)),
+    "upgrade": Case(older_library, ("upgrade",)),
+    "rescue": Case(stranded_profile, ("rescue", "--now", NOW)),
+    "install": Case(empty_profile, ("install", "--now", NOW), source=taken_from),
+    "backfill of a library": Case(library("no vector"), ("backfill", "--no-probe", *_EMBEDDING)),
+    "backfill of codex-mem": Case(
+        notes(change=lambda path: None, embedded=False), ("backfill", "--all-projects", *_EMBEDDING)
+    ),
+    "rebuild": Case(notes(change=edited), ("rebuild", *_EMBEDDING), again="anew"),
+    "restore": Case(
+        library("no vector"),
+        ("restore", "--base", planted_v2.KB, "--model", "acme::embed-9", "--dimensions", 4, *_EMBEDDING),
+        again="refused",
+    ),
+}
+EVERY = pytest.mark.parametrize("name", CASES)
+AT_ONCE = pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.embeds])
+
+
+# --- helpers -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """A case that is built: the folder of what is changed, and the command line."""
+
+    root: Path
+    path: Path
+    arguments: tuple[object, ...]
+
+    def run(self, *more: object) -> Outcome:
+        """Run the command for a program."""
+        return run(*self.arguments, "--json", *more)
+
+    def undo(self) -> Outcome:
+        """Take the latest run back."""
+        return run("undo", self.path, "--yes", "--json")
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the runs that were recorded."""
+        return list(run("history", self.path, "--json").document["runs"])
+
+    def own(self) -> set[str]:
+        """Return what lies in regraft's own folder."""
+        own = self.root / ".regraft"
+        return {path.name for path in own.rglob("*") if not path.name.startswith("ledger.sqlite")}
+
+    def contents(self) -> dict[str, Any]:
+        """Return what every file holds but regraft's own: rows of databases, and bytes."""
+        files = (path for path in sorted(self.root.rglob("*")) if path.is_file() and ".regraft" not in path.parts)
+        named = {
+            path.relative_to(self.root).as_posix(): path for path in files if not path.name.endswith(sqlite.TRACES)
+        }
+        return {name: rows_of(path) if sqlite.is_database(path) else path.read_bytes() for name, path in named.items()}
+
+
+def rows_of(path: Path) -> dict[str, list[str]]:
+    """Return all rows of a database, in any order, without the numbers of full-text indexes."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Reading must not leave a log beside it.
+        for suffix in ("", "-wal"):
+            if Path(f"{path}{suffix}").exists():
+                shutil.copyfile(f"{path}{suffix}", Path(folder) / f"copy{suffix}")
+        with closing(apsw.Connection(str(Path(folder) / "copy"))) as db:
+            found = {}
+            for name, statement in db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall():
+                columns = [row[1] for row in db.execute(f"PRAGMA table_info({sqlite.quoted(name)})")]
+                wanted = [sqlite.quoted(column) for column in columns if column != "fts_rowid"]
+                if name.endswith("_fts_docsize"):
+                    # How many texts are in it is all that does not hang on its numbers.
+                    wanted = ["count(*)"]
+                elif "_fts" in name or "VIRTUAL" in statement:
+                    continue
+                found[name] = sorted(map(repr, db.execute(f"SELECT {', '.join(wanted)} FROM {sqlite.quoted(name)}")))
+            return found
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultServer]:
+    with FaultServer(dimensions=4) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def disk() -> Iterator[QuickDisk]:
+    with quick_disk() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """Return the stores that were built already, each with its folder."""
+    return {}
+
+
+@pytest.fixture
+def work(name: str, server: FaultServer, built: dict[str, Any], tmp_path: Path) -> Work:
+    return copied(name, server, built, tmp_path)
+
+
+def copied(name: str, server: FaultServer, built: dict[str, Any], tmp_path: Path) -> Work:
+    """Build what a case is about, once, and copy it."""
+    case = CASES[name]
+    if name not in built:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path.parent))
+        store = case.make(folder / "store")
+        built[name] = folder, store.relative_to(folder), () if case.source is None else case.source(folder / "source")
+    folder, store, source = built[name]
+    copy = tmp_path / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder / "store", copy / "store")
+    config = configured(tmp_path / "regraft.yaml", server, model_ids=["acme::embed-3", "acme::embed-9"])
+    path = copy / store
+    command, *more = (config if argument is CONFIG else argument for argument in case.command)
+    root = path if path.is_dir() else path.parent
+    return Work(root, path, (command, *source, path, *more))
+
+
+def planned(outcome: Outcome) -> list[tuple[object, ...]]:
+    """Return what a document says is done, without how it is said."""
+    keys = ("action", "base", "finding")
+    return [tuple(action[key] for key in keys) for action in outcome.document["actions"]]
+
+
+# --- laws ----------------------------------------------------------------------------------------------------------
+
+
+@EVERY
+def test_a_dry_run_writes_nothing_and_says_what_is_done(name: str, work: Work) -> None:
+    with untouched(work.root):
+        dry = work.run("--dry-run")
+    assert planned(dry)
+    assert dry.document["run"]["dry_run"] is True
+    assert planned(dry) == planned(work.run("--yes"))
+
+
+@EVERY
+def test_what_a_person_declines_changes_nothing(name: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changing, "confirmed", lambda *_, **__: False)
+    before, own = work.contents(), work.own()
+    declined = run(*work.arguments)
+    assert (declined.status, declined.stdout) == (2, "")
+    assert declined.stderr.splitlines()[-1].startswith("regraft: ")
+    assert "nothing was written" in declined.stderr
+    assert (work.contents(), work.own()) == (before, own)
+
+
+@EVERY
+def test_a_run_changes_the_store_is_recorded_and_is_taken_back_whole(name: str, work: Work) -> None:
+    before = work.contents()
+    done = work.run("--yes")
+    assert done.status == CASES[name].finished, done
+    assert work.contents() != before
+    [recorded] = [one for one in work.history() if one["id"] == done.document["undo"]]
+    assert recorded["status"] == "finished"
+    assert recorded["actions"]
+    while work.contents() != before:
+        assert work.undo().status == 0
+
+
+@EVERY
+def test_a_second_run_has_nothing_to_do(name: str, work: Work) -> None:
+    work.run("--yes")
+    after = work.contents()
+    again = work.run("--yes")
+    if CASES[name].again == "refused":
+        assert again.status == 2
+        assert work.contents() == after
+    elif CASES[name].again == "nothing":
+        assert (planned(again), again.document["undo"]) == ([], None)
+        assert work.contents() == after
+    else:
+        assert planned(again)
+
+
+@posix
+@AT_ONCE
+def test_a_kill_in_the_midst_leaves_all_of_it_to_the_next_run(
+    name: str, server: FaultServer, built: dict[str, Any], tmp_path: Path, disk: QuickDisk
+) -> None:
+    def fresh() -> Work:
+        return copied(name, server, built, tmp_path)
+
+    work = fresh()
+    before = work.contents()
+    steps = steps_of(disk, lambda: work.run("--yes"))
+    after = work.contents()
+    for at in (len(steps) // 3, 2 * len(steps) // 3, len(steps) - 2):
+        work = fresh()
+        assert killed(disk, at, lambda work=work: work.run("--yes")), (at, steps)
+        found = work.contents()
+        assert all(found.get(file) in (before.get(file), after.get(file)) for file in {*before, *after, *found})
+        assert work.run("--yes").status == CASES[name].finished
+        assert work.contents().keys() == after.keys()
+        while work.contents() != before:
+            assert work.undo().status == 0
