@@ -6,7 +6,7 @@ BIN := $(VENV)/Scripts
 else
 BIN := $(VENV)/bin
 endif
-SOURCES := $(shell find regraft migrators checks repair \( -name '*.py' -o -name '*.css' \) -o -name py.typed 2>/dev/null)
+SOURCES := $(shell find regraft migrators checks repair \( -name '*.py' -o -name '*.css' -o -name '*.html' \) -o -name py.typed 2>/dev/null)
 DEMO := demo-library
 DEXIE := tests/browser/node_modules/dexie/package.json
 

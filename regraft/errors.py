@@ -168,7 +168,12 @@ class WorkFolderTooSmall(RegraftError, OSError):
 
 
 class Declined(RegraftError, RuntimeError):
-    """{path}: nothing was written, as you said."""
+    """{path}: you answered no; nothing was written."""
+
+
+class ConsentMissing(RegraftError, RuntimeError):
+    """regraft {command} would change what is there, and nobody is there to be asked: nothing was written; see the
+    plan with --dry-run, and add --yes to go on."""
 
 
 # --- embedding -------------------------------------------------------------------------------------------------------
@@ -340,7 +345,8 @@ class ConfigInvalid(RegraftError, ValueError):
 
 
 class EmbedderUnknown(RegraftError, LookupError):
-    """{path}: no embedder {name} ({known}); give one that is there, or write it there as docs/embedders.md shows."""
+    """{path}: no embedder {name} ({known}); give one that is there, or write it there as regraft explain embedders
+    shows."""
 
 
 class EmbedderKeyMissing(RegraftError, LookupError):

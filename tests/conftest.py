@@ -133,8 +133,29 @@ def nothing_opened() -> Iterator[None]:
         areas._areas[:] = lent
 
 
+#: Commands that ask before they change what is there.
+ASKING = (
+    *("repair", "gc", "reconcile", "clear-failed", "upgrade", "rescue", "install"),
+    *("backfill", "rebuild", "restore", "undo"),
+)
+_SETTLED = {"--yes", "-y", "--dry-run", "--help"}
+
+
+def consenting(*arguments: object) -> list[str]:
+    """Return a command line that asks nobody: most tests are about what comes of the answer yes."""
+    words = [str(argument) for argument in arguments]
+    if words and words[0] in ASKING and _SETTLED.isdisjoint(words):
+        words.append("--yes")
+    return words
+
+
 def run(*arguments: object) -> Outcome:
-    """Run the command line in this process; its own errors surface as they are."""
+    """Run the command line in this process, with consent; its own errors surface as they are."""
+    return run_as_given(*consenting(*arguments))
+
+
+def run_as_given(*arguments: object) -> Outcome:
+    """Run just this command line in this process; nobody is there to be asked."""
     with nothing_opened():
         result = CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="regraft")
     if result.exception is not None and not isinstance(result.exception, SystemExit):

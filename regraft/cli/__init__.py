@@ -20,6 +20,7 @@ from regraft.ledger import interrupts
 _MODULES = {
     "inspect": "inspect",
     "check": "check",
+    "explain": "explain",
     "migrate": "migrate",
     "search": "search",
     "compare": "compare",

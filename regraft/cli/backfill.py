@@ -8,7 +8,15 @@ from typing import Any, NoReturn
 
 import click
 
-from regraft.cli.changing import ChangeRequest, action_lines, change_options, closing_lines, end_with, left_lines
+from regraft.cli.changing import (
+    ChangeRequest,
+    action_lines,
+    change_options,
+    closing_lines,
+    end_with,
+    left_lines,
+    parted,
+)
 from regraft.cli.embedding import embedder_options, limit_options, limited_embedder
 from regraft.cli.options import model_option
 from regraft.cli.output import reports_errors
@@ -97,16 +105,16 @@ def _new_model(model: str | None, dimensions: int | None) -> NewModel | None:
 def as_text(report: BackfillReport, *, verbose: bool) -> str:
     """Return what was embedded, or would be, as text for a person."""
     lines = [*_other_lines(report, verbose=verbose), *sent_lines(report, verbose=verbose)]
-    lines += left_lines(report.bases, report.left, verbose=verbose)
+    lines = parted(lines, left_lines(report.bases, report.left, verbose=verbose))
     others = sum(left.reason.startswith(NOT_ASKED) for left in report.left)
     if others:
         lines += ["", f"{counted(others, 'project')} more: --all-projects fills every one, --base the ones you name."]
     if report.head.run.dry_run:
         lines += ["", "Dry run: nothing was sent, and nothing was written."]
-    elif not _was_run(report):
-        lines.append("Nothing has to be done: nothing was sent, and nothing was written.")
-    elif report.undo is not None:
-        lines += closing_lines(report)
+    elif _was_run(report) or report.undo is not None:
+        lines += closing_lines(report, is_done=True)
+    else:
+        lines += closing_lines(report, is_done=False)
     return shown_lines(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -18,6 +18,7 @@ from msgspec import UNSET
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import confirmed as ask
 from regraft.cli.output import echo_json, say
+from regraft.errors import ConsentMissing
 from regraft.kinds import Kind
 from regraft.ledger import interrupts
 from regraft.ledger.ledger import FOLDER
@@ -25,7 +26,7 @@ from regraft.report import notices, progress
 from regraft.report.document import encoded
 from regraft.report.progress import human_bytes
 from regraft.report.render import left_out
-from regraft.text import LONGEST_NAME, argument, one_line, shown, shown_lines
+from regraft.text import LONGEST_NAME, argument, counted, one_line, shown, shown_lines
 from repair.backfill.report import BackfillReport, EmbeddingReport
 from repair.changes.plan import Action, Unresolved
 from repair.changes.report import BaseName, ChangeReport
@@ -41,7 +42,7 @@ def change_options(command: F) -> F:
     """Add what every command that changes a store takes, PATH first."""
     for option in (
         output_options,
-        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+        click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where nobody is there to answer."),
         click.option(
             "--fail-on",
             type=click.Choice(["error", "warning", "note", "never"]),
@@ -79,11 +80,11 @@ class ChangeRequest:
         return Kind(self.kind) if self.kind else None
 
     def confirmed(self, lines: Iterable[str]) -> bool:
-        """Show the lines of a plan, and ask whether to go on where a person is there to answer."""
-        return confirmed(lines, yes=self.yes, silent=self.as_json or self.quiet)
+        """Show the lines of a plan, and ask whether to go on (:func:`confirmed`)."""
+        return confirmed(lines, yes=self.yes, as_json=self.as_json)
 
     def agreed(self, planned: ChangeReport) -> bool:
-        """Show a plan, and ask whether to go on where a person is there to answer."""
+        """Show a plan, and ask whether to go on (:func:`confirmed`)."""
         return self.confirmed(action_lines(planned.bases, planned.actions, verbose=False))
 
 
@@ -112,10 +113,16 @@ def end_with(report: ChangeReport | BackfillReport, asked: ChangeRequest, text: 
     sys.exit(exit_status(report, asked.fail_on))
 
 
-def confirmed(lines: Iterable[str], *, yes: bool, silent: bool) -> bool:
-    """Show the lines of a plan, and ask whether to go on where a person is there to answer."""
-    if silent or yes or not sys.stdin.isatty():
+def confirmed(lines: Iterable[str], *, yes: bool, as_json: bool) -> bool:
+    """Show the lines of a plan, and ask a person whether to go on; ``yes``: the person has said so.
+
+    Raises:
+        ConsentMissing: nobody is there to answer, or a document is all that may be printed.
+    """
+    if yes:
         return True
+    if as_json or not sys.stdin.isatty():
+        raise ConsentMissing(command=click.get_current_context().info_name)
     say(shown_lines(["Plan:", *lines]))
     return ask("Go on?")
 
@@ -123,23 +130,79 @@ def confirmed(lines: Iterable[str], *, yes: bool, silent: bool) -> bool:
 def as_text(report: ChangeReport, *, verbose: bool) -> str:
     """Return what a run did, or would do, as text for a person."""
     lines = action_lines(report.bases, report.actions, verbose=verbose)
-    lines += left_lines(report.bases, report.left, verbose=verbose)
-    if not report.actions:
-        lines.append("Nothing has to be done: nothing was written.")
+    lines = parted(lines, left_lines(report.bases, report.left, verbose=verbose))
+    if report.undone is UNSET:
+        lines += closing_lines(report, is_done=bool(report.actions))
     elif report.head.run.dry_run:
         lines += ["", "Dry run: nothing was written."]
-    elif report.undone is UNSET:
-        lines += closing_lines(report)
     return shown_lines(lines)
 
 
-def closing_lines(report: ChangeReport | BackfillReport) -> list[str]:
-    """Return what stands at the end of a run that wrote something: where, and what takes it back."""
+def closing_lines(report: ChangeReport | BackfillReport, *, is_done: bool) -> list[str]:
+    """Return what stands at the end of a run: what is done and what is not, and what to do next.
+
+    Args:
+        report: what the run came to.
+        is_done: whether it did anything, or a dry run would.
+    """
     path = report.head.source.path if report.head.source else ""
-    lines = ["", f"Done; {path} and its {FOLDER} were written."]
+    left = [one for one in report.left if notices.at_least(one.severity, "warning")]
+    if not is_done:
+        return _nothing_done(report.head.regraft.command, left)
+    if report.head.run.dry_run:
+        return ["", "Dry run: nothing was written.", *_not_done(report, left)]
+    lines = ["", f"Done{_share_done(report, left)}; {path} and its {FOLDER} were written.", *_not_done(report, left)]
+    lines.append(f"Next: {_command('check', path)}")
     if report.undo is not None:
-        lines.append(f"Take it back: {shlex.join(['regraft', 'undo', argument(path)])}")
+        lines.append(f"Take it back: {_command('undo', path)}")
     return lines
+
+
+def _nothing_done(command: str, left: Sequence[Unresolved]) -> list[str]:
+    if not left:
+        return ["Nothing has to be done: nothing was written."]
+    findings = counted(sum(one.count for one in left), "finding")
+    lines = ["", f"regraft {command} can do nothing about the {findings} above: nothing was written."]
+    tried = dict.fromkeys(one.repair for one in left if one.repair)
+    lines += [f"Next: {line}" for line in tried]
+    if not tried:
+        names = " ".join(dict.fromkeys(one.finding for one in left))
+        lines.append(f"Next: regraft explain {names}")
+    return lines
+
+
+def _share_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> str:
+    """Return how many of the bases that the run was about are done; nothing where it was about one or none."""
+    unfinished = {one.base for one in left if one.base is not None}
+    touched = unfinished | {action.base for action in report.actions if action.base is not None}
+    if len(touched) < 2:
+        return ""
+    done = len(touched) - len(unfinished)
+    return f": {done:,} of {counted(len(touched), 'base')}"
+
+
+def _not_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> list[str]:
+    """Return the names of what is not done; the reasons stand above."""
+    names = {base.id: base.name for base in report.bases}
+    bases = dict.fromkeys(one.base for one in left if one.base is not None)
+    if not bases:
+        return []
+    named = [one_line(names.get(base, base), LONGEST_NAME) for base in bases]
+    more = len(named) - _SHOWN
+    if more > 0:
+        named = [*named[:_SHOWN], f"{more:,} more"]
+    return [f"Not all of it is done, for the reasons above: {', '.join(named)}"]
+
+
+def _command(name: str, path: str) -> str:
+    return shlex.join(["regraft", name, argument(path)])
+
+
+def parted(first: list[str], then: list[str]) -> list[str]:
+    """Return two parts of a text with an empty line between them, where there are both."""
+    if first and then:
+        return [*first, "", *then]
+    return first + then
 
 
 def action_lines(bases: Iterable[BaseName], actions: Iterable[Action], *, verbose: bool) -> list[str]:
@@ -166,7 +229,7 @@ def left_lines(bases: Iterable[BaseName], left: Iterable[Unresolved], *, verbose
     grave = [one for one in left if verbose or notices.at_least(one.severity, "warning")]
     if not grave:
         return []
-    return ["", "Left as it is:", *_by_base(bases, grave, attrgetter("finding"), lines, verbose)]
+    return ["Left as it is:", *_by_base(bases, grave, attrgetter("finding"), lines, verbose)]
 
 
 def _by_base(

@@ -99,7 +99,7 @@ def chosen_embedder(path: Path | None, name: str | None, models: frozenset[str])
         return possible[0]
     if not every:
         problem = "it names no embedder" if found.there else "there is no such file, which names embedders"
-        known = "which has to be written there first (docs/embedders.md)"
+        known = "which has to be written there first (regraft explain embedders)"
     else:
         problem = f"{counted(len(fitting), 'embedder')} of {len(every)} could be meant"
         known = f"one of {', '.join(sorted(one.name for one in fitting or every))}"

@@ -70,7 +70,7 @@ def _lines(run: PastRun, *, verbose: bool) -> list[str]:
 @click.argument("path", type=PATH)
 @click.argument("run_id", metavar="[RUN]", required=False)
 @click.option("--dry-run", is_flag=True, help="Say what would be taken back and touch nothing.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where nobody is there to answer.")
 @output_options
 @reports_errors
 def undo(
@@ -94,7 +94,7 @@ def undo(
         dry_run=dry_run,
         progress=progress.for_person(quiet=quiet or as_json),
         show_plan=lambda planned: confirmed(
-            action_lines(planned.bases, planned.actions, verbose=False), yes=yes, silent=as_json or quiet
+            action_lines(planned.bases, planned.actions, verbose=False), yes=yes, as_json=as_json
         ),
     )
     if as_json:

@@ -25,7 +25,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from conftest import NOW, Outcome, run
+from conftest import NOW, Outcome, consenting, run
 from patience import NEVER_SECONDS
 
 from migrators.parquet import run as imported
@@ -317,7 +317,7 @@ def started_command(
     patched += f"stand_ins.{before}(); " if before else ""
     patched += f"stand_ins.hold_still(*{hold.arguments}); " if hold else ""
     return subprocess.Popen(
-        [sys.executable, "-c", f"{patched}import regraft.cli; regraft.cli.main()", *arguments],
+        [sys.executable, "-c", f"{patched}import regraft.cli; regraft.cli.main()", *consenting(*arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from regraft import areas
-from regraft.errors import Declined
+from regraft.errors import ConsentMissing, Declined
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, rooted
 from regraft.kinds import Kind
 from regraft.ledger import durable
@@ -71,7 +71,7 @@ def restore(
         restored, staged, is_new = _built(store, base, options, progress)
     try:
         fill(restored.index(staged))
-    except Declined:
+    except (Declined, ConsentMissing):
         # What an earlier run has paid for stays for a later one.
         if is_new:
             with areas.opened(store.root):

@@ -1,0 +1,138 @@
+"""``regraft explain``: what a finding, a code or an error means, and the pages of the documentation, offline."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from typing import Any, Literal
+
+import click
+import msgspec
+
+from checks import systems as _registers_findings
+from checks.audit.findings import FINDINGS
+from checks.cherry_v1 import findings as _registers_findings_of_sources
+from regraft import pages
+from regraft.cli.options import verbose_option
+from regraft.cli.output import echo_json, reports_errors, say
+from regraft.errors import WrongUsage, error_classes
+from regraft.report.document import Report, Run, encoded
+from regraft.report.registry import EVERY_CODE
+from regraft.text import shown_lines
+
+#: What registers findings has to be loaded.
+_REGISTRIES = (_registers_findings, _registers_findings_of_sources)
+Kind = Literal["finding", "code", "error", "page"]
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a name means: of a finding, of a code that a finished run says, of an error, or a page."""
+
+    name: str
+    kind: Kind
+    meaning: str
+    #: Of a finding and a code.
+    severity: str | None = None
+    #: What mends a finding.
+    remedy: str | None = None
+    #: The finding that a code is for ``regraft check``; of a finding, the codes that are it.
+    related: tuple[str, ...] = ()
+    #: Of an error.
+    exit_status: int | None = None
+
+
+class ExplainReport(Report, kw_only=True):
+    """What ``regraft explain`` tells (``docs/commands.md``)."""
+
+    explained: list[Explanation]
+    #: The pages that there are, where nothing was named.
+    pages: list[str]
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+@verbose_option
+@reports_errors
+def explain(names: tuple[str, ...], as_json: bool, **_: Any) -> None:
+    """Say what NAME means: a finding, a code, an error, or a page of the documentation.
+
+    Without a NAME the pages are listed. Nothing but regraft itself is read.
+    """
+    run = Run(command="explain")
+    explained = [one for name in names for one in _explained(name)]
+    run.end()
+    if as_json:
+        listed = [] if names else pages.names()
+        echo_json(encoded(ExplainReport(head=run.head(), explained=explained, pages=listed)))
+    elif names:
+        say("\n".join(_as_text(one) for one in explained))
+    else:
+        say(_list_of_pages())
+
+
+def _explained(name: str) -> list[Explanation]:
+    """Return all that has a name.
+
+    Raises:
+        WrongUsage: nothing has; it gives the nearest names.
+    """
+    errors = {error.__name__: error for error in error_classes()}
+    found = []
+    if name in FINDINGS:
+        definition = FINDINGS[name]
+        codes = tuple(code.name for code in EVERY_CODE.values() if code.finding == name)
+        finding = Explanation(
+            name=name,
+            kind="finding",
+            severity=definition.severity,
+            meaning=definition.meaning,
+            remedy=definition.remedy,
+            related=codes,
+        )
+        found.append(finding)
+    if name in EVERY_CODE:
+        code = EVERY_CODE[name]
+        related = (code.finding,) if code.finding else ()
+        found.append(Explanation(name=name, kind="code", severity=code.severity, meaning=code.meaning, related=related))
+    if name in errors:
+        error = errors[name]
+        meaning = re.sub(r"\{(\w+)\}", lambda fact: fact[1].replace("_", " ").upper(), error.template())
+        found.append(Explanation(name=name, kind="error", meaning=meaning, exit_status=error.exit_status))
+    if name in pages.names():
+        found.append(Explanation(name=name, kind="page", meaning=pages.text_of(name)))
+    if not found:
+        every = [*FINDINGS, *EVERY_CODE, *errors, *pages.names()]
+        near = difflib.get_close_matches(name, every, n=3, cutoff=0)
+        raise WrongUsage(problem=f"{name}: nothing has this name", hint=f"the nearest are {', '.join(near)}")
+    return found
+
+
+def _as_text(one: Explanation) -> str:
+    if one.kind == "page":
+        return one.meaning
+    lines = [f"{one.name}  ({one.kind}{_grade(one)})", f"  {one.meaning}"]
+    if one.remedy is not None:
+        lines.append(f"  What mends it: {one.remedy}")
+    if one.kind == "finding" and one.related:
+        lines.append(f"  A migration says it as: {', '.join(one.related)}")
+    if one.kind == "code" and one.related:
+        lines.append(f"  regraft check finds it as: {one.related[0]}")
+    return shown_lines(lines)
+
+
+def _grade(one: Explanation) -> str:
+    if one.severity is not None:
+        return f", {one.severity}"
+    return f", exit status {one.exit_status}"
+
+
+def _list_of_pages() -> str:
+    usage = inspect.cleandoc(
+        """
+        regraft explain NAME says what a finding (item.tombstone), a code (missing_vector_store) or an error
+        (TargetNotOurs) means. These pages can be read the same way:
+        """
+    )
+    return f"{usage}\n\n{shown_lines(f'  {name}' for name in pages.names())}"
