@@ -20,3 +20,8 @@ class JournalNamesAnother(RegraftError):
 
 class OutsideStore(RegraftError):
     """{path}: lies outside of what this command may change; nothing was written there."""
+
+
+class ConsentMissing(RegraftError, RuntimeError):
+    """regraft {command} would change what is there, and nobody is there to be asked: nothing was written; see the
+    plan with --dry-run, and add --yes to go on."""

@@ -171,11 +171,6 @@ class Declined(RegraftError, RuntimeError):
     """{path}: you answered no; nothing was written."""
 
 
-class ConsentMissing(RegraftError, RuntimeError):
-    """regraft {command} would change what is there, and nobody is there to be asked: nothing was written; see the
-    plan with --dry-run, and add --yes to go on."""
-
-
 # --- embedding -------------------------------------------------------------------------------------------------------
 
 

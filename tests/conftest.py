@@ -135,7 +135,7 @@ def nothing_opened() -> Iterator[None]:
 
 #: Commands that ask before they change what is there.
 ASKING = (
-    *("repair", "gc", "reconcile", "clear-failed", "upgrade", "rescue", "install"),
+    *("fix", "repair", "gc", "reconcile", "clear-failed", "upgrade", "rescue", "install"),
     *("backfill", "rebuild", "restore", "undo"),
 )
 _SETTLED = {"--yes", "-y", "--dry-run", "--help"}

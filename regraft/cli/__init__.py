@@ -27,6 +27,7 @@ _MODULES = {
     "recall": "recall",
     "export": "export",
     "import": "import_",
+    "fix": "fix",
     "gc": "gc",
     "repair": "repair",
     "reconcile": "reconcile",

@@ -15,10 +15,10 @@ from typing import Any, NoReturn, TypeVar
 import click
 from msgspec import UNSET
 
+from regraft.boundary_errors import ConsentMissing
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import confirmed as ask
 from regraft.cli.output import echo_json, say
-from regraft.errors import ConsentMissing
 from regraft.kinds import Kind
 from regraft.ledger import interrupts
 from regraft.ledger.ledger import FOLDER
@@ -152,7 +152,7 @@ def closing_lines(report: ChangeReport | BackfillReport, *, is_done: bool) -> li
     if report.head.run.dry_run:
         return ["", "Dry run: nothing was written.", *_not_done(report, left)]
     lines = ["", f"Done{_share_done(report, left)}; {path} and its {FOLDER} were written.", *_not_done(report, left)]
-    lines.append(f"Next: {_command('check', path)}")
+    lines += _next(left) or [f"Next: {_command('check', path)}"]
     if report.undo is not None:
         lines.append(f"Take it back: {_command('undo', path)}")
     return lines
@@ -163,12 +163,13 @@ def _nothing_done(command: str, left: Sequence[Unresolved]) -> list[str]:
         return ["Nothing has to be done: nothing was written."]
     findings = counted(sum(one.count for one in left), "finding")
     lines = ["", f"regraft {command} can do nothing about the {findings} above: nothing was written."]
-    tried = dict.fromkeys(one.repair for one in left if one.repair)
-    lines += [f"Next: {line}" for line in tried]
-    if not tried:
-        names = " ".join(dict.fromkeys(one.finding for one in left))
-        lines.append(f"Next: regraft explain {names}")
-    return lines
+    names = " ".join(dict.fromkeys(one.finding for one in left))
+    return [*lines, *(_next(left) or [f"Next: regraft explain {names}"])]
+
+
+def _next(left: Sequence[Unresolved]) -> list[str]:
+    """Return the commands that may help with what is left."""
+    return [f"Next: {line}" for line in dict.fromkeys(one.repair for one in left if one.repair)]
 
 
 def _share_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> str:

@@ -163,14 +163,14 @@ def _refuse(options: dict[str, Any], about: str) -> None:
 
 def _v2_audit(path: Path, found: Located, options: CheckOptions, kind: str | None) -> tuple[Head, findings.Audit]:
     run = Run(command="check", source_kind=found.kind, source=path)
-    command_line = partial(_command_line, path, kind)
+    line_for = partial(command_line, path, kind)
     # What lies in an archive, or is a backup, is nothing that a command mends.
     is_fixed = found.is_archive or found.kind is Kind.V2_BACKUP
     with on_disk(found, _chosen_in(found, options.bases)) as unpacked:
         options = replace(options, bases=systems.chosen_bases(unpacked, options.bases))
-        audit = systems.audit(unpacked, options, None if is_fixed else command_line)
+        audit = systems.audit(unpacked, options, None if is_fixed else line_for)
     if found.kind in V2_STORES and not is_fixed:
-        audit = proven_hints.with_hints(audit, found, options.level, options.bases, command_line)
+        audit = proven_hints.with_hints(audit, found, options.level, options.bases, line_for)
     run.end()
     return run.head(), audit
 
@@ -201,7 +201,7 @@ def _v1_audit(
     return plan.report.head, cherry_v1_audit.audit(plan, command)
 
 
-def _command_line(path: Path, kind: str | None, command: Sequence[str], options: Sequence[str]) -> str:
+def command_line(path: Path, kind: str | None, command: Sequence[str], options: Sequence[str]) -> str:
     """Return the command line for the path that was given."""
     kind_option = ("--kind", kind) if kind else ()
     return shlex.join(["regraft", *command, argument(path), *options, *kind_option])

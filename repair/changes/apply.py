@@ -45,15 +45,19 @@ class ChangeExecutor:
     """Makes the changes of one run, just planned; what was written to since then is not changed."""
 
     def __init__(self, root: Path, ledger: Ledger, run_id: str, planned: Sequence[Change]) -> None:
-        self._planned = {change.path: _planned_mark(root / change.path) for change in planned}
-        if len(self._planned) != len(planned):
-            raise ValueError("two changes of one path in one run")
         self._root = root
+        self.take(planned)
         self._own = root / FOLDER
         self._book = ledger
         self._run = run_id
         self._made = 0
         self._told = 0
+
+    def take(self, planned: Sequence[Change]) -> None:
+        """Take changes that were just planned, of the store as those that were made before have left it."""
+        self._planned = {change.path: _planned_mark(self._root / change.path) for change in planned}
+        if len(self._planned) != len(planned):
+            raise ValueError("two changes of one path in one plan")
 
     def demand_free(self, changes: Iterable[Change]) -> None:
         """Refuse before anything is changed where a file is in use, may not be written to, or was since the plan.

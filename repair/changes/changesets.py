@@ -7,7 +7,7 @@ from the bodies, whichever way the change goes (``docs/formats/library.md``, "Ch
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +20,8 @@ from regraft.formats.cherry_v2.index.bulk import is_cjk, rebuild_full_text
 from regraft.formats.cherry_v2.index.layout import TABLES
 from regraft.ledger import durable
 
+#: Where what takes a change of rows back lies, and how many references led nowhere before that change.
+Record = tuple[Path, int]
 BODIES = "search_text"
 _OF_INDEX = {"meta", *TABLES}
 #: A changeset is held in memory while it is recorded: what is larger is done on a copy of the file.
@@ -168,12 +170,16 @@ def take_back(db: apsw.Connection, changeset: Path, dangling: int) -> tuple[str,
         return _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
 
 
-def could_take_back(db: apsw.Connection, changeset: Path, dangling: int) -> tuple[str, ...]:
-    """Return what :func:`take_back` would. Nothing is changed."""
-    if BODIES in _touched(changeset):
+def could_take_back(db: apsw.Connection, records: Sequence[Record], *, keep: bool = False) -> tuple[str, ...]:
+    """Return what :func:`take_back` would of one record after the other. Nothing is changed, unless it is to stay."""
+    if any(BODIES in _touched(changeset) for changeset, _ in records):
         untouched.demand_no_text_index(db)
-    with _tried(db), _guarded(db):
-        return _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
+    with nullcontext() if keep else _tried(db), _guarded(db):
+        for changeset, dangling in records:
+            conflicts = _applied(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
+            if conflicts:
+                return conflicts
+    return ()
 
 
 def was_made(db: apsw.Connection, changeset: Path) -> bool:

@@ -60,7 +60,7 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def with_remedy(cls, finding: Finding, *, repair: str | None = None) -> Unresolved:
         """Return that all that a finding is about stays, with what it says and what mends it."""
-        return cls.of(finding, f"{finding.message}; {FINDINGS[finding.name].remedy}", repair=repair)
+        return cls.of(finding, f"{finding.message}. What helps: {FINDINGS[finding.name].remedy}", repair=repair)
 
     @classmethod
     def registered(

@@ -66,18 +66,18 @@ def run_command(
     with again() as named:
         run = Run(command=command, dry_run=dry_run, source_kind=named.found.kind.value, source=path)
         if dry_run:
-            plan = _planned(named, planner)
+            plan = planned(named, planner)
             logger.info("nothing is written: only the plan was asked for")
             return reported(named, run, plan)
         with session(named, again) as current:
             store = current.store
-            plan = _planned(store, planner)
-            planned = reported(store, run, plan)
+            plan = planned(store, planner)
+            shown = reported(store, run, plan)
             if not (plan.changes or plan.reclaims or plan.expired):
-                return planned
-            _demand_space(store, plan)
+                return shown
+            demand_space(store, plan)
             executor = ChangeExecutor(store.root, current.ledger, run.id, plan.changes)
-            if not show_plan(planned):
+            if not show_plan(shown):
                 raise Declined(path=path)
             executor.demand_free(plan.changes)
             current.begin(run, plan.actions)
@@ -86,7 +86,7 @@ def run_command(
                     progress.at(change.path)
                     executor.make(change)
                     progress.step(1, change.bytes)
-            _check_resolved(current, run, plan)
+            check_resolved(current, run, plan)
             _expire(current, run, plan)
             done = replace(plan, reclaims=[space.give_back(store.root, reclaim) for reclaim in plan.reclaims])
             apply.clean(store.root)
@@ -141,7 +141,12 @@ def _undo_report(store: Store, run: Run, chosen: RunRecord) -> ChangeReport:
     return ChangeReport(head=run.head(), bases=bases, actions=actions, left=[], undo=None, undone=chosen.run_id)
 
 
-def _planned(store: Store, planner: Planner) -> Plan:
+def planned(store: Store, planner: Planner) -> Plan:
+    """Return the plan of a store.
+
+    Raises:
+        SourceUnreadable: it cannot be looked at.
+    """
     with looking(store):
         return planner(store)
 
@@ -154,7 +159,7 @@ def _expire(current: Session, run: Run, plan: Plan) -> None:
     apply.expire(current.store.root, current.ledger, expired)
 
 
-def _check_resolved(current: Session, run: Run, plan: Plan) -> None:
+def check_resolved(current: Session, run: Run, plan: Plan) -> None:
     """Check what was touched again; where a finding is still there, all of the run is taken back.
 
     Raises:
@@ -183,7 +188,12 @@ def _found_after(after: Store, plan: Plan) -> Iterator[Finding]:
         yield from after.audit(level).findings
 
 
-def _demand_space(store: Store, plan: Plan) -> None:
+def demand_space(store: Store, plan: Plan) -> None:
+    """Refuse a plan that the disk has no room for.
+
+    Raises:
+        NotEnoughSpace
+    """
     needed = _RECORDS + sum(apply.room(store.root, change) for change in plan.changes)
     # VACUUM writes what stays once more, and so does its journal.
     needed += 2 * max((one.bytes for one in plan.reclaims), default=0)

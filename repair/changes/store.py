@@ -31,7 +31,7 @@ from repair.changes import files
 #: Kinds that are changed in place.
 KINDS = V2_STORES
 #: Commands that take what preview builds wrote, too.
-_FOR_PREVIEWS = {"upgrade", "history", "undo"}
+_FOR_PREVIEWS = {"fix", "upgrade", "history", "undo"}
 #: Commands that write nothing.
 _ONLY_READ = {"history"}
 #: Commands that nothing else takes.

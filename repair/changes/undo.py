@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from pathlib import Path
 
 import apsw
@@ -133,10 +133,13 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
     """
     for change in undoable(run):
         _demand_fit(root, change)
-    for change in undoable(run):
-        what = _changed(root, change, dry_run)
+    chains: dict[str, list[Recorded]] = {}
+    for change in reversed(undoable(run)):
+        chains.setdefault(change.path, []).append(change)
+    for path, chain in chains.items():
+        what = _changed(root, chain, dry_run)
         if what is not None:
-            raise UndoRefused(path=root / change.path, what=what, run=run.run_id)
+            raise UndoRefused(path=root / path, what=what, run=run.run_id)
     if not dry_run:
         # Who has one file open is told before any other was taken back.
         for change in undoable(run):
@@ -147,22 +150,37 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
                     pass
 
 
-def _changed(root: Path, change: Recorded, dry_run: bool) -> str | None:
-    path, kept = root / change.path, apply.kept_of(root, change)
-    if kept is not None and not os.path.lexists(kept):
+def _changed(root: Path, chain: Sequence[Recorded], dry_run: bool) -> str | None:
+    """Return what was changed since a run changed one path, the last of its changes first; None: nothing."""
+    path = root / chain[0].path
+    kept = [apply.kept_of(root, change) for change in chain]
+    if any(one is not None and not os.path.lexists(one) for one in kept):
         return "what would take it back is gone, it"
-    if change.means == "file":
-        return "it" if files.is_changed(path, change.file.mark) else None
-    return "it" if kept is None or not path.is_file() else _changed_rows(path, kept, change, dry_run)
+    rows = list(takewhile(lambda change: change.means == "rows", chain))
+    # What was put in place before: it is as it was, once the rows that were changed in it are back. What it was put in
+    # the place of lies where nobody writes.
+    placed = next(iter(chain[len(rows) :]), None)
+    if not rows:
+        return "it" if placed is None or files.is_changed(path, placed.file.mark) else None
+    changesets_of = [one for one in kept[: len(rows)] if one is not None]
+    if len(changesets_of) < len(rows) or not path.is_file():
+        return "it"
+    records = [(one, change.rows.dangling) for one, change in zip(changesets_of, rows, strict=True)]
+    return _changed_rows(path, records, placed, dry_run)
 
 
-def _changed_rows(path: Path, kept: Path, change: Recorded, dry_run: bool) -> str | None:
-    """Return what keeps a change of rows from being taken back by what was kept."""
+def _changed_rows(
+    path: Path, records: Sequence[changesets.Record], placed: Recorded | None, dry_run: bool
+) -> str | None:
+    """Return what keeps changes of rows from being taken back by what was kept, the last one first."""
     # The last one to close a file works in the log that lies beside it, also where the run is refused.
-    on_copy = dry_run or any(os.path.lexists(path.with_name(path.name + end)) for end in sqlite.TRACES)
+    has_log = any(os.path.lexists(path.with_name(path.name + end)) for end in sqlite.TRACES)
     try:
-        with _trial(path, on_copy) as place, changesets.locked(place, keep=False) as db:
-            tables = changesets.could_take_back(db, kept, change.rows.dangling)
+        with _trial(path, dry_run or has_log or placed is not None) as place:
+            with changesets.locked(place, keep=placed is not None) as db:
+                tables = changesets.could_take_back(db, records, keep=placed is not None)
+            if not tables and placed is not None and files.is_changed(place, placed.file.mark):
+                return "it"
     except sqlite.CONTENT_ERRORS:
         # No database any more, or a damaged one.
         return "it"

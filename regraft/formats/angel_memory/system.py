@@ -15,7 +15,7 @@ class AngelMemory(System):
     """Stores are data folders, which are not divided."""
 
     kind = Kind.ANGEL_MEMORY
-    commands = frozenset({"repair", "reconcile", "gc", "history", "undo"})
+    commands = frozenset({"fix", "repair", "reconcile", "gc", "history", "undo"})
     migrate_advice = "it is no knowledge base of the application; regraft reconcile keeps its vectors right"
     search_advice = "regraft recall reads a note of it"
     open_file = database.FILE_INDEX

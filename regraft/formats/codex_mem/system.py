@@ -25,7 +25,7 @@ class CodexMem(System):
     kind = Kind.CODEX_MEM
     part = "project"
     part_unknown = ProjectUnknown
-    commands = frozenset({"repair", "reconcile", "backfill", "rebuild", "clear-failed", "history", "undo"})
+    commands = frozenset({"fix", "repair", "reconcile", "backfill", "rebuild", "clear-failed", "history", "undo"})
     full_text_tables = frozenset(database.FULL_TEXT_TABLES)
     migrate_advice = "it is no knowledge base of the application; regraft backfill gives its notes vectors"
 

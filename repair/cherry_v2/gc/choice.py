@@ -17,7 +17,7 @@ NAMES = (
     *(v2.BODY_ORPHAN, v2.VECTOR_ORPHAN, v2.CONTENT_ORPHAN, v2.RAW_ORPHAN, v2.INDEX_ORPHAN),
     *(v2.VECTOR_UNEXPECTED, v2.LEFTOVER),
 )
-_BY_NAME = {v2.VECTOR_UNEXPECTED, v2.LEFTOVER}
+BY_NAME = {v2.VECTOR_UNEXPECTED, v2.LEFTOVER}
 
 
 #: What a stranger's schema has that says nothing of rows: it never runs.
@@ -28,7 +28,7 @@ def is_wanted(options: GcOptions, finding: str) -> bool:
     """Tell whether what a finding is about is to be removed."""
     if finding == v2.LEFTOVER and options.v1_leftovers:
         return True
-    return finding in options.only if finding in _BY_NAME else options.wants(finding)
+    return finding in options.only if finding in BY_NAME else options.wants(finding)
 
 
 def is_damage(finding: Finding) -> bool:

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from regraft import areas
-from regraft.errors import ConsentMissing, Declined
+from regraft.boundary_errors import ConsentMissing
+from regraft.errors import Declined
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, rooted
 from regraft.kinds import Kind
 from regraft.ledger import durable

@@ -1,0 +1,123 @@
+"""One run of several steps, each planned once the one before it was made; all of it is taken back as one.
+
+Rules: ``docs/formats/library.md``, "Changes".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from regraft.errors import Declined
+from regraft.kinds import PREVIEW_SOURCES, Kind
+from regraft.report.document import Run
+from regraft.report.progress import Progress, stage
+from repair.changes import apply
+from repair.changes.apply import ChangeExecutor
+from repair.changes.plan import Action, Plan, Unresolved
+from repair.changes.report import ChangeReport, base_names
+from repair.changes.run import Planner, check_resolved, demand_space, planned
+from repair.changes.session import Session, session
+from repair.changes.store import Store, recognised
+
+Again = AbstractContextManager[Store]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """What a run does, in this order, and what it asks at its end: what the store still has."""
+
+    planners: Sequence[Planner]
+    remains: Callable[[Store], Iterable[Unresolved]]
+
+
+def run_steps(
+    command: str,
+    path: Path,
+    steps: Steps,
+    *,
+    kind: Kind | None = None,
+    bases: tuple[str, ...] = (),
+    dry_run: bool = False,
+    progress: Progress,
+    show_plan: Callable[[ChangeReport], bool],
+) -> ChangeReport:
+    """Make several plans one after the other, as one run, and return what was done.
+
+    What is shown first is what each step would do to the store as it is: a later one may do more once an earlier one
+    is made. Arguments and errors are those of :func:`repair.changes.run.run_command`.
+    """
+    again = partial(recognised, path, kind, command, bases)
+    with again() as named:
+        run = Run(command=command, dry_run=dry_run, source_kind=named.found.kind.value, source=path)
+        if dry_run:
+            first = _first_look(named, steps.planners)
+            return _report(named, run, first.actions, first.left, None)
+        with session(named, again) as current:
+            store = current.store
+            first = _first_look(store, steps.planners)
+            if not first.changes:
+                return _report(store, run, [], steps.remains(store), None)
+            demand_space(store, first)
+            if not show_plan(_report(store, run, first.actions, first.left, None)):
+                raise Declined(path=path)
+            current.begin(run, ())
+            as_it_is = partial(_recognised_now, store, command, kind, bases)
+            actions = _make_all(current, run, steps.planners, as_it_is, progress)
+            apply.clean(store.root)
+            with as_it_is() as after:
+                return _report(after, run, actions, steps.remains(after), run.id if actions else None)
+
+
+def _first_look(store: Store, steps: Sequence[Planner]) -> Plan:
+    """Return what all steps would do to a store as it is."""
+    together = Plan()
+    for step in steps:
+        together.add(planned(store, step))
+    # What one step leaves, another one may do.
+    together.left = [one for one in together.left if (one.finding, one.base) not in together.resolves]
+    return together
+
+
+def _make_all(
+    current: Session, run: Run, steps: Sequence[Planner], again: Callable[[], Again], progress: Progress
+) -> list[Action]:
+    """Make the steps, each of the store as it is then, and return what was done."""
+    executor = ChangeExecutor(current.store.root, current.ledger, run.id, ())
+    actions: list[Action] = []
+    for step in steps:
+        with again() as store:
+            plan = planned(store, step)
+            if not plan.changes:
+                continue
+            demand_space(store, plan)
+            executor.take(plan.changes)
+            executor.demand_free(plan.changes)
+            actions += plan.actions
+            current.ledger.changes.record_actions(run.id, actions)
+            with stage(progress, "Changing", len(plan.changes)):
+                for change in plan.changes:
+                    progress.at(change.path)
+                    executor.make(change)
+                    progress.step(1, change.bytes)
+            check_resolved(Session(store=store, ledger=current.ledger), run, plan)
+    return actions
+
+
+def _recognised_now(store: Store, command: str, kind: Kind | None, bases: tuple[str, ...]) -> Again:
+    """Recognise a store in the midst of a run: a file that preview builds wrote may have become a folder."""
+    path = store.path if store.path.exists() else store.root
+    return recognised(path, None if store.found.kind in PREVIEW_SOURCES else kind, command, bases)
+
+
+def _report(
+    store: Store, run: Run, actions: Sequence[Action], left: Iterable[Unresolved], undo: str | None
+) -> ChangeReport:
+    run.end()
+    unresolved = list(left)
+    touched = {action.base for action in actions} | {one.base for one in unresolved}
+    bases = base_names(store, {base for base in touched if base is not None})
+    return ChangeReport(head=run.head(), bases=bases, actions=list(actions), left=unresolved, undo=undo)

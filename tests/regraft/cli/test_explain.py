@@ -1,0 +1,64 @@
+"""``regraft explain``: whatever regraft names can be looked up without a connection, and the pages come along."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import REPO, run
+from faults import said
+
+from checks.audit.findings import FINDINGS
+from regraft import pages
+from regraft.errors import error_classes
+from regraft.report.registry import EVERY_CODE
+
+
+def test_every_finding_code_and_error_is_explained():
+    names = [*FINDINGS, *EVERY_CODE, *(error.__name__ for error in error_classes())]
+    document = run("explain", *names, "--json").document
+    assert {one["name"] for one in document["explained"]} == set(names)
+    assert all(one["meaning"] for one in document["explained"])
+    assert not any(re.search(r"[{}]", one["meaning"]) for one in document["explained"])
+    assert document["pages"] == []
+
+
+def test_a_finding_says_what_mends_it_and_which_codes_it_is():
+    done = run("explain", "item.tombstone", "v1.no-vectors", "missing_vector_store", "TargetNotOurs")
+    assert done.status == 0
+    assert "item.tombstone  (finding, error)\n  A folder that the upgrade left behind" in done.stdout
+    assert "  What mends it: `regraft rescue`" in done.stdout
+    assert "  A migration says it as: missing_vector_store" in done.stdout
+    assert "  regraft check finds it as: v1.no-vectors" in done.stdout
+    assert "TargetNotOurs  (error, exit status 2)\n  PATH: not empty and not written by regraft" in done.stdout
+
+
+def test_what_nothing_is_called_is_refused_with_the_nearest_names():
+    message = said(run("explain", "item.tombston", "--json"), "WrongUsage", 2)
+    assert "item.tombstone" in message
+
+
+def test_pages_are_listed_and_read():
+    listed = run("explain").stdout.split()
+    assert set(pages.names()) <= set(listed)
+    assert run("explain", "--json").document["pages"] == pages.names()
+    for name in pages.names():
+        text = run("explain", name).stdout
+        assert text.startswith("# ")
+        assert "[[[cog" not in text
+
+
+@pytest.mark.parametrize("file", sorted(REPO.glob("regraft/**/*.py")), ids=lambda path: path.name)
+def test_no_message_names_a_file_that_is_not_there(file: Path) -> None:
+    """Who installed regraft has no folder of pages: what is said names ``regraft explain``."""
+    strings = re.findall(r'(?<!")"(?!"")([^"\n]*)"(?!")', file.read_text("utf-8"))
+    assert not [text for text in strings if re.search(r"docs/\w+\.md", text)]
+
+
+def test_the_pages_are_in_the_package(tmp_path: Path) -> None:
+    settings = (REPO / "pyproject.toml").read_text("utf-8")
+    assert '"docs" = "regraft/docs"' in settings
+    for wheel in (REPO / "dist").glob("*.whl"):
+        assert "regraft/docs/upgrade.md" in zipfile.ZipFile(wheel).namelist()

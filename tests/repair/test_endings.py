@@ -1,0 +1,106 @@
+"""What a run that changes a store ends with: what is done, what is not and why, and what to do next."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import run
+from faults import STOPPED, said
+from planted_v2 import KB, OTHER, index, library, plant
+from stranded import profile, some_source
+from toys import rows_of
+
+from repair import fix
+from repair.changes.plan import Plan
+from repair.changes.store import Store
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library(tmp_path_factory.mktemp("healthy"))
+
+
+@pytest.fixture
+def store(healthy: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(healthy, tmp_path / "library")
+
+
+def ending(text: str) -> list[str]:
+    """Return the lines after the last empty one."""
+    return text.rstrip("\n").rpartition("\n\n")[2].splitlines()
+
+
+def test_where_nothing_is_left_nothing_else_is_said(store: Path) -> None:
+    plant("no body", store)
+    assert ending(run("repair", store).stdout) == [
+        f"Done; {store} and its .regraft were written.",
+        f"Next: regraft check {store}",
+        f"Take it back: regraft undo {store}",
+    ]
+    assert run("repair", store).stdout == "Nothing has to be done: nothing was written.\n"
+
+
+def test_what_is_not_done_is_named(store: Path) -> None:
+    plant("no body", store)
+    index(store, OTHER).write_bytes(b"no database at all")
+    done = run("repair", store)
+    assert done.status == 1
+    assert "Left as it is:\nAndere Küche 🎉" in done.stdout
+    assert ending(done.stdout)[:2] == [
+        f"Done: 1 of 2 bases; {store} and its .regraft were written.",
+        "Not all of it is done, for the reasons above: Andere Küche 🎉",
+    ]
+    planned = run("repair", store, "--dry-run")
+    assert "Not all of it is done, for the reasons above: Andere Küche 🎉" in planned.stdout
+
+
+@pytest.mark.parametrize("command", ["repair", "rescue", "gc", "fix"])
+def test_a_command_that_can_do_nothing_says_so(command: str, tmp_path: Path) -> None:
+    """A folder of v1's that the upgrade left, with nothing of v1 to bring it back from."""
+    made = profile(tmp_path, some_source(), ("kb",))
+    shutil.rmtree(made / "Data" / "KnowledgeBase" / "kb", ignore_errors=True)
+    (made / "Data" / "KnowledgeBase" / "kb").unlink(missing_ok=True)
+    done = run(command, made)
+    text = done.stdout
+    assert "Nothing has to be done" not in text or "Left as it is" not in text
+    if done.status == 1 and "Done" not in text:
+        assert f"regraft {command} can do nothing about the" in text
+        assert ending(text)[-1].startswith("Next: regraft ")
+
+
+def test_fix_does_what_check_offers_in_order(store: Path) -> None:
+    for name in ("no body", "a gap", "a vector of nobody"):
+        plant(name, store)
+    offered = {one["repair"] for one in run("check", store, "--json").document["findings"]} - {None}
+    assert len(offered) > 1
+    done = run("fix", store, "--json").document
+    assert len({action["action"] for action in done["actions"]}) > 2
+    assert run("check", store, "--json").document["summary"]["by_severity"] == {"error": 0, "warning": 0, "note": 0}
+    [latest, *_] = run("history", store, "--json").document["runs"]
+    assert (latest["command"], latest["undo"]["state"]) == ("fix", "possible")
+
+
+def test_fix_of_one_base_leaves_the_others(store: Path) -> None:
+    plant("no body", store)
+    assert run("fix", store, "--base", OTHER, "--json").document["actions"] == []
+    assert run("fix", store, "--base", KB, "--json").document["actions"]
+
+
+def test_a_step_that_mends_nothing_takes_back_the_steps_before_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no body", "no vector", "a text of nobody"):
+        plant(name, store)
+    before = rows_of(index(store))
+    collect = fix._collect
+
+    def boasting(found: Store, now_ms: int) -> Plan:
+        plan = collect(found, now_ms)
+        return replace(plan, resolves={*plan.resolves, ("embedding.missing", KB)}) if plan.changes else plan
+
+    monkeypatch.setattr(fix, "_collect", boasting)
+    message = said(run("fix", store, "--json"), "NotMended", STOPPED)
+    assert "embedding.missing" in message
+    assert rows_of(index(store)) == before
+    assert run("history", store, "--json").document["runs"][0]["undo"]["state"] == "undone"
