@@ -179,7 +179,17 @@ def backfilled(url: str, base: Path, case: Case, folder: Path) -> tuple[float, f
     """Fill a base; return the seconds of embedding and of the process, and its peak in MB."""
     config = folder / "regraft.yaml"
     config.write_text(configuration(url, case.batch))
-    command = [sys.executable, "-m", "regraft", "backfill", str(base), "--dimensions", str(case.dimensions), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "regraft",
+        "backfill",
+        str(base),
+        "--dimensions",
+        str(case.dimensions),
+        "--yes",
+        "--json",
+    ]
     done = run([*command, "--config", str(config)], folder)
     (scope,) = json.loads(done.output)["scopes"]
     if scope["ready"] != case.texts:

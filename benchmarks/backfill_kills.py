@@ -145,7 +145,7 @@ class Killer:
         """Return a copy without vectors."""
         copy = shutil.copytree(self._base, folder / self._base.name)
         options = ["--dimensions", str(DIMENSIONS), "--config", str(self._config), "--no-probe", "-q"]
-        return Filled(copy, self._log, [sys.executable, "-m", "regraft", "backfill", str(copy), *options])
+        return Filled(copy, self._log, [sys.executable, "-m", "regraft", "backfill", str(copy), "--yes", *options])
 
     def kill(self, counts: Counts, random: Random) -> None:
         """Fill one copy, killed as often as is still wanted."""

@@ -89,7 +89,7 @@ class Killer:
 
     def _start(self, store: Path) -> subprocess.Popen[bytes]:
         name, *options = (part.replace("{store}", str(store)) for part in self._command)
-        line = [sys.executable, "-m", "regraft", name, str(store), *options]
+        line = [sys.executable, "-m", "regraft", name, str(store), "--yes", *options]
         return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
 
     def _finish(self, store: Path) -> None:

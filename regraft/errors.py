@@ -104,7 +104,7 @@ class ProfileAmbiguous(RegraftError, ValueError):
 
 
 class BaseUnknown(RegraftError, LookupError):
-    """{base}: no base of the source has this id or is migrated to it; the source has {known}."""
+    """{base}: no base has this name or id; there are: {known}."""
 
 
 class ModelOptionInvalid(RegraftError, ValueError):

@@ -18,12 +18,13 @@ from migrators.parquet.files import UnitsFile
 from migrators.parquet.plan import Plan
 from migrators.parquet.rebuild import Rebuilt, verify
 from migrators.parquet.report import carried_outcome, planned_outcome, skipped_of
-from migrators.pipeline import preflight, report
+from migrators.pipeline import preflight, published, report
 from migrators.pipeline.carry import CARRY_SHARE, REPORT_ROWS, indexing
 from migrators.pipeline.options import Options
+from migrators.pipeline.published import BaseEntry, read_entry, still_there
 from migrators.pipeline.report import Outcome
 from migrators.pipeline.session import Migration, Session, session
-from migrators.pipeline.survey import BaseEntry, kept_completed, read_entry, still_there
+from migrators.pipeline.survey import kept_completed
 from regraft import sqlite
 from regraft.errors import Declined, SourceUnreadable
 from regraft.formats.cherry_v2 import catalog
@@ -236,7 +237,8 @@ def carry(at: Session, job: ImportJob, plan: Plan, progress: Progress) -> Outcom
         children={},
         notices=list(outcome.notices),
         has_files=base.index,
-        index_mark=preflight.index_mark(staged),
+        index_mark=published.index_mark(staged),
+        index_hash=published.index_hash(staged),
         raw_mark="",
         command=COMMAND,
     )
@@ -279,7 +281,8 @@ def _unchanged(target: Path, base_id: str, entries: dict[str, Entry], mark: str)
     if entry is None or entry.fingerprint != mark:
         return None
     known = read_entry(entry)
-    return known if still_there(target, base_id, known) else None
+    stands = published.standing(target, base_id, known)
+    return known if stands in (published.Standing.WHOLE, published.Standing.CHANGED) else None
 
 
 def _not_poorer(at: Session, job: ImportJob) -> ImportJob:

@@ -12,7 +12,7 @@ from typing import Literal
 import apsw
 import msgspec
 
-from migrators.pipeline.survey import BaseEntry, read_entry
+from migrators.pipeline.published import BaseEntry, read_entry
 from regraft.formats.cherry_v2 import catalog
 from regraft.formats.cherry_v2.catalog import BaseRecord, ItemRow
 from regraft.ledger.ledger import Entry, Ledger
@@ -25,6 +25,7 @@ CATALOG = "catalog"
 REPORT = "report"
 #: What a mark of a database is: its size and time of change (ns).
 _Mark = tuple[Count, Count]
+_HASH = re.compile(r"([0-9a-f]{64})?", re.ASCII)
 _RAW_MARK = re.compile(r"([0-9a-f]{32})?", re.ASCII)
 #: What the catalog's own rules, or SQLite, refuse a row for.
 _REFUSED = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, OverflowError, TypeError, ValueError)
@@ -36,6 +37,8 @@ class _Known(msgspec.Struct):
     position: Count
     index_mark: _Mark | None
     raw_mark: str
+    index_hash: str = ""
+    raw_hash: str = ""
     command: Literal["migrate", "import"] = "migrate"
 
 
@@ -58,6 +61,8 @@ def base_entry(subject: str, entry: Entry) -> BaseEntry:
     unknown = {*reasons, *(notice.code for notice in found.notices)} - set(notices.EVERY_CODE)
     if unknown:
         raise UnfitValue(f"it has {min(unknown)!r} of base {subject}, which is no code")
+    if not (_HASH.fullmatch(known.index_hash) and _HASH.fullmatch(known.raw_hash)):
+        raise UnfitValue(f"it has no hash of what is in base {subject}")
     if _RAW_MARK.fullmatch(known.raw_mark) is None or any(notice.count < 0 for notice in found.notices):
         raise UnfitValue(f"it has what no run says of base {subject}")
     return found

@@ -25,3 +25,5 @@ class Options:
     restore_duplicates: bool = True
     #: Carry the texts of rows that have no vector which could be carried.
     carry_text: bool = False
+    #: Read back every byte that earlier runs published, also where size and time of a file are what they were.
+    verify: bool = False

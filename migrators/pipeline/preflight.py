@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ from migrators.pipeline.entries import base_entries
 from migrators.pipeline.options import Options
 from migrators.pipeline.plan import BasePlan
 from migrators.pipeline.publish import REPLACED, STAGING, WORK, Target
-from migrators.pipeline.survey import base_folder, read_entry
+from migrators.pipeline.published import Standing, base_folder, read_entry, standing
 from migrators.pipeline.uploads import upload_name
 from regraft import areas, links, sqlite
 from regraft.errors import (
@@ -34,7 +33,7 @@ from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
 from regraft.kinds import Kind
 from regraft.ledger import ledger
 from regraft.ledger.ledger import Entry
-from regraft.locate import INDEX_FILE, RAW_FOLDER, Located
+from regraft.locate import Located
 from regraft.names import MAX_NAME_BYTES
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -189,9 +188,7 @@ def check_conflicts(
             continue
         if known is None:
             raise TargetNotOurs(path=folder, found="no record of it")
-        if base_id in changed and (
-            index_mark(folder) not in (None, known.index_mark) or raw_mark(folder) not in ("", known.raw_mark)
-        ):
+        if base_id in changed and standing(target, base_id, known) is Standing.CHANGED:
             raise TargetBaseChanged(path=folder, base=known.record.base.name)
 
 
@@ -221,22 +218,6 @@ def check_catalog(place: Target, entries: dict[str, Entry]) -> None:
     mark = sqlite.file_mark(place.catalog)
     if mark is not None and mark != place.catalog_mark_of(entries):
         raise TargetCatalogChanged(path=place.catalog)
-
-
-def index_mark(folder: Path) -> tuple[int, int] | None:
-    """Return what tells whether a published index was written to since; None where none stands any more."""
-    return sqlite.file_mark(folder / INDEX_FILE)
-
-
-def raw_mark(folder: Path) -> str:
-    """Return what tells whether a file under a base's ``raw/`` was added, changed or removed; "" without ``raw/``."""
-    if not (folder / RAW_FOLDER).is_dir():
-        return ""
-    hasher = hashlib.blake2b(digest_size=16)
-    for path in sorted((folder / RAW_FOLDER).rglob("*")):
-        status = path.lstat()
-        hasher.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return hasher.hexdigest()
 
 
 def unseen_bytes(source: Located, vector_names: Iterable[str]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from migrators.pipeline.entries import CATALOG, REPORT, base_entries, catalog_mark_of, items_of
-from migrators.pipeline.survey import BaseEntry, base_folder, read_entry
+from migrators.pipeline.published import BaseEntry, base_folder, read_entry
 from regraft import sqlite
 from regraft.formats.cherry_v2.catalog import ItemRow, write_catalog
 from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE

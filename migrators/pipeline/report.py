@@ -13,7 +13,7 @@ from msgspec import UNSET, structs
 
 from migrators.pipeline.drafts import LibraryDraft
 from migrators.pipeline.plan import BasePlan
-from migrators.pipeline.survey import BaseEntry
+from migrators.pipeline.published import BaseEntry
 from migrators.pipeline.workers import Done
 from regraft.formats.cherry_v2.index import Tallies
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
@@ -52,6 +52,13 @@ def carried(done: Done) -> Outcome:
     """Return the report of a base that was carried."""
     message = (*done.plan.notices, *done.carried.notices)
     return _outcome(done.plan, message, done.carried.tallies, done.carried.index_bytes)
+
+
+def rewritten(outcome: Outcome) -> Outcome:
+    """Return the report of a base whose index was damaged in the target, and is written anew."""
+    if outcome.base.error is not None:
+        return outcome
+    return replace(outcome, base=structs.replace(outcome.base, outcome="rewritten"))
 
 
 def unchanged(entry: BaseEntry) -> Outcome:

@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 
-from migrators.pipeline import preflight, report
+from migrators.pipeline import preflight, published, report
 from migrators.pipeline.carry import item_rows
 from migrators.pipeline.drafts import BaseDraft, LibraryDraft
 from migrators.pipeline.options import Options
 from migrators.pipeline.publish import Target
+from migrators.pipeline.published import BaseEntry
 from migrators.pipeline.report import Outcome
 from migrators.pipeline.session import Migration, Session, session, work_folder
 from migrators.pipeline.source import Pipeline
-from migrators.pipeline.survey import BaseEntry, BaseJob, BasePlanner, chosen, fingerprint, vector_name
+from migrators.pipeline.survey import BaseJob, BasePlanner, chosen, fingerprint, vector_name
 from migrators.pipeline.workers import Done, carry_all, jobs_for, processes
 from regraft.errors import Declined
 from regraft.ledger import durable
@@ -115,7 +116,8 @@ class LibraryPlan:
             if job.unchanged is not None:
                 found[job.draft.legacy_id] = report.unchanged(job.unchanged)
             elif job.plan is not None:
-                found[job.draft.legacy_id] = report.planned(job.plan)
+                outcome = report.planned(job.plan)
+                found[job.draft.legacy_id] = report.rewritten(outcome) if job.is_damaged else outcome
         return found
 
 
@@ -187,6 +189,8 @@ def publish(at: Session, done: Done) -> Outcome:
         logger.info("base %s: damage of the source shows; what stands in the target is kept", base_id)
         return report.unchanged(kept)
     outcome = report.carried(done)
+    if done.work.is_damaged:
+        outcome = report.rewritten(outcome)
     entry = BaseEntry(
         position=done.work.position,
         record=done.carried.record,
@@ -195,8 +199,10 @@ def publish(at: Session, done: Done) -> Outcome:
         children=outcome.children,
         notices=list(outcome.notices),
         has_files=done.carried.has_files,
-        index_mark=preflight.index_mark(staged),
-        raw_mark=preflight.raw_mark(staged),
+        index_mark=published.index_mark(staged),
+        index_hash=published.index_hash(staged),
+        raw_mark=published.raw_mark(staged),
+        raw_hash=published.raw_hash(staged),
         found=done.plan.found,
         carry_text=done.plan.carry_text,
     )

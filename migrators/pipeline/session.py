@@ -20,7 +20,7 @@ from msgspec import structs
 from migrators.pipeline import preflight
 from migrators.pipeline.entries import demand_fit
 from migrators.pipeline.publish import Target
-from migrators.pipeline.survey import BaseEntry
+from migrators.pipeline.published import BaseEntry
 from regraft import areas, layout_links
 from regraft.errors import (
     Interrupted,

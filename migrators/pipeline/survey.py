@@ -16,16 +16,16 @@ from migrators.pipeline.accounting import WITHOUT_VECTOR
 from migrators.pipeline.drafts import BaseDraft, ItemDraft, LibraryDraft
 from migrators.pipeline.options import Options
 from migrators.pipeline.plan import BasePlan, plan_base
+from migrators.pipeline.published import BaseEntry, Standing, base_folder, read_entry, standing
 from migrators.pipeline.source import Found, Hints, Pipeline
 from migrators.pipeline.uploads import missing_upload, upload_name, upload_problem
-from regraft import sqlite, steady
-from regraft.errors import BaseUnknown, SourceUnreadable
-from regraft.formats.cherry_v2.catalog import BaseRecord
+from regraft import steady
+from regraft.base_names import meant
+from regraft.errors import SourceUnreadable
 from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.ledger.ledger import Entry
-from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER, Located
+from regraft.locate import RAW_FOLDER, Located
 from regraft.report import notices
-from regraft.report.migration import BaseReport
 from regraft.report.notices import Notice
 from regraft.report.progress import Progress, stage
 from regraft.tree import join
@@ -34,38 +34,6 @@ logger = logging.getLogger(__name__)
 
 #: Changes when the same input makes different output: an earlier run's bases are then carried anew.
 WRITER = 4
-
-
-class BaseEntry(msgspec.Struct, frozen=True):
-    """What the ledger keeps of a migrated base besides its items: its catalog rows and its part of the report."""
-
-    position: int
-    record: BaseRecord
-    report: BaseReport
-    items: dict[str, str]
-    children: dict[str, str]
-    notices: list[Notice]
-    has_files: bool
-    #: What tells whether the published index was written to since: its size and time of change (ns).
-    index_mark: tuple[int, int] | None
-    #: The same for the files under ``raw/``.
-    raw_mark: str
-    #: What was found on disk; nothing in entries of versions that did not keep it.
-    found: Found = Found()
-    #: The command that wrote it; entries of versions that had one only do not say.
-    command: str = "migrate"
-    #: Whether texts were to come along whose vector could not.
-    carry_text: bool = False
-
-    @property
-    def has_bare_texts(self) -> bool:
-        """Tell whether there are texts that came along without a vector."""
-        return bool(self.report.rows.without_vector)
-
-
-def read_entry(entry: Entry) -> BaseEntry:
-    """Return what an entry of the ledger says of a base."""
-    return msgspec.json.decode(entry.detail, type=BaseEntry)
 
 
 @dataclass(frozen=True)
@@ -86,6 +54,8 @@ class BaseJob:
     origin_mark: steady.Mark = ()
     #: What an earlier run wrote of the base and what still stands, whether unchanged or not.
     stands: BaseEntry | None = None
+    #: Whether the index that stands is damaged: it is written anew.
+    is_damaged: bool = False
 
     @property
     def base_id(self) -> str:
@@ -114,17 +84,15 @@ def chosen(library: LibraryDraft, options: Options) -> list[tuple[int, BaseDraft
     """Return the bases that the run is about, with their positions.
 
     Raises:
-        BaseUnknown: an id of ``options.bases`` is none of them.
+        BaseUnknown, BaseAmbiguous: one of ``options.bases`` is none of them, or may be several.
     """
     numbered = list(enumerate(library.bases))
     if not options.bases:
         return numbered
-    known = {key for base in library.bases for key in (base.legacy_id, base.id)}
-    for wanted in options.bases:
-        if wanted not in known:
-            names = ", ".join(base.legacy_id for base in library.bases) or "no bases"
-            raise BaseUnknown(base=wanted, known=names)
-    return [(at, base) for at, base in numbered if {base.legacy_id, base.id} & set(options.bases)]
+    names = {base.id: base.name for base in library.bases}
+    legacy = {base.legacy_id: base.id for base in library.bases}
+    wanted = {meant(one, names, legacy) for one in options.bases}
+    return [(at, base) for at, base in numbered if base.id in wanted]
 
 
 def vector_name(source: Located, draft: BaseDraft) -> str:
@@ -230,20 +198,24 @@ class BasePlanner:
             return self._plan(position, draft, "", None, self._options)
         mark, known = fingerprint(self.source, draft), read_entry(entry)
         is_same = entry.fingerprint == mark
-        if not still_there(self._target, draft.id, known):
+        stands = standing(self._target, draft.id, known, verify=self._options.verify)
+        if stands is Standing.GONE:
             logger.info("base %s: what an earlier run wrote is gone; it is carried anew", draft.id)
             return self._plan(position, draft, mark, known, self._options)
+        if stands is Standing.CHANGED:
+            known = msgspec.structs.replace(known, notices=[*known.notices, _changed_since(draft)])
         is_same = is_same and not _other_wish(known, self._options)
         # A vector file on disk that could not be read is tried again: what was in the way may be gone.
         is_again = known.record.base.error == notices.MISSING_STORE and not self.source.is_archive
-        if is_same and not is_again:
+        if is_same and not is_again and stands is not Standing.DAMAGED:
             logger.info("base %s: unchanged since an earlier run", draft.id)
             return BaseJob(position, draft, mark, unchanged=known)
-        logger.info("base %s: its source or what is wanted of it changed since an earlier run", draft.id)
+        logger.info("base %s: carried anew; what an earlier run wrote is %s", draft.id, stands.value)
         # Texts that came along once are not taken away again.
         carry_text = self._options.carry_text or known.has_bare_texts
         planned = self._plan(position, draft, mark, known, replace(self._options, carry_text=carry_text))
-        return _not_poorer(replace(planned, stands=known), same=is_same)
+        planned = replace(planned, stands=known, is_damaged=stands is Standing.DAMAGED)
+        return _not_poorer(planned, same=is_same)
 
     def _plan(self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None, options: Options) -> BaseJob:
         surveyed = self._survey(draft, texts=options.carry_text)
@@ -291,6 +263,11 @@ class BasePlanner:
         return found
 
 
+def _changed_since(draft: BaseDraft) -> Notice:
+    message = "it was changed in the target since it was migrated, and is left as it is"
+    return Notice(code=notices.CHANGED_SINCE, message=message, base=draft.legacy_id)
+
+
 def _other_wish(stands: BaseEntry, options: Options) -> bool:
     """Tell whether there is something in a base about which the user wants the other thing now.
 
@@ -321,18 +298,6 @@ def kept_completed(stands: BaseEntry, error: str, base: str) -> BaseEntry:
     return msgspec.structs.replace(
         stands, notices=[*stands.notices, Notice(code=notices.KEPT_COMPLETED, message=message, base=base)]
     )
-
-
-def still_there(target: Path, base_id: str, known: BaseEntry) -> bool:
-    """Tell whether what an earlier run published of a base is still in its place."""
-    folder = base_folder(target, base_id)
-    index_stands = known.index_mark is None or sqlite.is_database(folder / INDEX_FILE)
-    return index_stands and (not known.raw_mark or (folder / RAW_FOLDER).is_dir())
-
-
-def base_folder(target: Path, base_id: str) -> Path:
-    """Return the folder of a base in a library."""
-    return target / KNOWLEDGE_FOLDER / base_id
 
 
 def _size(source: Located, draft: BaseDraft) -> int:

@@ -18,7 +18,8 @@ import apsw
 
 from migrators.pipeline.carry import Carried, Origin, Watcher, carry_base
 from migrators.pipeline.plan import BasePlan, plan_base
-from migrators.pipeline.survey import BaseJob, base_folder
+from migrators.pipeline.published import base_folder
+from migrators.pipeline.survey import BaseJob
 from migrators.pipeline.uploads import SourceFailed
 from regraft import areas, links, steady, workers
 from regraft.formats.large_text import LARGE_BYTES

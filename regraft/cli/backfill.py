@@ -114,7 +114,7 @@ def as_text(report: BackfillReport, *, verbose: bool) -> str:
     elif _was_run(report) or report.undo is not None:
         lines += closing_lines(report, is_done=True)
     else:
-        lines += closing_lines(report, is_done=False)
+        lines += closing_lines(report, is_done=False, unchanged="nothing was sent, and nothing was written")
     return shown_lines(lines)
 
 

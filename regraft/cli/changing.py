@@ -138,17 +138,20 @@ def as_text(report: ChangeReport, *, verbose: bool) -> str:
     return shown_lines(lines)
 
 
-def closing_lines(report: ChangeReport | BackfillReport, *, is_done: bool) -> list[str]:
+def closing_lines(
+    report: ChangeReport | BackfillReport, *, is_done: bool, unchanged: str = "nothing was written"
+) -> list[str]:
     """Return what stands at the end of a run: what is done and what is not, and what to do next.
 
     Args:
         report: what the run came to.
         is_done: whether it did anything, or a dry run would.
+        unchanged: what is said where it did nothing.
     """
     path = report.head.source.path if report.head.source else ""
     left = [one for one in report.left if notices.at_least(one.severity, "warning")]
     if not is_done:
-        return _nothing_done(report.head.regraft.command, left)
+        return _nothing_done(report.head.regraft.command, left, unchanged)
     if report.head.run.dry_run:
         return ["", "Dry run: nothing was written.", *_not_done(report, left)]
     lines = ["", f"Done{_share_done(report, left)}; {path} and its {FOLDER} were written.", *_not_done(report, left)]
@@ -158,11 +161,11 @@ def closing_lines(report: ChangeReport | BackfillReport, *, is_done: bool) -> li
     return lines
 
 
-def _nothing_done(command: str, left: Sequence[Unresolved]) -> list[str]:
+def _nothing_done(command: str, left: Sequence[Unresolved], unchanged: str) -> list[str]:
     if not left:
-        return ["Nothing has to be done: nothing was written."]
+        return [f"Nothing has to be done: {unchanged}."]
     findings = counted(sum(one.count for one in left), "finding")
-    lines = ["", f"regraft {command} can do nothing about the {findings} above: nothing was written."]
+    lines = ["", f"regraft {command} can do nothing about the {findings} above: {unchanged}."]
     names = " ".join(dict.fromkeys(one.finding for one in left))
     return [*lines, *(_next(left) or [f"Next: regraft explain {names}"])]
 

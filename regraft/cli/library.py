@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,9 @@ from regraft.cli.output import confirmed, echo_json, say, written_list
 from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
 from regraft.ledger import interrupts, ledger
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
-from regraft.report import render
+from regraft.report import notices, render
 from regraft.report.document import encoded
+from regraft.text import LONGEST_NAME, argument, one_line, shown, shown_lines
 
 
 def asking(*, yes: bool, silent: bool) -> Callable[[migrators.MigrationReport], bool]:
@@ -55,4 +57,19 @@ def _summary(document: dict[str, Any], written: list[Path], verbose: int) -> str
         return text + written_list(written)
     if document["run"]["dry_run"]:
         return text + "Dry run: nothing was written.\n"
-    return text + "Nothing has changed since the last run: nothing was written.\n"
+    return text + shown_lines(_unwritten(document))
+
+
+def _unwritten(document: dict[str, Any]) -> list[str]:
+    """Say that nothing was written, and what was changed by others since."""
+    changed = [one["base"] for one in document["warnings"] if one["code"] == notices.CHANGED_SINCE]
+    if not changed:
+        return ["Nothing has changed since the last run: nothing was written."]
+    names = {base.get("legacy_id", base["id"]): base["name"] for base in document["bases"]}
+    named = ", ".join(one_line(names.get(base, base), LONGEST_NAME) for base in changed)
+    target = document["target"]["path"]
+    return [
+        f"Changed in {shown(target)} since they were migrated, and left as they are: {named}",
+        "The source is the same as at the last run: nothing was written.",
+        f"Next: {shlex.join(['regraft', 'check', argument(target)])}",
+    ]

@@ -39,6 +39,7 @@ from regraft.report.document import encoded
     is_flag=True,
     help="Carry texts whose vector cannot be carried, without one, also of failed bases.",
 )
+@click.option("--verify", is_flag=True, help="Read back every byte that an earlier run wrote, and compare.")
 @click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")
 @click.option("--report", "page", type=PATH, metavar="FILE.html", help="Write the report page here too.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before a run that leaves something behind.")
@@ -55,6 +56,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     while_running: bool,
     no_restore_duplicates: bool,
     carry_text: bool,
+    verify: bool,
     now: int | None,
     page: Path | None,
     fail_on: str,
@@ -81,6 +83,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         while_running=while_running,
         restore_duplicates=not no_restore_duplicates,
         carry_text=carry_text,
+        verify=verify,
     )
 
     with located(source, Kind(kind) if kind else None) as found:

@@ -71,7 +71,7 @@ class BaseReport(Struct, frozen=True, kw_only=True):
     @property
     def is_done(self) -> bool:
         """Tell whether it stands in the target."""
-        return self.outcome in ("written", "unchanged", "failed")
+        return self.outcome in ("written", "rewritten", "unchanged", "failed")
 
     def lacks(self, command: Literal["migrate", "import"]) -> bool:
         """Tell whether something is missing that the command which wrote it always says."""

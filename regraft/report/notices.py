@@ -353,6 +353,13 @@ KEPT_COMPLETED = register(
     "v1.base",
     "From this source the base would fail; what an earlier run wrote to the target stays, completed or with its texts.",
 )
+CHANGED_SINCE = register(
+    "base",
+    "note",
+    "base_changed_since",
+    "v1.base",
+    "What an earlier run wrote to the target was changed there since, and is left as it is.",
+)
 MISSING_UPLOAD = register(
     "item",
     "warning",

@@ -105,7 +105,7 @@ def test_it_is_named_and_nothing_but_what_is_meant_changes(store: Path, tmp_path
 def put_in_order(store: Path) -> dict[str, list[str]]:
     """Let commands change rows of most tables, and return what the rows are then."""
     for command in ("gc", "repair"):
-        assert "Done;" in run(command, store, "--yes").stdout
+        assert "\nDone" in run(command, store, "--yes").stdout
     return rows(index(store))
 
 
@@ -256,7 +256,7 @@ def test_a_trigger_on_rows_of_knowledge(store: Path, table: str) -> None:
     assert (found["samples"], found["base"]) == (["evil"], None)
     with closing(apsw.Connection(str(path))) as db:
         count = db.execute("SELECT count(*) FROM knowledge_item").get
-    assert "Done;" in run("repair", store, "--yes").stdout
+    assert "\nDone" in run("repair", store, "--yes").stdout
     with closing(apsw.Connection(str(path))) as db:
         assert db.execute("SELECT count(*) FROM knowledge_item").get == count
         names = db.execute("SELECT name FROM sqlite_schema WHERE type IN ('trigger', 'view') ORDER BY 1").fetchall()

@@ -178,6 +178,8 @@ COMMANDS: dict[str, Callable[[World], list[list[object]]]] = {
     "recall": lambda world: [[angel(world), 0], [world.place / EVIL_FILE / "angel", 7]],
     "export": in_place(Path("units.parquet")),
     "import": lambda world: [[parquet(world), "--to", world.place / EVIL_FILE / "imported"]],
+    "explain": lambda _: [[EVIL], ["item.tombstone"]],
+    "fix": in_place("-y"),
     "gc": in_place("-y"),
     "repair": in_place("-y"),
     "reconcile": in_place("-y"),

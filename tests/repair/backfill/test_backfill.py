@@ -698,7 +698,7 @@ def test_an_index_that_another_program_writes_is_not_paid_for(
 def test_a_person_is_asked_and_may_decline(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regraft.cli.changing.confirmed", lambda lines, yes, silent: False)
+    monkeypatch.setattr("regraft.cli.changing.confirmed", lambda *_, **__: False)
     with untouched(store):
         line(run("backfill", store, "--config", config), 2)
     assert server.requests == []

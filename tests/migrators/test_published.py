@@ -1,0 +1,120 @@
+"""What becomes of what an earlier run published: changed, damaged, copied, or whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import apsw
+import pytest
+from conftest import NOW, Outcome, run
+from faults import REFUSED, said
+from planted_v1 import whole
+from planted_v2 import KB, OTHER, index
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("migrated")
+    assert run("migrate", whole(place / "v1"), "--to", place / "library", "--now", NOW, "-q").status == 0
+    return place
+
+
+@pytest.fixture
+def place(migrated: Path, tmp_path: Path) -> Iterator[Path]:
+    """Return a folder with the source and its library, as they were written, times and all."""
+    yield shutil.copytree(migrated, tmp_path / "place")
+
+
+def again(place: Path, *more: object) -> Outcome:
+    [source] = [path for path in (place / "v1").iterdir() if path.suffix == ".zip"] or [place / "v1"]
+    return run("migrate", source, "--to", place / "library", "--now", NOW, "--json", "--fail-on", "never", *more)
+
+
+def outcomes(done: Outcome) -> dict[str, str]:
+    return {base["id"]: base["outcome"] for base in done.document["bases"]}
+
+
+def said_codes(done: Outcome) -> list[tuple[str, str]]:
+    return [(one["code"], one["base"]) for one in done.document["warnings"] if one["code"] == "base_changed_since"]
+
+
+def noise(path: Path, *, keeps_time: bool = False) -> None:
+    """Overwrite the middle of a file with bytes that are no page."""
+    times = path.stat()
+    with path.open("r+b") as file:
+        file.seek(8192)
+        file.write(b"\xa5" * 8192)
+    if keeps_time:
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def touch_all(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+
+
+def test_noise_in_an_index_is_noticed_and_the_index_written_anew(place: Path) -> None:
+    before = index(place / "library").read_bytes()
+    noise(index(place / "library"))
+    planned = again(place, "--dry-run")
+    assert outcomes(planned) == {KB: "rewritten", OTHER: "unchanged"}
+    done = again(place)
+    assert outcomes(done) == {KB: "rewritten", OTHER: "unchanged"}
+    assert index(place / "library").read_bytes() == before
+    assert run("check", place / "library", "--json").document["summary"]["by_severity"]["error"] == 0
+    assert outcomes(again(place)) == {KB: "unchanged", OTHER: "unchanged"}
+
+
+def test_noise_that_no_time_tells_of_is_found_where_all_is_verified(place: Path) -> None:
+    noise(index(place / "library"), keeps_time=True)
+    assert outcomes(again(place)) == {KB: "unchanged", OTHER: "unchanged"}
+    assert outcomes(again(place, "--verify")) == {KB: "rewritten", OTHER: "unchanged"}
+    assert outcomes(again(place, "--verify")) == {KB: "unchanged", OTHER: "unchanged"}
+
+
+def test_what_somebody_changed_is_named_and_left(place: Path) -> None:
+    with closing(apsw.Connection(str(index(place / "library")))) as db:
+        db.execute("DELETE FROM embedding WHERE rowid = (SELECT min(rowid) FROM embedding)")
+    changed = index(place / "library").read_bytes()
+    done = again(place)
+    assert outcomes(done) == {KB: "unchanged", OTHER: "unchanged"}
+    assert said_codes(done) == [("base_changed_since", "kb")]
+    text = run("migrate", place / "v1", "--to", place / "library", "--now", NOW, "--fail-on", "never").stdout
+    assert "Nothing has changed" not in text
+    assert "since they were migrated, and left as they are: Base kb" in text
+    assert text.rstrip().endswith(f"Next: regraft check {place / 'library'}")
+    assert index(place / "library").read_bytes() == changed
+
+
+def test_what_somebody_changed_is_not_overwritten(place: Path) -> None:
+    with closing(apsw.Connection(str(index(place / "library")))) as db:
+        db.execute("DELETE FROM embedding WHERE rowid = (SELECT min(rowid) FROM embedding)")
+    said(
+        again(place, "--no-restore-duplicates", "--carry-text", "--map-model", "kb=acme::other"),
+        "TargetBaseChanged",
+        REFUSED,
+    )
+
+
+def test_other_times_of_the_same_bytes_are_no_change(place: Path) -> None:
+    touch_all(place / "library")
+    done = again(place)
+    assert outcomes(done) == {KB: "unchanged", OTHER: "unchanged"}
+    assert said_codes(done) == []
+    raw = next(path for path in (place / "library" / "KnowledgeBase" / KB / "raw").rglob("*") if path.is_file())
+    raw.write_bytes(b"something else")
+    assert said_codes(again(place)) == [("base_changed_since", "kb")]
+
+
+@pytest.mark.parametrize("name", ["Base kb", "kb", KB, KB[:8]])
+def test_a_base_is_meant_by_its_name_or_an_id_or_its_beginning(place: Path, name: str) -> None:
+    assert set(outcomes(again(place, "--base", name))) == {KB}
+
+
+def test_a_base_that_is_not_there_is_refused_with_those_that_are(place: Path) -> None:
+    message = said(again(place, "--base", "Base of nobody"), "BaseUnknown", REFUSED)
+    assert "no base has this name or id; there are: Base kb" in message
