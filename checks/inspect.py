@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from checks import systems
@@ -11,7 +12,7 @@ from regraft.located import Located
 from regraft.report.document import Report, Run
 from regraft.report.progress import Progress, human_bytes
 from regraft.systems import system_of
-from regraft.text import counted, shown_lines
+from regraft.text import argument, counted, shown_lines
 
 
 class InspectReport(Report, kw_only=True):
@@ -43,11 +44,12 @@ def as_text(report: InspectReport, *, verbose: bool = False) -> str:
     part = system_of(kind).part if kind in SYSTEMS else "base"
     if part:
         lines.append(f"{counted(len(report.bases), part)}, {human_bytes(report.health.bytes)}.")
-    lines += _health_lines(report.health, report.bases)
+    path = report.head.source.path if report.head.source else ""
+    lines += _health_lines(path, report.health, report.bases)
     return shown_lines(lines)
 
 
-def _health_lines(health: HealthLook, bases: Sequence[BaseLook]) -> Iterator[str]:
+def _health_lines(path: str, health: HealthLook, bases: Sequence[BaseLook]) -> Iterator[str]:
     if health.coverage is not None:
         yield (
             f"{health.coverage:.2%} of the texts have their vector; "
@@ -62,5 +64,21 @@ def _health_lines(health: HealthLook, bases: Sequence[BaseLook]) -> Iterator[str
         yield f"{counted(named, 'base')} with a problem, see above."
     for note in health.notes or ():
         yield f"note: {note}"
-    if not health.problems:
+    worth = list(_worth_a_look(health, bases))
+    if worth:
+        yield f"Worth a look: {', '.join(worth)}; {shlex.join(['regraft', 'check', argument(path)])} says more."
+    elif not health.problems:
         yield "No problem at a glance."
+
+
+def _worth_a_look(health: HealthLook, bases: Sequence[BaseLook]) -> Iterator[str]:
+    """Yield what is no problem of a whole base, and yet not as it should be."""
+    failed = sum(base.items.get("failed", 0) for base in bases if base.items)
+    if failed:
+        yield counted(failed, "failed item")
+    if health.coverage is not None and health.coverage < 1:
+        yield f"{1 - health.coverage:.2%} of the texts without a vector"
+    if health.orphans:
+        yield counted(health.orphans, "orphan")
+    if health.stale:
+        yield f"{health.stale:,} stale"

@@ -244,9 +244,14 @@ class Audit:
         )
 
     def exit_status(self, fail_on: str) -> int:
-        """Return 0 where there is nothing to complain about, else 1 (``fail_on``: error, warning, note or never)."""
+        """Return 0 where there is nothing to complain about, else 1 (``fail_on``: error, warning, note or never).
+
+        Of what there was no time for, nobody knows that there is nothing to complain about.
+        """
         if fail_on == "never":
             return 0
+        if self.not_checked:
+            return 1
         line = cast(Severity, fail_on)
         return int(any(notices.at_least(finding.severity, line) for finding in self.findings))
 

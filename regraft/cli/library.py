@@ -15,7 +15,10 @@ from regraft.ledger import interrupts, ledger
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.report import notices, render
 from regraft.report.document import encoded
-from regraft.text import LONGEST_NAME, argument, one_line, shown, shown_lines
+from regraft.text import LONGEST_NAME, argument, counted, one_line, shown, shown_lines
+
+#: Bases that are named at the end, before the rest is counted.
+_SHOWN = 5
 
 
 def asking(*, yes: bool, silent: bool) -> Callable[[migrators.MigrationReport], bool]:
@@ -54,10 +57,26 @@ def _written(target: Path, page: Path | None, *, wrote: bool) -> list[Path]:
 def _summary(document: dict[str, Any], written: list[Path], verbose: int) -> str:
     text = render.as_text(document, verbose=verbose > 0) + "\n"
     if written:
-        return text + written_list(written)
+        return text + written_list(written) + "\n" + shown_lines(_done(document))
     if document["run"]["dry_run"]:
         return text + "Dry run: nothing was written.\n"
     return text + shown_lines(_unwritten(document))
+
+
+def _done(document: dict[str, Any]) -> list[str]:
+    """Say how many bases are done, which are not and why, and what to do next."""
+    failed = [base for base in document["bases"] if base["error"]]
+    bases = len(document["bases"])
+    lines = [f"Done: {bases - len(failed):,} of {counted(bases, 'base')}."]
+    for base in failed[:_SHOWN]:
+        name = one_line(base["name"], LONGEST_NAME)
+        lines.append(f"Not done: {name}; why, and what to do: regraft explain {base['error']}")
+    if len(failed) > _SHOWN:
+        lines.append(f"Not done: {counted(len(failed) - _SHOWN, 'more base')}, listed above")
+    target = argument(document["target"]["path"])
+    lines.append(f"Next: {shlex.join(['regraft', 'check', target])}")
+    lines.append(f"Then, to use it in the application: {shlex.join(['regraft', 'install', target])} --profile PROFILE")
+    return lines
 
 
 def _unwritten(document: dict[str, Any]) -> list[str]:

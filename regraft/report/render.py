@@ -93,10 +93,13 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
     totals = document["totals"]
     rows = totals["rows"]
     verb = "will be carried" if planned else "carried"
-    yield f"{_carried(rows)} {verb} with their vectors{_of_those(document)}, none embedded again."
     unread = _unread(document)
+    of = f" of {counted(len(document['bases']) - len(unread), 'base')}" if unread else ""
+    yield f"{_carried(rows)}{of} {verb} with their vectors{_of_those(document)}, none embedded again."
     if unread:
-        yield f"Not counted: the rows of {counted(unread, 'base')} whose vector file cannot be read."
+        named = ", ".join(one_line(name, LONGEST_NAME) for name in unread[:SHOWN_PER_CODE])
+        more = f" and {len(unread) - SHOWN_PER_CODE:,} more" if len(unread) > SHOWN_PER_CODE else ""
+        yield f"Not carried, and nobody knows how many: all rows of {named}{more}. The vector file cannot be read."
     yield from _reasons(document)
     if "preflight" in document:
         needed, free = (human_bytes(document["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
@@ -133,11 +136,12 @@ def _of_those(document: Document) -> str:
     return f" ({sum(counts):,})" if counts else ""
 
 
-def _unread(document: Document) -> int:
-    """Return how many bases there are whose rows nobody could count; those of a Parquet file are always counted."""
+def _unread(document: Document) -> list[str]:
+    """Return the names of bases whose rows nobody could count; those of a Parquet file are always counted."""
     if _is_import(document):
-        return 0
-    return sum(base["status"] == "failed" and not base["rows"]["read"] for base in document["bases"])
+        return []
+    failed = (base for base in document["bases"] if base["status"] == "failed" and not base["rows"]["read"])
+    return [base["name"] for base in failed]
 
 
 def _is_import(document: Document) -> bool:
@@ -224,7 +228,7 @@ def as_page(document: Document) -> str:
         restored=_restored(rows) if rows["restored_duplicate"] else "",
         bases=[_page_base(base) for base in document["bases"]],
         left=counted_codes({**rows["skipped"], **document["skipped"]}),
-        unread=counted(unread, "base") if unread else "",
+        unread=counted(len(unread), "base") if unread else "",
         codes=counted_codes(Counter(warning["code"] for warning in document["warnings"])),
     )
 

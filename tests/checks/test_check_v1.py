@@ -62,7 +62,13 @@ def found(source: Path, *options: object) -> list[dict[str, Any]]:
 
 
 #: Codes that only carrying finds, or a target, or an option of ``migrate`` alone.
-BEYOND_A_PLAN = {"differing_vector", "completed_base_kept", "lost_duplicate", "carried_without_vector"}
+BEYOND_A_PLAN = {
+    "differing_vector",
+    "completed_base_kept",
+    "base_changed_since",
+    "lost_duplicate",
+    "carried_without_vector",
+}
 #: Codes that a preview build's store has of its own.
 OF_PREVIEWS = {
     "current_layout",
@@ -405,7 +411,7 @@ def test_a_finding_that_there_is_not(place: Path) -> None:
 
 def test_a_base_that_there_is_not(place: Path) -> None:
     source = whole(place / "v1")
-    assert "the source has kb, other" in said(run("check", source, "--base", "x", "--json"), "BaseUnknown", 2)
+    assert "there are: Base kb (" in said(run("check", source, "--base", "x", "--json"), "BaseUnknown", 2)
 
 
 def test_a_wrong_model_option(place: Path) -> None:

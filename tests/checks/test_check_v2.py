@@ -260,7 +260,7 @@ def test_one_base_by_its_id(store: Path) -> None:
     plant("no vector", store)
     assert found(store, "--base", OTHER) == []
     assert names(store, "--base", KB) == {"embedding.missing"}
-    assert "the source has" in said(run("check", store, "--base", "x", "--json"), "BaseUnknown", 2)
+    assert "there are: Base kb (" in said(run("check", store, "--base", "x", "--json"), "BaseUnknown", 2)
 
 
 def test_only_some_findings_and_the_exit_status(store: Path) -> None:

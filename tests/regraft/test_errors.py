@@ -653,8 +653,8 @@ def test_a_target_that_another_run_holds(source: Source, tmp_path: Path) -> None
 # --- options -------------------------------------------------------------------------------------------------------
 
 OPTIONS = {
-    "an unknown base": (("--base", "omega"), "BaseUnknown", "omega", "the source has alpha, beta, gamma"),
-    "one unknown base": (("--base", "alpha", "--base", "Alpha"), "BaseUnknown", "Alpha", "the source has alpha, beta"),
+    "an unknown base": (("--base", "omega"), "BaseUnknown", "omega", "there are: Base alpha ("),
+    "one unknown base": (("--base", "alpha", "--base", "Alpha"), "BaseUnknown", "Alpha", "there are: Base alpha ("),
     "a mapping without =": (
         ("--map-model", "acme::a"),
         "ModelOptionInvalid",

@@ -298,7 +298,7 @@ def test_the_text_for_a_person(place: Path, tmp_path: Path) -> None:
         "written",
         "failed (missing_vector_store)",
         "failed (missing_embedding_model)",
-        "9 of 13 rows carried",
+        "9 of 13 rows of 2 bases carried",
         "none embedded again",
         "[directory_not_migrated]",
         "[duplicate_knowledge_item]",
@@ -325,7 +325,7 @@ def test_the_text_for_a_person(place: Path, tmp_path: Path) -> None:
 
 def test_a_dry_run_says_that_it_is_one(place: Path, tmp_path: Path) -> None:
     text = run("migrate", place / "v1", "--to", tmp_path / "out", "--dry-run").stdout
-    assert "9 of 13 rows will be carried" in text
+    assert "9 of 13 rows of 2 bases will be carried" in text
     assert "nothing was written" in text.lower()
 
 
