@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
 from regraft import config
-from regraft.cli import search_notes
+from regraft.cli import search_notes, search_results
 from regraft.cli.embedding import config_option, query_vector
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, note, reports_errors, say
+from regraft.cli.search_results import EXCERPT
 from regraft.errors import ModelDiffers, SourceUnreadable, WrongUsage
-from regraft.formats.cherry_v2.index.search import Hit, vector_blob
+from regraft.formats.cherry_v2.index.search import vector_blob
 from regraft.kinds import NAMES, Kind
 from regraft.locate import located
-from regraft.ranking import cherry_v2, codex_mem
-from regraft.ranking.cherry_v2 import Answer, Mode, Request
-from regraft.report.document import Run
-from regraft.text import counted, one_line, shown, shown_lines
-
-#: How much of a body is shown, in code points; ``-v`` shows all of it.
-_EXCERPT = 160
+from regraft.ranking import codex_mem, several_bases
+from regraft.ranking.cherry_v2 import Mode, Request
+from regraft.ranking.several_bases import Answers
+from regraft.report.document import Report, Run, encoded
+from regraft.text import shown
 
 
 @click.command()
 @click.argument("path", type=PATH)
 @click.argument("query")
-@click.option("--base", metavar="NAME", help="The base (its name, v1 or v2 id); needed where there are several.")
+@click.option("--base", metavar="NAME", help="Only this base (its name, v1 or v2 id).  [default: all]")
 @click.option(
     "--mode",
     type=click.Choice([mode.value for mode in Mode]),
@@ -81,17 +78,19 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
     verbose: int,
     kind: str | None,
 ) -> None:
-    """Search a base for QUERY as the application does. Nothing is written.
+    """Search bases for QUERY as the application does. Nothing is written.
 
-    PATH is a v2 library, profile or backup, one base folder, an index.sqlite, or a database of codex-mem.
+    Without --base all bases are searched. PATH is a v2 library, profile or backup, one base folder, an index.sqlite,
+    or a database of codex-mem.
     """
     run = Run(command="search")
     numbers = _given_vector(vector, embedder_name)
     wanted = Mode(mode) if mode else None
+    status = 0
     with located(path, Kind(kind) if kind else None) as source:
         run.source_kind, run.source = source.kind.value, source.path if source.notices else path
         title = f"{shown(path)} is {NAMES[source.kind]}."
-        notes: tuple[str, ...]
+        report: Report
         if source.kind is Kind.CODEX_MEM:
             search_notes.refuse({"--alpha": alpha is not None, "--raw": raw, "--mode vector": wanted is Mode.VECTOR})
             embed_for = None if embedder_name is None else search_notes.embed_for(query, embedder_name, config_path)
@@ -99,24 +98,24 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
                 query=query, project=base, mode=wanted, count=count, vector=numbers, embed=embed_for
             )
             of_notes = codex_mem.search(source.path, question)
-            notes, document = of_notes.notes, search_notes.as_document(of_notes)
-            text = search_notes.as_text(of_notes, title, None if verbose else _EXCERPT)
+            run.end()
+            notes, report = of_notes.notes, search_notes.report(run.head(), of_notes)
+            text = search_notes.as_text(of_notes, title, None if verbose else EXCERPT)
         else:
-            embed = None if embedder_name is None else partial(_embedded, query, embedder_name, config_path)
-            answer = cherry_v2.search(
-                source,
-                base,
-                Request(query=query, mode=wanted, count=count, alpha=alpha, vector=numbers, embed=embed, raw=raw),
-            )
-            notes, document = answer.notes, _document(answer)
-            text = _as_text(answer, title, whole=verbose > 0)
-    run.end()
+            embed = None if embedder_name is None else _embedding(query, embedder_name, config_path)
+            request = Request(query=query, mode=wanted, count=count, alpha=alpha, vector=numbers, embed=embed, raw=raw)
+            found = several_bases.search(source, base, request)
+            run.end()
+            status = int(isinstance(found, Answers) and found.is_damaged)
+            notes, report = found.notes, search_results.report(run.head(), found)
+            text = search_results.as_text(found, title, whole=verbose > 0, raw=raw)
     if not quiet:
         _note_all(notes)
     if as_json:
-        echo_json({**run.document(), **document})
+        echo_json(encoded(report))
     else:
         say(text)
+    sys.exit(status)
 
 
 def _note_all(notes: Iterable[str]) -> None:
@@ -130,18 +129,26 @@ def _given_vector(name: str | None, embedder: str | None) -> tuple[float, ...] |
     return None if name is None else _read_vector(name)
 
 
-def _embedded(query: str, name: str, config_path: Path | None, model_id: str | None) -> tuple[float, ...]:
-    """Return a query's vector, of the base's model.
+def _embedding(query: str, name: str, config_path: Path | None) -> Callable[[str | None], tuple[float, ...]]:
+    """Return what has an embedder make a query's vector, once for all bases of its model."""
+    made: list[tuple[float, ...]] = []
 
-    Raises:
-        ModelDiffers: the embedder is another one.
-        QueryNotEmbedded: it gives no vector.
-    """
-    settings = config.load(config_path).embedder(name)
-    if model_id is not None and not settings.serves(model_id):
-        reason = f"the base's model is {model_id}"
-        raise ModelDiffers(embedder=name, model=settings.model, reason=reason)
-    return query_vector(settings, query)
+    def embed(model_id: str | None) -> tuple[float, ...]:
+        """Return the query's vector, of the base's model.
+
+        Raises:
+            ModelDiffers: the embedder is another one.
+            QueryNotEmbedded: it gives no vector.
+        """
+        settings = config.load(config_path).embedder(name)
+        if model_id is not None and not settings.serves(model_id):
+            reason = f"the base's model is {model_id}"
+            raise ModelDiffers(embedder=name, model=settings.model, reason=reason)
+        if not made:
+            made.append(query_vector(settings, query))
+        return made[0]
+
+    return embed
 
 
 def _read_vector(name: str) -> tuple[float, ...]:
@@ -173,51 +180,3 @@ def checked_vector(raw: bytes, where: str) -> tuple[float, ...]:
     if not numbers or not all(map(math.isfinite, numbers)):
         raise WrongUsage(problem=f"{where}: not a vector", hint="it is one JSON array of numbers")
     return numbers
-
-
-def _document(answer: Answer) -> dict[str, Any]:
-    return {
-        "base": answer.base_id,
-        "base_name": answer.base_name,
-        "mode": answer.mode.value,
-        "count": answer.count,
-        "alpha": answer.alpha,
-        "score_kind": answer.score_kind,
-        "dropped": answer.dropped,
-        "notes": list(answer.notes),
-        "hits": [
-            {
-                "base": answer.base_id,
-                "base_name": answer.base_name,
-                "item_name": answer.item_names.get(hit.material_id),
-                "rank": rank,
-                "score": hit.score,
-                "unit_id": hit.unit_id,
-                "material_id": hit.material_id,
-                "relative_path": hit.relative_path,
-                "unit_index": hit.unit_index,
-                "text": hit.text,
-            }
-            for rank, hit in enumerate(answer.hits, 1)
-        ],
-    }
-
-
-def _as_text(answer: Answer, title: str, *, whole: bool) -> str:
-    weight = "" if answer.alpha is None else f", alpha {answer.alpha:g}"
-    dropped = f", {answer.dropped} dropped by the catalog" if answer.dropped else ""
-    found = f"{counted(len(answer.hits), 'hit')} by {answer.mode}{weight}{dropped}."
-    base = answer.base_id if answer.base_name is None else f"{one_line(answer.base_name)} ({answer.base_id})"
-    lines = [title, f"Base {base}: {found}"]
-    for rank, hit in enumerate(answer.hits, 1):
-        body = one_line(hit.text, None if whole else _EXCERPT + 1)
-        excerpt = body if whole or len(body) <= _EXCERPT else f"{body[:_EXCERPT]}…"
-        lines += ["", f"{rank:>3}  {hit.score:.6g}  {_where(answer, hit)}, unit {hit.unit_index}", f"     {excerpt}"]
-    return shown_lines(lines)
-
-
-def _where(answer: Answer, hit: Hit) -> str:
-    """Return the name of a hit's item, and its path where that says more."""
-    path = one_line(hit.relative_path or hit.material_id)
-    name = one_line(answer.item_names.get(hit.material_id) or path)
-    return name if name == path else f"{name} ({path})"

@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+from msgspec import Struct
 
 from regraft import config
 from regraft.cli.embedding import query_vector
 from regraft.errors import QueryNotEmbedded, RegraftError, WrongUsage
 from regraft.kinds import NAMES, Kind
 from regraft.ranking.codex_mem import Answer, Embed, NoVector
+from regraft.report.document import Head, Report
 from regraft.text import counted, one_line, shown_lines
+
+
+class FoundNote(Struct, frozen=True, kw_only=True):
+    """A note that was found; ``material_id`` is its project."""
+
+    rank: int
+    score: float
+    unit_id: str
+    material_id: str
+    relative_path: str | None
+    unit_index: int
+    text: str
+    title: str
+    type: str
+    status: str
+
+
+class NotesReport(Report, kw_only=True):
+    """What ``regraft search`` tells of a database of codex-mem; ``base`` is the project, None for all."""
+
+    base: str | None
+    mode: str
+    state: str
+    count: int
+    score_kind: str
+    notes: tuple[str, ...]
+    hits: list[FoundNote]
 
 
 def refuse(options: dict[str, bool]) -> None:
@@ -46,31 +75,32 @@ def embed_for(query: str, name: str, config_path: Path | None) -> Embed:
     return embed
 
 
-def as_document(answer: Answer) -> dict[str, Any]:
-    """Return what ``--json`` prints of an answer (``docs/commands.md``, "search")."""
-    return {
-        "base": answer.project,
-        "mode": answer.mode.value,
-        "state": answer.state.value,
-        "count": answer.count,
-        "score_kind": "ranking",
-        "notes": list(answer.notes),
-        "hits": [
-            {
-                "rank": rank,
-                "score": found.hit.score,
-                "unit_id": found.hit.unit_id,
-                "material_id": found.hit.material_id,
-                "relative_path": found.hit.relative_path,
-                "unit_index": found.hit.unit_index,
-                "text": found.hit.text,
-                "title": found.title,
-                "type": found.type,
-                "status": found.status,
-            }
+def report(head: Head, answer: Answer) -> NotesReport:
+    """Return the command's result."""
+    return NotesReport(
+        head=head,
+        base=answer.project,
+        mode=answer.mode.value,
+        state=answer.state.value,
+        count=answer.count,
+        score_kind="ranking",
+        notes=answer.notes,
+        hits=[
+            FoundNote(
+                rank=rank,
+                score=found.hit.score,
+                unit_id=found.hit.unit_id,
+                material_id=found.hit.material_id,
+                relative_path=found.hit.relative_path,
+                unit_index=found.hit.unit_index,
+                text=found.hit.text,
+                title=found.title,
+                type=found.type,
+                status=found.status,
+            )
             for rank, found in enumerate(answer.found, 1)
         ],
-    }
+    )
 
 
 def as_text(answer: Answer, title: str, excerpt: int | None) -> str:

@@ -32,7 +32,7 @@ from regraft.errors import (
 from regraft.formats.cherry_v2.catalog_lookup import CatalogLookup, item_data, opened_catalog
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
-from regraft.formats.cherry_v2.index.queries import tokens
+from regraft.formats.cherry_v2.index.queries import compiled, tokens
 from regraft.formats.cherry_v2.index.search import (
     DEFAULT_ALPHA,
     Hit,
@@ -103,6 +103,10 @@ class Answer:
     #: Hits that the catalog did not let through: their item is missing, of another base, or not completed.
     dropped: int = 0
     notes: tuple[str, ...] = ()
+    #: The id of the base's model, where a catalog says it.
+    model: str | None = None
+    #: Whether all that a score tells is how long the body is: so it is by short words alone.
+    is_by_length: bool = False
 
     @property
     def score_kind(self) -> str:
@@ -205,35 +209,78 @@ def search(source: Located, wanted: str | None, request: Request) -> Answer:
         QueryVectorMissing, QueryVectorUnfit: the mode needs a vector, or one of another length.
         SourceUnreadable: the index or the catalog is damaged.
     """
-    if source.kind not in SEARCHED:
-        advice = System.search_advice
-        if source.kind in SYSTEMS:
-            advice = systems.system_of(source.kind).search_advice
-        raise NotSearchable(path=source.path, what=NAMES[source.kind], advice=advice)
+    with opened_bases(source, request) as bases:
+        base_id = chosen_base(source, bases.stores, bases.rows, wanted)
+        return bases.search(base_id, request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bases:
+    """The bases of a source, ready to be searched; ``rows`` and ``catalog`` are None where no catalog has a say."""
+
+    source: Located
+    catalog: CatalogLookup | None
+    rows: list[Row] | None
+    stores: dict[str, Store | None]
+
+    def name_of(self, base_id: str) -> str | None:
+        """Return what the catalog calls a base, None where it says nothing."""
+        for row in self.rows or ():
+            if row.get("id") == base_id and row.get("name") is not None:
+                return str(row["name"])
+        return None
+
+    def search(self, base_id: str, request: Request) -> Answer:
+        """Search one base, by its id.
+
+        Raises:
+            RegraftError: as :func:`search`.
+        """
+        row = None if self.rows is None else _row(self.source, self.rows, base_id)
+        if not request.raw and not tokens(request.query):
+            raise QueryWithoutWord
+        store = self.stores[base_id]
+        if store is None and self.source.is_slim:
+            raise BackupSlim(path=self.source.path, base=base_id)
+        if store is None:
+            raise BaseWithoutIndex(path=self.source.path, base=base_id)
+        with opened_index(self.source, store) as db:
+            is_raw = self.catalog is None
+            stated, notes = _checked_identity(db, _place(self.source, store), base_id, raw=is_raw)
+            # A file that lies anywhere is of the base that it names itself.
+            named = base_id if store.base_id is not None else stated
+            return _Search(
+                db=db, path=self.source.path, base_id=named, row=row, request=request, catalog=self.catalog, notes=notes
+            ).answer()
+
+
+@contextmanager
+def opened_bases(source: Located, request: Request) -> Iterator[Bases]:
+    """Open the bases of a source for a search.
+
+    Raises:
+        NotSearchable: there is nothing to search in the source.
+        SourceUnreadable: the catalog is damaged.
+    """
+    demand_searched(source)
     with ExitStack() as opened:
         catalog = None if request.raw else opened.enter_context(catalog_of(source))
-        return _searched(source, wanted, request, catalog)
+        rows = None if catalog is None else catalog.bases()
+        yield Bases(source=source, catalog=catalog, rows=rows, stores=known_bases(source, rows))
 
 
-def _searched(source: Located, wanted: str | None, request: Request, catalog: CatalogLookup | None) -> Answer:
-    rows = None if catalog is None else catalog.bases()
-    bases = known_bases(source, rows)
-    base_id = chosen_base(source, bases, rows, wanted)
-    row = None if rows is None else _row(source, rows, base_id)
-    if not request.raw and not tokens(request.query):
-        raise QueryWithoutWord
-    store = bases[base_id]
-    if store is None and source.is_slim:
-        raise BackupSlim(path=source.path, base=base_id)
-    if store is None:
-        raise BaseWithoutIndex(path=source.path, base=base_id)
-    with opened_index(source, store) as db:
-        stated, notes = _checked_identity(db, _place(source, store), base_id, raw=catalog is None)
-        # A file that lies anywhere is of the base that it names itself.
-        named = base_id if store.base_id is not None else stated
-        return _Search(
-            db=db, path=source.path, base_id=named, row=row, request=request, catalog=catalog, notes=notes
-        ).answer()
+def demand_searched(source: Located) -> None:
+    """Refuse a kind of source in which there is nothing to search.
+
+    Raises:
+        NotSearchable
+    """
+    if source.kind in SEARCHED:
+        return
+    advice = System.search_advice
+    if source.kind in SYSTEMS:
+        advice = systems.system_of(source.kind).search_advice
+    raise NotSearchable(path=source.path, what=NAMES[source.kind], advice=advice)
 
 
 def _row(source: Located, rows: list[Row], base_id: str) -> Row:
@@ -293,6 +340,8 @@ class _Search:
             item_names=names,
             dropped=dropped,
             notes=tuple(self.notes),
+            model=self._model(),
+            is_by_length=mode is Mode.BM25 and not compiled(self.request.query).terms,
         )
 
     def _setting(self, column: str) -> object:
@@ -328,9 +377,9 @@ class _Search:
 
     def _blob(self, mode: Mode, dimensions: int | None) -> bytes:
         """Return the query's vector as the index compares it."""
-        vector, model = self.request.vector, self._setting("embedding_model_id")
+        vector, model = self.request.vector, self._model()
         if vector is None and self.request.embed is not None:
-            vector = self.request.embed(None if model is None else str(model))
+            vector = self.request.embed(model)
         if vector is None:
             whose = model or "the base's model"
             raise QueryVectorMissing(path=self.path, base=self.base_id, mode=mode, dimensions=dimensions, model=whose)
@@ -340,6 +389,10 @@ class _Search:
         if not any(blob):
             self.notes.append("the vector is all zeros: it is near to nothing")
         return blob
+
+    def _model(self) -> str | None:
+        model = self._setting("embedding_model_id")
+        return None if model is None else str(model)
 
     def _alpha(self) -> float:
         return DEFAULT_ALPHA if self.request.alpha is None else self.request.alpha

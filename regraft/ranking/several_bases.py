@@ -1,0 +1,230 @@
+"""A search in several bases at once (``docs/search.md``, "Several bases").
+
+Every base is searched by its own rules (:mod:`regraft.ranking.cherry_v2`). Scores of different bases do not compare, so
+that hits are merged by their ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from regraft.errors import (
+    BaseFailed,
+    BaseNotListed,
+    BaseWithoutIndex,
+    IndexForeign,
+    IndexVersionUnknown,
+    ModelDiffers,
+    QueryVectorUnfit,
+    QueryWithoutWord,
+    RegraftError,
+    SourceUnreadable,
+    WrongUsage,
+)
+from regraft.formats.cherry_v2.index.queries import tokens
+from regraft.formats.cherry_v2.index.search import Hit
+from regraft.locate import Located
+from regraft.move_errors import BackupSlim
+from regraft.ranking import cherry_v2
+from regraft.ranking.cherry_v2 import DEFAULT_COUNT, Answer, Bases, Mode, Request
+from regraft.text import one_line
+
+#: A hit of this rank in its base scores 1 / (60 + rank).
+_RANK_OFFSET = 60
+#: What the application does not search either: nothing is wrong with the store.
+_PASSED_OVER = (BaseFailed, BaseNotListed)
+_NOT_SEARCHED = (
+    *_PASSED_OVER,
+    BackupSlim,
+    BaseWithoutIndex,
+    IndexForeign,
+    IndexVersionUnknown,
+    SourceUnreadable,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotSearched:
+    """A base that could not be searched, and why; ``is_damage`` says whether that is worth an exit status."""
+
+    base_id: str
+    base_name: str | None
+    reason: str
+    is_damage: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedHit:
+    """A hit of one of several bases; ``score`` is 1 / (60 + its rank in its base)."""
+
+    answer: Answer
+    hit: Hit
+    base_rank: int
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What was found in several bases: the answer of each, and the best hits of all."""
+
+    count: int
+    answers: tuple[Answer, ...]
+    hits: tuple[RankedHit, ...]
+    not_searched: tuple[NotSearched, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def is_damaged(self) -> bool:
+        """Tell whether a base is damaged."""
+        return any(one.is_damage for one in self.not_searched)
+
+
+def search(source: Located, wanted: str | None, request: Request) -> Answer | Answers:
+    """Search the base that is named, the only one there is, or all.
+
+    Args:
+        source: a library, profile, v2 backup, base folder or index file.
+        wanted: the base, as of :func:`regraft.ranking.cherry_v2.search`; None: all.
+        request: what is asked.
+
+    Raises:
+        WrongUsage: the vector may be of several models.
+        RegraftError: as of a search in one base. What is wrong with one of several bases is said in the answer, unless
+            no base can be searched.
+    """
+    with cherry_v2.opened_bases(source, request) as bases:
+        if wanted is not None or len(bases.stores) <= 1:
+            base_id = cherry_v2.chosen_base(source, bases.stores, bases.rows, wanted)
+            return bases.search(base_id, request)
+        if not request.raw and not tokens(request.query):
+            raise QueryWithoutWord
+        return _Several(bases=bases, request=replace(request, count=request.count or DEFAULT_COUNT)).answers()
+
+
+class _NotEmbedded(Exception):
+    """An embedder that gives no vector at all: no fault of the base that was to be searched."""
+
+    def __init__(self, error: RegraftError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(kw_only=True)
+class _Several:
+    """One search in all bases, step by step; used once."""
+
+    bases: Bases
+    request: Request
+    found: dict[str, Answer] = field(default_factory=dict)
+    not_searched: list[NotSearched] = field(default_factory=list)
+    errors: list[RegraftError] = field(default_factory=list)
+    #: Why a vector is not that of a base, for those for which it is not.
+    unfit: list[RegraftError] = field(default_factory=list)
+
+    def answers(self) -> Answers:
+        for base_id in self.bases.stores:
+            self._search(base_id)
+        if not self.found:
+            raise self.errors[0]
+        if self.unfit and not self._by_vector():
+            raise self.unfit[0]
+        if self.request.vector is not None:
+            self._demand_one_model()
+        count = self.request.count or DEFAULT_COUNT
+        answers = tuple(self.found.values())
+        return Answers(
+            count=count,
+            answers=answers,
+            hits=tuple(merged(answers)[:count]),
+            not_searched=tuple(self.not_searched),
+            notes=tuple(self._notes()),
+        )
+
+    def _search(self, base_id: str) -> None:
+        try:
+            self.found[base_id] = self._answer(base_id)
+        except _NotEmbedded as stop:
+            raise stop.error from stop
+        except _NOT_SEARCHED as error:
+            self.errors.append(error)
+            is_damage = not isinstance(error, _PASSED_OVER)
+            name = self.bases.name_of(base_id)
+            self.not_searched.append(
+                NotSearched(base_id=base_id, base_name=name, reason=str(error), is_damage=is_damage)
+            )
+
+    def _answer(self, base_id: str) -> Answer:
+        """Return what a base answers: by words where the query's vector is not of its model."""
+        try:
+            return self.bases.search(base_id, self._guarded())
+        except ModelDiffers as error:
+            self.unfit.append(error)
+            return self._by_words(base_id, "searched by words: the embedder is of another model")
+        except QueryVectorUnfit as error:
+            self.unfit.append(error)
+            found, expected = error.facts["found"], error.facts["expected"]
+            return self._by_words(
+                base_id, f"searched by words: its vectors have {expected} numbers, the query's has {found}"
+            )
+
+    def _by_words(self, base_id: str, note: str) -> Answer:
+        request = replace(self.request, mode=Mode.BM25, vector=None, embed=None)
+        answer = self.bases.search(base_id, request)
+        return replace(answer, notes=(note, *answer.notes))
+
+    def _guarded(self) -> Request:
+        """Return the request; what is wrong with its embedder is told from what is wrong with a base."""
+        embed = self.request.embed
+        if embed is None:
+            return self.request
+
+        def guarded(model_id: str | None) -> tuple[float, ...]:
+            try:
+                return embed(model_id)
+            except ModelDiffers:
+                raise
+            except RegraftError as error:
+                raise _NotEmbedded(error) from error
+
+        return replace(self.request, embed=guarded)
+
+    def _by_vector(self) -> list[Answer]:
+        return [answer for answer in self.found.values() if answer.mode is not Mode.BM25]
+
+    def _demand_one_model(self) -> None:
+        """Refuse a vector that may be of several models: of all but one its distances would mean nothing."""
+        models = sorted({answer.model for answer in self._by_vector() if answer.model is not None})
+        if len(models) > 1:
+            problem = f"vectors of {len(models)} models are as long as the query's: {', '.join(models)}"
+            hint = "--base names the base that is meant; --mode bm25 searches all by words"
+            raise WrongUsage(problem=problem, hint=hint)
+
+    def _notes(self) -> Iterable[str]:
+        """Yield what is worth saying, once for all bases of which it is true."""
+        for one in self.not_searched:
+            yield f"{label(one.base_id, one.base_name)} is not searched: {one.reason}"
+        told: dict[str, list[str]] = {}
+        for answer in self.found.values():
+            for note in answer.notes:
+                told.setdefault(note, []).append(label(answer.base_id, answer.base_name))
+        for note, names in told.items():
+            if len(names) == len(self.found):
+                yield note
+            else:
+                yield f"{', '.join(names)}: {note}"
+
+
+def merged(answers: Iterable[Answer]) -> list[RankedHit]:
+    """Return the hits of several bases by their ranks; of equal ranks that of the first base comes first."""
+    hits = [
+        RankedHit(answer=answer, hit=hit, base_rank=rank, score=1 / (_RANK_OFFSET + rank))
+        for answer in answers
+        for rank, hit in enumerate(answer.hits, 1)
+    ]
+    return sorted(hits, key=lambda ranked: ranked.base_rank)
+
+
+def label(base_id: str, name: str | None) -> str:
+    """Return what a person calls a base: its name, else its id."""
+    return one_line(base_id if name is None else name)
