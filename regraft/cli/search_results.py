@@ -170,9 +170,13 @@ def _several_as_text(found: Answers, title: str, *, whole: bool) -> str:
     if found.not_searched:
         names = ", ".join(label(one.base_id, one.base_name) for one in found.not_searched)
         lines.append(f"Not searched: {names}.")
+    names_of = Counter(answer.base_name for answer in found.answers)
     for rank, ranked in enumerate(found.hits, 1):
-        base = label(ranked.answer.base_id, ranked.answer.base_name)
-        lines += _hit_lines(f"{rank:>3}  {base}: {_where(ranked.answer, ranked.hit)}", ranked.hit, whole=whole)
+        answer = ranked.answer
+        base = label(answer.base_id, answer.base_name)
+        if answer.base_name is not None and names_of[answer.base_name] > 1:
+            base += f" ({answer.base_id})"
+        lines += _hit_lines(f"{rank:>3}  {base}: {_where(answer, ranked.hit)}", ranked.hit, whole=whole)
     return shown_lines(lines)
 
 

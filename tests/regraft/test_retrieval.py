@@ -326,11 +326,11 @@ def test_a_vector_file_that_is_not_there_is_refused(library, tmp_path):
     assert "nowhere" in refused("SourceUnreadable", library.path, "needle", *options)
 
 
-def test_one_of_several_bases_has_to_be_named(library):
-    said = refused("WrongUsage", library.path, "needle")
+def test_a_base_that_is_not_there_is_refused_with_those_that_are(library):
+    said = refused("BaseUnknown", library.path, "needle", "--base", "other")
+    assert "no base of the source" in said
     assert library.base_id("big") in said
     assert library.base_id("small") in said
-    assert "no base of the source" in refused("BaseUnknown", library.path, "needle", "--base", "other")
 
 
 def test_a_v1_source_cannot_be_searched(tmp_path, library):
@@ -471,6 +471,16 @@ def test_a_person_reads_rank_score_place_and_the_start_of_the_text(tmp_path):
     assert "\x1b" not in done.stdout
     assert "…" in done.stdout
     assert "…" not in run("search", made.path, "needle", "--mode", "bm25", "-v").stdout
+
+
+def test_the_length_of_a_body_is_shown_as_no_score(library):
+    options = (library.path, "03", "--base", library.base_id("big"))
+    done = run("search", *options)
+    assert "  1  f3.pdf, unit 0\n" in done.stdout
+    score = -len(TEXTS[3])
+    assert f"  1  {score}  " in run("search", *options, "--raw").stdout
+    assert run("search", *options, "--json").document["hits"][0]["score"] == score
+    assert "  1  f0.pdf, unit 0" not in run("search", library.path, "needle", "--base", "Base big").stdout
 
 
 def test_notes_go_to_stderr_and_quiet_leaves_them_out(library, vector):
