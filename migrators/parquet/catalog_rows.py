@@ -17,7 +17,7 @@ from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, BaseRecord, Bas
 from regraft.formats.cherry_v2.catalog_generation import model_of
 from regraft.formats.cherry_v2.defaults import Settings
 from regraft.formats.cherry_v2.item_data import data_damage
-from regraft.formats.parquet.columns import About, AboutBase
+from regraft.formats.parquet.metadata import About, AboutBase
 from regraft.report import notices
 from regraft.text import whole
 

@@ -10,7 +10,8 @@ from typing import Any
 from migrators.pipeline.entries import CATALOG, REPORT
 from regraft.errors import BaseUnknown, SourceNotMigratable, SourceUnreadable, WrongUsage
 from regraft.formats.parquet import columns
-from regraft.formats.parquet.columns import About, AboutBase, Held, UnitRow
+from regraft.formats.parquet.columns import Held, UnitRow
+from regraft.formats.parquet.metadata import About, AboutBase
 from regraft.names import fold, is_folder_name
 from regraft.tree import crc32_of
 

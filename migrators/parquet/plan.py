@@ -12,7 +12,8 @@ from migrators.parquet.catalog_rows import item_of_material
 from migrators.parquet.files import UnitsFile
 from migrators.pipeline import preflight
 from regraft.formats.cherry_v2.catalog import BaseRecord, ItemRow
-from regraft.formats.parquet.columns import AboutBase, Held
+from regraft.formats.parquet.columns import Held
+from regraft.formats.parquet.metadata import AboutBase
 
 #: Bytes on disk for one byte of an item: in the catalog, in its successor while that is written, and in the ledger.
 ITEM_FACTOR = 3

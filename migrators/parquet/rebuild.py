@@ -20,7 +20,8 @@ from regraft.errors import BooksDoNotBalance, VerificationFailed
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR, schema
 from regraft.formats.cherry_v2.index.bulk import CJK_SHARE, ROWS_CACHE_KIB, CjkSample, rebuild_full_text
 from regraft.formats.large_text import LARGE_BYTES
-from regraft.formats.parquet.columns import BareMaterial, UnitRow
+from regraft.formats.parquet.columns import UnitRow
+from regraft.formats.parquet.metadata import BareMaterial
 from regraft.report import notices
 from regraft.text import utf16_len
 

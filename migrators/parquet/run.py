@@ -29,7 +29,7 @@ from regraft import sqlite
 from regraft.errors import Declined, SourceUnreadable
 from regraft.formats.cherry_v2 import catalog
 from regraft.formats.cherry_v2.item_data import data_damage
-from regraft.formats.parquet.columns import AboutBase
+from regraft.formats.parquet.metadata import AboutBase
 from regraft.ledger import durable
 from regraft.ledger.ledger import Entry
 from regraft.locate import INDEX_FILE

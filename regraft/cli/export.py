@@ -8,14 +8,20 @@ from pathlib import Path
 import click
 
 from regraft.cli.options import PATH, output_options
-from regraft.cli.output import echo_json, reports_errors, say, written_list
-from regraft.formats.parquet.export import ExportedBase, ExportReport
+from regraft.cli.output import echo_json, note, reports_errors, say, say_bytes, written_list
+from regraft.errors import WrongUsage
+from regraft.formats.parquet.export import ExportedBase, ExportReport, Parts
 from regraft.formats.parquet.export import export as write_parquet
 from regraft.kinds import Kind
-from regraft.locate import located
+from regraft.ledger import durable
+from regraft.locate import Located, located
 from regraft.report import progress
 from regraft.report.document import Run, encoded
+from regraft.report.progress import Progress
 from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
+
+#: The target that stands for standard output.
+STDOUT = Path("-")
 
 
 @click.command()
@@ -38,19 +44,53 @@ def export(
     """Write the units of PATH, with texts and vectors, to FILE.parquet.
 
     PATH is a library, a v2 profile or backup, one base's folder or an index.sqlite; with --v1 a v1 source or one vector
-    file. It is only read. The file needs pyarrow: pip install "regraft[parquet]".
+    file. It is only read. - instead of FILE.parquet is standard output. The file needs pyarrow: pip install
+    "regraft[parquet]".
     """
+    if target == STDOUT:
+        _check_stdout(as_json=as_json)
+    watch = progress.for_person(quiet=quiet or as_json)
     run = Run(command="export", target_kind="parquet", target=target)
     with located(path, Kind(kind) if kind else None) as found:
         run.source_kind, run.source = found.kind.value, found.path if found.notices else path
-        parts = write_parquet(found, target, bases, progress.for_person(quiet=quiet or as_json), from_v1=from_v1)
+        if target == STDOUT:
+            parts = _to_stdout(found, bases, watch, from_v1=from_v1)
+        else:
+            parts = write_parquet(found, target, bases, watch, from_v1=from_v1)
     run.end()
     report = ExportReport(head=run.head(), bases=[part.report() for part in parts.bases])
+    lines = [_line(base, verbose=verbose > 0) for base in report.bases]
     if as_json:
         echo_json(encoded(report))
+    elif target == STDOUT:
+        for line in lines:
+            note(line)
     else:
-        say(shown_lines(_line(base, verbose=verbose > 0) for base in report.bases) + written_list([target]))
+        say(shown_lines(lines) + written_list([target]))
     sys.exit(int(any(base.problem or base.rows.skipped for base in report.bases)))
+
+
+def _check_stdout(*, as_json: bool) -> None:
+    """Refuse to write a file to where it would be mixed up with text.
+
+    Raises:
+        WrongUsage
+    """
+    if as_json:
+        hint = "name a file, or leave out --json"
+        raise WrongUsage(problem="--json and the file would both go to standard output", hint=hint)
+    if sys.stdout.isatty():
+        hint = "send it to a file or another program, or name a file"
+        raise WrongUsage(problem="a Parquet file is not text, and standard output is a terminal", hint=hint)
+
+
+def _to_stdout(source: Located, bases: tuple[str, ...], watch: Progress, *, from_v1: bool) -> Parts:
+    """Write the file to standard output once it is whole."""
+    with durable.temporary_folder() as folder:
+        whole = folder / "units.parquet"
+        parts = write_parquet(source, whole, bases, watch, from_v1=from_v1)
+        say_bytes(whole)
+    return parts
 
 
 def _line(base: ExportedBase, *, verbose: bool) -> str:

@@ -13,8 +13,12 @@ from migrators.parquet import import_files
 from regraft import clock
 from regraft.cli.library import asking, tell
 from regraft.cli.options import PATH, fail_on_option, time_of, verbose_option
-from regraft.cli.output import reports_errors
+from regraft.cli.output import reports_errors, say
 from regraft.report import progress
+
+_WITHOUT_FILES = (
+    "The original files are not in a Parquet file. To have them, copy raw/ of each base from where it was exported.\n"
+)
 
 
 def _called_import(command: Callable[..., None]) -> Callable[..., None]:
@@ -60,4 +64,6 @@ def import_(  # noqa: PLR0913, PLR0917 - one parameter for every option
     asked = asking(yes=yes, silent=silent)
     migration = import_files(paths, target, options, progress.for_person(quiet=silent), asked)
     tell(migration, target, None, as_json=as_json, verbose=verbose)
+    if not silent:
+        say(_WITHOUT_FILES)
     sys.exit(migrators.exit_status(migration.report, fail_on))

@@ -5,6 +5,7 @@ Everything that is printed goes through :func:`say` and :func:`note`, and by the
 
 from __future__ import annotations
 
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -100,6 +101,13 @@ def _is_told() -> bool:
 def say(text: str) -> None:
     """Print ``text``, of whole lines. That it cannot be written decides nothing about the work."""
     _print(sys.stdout, shown(text, None, lines=True))
+
+
+def say_bytes(path: Path) -> None:
+    """Write a file as it is to standard output. That it cannot be written decides nothing about the work."""
+    with path.open("rb") as file:
+        shutil.copyfileobj(file, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
 
 
 def note(line: str) -> None:

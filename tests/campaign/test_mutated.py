@@ -30,7 +30,7 @@ from regraft.embedders.server import ServerEmbedder
 from regraft.embedders.settings import ServerSettings
 from regraft.errors import StoreDamaged, WrongUsage
 from regraft.formats.cherry_v2.item_data import data_problem
-from regraft.formats.parquet import columns
+from regraft.formats.parquet import columns, metadata
 from regraft.ledger import ledger
 from regraft.schema_errors import StoppedAtDamage
 from repair.backfill.stopping import stops_whole
@@ -494,7 +494,7 @@ def test_settings_of_another_base_in_a_parquet_file_are_refused(
     assert run("export", library, tmp_path / "rows.parquet").status == 0
     read = columns.read_about
 
-    def other(path: Path) -> columns.About:
+    def other(path: Path) -> metadata.About:
         about = read(path)
         about.bases[0].id = f".{about.bases[0].id}"
         return about

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import struct
+import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -24,8 +25,9 @@ from v1 import carried as migrated
 from migrators.parquet import files
 from regraft import sqlite
 from regraft.formats.cherry_v2 import index
-from regraft.formats.parquet import columns
-from regraft.formats.parquet.columns import About, UnitRow
+from regraft.formats.parquet import columns, metadata
+from regraft.formats.parquet.columns import UnitRow
+from regraft.formats.parquet.metadata import About
 from regraft.ledger import durable, ledger
 
 pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
@@ -603,7 +605,7 @@ def test_an_answer_of_no_writes_nothing_of_an_import(tmp_path, monkeypatch):
 def test_a_base_that_is_called_like_a_record_of_the_ledger_is_refused(tmp_path):
     for name in ("catalog", "report", "x" * 300):
         with columns.writing(
-            tmp_path / "units.parquet", About(1, "v2", None, [columns.AboutBase(name, "x", None, None, index=True)])
+            tmp_path / "units.parquet", About(1, "v2", None, [metadata.AboutBase(name, "x", None, None, index=True)])
         ):
             pass
         said(imported(tmp_path), "SourceUnreadable", 2)
@@ -718,7 +720,7 @@ def test_a_changed_byte_is_seen(tmp_path):
 
 def test_a_base_id_that_leads_elsewhere_is_refused(tmp_path):
     for name in ("../elsewhere", "a/b", "..", "", "a\0b"):
-        about = About(1, "v2", None, [columns.AboutBase(name, "x", None, None, index=True)])
+        about = About(1, "v2", None, [metadata.AboutBase(name, "x", None, None, index=True)])
         with columns.writing(tmp_path / "units.parquet", about):
             pass
         refused(run("import", tmp_path / "units.parquet", "--to", tmp_path / "back"), "name of a folder")
@@ -761,7 +763,7 @@ def described(path: Path, settings: dict[str, Any], items: list[dict[str, Any]],
         "created_at": 7,
         "updated_at": 8,
     }
-    about = columns.AboutBase(BASE, "Base", None, 4, index=index, settings={**usual, **settings}, items=items)
+    about = metadata.AboutBase(BASE, "Base", None, 4, index=index, settings={**usual, **settings}, items=items)
     with columns.writing(path, About(1, "v2", None, [about])):
         pass
     return path
@@ -801,7 +803,7 @@ def test_a_completed_base_without_an_index_is_refused(tmp_path):
 def test_an_item_with_texts_that_nobody_can_read_is_refused(data, tmp_path):
     path = described(tmp_path / "units.parquet", {}, [item("odd", data=data)])
     about = columns.read_about(path)
-    about.bases[0].bare_materials = [columns.BareMaterial("odd", "odd.md", None)]
+    about.bases[0].bare_materials = [metadata.BareMaterial("odd", "odd.md", None)]
     with columns.writing(path, about):
         pass
     for more in ("--dry-run", "-q"):
@@ -829,7 +831,7 @@ def harmful(tmp_path: Path, rows: int, about: dict[str, Any] | None = None, **co
     said_of = {"schema": 1, "layout": "v2", "dimensions": 4, "bases": [one], **(about or {})}
     values = {name: pa.nulls(rows, getattr(pa, kind)()) for name, kind in columns.COLUMNS.items()}
     values |= {"vector": pa.nulls(rows, pa.list_(pa.float32(), 4)), "base": pa.array([BASE] * rows), **columns_of}
-    table = pa.table(values).replace_schema_metadata({columns.KEY: json.dumps(said_of)})
+    table = pa.table(values).replace_schema_metadata({metadata.KEY: json.dumps(said_of)})
     pq.write_table(table, tmp_path / "units.parquet", compression="zstd")
     return tmp_path / "units.parquet"
 
@@ -864,3 +866,93 @@ def test_columns_of_another_shape_are_refused_by_name(tmp_path, name, kind):
 def test_a_file_of_very_many_columns_is_read_for_its_own(tmp_path):
     harmful(tmp_path, 1, **{f"more{number}": pa.nulls(1, pa.int32()) for number in range(5_000)})
     assert imported(tmp_path, "--dry-run").status in (0, 1)
+
+
+# --- names of bases, other tools, standard output --------------------------------------------------------------------
+
+
+def test_rows_name_their_base_and_the_file_its_model_for_other_tools(tmp_path):
+    library = tmp_path / "library"
+    run("migrate", SAMPLE, "--to", library, "--now", NOW)
+    path = tmp_path / "units.parquet"
+    exported = run("export", library, path, "--json").document["bases"]
+    table = pq.read_table(path)
+    pairs = set(zip(table["base"].to_pylist(), table["base_name"].to_pylist(), strict=True))
+    assert pairs == {(one["id"], one["name"]) for one in exported if one["rows"]["carried"]}
+    described = json.loads(table.schema.metadata[b"vdf"])
+    assert described["id_column"] == "unit_id"
+    for one in exported:
+        [found] = described["indexes"][one["id"]]
+        assert found == {
+            "namespace": "",
+            "index_name": one["name"],
+            "dimensions": one["dimensions"],
+            "model_name": one["model"],
+            "vector_columns": ["vector"],
+            "metric": "Cosine",
+        }
+
+
+def test_the_old_table_names_its_bases_too(tmp_path):
+    migrated(tmp_path, base("one", file("i", "L")), stores={"one": [Row("L", "text")]})
+    path = tmp_path / "old.parquet"
+    assert run("export", tmp_path / "v1", path, "--v1").status == 0
+    assert pq.read_table(path)["base_name"].to_pylist() == ["Base one"]
+
+
+def test_a_file_without_names_of_bases_comes_back_equal(tmp_path):
+    source = built(tmp_path / "store", {"one": ["a text", "another"], "two": ["a third"]})
+    path, older = tmp_path / "units.parquet", tmp_path / "older.parquet"
+    assert run("export", source, path).status == 0
+    table = pq.read_table(path).drop_columns(["base_name"])
+    pq.write_table(table, older, compression="zstd")
+    assert run("import", older, "--to", tmp_path / "back", "--now", NOW, "--fail-on", "error").status in (0, 1)
+    assert run("import", path, "--to", tmp_path / "other", "--now", NOW, "--fail-on", "error").status in (0, 1)
+    assert indexes_of(tmp_path / "back") == indexes_of(tmp_path / "other")
+    assert indexes_of(tmp_path / "back")[BASE] == tables_of(source)
+    pq.write_table(table.drop_columns(["title"]), older)
+    refused(run("import", older, "--to", tmp_path / "third"), "without the column title")
+
+
+@pytest.mark.parametrize("name", ["units.csv", "units", "units.parquet.zip"])
+def test_a_name_that_is_not_that_of_a_parquet_file_is_refused(tmp_path, name):
+    source = built(tmp_path / "store", {"one": ["a text"]})
+    before = snapshot(tmp_path)
+    refused(run("export", source, tmp_path / name), name, "ends in .parquet")
+    said(run("export", source, tmp_path / name, "--json"), "WrongUsage", 2)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_file_goes_to_standard_output_whole_and_what_is_said_to_stderr(tmp_path):
+    source = built(tmp_path / "store", {"one": ["a text", "another"]})
+    path = tmp_path / "units.parquet"
+    assert run("export", source, path).status == 0
+    before = snapshot(tmp_path)
+    command = [sys.executable, "-m", "regraft", "export", str(source), "-"]
+    done = subprocess.run(command, capture_output=True, check=False, cwd=REPO)
+    assert (done.returncode, done.stdout) == (0, path.read_bytes()), done.stderr
+    assert b"2 units, 2 vectors" in done.stderr
+    assert snapshot(tmp_path) == before
+
+
+def test_standard_output_is_not_shared_with_a_document_nor_written_where_nothing_is(tmp_path, monkeypatch):
+    source = built(tmp_path / "store", {"one": ["a text"]})
+    before = snapshot(tmp_path)
+    message = said(run("export", source, "-", "--json"), "WrongUsage", 2)
+    assert "--json and the file would both go to standard output" in message
+    refused(run("export", source, "-", "--base", "nobody"), "nobody")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    done = run("export", source, "-")
+    refused(done, 'pip install "regraft[parquet]"')
+    assert done.stdout == ""
+    assert snapshot(tmp_path) == before
+
+
+def test_an_import_says_that_the_original_files_are_not_in_it(tmp_path):
+    source = built(tmp_path / "store", {"one": ["a text"]})
+    path = tmp_path / "units.parquet"
+    assert run("export", source, path).status == 0
+    sentence = "The original files are not in a Parquet file."
+    assert sentence in run("import", path, "--to", tmp_path / "back", "--dry-run").stdout
+    assert sentence in run("import", path, "--to", tmp_path / "back").stdout
+    assert sentence not in run("import", path, "--to", tmp_path / "back", "-q").stdout

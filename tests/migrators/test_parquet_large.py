@@ -17,7 +17,8 @@ from test_parquet import BASE, built, indexes_of, tables_of, there_and_back
 
 from regraft import identity, sqlite
 from regraft.formats.parquet import columns
-from regraft.formats.parquet.columns import About, UnitRow
+from regraft.formats.parquet.columns import UnitRow
+from regraft.formats.parquet.metadata import About
 from regraft.text import utf16_len
 
 pa = pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")

@@ -16,16 +16,15 @@ from typing import Any
 import msgspec
 
 from regraft import areas
-from regraft.errors import SourceUnreadable, SourceUnrecognised, TargetNotWritable
+from regraft.errors import SourceUnreadable, SourceUnrecognised, TargetNotWritable, WrongUsage
 from regraft.extras import needed
 from regraft.formats.large_text import LARGE_BYTES
-from regraft.formats.parquet import cells
+from regraft.formats.parquet import cells, metadata
+from regraft.formats.parquet.metadata import KEY, SCHEMA, VECTOR, About
 from regraft.ledger import durable
-from regraft.text import whole
+from regraft.text import shown
 
-#: The key of the file's metadata that holds :class:`About` as JSON.
-KEY = b"regraft"
-SCHEMA = 1
+SUFFIX = ".parquet"
 #: A row group is written when its vectors and texts take so many bytes, or it has so many rows.
 GROUP_BYTES = 16 << 20
 GROUP_ROWS = 8192
@@ -40,6 +39,7 @@ ROWS_PER_BYTE = 8
 #: Columns besides the vector, with the name of their Arrow type.
 COLUMNS = {
     "base": "string",
+    "base_name": "string",
     "item": "string",
     "path": "string",
     "source": "string",
@@ -54,9 +54,10 @@ COLUMNS = {
     "locator_json": "string",
     "content": "string",
 }
-VECTOR = "vector"
+#: Files of an earlier regraft do not have it.
+BASE_NAME = "base_name"
 #: Columns of few distinct values. Never the vector: a dictionary would make one of all NaNs.
-_REPEATED = ["base", "item", "path", "source", "content_hash"]
+_REPEATED = ["base", BASE_NAME, "item", "path", "source", "content_hash"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class UnitRow:
     """
 
     base: Any
+    base_name: Any
     item: Any
     path: Any
     source: Any
@@ -97,39 +99,6 @@ class Held:
     groups: list[int] = field(default_factory=list)
 
 
-class BareMaterial(msgspec.Struct):
-    """A material without units: it has no row."""
-
-    id: str
-    path: str
-    content: str | None
-
-
-class AboutBase(msgspec.Struct):
-    """What a file says of one base; rows are those of the catalog, by column."""
-
-    id: str
-    name: str
-    model: str | None
-    dimensions: int | None
-    #: Whether it has an index, be it an empty one.
-    index: bool
-    settings: dict[str, Any] | None = None
-    items: list[dict[str, Any]] | None = None
-    bare_materials: list[BareMaterial] = []
-
-
-class About(msgspec.Struct):
-    """The metadata of a file. ``layout`` is ``v2``, or ``v1`` for a legacy table."""
-
-    schema: int
-    layout: str
-    dimensions: int | None
-    bases: list[AboutBase]
-    models: list[dict[str, Any]] = []
-    providers: list[dict[str, Any]] = []
-
-
 def arrow() -> tuple[Any, Any]:
     """Return ``pyarrow`` and ``pyarrow.parquet``.
 
@@ -143,18 +112,7 @@ def _schema(pa: Any, about: About) -> Any:
     size = about.dimensions
     vector = pa.list_(pa.float32()) if size is None else pa.list_(pa.float32(), size)
     fields = [pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()]
-    return pa.schema(
-        [*fields, pa.field(VECTOR, vector)], metadata={KEY: msgspec.json.encode(_whole(msgspec.to_builtins(about)))}
-    )
-
-
-def _whole(value: Any) -> Any:
-    """Return data whose text can be stored: a folder's name need not be UTF-8."""
-    if isinstance(value, str):
-        return whole(value)
-    if isinstance(value, dict):
-        return {whole(key): _whole(part) for key, part in value.items()}
-    return [_whole(part) for part in value] if isinstance(value, list) else value
+    return pa.schema([*fields, pa.field(VECTOR, vector)], metadata=metadata.encoded(about))
 
 
 class UnitsWriter:
@@ -211,8 +169,12 @@ def check_target(path: Path) -> None:
     """Refuse to write over anything but a file of units that regraft wrote.
 
     Raises:
+        WrongUsage: its name is not that of a Parquet file.
         TargetNotWritable
     """
+    if path.suffix.lower() != SUFFIX:
+        problem = f"{shown(path)} is not called like a Parquet file"
+        raise WrongUsage(problem=problem, hint=f"give a name that ends in {SUFFIX}, or - for standard output")
     reason = ""
     if path.is_dir() or not path.absolute().parent.is_dir():
         reason = "it is a folder" if path.is_dir() else "its folder does not exist"
@@ -306,7 +268,7 @@ def read_about(path: Path) -> About:
             raise SourceUnrecognised(
                 path=path, found=f"a Parquet file whose `regraft` key is broken: {error}"
             ) from error
-        missing = {*COLUMNS, VECTOR} - set(file.schema_arrow.names)
+        missing = {*COLUMNS, VECTOR} - {BASE_NAME, *file.schema_arrow.names}
         if about.schema != SCHEMA or missing:
             message = f"without the column {min(missing)}" if missing else f"of schema {about.schema}"
             raise SourceUnrecognised(path=path, found=f"a Parquet file of units {message}")
@@ -314,10 +276,15 @@ def read_about(path: Path) -> About:
     return about
 
 
+def _columns_of(schema: Any) -> list[str]:
+    """Return the names of the columns that a file has, the vector's apart."""
+    return [name for name in COLUMNS if name in schema.names]
+
+
 def _check_kinds(path: Path, schema: Any, about: About) -> None:
     """Refuse columns that hold no single values, and vectors of another length than the file says of itself."""
     pa, _ = arrow()
-    for name in COLUMNS:
+    for name in _columns_of(schema):
         if pa.types.is_nested(schema.field(name).type):
             raise SourceUnreadable(path=path, reason=f"its column {name} is no column of single values")
     kind = schema.field(VECTOR).type
@@ -407,6 +374,8 @@ def read_rows(path: Path, groups: list[int] | None = None) -> Iterator[UnitRow]:
 
 
 def _values(pa: Any, batch: Any, name: str) -> list[Any]:
+    if name == BASE_NAME and name not in batch.schema.names:
+        return [None] * len(batch)
     column = batch.column(name)
     values: list[Any] = cells.listed(pa, column) if name in ("text", "content") else column.to_pylist()
     return values
@@ -420,7 +389,7 @@ def _batches(path: Path, file: Any, groups: list[int]) -> Iterator[Any]:
 
 def _batches_of(path: Path, file: Any, group: int) -> Iterator[Any]:
     pa, _ = arrow()
-    names = [*COLUMNS, VECTOR]
+    names = [*_columns_of(file.schema_arrow), VECTOR]
     with _blamed(path):
         stated = file.metadata.row_group(group)
         missing = stated.num_rows

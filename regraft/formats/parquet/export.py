@@ -18,8 +18,9 @@ from regraft.formats.cherry_v1 import embedjs
 from regraft.formats.cherry_v1.state import read_state
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.cherry_v2.layout import Store
-from regraft.formats.parquet import columns, legacy, stored
-from regraft.formats.parquet.columns import About, AboutBase, UnitRow
+from regraft.formats.parquet import columns, legacy, metadata, stored
+from regraft.formats.parquet.columns import UnitRow
+from regraft.formats.parquet.metadata import About, AboutBase
 from regraft.formats.parquet.stored import BaseLook
 from regraft.formats.vector_table import StoreProblem
 from regraft.kinds import NAMES, V1_SOURCES, Kind
@@ -127,7 +128,7 @@ class Parts:
         models = self._models()
         keys = {row.get("provider_id") for row in models}
         return About(
-            schema=columns.SCHEMA,
+            schema=metadata.SCHEMA,
             layout=self.layout,
             dimensions=dimensions,
             bases=[part.about for part in self.bases],
@@ -208,10 +209,9 @@ def _rows(part: Part, *, from_v1: bool) -> Iterator[UnitRow]:
         return
     try:
         if from_v1:
-            yield from legacy.rows(part.file, part.about.id, part.vector_bytes)
+            yield from legacy.rows(part.file, part.about, part.vector_bytes)
         else:
-            sources = stored.sources_of(part.about.items)
-            yield from stored.rows(part.file, part.about.id, part.look, sources)
+            yield from stored.rows(part.file, part.about, part.look)
     except Exception as error:
         if not part.has_moved and not isinstance(error, apsw.Error | UnicodeDecodeError):
             raise

@@ -9,18 +9,21 @@ from pathlib import Path
 
 from regraft import sqlite
 from regraft.formats.parquet.columns import UnitRow
+from regraft.formats.parquet.metadata import AboutBase
 from regraft.formats.vector_table import decoder
+from regraft.text import whole
 
 _QUERY = """SELECT {texts}, vector FROM vectors NOT INDEXED ORDER BY rowid"""
 
 
-def rows(path: Path, base_id: str, vector_bytes: int | None) -> Iterator[UnitRow]:
+def rows(path: Path, base: AboutBase, vector_bytes: int | None) -> Iterator[UnitRow]:
     """Stream the rows of a v1 vector file in their order; a vector of another length than ``vector_bytes`` is None.
 
     Raises:
         apsw.Error: it is damaged.
     """
     numbers: Counter[str | None] = Counter()
+    base_name = whole(base.name)
     with sqlite.reading(path) as db:
         text_of = decoder(db)
         there = {str(row[1]) for row in db.execute("PRAGMA table_info('vectors')")}
@@ -30,7 +33,8 @@ def rows(path: Path, base_id: str, vector_bytes: int | None) -> Iterator[UnitRow
             row_id, loader, source, text = map(text_of, raws)
             usable = isinstance(vector, bytes) and len(vector) == vector_bytes
             yield UnitRow(
-                base=base_id,
+                base=base.id,
+                base_name=base_name,
                 item=loader,
                 path=None,
                 source=source,

@@ -14,7 +14,8 @@ from regraft import sqlite
 from regraft.formats import json_text
 from regraft.formats.cherry_v2.index.bulk import BODY_SEPARATOR, ROWS_CACHE_KIB
 from regraft.formats.large_text import LARGE_BYTES, LargeText
-from regraft.formats.parquet.columns import BareMaterial, UnitRow
+from regraft.formats.parquet.columns import UnitRow
+from regraft.formats.parquet.metadata import AboutBase, BareMaterial
 from regraft.formats.vector_table import StoreProblem
 from regraft.text import decode_utf8, whole
 from regraft.untouched import column_for_numbers
@@ -178,7 +179,7 @@ def _units_query(db: apsw.Connection) -> str:
                 ORDER BY {order}"""
 
 
-def rows(path: Path, base_id: str, found: BaseLook, sources: dict[str, str]) -> Iterator[UnitRow]:
+def rows(path: Path, base: AboutBase, found: BaseLook) -> Iterator[UnitRow]:
     """Stream the units of an index in the order of ``fts_rowid`` (in the layout's version 1: of their rows).
 
     A vector of another length than most, or that is no blob, is None.
@@ -187,6 +188,8 @@ def rows(path: Path, base_id: str, found: BaseLook, sources: dict[str, str]) -> 
         apsw.Error: damage, found while reading.
     """
     own = set(found.own_content)
+    sources = sources_of(base.items)
+    base_name = whole(base.name)
     with sqlite.reading(path) as db:
         # Units and vectors are looked up by hash, in no order.
         db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
@@ -205,7 +208,8 @@ def rows(path: Path, base_id: str, found: BaseLook, sources: dict[str, str]) -> 
                 content = _large_content(db, content_hash)
             usable = isinstance(vector, bytes) and len(vector) == found.vector_bytes
             yield UnitRow(
-                base=base_id,
+                base=base.id,
+                base_name=base_name,
                 item=item,
                 path=place,
                 source=sources.get(item or ""),
