@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-import struct
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import apsw
 
-from migrators import registry
+from migrators import compare_stores, registry
+from migrators.compare_report import BaseComparison, Pair, Query, Question, ask
+from migrators.compare_stores import sampled
 from migrators.pipeline.options import Options
 from migrators.pipeline.run import read_library
 from migrators.pipeline.survey import BasePlanner, chosen
 from regraft import identity, sqlite
-from regraft.errors import BaseUnknown, NotSearchable, SourceUnreadable
+from regraft.errors import BaseUnknown, NotSearchable, SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v1.embedjs import VECTORS
-from regraft.formats.cherry_v2.index.search import dimensions_of, vector_blob
+from regraft.formats.cherry_v2.index.search import dimensions_of
 from regraft.formats.cherry_v2.layout import Store
+from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_table import StoreProblem, VectorTable
 from regraft.kinds import NAMES, Kind
 from regraft.locate import Located
 from regraft.ranking import cherry_v2
-from regraft.ranking.fusion import IndexTexts, Ranking, first_difference, recall, with_ties
+from regraft.ranking.fusion import IndexTexts, Ranking, with_ties
 from regraft.report import progress
 
-#: What a comparison of a base comes to.
-OUTCOMES = ("equal", "different", "missing", "failed", "not-compared")
 _EVERY_ROW = (-(1 << 63), (1 << 63) - 1)
-
-
-@dataclass(frozen=True)
-class Query:
-    """A vector to ask both sides for, with what it is called."""
-
-    id: str
-    vector: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -133,6 +123,7 @@ class OldTexts:
             f"CASE WHEN typeof({base.table.vector}) = 'blob' AND octet_length({base.table.vector}) = ?2"
             f" THEN vec_distance_cosine({base.table.vector}, ?1) END"
         )
+        self.vector_bytes = base.vector_bytes
         self.hashes = self._read()
 
     def _read(self) -> dict[int, str]:
@@ -154,21 +145,7 @@ class OldTexts:
 
     def sample(self, count: int) -> list[Query]:
         """Return the vectors of up to ``count`` rows, evenly spread; those that are near to nothing are left out."""
-        rows = sorted(self.hashes)
-        if not rows:
-            return []
-        starts = sorted({at * len(rows) // count for at in range(count)})
-        found = []
-        for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
-            vectors = ((rowid, self._vector(rowid)) for rowid in rows[start:end])
-            usable = ((rowid, vector) for rowid, vector in vectors if self._is_near_itself(vector))
-            rowid, vector = next(usable, (0, b""))
-            if vector:
-                found.append(Query(f"row {rowid}", struct.unpack(f"<{len(vector) // 4}f", vector)))
-        return found
-
-    def _is_near_itself(self, vector: bytes) -> bool:
-        return self._db.execute("SELECT vec_distance_cosine(?1, ?1)", (vector,)).get is not None
+        return sampled(self._db, sorted(self.hashes), count, self._vector)
 
     def _vector(self, rowid: int) -> bytes:
         return self._base.table.vector_of(self._db, rowid)
@@ -177,86 +154,63 @@ class OldTexts:
 # --- the comparison ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Question:
-    """What both sides are asked: the queries given, or a sample of so many of each base's own vectors."""
+def compare(old: Located, new: Located, options: Options, asked: Question) -> list[BaseComparison]:
+    """Return what a comparison of every base of the first store comes to, in its order.
 
-    count: int
-    sample: int
-    queries: tuple[Query, ...] | None = None
-
-
-def compare(old: Located, new: Located, options: Options, asked: Question) -> list[dict[str, Any]]:
-    """Return what a comparison of every base of a v1 or preview source comes to, in the source's order.
+    A base that is damaged on either side is told as such; the others are compared.
 
     Args:
-        old: whatever is migrated, or one vector file.
+        old: whatever is migrated, one vector file, or what ``new`` can be.
         new: a library, profile, v2 backup, base folder or index file.
         options: as for a migration; they say which bases count.
         asked: what both sides are asked.
 
     Raises:
         NotSearchable: ``new`` is something else.
-        SourceUnreadable: an old table or an index is damaged.
+        WrongUsage: ``options`` have a word on v1's models, and ``old`` is not v1 data.
+        SourceUnreadable: a catalog or the state of v1 is damaged.
         RegraftError: as for planning a migration.
     """
     if new.kind not in cherry_v2.SEARCHED:
         advice = "V2 has to be a v2 library, profile, backup, base or index"
         raise NotSearchable(path=new.path, what=NAMES[new.kind], advice=advice)
+    if old.kind in cherry_v2.SEARCHED and not old.stores.has_preview:
+        if options.model_overrides != ModelOverrides():
+            hint = "leave them out: V1 is in the v2 layout already"
+            raise WrongUsage(problem="--map-model and --recreate-model are about v1 data", hint=hint)
+        return compare_stores.compare(old, new, options.bases, asked)
     stores = cherry_v2.known_bases(new, None)
     with old_bases(old, options) as found:
         return [compare_base(base, new, store_of(base, stores, only=len(found) == 1), asked) for base in found]
 
 
-def compare_base(old: OldBase, new: Located, store: Store | None, asked: Question) -> dict[str, Any]:
-    """Return what a comparison of one base comes to.
-
-    Raises:
-        SourceUnreadable: the old table or the index is damaged.
-    """
-    about: dict[str, Any] = {"legacy_id": old.legacy_id, "id": old.id, "name": old.name}
+def compare_base(old: OldBase, new: Located, store: Store | None, asked: Question) -> BaseComparison:
+    """Return what a comparison of one base comes to."""
+    other = None if store is None else store.base_id
+    pair = Pair(legacy_id=old.legacy_id, id=old.id, name=old.name, other=other)
     if old.vectors is None:
-        return {**about, **_nothing("failed", old.problem)}
+        return pair.told("failed", old.problem)
     if store is None:
-        return {**about, **_nothing("missing", "V2 has no index of it that can be read")}
-    with _opened_table(old.vectors) as table, cherry_v2.opened_index(new, store) as index:
-        texts = OldTexts(table, old)
-        queries = texts.sample(asked.sample) if asked.queries is None else list(asked.queries)
-        fitting = [query for query in queries if 4 * len(query.vector) == old.vector_bytes]
-        if not fitting:
-            given = "no vector to sample" if asked.queries is None else f"no query of {old.vector_bytes // 4} numbers"
-            return {**about, **_nothing("not-compared", given)}
-        if dimensions_of(index) not in (None, old.vector_bytes // 4):
-            return {**about, **_nothing("different", "the index has vectors of another length")}
-        indexed = IndexTexts(index)
-        results = [_ask(texts, indexed, query, asked.count) for query in fitting]
-    return {**about, **_outcome(results, len(texts.hashes))}
+        return pair.told("missing", "V2 has no index of it that can be read")
+    try:
+        with _opened_table(old.vectors) as table, cherry_v2.opened_index(new, store) as index:
+            return _asked(pair, OldTexts(table, old), index, asked)
+    except SourceUnreadable as error:
+        return pair.told("damaged", str(error))
 
 
-def _outcome(results: list[dict[str, Any]], texts: int) -> dict[str, Any]:
-    parted = [result for result in results if result["v1"] != result["v2"]]
-    shares = [result["recall"] for result in results]
-    return {
-        "outcome": "different" if parted else "equal",
-        "problem": None,
-        "texts": texts,
-        "queries": len(results),
-        "recall": sum(shares) / len(shares),
-        "lowest_recall": min(shares),
-        "differences": parted,
-    }
-
-
-def _nothing(outcome: str, problem: str | None) -> dict[str, Any]:
-    numbers = {"texts": None, "queries": 0, "recall": None, "lowest_recall": None}
-    return {"outcome": outcome, "problem": problem, **numbers, "differences": []}
-
-
-def _ask(texts: OldTexts, indexed: IndexTexts, query: Query, count: int) -> dict[str, Any]:
-    vector = vector_blob(query.vector)
-    old, new = texts.nearest(vector, count), indexed.nearest(vector, count)
-    parted = first_difference(old, new) or {"rank": None, "v1": None, "v2": None}
-    return {"query": query.id, "recall": recall(old, new, count), **parted}
+def _asked(pair: Pair, texts: OldTexts, index: apsw.Connection, asked: Question) -> BaseComparison:
+    vector_bytes = texts.vector_bytes
+    queries = texts.sample(asked.sample) if asked.queries is None else list(asked.queries)
+    fitting = [query for query in queries if 4 * len(query.vector) == vector_bytes]
+    if not fitting:
+        given = "no vector to sample" if asked.queries is None else f"no query of {vector_bytes // 4} numbers"
+        return pair.told("not-compared", given)
+    if dimensions_of(index) not in (None, vector_bytes // 4):
+        return pair.told("different", "the index has vectors of another length")
+    indexed = IndexTexts(index)
+    results = [ask(texts.nearest, indexed.nearest, query, asked.count) for query in fitting]
+    return pair.compared(results, len(texts.hashes))
 
 
 @contextmanager
@@ -272,15 +226,3 @@ def store_of(old: OldBase, stores: dict[str, Store | None], *, only: bool) -> St
     """Return the index of an old base: by the id that it gets, else its own; the only one where both sides have one."""
     found = stores.get(old.id) or stores.get(old.legacy_id)
     return next(iter(stores.values())) if found is None and only and len(stores) == 1 else found
-
-
-def summary(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the sums over all bases; ``recall`` is the mean over queries, None where nothing was asked."""
-    outcomes = Counter(base["outcome"] for base in told)
-    queries = sum(base["queries"] for base in told)
-    found = sum(base["queries"] * base["recall"] for base in told if base["queries"])
-    return {
-        "by_outcome": {name: outcomes[name] for name in OUTCOMES},
-        "queries": queries,
-        "recall": found / queries if queries else None,
-    }

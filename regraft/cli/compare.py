@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
 import migrators
 from migrators import compare as migrators_compare
-from migrators.compare import OUTCOMES, Query, Question
+from migrators.compare_report import OUTCOMES, BaseComparison, CompareReport, Difference, Query, Question, Side, summary
 from regraft import clock
 from regraft.cli.options import PATH, model_word, output_options, plan_options
 from regraft.cli.output import echo_json, reports_errors, say
@@ -20,11 +19,14 @@ from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.index.search import vector_blob
 from regraft.kinds import Kind
 from regraft.locate import located
-from regraft.report.document import Run
+from regraft.ranking import cherry_v2
+from regraft.report.document import Run, encoded
 from regraft.text import counted, one_line, shown, shown_lines
 
+#: What the two sides are called, by whether the first is v1 data.
+SIDES = {True: ("v1", "v2"), False: ("the first", "the second")}
 #: Outcomes that count as errors.
-_ERRORS = {"different", "missing"}
+_ERRORS = {"different", "missing", "damaged"}
 
 
 class _QueryLine(msgspec.Struct):
@@ -97,8 +99,8 @@ def compare(  # noqa: PLR0913, PLR0917 - one parameter for every option
 ) -> None:
     """Ask the vectors of V1 and the index of V2 the same, and tell where they part. Nothing is written.
 
-    V1 is whatever regraft migrate takes, or one vector file; V2 a v2 library, profile or backup, one base folder, or an
-    index.sqlite. --kind is about V1.
+    V1 is whatever regraft migrate takes, one vector file, or anything that V2 can be; V2 a v2 library, profile or
+    backup, one base folder, or an index.sqlite. --kind is about V1.
     """
     run = Run(command="compare")
     asked = Question(count, sample, None if queries is None else read_queries(queries))
@@ -108,49 +110,49 @@ def compare(  # noqa: PLR0913, PLR0917 - one parameter for every option
         run.source_kind, run.source = old.kind.value, v1
         run.target_kind, run.target = new.kind.value, v2
         told = migrators_compare.compare(old, new, options, asked)
+        is_v1 = old.kind not in cherry_v2.SEARCHED
     run.end()
     if as_json:
-        echo_json({**run.document(), "k": count, "bases": told, "summary": migrators_compare.summary(told)})
+        echo_json(encoded(CompareReport(head=run.head(), k=count, bases=told, summary=summary(told))))
     else:
-        say(_as_text(told, count, every=verbose > 0, quiet=quiet))
+        say(_as_text(told, count, SIDES[is_v1], every=verbose > 0, quiet=quiet))
     sys.exit(_exit_status(told, fail_on))
 
 
-def _exit_status(told: list[dict[str, Any]], fail_on: str) -> int:
-    outcomes = {base["outcome"] for base in told}
+def _exit_status(told: list[BaseComparison], fail_on: str) -> int:
+    outcomes = {base.outcome for base in told}
     worst = {"never": set(), "error": _ERRORS}.get(fail_on, set(OUTCOMES) - {"equal"})
     return int(bool(outcomes & worst))
 
 
-def _as_text(told: list[dict[str, Any]], count: int, *, every: bool, quiet: bool) -> str:
+def _as_text(told: list[BaseComparison], count: int, sides: tuple[str, str], *, every: bool, quiet: bool) -> str:
     lines = []
     for base in told:
-        if not quiet or base["outcome"] != "equal":
+        if not quiet or base.outcome != "equal":
             lines.append(_base_line(base, count))
-        lines += map(_difference, base["differences"] if every else base["differences"][:1])
-    outcomes = Counter(base["outcome"] for base in told)
+        differences = base.differences if every else base.differences[:1]
+        lines += [_difference(parted, sides) for parted in differences]
+    outcomes = Counter(base.outcome for base in told)
     message = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])
     return shown_lines([*lines, f"{counted(len(told), 'base')}: {message or 'nothing to compare'}."])
 
 
-def _base_line(base: dict[str, Any], count: int) -> str:
-    recalled = "" if base["recall"] is None else f", recall@{count} {base['recall']:.4f}"
-    asked = f" ({_queries(base['queries'])}{recalled})" if base["queries"] else ""
-    why = f": {base['problem']}" if base["problem"] else ""
-    return f"{base['outcome']:<12} {one_line(base['name'])}{asked}{why}"
+def _base_line(base: BaseComparison, count: int) -> str:
+    recalled = "" if base.recall is None else f", recall@{count} {base.recall:.4f}"
+    asked = f" ({_queries(base.queries)}{recalled})" if base.queries else ""
+    why = f": {base.problem}" if base.problem else ""
+    return f"{base.outcome:<12} {one_line(base.name)}{asked}{why}"
 
 
-def _difference(parted: dict[str, Any]) -> str:
-    sides = (
-        "nothing" if side is None else f"{side['text_hash'][:12]} at {side['score']:.6f}" for side in _both(parted)
-    )
-    old, new = sides
-    return f"             {one_line(parted['query'])}, rank {parted['rank']}: v1 has {old}, v2 has {new}"
+def _difference(parted: Difference, sides: tuple[str, str]) -> str:
+    first, second = sides
+    old, new = _side(parted.v1), _side(parted.v2)
+    return f"             {one_line(parted.query)}, rank {parted.rank}: {first} has {old}, {second} has {new}"
+
+
+def _side(side: Side | None) -> str:
+    return "nothing" if side is None else f"{side.text_hash[:12]} at {side.score:.6f}"
 
 
 def _queries(count: int) -> str:
     return f"{count:,} query" if count == 1 else f"{count:,} queries"
-
-
-def _both(parted: dict[str, Any]) -> tuple[Any, Any]:
-    return parted["v1"], parted["v2"]

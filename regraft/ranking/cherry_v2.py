@@ -176,12 +176,21 @@ def opened_index(source: Located, store: Store) -> Iterator[apsw.Connection]:
     Raises:
         SourceUnreadable: it cannot be read, or turns out to be damaged while it is.
     """
-    with source.tree.local(store.name, None) as path:
-        try:
-            with sqlite.reading(path, vectors=True) as db:
-                yield db
-        except (apsw.Error, UnicodeDecodeError) as error:
-            raise SourceUnreadable(path=_place(source, store), reason=error) from error
+    with source.tree.local(store.name, None) as path, naming(source, store), sqlite.reading(path, vectors=True) as db:
+        yield db
+
+
+@contextmanager
+def naming(source: Located, store: Store) -> Iterator[None]:
+    """Name the index that is read in this block where it turns out to be damaged.
+
+    Raises:
+        SourceUnreadable: it cannot be read.
+    """
+    try:
+        yield
+    except (apsw.Error, UnicodeDecodeError) as error:
+        raise SourceUnreadable(path=_place(source, store), reason=error) from error
 
 
 def _place(source: Located, store: Store) -> Path:

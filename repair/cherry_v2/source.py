@@ -23,19 +23,18 @@ from checks.cherry_v2.packs import BACKUP_SLIM
 from regraft import links, sqlite
 from regraft.base_names import known_id, meant
 from regraft.errors import NotChanged, RegraftError, SourceUnreadable
-from regraft.formats import json_text
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v1.backup import inner_folder
 from regraft.formats.cherry_v2 import pack
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
-from regraft.formats.cherry_v2.library_report import report_bytes
+from regraft.formats.cherry_v2.library_report import reported_ids
 from regraft.kinds import BASE_SOURCES, NAMES, V1_SOURCES, Kind
 from regraft.ledger.values import path_of
 from regraft.links import leads_out
 from regraft.locate import INDEX_FILE, RAW_FOLDER, Located, located
 from regraft.move_errors import PackDamaged, ProfileInUse
 from regraft.names import is_folder_name
-from regraft.tree import Tree, ZipTree, join
+from regraft.tree import ZipTree, join
 from regraft.unpacking import is_pristine, on_disk
 from repair.changes.copies import table_damage_of
 from repair.changes.store import Store
@@ -300,7 +299,7 @@ def opened(path: Path, kind: Kind | None, named: Sequence[str], command: str) ->
         rows = _read_rows(found, catalog)
         inside = inner_folder(found.tree) if isinstance(found.tree, ZipTree) else ""
         manifest = pack.read_manifest(found.tree, inside)
-        legacy = (manifest.legacy_ids if manifest is not None else {}) | _reported_ids(found.tree, inside)
+        legacy = (manifest.legacy_ids if manifest is not None else {}) | reported_ids(found.tree, inside)
         chosen = _chosen(named, {base_key(row): row for row in rows.bases}, legacy)
         with on_disk(found, chosen) as unpacked:
             store = Store(path=path, root=unpacked.tree.path, found=unpacked, chosen=frozenset(chosen))
@@ -344,15 +343,6 @@ def _links(found: Located) -> tuple[str, ...]:
     inside = inner_folder(tree)
     names = (name for name in tree.files(found.stores.bases) if tree.is_link(name))
     return tuple(str(PurePosixPath(name).relative_to(inside or ".")) for name in names)
-
-
-def _reported_ids(tree: Tree, inside: str) -> dict[str, str]:
-    """Return the ids of bases by their v1 ids, as the report of the last migration gives them."""
-    try:
-        reported: Any = json_text.loads(report_bytes(tree, inside))
-        return {old: new for old, new in reported["ids"]["bases"].items() if isinstance(new, str)}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return {}
 
 
 # --- which bases -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -286,12 +287,12 @@ def test_the_sides_of_a_comparison_are_not_taken_for_one_another(upgraded):
     for old in (upgraded.path, source):
         message = faults.said(run("compare", old, source, "--json"), "NotSearchable", faults.REFUSED)
         assert message.startswith(f"{source}: this is a v1 export folder, which cannot be searched; V2 has to be a v2")
-    done = run("compare", upgraded.path, upgraded.path, "--json")
-    faults.said(done, "SourceNotMigratable", faults.REFUSED)
+    done = run("compare", upgraded.path, upgraded.path, "--map-model", "a::b=c::d", "--json")
+    assert "are about v1 data" in faults.said(done, "WrongUsage", faults.REFUSED)
     assert compared(upgraded, "--queries", upgraded.path / "nowhere").status == 2
 
 
-def test_a_damaged_index_is_told_of_its_base_or_in_one_line(upgraded):
+def test_a_damaged_index_is_told_of_its_base_and_the_others_are_compared(upgraded):
     index = upgraded.index_path("one")
     whole = index.read_bytes()
     index.write_bytes(whole[:8192] + b"\xa5" * (len(whole) - 8192))
@@ -299,8 +300,148 @@ def test_a_damaged_index_is_told_of_its_base_or_in_one_line(upgraded):
     assert (done.status, bases(done)["one"]["outcome"], bases(done)["two"]["outcome"]) == (1, "missing", "equal")
     index.write_bytes(whole)
     edited(upgraded, "DROP TABLE embedding")
-    done = compared(upgraded)
-    assert (done.status, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+    done = compared(upgraded, "--json", "--fail-on", "error")
+    assert (done.status, bases(done)["one"]["outcome"], bases(done)["two"]["outcome"]) == (1, "damaged", "equal")
+    assert str(index) in bases(done)["one"]["problem"]
+    assert done.document["summary"]["by_outcome"]["damaged"] == 1
+    text = compared(upgraded)
+    assert (text.status, text.stderr) == (1, "")
+    assert f"damaged      Base one: {index}: cannot be read" in text.stdout
+    assert "2 bases: 1 equal, 1 damaged." in text.stdout
+    assert compared(upgraded, "--fail-on", "never").status == 0
+
+
+# --- two stores of the current layout --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(upgraded: Library, tmp_path: Path) -> Path:
+    """Return a copy of the library."""
+    copy = tmp_path / "copy"
+    shutil.copytree(upgraded.path, copy)
+    return copy
+
+
+def both(upgraded: Library, copy: Path, *options: object) -> Outcome:
+    before = snapshot(upgraded.path.parent)
+    done = run("compare", upgraded.path, copy, *options)
+    assert snapshot(upgraded.path.parent) == before
+    return done
+
+
+def by_id(done: Outcome) -> dict[str, dict[str, Any]]:
+    return {told["id"]: told for told in done.document["bases"]}
+
+
+def as_another_store(copy: Path, **ids: str) -> None:
+    """Give bases of a library other ids, and take away what it knows of v1's."""
+    (copy / "report.json").unlink()
+    with closing(apsw.Connection(str(copy / "catalog.sqlite"))) as db:
+        for old, new in ids.items():
+            db.execute("UPDATE knowledge_base SET id = ? WHERE id = ?", (new, old))
+            db.execute("UPDATE knowledge_item SET base_id = ? WHERE base_id = ?", (new, old))
+    for old, new in ids.items():
+        (copy / "KnowledgeBase" / old).rename(copy / "KnowledgeBase" / new)
+
+
+def test_two_libraries_are_compared(upgraded, copied):
+    done = both(upgraded, copied, "--json")
+    assert done.status == 0, done.stdout
+    told = bases(done)
+    assert {name: (one["outcome"], one["texts"], one["queries"]) for name, one in told.items()} == {
+        "one": ("equal", 30, 20),
+        "two": ("equal", 4, 4),
+    }
+    assert all(one["compared_with"] == one["id"] for one in told.values())
+    only = both(upgraded, copied, "--json", "--base", "Base two")
+    assert list(bases(only)) == ["two"]
+    assert both(upgraded, copied, "--base", "nobody").status == 2
+
+
+def test_a_lost_vector_is_a_difference_between_two_libraries(upgraded, copied):
+    index = copied / "KnowledgeBase" / upgraded.base_id("one") / ".cherry" / "index.sqlite"
+    with closing(apsw.Connection(str(index))) as db:
+        db.execute("DELETE FROM embedding WHERE embedding_text_hash = ?", (sha(TEXTS[0]),))
+    done = both(upgraded, copied, "--json", "--sample", "100")
+    assert (done.status, bases(done)["one"]["outcome"], bases(done)["two"]["outcome"]) == (1, "different", "equal")
+    text = both(upgraded, copied, "--sample", "100").stdout
+    assert "the first has" in text
+    assert "the second has" in text
+
+
+def test_bases_of_other_ids_are_matched_by_their_names(upgraded, copied):
+    other = "5b0f5be5-6c1b-4b6e-9a51-0c9b8f8a7d10"
+    as_another_store(copied, **{upgraded.base_id("one"): other})
+    done = both(upgraded, copied, "--json")
+    assert done.status == 0, done.stdout
+    assert by_id(done)[upgraded.base_id("one")]["compared_with"] == other
+
+
+def test_a_v1_id_goes_before_an_id_and_an_id_before_a_name(upgraded, copied):
+    """In the copy the report says that v1's base "one" is another base, and both bases have the other's name."""
+    one, two = upgraded.base_id("one"), upgraded.base_id("two")
+    with closing(apsw.Connection(str(copied / "catalog.sqlite"))) as db:
+        db.execute("UPDATE knowledge_base SET name = iif(name = 'Base one', 'Base two', 'Base one')")
+    assert {old: told["compared_with"] for old, told in by_id(both(upgraded, copied, "--json")).items()} == {
+        one: one,
+        two: two,
+    }
+    report = json.loads((copied / "report.json").read_text())
+    report["ids"]["bases"] = {"one": two, "two": one}
+    (copied / "report.json").write_text(json.dumps(report))
+    swapped = by_id(both(upgraded, copied, "--json"))
+    assert (swapped[one]["compared_with"], swapped[two]["compared_with"]) == (two, one)
+
+
+def test_a_base_that_the_second_store_lacks_is_missing(upgraded, copied):
+    as_another_store(copied)
+    with closing(apsw.Connection(str(copied / "catalog.sqlite"))) as db:
+        db.execute("DELETE FROM knowledge_item WHERE base_id = ?", (upgraded.base_id("two"),))
+        db.execute("DELETE FROM knowledge_base WHERE id = ?", (upgraded.base_id("two"),))
+    shutil.rmtree(copied / "KnowledgeBase" / upgraded.base_id("two"))
+    done = both(upgraded, copied, "--json")
+    told = by_id(done)[upgraded.base_id("two")]
+    assert (done.status, told["outcome"], told["compared_with"]) == (1, "missing", None)
+
+
+@pytest.mark.parametrize("side", ["first", "second"])
+def test_one_damaged_base_of_either_store_is_told_and_the_others_are_compared(upgraded, copied, side):
+    root = upgraded.path if side == "first" else copied
+    index = root / "KnowledgeBase" / upgraded.base_id("one") / ".cherry" / "index.sqlite"
+    with closing(apsw.Connection(str(index))) as db:
+        db.execute("DROP TABLE embedding")
+    done = both(upgraded, copied, "--json", "--fail-on", "error")
+    told = by_id(done)
+    assert done.status == 1
+    assert (told[upgraded.base_id("one")]["outcome"], told[upgraded.base_id("two")]["outcome"]) == ("damaged", "equal")
+    assert str(index) in told[upgraded.base_id("one")]["problem"]
+
+
+def test_a_failed_base_and_one_without_an_index_in_the_first_store_are_told_apart(upgraded, copied):
+    for name in ("one", "two"):
+        upgraded.index_path(name).unlink()
+    with closing(apsw.Connection(str(upgraded.path / "catalog.sqlite"))) as db:
+        db.execute("UPDATE knowledge_base SET status = 'failed', error = 'x' WHERE id = ?", (upgraded.base_id("two"),))
+    done = both(upgraded, copied, "--json")
+    told = by_id(done)
+    assert (done.status, told[upgraded.base_id("one")]["outcome"]) == (1, "damaged")
+    assert told[upgraded.base_id("two")]["outcome"] == "failed"
+
+
+def test_a_base_folder_is_compared_with_an_index_file(upgraded, copied):
+    folder = upgraded.path / "KnowledgeBase" / upgraded.base_id("one")
+    index = copied / "KnowledgeBase" / upgraded.base_id("one") / ".cherry" / "index.sqlite"
+    done = run("compare", folder, index, "--json")
+    assert (done.status, [one["outcome"] for one in done.document["bases"]]) == (0, ["equal"])
+
+
+def test_queries_of_another_length_compare_nothing_in_two_stores_either(upgraded, copied, tmp_path):
+    queries = tmp_path / "queries.json"
+    queries.write_text('[{"vector": [1, 2]}]')
+    done = both(upgraded, copied, "--json", "--queries", queries)
+    assert {(one["outcome"], one["problem"]) for one in done.document["bases"]} == {
+        ("not-compared", "no query of 4 numbers")
+    }
 
 
 # --- what the application itself wrote -----------------------------------------------------------------------------

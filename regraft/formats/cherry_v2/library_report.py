@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 from regraft.errors import SourceUnreadable
+from regraft.formats import json_text
 from regraft.tree import Tree, join
 
 REPORT_FILE = "report.json"
@@ -31,3 +33,16 @@ def report_bytes(tree: Tree, folder: str = "") -> bytes:
         if isinstance(cause, OSError) and cause.errno == errno.EIO:
             raise SourceUnreadable(path=name, reason=cause.strerror) from error
         return b""
+
+
+def reported_ids(tree: Tree, folder: str = "") -> dict[str, str]:
+    """Return the ids of bases by their v1 ids, as the report of the last migration gives them.
+
+    Raises:
+        SourceUnreadable: as for :func:`report_bytes`.
+    """
+    try:
+        reported: Any = json_text.loads(report_bytes(tree, folder))
+        return {old: new for old, new in reported["ids"]["bases"].items() if isinstance(new, str)}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
