@@ -10,9 +10,11 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from regraft import __version__, streams
 from regraft.cli.output import fail, finished, say
+from regraft.cli.overview import SUMMARIES, grouped
 from regraft.errors import INTERRUPTED, REFUSED, Interrupted, WrongUsage
 from regraft.ledger import interrupts
 
@@ -98,6 +100,21 @@ class Commands(click.Group):
             )
         sys.exit(status if isinstance(status, int) else 0)
 
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands in groups."""
+        for title, names in grouped(self.list_commands(context)).items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self._summary(name)) for name in names])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands and options that a word can become."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        commands = [CompletionItem(name, help=self._summary(name)) for name in names]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def _summary(self, name: str) -> str:
+        return SUMMARIES.get(name) or self.commands[name].get_short_help_str()
+
     def invoke(self, context: click.Context) -> Any:
         """Load a command and run it; of a stop meanwhile click would say something of its own."""
         try:
@@ -107,7 +124,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, commands=OnDemand(), context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="regraft")
+@click.version_option(__version__, "-V", "--version", prog_name="regraft")
 def cli() -> None:
     """Carry a local knowledge base to a new layout with its vectors alive.
 

@@ -43,6 +43,10 @@ def backfill(path: Path, **options: Any) -> None:
 
     Every text is sent once, and its vector written at once. What was written stays, whatever stops the run; the next
     one goes on. Several may work on one store at the same time.
+
+    \b
+    Example:
+      regraft backfill library --base Handbook --dry-run
     """
     model, dimensions, every = (options.pop(name) for name in ("model", "dimensions", "all_projects"))
     if every and options["bases"]:

@@ -87,6 +87,10 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
 
     PATH is v2 data (a library, a profile, a base's folder, an index file), a database of codex-mem, a data folder of
     AngelMemory, or whatever regraft migrate takes: then what is found is what migrate would say, without a target.
+
+    \b
+    Example:
+      regraft check library --deep
     """
     findings.check_names(only)
     options = CheckOptions(level=_level(quick=quick, deep=deep), max_duration=max_duration, bases=bases)

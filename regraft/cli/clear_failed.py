@@ -19,5 +19,9 @@ def clear_failed(path: Path, **options: Any) -> None:
     """Mark the notes as pending that the embedder of the codex-mem database at PATH refused.
 
     regraft backfill tries them again. Notes stay as they are: only what is said of their vectors changes.
+
+    \b
+    Example:
+      regraft clear-failed ~/.codex-mem/codex-mem.db
     """
     change("clear-failed", path, planned.plan, ChangeRequest(**options))

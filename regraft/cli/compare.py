@@ -101,6 +101,10 @@ def compare(  # noqa: PLR0913, PLR0917 - one parameter for every option
 
     V1 is whatever regraft migrate takes, one vector file, or anything that V2 can be; V2 a v2 library, profile or
     backup, one base folder, or an index.sqlite. --kind is about V1.
+
+    \b
+    Example:
+      regraft compare cherry-studio.202503141200.zip library
     """
     run = Run(command="compare")
     asked = Question(count, sample, None if queries is None else read_queries(queries))

@@ -46,6 +46,10 @@ def export(
     PATH is a library, a v2 profile or backup, one base's folder or an index.sqlite; with --v1 a v1 source or one vector
     file. It is only read. - instead of FILE.parquet is standard output. The file needs pyarrow: pip install
     "regraft[parquet]".
+
+    \b
+    Example:
+      regraft export library units.parquet --base Handbook
     """
     if target == STDOUT:
         _check_stdout(as_json=as_json)

@@ -35,6 +35,10 @@ def gc(path: Path, grace: float, vacuum: bool, v1_leftovers: bool, only: tuple[s
     """Remove what nothing reaches from the store at PATH: vectors, texts and files.
 
     Files go to a dated trash below .regraft, where they are kept for some days; regraft undo brings them back.
+
+    \b
+    Example:
+      regraft gc library --vacuum
     """
     names = chosen_names(only, systems.COLLECTED, "gc")
     wanted = GcOptions(now_ms=clock.now_ms(), grace=grace, vacuum=vacuum, v1_leftovers=v1_leftovers, only=names)

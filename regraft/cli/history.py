@@ -35,7 +35,12 @@ class HistoryReport(Report, kw_only=True):
 @output_options
 @reports_errors
 def history(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | None) -> None:  # noqa: ARG001
-    """List what regraft did to the store at PATH, and what can be taken back. Nothing is written."""
+    """List what regraft did to the store at PATH, and what can be taken back. Nothing is written.
+
+    \b
+    Example:
+      regraft history library
+    """
     with recognised(path, Kind(kind) if kind else None, "history") as store:
         run = Run(command="history", source_kind=store.found.kind.value, source=path)
         runs = undoing.history(store.root, store.runs)
@@ -86,6 +91,10 @@ def undo(
     """Take back what a run did to the store at PATH: RUN, or the latest that can be.
 
     It is refused where anything that the run changed was changed since.
+
+    \b
+    Example:
+      regraft undo library --dry-run
     """
     report = undo_run(
         path,

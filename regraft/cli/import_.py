@@ -57,6 +57,10 @@ def import_(  # noqa: PLR0913, PLR0917 - one parameter for every option
     Files are those of regraft export, of a library or a part of one. Vectors come back byte for byte; ids, hashes and
     offsets are proven. The original files in raw/ are not part of them. A second run goes on where the first one
     stopped, and leaves alone what is done.
+
+    \b
+    Example:
+      regraft import units.parquet --to library
     """
     moment = clock.now_ms() if now is None else now
     options = migrators.Options(now_ms=moment, bases=bases, dry_run=dry_run)

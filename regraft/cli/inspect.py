@@ -25,6 +25,10 @@ def inspect(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
     PATH may be a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file, a v1 vector
     file, what a preview build wrote, a library that regraft wrote, one base folder, an index.sqlite, a database of
     codex-mem, or a data folder of AngelMemory.
+
+    \b
+    Example:
+      regraft inspect ~/.config/CherryStudio
     """
     run = Run(command="inspect")
     with located(path, Kind(kind) if kind else None) as source:

@@ -71,6 +71,10 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     SOURCE is a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file beside its
     vector files, or what a preview build wrote. It is only read. A second run goes on where the first one stopped, and
     leaves alone what is done.
+
+    \b
+    Example:
+      regraft migrate cherry-studio.202503141200.zip --to library
     """
     if page is not None:
         report_html.check_place("migrate", page, source, target)

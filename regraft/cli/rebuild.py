@@ -24,6 +24,10 @@ def rebuild(path: Path, **options: Any) -> None:
 
     The notes stay as they are, and so does every search by words. What was embedded stays, whatever stops the run; the
     next one goes on. The old vectors are kept until regraft undo, or regraft gc.
+
+    \b
+    Example:
+      regraft rebuild ~/.codex-mem/codex-mem.db --dry-run
     """
     if options["bases"]:
         raise WrongUsage(problem="--base: all vectors are made anew, those of every project", hint="leave it out")

@@ -70,6 +70,10 @@ def recall(
     """Read the note with SHORT_ID from its file, as it is now. Nothing is written.
 
     PATH is a data folder of AngelMemory.
+
+    \b
+    Example:
+      regraft recall data/plugin_data/AngelMemory @4
     """
     run = Run(command="recall")
     with located(path, Kind(kind) if kind else None) as source:

@@ -39,6 +39,10 @@ def reconcile(path: Path, **options: Any) -> None:
     differs becomes that of the item. What the index lacks is listed.
 
     Of codex-mem and AngelMemory, the vectors follow the notes; what lacks one is embedded.
+
+    \b
+    Example:
+      regraft reconcile library --dry-run
     """
     more = {name: options.pop(name) for name in (*_LIMITS, *_EMBEDDING, *_PROVIDER)}
     asked = ChangeRequest(**options)

@@ -26,6 +26,10 @@ def repair(path: Path, only: tuple[str, ...], **options: Any) -> None:
 
     Nothing is guessed: what cannot be derived stays as it is and is said. Vectors that could still be right are kept;
     those that never can be are deleted, to be embedded anew. regraft undo takes a run back.
+
+    \b
+    Example:
+      regraft repair library --dry-run
     """
     wanted = RepairOptions(now_ms=clock.now_ms(), only=chosen_names(only, systems.REPAIRED, "repair"))
     change("repair", path, partial(systems.plan_repair, options=wanted), ChangeRequest(**options))

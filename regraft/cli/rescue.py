@@ -34,6 +34,10 @@ def rescue(
 
     Failed bases, folders that were not migrated, and bases whose index is gone or empty get their texts and vectors;
     bases and items keep their ids.
+
+    \b
+    Example:
+      regraft rescue ~/.config/CherryStudio --dry-run
     """
     overrides = model_word(map_model, recreate_model)
     now_ms = clock.now_ms() if now is None else now

@@ -40,6 +40,10 @@ def restore(path: Path, embedder_name: str | None, config_path: Path | None, **o
 
     PATH is a base's folder, or a library or profile with --base. All texts are embedded anew; what was embedded is
     kept, whatever stops the run, and the next one goes on.
+
+    \b
+    Example:
+      regraft restore library --base Handbook --model openai::text-embedding-3-small
     """
     names = ("model", "dimensions", "name", "now")
     model, dimensions, name, now = (options.pop(key) for key in names)

@@ -82,6 +82,10 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
 
     Without --base all bases are searched. PATH is a v2 library, profile or backup, one base folder, an index.sqlite,
     or a database of codex-mem.
+
+    \b
+    Example:
+      regraft search library "annual leave" --base Handbook
     """
     run = Run(command="search")
     numbers = _given_vector(vector, embedder_name)

@@ -24,6 +24,10 @@ def upgrade(path: Path, map_model: tuple[str, ...], recreate_model: tuple[str, .
 
     These are files of version 1, half-applied upgrades, the tables of preview builds, and the catalog of a library
     that an earlier regraft wrote. The old files are kept, so that regraft undo brings them back byte for byte.
+
+    \b
+    Example:
+      regraft upgrade library
     """
     wanted = upgrading.UpgradeOptions(clock.now_ms(), model_word(map_model, recreate_model))
     change("upgrade", path, partial(upgrading.plan, options=wanted), ChangeRequest(**options))

@@ -1,0 +1,52 @@
+"""What ``regraft --help`` lists: every command in its group, with one line; no command is loaded for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+#: The groups in their order, and what each of their commands does, in one line of a terminal of 80 columns.
+GROUPS = {
+    "Move": {
+        "migrate": "Migrate v1 data to a v2 library, vectors byte for byte.",
+        "import": "Write a library that a Parquet file holds.",
+        "export": "Write texts and vectors to a Parquet file.",
+        "pack": "Write bases to one zip file, for another machine.",
+        "install": "Put bases into a v2 profile.",
+    },
+    "Look": {
+        "inspect": "Tell what a path is and what is in it.",
+        "check": "Audit a store: findings, and what mends each.",
+        "search": "Search a base as the application does.",
+        "compare": "Ask v1's vectors and a v2 index the same.",
+        "history": "List what regraft did, and what can be taken back.",
+        "explain": "Say what a finding, code or error means.",
+    },
+    "Repair": {
+        "fix": "Do all that check offers, in the right order.",
+        "repair": "Mend what check finds, where other data prove what is right.",
+        "gc": "Remove what nothing reaches: vectors, texts, files.",
+        "reconcile": "Make indexes and vectors follow what they are derived from.",
+        "upgrade": "Bring older files to the current layout, every vector kept.",
+        "rescue": "Bring back what the application's own upgrade left behind.",
+        "undo": "Take back what a run did.",
+    },
+    "Embed": {
+        "backfill": "Embed what has no vector yet, and nothing else.",
+        "restore": "Make a new base with another model, of the same texts.",
+    },
+    "codex-mem and AngelMemory": {
+        "rebuild": "codex-mem: make the vectors of all notes anew.",
+        "clear-failed": "codex-mem: have notes tried again that were refused.",
+        "recall": "AngelMemory: read a note by its short id.",
+    },
+}
+OTHER = "Other"
+SUMMARIES = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+
+
+def grouped(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the groups with those of their commands that there are; a command of no group is in the last one."""
+    there = list(names)
+    groups = {title: [name for name in group if name in there] for title, group in GROUPS.items()}
+    groups[OTHER] = [name for name in there if name not in SUMMARIES]
+    return {title: members for title, members in groups.items() if members}
