@@ -89,7 +89,12 @@ class Commands(click.Group):
             interrupted(arguments)
         except click.ClickException as error:
             if not arguments:
-                say(self.get_help(click.Context(self, info_name="regraft")) + "\n")
+                # Loading what looks at data takes a while, which no other command line has to wait for.
+                from regraft.cli.places import greet  # noqa: PLC0415
+
+                if greet():
+                    sys.exit(0)
+                say(self.get_help(click.Context(self, info_name="regraft")) + "\n", as_it_is=True)
                 sys.exit(REFUSED)
             message = " ".join(error.format_message().split())
             context = getattr(error, "ctx", None)

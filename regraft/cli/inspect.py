@@ -9,6 +9,8 @@ import click
 from checks import inspect as checks_inspect
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
+from regraft.cli.places import tell_installed
+from regraft.errors import WrongUsage
 from regraft.kinds import Kind
 from regraft.locate import located
 from regraft.report import progress
@@ -16,20 +18,26 @@ from regraft.report.document import Run, encoded
 
 
 @click.command()
-@click.argument("path", type=PATH)
+@click.argument("path", type=PATH, required=False)
 @output_options
 @reports_errors
-def inspect(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | None) -> None:
+def inspect(path: Path | None, as_json: bool, quiet: bool, verbose: int, kind: str | None) -> None:
     """Tell what PATH is and what is in it. Nothing is written.
 
     PATH may be a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file, a v1 vector
     file, what a preview build wrote, a library that regraft wrote, one base folder, an index.sqlite, a database of
-    codex-mem, or a data folder of AngelMemory.
+    codex-mem, or a data folder of AngelMemory. Without PATH: what the application has on this computer, backups beside
+    it, and the next command for each.
 
     \b
     Example:
       regraft inspect ~/.config/CherryStudio
     """
+    if path is None:
+        if kind is not None:
+            raise WrongUsage(problem="--kind is said of a path", hint="give PATH")
+        tell_installed(as_json=as_json, quiet=quiet)
+        return
     run = Run(command="inspect")
     with located(path, Kind(kind) if kind else None) as source:
         run.source_kind, run.source = source.kind.value, source.path if source.notices else path

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 import click
 
 from regraft import sqlite, streams
+from regraft.cli import terminal
 from regraft.errors import (
     REFUSED,
     STOPPED,
@@ -87,7 +88,7 @@ def echo_json(document: dict[str, Any]) -> None:
     context = click.get_current_context(silent=True)
     if context is not None:
         context.meta[_TOLD] = True
-    say(text)
+    say(text, as_it_is=True)
     # The run is over, and what it came to is known: who asks it to stop now comes too late.
     interrupts.over()
 
@@ -98,9 +99,12 @@ def _is_told() -> bool:
     return context is not None and _TOLD in context.meta
 
 
-def say(text: str) -> None:
-    """Print ``text``, of whole lines. That it cannot be written decides nothing about the work."""
-    _print(sys.stdout, shown(text, None, lines=True))
+def say(text: str, *, as_it_is: bool = False) -> None:
+    """Print ``text``, of whole lines; a terminal gets it wrapped and coloured, unless it is to stay ``as_it_is``.
+
+    That it cannot be written decides nothing about the work.
+    """
+    _print(sys.stdout, shown(text, None, lines=True), as_it_is=as_it_is)
 
 
 def say_bytes(path: Path) -> None:
@@ -120,9 +124,9 @@ def note_traceback(error: BaseException) -> None:
     _print(sys.stderr, shown("".join(traceback.format_exception(error)), None, lines=True))
 
 
-def _print(stream: TextIO | None, text: str) -> None:
+def _print(stream: TextIO | None, text: str, *, as_it_is: bool = False) -> None:
     if stream is not None:
-        stream.write(text)
+        stream.write(text if as_it_is else terminal.set_text(text, stream))
         stream.flush()
 
 

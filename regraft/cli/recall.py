@@ -73,7 +73,7 @@ def recall(
 
     \b
     Example:
-      regraft recall data/plugin_data/AngelMemory @4
+      regraft recall data/plugin_data/AngelMemory 8
     """
     run = Run(command="recall")
     with located(path, Kind(kind) if kind else None) as source:
@@ -85,9 +85,10 @@ def recall(
     if as_json:
         echo_json(encoded(_report(run, found)))
     else:
-        head = "" if quiet else _head(found, verbose=verbose > 0)
+        if not quiet:
+            say(_head(found, verbose=verbose > 0))
         text = found.content.replace("\r\n", "\n")
-        say(f"{head}{text}\n")
+        say(f"{text}\n", as_it_is=True)
         if found.is_cut:
             left = f"the budget of {token_budget} tokens ends here; go on with --lines {found.end + 1}:"
             note(f"note: {left}")

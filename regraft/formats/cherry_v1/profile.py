@@ -20,6 +20,8 @@ APPLICATION = "CherryStudio"
 #: The application's own settings, which can name another folder for its data.
 CONFIG_FOLDER = ".cherrystudio"
 CONFIG_FILE = "config/config.json"
+#: Where a portable program keeps its data, beside itself.
+PORTABLE_FOLDER = "data"
 #: What Chromium leaves in a profile while it runs: a link ``host-pid``, and on Windows a file.
 SINGLETON_LOCK = "SingletonLock"
 WINDOWS_LOCK = "lockfile"
@@ -34,6 +36,21 @@ def default_folders() -> list[Path]:
     places = [home / ".config", home / "Library" / "Application Support", home / "AppData" / "Roaming"]
     named = [Path(value) for name in ("XDG_CONFIG_HOME", "APPDATA") if (value := os.environ.get(name))]
     return [place / APPLICATION for place in (*named, *places)]
+
+
+def known_places() -> dict[Path, str]:
+    """Return every folder where the application may keep its data on this system, each with why, for a person.
+
+    The folders that its settings name come first. Portable programs have their data beside them: such a program is
+    known where the settings name it, or where it lies in the working folder.
+    """
+    places = dict.fromkeys(_data_paths(_config()), "the application's settings name it")
+    programs = [program.parent for program in _programs(_config())]
+    with contextlib.suppress(OSError):
+        programs.append(Path.cwd())
+    usual = dict.fromkeys(default_folders(), "its usual place")
+    beside = {folder / PORTABLE_FOLDER: "beside the portable program" for folder in programs}
+    return {**usual, **beside, **places}
 
 
 def moved_to(path: Path) -> list[Path]:
@@ -67,16 +84,30 @@ def _same(path: Path, other: Path) -> bool:
 
 
 def _data_paths(config: Path) -> Iterator[Path]:
+    for entry in _entries(config):
+        yield from _absolute(entry.get("dataPath") if isinstance(entry, dict) else entry)
+
+
+def _programs(config: Path) -> Iterator[Path]:
+    """Yield the places that the application ran from, as far as its settings name them."""
+    for entry in _entries(config):
+        if isinstance(entry, dict):
+            yield from _absolute(entry.get("executablePath"))
+
+
+def _entries(config: Path) -> list[Any]:
     try:
         message: Any = json_text.loads(links.content(config)) if config.is_file() else None
     except (OSError, ValueError):
-        return
+        return []
     named = message.get("appDataPath") if isinstance(message, dict) else None
     # Early releases wrote one path, later ones a list with a path for each place that the application runs from.
-    for entry in named if isinstance(named, list) else [named]:
-        value = entry.get("dataPath") if isinstance(entry, dict) else entry
-        if isinstance(value, str) and "\0" not in value and Path(value).is_absolute():
-            yield Path(value)
+    return named if isinstance(named, list) else [named]
+
+
+def _absolute(value: object) -> Iterator[Path]:
+    if isinstance(value, str) and "\0" not in value and Path(value).is_absolute():
+        yield Path(value)
 
 
 # --- is it running? ------------------------------------------------------------------------------------------------

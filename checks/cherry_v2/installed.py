@@ -1,0 +1,207 @@
+"""What the application has on this system: its data in every place that it may have, and backups beside them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from regraft import links, sqlite
+from regraft.errors import RegraftError, SourceUnrecognised
+from regraft.formats.cherry_v1 import profile
+from regraft.formats.cherry_v1.layout import EXPORT_FOLDER
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
+from regraft.kinds import NAMES, Kind
+from regraft.locate import KNOWLEDGE_FOLDER, Located, located
+from regraft.pending import pending_in
+from regraft.report.document import Report
+from regraft.text import argument, counted
+
+#: What lies beside a place and is called like this may be a copy or a backup of it.
+_NAMED_LIKE = "cherry"
+#: Of so many of them each is looked at.
+_MOST_BESIDE = 100
+_BACKUPS = (Kind.V1_BACKUP, Kind.V1_BACKUP_6, Kind.V2_BACKUP)
+_TARGET = ("--to", "library")
+_UNMIGRATED_FOLDER = "directory_not_migrated"
+
+
+class NextStep(msgspec.Struct, frozen=True):
+    """A command for what was found, and what it does, for a person."""
+
+    command: str
+    does: str
+
+
+class Installed(msgspec.Struct, frozen=True, kw_only=True):
+    """Data of the application: where, why that was looked at, of which kind, and what is to be said of it.
+
+    ``kind`` is one of :class:`regraft.kinds.Kind`; None: it cannot be read.
+    """
+
+    path: str
+    why: str
+    kind: str | None
+    facts: list[str]
+    next: list[NextStep]
+
+
+class InstalledReport(Report, kw_only=True):
+    """What the application has on this system; ``searched`` are the places that were looked at."""
+
+    searched: list[str]
+    found: list[Installed]
+
+
+def installed() -> tuple[list[Path], list[Installed]]:
+    """Return the places where the application may keep its data, and what is there and beside it; nothing is written.
+
+    Never raises for what is in the data.
+    """
+    places = profile.known_places()
+    known: dict[Path, Installed] = {}
+    for place, why in places.items():
+        real = _real(place)
+        found = None if real in known else _profile(place, why)
+        if found is not None:
+            known[real] = found
+    for folder in dict.fromkeys(place.parent for place in places):
+        for path in _beside(folder):
+            copy = None if _real(path) in known else _copy(path)
+            if copy is not None:
+                known[_real(path)] = copy
+    return list(places), list(known.values())
+
+
+def _real(path: Path) -> Path:
+    try:
+        return links.real_path(path)
+    except (OSError, RuntimeError, ValueError):
+        return path
+
+
+def _beside(folder: Path) -> list[Path]:
+    """Return what in a folder is called like the application."""
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError:
+        return []
+    named = [path for path in inside if _NAMED_LIKE in path.name.lower() and not path.name.startswith(".")]
+    return [path for path in named if path.is_dir() or path.suffix.lower() == ".zip"][:_MOST_BESIDE]
+
+
+def _profile(place: Path, why: str) -> Installed | None:
+    """Return what is to be said of the data in a place; None where there are none."""
+    if not place.is_dir():
+        return None
+    # The place itself is meant, also where the settings name another folder for its data.
+    for kind in (Kind.V2_PROFILE, Kind.V1_PROFILE):
+        try:
+            with located(place, kind) as found:
+                return _described(found, why)
+        except SourceUnrecognised:
+            continue
+        except (RegraftError, OSError) as error:
+            return Installed(path=str(place), why=why, kind=None, facts=[f"It cannot be read: {error}"], next=[])
+    return None
+
+
+def _copy(path: Path) -> Installed | None:
+    """Return what is to be said of a backup, or of a copy of a profile; None where it is neither."""
+    why = "beside it"
+    try:
+        with located(path) as found:
+            if found.kind in _BACKUPS:
+                return _backup(found, why)
+            is_profile = found.kind in (Kind.V1_PROFILE, Kind.V2_PROFILE) and not found.is_archive
+            return _described(found, why) if is_profile else None
+    except (RegraftError, OSError):
+        return None
+
+
+def _backup(found: Located, why: str) -> Installed:
+    inspect = _step("inspect", found.path, does="See what is in it")
+    steps = [inspect]
+    if found.kind is not Kind.V2_BACKUP:
+        steps.insert(0, _step("migrate", found.path, *_TARGET, does="Make a v2 library of it"))
+    facts = [f"This is {NAMES[found.kind]}."]
+    return Installed(path=str(found.path), why=why, kind=found.kind, facts=facts, next=steps)
+
+
+def _described(found: Located, why: str) -> Installed:
+    path = found.path
+    facts, steps = _v2(found) if found.kind is Kind.V2_PROFILE else _v1(found)
+    if profile.moved_to(path):
+        facts.append("The application's settings name another folder: what is here is older, or a copy.")
+    running = profile.sign_of_life(path)
+    if running is not None:
+        facts.append(f"The application is running ({running}): end it before anything is changed.")
+    return Installed(path=str(path), why=why, kind=found.kind, facts=facts, next=steps)
+
+
+def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
+    path, kind = found.path, _kind_option(found)
+    facts = [f"v1 data, with {counted(len(_vector_files(found)), 'vector file')}."]
+    if found.tree.kind(EXPORT_FOLDER) == "folder":
+        facts.append("The application's own upgrade has begun, and did not end.")
+    migrate = _step("migrate", path, *_TARGET, *kind, does="Make a v2 library of it; the v1 data stay as they are")
+    return facts, [migrate, _step("check", path, *kind, does="See before what cannot be carried")]
+
+
+def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
+    path, kind = found.path, _kind_option(found)
+    check = _step("check", path, *kind, does="See what is wrong, and what mends it")
+    pending = pending_in(found.tree.path)
+    if pending is not None:
+        facts = [f"v2 data, and {pending}: start the application once before anything is changed."]
+        return facts, [_step("inspect", path, *kind, does="See what is in it")]
+    try:
+        catalog = read_catalog(found.tree.path / str(found.stores.catalog), data=False)
+    except CatalogProblem as error:
+        return [f"v2 data, whose database {error}."], [check]
+    facts = [f"v2 data, with {counted(len(catalog.bases), 'base')}."]
+    vector_files = _vector_files(found)
+    failed = sum(base.get("status") == "failed" for base in catalog.bases)
+    folders = _lost_folders(catalog)
+    if failed or folders:
+        lost = f"{counted(failed, 'base')} and {counted(folders, 'folder')}"
+        facts.append(f"The application's own upgrade failed for {lost}.")
+        rescue = _step("rescue", path, "--dry-run", *kind, does="See what of it can be brought back")
+        return [*facts, *_left(vector_files)], [rescue, check]
+    if vector_files and not catalog.bases:
+        facts.append("The application's own upgrade brought no base over.")
+        migrate = _step("migrate", path, *_TARGET, "--kind", "v1-profile", does="Make a v2 library of what v1 left")
+        return [*facts, *_left(vector_files)], [migrate, check]
+    return [*facts, *_left(vector_files)], [check]
+
+
+def _left(vector_files: list[Path]) -> Iterator[str]:
+    if vector_files:
+        yield f"{counted(len(vector_files), 'vector file')} of v1 still there."
+
+
+def _lost_folders(catalog: StoredCatalog) -> int:
+    rows = [row for items in (catalog.items or {}).values() for row in items]
+    return sum(row.get("type") == "directory" and row.get("error") == _UNMIGRATED_FOLDER for row in rows)
+
+
+def _vector_files(found: Located) -> list[Path]:
+    """Return the vector files of v1 that lie where the bases do."""
+    for folder in (f"Data/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER):
+        try:
+            inside = sorted((found.tree.path / folder).iterdir())
+        except OSError:
+            continue
+        return [path for path in inside if path.is_file() and sqlite.is_database(path)]
+    return []
+
+
+def _kind_option(found: Located) -> tuple[str, ...]:
+    """Return what makes a command read this folder where the settings name another one for the application's data."""
+    return ("--kind", found.kind.value) if profile.moved_to(found.path) else ()
+
+
+def _step(command: str, path: Path, *options: str, does: str) -> NextStep:
+    return NextStep(shlex.join(["regraft", command, argument(path), *options]), does)

@@ -1,0 +1,131 @@
+"""How text is set on a terminal: wrapped at words with a hanging indent, and with colour; elsewhere it stays as it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TextIO
+
+import click
+
+from regraft.text import shown
+
+#: The words that are coloured.
+_COLOURS = {"error": "red", "failed": "red", "warning": "yellow", "done": "green"}
+#: They tell something where they begin a line or a column, or are counted; elsewhere they may be a name's, or a text's.
+_COLOURED = re.compile(r"(?im:(?:^|(?<=^ )|(?<=  )|(?<=\d ))(?:(error|warning)s?|failed|done))(?=[\s:,;.)]|$)(?!\.\w)")
+#: A command stands at the end of a line, after a colon or alone: it is copied as a whole.
+_COMMAND = re.compile(r"(?:(?<=: )|(?<=^)|(?<=  ))regraft [a-z-]+ .*$")
+#: A path that takes the rest of a line, which may have blanks in it.
+_PATH_LINE = re.compile(r"\s*(?:/|~/|[A-Za-z]:\\|\\\\)")
+#: What stands before the text of an entry: a sign, a rank, or a label with two blanks behind it.
+_LABEL = re.compile(r"[-…•] |\d+  |[\w.:-]+(?: [\w.:-]+)?  +(?=\S)")
+#: A narrower terminal breaks lines itself.
+_LEAST_WIDTH = 40
+#: Chinese and Japanese have no blanks: a line may end behind these.
+_BREAKS_BEHIND = re.compile("(?<=[\u3001\u3002\uff0c\uff1a\uff1b\uff01\uff1f])")
+#: Stands for a blank at which no line is broken; what is shown has no such character.
+_KEPT_BLANK = "\0"
+
+
+def set_text(text: str, stream: TextIO) -> str:
+    """Return text as it is written to a stream: wrapped and coloured as far as that is a terminal that can do it."""
+    width = width_of(stream)
+    if width is not None:
+        text = "".join(wrapped(line, width) for line in text.splitlines(keepends=True))
+    return coloured(text) if has_colour(stream) else text
+
+
+def width_of(stream: TextIO) -> int | None:
+    """Return how many columns a terminal has; None: it is none, or so narrow that it is left to itself."""
+    if not stream.isatty():
+        return None
+    try:
+        stated = os.environ.get("COLUMNS", "")
+        width = int(stated) if stated.isdecimal() and int(stated) else os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return None
+    return width if width >= _LEAST_WIDTH else None
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Tell whether text on a stream has colours: ``NO_COLOR`` forbids them, ``FORCE_COLOR`` wants them everywhere."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    # Only the newer terminals of Windows understand colours, and they say who they are.
+    is_able = os.environ.get("TERM") != "dumb" if os.name == "posix" else "WT_SESSION" in os.environ
+    return is_able and stream.isatty()
+
+
+def coloured(text: str) -> str:
+    """Return text with its telling words in colour."""
+    return _COLOURED.sub(lambda word: click.style(word[0], fg=_COLOURS[(word[1] or word[0]).lower()]), text)
+
+
+def wrapped(line: str, width: int) -> str:
+    """Return a line as lines of at most ``width`` columns; words, paths and commands stay whole, however long."""
+    if columns(line) <= width or _PATH_LINE.match(line):
+        return line
+    end = "\n" if line.endswith("\n") else ""
+    body = line.rstrip()
+    indent = " " * hanging_indent(body, width)
+    start = len(body) - len(body.lstrip())
+    lines, row = [], body[:start]
+    for part in _parts(body[start:]):
+        if row.strip() and columns(row + part.rstrip()) > width:
+            lines.append(row.rstrip())
+            row = indent
+        row += part
+    return "\n".join([*lines, row]).replace(_KEPT_BLANK, " ") + end
+
+
+def hanging_indent(line: str, width: int) -> int:
+    """Return the column at which what follows of a line begins: below its text, behind its sign or label."""
+    start = len(line) - len(line.lstrip())
+    label = _LABEL.match(line, start)
+    behind = start + 2 if label is None else columns(line[: label.end()])
+    return behind if behind <= width // 2 else start + 2
+
+
+def columns(text: str) -> int:
+    """Return how many columns a text takes in a terminal."""
+    text = text.rstrip("\n")
+    if text.isascii():
+        return len(text)
+    from wcwidth import wcswidth  # noqa: PLC0415 - takes its time, and ASCII needs none of it
+
+    width = wcswidth(text)
+    return width if width >= 0 else len(text)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yield what may stand on a line of its own, each with the blanks behind it."""
+    kept = text
+    command = _COMMAND.search(kept)
+    wholes = _words_with_blanks()
+    if command is not None:
+        wholes = (command[0], *wholes)
+    for whole in wholes:
+        kept = kept.replace(whole, whole.replace(" ", _KEPT_BLANK))
+    for word in re.findall(r"\S+ *", kept):
+        if "/" in word or "\\" in word:
+            yield word
+        else:
+            yield from (part for part in _BREAKS_BEHIND.split(word) if part)
+
+
+@cache
+def _words_with_blanks() -> tuple[str, ...]:
+    """Return the names and paths with blanks in them that are known, longest first: they are not broken."""
+    words = {shown(word) for word in sys.argv[1:]}
+    try:
+        words |= {shown(Path.cwd()), shown(Path.home())}
+    except (OSError, RuntimeError):
+        pass
+    return tuple(sorted((word for word in words if " " in word), key=len, reverse=True))
