@@ -51,7 +51,7 @@ class OldBase:
 
 
 @contextmanager
-def old_bases(source: Located, options: Options) -> Iterator[list[OldBase]]:
+def old_bases(source: Located, options: Options, watch: progress.Progress | None = None) -> Iterator[list[OldBase]]:
     """Give the bases of a v1 or preview source, by the plan that ``regraft migrate`` makes of it.
 
     Of a vector file alone, without a state, every row with a usable vector counts.
@@ -72,7 +72,7 @@ def old_bases(source: Located, options: Options) -> Iterator[list[OldBase]]:
         bases = chosen(read_library(pipeline, source, options), options)
         planner = BasePlanner(pipeline, source, source.path, options, keep, None)
         found = []
-        for work in planner.works(bases, {}, progress.Silent()):
+        for work in planner.works(bases, {}, watch or progress.Silent()):
             plan, draft = work.plan, work.draft
             if plan is None:
                 continue
@@ -154,7 +154,9 @@ class OldTexts:
 # --- the comparison ------------------------------------------------------------------------------------------------
 
 
-def compare(old: Located, new: Located, options: Options, asked: Question) -> list[BaseComparison]:
+def compare(
+    old: Located, new: Located, options: Options, asked: Question, watch: progress.Progress | None = None
+) -> list[BaseComparison]:
     """Return what a comparison of every base of the first store comes to, in its order.
 
     A base that is damaged on either side is told as such; the others are compared.
@@ -164,6 +166,7 @@ def compare(old: Located, new: Located, options: Options, asked: Question) -> li
         new: a library, profile, v2 backup, base folder or index file.
         options: as for a migration; they say which bases count.
         asked: what both sides are asked.
+        watch: is told how far it is.
 
     Raises:
         NotSearchable: ``new`` is something else.
@@ -178,10 +181,16 @@ def compare(old: Located, new: Located, options: Options, asked: Question) -> li
         if options.model_overrides != ModelOverrides():
             hint = "leave them out: V1 is in the v2 layout already"
             raise WrongUsage(problem="--map-model and --recreate-model are about v1 data", hint=hint)
-        return compare_stores.compare(old, new, options.bases, asked)
+        return compare_stores.compare(old, new, options.bases, asked, watch)
     stores = cherry_v2.known_bases(new, None)
-    with old_bases(old, options) as found:
-        return [compare_base(base, new, store_of(base, stores, only=len(found) == 1), asked) for base in found]
+    watch = watch or progress.Silent()
+    compared = []
+    with old_bases(old, options, watch) as found, progress.stage(watch, "Comparing", len(found), "bases"):
+        for base in found:
+            watch.at(base.name)
+            compared.append(compare_base(base, new, store_of(base, stores, only=len(found) == 1), asked))
+            watch.step(1, 0)
+    return compared
 
 
 def compare_base(old: OldBase, new: Located, store: Store | None, asked: Question) -> BaseComparison:

@@ -19,6 +19,7 @@ from regraft.formats.cherry_v2.library_report import reported_ids
 from regraft.locate import Located
 from regraft.ranking import cherry_v2
 from regraft.ranking.fusion import IndexTexts, Ranking
+from regraft.report import progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,13 @@ class _Bases:
     legacy: dict[str, str]
 
 
-def compare(first: Located, second: Located, wanted: tuple[str, ...], asked: Question) -> list[BaseComparison]:
+def compare(
+    first: Located,
+    second: Located,
+    wanted: tuple[str, ...],
+    asked: Question,
+    watch: progress.Progress | None = None,
+) -> list[BaseComparison]:
     """Return what a comparison of every base of the first store comes to, in its order.
 
     Args:
@@ -40,6 +47,7 @@ def compare(first: Located, second: Located, wanted: tuple[str, ...], asked: Que
         second: another one.
         wanted: the only bases of the first store to compare; empty: all.
         asked: what both are asked.
+        watch: is told of every base.
 
     Raises:
         BaseUnknown, BaseAmbiguous: a base of ``wanted`` is not there.
@@ -49,7 +57,14 @@ def compare(first: Located, second: Located, wanted: tuple[str, ...], asked: Que
     chosen = {meant(one, ours.names, {old: new for new, old in ours.legacy.items()}) for one in wanted}
     ids = [base_id for base_id in ours.stores if not wanted or base_id in chosen]
     others = _counterparts(ours, theirs)
-    return [_compared(ours, theirs, base_id, others.get(base_id), asked) for base_id in ids]
+    watch = watch or progress.Silent()
+    compared = []
+    with progress.stage(watch, "Comparing", len(ids), "bases"):
+        for base_id in ids:
+            watch.at(ours.names[base_id])
+            compared.append(_compared(ours, theirs, base_id, others.get(base_id), asked))
+            watch.step(1, 0)
+    return compared
 
 
 def _bases_of(source: Located) -> _Bases:

@@ -32,7 +32,7 @@ from regraft.formats.angel_memory.database import (
     ProviderFolder,
 )
 from regraft.locate import Located
-from regraft.report.progress import human_bytes
+from regraft.report.progress import human_bytes, stage
 from regraft.text import counted
 
 #: Relations whose tag is not there, and those whose note or memory is not.
@@ -82,8 +82,11 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     ]
     if options.level is Level.DEEP:
         steps += [(name, partial(_check_whole, name=name)) for name in _databases(seen.root)]
-    for name, step in steps:
-        _guarded(seen, name, step)
+    with stage(options.progress, "Checking", len(steps), "parts"):
+        for name, step in steps:
+            options.progress.at(name)
+            _guarded(seen, name, step)
+            options.progress.step(1, 0)
     audited = _audit(seen)
     return audited if command_line is None else _with_commands(audited, command_line)
 

@@ -13,6 +13,7 @@ import apsw
 from checks.audit.file_findings import CORRUPT
 from checks.audit.findings import FINDINGS, SAMPLES, Finding
 from regraft.report.notices import Severity
+from regraft.report.progress import Progress, Silent
 from regraft.text import counted, decode_utf8
 
 #: SQLite calls back after so many steps of its machine.
@@ -59,6 +60,8 @@ class FindingCollector:
     level: Level = Level.DEFAULT
     #: How long the audit may take, in seconds; None: as long as it takes.
     max_duration: float | None = None
+    #: Is told of each file that is checked, as one step of a stage.
+    progress: Progress = field(default_factory=Silent)
     #: The checks that time did not suffice for, as a person calls them.
     not_checked: list[str] = field(default_factory=list)
     _tallies: dict[tuple[str, str | None, str], _Tally] = field(default_factory=dict)
@@ -161,17 +164,21 @@ class FindingCollector:
             base: the base's id.
         """
         for name, step in steps:
+            self._run_one(f"{what}: {name}", name, step, base)
+            self.progress.step(1 / len(steps), 0)
+
+    def _run_one(self, missing: str, name: str, step: Callable[[], None], base: str | None) -> None:
+        try:
+            self.check_time()
+            step()
+        except OutOfTime:
+            self.not_checked.append(missing)
+        except (apsw.Error, ValueError, MemoryError, OverflowError) as error:
             try:
                 self.check_time()
-                step()
             except OutOfTime:
-                self.not_checked.append(f"{what}: {name}")
-            except (apsw.Error, ValueError, MemoryError, OverflowError) as error:
-                try:
-                    self.check_time()
-                except OutOfTime:
-                    self.not_checked.append(f"{what}: {name}")
-                    continue
+                self.not_checked.append(missing)
+            else:
                 self.add(
                     CORRUPT, "it cannot be read as a whole: {n}", base=base, noun="check", sample=f"{name}: {error}"
                 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from checks.audit.collector import Level
+from regraft.report.progress import Progress, Silent
 
 #: Returns the command line for a path: it is given the words of the command, and those that come after the path.
 CommandLine = Callable[[Sequence[str], Sequence[str]], str]
@@ -19,3 +20,5 @@ class CheckOptions:
     max_duration: float | None = None
     #: Ids of the bases; empty: all.
     bases: tuple[str, ...] = ()
+    #: Shows a person how far it is.
+    progress: Progress = field(default_factory=Silent)

@@ -33,7 +33,7 @@ def _look_at_source(source: Located, progress: Progress) -> Look:
     state = read_state(source.tree, source.places)
     raws = [raw for raw in state.bases if isinstance(raw, dict) and isinstance(raw.get("id"), str)]
     bases = []
-    with stage(progress, "Reading", len(raws)):
+    with stage(progress, "Reading", len(raws), "bases"):
         for raw in raws:
             progress.at(str(raw.get("name")))
             bases.append(_base(source, raw))

@@ -33,7 +33,7 @@ from regraft.kinds import V2_STORES, Kind
 from regraft.locate import Located
 from regraft.pending import pending_in
 from regraft.report.notices import FILE_WITHOUT_ROWS
-from regraft.report.progress import human_bytes
+from regraft.report.progress import human_bytes, stage
 from regraft.text import counted
 from regraft.tree import FolderTree
 
@@ -97,8 +97,12 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
         _check_rows(catalog, chosen, profile.sign_of_life(root) is not None, seen)
     if found.is_slim:
         packs.name_slim(rows, chosen, seen.ledger)
-    for base in _bases(catalog, stores, chosen):
-        _check_base(root, base, seen)
+    bases = list(_bases(catalog, stores, chosen))
+    with stage(options.progress, "Checking", sum(base.store is not None for base in bases), "bases"):
+        for base in bases:
+            name = base.key if base.row is None else str(base.row.get("name"))
+            options.progress.at(name)
+            _check_base(root, base, seen)
     if found.stores.is_whole and chosen is None:
         _check_folder(root / seen.bases, None if catalog is None else rows, stores, seen, found.kind)
     if found.kind in (Kind.PACK, Kind.LIBRARY):
@@ -114,7 +118,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
 def _nothing_seen(found: Located, options: CheckOptions) -> _Seen:
     is_library = found.stores.catalog is not None and Path(found.stores.catalog).name == CATALOG_FILE
     return _Seen(
-        FindingCollector(options.level, options.max_duration),
+        FindingCollector(options.level, options.max_duration, options.progress),
         is_slim=found.is_slim,
         damaged=found.damaged,
         bases=found.stores.bases,

@@ -24,6 +24,7 @@ from regraft.formats.codex_mem.database import NOTES, Project
 from regraft.formats.codex_mem.health import Memory, State, Survey
 from regraft.formats.codex_mem.notes import Counts
 from regraft.locate import Located
+from regraft.report.progress import stage
 
 #: Commands that take the id of a project.
 _OF_ONE_PROJECT = {"reconcile", "backfill", "clear-failed"}
@@ -54,12 +55,12 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
 
     Never raises for what is in the data.
     """
-    seen = _Seen(FindingCollector(options.level, options.max_duration), options.bases)
+    seen = _Seen(FindingCollector(options.level, options.max_duration, options.progress), options.bases)
     path = found.path
     problem = problem_with(path)
     try:
         if problem is None:
-            with health.opened(path) as memory:
+            with health.opened(path) as memory, stage(options.progress, "Checking", 1, "databases"):
                 _Audit(path, memory, seen).run()
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         problem = str(error)

@@ -198,11 +198,11 @@ def _marked(plan: ImportPlan, progress: Progress) -> list[tuple[ImportJob, Plan]
 
 def _survey(wanted: list[UnitsFile], progress: Progress) -> None:
     unread = {file.path: file for file in wanted}.values()
-    with stage(progress, "Reading", sum(file.looked_at[0] for file in unread)):
+    with stage(progress, "Reading", sum(file.looked_at[0] for file in unread), "bytes"):
         for file in unread:
             size = file.looked_at[0]
             progress.at(file.path.name)
-            file.survey(lambda share, size=size: progress.step(share * size, int(share * size)))  # type: ignore[misc]
+            file.survey(lambda share, size=size: progress.step(share * size, 0))  # type: ignore[misc]
 
 
 def _plan(file: UnitsFile, base: AboutBase, options: Options) -> Plan:

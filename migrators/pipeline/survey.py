@@ -184,12 +184,12 @@ class BasePlanner:
         self, bases: list[tuple[int, BaseDraft]], entries: dict[str, Entry], progress: Progress
     ) -> Iterator[BaseJob]:
         """Look at every chosen base: compare it with the ledger, else survey its vector file and plan it."""
-        with stage(progress, "Reading", sum(_size(self.source, draft) for _, draft in bases)):
+        with stage(progress, "Reading", sum(_size(self.source, draft) for _, draft in bases), "bytes"):
             for position, draft in bases:
                 progress.at(draft.name)
                 yield self._look(position, draft, entries.get(draft.id))
                 size = _size(self.source, draft)
-                progress.step(size, size)
+                progress.step(size, 0)
 
     def _look(self, position: int, draft: BaseDraft, entry: Entry | None) -> BaseJob:
         if entry is None:

@@ -93,7 +93,8 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
       regraft check library --deep
     """
     findings.check_names(only)
-    options = CheckOptions(level=_level(quick=quick, deep=deep), max_duration=max_duration, bases=bases)
+    bar = progress.for_person(quiet=quiet or as_json)
+    options = CheckOptions(level=_level(quick=quick, deep=deep), max_duration=max_duration, bases=bases, progress=bar)
     models = {"--map-model": map_model, "--recreate-model": recreate_model}
     with _recognised(path, kind) as found:
         if page is not None:
@@ -113,7 +114,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
                 while_running=True,
             )
             command = _migrate_command(path, kind, {"--base": bases, **models})
-            head, audit = _v1_audit(path, found, carrying, command, quiet=quiet or as_json)
+            head, audit = _v1_audit(path, found, carrying, command, bar)
     audit = audit.only(only)
     report = audit.report(head)
     written = ""
@@ -192,7 +193,7 @@ def _head(path: Path, kind: Kind) -> Head:
 
 
 def _v1_audit(
-    path: Path, found: Located, options: migrators.Options, command: list[str], *, quiet: bool
+    path: Path, found: Located, options: migrators.Options, command: list[str], bar: progress.Progress
 ) -> tuple[Head, findings.Audit]:
     try:
         migrators.pipeline_of(found)
@@ -201,7 +202,7 @@ def _v1_audit(
             f"regraft inspect gives a first look{'; --kind v1-profile checks what v1 left' if found.v1_left else ''}"
         )
         raise NotChecked(path=path, what=NAMES[found.kind], advice=advice) from error
-    plan = migrators.plan_only(found, options, progress.for_person(quiet=quiet))
+    plan = migrators.plan_only(found, options, bar)
     return plan.report.head, cherry_v1_audit.audit(plan, command)
 
 

@@ -20,6 +20,7 @@ from regraft.formats.cherry_v2.index.search import vector_blob
 from regraft.kinds import Kind
 from regraft.locate import located
 from regraft.ranking import cherry_v2
+from regraft.report import progress
 from regraft.report.document import Run, encoded
 from regraft.text import counted, one_line, shown, shown_lines
 
@@ -110,10 +111,11 @@ def compare(  # noqa: PLR0913, PLR0917 - one parameter for every option
     asked = Question(count, sample, None if queries is None else read_queries(queries))
     model_overrides = model_word(map_model, recreate_model)
     options = migrators.Options(now_ms=clock.now_ms(), model_overrides=model_overrides, bases=bases, while_running=True)
+    bar = progress.for_person(quiet=quiet or as_json)
     with located(v1, Kind(kind) if kind else None) as old, located(v2) as new:
         run.source_kind, run.source = old.kind.value, v1
         run.target_kind, run.target = new.kind.value, v2
-        told = migrators_compare.compare(old, new, options, asked)
+        told = migrators_compare.compare(old, new, options, asked, bar)
         is_v1 = old.kind not in cherry_v2.SEARCHED
     run.end()
     if as_json:

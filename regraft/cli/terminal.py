@@ -1,7 +1,8 @@
-"""How text is set on a terminal: wrapped at words with a hanging indent, and with colour; elsewhere it stays as it is."""
+"""How text is set on a terminal: wrapped at words with a hanging indent, and coloured; elsewhere it stays as it is."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -124,8 +125,6 @@ def _parts(text: str) -> Iterator[str]:
 def _words_with_blanks() -> tuple[str, ...]:
     """Return the names and paths with blanks in them that are known, longest first: they are not broken."""
     words = {shown(word) for word in sys.argv[1:]}
-    try:
+    with contextlib.suppress(OSError, RuntimeError):
         words |= {shown(Path.cwd()), shown(Path.home())}
-    except (OSError, RuntimeError):
-        pass
     return tuple(sorted((word for word in words if " " in word), key=len, reverse=True))

@@ -13,13 +13,15 @@ from regraft.text import one_line
 
 #: Code points of what is being worked on, beside a bar.
 _LONGEST_LABEL = 60
+#: A terminal of 80 columns has room for a bar of so many and for what stands beside it.
+_BAR_COLUMNS = 12
 
 
 class Progress(Protocol):
     """Where long work reports how far it is."""
 
-    def start(self, what: str, rows: int) -> None:
-        """Begin a stage of ``rows`` rows."""
+    def start(self, what: str, rows: int, unit: str = "rows") -> None:
+        """Begin a stage of ``rows`` rows, or of whatever ``unit`` says; bytes are shown as sizes."""
 
     def at(self, label: str) -> None:
         """Say what is being worked on."""
@@ -34,7 +36,7 @@ class Progress(Protocol):
 class Silent:
     """Reports nothing."""
 
-    def start(self, what: str, rows: int) -> None:
+    def start(self, what: str, rows: int, unit: str = "rows") -> None:
         """See :class:`Progress`."""
 
     def at(self, label: str) -> None:
@@ -51,30 +53,39 @@ class _Unwatched(tqdm):  # type: ignore[type-arg]
     """A bar without tqdm's thread: what waits for Ctrl-C to be let through is the main thread alone."""
 
     monitor_interval = 0
+    #: What stands behind the bar.
+    counts = ""
+
+    @property
+    def format_dict(self) -> Any:
+        """Return what a bar is made of."""
+        return {**super().format_dict, "counts": self.counts}
 
 
 class Bar:
-    """A bar with rows, bytes, rate and time left."""
+    """A bar with what is done of all, the time left, and what is being worked on."""
 
     def __init__(self) -> None:
-        self._bar: tqdm[Any] | None = None
+        self._bar: _Unwatched | None = None
         self._bytes = 0
+        self._unit = ""
         self._label = ""
 
-    def start(self, what: str, rows: int) -> None:
+    def start(self, what: str, rows: int, unit: str = "rows") -> None:
         """See :class:`Progress`."""
-        self._bytes = 0
+        self._bytes, self._unit, self._label = 0, unit, ""
         self._bar = _Unwatched(
             total=rows,
-            miniters=1,
+            # A part of a row, and the next name, are worth showing, too.
+            miniters=0,
             desc=what,
             file=sys.stderr,
             leave=False,
             dynamic_ncols=True,
-            bar_format="{desc} {percentage:3.0f}% {bar} {n:,.0f}/{total:,.0f} rows, {rate_fmt}, "
-            "{remaining} left{postfix}",
-            unit=" rows",
+            # What follows the bar has its own width, so that the bar keeps a readable one.
+            bar_format=f"{{desc}} {{percentage:3.0f}}% {{bar:{_BAR_COLUMNS}}} {{counts}}",
         )
+        self._show(0)
 
     def at(self, label: str) -> None:
         """See :class:`Progress`."""
@@ -87,9 +98,27 @@ class Bar:
         self._show(rows)
 
     def _show(self, rows: float) -> None:
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"{human_bytes(self._bytes)} {self._label}", refresh=False)
-            self._bar.update(min(rows, max(0.0, (self._bar.total or 0) - self._bar.n)))
+        bar = self._bar
+        if bar is not None:
+            done = min(rows, max(0.0, (bar.total or 0) - bar.n))
+            bar.counts = self._counts(bar, bar.n + done)
+            bar.update(done)
+
+    def _counts(self, bar: _Unwatched, done: float) -> str:
+        """Return what stands behind a bar: how much of all is done, the time left, what is being worked on."""
+        total = bar.total or 0
+        if self._unit == "bytes":
+            parts = [f"{human_bytes(done)} of {human_bytes(total)}"]
+        else:
+            parts = [f"{done:,.0f}/{total:,} {self._unit}"]
+            if self._bytes:
+                parts.append(human_bytes(self._bytes))
+        rate = bar.format_dict["rate"] or (done / bar.format_dict["elapsed"] if bar.format_dict["elapsed"] else 0)
+        if rate and done:
+            parts.append(f"{bar.format_interval((total - done) / rate)} left")
+        if self._label:
+            parts.append(self._label)
+        return ", ".join(parts)
 
     def end(self) -> None:
         """See :class:`Progress`."""
@@ -104,9 +133,9 @@ def for_person(*, quiet: bool) -> Progress:
 
 
 @contextmanager
-def stage(progress: Progress, what: str, rows: int) -> Iterator[None]:
-    """Run one stage of a progress."""
-    progress.start(what, rows)
+def stage(progress: Progress, what: str, rows: int, unit: str = "rows") -> Iterator[None]:
+    """Run one stage of a progress; arguments as of :meth:`Progress.start`."""
+    progress.start(what, rows, unit)
     try:
         yield
     finally:

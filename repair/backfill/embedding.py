@@ -143,7 +143,7 @@ def _fill(
         filled=filled,
     )
     try:
-        with stage(progress, "Embedding", together.queue.waiting(scope.name)):
+        with stage(progress, "Embedding", together.queue.waiting(scope.name), "texts"):
             progress.at(scope.label)
             filling.run()
     finally:

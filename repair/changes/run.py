@@ -81,7 +81,7 @@ def run_command(
                 raise Declined(path=path)
             executor.demand_free(plan.changes)
             current.begin(run, plan.actions)
-            with stage(progress, "Changing", len(plan.changes)):
+            with stage(progress, "Changing", len(plan.changes), "files"):
                 for change in plan.changes:
                     progress.at(change.path)
                     executor.make(change)
@@ -126,7 +126,7 @@ def undo_run(
                 raise Declined(path=path)
             undo.demand_unchanged(store.root, chosen)
             current.begin(run, planned.actions)
-            with stage(progress, "Taking back", len(chosen.changes)):
+            with stage(progress, "Taking back", len(chosen.changes), "files"):
                 undo.take_back(store.root, current.ledger, chosen.run_id)
         return _undo_report(store, run, chosen)
 

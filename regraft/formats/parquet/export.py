@@ -179,7 +179,7 @@ def export(
         parts = _v1_parts(source, bases, keep) if from_v1 else _v2_parts(source, bases, keep)
         about = parts.about()
         total = sum(part.look.bodies for part in parts.bases if part.look)
-        with stage(progress, "Writing", total), columns.writing(target, about) as file:
+        with stage(progress, "Writing", total, "texts"), columns.writing(target, about) as file:
             for part in parts.bases:
                 progress.at(part.about.name)
                 for row in _rows(part, from_v1=from_v1):

@@ -86,7 +86,7 @@ def _packed(member: Member, write: Callable[[bytes], object], progress: Progress
             update(chunk)
             write(chunk)
             size += len(chunk)
-            progress.step(len(chunk), len(chunk))
+            progress.step(len(chunk), 0)
     member.demand_unchanged()
     if size != member.size:
         raise PlanOutdated(path=member.path, reason="it was written to meanwhile")

@@ -249,7 +249,7 @@ def _carry_out(source: BaseSource, contents: _Contents, options: PackOptions, pr
         return msgspec.structs.replace(manifest, files=files)
 
     if os.path.lexists(options.target):
-        with stage(progress, "Comparing", contents.bytes):
+        with stage(progress, "Comparing", contents.bytes, "bytes"):
             _demand_identical(options.target, with_files(archive.hashed(contents.members, progress)))
         if not options.dry_run:
             archive.remove_remains(options.target)
@@ -257,7 +257,7 @@ def _carry_out(source: BaseSource, contents: _Contents, options: PackOptions, pr
     if options.dry_run:
         return "planned"
     _check_space(options.target, contents)
-    with stage(progress, "Packing", contents.bytes):
+    with stage(progress, "Packing", contents.bytes, "bytes"):
         archive.write(options.target, contents.members, with_files, options.now_ms, progress)
     return "written"
 

@@ -106,7 +106,7 @@ def build(source: Source, wanted: RestoredBase, staged: Path, now_ms: int, progr
     durable.make_folders((new / _BASE / INDEX_FILE).parent, flush=False)
     try:
         builder = _Builder(source, wanted, new / _BASE, now_ms)
-        with stage(progress, "Collecting texts", len(source.items)):
+        with stage(progress, "Collecting texts", len(source.items), "items"):
             restored = builder.run(mark, progress)
         _keep_vectors(new / _BASE / INDEX_FILE, staged, 4 * wanted.dimensions)
         _verify(new / _BASE / INDEX_FILE, restored.base)
