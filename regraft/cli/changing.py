@@ -16,6 +16,7 @@ import click
 from msgspec import UNSET
 
 from regraft.boundary_errors import ConsentMissing
+from regraft.cli import completion
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import confirmed as ask
 from regraft.cli.output import echo_json, say
@@ -50,7 +51,14 @@ def change_options(command: F) -> F:
             show_default=True,
             help="From which severity of what is left on the exit status is 1.",
         ),
-        click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base; may be repeated."),
+        click.option(
+            "--base",
+            "bases",
+            multiple=True,
+            metavar="ID",
+            shell_complete=completion.bases,
+            help="Only this base; may be repeated.",
+        ),
         click.option("--dry-run", is_flag=True, help="Show the plan and touch nothing."),
         click.argument("path", type=PATH),
     ):

@@ -117,10 +117,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
             head, audit = _v1_audit(path, found, carrying, command, bar)
     audit = audit.only(only)
     report = audit.report(head)
-    written = ""
-    if page is not None:
-        report_html.write(page, audit_page.as_page(encoded(report), only))
-        written = written_list([page])
+    written = "" if page is None else _written_page(page, report, only)
     if as_json:
         echo_json(encoded(report))
         for line in written.splitlines():
@@ -135,6 +132,11 @@ def _level(*, quick: bool, deep: bool) -> Level:
     if quick and deep:
         raise WrongUsage(problem="--quick and --deep contradict each other", hint="leave one of them out")
     return Level.QUICK if quick else Level.DEEP if deep else Level.DEFAULT
+
+
+def _written_page(page: Path, report: findings.CheckReport, only: tuple[str, ...]) -> str:
+    report_html.write(page, audit_page.as_page(encoded(report), only))
+    return written_list([page])
 
 
 def _check_page(page: Path, path: Path, found: Located | SourceUnreadable) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from regraft.cli import completion
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, note, reports_errors, say, say_bytes, written_list
 from regraft.errors import WrongUsage
@@ -27,7 +28,14 @@ STDOUT = Path("-")
 @click.command()
 @click.argument("path", type=PATH)
 @click.argument("target", type=PATH, metavar="FILE.parquet")
-@click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base; may be repeated.")
+@click.option(
+    "--base",
+    "bases",
+    multiple=True,
+    metavar="ID",
+    shell_complete=completion.bases,
+    help="Only this base; may be repeated.",
+)
 @click.option("--v1", "from_v1", is_flag=True, help="Of v1 data: its old table, in the same columns.")
 @output_options
 @reports_errors

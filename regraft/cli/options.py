@@ -12,7 +12,7 @@ import click
 
 import migrators
 from regraft import links
-from regraft.cli import decisions
+from regraft.cli import completion, decisions
 from regraft.errors import ModelOptionInvalid
 from regraft.kinds import Kind
 
@@ -49,7 +49,13 @@ def time_of(_context: click.Context, _parameter: click.Parameter, value: str | N
 
 
 #: Of the commands that are about findings.
-only_option = click.option("--only", multiple=True, metavar="NAME", help="Only findings of this name; may be repeated.")
+only_option = click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.findings,
+    help="Only findings of this name; may be repeated.",
+)
 
 
 def _follow_links(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -131,7 +137,12 @@ def plan_options(command: F) -> F:
         fail_on_option,
         model_options,
         click.option(
-            "--base", "bases", multiple=True, metavar="ID", help="Only this base (v1 or v2 id); may be repeated."
+            "--base",
+            "bases",
+            multiple=True,
+            metavar="ID",
+            shell_complete=completion.bases,
+            help="Only this base (v1 or v2 id); may be repeated.",
         ),
     ):
         command = option(command)

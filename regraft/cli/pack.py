@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from regraft import clock
+from regraft.cli import completion
 from regraft.cli.changing import left_lines
 from regraft.cli.options import PATH, output_options, time_of
 from regraft.cli.output import echo_json, reports_errors, say, written_list
@@ -22,7 +23,14 @@ from repair.cherry_v2 import pack as packing
 @click.command()
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH, metavar="FILE.zip")
-@click.option("--base", "bases", multiple=True, metavar="NAME", help="Only this base; may be repeated.")
+@click.option(
+    "--base",
+    "bases",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.bases,
+    help="Only this base; may be repeated.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be packed, and write nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Accepted, and never needed: nothing that is there is changed.")
 @click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")

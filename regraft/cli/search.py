@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from regraft import config
-from regraft.cli import search_notes, search_results
+from regraft.cli import completion, search_notes, search_results
 from regraft.cli.embedding import config_option, query_vector
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, note, reports_errors, say
@@ -30,7 +30,12 @@ from regraft.text import shown
 @click.command()
 @click.argument("path", type=PATH)
 @click.argument("query")
-@click.option("--base", metavar="NAME", help="Only this base (its name, v1 or v2 id).  [default: all]")
+@click.option(
+    "--base",
+    metavar="NAME",
+    shell_complete=completion.bases,
+    help="Only this base (its name, v1 or v2 id).  [default: all]",
+)
 @click.option(
     "--mode",
     type=click.Choice([mode.value for mode in Mode]),
