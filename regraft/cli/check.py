@@ -117,7 +117,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
             head, audit = _v1_audit(path, found, carrying, command, bar)
     audit = audit.only(only)
     report = audit.report(head)
-    written = "" if page is None else _written_page(page, report, only)
+    written = "" if page is None else _written_page(page, report, only, quiet=quiet)
     if as_json:
         echo_json(encoded(report))
         for line in written.splitlines():
@@ -134,9 +134,10 @@ def _level(*, quick: bool, deep: bool) -> Level:
     return Level.QUICK if quick else Level.DEEP if deep else Level.DEFAULT
 
 
-def _written_page(page: Path, report: findings.CheckReport, only: tuple[str, ...]) -> str:
+def _written_page(page: Path, report: findings.CheckReport, only: tuple[str, ...], *, quiet: bool) -> str:
+    """Write the report page; return what is said of that."""
     report_html.write(page, audit_page.as_page(encoded(report), only))
-    return written_list([page])
+    return "" if quiet else written_list([page])
 
 
 def _check_page(page: Path, path: Path, found: Located | SourceUnreadable) -> None:

@@ -78,7 +78,7 @@ def export(
         for line in lines:
             note(line)
     else:
-        say(shown_lines(lines) + written_list([target]))
+        say(shown_lines(lines) if quiet else shown_lines(lines) + written_list([target]))
     sys.exit(int(any(base.problem or base.rows.skipped for base in report.bases)))
 
 

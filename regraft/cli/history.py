@@ -34,7 +34,7 @@ class HistoryReport(Report, kw_only=True):
 @click.argument("path", type=PATH)
 @output_options
 @reports_errors
-def history(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | None) -> None:  # noqa: ARG001
+def history(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | None) -> None:
     """List what regraft did to the store at PATH, and what can be taken back. Nothing is written.
 
     \b
@@ -50,11 +50,13 @@ def history(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
         return
     lines: list[str] = []
     for one in runs:
-        lines += _lines(one, verbose=verbose > 0)
+        lines += _run_lines(one)
+        if not quiet:
+            lines += _action_lines(one, verbose=verbose > 0)
     say(shown_lines(lines) or "No runs.\n")
 
 
-def _lines(run: PastRun, *, verbose: bool) -> list[str]:
+def _run_lines(run: PastRun) -> list[str]:
     back = {
         "possible": f"regraft undo takes it back ({human_bytes(run.undo.bytes)} are kept for that)",
         "undone": "taken back",
@@ -62,9 +64,12 @@ def _lines(run: PastRun, *, verbose: bool) -> list[str]:
         "expired": "can no longer be taken back",
         "none": "nothing to take back",
     }[run.undo.state]
-    lines = [f"{run.started_at}  {run.command}  {run.status}  {run.id}", f"  {back}"]
+    return [f"{run.started_at}  {run.command}  {run.status}  {run.id}", f"  {back}"]
+
+
+def _action_lines(run: PastRun, *, verbose: bool) -> list[str]:
     shown_actions = run.actions if verbose else run.actions[:_SHOWN]
-    lines += [f"  - {one_line(action.message)}" for action in shown_actions]
+    lines = [f"  - {one_line(action.message)}" for action in shown_actions]
     more = len(run.actions) - len(shown_actions)
     if more:
         lines.append(f"  … and {counted(more, 'more action')} (-v shows all)")

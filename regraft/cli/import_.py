@@ -67,7 +67,7 @@ def import_(  # noqa: PLR0913, PLR0917 - one parameter for every option
     silent = as_json or quiet
     asked = asking(yes=yes, silent=silent)
     migration = import_files(paths, target, options, progress.for_person(quiet=silent), asked)
-    tell(migration, target, None, as_json=as_json, verbose=verbose)
+    tell(migration, target, None, as_json=as_json, quiet=quiet, verbose=verbose)
     if not silent:
         say(_WITHOUT_FILES)
     sys.exit(migrators.exit_status(migration.report, fail_on))

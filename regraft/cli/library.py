@@ -38,13 +38,16 @@ def asking(*, yes: bool, silent: bool) -> Callable[[migrators.MigrationReport], 
     return show_plan
 
 
-def tell(migration: migrators.Migration, target: Path, page: Path | None, *, as_json: bool, verbose: int) -> None:
-    """Print what a run came to; ``page`` is the second place of its report page."""
+def tell(
+    migration: migrators.Migration, target: Path, page: Path | None, *, as_json: bool, quiet: bool, verbose: int
+) -> None:
+    """Print what a run came to; ``page`` is the second place of its report page, ``quiet`` leaves out what it wrote."""
     document = encoded(migration.report)
     if as_json:
         echo_json(document)
     else:
-        say(_summary(document, _written(target, page, wrote=migration.wrote), verbose))
+        text = render.as_text(document, verbose=verbose > 0) + "\n"
+        say(text + _closing(document, _written(target, page, wrote=migration.wrote), quiet=quiet))
     interrupts.over()
 
 
@@ -54,13 +57,12 @@ def _written(target: Path, page: Path | None, *, wrote: bool) -> list[Path]:
     return [*(target / name for name in names if (target / name).exists()), *([page] if page else [])]
 
 
-def _summary(document: dict[str, Any], written: list[Path], verbose: int) -> str:
-    text = render.as_text(document, verbose=verbose > 0) + "\n"
+def _closing(document: dict[str, Any], written: list[Path], *, quiet: bool) -> str:
     if written:
-        return text + written_list(written) + "\n" + shown_lines(_done(document))
+        return ("" if quiet else written_list(written) + "\n") + shown_lines(_done(document))
     if document["run"]["dry_run"]:
-        return text + "Dry run: nothing was written.\n"
-    return text + shown_lines(_unwritten(document))
+        return "Dry run: nothing was written.\n"
+    return shown_lines(_unwritten(document))
 
 
 def _done(document: dict[str, Any]) -> list[str]:

@@ -96,7 +96,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         asked = asking(yes=yes, silent=as_json or quiet)
         migration = migrators.migrate(found, target, options, bar, asked)
     lost = None if page is None else _page_problem(page, migration.report)
-    tell(migration, target, page if lost is None else None, as_json=as_json, verbose=verbose)
+    tell(migration, target, page if lost is None else None, as_json=as_json, quiet=quiet, verbose=verbose)
     if lost is not None:
         raise lost
     sys.exit(migrators.exit_status(migration.report, fail_on))

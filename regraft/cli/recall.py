@@ -89,7 +89,7 @@ def recall(
             say(_head(found, verbose=verbose > 0))
         text = found.content.replace("\r\n", "\n")
         say(f"{text}\n", as_it_is=True)
-        if found.is_cut:
+        if found.is_cut and not quiet:
             left = f"the budget of {token_budget} tokens ends here; go on with --lines {found.end + 1}:"
             note(f"note: {left}")
 
