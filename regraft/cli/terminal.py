@@ -21,12 +21,14 @@ _COLOURS = {"error": "red", "failed": "red", "warning": "yellow", "done": "green
 _COLOURED = re.compile(r"(?im:(?:^|(?<=^ )|(?<=  )|(?<=\d ))(?:(error|warning)s?|failed|done))(?=[\s:,;.)]|$)(?!\.\w)")
 #: A command stands at the end of a line, after a colon or alone: it is copied as a whole.
 _COMMAND = re.compile(r"(?:(?<=: )|(?<=^)|(?<=  ))regraft [a-z-]+ .*$")
-#: A path that takes the rest of a line, which may have blanks in it.
-_PATH_LINE = re.compile(r"\s*(?:/|~/|[A-Za-z]:\\|\\\\)")
+#: A path in a list of paths takes a line of its own, and may have blanks in it.
+_PATH_LINE = re.compile(r"\s+(?:/|~/|[A-Za-z]:\\|\\\\)")
 #: What stands before the text of an entry: a sign, a rank, or a label with two blanks behind it.
 _LABEL = re.compile(r"[-…•] |\d+  |[\w.:-]+(?: [\w.:-]+)?  +(?=\S)")
 #: A narrower terminal breaks lines itself.
 _LEAST_WIDTH = 40
+#: Below it applications keep their data on macOS.
+_FOLDER_OF_MACOS = "Application Support"
 #: Chinese and Japanese have no blanks: a line may end behind these.
 _BREAKS_BEHIND = re.compile("(?<=[\u3001\u3002\uff0c\uff1a\uff1b\uff01\uff1f])")
 #: Stands for a blank at which no line is broken; what is shown has no such character.
@@ -124,7 +126,7 @@ def _parts(text: str) -> Iterator[str]:
 @cache
 def _words_with_blanks() -> tuple[str, ...]:
     """Return the names and paths with blanks in them that are known, longest first: they are not broken."""
-    words = {shown(word) for word in sys.argv[1:]}
+    words = {_FOLDER_OF_MACOS, *map(shown, sys.argv[1:])}
     with contextlib.suppress(OSError, RuntimeError):
         words |= {shown(Path.cwd()), shown(Path.home())}
     return tuple(sorted((word for word in words if " " in word), key=len, reverse=True))

@@ -1,0 +1,179 @@
+"""Text on a terminal: wrapped at words, with colours; and nothing of that anywhere else."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import NOW, REPO, run
+
+from regraft.cli import terminal
+from regraft.report.progress import Bar, stage
+
+SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
+posix = pytest.mark.skipif(os.name == "nt", reason="a pseudo-terminal as POSIX systems have it")
+RED = "\x1b[31m"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("of the sample") / "library"
+    run("migrate", SAMPLE, "--to", folder, "--now", NOW, "--yes", "-q")
+    return folder
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def on_terminal(width: int, *arguments: object, stream: str = "stdout", **more: str) -> str:
+    """Return what the command shows in one of its streams, which is a terminal of so many columns."""
+    import fcntl
+    import pty
+    import termios
+
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    command = [sys.executable, "-m", "regraft", *map(str, arguments)]
+    left_out = ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    environment = {**environment, "TERM": "xterm", "PYTHONIOENCODING": "utf-8", **more}
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: slave}
+    with subprocess.Popen(command, env=environment, **streams):
+        os.close(slave)
+        shown = b"".join(iter(lambda: _read(master), b""))
+    os.close(master)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux's way to say that the other end is closed
+        return b""
+
+
+# --- wrapping --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one two three four five six seven eight|  nine ten",
+        "  - one two three four five six seven|    eight nine",
+        "  model    aaaa bbbb cccc dddd eeee ffff|           gggg",
+        "see|  a/very/long/path/that/takes/more/than/there/is|  now",
+        "mend it:|  regraft repair /a/library --only item.no-material",
+        "  /a path/of many words/that is longer than/the terminal",
+        "目录里的文件没有向量，|  目录里的文件没有向量，|  目录里的文件没有向量，",
+        "short",
+        "",
+    ],
+)
+def test_lines_end_at_words(text: str) -> None:
+    lines = text.split("|")
+    line = ("" if "，" in text else " ").join([lines[0], *(one.strip() for one in lines[1:])])
+    assert terminal.wrapped(line, 40).split("\n") == lines
+    assert terminal.wrapped(f"{line}\n", 40).split("\n") == [*lines, ""]
+
+
+def test_names_of_the_command_line_are_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal._words_with_blanks.cache_clear()
+    monkeypatch.setattr(sys, "argv", ["regraft", "check", "/a folder/of mine"])
+    try:
+        text = terminal.wrapped("it has been found that in /a folder/of mine nothing is", 40)
+    finally:
+        terminal._words_with_blanks.cache_clear()
+    assert text.split("\n") == ["it has been found that in", "  /a folder/of mine nothing is"]
+
+
+@posix
+@pytest.mark.parametrize("width", [50, 80])
+def test_a_terminal_gets_what_fits_and_the_same_words(width: int, library: Path) -> None:
+    for command in ("inspect", "check", "history"):
+        shown = on_terminal(width, command, library, NO_COLOR="1")
+        assert shown.split() == run(command, library).stdout.split(), command
+        for line in shown.splitlines():
+            fits = terminal.columns(line) <= width
+            assert fits or "regraft " in line or str(library) in line or len(line.split()) == 1, line
+
+
+@posix
+def test_json_stays_as_it_is(library: Path) -> None:
+    shown = on_terminal(50, "check", library, "--json")
+    assert max(map(len, shown.splitlines())) > 50
+    assert "\x1b" not in shown
+
+
+# --- colour ----------------------------------------------------------------------------------------------------------
+
+
+@posix
+def test_colours_on_a_terminal(library: Path) -> None:
+    assert f"{RED}failed" in on_terminal(80, "inspect", library)
+    assert "\x1b" not in on_terminal(80, "inspect", library, NO_COLOR="1")
+    assert "\x1b" not in on_terminal(80, "inspect", library, TERM="dumb")
+
+
+@pytest.mark.usefixtures("plain")
+def test_colours_elsewhere_only_where_they_are_asked_for(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b" not in run("inspect", library).stdout
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert f"{RED}failed" in run("inspect", library).stdout
+    assert "\x1b" not in run("inspect", library, "--json").stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in run("inspect", library).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("error: this failed", ["error"]),
+        ("2 warnings, 1 error.", ["warnings", "error"]),
+        ("  status      failed: x", ["failed"]),
+        ("Done; all of it", ["Done"]),
+        ("a file error.txt and failed/", []),
+        ("  error.log  (id)", []),
+    ],
+)
+def test_what_is_coloured(text: str, words: list[str]) -> None:
+    coloured = terminal.coloured(text)
+    assert re.findall("\x1b\\[3[0-9]m(.*?)\x1b\\[0m", coloured) == words
+
+
+# --- bars ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("unit", "size", "counts"),
+    [("texts", 0, "2/4 texts, "), ("rows", 5000, "2/4 rows, 5.0 kB, "), ("bytes", 0, "2 bytes of 4 bytes, ")],
+)
+def test_a_bar_counts_by_its_unit(unit: str, size: int, counts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bar = Bar()
+    with stage(bar, "Working", 4, unit):
+        bar.at("a name that is long, as names of bases and of files are")
+        bar.step(2, size)
+        assert bar._bar is not None
+        shown = str(bar._bar)
+        monkeypatch.setattr(bar._bar, "dynamic_ncols", lambda _: 80)
+        assert counts in shown
+        assert "0 bytes" not in shown
+        assert "Working  50%" in shown
+
+
+@posix
+@pytest.mark.parametrize("command", ["check", "compare"])
+def test_check_and_compare_show_how_far_they_are(command: str, library: Path) -> None:
+    paths = [library] if command == "check" else [SAMPLE, library]
+    shown = on_terminal(80, command, *paths, stream="stderr")
+    assert "ing   0%" in shown
+    assert max(map(terminal.columns, shown.replace("\r", "\n").splitlines())) <= 80
+    assert on_terminal(80, command, *paths, "-q", stream="stderr") == ""
