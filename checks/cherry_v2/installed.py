@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import apsw
 import msgspec
 
 from regraft import links, sqlite
-from regraft.errors import RegraftError, SourceUnrecognised
+from regraft.errors import RegraftError, SourceNotFound, SourceUnrecognised
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v1.layout import EXPORT_FOLDER
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
@@ -60,7 +61,11 @@ def installed() -> tuple[list[Path], list[Installed]]:
 
     Never raises for what is in the data.
     """
-    places = profile.known_places()
+    try:
+        places = profile.known_places()
+    except RuntimeError:
+        # Nobody can tell where this user's own folder is.
+        places = {}
     known: dict[Path, Installed] = {}
     for place, why in places.items():
         real = _real(place)
@@ -86,24 +91,24 @@ def _beside(folder: Path) -> list[Path]:
     """Return what in a folder is called like the application."""
     try:
         inside = sorted(folder.iterdir())
+        named = [path for path in inside if _NAMED_LIKE in path.name.lower() and not path.name.startswith(".")]
+        return [path for path in named if path.suffix.lower() == ".zip" or path.is_dir()][:_MOST_BESIDE]
     except OSError:
         return []
-    named = [path for path in inside if _NAMED_LIKE in path.name.lower() and not path.name.startswith(".")]
-    return [path for path in named if path.is_dir() or path.suffix.lower() == ".zip"][:_MOST_BESIDE]
 
 
 def _profile(place: Path, why: str) -> Installed | None:
     """Return what is to be said of the data in a place; None where there are none."""
-    if not place.is_dir():
-        return None
     # The place itself is meant, also where the settings name another folder for its data.
     for kind in (Kind.V2_PROFILE, Kind.V1_PROFILE):
         try:
             with located(place, kind) as found:
                 return _described(found, why)
+        except SourceNotFound:
+            return None
         except SourceUnrecognised:
             continue
-        except (RegraftError, OSError) as error:
+        except (RegraftError, apsw.Error, OSError) as error:
             return Installed(path=str(place), why=why, kind=None, facts=[f"It cannot be read: {error}"], next=[])
     return None
 
@@ -117,7 +122,7 @@ def _copy(path: Path) -> Installed | None:
                 return _backup(found, why)
             is_profile = found.kind in (Kind.V1_PROFILE, Kind.V2_PROFILE) and not found.is_archive
             return _described(found, why) if is_profile else None
-    except (RegraftError, OSError):
+    except (RegraftError, apsw.Error, OSError):
         return None
 
 

@@ -244,3 +244,13 @@ def test_what_the_next_command_says_works(home: Path, tmp_path: Path) -> None:
     words = shlex.split(commands(found()[0])[0])[1:]
     assert run(*words, "--now", NOW, "--yes", "--fail-on", "never").status == 0
     assert (tmp_path / "work" / "library" / "catalog.sqlite").is_file()
+
+
+@pytest.mark.usefixtures("home")
+def test_without_a_folder_of_the_user_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(_: type[Path]) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", classmethod(nobody))
+    assert run().status == 2
+    assert run("inspect", "--json").document["found"] == []
