@@ -328,7 +328,7 @@ def test_a_vector_file_that_is_not_there_is_refused(library, tmp_path):
 
 def test_a_base_that_is_not_there_is_refused_with_those_that_are(library):
     said = refused("BaseUnknown", library.path, "needle", "--base", "other")
-    assert "no base of the source" in said
+    assert "no base has this name or id" in said
     assert library.base_id("big") in said
     assert library.base_id("small") in said
 
