@@ -59,6 +59,10 @@ def explain(names: tuple[str, ...], as_json: bool, **_: Any) -> None:
     """Say what NAME means: a finding, a code, an error, or a page of the documentation.
 
     Without a NAME the pages are listed. Nothing but regraft itself is read.
+
+    \b
+    Example:
+      regraft explain missing_vector_store
     """
     run = Run(command="explain")
     explained = [one for name in names for one in _explained(name)]

@@ -25,6 +25,10 @@ def fix(path: Path, **options: Any) -> None:
 
     One question is asked, and regraft undo takes all of it back. Nothing is embedded and nothing guessed: what is left
     is named at the end, with what to do about it.
+
+    \b
+    Example:
+      regraft fix library --dry-run
     """
     asked = ChangeRequest(**options)
     with ExitStack() as keep:

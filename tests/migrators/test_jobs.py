@@ -345,7 +345,7 @@ def test_a_second_run_on_one_target_is_refused(source: Source, alone: Path, tmp_
         stdout, stderr = output_of(process)
     assert text == message == f"{target}: another regraft is working on this target; wait until it has finished."
     assert (process.returncode, stderr) == (1, "")
-    assert "Written:" in stdout
+    assert "Done: " in stdout
     assert library(target) == library(alone)
     assert migrate(source.folder, target).status == 1
 
