@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from checks import systems
 from checks.looks import BaseLook, HealthLook
 from regraft.kinds import SYSTEMS, Kind
+from regraft.language import tr
 from regraft.located import Located
 from regraft.report.document import Report, Run
 from regraft.report.progress import Progress, human_bytes
@@ -52,23 +53,31 @@ def as_text(report: InspectReport, *, verbose: bool = False) -> str:
 def _health_lines(path: str, health: HealthLook, bases: Sequence[BaseLook]) -> Iterator[str]:
     if health.coverage is not None:
         yield (
-            f"{health.coverage:.2%} of the texts have their vector; "
-            f"{counted(health.orphans or 0, 'orphan')}, {health.stale or 0:,} stale."
+            tr(
+                "{coverage:.2%} of the texts have their vector; {orphans}, {stale:,} stale.",
+                coverage=health.coverage,
+                orphans=counted(health.orphans or 0, "orphan"),
+                stale=health.stale or 0,
+            )
         )
     above = {f"{base.name}: {base.problem}" for base in bases}
     for problem in health.problems:
         if problem not in above:
-            yield f"problem: {problem}"
+            yield tr("problem: {problem}", problem=problem)
     named = sum(problem in above for problem in health.problems)
     if named:
-        yield f"{counted(named, 'base')} with a problem, see above."
+        yield tr("{bases} with a problem, see above.", bases=counted(named, "base"))
     for note in health.notes or ():
-        yield f"note: {note}"
+        yield tr("note: {note}", note=note)
     worth = list(_worth_a_look(health, bases))
     if worth:
-        yield f"Worth a look: {', '.join(worth)}; {shlex.join(['regraft', 'check', argument(path)])} says more."
+        yield tr(
+            "Worth a look: {worth}; {value} says more.",
+            worth=", ".join(worth),
+            value=shlex.join(["regraft", "check", argument(path)]),
+        )
     elif not health.problems:
-        yield "No problem at a glance."
+        yield tr("No problem at a glance.")
 
 
 def _worth_a_look(health: HealthLook, bases: Sequence[BaseLook]) -> Iterator[str]:
@@ -77,8 +86,8 @@ def _worth_a_look(health: HealthLook, bases: Sequence[BaseLook]) -> Iterator[str
     if failed:
         yield counted(failed, "failed item")
     if health.coverage is not None and health.coverage < 1:
-        yield f"{1 - health.coverage:.2%} of the texts without a vector"
+        yield tr("{coverage:.2%} of the texts without a vector", coverage=1 - health.coverage)
     if health.orphans:
         yield counted(health.orphans, "orphan")
     if health.stale:
-        yield f"{health.stale:,} stale"
+        yield tr("{stale:,} stale", stale=health.stale)

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from regraft.language import tr
 from regraft.report.progress import human_bytes
 from regraft.text import LONGEST_NAME, counted, one_line, shown
 
@@ -27,7 +28,7 @@ class VectorFileLook(Struct, frozen=True, kw_only=True):
 
     def line(self) -> str:
         """Return what is in it, for a person."""
-        return _store_line(f"{self.rows:,} rows", self.dimensions, self.bytes)
+        return _store_line(tr("{rows:,} rows", rows=self.rows), self.dimensions, self.bytes)
 
 
 class IndexLook(Struct, frozen=True, kw_only=True):
@@ -52,7 +53,12 @@ class IndexLook(Struct, frozen=True, kw_only=True):
 
     def line(self) -> str:
         """Return what is in it, for a person."""
-        parts = f"{self.materials:,} materials, {self.units:,} units, {self.embeddings:,} embeddings"
+        parts = tr(
+            "{materials:,} materials, {units:,} units, {embeddings:,} embeddings",
+            materials=self.materials,
+            units=self.units,
+            embeddings=self.embeddings,
+        )
         return _store_line(parts, self.dimensions, self.bytes)
 
     def coverage_lines(self) -> Iterator[str]:
@@ -100,11 +106,13 @@ class BaseLook(Struct, frozen=True, kw_only=True):
         yield name_line(self.id, self.name)
         if self.status:
             error = f": {self.error}" if self.error else ""
-            yield f"  status      {self.status}{error}"
+            yield tr("  status      {status}{error}", status=self.status, error=error)
         if self.model:
-            yield f"  model       {self.model}"
+            yield tr("  model       {model}", model=self.model)
         if self.items:
-            yield f"  items       {', '.join(f'{count:,} {name}' for name, count in self.items.items())}"
+            yield tr(
+                "  items       {items}", items=", ".join((f"{count:,} {name}" for name, count in self.items.items()))
+            )
         if self.store:
             yield f"  {self.store.line()}"
         if isinstance(self.store, IndexLook) and (verbose or self.store.coverage != 1):
@@ -112,7 +120,7 @@ class BaseLook(Struct, frozen=True, kw_only=True):
         if self.materials:
             yield from (material.line() for material in self.materials)
         if self.problem:
-            yield f"  problem     {self.problem}"
+            yield tr("  problem     {problem}", problem=self.problem)
         yield ""
 
 
@@ -146,8 +154,8 @@ def name_line(base_id: object, name: object) -> str:
 
 def _store_line(parts: str, dimensions: int | None, size: int) -> str:
     if dimensions:
-        parts = f"{parts} × {dimensions} dimensions"
-    return f"vectors     {parts}, {human_bytes(size)}"
+        parts = tr("{parts} × {dimensions} dimensions", parts=parts, dimensions=dimensions)
+    return tr("vectors     {parts}, {size}", parts=parts, size=human_bytes(size))
 
 
 def problems_of(bases: Iterable[BaseLook]) -> list[str]:

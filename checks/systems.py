@@ -19,6 +19,7 @@ from checks.looks import Look
 from regraft import systems
 from regraft.base_names import meant
 from regraft.kinds import PREVIEW_SOURCES, SYSTEMS, Kind
+from regraft.language import tr
 from regraft.located import Located
 from regraft.report.progress import Progress
 
@@ -77,7 +78,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     """Check a store of one of the kinds that are :data:`AUDITED`, in a folder, without writing anything."""
     run = CHECKS[found.kind].audit
     if run is None:
-        raise ValueError(f"{found.kind} is audited by a plan of its migration")
+        raise ValueError(tr("{kind} is audited by a plan of its migration", kind=found.kind))
     return run(found, options, command_line)
 
 

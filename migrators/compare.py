@@ -24,6 +24,7 @@ from regraft.formats.cherry_v2.layout import Store
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_table import StoreProblem, VectorTable
 from regraft.kinds import NAMES, Kind
+from regraft.language import tr
 from regraft.locate import Located
 from regraft.ranking import cherry_v2
 from regraft.ranking.fusion import IndexTexts, Ranking, with_ties
@@ -78,7 +79,7 @@ def old_bases(source: Located, options: Options, watch: progress.Progress | None
                 continue
             runs = tuple(dict.fromkeys(run for material in plan.materials for run in material.runs))
             vectors = work.vectors if plan.error is None else None
-            problem = None if plan.error is None else f"it would migrate as failed ({plan.error})"
+            problem = None if plan.error is None else tr("it would migrate as failed ({error})", error=plan.error)
             found.append(
                 OldBase(
                     legacy_id=draft.legacy_id,
@@ -100,7 +101,7 @@ def _vector_file(source: Located) -> OldBase:
     except StoreProblem as error:
         raise SourceUnreadable(path=source.path, reason=error) from error
     name = source.path.name
-    vectors, problem = (None, "it holds no usable vector") if size is None else (source.path, None)
+    vectors, problem = (None, tr("it holds no usable vector")) if size is None else (source.path, None)
     return OldBase(
         legacy_id=name,
         id=identity.base_id(name),
@@ -175,12 +176,12 @@ def compare(
         RegraftError: as for planning a migration.
     """
     if new.kind not in cherry_v2.SEARCHED:
-        advice = "V2 has to be a v2 library, profile, backup, base or index"
+        advice = tr("V2 has to be a v2 library, profile, backup, base or index")
         raise NotSearchable(path=new.path, what=NAMES[new.kind], advice=advice)
     if old.kind in cherry_v2.SEARCHED and not old.stores.has_preview:
         if options.model_overrides != ModelOverrides():
-            hint = "leave them out: V1 is in the v2 layout already"
-            raise WrongUsage(problem="--map-model and --recreate-model are about v1 data", hint=hint)
+            hint = tr("leave them out: V1 is in the v2 layout already")
+            raise WrongUsage(problem=tr("--map-model and --recreate-model are about v1 data"), hint=hint)
         return compare_stores.compare(old, new, options.bases, asked, watch)
     stores = cherry_v2.known_bases(new, None)
     watch = watch or progress.Silent()
@@ -200,7 +201,7 @@ def compare_base(old: OldBase, new: Located, store: Store | None, asked: Questio
     if old.vectors is None:
         return pair.told("failed", old.problem)
     if store is None:
-        return pair.told("missing", "V2 has no index of it that can be read")
+        return pair.told("missing", tr("V2 has no index of it that can be read"))
     try:
         with _opened_table(old.vectors) as table, cherry_v2.opened_index(new, store) as index:
             return _asked(pair, OldTexts(table, old), index, asked)
@@ -213,10 +214,14 @@ def _asked(pair: Pair, texts: OldTexts, index: apsw.Connection, asked: Question)
     queries = texts.sample(asked.sample) if asked.queries is None else list(asked.queries)
     fitting = [query for query in queries if 4 * len(query.vector) == vector_bytes]
     if not fitting:
-        given = "no vector to sample" if asked.queries is None else f"no query of {vector_bytes // 4} numbers"
+        given = (
+            tr("no vector to sample")
+            if asked.queries is None
+            else tr("no query of {vector_bytes} numbers", vector_bytes=vector_bytes // 4)
+        )
         return pair.told("not-compared", given)
     if dimensions_of(index) not in (None, vector_bytes // 4):
-        return pair.told("different", "the index has vectors of another length")
+        return pair.told("different", tr("the index has vectors of another length"))
     indexed = IndexTexts(index)
     results = [ask(texts.nearest, indexed.nearest, query, asked.count) for query in fitting]
     return pair.compared(results, len(texts.hashes))

@@ -16,6 +16,7 @@ from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v2.index.search import dimensions_of
 from regraft.formats.cherry_v2.layout import Store
 from regraft.formats.cherry_v2.library_report import reported_ids
+from regraft.language import tr
 from regraft.locate import Located
 from regraft.ranking import cherry_v2
 from regraft.ranking.fusion import IndexTexts, Ranking
@@ -125,12 +126,12 @@ def _compared(ours: _Bases, theirs: _Bases, base_id: str, other: str | None, ask
     pair = Pair(legacy_id=ours.legacy.get(base_id), id=base_id, name=ours.names[base_id], other=other)
     first = ours.stores[base_id]
     if first is None and base_id in ours.failed:
-        return pair.told("failed", "it failed in V1: there is nothing to compare")
+        return pair.told("failed", tr("it failed in V1: there is nothing to compare"))
     if first is None:
-        return pair.told("damaged", "V1 has no index of it that can be read")
+        return pair.told("damaged", tr("V1 has no index of it that can be read"))
     second = None if other is None else theirs.stores[other]
     if second is None:
-        return pair.told("missing", "V2 has no index of it that can be read")
+        return pair.told("missing", tr("V2 has no index of it that can be read"))
     try:
         with (
             cherry_v2.opened_index(ours.source, first) as old,
@@ -176,10 +177,14 @@ def _asked(pair: Pair, old: _Index, new: _Index, asked: Question) -> BaseCompari
     queries = sample if asked.queries is None else list(asked.queries)
     fitting = [query for query in queries if len(query.vector) == dimensions]
     if not fitting:
-        given = "no vector to sample" if asked.queries is None else f"no query of {dimensions} numbers"
+        given = (
+            tr("no vector to sample")
+            if asked.queries is None
+            else tr("no query of {dimensions} numbers", dimensions=dimensions)
+        )
         return pair.told("not-compared", given)
     if new.dimensions() not in (None, dimensions):
-        return pair.told("different", "the index has vectors of another length")
+        return pair.told("different", tr("the index has vectors of another length"))
     first, second = old.nearest(), new.nearest()
     return pair.compared([ask(first, second, query, asked.count) for query in fitting], count)
 

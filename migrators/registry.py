@@ -13,20 +13,21 @@ from migrators.pipeline.source import Pipeline
 from regraft import systems
 from regraft.errors import SourceNotMigratable
 from regraft.kinds import NAMES, V1_SOURCES, Kind
+from regraft.language import tr
 from regraft.locate import Located
 from regraft.report.migration import MigrationReport, SourcePlan
 from regraft.report.progress import Progress
 
 #: What to do about a source that is recognised but not migrated.
 _ADVICE = {
-    Kind.V1_VECTORS: "give the backup, or the knowledge state beside its vector files",
-    Kind.V2_BACKUP: "its bases are in the v2 layout already",
-    Kind.V2_PROFILE: "its bases are in the v2 layout already",
-    Kind.LIBRARY: "it is in the v2 layout already",
-    Kind.BASE: "it is in the v2 layout already",
-    Kind.INDEX: "it is in the v2 layout already",
+    Kind.V1_VECTORS: tr("give the backup, or the knowledge state beside its vector files"),
+    Kind.V2_BACKUP: tr("its bases are in the v2 layout already"),
+    Kind.V2_PROFILE: tr("its bases are in the v2 layout already"),
+    Kind.LIBRARY: tr("it is in the v2 layout already"),
+    Kind.BASE: tr("it is in the v2 layout already"),
+    Kind.INDEX: tr("it is in the v2 layout already"),
     **{system.kind: system.migrate_advice for system in systems.every()},
-    Kind.PREVIEW_LIBRARY: "no store of a preview build is in it",
+    Kind.PREVIEW_LIBRARY: tr("no store of a preview build is in it"),
 }
 
 
@@ -42,7 +43,7 @@ def pipeline_of(source: Located) -> Pipeline:
         return cherry_preview.PIPELINE
     advice = _ADVICE[source.kind]
     if source.v1_left:
-        advice += "; --kind v1-profile reads what v1 left in it"
+        advice += tr("; --kind v1-profile reads what v1 left in it")
     raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=advice)
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import sys
 
+from regraft import language
 from regraft.ledger import interrupts
 
 
 def main() -> None:
     """Load the command line and run it."""
     _speak_utf8()
+    settled = language.settle(sys.argv[1:])
+    sys.argv[1:] = settled
     interrupts.install()
     try:
         # Loading takes a while: who stops it meanwhile is answered as later, when it is there.

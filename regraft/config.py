@@ -18,11 +18,12 @@ import yaml
 from regraft.embedders.settings import PROVIDERS, Batch, EmbedderSettings, Field, fields
 from regraft.errors import ConfigInvalid, EmbedderUnknown, SourceNotFound, SourceUnreadable
 from regraft.keys import looks_like_key, redacted
+from regraft.language import tr
 
 DEFAULT_PATH = Path("regraft.yaml")
-_NO_TEXT = "there is a character that no text has"
+_NO_TEXT = tr("there is a character that no text has")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_NO_KEYS = "put it into an environment variable and write that one's name: `api_key_env: MY_KEY`"
+_NO_KEYS = tr("put it into an environment variable and write that one's name: `api_key_env: MY_KEY`")
 #: What a person may call a field for a key.
 _KEY_FIELDS = {"api_key", "apikey", "api-key", "key", "token", "secret", "password", "authorization"}
 #: So deep the parts of the file lie within one another at most; what there is to say takes four.
@@ -47,8 +48,8 @@ class Config:
         """
         if name in self.embedders:
             return self.embedders[name]
-        known = f"it has {', '.join(sorted(self.embedders))}" if self.embedders else "it has none"
-        raise EmbedderUnknown(path=self.path, name=name, known=known if self.there else "there is no such file")
+        known = tr("it has {sorted}", sorted=", ".join(sorted(self.embedders))) if self.embedders else tr("it has none")
+        raise EmbedderUnknown(path=self.path, name=name, known=known if self.there else tr("there is no such file"))
 
 
 def load(path: Path | None) -> Config:
@@ -100,8 +101,8 @@ class _Bounds:
             self._values += self._anchors.get(str(event.anchor), 0)
         self._values += 1
         if len(self._open) > _DEEPEST:
-            return "too many lists in lists"
-        return "too many values" if self._values > _MOST else None
+            return tr("too many lists in lists")
+        return tr("too many values") if self._values > _MOST else None
 
 
 class _Loader(yaml.SafeLoader):
@@ -114,7 +115,7 @@ class _Loader(yaml.SafeLoader):
         except ValueError as error:
             # A number or a date that is none.
             raise yaml.constructor.ConstructorError(
-                None, None, "a value that means nothing", node.start_mark
+                None, None, tr("a value that means nothing"), node.start_mark
             ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -122,7 +123,7 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise _mistake(f"`{key.value}` is there twice", key)
+                raise _mistake(tr("`{value}` is there twice", value=key.value), key)
             seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
@@ -140,15 +141,15 @@ class _Reader:
         if parsed is None:
             return Config(self._path, there=True)
         root, data = parsed
-        self._mapping(root, data, "the file")
-        self._known(root, data, ["embedders"], "the file")
+        self._mapping(root, data, tr("the file"))
+        self._known(root, data, ["embedders"], tr("the file"))
         node, written = _value(root, "embedders"), data.get("embedders", {})
         self._mapping(node, written, "`embedders`")
         found = {}
         for name, values in written.items():
             if not isinstance(name, str) or not name.strip():
-                self._refuse(_key(node, name), "an embedder's name has to be text", "write it in quotes")
-            self._mapping(_key(node, name), values, f"embedder {name}")
+                self._refuse(_key(node, name), tr("an embedder's name has to be text"), tr("write it in quotes"))
+            self._mapping(_key(node, name), values, tr("embedder {name}", name=name))
             found[name] = self._embedder(name, _value(node, name), values)
         return Config(self._path, there=True, embedders=found)
 
@@ -167,28 +168,37 @@ class _Reader:
             line = self._raw.count(b"\n", 0, error.position) + 1
             message = _NO_TEXT
         except RecursionError:
-            line, message = 1, "too many lists in lists"
-        raise ConfigInvalid(path=self._path, line=line, problem=f"this is no YAML ({message})", advice="mend it there")
+            line, message = 1, tr("too many lists in lists")
+        raise ConfigInvalid(
+            path=self._path,
+            line=line,
+            problem=tr("this is no YAML ({message_})", message_=message),
+            advice=tr("mend it there"),
+        )
 
     def _refuse_provider(self, where: str, node: yaml.Node, written: dict[Any, Any]) -> NoReturn:
-        message = "is not one that regraft knows" if "provider" in written else "is missing"
+        message = tr("is not one that regraft knows") if "provider" in written else tr("is missing")
         choices = " or ".join(f"`provider: {one}`" for one in PROVIDERS)
-        self._refuse(_key(node, "provider"), f"the provider of {where} {message}", f"write {choices}")
+        self._refuse(
+            _key(node, "provider"),
+            tr("the provider of {where} {message_}", where=where, message_=message),
+            tr("write {choices}", choices=choices),
+        )
 
     def _check_events(self) -> None:
         """Refuse what is too much, no text or a key, before anything is made of it."""
         bounds = _Bounds()
         for event in yaml.parse(self._raw, yaml.SafeLoader):
             if much := bounds.add(event):
-                self._refuse(event, f"this is no configuration ({much})", "mend it there")
+                self._refuse(event, tr("this is no configuration ({much})", much=much), tr("mend it there"))
             if isinstance(event, yaml.ScalarEvent) and _SURROGATE.search(event.value):
-                self._refuse(event, f"this is no YAML ({_NO_TEXT})", "mend it there")
+                self._refuse(event, tr("this is no YAML ({no_text})", no_text=_NO_TEXT), tr("mend it there"))
             if isinstance(event, yaml.ScalarEvent) and looks_like_key(event.value):
-                self._refuse(event, "this looks like a key, and keys have no place in this file", _NO_KEYS)
+                self._refuse(event, tr("this looks like a key, and keys have no place in this file"), _NO_KEYS)
 
     def _embedder(self, name: str, node: yaml.Node, written: dict[Any, Any]) -> EmbedderSettings:
         """Return the settings of one embedder."""
-        where = f"embedder {name}"
+        where = tr("embedder {name}", name=name)
         provider = written.get("provider")
         kind = PROVIDERS.get(provider) if isinstance(provider, str) else None
         if kind is None:
@@ -196,10 +206,14 @@ class _Reader:
         known, batch = fields(kind), written.get("batch")
         self._known(node, written, ["provider", *known], where)
         if isinstance(batch, dict):
-            self._known(_value(node, "batch"), batch, list(fields(Batch)), f"the batch of {where}")
+            self._known(_value(node, "batch"), batch, list(fields(Batch)), tr("the batch of {where}", where=where))
         for key, one in known.items():
             if one.required and key not in written:
-                self._refuse(node, f"`{key}` of {where} is missing ({one.meaning})", _advice(one))
+                self._refuse(
+                    node,
+                    tr("`{key}` of {where} is missing ({meaning})", key=key, where=where, meaning=one.meaning),
+                    _advice(one),
+                )
         values = {key: value for key, value in written.items() if key != "provider"}
         return self._converted(kind, {**values, "name": name}, node)
 
@@ -217,7 +231,13 @@ class _Reader:
                 wrong, _, inner = place.partition("[")[0].partition(".")
         one = fields(Batch)[inner] if inner else fields(kind)[wrong]
         at = _key(_value(node, wrong), inner) if inner else _key(node, wrong)
-        problem = f"`{one.name}` of embedder {values['name']} has to be {one.form} ({one.meaning})"
+        problem = tr(
+            "`{name}` of embedder {name2} has to be {form} ({meaning})",
+            name=one.name,
+            name2=values["name"],
+            form=one.form,
+            meaning=one.meaning,
+        )
         return self._refuse(at, problem, _advice(one))
 
     def _known(self, node: yaml.Node, written: dict[Any, Any], known: list[str], where: str) -> None:
@@ -226,16 +246,24 @@ class _Reader:
             if key in known:
                 continue
             if str(key).lower() in _KEY_FIELDS:
-                self._refuse(_key(node, key), f"`{key}` of {where}: keys have no place in this file", _NO_KEYS)
+                self._refuse(
+                    _key(node, key),
+                    tr("`{key}` of {where}: keys have no place in this file", key=key, where=where),
+                    _NO_KEYS,
+                )
             near = get_close_matches(str(key), known, 1, 0.7)
-            advice = f"write `{near[0]}`" if near else f"it can have {', '.join(known)}"
-            self._refuse(_key(node, key), f"`{key}` of {where} is no field that there is", advice)
+            advice = tr("write `{near}`", near=near[0]) if near else tr("it can have {known}", known=", ".join(known))
+            self._refuse(
+                _key(node, key), tr("`{key}` of {where} is no field that there is", key=key, where=where), advice
+            )
 
     def _mapping(self, node: yaml.Node, data: Any, where: str) -> None:
         """Refuse what has no fields."""
         if not isinstance(data, dict):
             self._refuse(
-                node, f"{where} has to be a mapping", "write `name: value` below it, on lines that are indented"
+                node,
+                tr("{where} has to be a mapping", where=where),
+                tr("write `name: value` below it, on lines that are indented"),
             )
 
     def _refuse(self, at: yaml.Node | yaml.Event, problem: str, advice: str) -> NoReturn:
@@ -259,4 +287,4 @@ def _value(node: yaml.Node, key: object) -> yaml.Node:
 
 def _advice(one: Field) -> str:
     written = yaml.safe_dump({one.name: one.example}, default_flow_style=True).strip()
-    return f"write, for example, `{written[1:-1]}`"
+    return tr("write, for example, `{written}`", written=written[1:-1])

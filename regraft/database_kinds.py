@@ -9,6 +9,7 @@ from regraft.errors import SourceUnrecognised
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_v2.layout import PROFILE_DATABASE
 from regraft.kinds import Kind
+from regraft.language import tr
 
 
 def kind_by_tables(path: Path, tables: set[str]) -> Kind:
@@ -34,4 +35,4 @@ def kind_by_tables(path: Path, tables: set[str]) -> Kind:
 def _other_database(path: Path) -> str:
     """Say what a SQLite file is that is none of the known kinds."""
     described = (system.describe(path) for system in systems.every())
-    return next(filter(None, described), "a SQLite file with none of the known tables")
+    return next(filter(None, described), tr("a SQLite file with none of the known tables"))

@@ -11,6 +11,7 @@ import inspect
 from importlib import import_module
 from typing import ClassVar
 
+from regraft.language import tr
 from regraft.text import shown
 
 WORTH_READING = 1
@@ -26,7 +27,7 @@ class RegraftError(Exception):
 
     def __init__(self, **facts: object) -> None:
         self.facts = facts
-        super().__init__(self.template().format(**{name: _written(value) for name, value in facts.items()}))
+        super().__init__(tr(self.template(), **{name: _written(value) for name, value in facts.items()}))
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.facts)

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from regraft.errors import WrongUsage
+from regraft.language import tr
 
 
 def needed(module: str, purpose: str, extra: str) -> Any:
@@ -23,5 +24,5 @@ def needed(module: str, purpose: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         library = module.partition(".")[0]
-        problem = f"{purpose} need {library}, which is not installed"
-        raise WrongUsage(problem=problem, hint=f'install it: pip install "regraft[{extra}]"') from error
+        problem = tr("{purpose} need {library}, which is not installed", purpose=purpose, library=library)
+        raise WrongUsage(problem=problem, hint=tr('install it: pip install "regraft[{extra}]"', extra=extra)) from error

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from regraft.language import tr
+
 Kind = Literal["missing", "stale", "orphaned"]
 
 
@@ -78,6 +80,6 @@ def _ascending(rows: Iterable[tuple[Id, Fingerprint]]) -> Iterator[tuple[Id, Fin
     before: tuple[Id, Fingerprint] | None = None
     for row in rows:
         if before is not None and not before[0] < row[0]:
-            raise OutOfOrder(f"{row[0]!r} does not come after {before[0]!r}")
+            raise OutOfOrder(tr("{row!r} does not come after {before!r}", row=row[0], before=before[0]))
         before = row
         yield row

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from regraft.language import tr
 from regraft.report.progress import human_bytes
 
 #: A file is read whole where at most this many bytes are holes, besides this many times its data.
@@ -44,7 +45,7 @@ def _is_enough(data: int, size: int) -> bool:
 
 
 def _said(data: int, size: int) -> str:
-    return f"of its {human_bytes(size)} only {human_bytes(data)} are there, the rest are holes"
+    return tr("of its {size} only {data} are there, the rest are holes", size=human_bytes(size), data=human_bytes(data))
 
 
 def data_ranges(descriptor: int, size: int) -> Iterator[tuple[int, int]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from regraft.language import tr
+
 
 class Kind(StrEnum):
     """What a path can be. The value is what output and ``--kind`` call it."""
@@ -29,21 +31,21 @@ class Kind(StrEnum):
 #: What a kind is called in a sentence.
 NAMES = {
     Kind.V1_BACKUP: "a v1 backup",
-    Kind.V1_EXPORT: "a v1 export folder",
-    Kind.V1_KNOWLEDGE: "a v1 knowledge state beside its vector files",
-    Kind.V1_BACKUP_6: "a v1 backup of version 6",
-    Kind.V1_PROFILE: "a v1 profile folder",
-    Kind.V1_VECTORS: "the vector file of one v1 base",
-    Kind.V2_BACKUP: "a v2 backup (version 7)",
-    Kind.V2_PROFILE: "a v2 profile folder",
+    Kind.V1_EXPORT: tr("a v1 export folder"),
+    Kind.V1_KNOWLEDGE: tr("a v1 knowledge state beside its vector files"),
+    Kind.V1_BACKUP_6: tr("a v1 backup of version 6"),
+    Kind.V1_PROFILE: tr("a v1 profile folder"),
+    Kind.V1_VECTORS: tr("the vector file of one v1 base"),
+    Kind.V2_BACKUP: tr("a v2 backup (version 7)"),
+    Kind.V2_PROFILE: tr("a v2 profile folder"),
     Kind.LIBRARY: "a v2 library",
-    Kind.PACK: "a pack of bases",
-    Kind.BASE: "the folder of one v2 base",
-    Kind.INDEX: "the index file of one v2 base",
-    Kind.PREVIEW: "an index file of a preview build",
-    Kind.PREVIEW_LIBRARY: "a library of a preview build",
-    Kind.CODEX_MEM: "a database of codex-mem",
-    Kind.ANGEL_MEMORY: "a data folder of AngelMemory",
+    Kind.PACK: tr("a pack of bases"),
+    Kind.BASE: tr("the folder of one v2 base"),
+    Kind.INDEX: tr("the index file of one v2 base"),
+    Kind.PREVIEW: tr("an index file of a preview build"),
+    Kind.PREVIEW_LIBRARY: tr("a library of a preview build"),
+    Kind.CODEX_MEM: tr("a database of codex-mem"),
+    Kind.ANGEL_MEMORY: tr("a data folder of AngelMemory"),
 }
 #: Kinds of v2 data that are changed in place.
 V2_STORES = (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE)

@@ -16,6 +16,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import cast
 
+from regraft.language import tr
+
 _ARE_FOLLOWED: ContextVar[bool] = ContextVar("_ARE_FOLLOWED", default=False)
 #: The option that follows them all.
 OPTION = "--follow-links"
@@ -25,7 +27,14 @@ class LeadsOut(OSError):
     """A link leads out of what it lies in, and is not followed."""
 
     def __init__(self, target: str) -> None:
-        super().__init__(errno.ELOOP, f"it is a link to {target}, out of the source, not followed without {OPTION}")
+        super().__init__(
+            errno.ELOOP,
+            tr(
+                "it is a link to {target}, out of the source, not followed without {option}",
+                target=target,
+                option=OPTION,
+            ),
+        )
         self.target = target
 
 
@@ -129,4 +138,4 @@ def demand_file(mode: int) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "a pipe, a socket or a device, not a file")
+        raise OSError(errno.EINVAL, tr("a pipe, a socket or a device, not a file"))

@@ -34,6 +34,7 @@ from regraft.formats.cherry_v1.layout import (
 from regraft.formats.cherry_v2 import layout as cherry_v2_layout
 from regraft.formats.cherry_v2 import pack
 from regraft.kinds import NAMES, SYSTEMS, V1_SOURCES, V2_LAYOUTS, Kind
+from regraft.language import tr
 from regraft.ledger import ledger
 from regraft.located import Located as Located  # noqa: PLC0414 - callers find it here, too
 from regraft.report import notices
@@ -79,9 +80,11 @@ def located(path: Path, kind: Kind | None = None) -> Iterator[Located]:
     except SourceUnrecognised as error:
         if not message:
             raise
-        found_there = f"the application's settings name {shown(moved)} for its data, which is no profile"
+        found_there = tr(
+            "the application's settings name {moved} for its data, which is no profile", moved=shown(moved)
+        )
         raise SourceUnrecognised(path=path, found=found_there) from error
-    logger.info("%s is read as %s%s", path, found.kind.value, "" if kind is None else ", as asked for")
+    logger.info("%s is read as %s%s", path, found.kind.value, "" if kind is None else tr(", as asked for"))
     try:
         yield _with_stores(found, kind)
     finally:
@@ -109,14 +112,17 @@ def _moved(path: Path) -> tuple[Path, tuple[Notice, ...]]:
     folders = cherry_v1_profile.moved_to(path)
     if not folders:
         if cherry_v1_profile.is_settings(path):
-            raise SourceUnrecognised(path=path, found="the application's settings name no folder of data that is there")
+            raise SourceUnrecognised(
+                path=path, found=tr("the application's settings name no folder of data that is there")
+            )
         beside = _beside_data(path)
         return (path if beside is None else beside), ()
     if len(folders) > 1:
         raise ProfileAmbiguous(path=path, folders=", ".join(shown(folder) for folder in folders))
     named = shown(folders[0])
-    message = (
-        f"the application's settings name {named} for its data: that is read (--kind v1-profile reads the given one)"
+    message = tr(
+        "the application's settings name {named} for its data: that is read (--kind v1-profile reads the given one)",
+        named=named,
     )
     return folders[0], (Notice(code=notices.PROFILE_MOVED, message=message),)
 
@@ -136,7 +142,7 @@ def _locate(path: Path, kind: Kind | None) -> Located:
             named, path = path, cherry_v2_layout.profile_of(path.absolute()) if path.name in ("", DATA_FOLDER) else path
             return _in_tree(path, FolderTree(path, named), kind)
         if not path.is_file():
-            raise SourceUnreadable(path=path, reason="a pipe, a socket or a device, not a file")
+            raise SourceUnreadable(path=path, reason=tr("a pipe, a socket or a device, not a file"))
         with path.open("rb") as file:
             start = file.read(64)
     except OSError as error:
@@ -175,8 +181,8 @@ def _of_a_system(path: Path, kind: Kind | None) -> Located | None:
 
 def _describe(start: bytes) -> str:
     if not start:
-        return "an empty file"
-    return "a text file" if b"\0" not in start else "a file of another kind"
+        return tr("an empty file")
+    return tr("a text file") if b"\0" not in start else tr("a file of another kind")
 
 
 # --- folders and archives ------------------------------------------------------------------------------------------
@@ -210,15 +216,19 @@ def _described(path: Path, tree: FolderTree | ZipTree, folder: str) -> str:
     if isinstance(tree, FolderTree) and tree.not_followed:
         return str(next(notices_of(tree)).message)
     inside = ", ".join(tree.children(folder)[:4])
-    return f"{'an archive' if isinstance(tree, ZipTree) else 'a folder'} with {inside or 'nothing'} in it"
+    return tr(
+        "{isinstance} with {inside} in it",
+        isinstance=tr("an archive") if isinstance(tree, ZipTree) else "a folder",
+        inside=inside or "nothing",
+    )
 
 
 def _part_of_profile(path: Path) -> str | None:
     above = next((place for place in path.absolute().parents if (place / LOCAL_STORAGE).is_dir()), None)
     if above is not None:
-        return f"it is part of the profile {shown(above)}: give that"
+        return tr("it is part of the profile {above}: give that", above=shown(above))
     if (path / "IndexedDB").is_dir() or (path / "Data" / KNOWLEDGE_FOLDER).is_dir():
-        return "a profile or backup without `Local Storage`, where the application keeps its state"
+        return tr("a profile or backup without `Local Storage`, where the application keeps its state")
     return None
 
 
@@ -360,7 +370,7 @@ def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
     elif _is_forced_library(tree, folder, kind):
         found = Located(kind=kind, path=path, tree=tree)
     if found is None:
-        raise SourceUnrecognised(path=path, found=f"it does not hold what {NAMES[kind]} holds")
+        raise SourceUnrecognised(path=path, found=tr("it does not hold what {names} holds", names=NAMES[kind]))
     return found
 
 
@@ -395,10 +405,12 @@ def _json_file(path: Path, kind: Kind | None) -> Located:
     if state is None:
         with cherry_v1_state.blame(path, path.name):
             json_text.fields(cherry_v1_state.read_text(tree, path.name), ())
-        raise SourceUnrecognised(path=path, found="a JSON file without a knowledge state")
+        raise SourceUnrecognised(path=path, found=tr("a JSON file without a knowledge state"))
     recognised = _JSON_KINDS[state]
     if kind not in (None, recognised):
-        raise SourceUnrecognised(path=path, found=f"{NAMES[recognised]}, not {NAMES[kind]}")
+        raise SourceUnrecognised(
+            path=path, found=tr("{names}, not {names2}", names=NAMES[recognised], names2=NAMES[kind])
+        )
     return Located(kind=recognised, path=path, tree=tree, places=file_places(tree, "", **{state: path.name}))
 
 
@@ -415,7 +427,9 @@ def _database(path: Path, kind: Kind | None) -> Located:
         tables = {libsql.TABLE, "search_unit"}
     recognised = kind_by_tables(path, tables)
     if kind not in (None, recognised):
-        raise SourceUnrecognised(path=path, found=f"{NAMES[recognised]}, not {NAMES[kind]}")
+        raise SourceUnrecognised(
+            path=path, found=tr("{names}, not {names2}", names=NAMES[recognised], names2=NAMES[kind])
+        )
     if recognised in SYSTEMS:
         return systems.system_of(recognised).located(path)
     if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from regraft.formats import json_text
+from regraft.language import tr
 
 #: What a restore records of itself, in the profile.
 RESTORE_JOURNAL = "Data/restore-journal.json"
 #: What a reset that waits for the next start records of itself, in the profile.
 RESET_RECORD = "data-reset.pending.json"
 _JOURNAL_VERSION = 1
-_STAGED = {"staged": "a restore is staged", "promoting": "a restore is being put into place"}
+_STAGED = {"staged": tr("a restore is staged"), "promoting": tr("a restore is being put into place")}
 _SETTLED = {"completed", "failed", "expired"}
 #: Neither holds more than a few paths and times.
 _LARGEST = 16 << 20
@@ -40,7 +41,11 @@ def _restore(profile: Path) -> str | None:
         return None
     if state in _STAGED:
         return f"{_STAGED[state]} ({RESTORE_JOURNAL})"
-    return f"a restore may be pending: {RESTORE_JOURNAL} {problem or 'says of none of the known states'}"
+    return tr(
+        "a restore may be pending: {restore_journal} {problem}",
+        restore_journal=RESTORE_JOURNAL,
+        problem=problem or tr("says of none of the known states"),
+    )
 
 
 def _reset(profile: Path) -> str | None:
@@ -50,10 +55,15 @@ def _reset(profile: Path) -> str | None:
     status = None if record is None else record.get("status")
     if isinstance(status, str) and status != "pending":
         return None
-    deleted = "at its next start the application deletes all data here: copy what you want to keep first"
+    deleted = tr("at its next start the application deletes all data here: copy what you want to keep first")
     if status == "pending":
-        return f"a reset is pending ({RESET_RECORD}); {deleted}"
-    return f"a reset may be pending: {RESET_RECORD} {problem or 'has no status'}; if so, {deleted}"
+        return tr("a reset is pending ({reset_record}); {deleted}", reset_record=RESET_RECORD, deleted=deleted)
+    return tr(
+        "a reset may be pending: {reset_record} {problem}; if so, {deleted}",
+        reset_record=RESET_RECORD,
+        problem=problem or tr("has no status"),
+        deleted=deleted,
+    )
 
 
 def _read(path: Path) -> tuple[str | None, dict[str, Any] | None]:
@@ -62,11 +72,11 @@ def _read(path: Path) -> tuple[str | None, dict[str, Any] | None]:
         if not os.path.lexists(path):
             return None, None
         if not path.is_file():
-            return "is no file", None
+            return tr("is no file"), None
         with path.open("rb") as file:
             # The application reads UTF-8 and takes no byte order mark; from bytes Python would take both and more.
             found: Any = json_text.loads(file.read(_LARGEST).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no JSON"
-        return f"cannot be read ({reason})", None
-    return (None, found) if isinstance(found, dict) else ("is no JSON object", None)
+        reason = error.strerror if isinstance(error, OSError) else tr("no JSON")
+        return tr("cannot be read ({reason})", reason=reason), None
+    return (None, found) if isinstance(found, dict) else (tr("is no JSON object"), None)

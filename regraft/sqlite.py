@@ -22,6 +22,7 @@ import apsw
 
 from regraft import areas, guarding, links
 from regraft.boundary_errors import JournalNamesAnother
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.text import decode_utf8
 
@@ -417,9 +418,9 @@ def _demand_file(path: Path) -> None:
         return
     if stat.S_ISDIR(mode):
         # It opens one, and fails at the first page.
-        raise apsw.CantOpenError("unable to open database file")
+        raise apsw.CantOpenError(tr("unable to open database file"))
     if not stat.S_ISREG(mode):
-        raise apsw.CantOpenError(f"{path.name} is no file")
+        raise apsw.CantOpenError(tr("{name} is no file", name=path.name))
 
 
 def _writable(path: Path) -> Path:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from regraft import sqlite
+from regraft.language import tr
 
 #: What is said of a file that is not.
-MOVED = "it changed meanwhile; close the application that uses it and run the command again"
+MOVED = tr("it changed meanwhile; close the application that uses it and run the command again")
 #: A database's header counts its transactions; that of a log changes when it begins anew.
 _HEADER_BYTES = 100
 

@@ -13,10 +13,12 @@ import select
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from regraft.language import tr
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_CLOSED = "it is closed"
+_CLOSED = tr("it is closed")
 
 
 class _Guarded(io.RawIOBase):

@@ -14,6 +14,7 @@ import apsw
 
 from regraft.errors import BaseUnknown
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.located import Located
 from regraft.tree import FolderTree
 
@@ -35,7 +36,7 @@ class System:
     commands: frozenset[str] = frozenset()
     #: What to do instead of a migration, and of a search.
     migrate_advice: str = ""
-    search_advice: str = "migrate it first, and search the library"
+    search_advice: str = tr("migrate it first, and search the library")
     #: A file below the root that the system keeps open, with a log, as long as it runs.
     open_file: str | None = None
     #: The file of a folder that tells whether the folder was changed: the others are written whenever they are opened.

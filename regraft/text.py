@@ -13,6 +13,9 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
+from regraft import language
+from regraft.language import tr
+
 if TYPE_CHECKING:
     import regex
 
@@ -148,11 +151,17 @@ def argument(path: object) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural where it is not one."""
+    """Return a number with its English noun, in the plural where it is not one, in the language of this process.
+
+    A catalog has it as a message of its own: "{count:,} row".
+    """
     if number == 1:
-        return f"{number:,} {noun}"
-    is_changed = noun.endswith("y") and noun[-2] not in "aeiou"
-    return f"{number:,} {noun[:-1]}ies" if is_changed else f"{number:,} {noun}s"
+        plain = f"{number:,} {noun}"
+    elif noun.endswith("y") and noun[-2] not in "aeiou":
+        plain = f"{number:,} {noun[:-1]}ies"
+    else:
+        plain = f"{number:,} {noun}s"
+    return language.in_other_words(plain, f"{{count:,}} {noun}", count=number)
 
 
 def shown(value: object, limit: int | None = LONGEST_SHOWN, *, lines: bool = False) -> str:
@@ -170,7 +179,7 @@ def shown(value: object, limit: int | None = LONGEST_SHOWN, *, lines: bool = Fal
     """
     text = str(value)
     if limit is not None and len(text) > limit:
-        text = f"{text[:limit]}…({len(text):,} characters)"
+        text = tr("{text}…({text2:,} characters)", text=text[:limit], text2=len(text))
     if text.isascii() and text.isprintable():
         return text
     text = (_NOT_SHOWN_IN_LINES if lines else _NOT_SHOWN).sub(_escape, text)

@@ -25,6 +25,7 @@ from typing import BinaryIO, Literal, Protocol
 from regraft import holes, links, sqlite
 from regraft.errors import RegraftError, SourceUnreadable
 from regraft.hashing import in_background
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -47,7 +48,7 @@ _DAMAGE = (
 )
 
 #: Why nothing is read whose bytes may never come.
-_NO_FILE = "a pipe, a socket or a device, not a file"
+_NO_FILE = tr("a pipe, a socket or a device, not a file")
 
 #: So many links that are not followed are named.
 _MOST_LINKS = 100
@@ -299,7 +300,9 @@ class ZipTree:
         except RegraftError:
             raise
         except _DAMAGE as error:
-            raise SourceUnreadable(path=path, reason=f"damaged or incomplete zip archive: {_reason(error)}") from error
+            raise SourceUnreadable(
+                path=path, reason=tr("damaged or incomplete zip archive: {reason}", reason=_reason(error))
+            ) from error
 
     def close(self) -> None:
         """Close the archive."""
@@ -308,7 +311,7 @@ class ZipTree:
     def _member(self, name: str) -> Member:
         found = self._directory.find(name)
         if found is None or found[1] is None:
-            raise SourceUnreadable(path=self.path, reason=f"{name} is not in it")
+            raise SourceUnreadable(path=self.path, reason=tr("{name} is not in it", name=name))
         return found[1]
 
     def kind(self, name: str) -> Kind | None:
@@ -435,7 +438,9 @@ class _MemberReader(io.RawIOBase, BinaryIO):
         try:
             return self._member.read(size)
         except _DAMAGE as error:
-            raise SourceUnreadable(path=self._path, reason=f"{self._name} is damaged: {error}") from error
+            raise SourceUnreadable(
+                path=self._path, reason=tr("{name} is damaged: {error}", name=self._name, error=error)
+            ) from error
 
     def readinto(self, buffer: object, /) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
@@ -451,7 +456,12 @@ class _MemberReader(io.RawIOBase, BinaryIO):
 def notices_of(tree: Tree) -> Iterator[Notice]:
     """Say which of the links that were met so far lead out of a source, so that nothing behind them is read."""
     for name, target in tree.not_followed.items() if isinstance(tree, FolderTree) else ():
-        message = f"{shown(name)} is a link to {shown(target)}, out of the source: not followed without {links.OPTION}"
+        message = tr(
+            "{name} is a link to {target}, out of the source: not followed without {option}",
+            name=shown(name),
+            target=shown(target),
+            option=links.OPTION,
+        )
         yield Notice(code=notices.LINK_NOT_FOLLOWED, message=message)
 
 

@@ -14,6 +14,7 @@ from regraft.errors import ArchiveUnsafe, SourceUnreadable
 from regraft.formats.cherry_v1.backup import inner_folder
 from regraft.formats.cherry_v2 import layout, pack
 from regraft.formats.cherry_v2.library_report import REPORT_FILE
+from regraft.language import tr
 from regraft.ledger import durable, ledger
 from regraft.locate import Located
 from regraft.room import demand_room
@@ -106,7 +107,9 @@ def _extract(tree: ZipTree, name: str, target: Path, *, hashed: bool) -> str | N
         durable.remove(target, missing_ok=True)
         raise
     except (FileExistsError, NotADirectoryError) as error:
-        raise ArchiveUnsafe(path=tree.path, reason=f"{name} and another member are one file on this system") from error
+        raise ArchiveUnsafe(
+            path=tree.path, reason=tr("{name} and another member are one file on this system", name=name)
+        ) from error
     return None
 
 

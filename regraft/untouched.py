@@ -15,6 +15,7 @@ from pathlib import Path
 
 import apsw
 
+from regraft.language import tr
 from regraft.schema_errors import OtherRowsChanged, RowsMayBeRefused, SchemaForeign
 from regraft.sqlite import quoted
 
@@ -93,16 +94,16 @@ def demand_open_to_rows(db: apsw.Connection, path: Path, table: str) -> None:
 
 def _wrong_with(db: apsw.Connection, table: str, statement: str, own: set[str]) -> str | None:
     if is_virtual(statement):
-        return f"{table} is a virtual table"
+        return tr("{table} is a virtual table", table=table)
     rule = wrong_rule(statement)
     if rule is not None:
-        return f"{table} has {rule}"
+        return tr("{table} has {rule}", table=table, rule=rule)
     for _, name, _, _, _, _, is_made in db.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall():
         if is_made:
-            return f"column {name} of {table} follows from others"
+            return tr("column {name} of {table} follows from others", name=name, table=table)
         if str(name).lower() in ROW_NUMBERS:
-            return f"column {name} of {table} stands in the place of the numbers of its rows"
-    return next((f"the key {key}" for key in carrying_keys(db, table, own)), None)
+            return tr("column {name} of {table} stands in the place of the numbers of its rows", name=name, table=table)
+    return next((tr("the key {key}", key=key) for key in carrying_keys(db, table, own)), None)
 
 
 def column_for_numbers(db: apsw.Connection, tables: Collection[str]) -> str | None:
@@ -121,7 +122,7 @@ def column_for_numbers(db: apsw.Connection, tables: Collection[str]) -> str | No
 def wrong_rule(statement: str) -> str | None:
     """Return what a table's statement has that lets a change of one row remove others; None where nothing does."""
     if _CONFLICT.search(_COMMENT.sub(" ", statement)):
-        return "a rule that says what becomes of rows in conflict"
+        return tr("a rule that says what becomes of rows in conflict")
     return None
 
 
@@ -161,7 +162,9 @@ def demand_no_text_index(db: apsw.Connection) -> None:
         apsw.Error: the file is damaged.
     """
     for name in text_indexes(db):
-        raise SchemaForeign(path=Path(db.filename), what=f"{name} is an index on a table of the full-text index")
+        raise SchemaForeign(
+            path=Path(db.filename), what=tr("{name} is an index on a table of the full-text index", name=name)
+        )
 
 
 def _parts_of(statements: Mapping[str, str]) -> set[str]:
@@ -207,6 +210,6 @@ def others_untouched(db: apsw.Connection, path: Path, tables: Collection[str]) -
         finally:
             db.set_update_hook(None)
         if touched or not session.is_empty:
-            raise OtherRowsChanged(path=path, tables=", ".join(sorted(touched)) or "other tables")
+            raise OtherRowsChanged(path=path, tables=", ".join(sorted(touched)) or tr("other tables"))
     finally:
         session.close()

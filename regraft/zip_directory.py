@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from regraft import sqlite
 from regraft.errors import ArchiveEncrypted, ArchiveUnsafe
+from regraft.language import tr
 
 #: A member that grows by more than this factor, and to more than this size, is a bomb: text packs to a tenth,
 #: vectors hardly at all, and repeated pages to a hundredth.
@@ -139,13 +140,13 @@ class Directory:
         while place < self.start + length:
             head = reader.read(_ENTRY.size)
             if len(head) < _ENTRY.size or not head.startswith(_ENTRY_MAGIC):
-                raise zipfile.BadZipFile("its directory is damaged")
+                raise zipfile.BadZipFile(tr("its directory is damaged"))
             (_, _, system, _, flags, _, _, _, crc, packed, size, of_name, of_extra, of_comment, _, _, mode, start) = (
                 _ENTRY.unpack(head)
             )
             rest = reader.read(of_name + of_extra + of_comment)
             if len(rest) < of_name + of_extra + of_comment:
-                raise zipfile.BadZipFile("its directory is cut off")
+                raise zipfile.BadZipFile(tr("its directory is cut off"))
             extra = rest[of_name : of_name + of_extra]
             size, packed, start = _large(extra, size, packed, start)
             start += self._prefix
@@ -165,13 +166,20 @@ class Directory:
 
     def _admit(self, record: _Record) -> None:
         if len(record.raw_name) > LONGEST_NAME:
-            raise self._unsafe(f"a name in it has {len(record.raw_name):,} bytes")
+            raise self._unsafe(tr("a name in it has {raw_name:,} bytes", raw_name=len(record.raw_name)))
         name = _name_of(record)
         self._refuse_climber(name)
         if record.flags & _IS_ENCRYPTED:
             raise ArchiveEncrypted(path=self._path)
         if record.size > BOMB_BYTES and record.size > BOMB_RATIO * max(record.packed, 1):
-            raise self._unsafe(f"{name} would grow from {record.packed:,} to {record.size:,} bytes (a zip bomb)")
+            raise self._unsafe(
+                tr(
+                    "{name} would grow from {packed:,} to {size:,} bytes (a zip bomb)",
+                    name=name,
+                    packed=record.packed,
+                    size=record.size,
+                )
+            )
         parts = self._parts(name)
         if not parts:
             return
@@ -186,9 +194,9 @@ class Directory:
     def _parts(self, name: str) -> list[str]:
         parts = [part for part in name.split("/") if part and part != "."]
         if parts and len(name.encode()) > LONGEST_NAME:
-            raise self._unsafe(f"a name in it has {len(name.encode()):,} bytes")
+            raise self._unsafe(tr("a name in it has {encode:,} bytes", encode=len(name.encode())))
         if len(parts) > MOST_PARTS:
-            raise self._unsafe(f"a name in it has {len(parts):,} parts")
+            raise self._unsafe(tr("a name in it has {parts:,} parts", parts=len(parts)))
         return parts
 
     def _folder(self, parent: int, name: str, parts: list[str]) -> int:
@@ -200,7 +208,7 @@ class Directory:
         if number is None:
             found = self._row(parent, name)
             if found is None or found[1] is not None:
-                raise self._unsafe(f"{'/'.join(parts)} is both a file and a folder")
+                raise self._unsafe(tr("{parts} is both a file and a folder", parts="/".join(parts)))
             number = found[0]
         if len(self._known) >= _KNOWN_FOLDERS:
             self._known.clear()
@@ -210,13 +218,13 @@ class Directory:
     def _add_file(self, parent: int, parts: list[str], record: _Record) -> None:
         if self._added(parent, parts[-1], record) is None:
             found = self._row(parent, parts[-1])
-            what = "both a file and a folder" if found is None or found[1] is None else "in it twice"
-            raise self._unsafe(f"{'/'.join(parts)} is {what}")
+            what = tr("both a file and a folder") if found is None or found[1] is None else tr("in it twice")
+            raise self._unsafe(tr("{parts} is {what}", parts="/".join(parts), what=what))
 
     def _added(self, parent: int, name: str, record: _Record | None) -> int | None:
         """Add a file, or (without a record) a folder, and return its id; None where something has that name already."""
         if self._entries >= MOST_ENTRIES:
-            raise self._unsafe(f"it has more than {MOST_ENTRIES:,} files and folders")
+            raise self._unsafe(tr("it has more than {most_entries:,} files and folders", most_entries=MOST_ENTRIES))
         form = None if name.isascii() else unicodedata.normalize("NFC", name)
         values: tuple[int | None, ...] = (None,) * 6
         if record is not None:
@@ -231,20 +239,20 @@ class Directory:
     def _refuse_climber(self, name: str) -> None:
         drive = len(name) > 1 and name[1] == ":" and name[0].isalpha() and name[2:3] in ("/", "\\", "")
         if name.startswith(("/", "\\")) or drive:
-            raise self._unsafe(f"{name} is an absolute path")
+            raise self._unsafe(tr("{name} is an absolute path", name=name))
         if ".." in name.replace("\\", "/").split("/"):
-            raise self._unsafe(f"{name} leads out of the archive")
+            raise self._unsafe(tr("{name} leads out of the archive", name=name))
         if "\0" in name:
-            raise self._unsafe(f"{name!r} holds a NUL")
+            raise self._unsafe(tr("{name!r} holds a NUL", name=name))
 
     def _check_overlap(self) -> None:
         end = 0
         for start, packed in self._db.execute("SELECT start, packed FROM entry WHERE record >= 0 ORDER BY start"):
             if start < end:
-                raise self._unsafe("its members overlap one another")
+                raise self._unsafe(tr("its members overlap one another"))
             end = start + _LOCAL_HEADER_BYTES + packed
         if end > self._size:
-            raise self._unsafe("its members overlap one another")
+            raise self._unsafe(tr("its members overlap one another"))
 
     def _unsafe(self, reason: str) -> ArchiveUnsafe:
         return ArchiveUnsafe(path=self._path, reason=reason)
@@ -388,7 +396,7 @@ def _place_of(file: BinaryIO, size: int) -> tuple[int, int, int]:
     tail = file.read()
     at = tail.rfind(_END_MAGIC)
     if at < 0 or at + _END.size > len(tail):
-        raise zipfile.BadZipFile("File is not a zip file")
+        raise zipfile.BadZipFile(tr("File is not a zip file"))
     place = size - len(tail) + at
     length, start = _END.unpack_from(tail, at)[5:7]
     large = _end_64(file, place)
@@ -396,7 +404,7 @@ def _place_of(file: BinaryIO, size: int) -> tuple[int, int, int]:
         length, start, place = large
     begin = place - length
     if begin < start:
-        raise zipfile.BadZipFile("its directory is cut off")
+        raise zipfile.BadZipFile(tr("its directory is cut off"))
     return begin, length, begin - start
 
 
@@ -419,7 +427,7 @@ def _extras(extra: bytes) -> Iterator[tuple[int, bytes]]:
         kind, length = _EXTRA.unpack_from(extra, place)
         place += _EXTRA.size
         if place + length > len(extra):
-            raise zipfile.BadZipFile("its directory is damaged")
+            raise zipfile.BadZipFile(tr("its directory is damaged"))
         yield kind, extra[place : place + length]
         place += length
 
@@ -435,9 +443,9 @@ def _large(extra: bytes, *numbers: int) -> tuple[int, int, int]:
             found.append(int.from_bytes(wide[place : place + 8], "little"))
             place += 8
         else:
-            raise zipfile.BadZipFile("a size is missing in its directory")
+            raise zipfile.BadZipFile(tr("a size is missing in its directory"))
     if max(found) >= 1 << 62:
-        raise zipfile.BadZipFile("a size in its directory is none")
+        raise zipfile.BadZipFile(tr("a size in its directory is none"))
     return found[0], found[1], found[2]
 
 

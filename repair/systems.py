@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from regraft.kinds import V2_STORES, Kind
+from regraft.language import tr
 from repair.angel_memory import gc as angel_gc
 from repair.angel_memory import records as angel_records
 from repair.backfill.scope import Filler
@@ -78,7 +79,7 @@ def plan_reconcile(store: Store) -> Plan:
     """Return what ``reconcile`` is going to do without an embedder; nothing is written."""
     reconciled = REPAIRS[store.found.kind].reconcile
     if reconciled is None:
-        raise ValueError(f"{store.found.kind} is reconciled with an embedder")
+        raise ValueError(tr("{kind} is reconciled with an embedder", kind=store.found.kind))
     return reconciled(store)
 
 
@@ -86,5 +87,5 @@ def plan_gc(store: Store, options: GcOptions) -> Plan:
     """Return what ``gc`` is going to do; nothing is written."""
     collected = REPAIRS[store.found.kind].gc
     if collected is None:
-        raise ValueError(f"nothing of {store.found.kind} is collected")
+        raise ValueError(tr("nothing of {kind} is collected", kind=store.found.kind))
     return collected(store, options)

@@ -31,6 +31,7 @@ from regraft.formats.angel_memory.database import (
     IndexedFile,
     ProviderFolder,
 )
+from regraft.language import tr
 from regraft.locate import Located
 from regraft.report.progress import human_bytes, stage
 from regraft.text import counted
@@ -109,7 +110,7 @@ def _guarded(seen: _Seen, name: str, step: Callable[[_Seen], None]) -> None:
         except OutOfTime:
             seen.ledger.not_checked.append(name)
         else:
-            seen.ledger.add(angel.UNREADABLE, f"{name} cannot be used: {error}", sample=name)
+            seen.ledger.add(angel.UNREADABLE, tr("{name} cannot be used: {error}", name=name, error=error), sample=name)
 
 
 @contextmanager
@@ -145,11 +146,13 @@ def _check_short_ids(db: apsw.Connection, ledger: FindingCollector) -> None:
     highest = database.highest_short_id(db)
     following = database.next_short_id(db)
     if highest is not None and following <= highest:
-        message = f"the next short id is {following}, and a record has {highest}"
+        message = tr(
+            "the next short id is {following}, and a record has {highest}", following=following, highest=highest
+        )
         ledger.add(angel.SHORT_ID_SEQUENCE, message, sample=following)
     doubles = f"SELECT note_short_id FROM {RECORDS} WHERE note_short_id IS NOT NULL GROUP BY 1 HAVING count(*) > 1"
     for (number,) in db.execute(f"{doubles} ORDER BY 1"):
-        ledger.add(angel.SHORT_ID_DOUBLE, "{n} that several records have", noun="short id", sample=number)
+        ledger.add(angel.SHORT_ID_DOUBLE, tr("{n} that several records have"), noun="short id", sample=number)
 
 
 def _check_relations(db: apsw.Connection, ledger: FindingCollector) -> None:
@@ -157,13 +160,15 @@ def _check_relations(db: apsw.Connection, ledger: FindingCollector) -> None:
         kind = "note" if table == NOTE_TAGS else "memory"
         key = "source_id" if table == NOTE_TAGS else "memory_id"
         for tag, owner in db.execute(f"SELECT tag_id, {key} FROM {table} WHERE {DANGLING} ORDER BY 1, 2"):
-            message = f"{{n}} of a {kind} to a tag that is not there"
-            ledger.add(angel.RELATION_DANGLING, message, noun="relation", sample=f"{owner}: tag {tag}")
+            message = tr("{{n}} of a {kind} to a tag that is not there", kind=kind)
+            ledger.add(
+                angel.RELATION_DANGLING, message, noun="relation", sample=tr("{owner}: tag {tag}", owner=owner, tag=tag)
+            )
         for (owner,) in db.execute(f"SELECT {key} FROM {table} WHERE {orphaned} ORDER BY 1"):
-            message = f"{{n}} of a {kind} that is not there"
+            message = tr("{{n}} of a {kind} that is not there", kind=kind)
             ledger.add(angel.RELATION_ORPHAN, message, noun="relation", sample=owner)
     for (name,) in db.execute(f"SELECT name FROM {TAGS} WHERE {UNUSED} ORDER BY id"):
-        ledger.add(angel.TAG_UNUSED, "{n} that no note and no memory has", noun="tag", sample=name)
+        ledger.add(angel.TAG_UNUSED, tr("{n} that no note and no memory has"), noun="tag", sample=name)
 
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -171,16 +176,18 @@ def _check_relations(db: apsw.Connection, ledger: FindingCollector) -> None:
 _SAID = {
     State.CHANGED: (
         angel.RECORD_CHANGED,
-        "{n} changed since the records were made; the next scan of the system would see that",
-        "{n} changed since the records were made, under an old time of change: no scan of the system would see that",
+        tr("{n} changed since the records were made; the next scan of the system would see that"),
+        tr(
+            "{n} changed since the records were made, under an old time of change: no scan of the system would see that"
+        ),
     ),
     State.NEW: (
         angel.RECORD_MISSING,
-        "{n} without a record; the next scan of the system would make it",
-        "{n} without a record that the system takes for read: no scan of it would make one",
+        tr("{n} without a record; the next scan of the system would make it"),
+        tr("{n} without a record that the system takes for read: no scan of it would make one"),
     ),
-    State.GONE: (angel.FILE_MISSING, *["{n} gone of which there are records"] * 2),
-    State.OUTSIDE: (angel.FILE_OUTSIDE, *["{n} of records leading out of raw/"] * 2),
+    State.GONE: (angel.FILE_MISSING, *[tr("{n} gone of which there are records")] * 2),
+    State.OUTSIDE: (angel.FILE_OUTSIDE, *[tr("{n} of records leading out of raw/")] * 2),
 }
 
 
@@ -194,7 +201,7 @@ def _check_files(seen: _Seen) -> None:
     """Compare the records with what the files give: quick looks do not read them."""
     raw = seen.root / database.RAW
     if not raw.is_dir():
-        raise AngelProblem("it is missing")
+        raise AngelProblem(tr("it is missing"))
     if not seen.has_records or seen.indexed is None or seen.ledger.level is Level.QUICK:
         return
     with database.reading(seen.root) as db:
@@ -205,7 +212,12 @@ def _check_files(seen: _Seen) -> None:
 
 def _say(one: Compared, ledger: FindingCollector) -> None:
     if one.state is State.UNREADABLE:
-        ledger.add(angel.FILE_UNREADABLE, f"{{n}} cannot be read: {one.problem}", noun="file", sample=one.path)
+        ledger.add(
+            angel.FILE_UNREADABLE,
+            tr("{{n}} cannot be read: {problem}", problem=one.problem),
+            noun="file",
+            sample=one.path,
+        )
     elif one.state in _SAID:
         name, seen_by_scan, unseen = _SAID[one.state]
         noun = "path" if one.state is State.OUTSIDE else "file"
@@ -218,11 +230,24 @@ def _say(one: Compared, ledger: FindingCollector) -> None:
 def _check_providers(seen: _Seen) -> None:
     used = providers(seen.root)
     if used.problem is not None and used.in_use is not None:
-        seen.ledger.add(angel.STATE, f"the state file: {used.problem}", sample=database.STATE)
+        seen.ledger.add(angel.STATE, tr("the state file: {problem}", problem=used.problem), sample=database.STATE)
     for folder in used.leftovers:
         others = entries_elsewhere(folder)
-        more = f", and in it the {counted(len(others), 'collection')} {', '.join(others)}" if others else ""
-        message = f"{folder.path.name}: {human_bytes(size_of(folder.path))} of a provider that is not in use{more}"
+        more = (
+            tr(
+                ", and in it the {collections} {others}",
+                collections=counted(len(others), "collection"),
+                others=", ".join(others),
+            )
+            if others
+            else ""
+        )
+        message = tr(
+            "{name}: {size_of} of a provider that is not in use{more}",
+            name=folder.path.name,
+            size_of=human_bytes(size_of(folder.path)),
+            more=more,
+        )
         seen.ledger.add(angel.PROVIDER_LEFTOVER, message, sample=folder.path.name)
     if used.in_use is not None and seen.has_records:
         name = used.in_use.database.relative_to(seen.root).as_posix()
@@ -240,9 +265,13 @@ def _check_vectors(seen: _Seen, used: Providers, folder: ProviderFolder) -> None
     if folder.database.is_file():
         seen.checked["bytes"] += folder.database.stat().st_size
     if used.is_changed and seen.texts:
-        before = f"the last sync was with {used.stated}" if used.stated else "no sync was ever made"
+        before = (
+            tr("the last sync was with {stated}", stated=used.stated) if used.stated else tr("no sync was ever made")
+        )
         due = counted(len(found.embedded), "vector")
-        message = f"the provider in use is {folder.name}, and {before}: {due} to be made"
+        message = tr(
+            "the provider in use is {name}, and {before}: {due} to be made", name=folder.name, before=before, due=due
+        )
         seen.ledger.add(angel.PROVIDER_CHANGED, message, sample=folder.name)
         if not found.count:
             # That none is there says the same once more.
@@ -252,17 +281,17 @@ def _check_vectors(seen: _Seen, used: Providers, folder: ProviderFolder) -> None
 
 def _tell(found: Differences, ledger: FindingCollector) -> None:
     for name, message, noun, keys in (
-        (angel.VECTOR_MISSING, "{n} without a vector", "record", found.missing),
-        (angel.DOCUMENT_STALE, "{n} of another text than the record's tags give", "vector", found.stale),
+        (angel.VECTOR_MISSING, tr("{n} without a vector"), "record", found.missing),
+        (angel.DOCUMENT_STALE, tr("{n} of another text than the record's tags give"), "vector", found.stale),
         (
             angel.DIMENSION,
-            f"{{n}} of another length than the {found.dimension} dimensions of the collection",
+            tr("{{n}} of another length than the {dimension} dimensions of the collection", dimension=found.dimension),
             "vector",
             found.lengths,
         ),
-        (angel.VECTOR_UNUSABLE, "{n} of zeros, with NaN or infinity, or lost", "vector", found.unusable),
-        (angel.VECTOR_ORPHAN, "{n} of no record", "vector", found.orphans),
-        (angel.METADATA, "{n} whose metadata is not the source id", "vector", found.metadata),
+        (angel.VECTOR_UNUSABLE, tr("{n} of zeros, with NaN or infinity, or lost"), "vector", found.unusable),
+        (angel.VECTOR_ORPHAN, tr("{n} of no record"), "vector", found.orphans),
+        (angel.METADATA, tr("{n} whose metadata is not the source id"), "vector", found.metadata),
     ):
         for key in keys:
             ledger.add(name, message, noun=noun, sample=key)
@@ -275,7 +304,9 @@ def _check_whole(seen: _Seen, name: str) -> None:
     with sqlite.reading(seen.root / name, beside_writers=True) as db:
         for (message,) in db.execute(f"PRAGMA integrity_check({_COMPLAINTS})"):
             if message != "ok":
-                seen.ledger.add(angel.UNREADABLE, f"{name} is damaged: {{n}}", noun="complaint", sample=message)
+                seen.ledger.add(
+                    angel.UNREADABLE, tr("{name} is damaged: {{n}}", name=name), noun="complaint", sample=message
+                )
 
 
 def _audit(seen: _Seen) -> Audit:
@@ -284,7 +315,7 @@ def _audit(seen: _Seen) -> Audit:
         findings=ledger.findings(),
         checked=seen.checked,
         names={},
-        closing=ledger.closing("files and texts"),
+        closing=ledger.closing(tr("files and texts")),
         not_checked=ledger.missing(),
         level=ledger.level.name.lower(),
     )

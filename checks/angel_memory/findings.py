@@ -3,114 +3,124 @@
 from __future__ import annotations
 
 from checks.audit.findings import register
+from regraft.language import tr
 
-_BACKUP = "A backup of the file; the system makes the index of files and a collection anew where they are missing."
-_PERSON = "A person has to decide; the message says about what."
-_RECONCILE = "`regraft reconcile`, which makes the collection follow the records."
-_REPAIR = "`regraft repair`, which makes the records follow `raw/`."
-_GC = "`regraft gc`."
+_BACKUP = tr("A backup of the file; the system makes the index of files and a collection anew where they are missing.")
+_PERSON = tr("A person has to decide; the message says about what.")
+_RECONCILE = tr("`regraft reconcile`, which makes the collection follow the records.")
+_REPAIR = tr("`regraft repair`, which makes the records follow `raw/`.")
+_GC = tr("`regraft gc`.")
 
 UNREADABLE = register(
     "error",
     "angel.unreadable",
-    "A database of the data folder, or `raw/`, is missing, damaged, or of a layout that is not known. What could not "
-    "be read was not checked.",
+    tr(
+        "A database of the data folder, or `raw/`, is missing, damaged, or of a layout that is "
+        "not known. What could not be read was not checked."
+    ),
     _BACKUP,
 )
 STATE = register(
     "error",
     "angel.state",
-    "The state file is missing or cannot be read: the system would make every vector anew at its next sync.",
-    "`regraft reconcile`, which writes the provider whose vectors are there.",
+    tr("The state file is missing or cannot be read: the system would make every vector anew at its next sync."),
+    tr("`regraft reconcile`, which writes the provider whose vectors are there."),
     "reconcile",
 )
 SHORT_ID_SEQUENCE = register(
     "error",
     "angel.short-id-sequence",
-    "The next short id is one that a record has: the system cannot store new notes, or gives an id twice.",
-    "`regraft repair`, which sets it behind the highest.",
+    tr("The next short id is one that a record has: the system cannot store new notes, or gives an id twice."),
+    tr("`regraft repair`, which sets it behind the highest."),
     "repair",
 )
 SHORT_ID_DOUBLE = register(
     "error",
     "angel.short-id-double",
-    "Several records have one short id: nobody can tell which note is meant.",
-    "`regraft repair`: the record that was stored first keeps it, the others get new ones.",
+    tr("Several records have one short id: nobody can tell which note is meant."),
+    tr("`regraft repair`: the record that was stored first keeps it, the others get new ones."),
     "repair",
 )
 FILE_OUTSIDE = register(
-    "error", "angel.file-outside", "The path of a record leads out of `raw/`. The system refuses to read it.", _PERSON
+    "error",
+    "angel.file-outside",
+    tr("The path of a record leads out of `raw/`. The system refuses to read it."),
+    _PERSON,
 )
 FILE_MISSING = register(
     "error",
     "angel.file-missing",
-    "The file of records is gone from `raw/`, or is none that the system reads.",
-    "`regraft repair`, which removes the records; or putting the file back.",
+    tr("The file of records is gone from `raw/`, or is none that the system reads."),
+    tr("`regraft repair`, which removes the records; or putting the file back."),
     "repair",
 )
 FILE_UNREADABLE = register(
-    "warning", "angel.file-unreadable", "A file below `raw/` cannot be read: its records were not checked.", _PERSON
+    "warning", "angel.file-unreadable", tr("A file below `raw/` cannot be read: its records were not checked."), _PERSON
 )
 RECORD_CHANGED = register(
     "error",
     "angel.record-changed",
-    "What a file gives now is not what its records say: source ids, tags, leaf headings, number of lines.",
+    tr("What a file gives now is not what its records say: source ids, tags, leaf headings, number of lines."),
     _REPAIR,
     "repair",
 )
-RECORD_MISSING = register("warning", "angel.record-missing", "A file below `raw/` has no record.", _REPAIR, "repair")
+RECORD_MISSING = register(
+    "warning", "angel.record-missing", tr("A file below `raw/` has no record."), _REPAIR, "repair"
+)
 PROVIDER_CHANGED = register(
     "error",
     "angel.provider-changed",
-    "The provider in use is not the one that the state file names, and its vectors are still to be made.",
+    tr("The provider in use is not the one that the state file names, and its vectors are still to be made."),
     _RECONCILE,
     "reconcile",
 )
 VECTOR_MISSING = register(
     "error",
     "angel.vector-missing",
-    "A record with tags has no vector: nobody finds it by meaning.",
+    tr("A record with tags has no vector: nobody finds it by meaning."),
     _RECONCILE,
     "reconcile",
 )
 DOCUMENT_STALE = register(
     "error",
     "angel.document-stale",
-    "A vector is of another text than the record's tags give. The system's own sync compares ids and never sees it.",
+    tr(
+        "A vector is of another text than the record's tags give. The system's own sync compares ids and never sees it."
+    ),
     _RECONCILE,
     "reconcile",
 )
 DIMENSION = register(
-    "error", "angel.dimension", "A vector has another length than its collection's.", _RECONCILE, "reconcile"
+    "error", "angel.dimension", tr("A vector has another length than its collection's."), _RECONCILE, "reconcile"
 )
 VECTOR_UNUSABLE = register(
     "error",
     "angel.vector-unusable",
-    "A vector is all zeros, holds NaN or infinity, or is lost with the files of its segment.",
+    tr("A vector is all zeros, holds NaN or infinity, or is lost with the files of its segment."),
     _RECONCILE,
     "reconcile",
 )
 VECTOR_ORPHAN = register(
-    "warning", "angel.vector-orphan", "A vector of no record, or of one without tags.", _RECONCILE, "reconcile"
+    "warning", "angel.vector-orphan", tr("A vector of no record, or of one without tags."), _RECONCILE, "reconcile"
 )
 METADATA = register(
     "warning",
     "angel.metadata",
-    "A vector's metadata is not its record's source id.",
-    f"{_RECONCILE[:-1]}; nothing is embedded for it.",
+    tr("A vector's metadata is not its record's source id."),
+    tr("{reconcile}; nothing is embedded for it.", reconcile=_RECONCILE[:-1]),
     "reconcile",
 )
 RELATION_DANGLING = register(
-    "warning", "angel.relation-dangling", "A note or a memory has a tag id that no tag has.", _GC, "gc"
+    "warning", "angel.relation-dangling", tr("A note or a memory has a tag id that no tag has."), _GC, "gc"
 )
 RELATION_ORPHAN = register(
-    "warning", "angel.relation-orphan", "A tag is given to a note or a memory that is not there.", _GC, "gc"
+    "warning", "angel.relation-orphan", tr("A tag is given to a note or a memory that is not there."), _GC, "gc"
 )
-TAG_UNUSED = register("warning", "angel.tag-unused", "A tag that no note and no memory has.", _GC, "gc")
+TAG_UNUSED = register("warning", "angel.tag-unused", tr("A tag that no note and no memory has."), _GC, "gc")
 PROVIDER_LEFTOVER = register(
     "warning",
     "angel.provider-leftover",
-    "The folder of a provider that is not in use. The system never removes one.",
-    "`regraft gc`, which moves it to the trash.",
+    tr("The folder of a provider that is not in use. The system never removes one."),
+    tr("`regraft gc`, which moves it to the trash."),
     "gc",
 )

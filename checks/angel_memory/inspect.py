@@ -15,6 +15,7 @@ from checks.looks import HealthLook, Look
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.chroma import ChromaProblem
 from regraft.formats.angel_memory.database import AngelProblem
+from regraft.language import tr
 from regraft.located import Located
 from regraft.report.progress import human_bytes
 from regraft.text import counted
@@ -32,8 +33,14 @@ class ProviderLook(Struct, frozen=True, kw_only=True):
 
     def line(self) -> str:
         """Return it as a line for a person."""
-        vectors = "no collection of notes" if self.vectors is None else counted(self.vectors, "vector")
-        return f"provider {self.provider} ({self.use}): {vectors}, {human_bytes(self.bytes)}"
+        vectors = tr("no collection of notes") if self.vectors is None else counted(self.vectors, "vector")
+        return tr(
+            "provider {provider} ({use}): {vectors}, {bytes}",
+            provider=self.provider,
+            use=self.use,
+            vectors=vectors,
+            bytes=human_bytes(self.bytes),
+        )
 
 
 class AngelHealthLook(HealthLook, frozen=True, kw_only=True):
@@ -71,7 +78,12 @@ def look(source: Located) -> Look:
     if used.problem is not None:
         problems.append(f"{database.STATE}: {used.problem}")
     if used.is_changed and texts:
-        problems.append(f"the provider in use is {used.in_use and used.in_use.name}: its vectors are still to be made")
+        problems.append(
+            tr(
+                "the provider in use is {in_use}: its vectors are still to be made",
+                in_use=used.in_use and used.in_use.name,
+            )
+        )
     folders = _folders(root, used)
     health = AngelHealthLook(
         orphans=0,
@@ -109,10 +121,10 @@ def _folders(root: Path, used: Providers) -> list[ProviderLook]:
     leftovers = {folder.name for folder in used.leftovers}
     looks = []
     for one in database.provider_folders(root):
-        use = "of the last sync"
+        use = tr("of the last sync")
         if used.in_use is not None and one.name == used.in_use.name:
-            use = "in use"
+            use = tr("in use")
         elif one.name in leftovers:
-            use = "left over"
+            use = tr("left over")
         looks.append(ProviderLook(provider=one.name, vectors=entries_of(one), bytes=size_of(one.path), use=use))
     return looks

@@ -12,6 +12,7 @@ import apsw
 
 from checks.audit.file_findings import CORRUPT
 from checks.audit.findings import FINDINGS, SAMPLES, Finding
+from regraft.language import tr
 from regraft.report.notices import Severity
 from regraft.report.progress import Progress, Silent
 from regraft.text import counted, decode_utf8
@@ -134,10 +135,15 @@ class FindingCollector:
         left = self.missing()
         if left:
             more = "…" if len(left) > _NAMED else ""
-            return f"Time was over: {counted(len(left), 'check')} missing ({', '.join(left[:_NAMED])}{more})."
+            return tr(
+                "Time was over: {checks} missing ({left}{more}).",
+                checks=counted(len(left), "check"),
+                left=", ".join(left[:_NAMED]),
+                more=more,
+            )
         if self.level is Level.QUICK:
-            return f"Looked at structure and counts; without --quick, {missed} are read too."
-        return "That is all of it."
+            return tr("Looked at structure and counts; without --quick, {missed} are read too.", missed=missed)
+        return tr("That is all of it.")
 
     def missing(self) -> tuple[str, ...]:
         """Return the checks that time did not suffice for, each once."""
@@ -180,7 +186,7 @@ class FindingCollector:
                 self.not_checked.append(missing)
             else:
                 self.add(
-                    CORRUPT, "it cannot be read as a whole: {n}", base=base, noun="check", sample=f"{name}: {error}"
+                    CORRUPT, tr("it cannot be read as a whole: {n}"), base=base, noun="check", sample=f"{name}: {error}"
                 )
 
     @contextmanager

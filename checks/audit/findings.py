@@ -15,6 +15,7 @@ from typing import Any, cast
 from msgspec import UNSET, Struct, UnsetType
 
 from regraft.errors import WrongUsage
+from regraft.language import tr
 from regraft.report import notices
 from regraft.report.document import Head, Report
 from regraft.report.notices import Severity
@@ -81,7 +82,10 @@ def check_names(names: Iterable[str]) -> None:
     for name in names:
         if name not in FINDINGS:
             near = ", ".join(difflib.get_close_matches(name, FINDINGS, n=3, cutoff=0))
-            raise WrongUsage(problem=f"--only {name}: no finding has this name", hint=f"the nearest are {near}")
+            raise WrongUsage(
+                problem=tr("--only {name}: no finding has this name", name=name),
+                hint=tr("the nearest are {near}", near=near),
+            )
 
 
 def chosen_names(names: Iterable[str], taken: Collection[str], command: str) -> frozenset[str]:
@@ -93,8 +97,8 @@ def chosen_names(names: Iterable[str], taken: Collection[str], command: str) -> 
     chosen = frozenset(names)
     check_names(sorted(chosen))
     for name in sorted(chosen.difference(taken)):
-        hint = f"{command} takes {', '.join(taken)}"
-        raise WrongUsage(problem=f"--only {name}: {FINDINGS[name].remedy}", hint=hint)
+        hint = tr("{command} takes {taken}", command=command, taken=", ".join(taken))
+        raise WrongUsage(problem=tr("--only {name}: {remedy}", name=name, remedy=FINDINGS[name].remedy), hint=hint)
     return chosen
 
 
@@ -212,7 +216,9 @@ class Audit:
         if not names:
             return self
         kept = tuple(finding for finding in self.findings if finding.name in names)
-        return replace(self, findings=kept, closing=f"Looked for {', '.join(dict.fromkeys(names))} only.")
+        return replace(
+            self, findings=kept, closing=tr("Looked for {fromkeys} only.", fromkeys=", ".join(dict.fromkeys(names)))
+        )
 
     def in_order(self) -> list[Finding]:
         """Return the findings by severity, then by base; what is about no base comes first."""
@@ -276,7 +282,10 @@ def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterat
                 yield from _lines(finding, verbose)
     if not verbose:
         more = {name: count - SHOWN_PER_NAME for name, count in shown.items() if count > SHOWN_PER_NAME}
-        yield from (f"  … and {count:,} more of {name} (-v shows all)" for name, count in more.items())
+        yield from (
+            tr("  … and {count:,} more of {name} (-v shows all)", count=count, name=name)
+            for name, count in more.items()
+        )
 
 
 def _heading(base: str, names: dict[str, str]) -> str:
@@ -290,7 +299,7 @@ def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
         message = f"{message[:LONGEST_MESSAGE]}…"
     yield f"{indent}{message} [{finding.name}]"
     if finding.repair is not None:
-        yield f"{indent}  mend it: {finding.repair}"
+        yield tr("{indent}  mend it: {repair}", indent=indent, repair=finding.repair)
 
 
 def _sum(audit: Audit) -> str:

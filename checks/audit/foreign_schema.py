@@ -18,6 +18,7 @@ import apsw
 from checks.audit import file_findings
 from checks.audit.collector import FindingCollector, named
 from regraft import sqlite
+from regraft.language import tr
 from regraft.untouched import is_virtual, tables_of, text_indexes
 
 _RAISE = re.compile(r"\braise\b", re.IGNORECASE)
@@ -79,14 +80,14 @@ def views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[Foreign]:
     for name, _, _ in objects(db, "view"):
         if name.lower() in own:
             yield Foreign(
-                finding=file_findings.FOREIGN_VIEW, name=name, message="{n} in the place of a table", noun="view"
+                finding=file_findings.FOREIGN_VIEW, name=name, message=tr("{n} in the place of a table"), noun="view"
             )
         else:
             dropped = f"DROP VIEW {sqlite.quoted(name)}"
             yield Foreign(
                 finding=file_findings.FOREIGN_VIEW,
                 name=name,
-                message="{n} that the layout does not have",
+                message=tr("{n} that the layout does not have"),
                 noun="view",
                 mended=(dropped,),
             )
@@ -94,13 +95,15 @@ def views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[Foreign]:
 
 def instead(table: str, what: str) -> Foreign:
     """Return what is found of something that stands in the place of a table."""
-    return Foreign(finding=file_findings.FOREIGN_COLUMN, name=table, message=f"{{n}} that is {what}", noun="table")
+    return Foreign(
+        finding=file_findings.FOREIGN_COLUMN, name=table, message=tr("{{n}} that is {what}", what=what), noun="table"
+    )
 
 
 def foreign_text_indexes(db: apsw.Connection) -> Iterator[Foreign]:
     """Yield indexes on the tables that SQLite keeps a full-text index in."""
     for name in text_indexes(db):
-        message = "{n} on the tables of the full-text index"
+        message = tr("{n} on the tables of the full-text index")
         yield Foreign(
             finding=file_findings.FOREIGN_TEXT_INDEX,
             name=name,
@@ -126,7 +129,7 @@ def on_tables(db: apsw.Connection, tables: Iterable[str], triggers: Iterable[str
     for name, table, _ in objects(db, "trigger"):
         if table.lower() in own and name.lower() not in known:
             dropped = f"DROP TRIGGER {sqlite.quoted(name)}"
-            message = "{n} on a table that is changed here, which the layout does not have"
+            message = tr("{n} on a table that is changed here, which the layout does not have")
             found.append(
                 Foreign(
                     finding=file_findings.FOREIGN_TRIGGER, name=name, message=message, noun="trigger", mended=(dropped,)
@@ -135,7 +138,7 @@ def on_tables(db: apsw.Connection, tables: Iterable[str], triggers: Iterable[str
     found += [view for view in views(db, own) if view.name.lower() in own]
     for table, statement in tables_of(db).items():
         if table.lower() in own and is_virtual(statement):
-            found.append(instead(table, "a virtual table"))
+            found.append(instead(table, tr("a virtual table")))
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from checks.audit.findings import FINDINGS
 from regraft.formats.cherry_v2.layout import is_uuid
 from regraft.kinds import NAMES, Kind
+from regraft.language import tr
 from regraft.report import notices, render
 from regraft.report.html import Part, percent, rendered
 from regraft.report.progress import human_bytes
@@ -29,11 +30,11 @@ _USUAL_STEPS = 20
 _ALL_STEPS = 101
 
 _LEVELS = {
-    "quick": "structure, counts and coverage (--quick)",
-    "default": "structure, counts, coverage, texts, ids and vectors",
-    "deep": "everything, with SQLite's own check and all snapshots (--deep)",
+    "quick": tr("structure, counts and coverage (--quick)"),
+    "default": tr("structure, counts, coverage, texts, ids and vectors"),
+    "deep": tr("everything, with SQLite's own check and all snapshots (--deep)"),
 }
-_NOT_LOOKED_AT = "not looked at"
+_NOT_LOOKED_AT = tr("not looked at")
 
 
 def as_page(document: Document, only: Sequence[str] = ()) -> str:
@@ -44,7 +45,7 @@ def as_page(document: Document, only: Sequence[str] = ()) -> str:
         only: the names to which its findings were narrowed; empty: all.
     """
     kind = NAMES[Kind(document["source"]["kind"])]
-    return rendered("check.html", "check", title=f"Audit of {kind}", **_Page(document, only).values())
+    return rendered("check.html", "check", title=tr("Audit of {kind}", kind=kind), **_Page(document, only).values())
 
 
 class _Label(NamedTuple):
@@ -54,7 +55,7 @@ class _Label(NamedTuple):
     start: str
 
     def __str__(self) -> str:
-        return f"base {self.place} {self.start}".rstrip()
+        return tr("base {place} {start}", place=self.place, start=self.start).rstrip()
 
 
 class _Page:
@@ -84,7 +85,7 @@ class _Page:
             "severities": [Part(severity, f"{severity}s", number) for severity, number in self._severities.items()],
             "findings": findings,
             "most": max((finding["cases"] for finding in findings), default=0),
-            "nothing_found": f"{'Nothing of that name' if self._only else 'Nothing'} was found.",
+            "nothing_found": tr("{only} was found.", only=tr("Nothing of that name") if self._only else "Nothing"),
             "coverage": [self._covered(label, base) for label, base in self._labelled()] if has_indexes else None,
             "rows": self._rows() if self._bases else None,
             "norms": self._norms() if has_indexes else None,
@@ -102,13 +103,17 @@ class _Page:
         begin, end = (datetime.fromisoformat(run[key]) for key in ("started_at", "finished_at"))
         yield f"{begin:%Y-%m-%d %H:%M:%S} UTC, {(end - begin).total_seconds():.1f} s"
         if self._is_planned:
-            yield "what a migration would meet; nothing was carried"
+            yield tr("what a migration would meet; nothing was carried")
         else:
-            yield f"looked at: {_LEVELS[self._document['level']]}"
+            yield tr("looked at: {levels}", levels=_LEVELS[self._document["level"]])
         if self._is_cut:
-            yield f"time was over: {counted(len(self._document['not_checked']), 'check')} {_NOT_LOOKED_AT}"
+            yield tr(
+                "time was over: {checks} {not_looked_at}",
+                checks=counted(len(self._document["not_checked"]), "check"),
+                not_looked_at=_NOT_LOOKED_AT,
+            )
         if self._only:
-            yield f"only findings of the name {', '.join(self._only)}"
+            yield tr("only findings of the name {only}", only=", ".join(self._only))
 
     @property
     def _is_cut(self) -> bool:
@@ -117,7 +122,7 @@ class _Page:
     @property
     def _not_counted(self) -> str:
         """Return why a number is missing: time was over, or there is no index that could be read."""
-        return _NOT_LOOKED_AT if self._is_cut else "not counted"
+        return _NOT_LOOKED_AT if self._is_cut else tr("not counted")
 
     def _labelled(self) -> Iterator[tuple[_Label, Document]]:
         for place, base in enumerate(self._bases, 1):
@@ -151,19 +156,25 @@ class _Page:
     def _covered(self, label: _Label, base: Document) -> Values:
         bodies, covered = base["bodies"], base["covered"]
         if bodies and covered is not None:
-            about, share = f"{label}, {bodies:,} bodies. ", _share(covered, bodies)
+            about, share = tr("{label}, {bodies:,} bodies. ", label=label, bodies=bodies), _share(covered, bodies)
             return {"label": label, "share": share, "about": about, "bodies": bodies, "covered": covered}
-        return {"label": label, "share": "", "reason": "no bodies" if bodies == 0 else self._not_counted}
+        return {"label": label, "share": "", "reason": tr("no bodies") if bodies == 0 else self._not_counted}
 
     def _rows(self) -> Values:
-        title = f"Where the rows {'would go' if self._is_planned else 'went'}"
+        title = tr("Where the rows {is_planned}", is_planned=tr("would go") if self._is_planned else "went")
         if not any(base["rows"] for base in self._bases):
-            why = "no vector file can be read" if self._is_planned else "there is no report of a migration here"
-            return {"title": title, "unknown": f"Not known: {why}."}
+            why = tr("no vector file can be read") if self._is_planned else tr("there is no report of a migration here")
+            return {"title": title, "unknown": tr("Not known: {why}.", why=why)}
         bases, left = [], Counter[str]()
         for label, base in self._labelled():
             parts = _parts(base["rows"])
-            message = f"{base['rows']['read']:,} read" if parts else "none counted" if base["rows"] else "not known"
+            message = (
+                tr("{read:,} read", read=base["rows"]["read"])
+                if parts
+                else tr("none counted")
+                if base["rows"]
+                else tr("not known")
+            )
             bases.append({"label": label, "parts": parts, "about": f"{label}. ", "message": message})
             left.update({part.name: part.number for part in parts if part.number and part.name in notices.EVERY_CODE})
         return {"title": title, "unknown": "", "bases": bases, "reasons": render.counted_codes(left)}
@@ -176,7 +187,7 @@ class _Page:
     def _histogram(self, label: _Label, base: Document) -> Values:
         counts = {round(10 * float(norm)): count for norm, count in (base["norms"] or {}).items()}
         if not counts:
-            message = self._not_counted if base["norms"] is None else "no vector with a norm"
+            message = self._not_counted if base["norms"] is None else tr("no vector with a norm")
             return {"label": label, "columns": [], "message": message}
         numbers = ", ".join(f"{_step(step)}: {count:,}" for step, count in counts.items())
         steps, ends = (_USUAL_STEPS, "012") if max(counts) < _USUAL_STEPS else (_ALL_STEPS, ("0", "5", "10+"))
@@ -186,14 +197,16 @@ class _Page:
 
     def _why_no_norm(self) -> str:
         if any(base["norms"] is not None for base in self._bases):
-            return "There is no vector with a norm"
-        return f"Not looked at{': --quick reads no vector' if self._document['level'] == 'quick' else ''}"
+            return tr("There is no vector with a norm")
+        return tr(
+            "Not looked at{level}", level=tr(": --quick reads no vector") if self._document["level"] == "quick" else ""
+        )
 
 
 def _finding(severity: notices.Severity, name: str, group: Sequence[Document]) -> Document:
     definition, cases = FINDINGS[name], sum(int(finding["count"]) for finding in group)
     bases = len({finding["base"] for finding in group if finding["base"] is not None})
-    where = f"{cases:,} in {counted(bases, 'base')}" if bases else f"{cases:,}"
+    where = tr("{cases:,} in {bases}", cases=cases, bases=counted(bases, "base")) if bases else f"{cases:,}"
     shown = {"severity": severity, "name": name, "cases": cases, "where": where}
     return {**shown, "meaning": definition.meaning, "remedy": definition.remedy}
 
@@ -255,12 +268,18 @@ def _share(part: int, whole: int) -> str:
 
 
 def _step(step: int) -> str:
-    return "10 and more" if step == _ALL_STEPS - 1 else f"{step / 10:.1f}"
+    return tr("10 and more") if step == _ALL_STEPS - 1 else f"{step / 10:.1f}"
 
 
 def _spread(counts: dict[int, int]) -> str:
     total, most = sum(counts.values()), max(counts, key=counts.__getitem__)
     if len(counts) == 1:
-        return f"{counted(total, 'vector')}, all at {_step(most)}"
-    ends = f"{_step(min(counts))} to {_step(max(counts))}"
-    return f"{counted(total, 'vector')}, {ends}, most at {_step(most)} ({counts[most]:,})"
+        return tr("{vectors}, all at {step}", vectors=counted(total, "vector"), step=_step(most))
+    ends = tr("{step} to {step2}", step=_step(min(counts)), step2=_step(max(counts)))
+    return tr(
+        "{vectors}, {ends}, most at {step} ({counts:,})",
+        vectors=counted(total, "vector"),
+        ends=ends,
+        step=_step(most),
+        counts=counts[most],
+    )

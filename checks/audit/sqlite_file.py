@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from regraft import links, sqlite
+from regraft.language import tr
 from regraft.text import counted
 
 
@@ -12,13 +13,13 @@ def problem_with(path: Path) -> str | None:
     """Return why a file cannot be opened as a database, for a person; None where it can."""
     try:
         if not path.is_file():
-            return "it is no file"
+            return tr("it is no file")
         with path.open("rb") as file:
             start = file.read(16)
         if start != sqlite.MAGIC:
-            return "it is empty" if not start else "it is no SQLite file"
+            return tr("it is empty") if not start else tr("it is no SQLite file")
         # A log or journal may bring what is missing.
         lost = 0 if sqlite.companions(links.real_path(path)) else sqlite.missing_bytes(path)
     except (OSError, ValueError) as error:
         return str(error)
-    return f"{counted(lost, 'byte')} at its end are missing" if lost else None
+    return tr("{bytes} at its end are missing", bytes=counted(lost, "byte")) if lost else None

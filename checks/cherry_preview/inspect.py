@@ -15,11 +15,12 @@ from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.formats.cherry_v2.layout import Store
 from regraft.formats.vector_table import StoreProblem
+from regraft.language import tr
 from regraft.located import Located
 
 #: What is wrong with every store of a preview build that has rows.
-INVISIBLE = "in the layout of preview builds: the application sees none of its rows, `regraft migrate` carries them"
-_TRAP = "; a vector index that only libSQL can read makes other programs count 0 rows"
+INVISIBLE = tr("in the layout of preview builds: the application sees none of its rows, `regraft migrate` carries them")
+_TRAP = tr("; a vector index that only libSQL can read makes other programs count 0 rows")
 
 
 def look(source: Located) -> Look:
@@ -54,7 +55,7 @@ def _catalog(source: Located) -> tuple[list[tuple[Row, list[Row]]], str | None]:
         with source.tree.local(source.stores.catalog, None) as path:
             catalog = read_catalog(path, data=False)
     except (CatalogProblem, SourceUnreadable) as error:
-        return [], f"the catalog {error}"
+        return [], tr("the catalog {error}", error=error)
     return [(row, (catalog.items or {}).get(row.get("id"), [])) for row in catalog.bases], None
 
 
@@ -69,7 +70,7 @@ def _listed(row: Row, items: list[Row]) -> BaseLook:
         model=row.get("embedding_model_id"),
         items=dict(sorted(statuses.items())),
         store=None,
-        problem="its index file is missing",
+        problem=tr("its index file is missing"),
     )
 
 
@@ -78,7 +79,7 @@ def _look_at(source: Located, store: Store) -> PreviewLook:
         with source.tree.local(store.name, None) as path:
             return look_at_file(path, store.look)
     except SourceUnreadable as error:
-        return PreviewLook(problem=f"its index file cannot be read: {error.facts['reason']}")
+        return PreviewLook(problem=tr("its index file cannot be read: {reason}", reason=error.facts["reason"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +95,13 @@ class PreviewLook:
 def look_at_file(path: Path, seen: libsql.Look) -> PreviewLook:
     """Look at one file, of which ``seen`` says what it is."""
     if seen.layout is Layout.UNREADABLE:
-        return PreviewLook(problem=f"its index file cannot be read: {seen.problem}")
+        return PreviewLook(problem=tr("its index file cannot be read: {problem}", problem=seen.problem))
     try:
         with libsql.readable(path) as copy:
             found, contents = libsql.PREVIEW.survey(copy), libsql.read_contents(copy)
             declared = libsql.declared_dimensions(copy)
     except StoreProblem as problem:
-        return PreviewLook(problem=f"its index file {problem}")
+        return PreviewLook(problem=tr("its index file {problem}", problem=problem))
     store = VectorFileLook(
         rows=found.rows,
         loaders=len(found.loaders),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from checks.audit.findings import Audit, BaseStatistics, Finding, Statistics
 from checks.cherry_v1 import findings as v1
+from regraft.language import tr
 from regraft.report import notices
 from regraft.report.migration import BaseReport, LookedAt, SourcePlan, Warned
 from regraft.report.notices import CODES
@@ -119,17 +120,23 @@ def _unseen_stores(plan: SourcePlan) -> Iterator[Finding]:
         store = plan.looked_at[base.source_id]
         if base.error == notices.MISSING_MODEL and not store.is_read:
             name = _store_problem(store)
-            why = "cannot be read" if name == v1.UNREADABLE else "is missing or empty"
-            said = f"its vector file {store.vector_file} {why}; knowing its model will not help"
+            why = tr("cannot be read") if name == v1.UNREADABLE else tr("is missing or empty")
+            said = tr(
+                "its vector file {vector_file} {why}; knowing its model will not help",
+                vector_file=store.vector_file,
+                why=why,
+            )
             yield Finding(name=name, severity="error", message=said, base=base.source_id, subject=store.vector_file)
 
 
 def _no_room(plan: SourcePlan) -> Iterator[Finding]:
     needed, free, source = plan.room.bytes_needed, plan.room.bytes_free, plan.report.head.source
     if needed > free and source is not None:
-        said = (
-            f"the library takes about {human_bytes(needed)} and {human_bytes(free)} are free beside the source; "
-            "choose a folder on another disk for --to"
+        said = tr(
+            "the library takes about {needed} and {free} are free beside the source; choose a "
+            "folder on another disk for --to",
+            needed=human_bytes(needed),
+            free=human_bytes(free),
         )
         yield Finding(name=v1.DISK_SPACE, severity="error", message=said, subject=source.path)
 
@@ -137,9 +144,9 @@ def _no_room(plan: SourcePlan) -> Iterator[Finding]:
 def _closing(found: Sequence[Finding], plan: SourcePlan, command: Sequence[str]) -> str:
     typed = shlex.join(command)
     if not plan.looked_at:
-        return "There is nothing to migrate."
+        return tr("There is nothing to migrate.")
     if any(finding.name == v1.RUNNING for finding in found):
-        return f"Quit the application, then: {typed}"
+        return tr("Quit the application, then: {typed}", typed=typed)
     if not any(finding.severity == "error" for finding in found):
-        return f"Ready: {typed}"
-    return f"Mend the errors first, or carry what can be carried: {typed}"
+        return tr("Ready: {typed}", typed=typed)
+    return tr("Mend the errors first, or carry what can be carried: {typed}", typed=typed)

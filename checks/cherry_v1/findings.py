@@ -6,171 +6,206 @@ The codes of :mod:`regraft.report.notices` name the finding that each of them is
 from __future__ import annotations
 
 from checks.audit.findings import register
+from regraft.language import tr
 
-_ANOTHER = "A source in which it is whole: another backup, a full one rather than a slim one."
-_ADD_AGAIN = "Adding it again in the application after the upgrade."
-_INDEX_AGAIN = "Indexing the item again in the application after the upgrade."
-_NOTHING = "Nothing has to be mended."
-_TEXT_ALONE = (
-    "`regraft migrate --carry-text`, which carries the texts by themselves, and then `regraft backfill`; or indexing "
-    "the items again in the application after the upgrade."
+_ANOTHER = tr("A source in which it is whole: another backup, a full one rather than a slim one.")
+_ADD_AGAIN = tr("Adding it again in the application after the upgrade.")
+_INDEX_AGAIN = tr("Indexing the item again in the application after the upgrade.")
+_NOTHING = tr("Nothing has to be mended.")
+_TEXT_ALONE = tr(
+    "`regraft migrate --carry-text`, which carries the texts by themselves, and then "
+    "`regraft backfill`; or indexing the items again in the application after the upgrade."
 )
 
 UNREADABLE = register(
     "error",
     "v1.unreadable",
-    "A base's vector file is there and cannot be read: damaged, cut off, without its table, a folder. The base would "
-    "migrate as failed, without its texts and vectors.",
-    f"{_ANOTHER} If only a permission or another program is in the way, clear that and check again.",
+    tr(
+        "A base's vector file is there and cannot be read: damaged, cut off, without its "
+        "table, a folder. The base would migrate as failed, without its texts and vectors."
+    ),
+    tr(
+        "{another} If only a permission or another program is in the way, clear that and check again.", another=_ANOTHER
+    ),
 )
 NO_VECTORS = register(
     "error",
     "v1.no-vectors",
-    "A base's vector file is missing or empty, or no vector in it can be used. The base would migrate as failed.",
-    f"{_ANOTHER} Else restoring the base in the application, which embeds everything anew, or, where there are texts, "
-    "`regraft migrate --carry-text` and then `regraft restore`.",
+    tr("A base's vector file is missing or empty, or no vector in it can be used. The base would migrate as failed."),
+    tr(
+        "{another} Else restoring the base in the application, which embeds everything anew, "
+        "or, where there are texts, `regraft migrate --carry-text` and then `regraft restore`.",
+        another=_ANOTHER,
+    ),
 )
 MODEL = register(
     "error",
     "v1.model",
-    "Error: nobody knows which model made a base's vectors; the base would migrate as failed. Warning: the source does "
-    "not list models, a rerank model is gone, a provider is retired, or an option met no base. Note: a model is "
-    "re-created or mapped.",
-    "For an error, your word: the command that the finding gives; if you do not know, `regraft migrate --carry-text` "
-    "and then `regraft restore`. For a warning, a look at the base's models in the application.",
+    tr(
+        "Error: nobody knows which model made a base's vectors; the base would migrate as "
+        "failed. Warning: the source does not list models, a rerank model is gone, a provider "
+        "is retired, or an option met no base. Note: a model is re-created or mapped."
+    ),
+    tr(
+        "For an error, your word: the command that the finding gives; if you do not know, "
+        "`regraft migrate --carry-text` and then `regraft restore`. For a warning, a look at "
+        "the base's models in the application."
+    ),
 )
 DISK_SPACE = register(
     "error",
     "v1.disk-space",
-    "The library would not fit on the disk that holds the source.",
-    "Freeing some space, or `--to` a folder on another disk, which `regraft migrate` measures itself.",
+    tr("The library would not fit on the disk that holds the source."),
+    tr("Freeing some space, or `--to` a folder on another disk, which `regraft migrate` measures itself."),
 )
 TOO_LARGE = register(
     "error",
     "v1.too-large",
-    "Error: the texts of one item come to over 1 GB, it would have none. Warning: a note is longer than v2 allows; its "
-    "end is cut off.",
-    "Splitting the file or the note before the upgrade.",
+    tr(
+        "Error: the texts of one item come to over 1 GB, it would have none. Warning: a note "
+        "is longer than v2 allows; its end is cut off."
+    ),
+    tr("Splitting the file or the note before the upgrade."),
 )
 SLIM = register(
     "warning",
     "v1.slim",
-    "A slim backup, made without `Data/`, or a profile without it: there are neither vectors nor uploads.",
-    "A full backup, or the folder that has `Data/` in it.",
+    tr("A slim backup, made without `Data/`, or a profile without it: there are neither vectors nor uploads."),
+    tr("A full backup, or the folder that has `Data/` in it."),
 )
 UNNAMED = register(
     "note",
     "v1.unnamed-file",
-    "Vector files that no base of the state names: left of bases that are gone. They are not read.",
+    tr("Vector files that no base of the state names: left of bases that are gone. They are not read."),
     _NOTHING,
 )
 RUNNING = register(
     "warning",
     "v1.running",
-    "The application is running on this profile: what it has not written yet is not there, and it may write any time.",
-    "Quitting the application: `regraft migrate` refuses to read while it runs.",
+    tr(
+        "The application is running on this profile: what it has not written yet is not there, "
+        "and it may write any time."
+    ),
+    tr("Quitting the application: `regraft migrate` refuses to read while it runs."),
 )
 STATE = register(
     "warning",
     "v1.state",
-    "Part of the application's own state is missing or cannot be read: a table, the catalog, the list of deleted "
-    "bases, places of its storage, or all knowledge. Note: folders of a still older layout, which nothing reads.",
-    f"{_ANOTHER} For a profile: starting and quitting the application once.",
+    tr(
+        "Part of the application's own state is missing or cannot be read: a table, the "
+        "catalog, the list of deleted bases, places of its storage, or all knowledge. Note: "
+        "folders of a still older layout, which nothing reads."
+    ),
+    tr("{another} For a profile: starting and quitting the application once.", another=_ANOTHER),
 )
 BASE = register(
     "warning",
     "v1.base",
-    "A base cannot be migrated: it has no id or no name, or a base with its id came before. Note: it is in the v2 "
-    "layout already.",
-    "A backup in which the base is whole.",
+    tr(
+        "A base cannot be migrated: it has no id or no name, or a base with its id came "
+        "before. Note: it is in the v2 layout already."
+    ),
+    tr("A backup in which the base is whole."),
 )
 SETTINGS = register(
     "warning",
     "v1.settings",
-    "A setting or the name of a base is not valid; a default takes its place.",
-    "Setting it again in the application after the upgrade.",
+    tr("A setting or the name of a base is not valid; a default takes its place."),
+    tr("Setting it again in the application after the upgrade."),
 )
 ITEM = register(
     "warning",
     "v1.item",
-    "An item, or a base's whole list of items, cannot be migrated: incomplete, blank, of a type that v2 does not have, "
-    "or there already. Or an item of a preview build is not described as v2 needs it.",
+    tr(
+        "An item, or a base's whole list of items, cannot be migrated: incomplete, blank, of a "
+        "type that v2 does not have, or there already. Or an item of a preview build is not "
+        "described as v2 needs it."
+    ),
     _ADD_AGAIN,
 )
 FOLDER = register(
     "warning",
     "v1.folder",
-    "A folder, or files of it, have no rows that could be carried: they become failed items or none. Note: files are "
-    "not where their folder is, as far as v1 recorded, and are called by their last name alone.",
-    "Deleting the folder in the application after the upgrade and adding it again, while it is still on disk.",
+    tr(
+        "A folder, or files of it, have no rows that could be carried: they become failed "
+        "items or none. Note: files are not where their folder is, as far as v1 recorded, and "
+        "are called by their last name alone."
+    ),
+    tr("Deleting the folder in the application after the upgrade and adding it again, while it is still on disk."),
 )
 NO_TEXT = register(
     "note",
     "v1.no-text",
-    "Completed files have no row: v1 could not read them, or stored nothing of them. They stay items without text.",
+    tr("Completed files have no row: v1 could not read them, or stored nothing of them. They stay items without text."),
     _INDEX_AGAIN,
 )
 MISSING_UPLOAD = register(
     "warning",
     "v1.missing-upload",
-    "An uploaded file is not in the source. Its text is searchable; it cannot be reindexed.",
-    "A full backup. Nothing of its text is lost: only to be reindexed it needs its file.",
+    tr("An uploaded file is not in the source. Its text is searchable; it cannot be reindexed."),
+    tr("A full backup. Nothing of its text is lost: only to be reindexed it needs its file."),
 )
 LINK = register(
     "warning",
     "v1.link",
-    "A link in the source leads out of it: nothing behind it is read, whoever made it.",
-    "`--follow-links`, where the link is your own; else a source that has the files themselves.",
+    tr("A link in the source leads out of it: nothing behind it is read, whoever made it."),
+    tr("`--follow-links`, where the link is your own; else a source that has the files themselves."),
 )
 MIXED_DIMENSIONS = register(
     "warning",
     "v1.mixed-dimensions",
-    "Vectors of one base do not agree: rows have one of another length than most, from another model. They are not "
-    "carried.",
+    tr(
+        "Vectors of one base do not agree: rows have one of another length than most, from "
+        "another model. They are not carried."
+    ),
     _TEXT_ALONE,
 )
 UNUSABLE_VECTOR = register(
     "warning",
     "v1.unusable-vector",
-    "Rows have no vector, something that is none, or one that holds a NaN or an infinity, on which the application "
-    "fails at every search of the base. They are not carried.",
+    tr(
+        "Rows have no vector, something that is none, or one that holds a NaN or an infinity, "
+        "on which the application fails at every search of the base. They are not carried."
+    ),
     _TEXT_ALONE,
 )
 DEGENERATE = register(
     "warning",
     "v1.degenerate",
-    "Vectors are all zeros: carried as they are, found by words and never by meaning.",
+    tr("Vectors are all zeros: carried as they are, found by words and never by meaning."),
     _INDEX_AGAIN,
 )
 SHARED_LOADER = register(
     "warning",
     "v1.shared-loader",
-    "Two items, or files of folders, have one loader: v1 kept one set of rows, which goes to one of them.",
-    "Nothing, as a rule; else indexing the one that is left without rows again.",
+    tr("Two items, or files of folders, have one loader: v1 kept one set of rows, which goes to one of them."),
+    tr("Nothing, as a rule; else indexing the one that is left without rows again."),
 )
 DEDUPLICATED = register(
     "note",
     "v1.deduplicated",
-    "v1 kept equal texts of a base once, so that it never stored some chunks, or a whole file. A file of which it has "
-    "nothing gets the chunks of the file that it equals.",
+    tr(
+        "v1 kept equal texts of a base once, so that it never stored some chunks, or a whole "
+        "file. A file of which it has nothing gets the chunks of the file that it equals."
+    ),
     _NOTHING,
 )
 UNMAPPED = register(
-    "note", "v1.unmapped", "Rows of no item, left over from one that is gone. They are not carried.", _NOTHING
+    "note", "v1.unmapped", tr("Rows of no item, left over from one that is gone. They are not carried."), _NOTHING
 )
 PENDING_DELETE = register(
     "note",
     "v1.pending-delete",
-    "A base or an item that you had deleted and the application was going to remove. It is not migrated.",
-    "To have a base of v1 back: removing its id from `knowledge_pending_delete.json` in a copy of the source.",
+    tr("A base or an item that you had deleted and the application was going to remove. It is not migrated."),
+    tr("To have a base of v1 back: removing its id from `knowledge_pending_delete.json` in a copy of the source."),
 )
-RENAMED = register("note", "v1.renamed", "Uploads get another name because theirs is taken.", _NOTHING)
+RENAMED = register("note", "v1.renamed", tr("Uploads get another name because theirs is taken."), _NOTHING)
 DROPPED_FIELD = register(
     "note",
     "v1.dropped-field",
-    "A description or remark that v2 has no place for. Its text is kept in the report.",
+    tr("A description or remark that v2 has no place for. Its text is kept in the report."),
     _NOTHING,
 )
 MOVED = register(
-    "note", "v1.moved", "The application's settings name another folder for its data; that one was read.", _NOTHING
+    "note", "v1.moved", tr("The application's settings name another folder for its data; that one was read."), _NOTHING
 )

@@ -13,6 +13,7 @@ from regraft.formats.cherry_v1.state import read_state
 from regraft.formats.cherry_v1.tables import Items
 from regraft.formats.vector_table import StoreProblem
 from regraft.kinds import NAMES, V1_SOURCES, Kind
+from regraft.language import tr
 from regraft.locate import KNOWLEDGE_FOLDER
 from regraft.located import Located
 from regraft.names import vector_file_name
@@ -39,12 +40,12 @@ def _look_at_source(source: Located, progress: Progress) -> Look:
             bases.append(_base(source, raw))
             progress.step(1, 0)
     sign = None if source.profile is None else profile.sign_of_life(source.profile)
-    problems = [] if sign is None else [f"the application is running ({sign}): its data may change"]
+    problems = [] if sign is None else [tr("the application is running ({sign}): its data may change", sign=sign)]
     noticed = (*source.notices, *notices_of(source.tree), *state.notices)
     problems += [notice.message for notice in noticed if notice.severity != "note"]
     problems += problems_of(bases)
     if len(raws) < len(state.bases):
-        problems.append(f"{len(state.bases) - len(raws)} bases have no id")
+        problems.append(tr("{bases} bases have no id", bases=len(state.bases) - len(raws)))
     return Look(bases, HealthLook(bytes=bytes_of(bases), problems=problems))
 
 
@@ -68,7 +69,7 @@ def _look_without_state(source: Located) -> Look:
         elif not name.endswith(".json"):
             store, problem = _look_at_member(source, place)
             bases.append(BaseLook(id=name, name=name, store=store, problem=problem))
-    problems = [f"{NAMES[source.kind]} is recognised; this version does not read its knowledge state"]
+    problems = [tr("{names} is recognised; this version does not read its knowledge state", names=NAMES[source.kind])]
     problems += problems_of(bases)
     return Look(bases, HealthLook(bytes=bytes_of(bases), problems=problems))
 
@@ -85,7 +86,7 @@ def _base(source: Located, raw: dict[str, Any]) -> BaseLook:
     items = raw.get("items") if isinstance(raw.get("items"), list | Items) else []
     types = Counter(str(item.get("type")) for item in items or [] if isinstance(item, dict))
     store: VectorFileLook | None = None
-    problem: str | None = "the source holds no vector files"
+    problem: str | None = tr("the source holds no vector files")
     if source.places.vectors is not None:
         store, problem = _look_at_member(source, join(source.places.vectors, vector_file_name(raw["id"])))
     return BaseLook(
@@ -109,7 +110,7 @@ def _survey(path: Path) -> tuple[VectorFileLook | None, str | None]:
     try:
         found = embedjs.VECTORS.survey(path)
     except StoreProblem as problem:
-        return None, f"its vector file {problem}"
+        return None, tr("its vector file {problem}", problem=problem)
     store = VectorFileLook(
         rows=found.rows,
         loaders=len(found.loaders),
@@ -118,4 +119,4 @@ def _survey(path: Path) -> tuple[VectorFileLook | None, str | None]:
         text_bytes=found.body_bytes,
         bytes=path.stat().st_size,
     )
-    return store, None if found.lengths else "its vector file holds no usable vector"
+    return store, None if found.lengths else tr("its vector file holds no usable vector")

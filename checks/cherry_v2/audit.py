@@ -30,6 +30,7 @@ from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, Stored
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, INDEX_FILE, RAW_FOLDER, Store, is_uuid
 from regraft.formats.cherry_v2.library_report import report_bytes
 from regraft.kinds import V2_STORES, Kind
+from regraft.language import tr
 from regraft.locate import Located
 from regraft.pending import pending_in
 from regraft.report.notices import FILE_WITHOUT_ROWS
@@ -160,7 +161,7 @@ def _bases(catalog: StoredCatalog | None, stores: dict[str, Store], chosen: set[
 def unreadable(path: Path, reason: str) -> Audit:
     """Return the audit of an index file that nobody can even recognise."""
     ledger = FindingCollector()
-    ledger.add(v2.UNREADABLE, f"{named(path.name)} cannot be read: {reason}")
+    ledger.add(v2.UNREADABLE, tr("{named} cannot be read: {reason}", named=named(path.name), reason=reason))
     return _audit(None, _Seen(ledger), path)
 
 
@@ -171,7 +172,7 @@ def _catalog(root: Path, found: Located, ledger: FindingCollector) -> StoredCata
     try:
         return read_catalog(root / name)
     except CatalogProblem as problem:
-        ledger.add(v2.UNREADABLE, f"the catalog {problem}", sample=name)
+        ledger.add(v2.UNREADABLE, tr("the catalog {problem}", problem=problem), sample=name)
         return None
 
 
@@ -210,11 +211,18 @@ def _check_profile(root: Path, found: Located, ledger: FindingCollector) -> None
     # A backup is a copy: no application starts on it.
     reason = None if found.kind is Kind.V2_BACKUP else pending_in(root)
     if reason is not None:
-        message = f"{reason}. What is written now is thrown away at the next start, so that nothing is mended before it"
+        message = tr(
+            "{reason}. What is written now is thrown away at the next start, so that nothing is mended before it",
+            reason=reason,
+        )
         ledger.add(v2.PENDING, message)
     stale = found.stores.stale_copy
     if stale is not None:
-        message = f"{stale} is a left-over of a beta, which nothing reads: the live database is {found.stores.catalog}"
+        message = tr(
+            "{stale} is a left-over of a beta, which nothing reads: the live database is {catalog}",
+            stale=stale,
+            catalog=found.stores.catalog,
+        )
         ledger.add(v2.STALE_COPY, message, sample=stale)
 
 
@@ -240,7 +248,7 @@ def _check_base(root: Path, base: _Base, seen: _Seen) -> None:
         _check_without_index(root, base, seen)
         return
     if store.look.layout is Layout.PREVIEW or store.look.leaves_rows:
-        message = "its rows are in the table of a preview build, which the application does not read"
+        message = tr("its rows are in the table of a preview build, which the application does not read")
         seen.ledger.add(v2.SCHEMA_PREVIEW, message, base=key, sample=store.name)
     if store.look.layout is Layout.PREVIEW:
         return
@@ -251,7 +259,7 @@ def _check_base(root: Path, base: _Base, seen: _Seen) -> None:
         seen.bytes += path.stat().st_size
     raw = root / store.raw
     if links.leads_out(root, raw):
-        message = f"its files are behind a link: {_where_to(root, raw)}"
+        message = tr("its files are behind a link: {where_to}", where_to=_where_to(root, raw))
         seen.ledger.add(v2.RAW_MISSING, message, base=key, sample=store.raw)
         return
     # Of an index file by itself nobody knows where the base's files are.
@@ -264,7 +272,11 @@ def _check_without_index(root: Path, base: _Base, seen: _Seen) -> None:
     if row is None or seen.is_slim or f"{seen.bases}/{key}/{INDEX_FILE}" in seen.damaged:
         return
     if row.get("status") == "completed":
-        seen.ledger.add(v2.BASE_NO_INDEX, f"completed, and its index file {_why_missing(root, folder)}", base=key)
+        seen.ledger.add(
+            v2.BASE_NO_INDEX,
+            tr("completed, and its index file {why_missing}", why_missing=_why_missing(root, folder)),
+            base=key,
+        )
     elif base.items is not None and is_name(key) and not links.leads_out(root, folder / RAW_FOLDER):
         seen.raw_files += raw_files.check(folder / RAW_FOLDER, key, base.items, None, seen.ledger)
 
@@ -290,7 +302,11 @@ def _audited(path: Path, expected: Expected, store: Store, ledger: FindingCollec
     index = audit_index(path, expected, ledger)
     if store.look.by_system and index.is_readable:
         # Whoever goes by that first look has passed over the file.
-        message = f"{named(path.name)} could not be read when it was looked for: {store.look.problem}"
+        message = tr(
+            "{named} could not be read when it was looked for: {problem}",
+            named=named(path.name),
+            problem=store.look.problem,
+        )
         ledger.add(v2.UNREADABLE, message, base=expected.base)
         index.is_readable = False
     return index
@@ -309,10 +325,10 @@ def _why_missing(root: Path, folder: Path) -> str:
     try:
         links.checked(root, folder / INDEX_FILE)
     except (links.LeadsOut, ValueError) as error:
-        return f"is behind a link: {getattr(error, 'strerror', None) or error}"
+        return tr("is behind a link: {getattr}", getattr=getattr(error, "strerror", None) or error)
     except OSError:
         pass
-    return "is missing"
+    return tr("is missing")
 
 
 def is_name(key: str) -> bool:
@@ -342,12 +358,17 @@ def _check_folder(bases: Path, rows: dict[str, Row] | None, stores: dict[str, St
         if finding == v2.LEFTOVER:
             leftovers.append((path.name, path.stat().st_size))
         elif rows is not None:
-            message = "{n} that no row of the catalog names"
+            message = tr("{n} that no row of the catalog names")
             seen.ledger.add(v2.INDEX_ORPHAN, message, noun="folder", sample=path.name)
     if leftovers and kind is not Kind.V2_BACKUP:
-        hint = "; --kind v1-profile checks what v1 left" if kind is Kind.V2_PROFILE else ""
+        hint = tr("; --kind v1-profile checks what v1 left") if kind is Kind.V2_PROFILE else ""
         size = human_bytes(sum(size for _, size in leftovers))
-        message = f"{counted(len(leftovers), 'vector file')} of v1 still there, {size}{hint}"
+        message = tr(
+            "{vector_files} of v1 still there, {size}{hint}",
+            vector_files=counted(len(leftovers), "vector file"),
+            size=size,
+            hint=hint,
+        )
         for name, _ in leftovers:
             seen.ledger.add(v2.LEFTOVER, message, sample=name)
 
@@ -396,7 +417,7 @@ def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:
             "bytes": seen.bytes,
         },
         names=seen.names,
-        closing=ledger.closing("texts and vectors"),
+        closing=ledger.closing(tr("texts and vectors")),
         statistics=statistics_of(seen.indexes, seen.names, b"" if found is None else _report_of(root)),
         not_checked=ledger.missing(),
         level=ledger.level.name.lower(),

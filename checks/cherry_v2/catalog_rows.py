@@ -11,6 +11,7 @@ from checks.cherry_v2 import findings as v2
 from regraft.formats.cherry_v2.catalog_generation import MODEL_NEEDS
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
 from regraft.formats.cherry_v2.item_data import DATA, data_of, data_problem, unknown_fields
+from regraft.language import tr
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
 from regraft.text import is_blank
 
@@ -37,12 +38,16 @@ def check_base(row: Row, models: set[Any] | None, ledger: FindingCollector, carr
         ledger.add(v2.BASE_STATUS, problem, base=base, is_beyond_repair=_is_of_unknown_mode(row))
     elif row.get("status") == "failed":
         known = row.get("error") in (MISSING_MODEL, MISSING_STORE)
-        message = f"failed at the {carried_by}: {row['error']}" if known else f"failed: {row['error']}"
+        message = (
+            tr("failed at the {carried_by}: {error}", carried_by=carried_by, error=row["error"])
+            if known
+            else tr("failed: {error}", error=row["error"])
+        )
         ledger.add(v2.BASE_FAILED, message, base=base, severity="warning")
     for column in ("embedding_model_id", "rerank_model_id"):
         model = row.get(column)
         if model is not None and models is not None and model not in models:
-            ledger.add(v2.BASE_MODEL, f"its model {model} does not exist", base=base, sample=model)
+            ledger.add(v2.BASE_MODEL, tr("its model {model} does not exist", model=model), base=base, sample=model)
 
 
 def _is_of_unknown_mode(row: Row) -> bool:
@@ -66,7 +71,11 @@ def check_types(row: Row, noun: str, base: str | None, ledger: FindingCollector)
     numbers = (name for name in _NUMBERS if not isinstance(row.get(name), int | float | None))
     times = (name for name in _TIMES if isinstance(row.get(name), bytes))
     for name in (*texts, *numbers, *times):
-        message = f"{{n}} whose {name} is {'bytes' if isinstance(row[name], bytes) else 'of another type'}"
+        message = tr(
+            "{{n}} whose {name} is {isinstance}",
+            name=name,
+            isinstance="bytes" if isinstance(row[name], bytes) else tr("of another type"),
+        )
         ledger.add(v2.CATALOG_VALUE, message, base=base, noun=noun, sample=row.get("id"))
 
 
@@ -78,24 +87,26 @@ def base_problem(row: Row) -> str | None:
 def _odd_value(row: Row) -> str | None:
     status, mode, dimensions = (row.get(key) for key in ("status", "search_mode", "dimensions"))
     if status not in _BASE_STATUSES:
-        return f"its status is {status}"
+        return tr("its status is {status}", status=status)
     if "search_mode" in row and mode not in MODES:
-        return f"its search mode is {mode}"
+        return tr("its search mode is {mode}", mode=mode)
     if dimensions is not None and (not isinstance(dimensions, int) or dimensions <= 0):
-        return f"it has {dimensions} dimensions"
+        return tr("it has {dimensions} dimensions", dimensions=dimensions)
     return None
 
 
 def _contradiction(row: Row) -> str | None:
     error, model, dimensions = (row.get(key) for key in ("error", "embedding_model_id", "dimensions"))
     if row.get("status") == "failed":
-        return "it failed without an error" if is_blank(error) else None
+        return tr("it failed without an error") if is_blank(error) else None
     if error is not None:
-        return f"it is completed and has an error: {error}"
+        return tr("it is completed and has an error: {error}", error=error)
     if (model is None) != (dimensions is None):
-        return "it has a model without dimensions" if dimensions is None else "it has dimensions without a model"
+        return (
+            tr("it has a model without dimensions") if dimensions is None else tr("it has dimensions without a model")
+        )
     if model is None and row.get("search_mode") not in (None, "bm25"):
-        return f"it has no model and its search mode is {row['search_mode']}"
+        return tr("it has no model and its search mode is {search_mode}", search_mode=row["search_mode"])
     return None
 
 
@@ -112,8 +123,8 @@ def check_models(models: Sequence[Row], used: Collection[Any], ledger: FindingCo
     for row in models:
         lacking = [name for name in MODEL_NEEDS if name in row and row[name] is None]
         if lacking and row.get("preset_model_id") is None:
-            of_bases = " that bases use," if row.get("id") in used else ""
-            message = f"{{n}}{of_bases} without {', '.join(lacking)}"
+            of_bases = tr(" that bases use,") if row.get("id") in used else ""
+            message = tr("{{n}}{of_bases} without {lacking}", of_bases=of_bases, lacking=", ".join(lacking))
             ledger.add(v2.MODEL_INCOMPLETE, message, noun="model", sample=row.get("id"))
 
 
@@ -133,7 +144,7 @@ def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
             continue
         if base not in bases:
             for item in items:
-                message = "{n} of a base that does not exist"
+                message = tr("{n} of a base that does not exist")
                 ledger.add(v2.ITEM_NO_BASE, message, base=base, noun="item", sample=item.get("id"))
             continue
         for item in items:
@@ -149,12 +160,14 @@ def is_foreign(item: Row) -> bool:
 
 def _check_item(item: Row, base: str, is_running: bool, ledger: FindingCollector) -> None:
     if is_foreign(item):
-        going = ", which is being deleted" if item.get("status") == "deleting" else ""
-        message = f"{{n}} of the type {item['type']}, of a newer application{going}: left alone"
+        going = tr(", which is being deleted") if item.get("status") == "deleting" else ""
+        message = tr(
+            "{{n}} of the type {type}, of a newer application{going}: left alone", type=item["type"], going=going
+        )
         ledger.add(v2.ITEM_FOREIGN, message, base=base, noun="item", sample=item.get("id"))
         return
     if is_own_path(item):
-        message = "{n} of a folder with its own id for a path: the application shows that as its name"
+        message = tr("{n} of a folder with its own id for a path: the application shows that as its name")
         ledger.add(v2.ITEM_PATH_IS_ID, message, base=base, noun="file", sample=item.get("id"))
     problem = status_problem(item, is_running)
     if problem is not None:
@@ -172,7 +185,7 @@ def _check_item(item: Row, base: str, is_running: bool, ledger: FindingCollector
         message, more = f"{{n}}: {problem}", bool(unknown_fields(item))
         ledger.add(v2.ITEM_DATA, message, base=base, noun="item", sample=item.get("id"), is_beyond_repair=more)
     if is_tombstone(item):
-        message = "{n} that the upgrade left behind"
+        message = tr("{n} that the upgrade left behind")
         ledger.add(v2.ITEM_TOMBSTONE, message, base=base, noun="folder", sample=item.get("id"), severity="warning")
 
 
@@ -187,24 +200,24 @@ def status_problem(item: Row, is_running: bool) -> str | None:
     if is_foreign(item):
         return None
     if kind not in DATA:
-        return f"its type is {kind}"
+        return tr("its type is {kind}", kind=kind)
     if status not in _STATUSES:
-        return f"its status is {status}"
+        return tr("its status is {status}", status=status)
     return _error_problem(status, error) or _work_problem(kind, status, is_running)
 
 
 def _error_problem(status: Any, error: Any) -> str | None:
     if status == "failed":
-        return "failed without an error" if is_blank(error) else None
-    return None if error is None else f"{status} with an error"
+        return tr("failed without an error") if is_blank(error) else None
+    return None if error is None else tr("{status} with an error", status=status)
 
 
 def _work_problem(kind: Any, status: Any, is_running: bool) -> str | None:
     if status in (("reading", "embedding") if kind == "directory" else ("preparing",)):
-        return f"a {kind} cannot be {status}"
+        return tr("a {kind} cannot be {status}", kind=kind, status=status)
     # A folder is at work because of its children, or while its files are listed.
     if status in ACTIVE and not is_running and (kind != "directory" or status == "preparing"):
-        return f"{status}, and nobody is working"
+        return tr("{status}, and nobody is working", status=status)
     return None
 
 
@@ -259,25 +272,25 @@ def _folder_problem(item: Row, children: Sequence[Row]) -> str | None:
         return None  # How a newer application counts such a child nobody here knows.
     inside = [child.get("status") for child in children if child.get("status") != "deleting"]
     if not inside:
-        return "at work with nothing inside" if status == "processing" else None
+        return tr("at work with nothing inside") if status == "processing" else None
     wanted = "processing" if ACTIVE.intersection(inside) else "completed"
-    return None if status == wanted else f"that should be {wanted} by what is inside"
+    return None if status == wanted else tr("that should be {wanted} by what is inside", wanted=wanted)
 
 
 def group_problem(item: Row, by_id: Mapping[Any, Row]) -> str | None:
     """Return what is wrong with the folder that an item, which has one, is in; None where nothing is."""
     container = by_id.get(item.get("group_id"))
     if container is None:
-        return "whose folder is not there"
+        return tr("whose folder is not there")
     if is_foreign(item) or is_foreign(container):
         return None
     if container.get("type") != "directory":
-        return "inside what is no folder"
+        return tr("inside what is no folder")
     seen = {item.get("id")}
     above: Row | None = container
     while above is not None:
         if above.get("id") in seen:
-            return "inside itself"
+            return tr("inside itself")
         seen.add(above.get("id"))
         above = by_id.get(above.get("group_id")) if above.get("group_id") is not None else None
     return None

@@ -25,6 +25,7 @@ from regraft import sqlite
 from regraft.formats.cherry_preview.libsql import TABLE as PREVIEW
 from regraft.formats.cherry_v2.catalog_generation import AGENT_LINKS, ASSISTANT_LINKS, BASES, ITEMS, MODELS, PROVIDERS
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION, schema
+from regraft.language import tr
 from regraft.untouched import carrying_keys, is_virtual, tables_of, wrong_rule
 
 _FULL_TEXT = "search_text_fts"
@@ -109,9 +110,9 @@ def of_index(db: apsw.Connection) -> list[Foreign]:
         if own is not None:
             found += _columns(db, table, statement, own)
         elif table.lower() == _FULL_TEXT and is_virtual(statement) and not _FTS5.search(statement):
-            found.append(instead(table, "a virtual table of another kind"))
+            found.append(instead(table, tr("a virtual table of another kind")))
         else:
-            message = "{n} that carries changes of the layout's tables on"
+            message = tr("{n} that carries changes of the layout's tables on")
             keys = () if is_virtual(statement) else carrying_keys(db, table, _INDEX.tables.keys())
             found += [_column(key, message, "key") for key in keys]
     return [*found, *_indexes(db), *foreign_text_indexes(db)]
@@ -131,13 +132,13 @@ def _triggers(db: apsw.Connection) -> Iterator[Foreign]:
             yield Foreign(
                 finding=file_findings.FOREIGN_TRIGGER,
                 name=name,
-                message="{n} that the layout does not have",
+                message=tr("{n} that the layout does not have"),
                 noun="trigger",
                 mended=(dropped,),
             )
         elif does_more(name, table, sql, _OF_INDEX):
             again = tuple(one for one in schema.TRIGGERS if one.split()[2] == name.lower())
-            message = "{n} of the layout's that does something else, too"
+            message = tr("{n} of the layout's that does something else, too")
             yield Foreign(
                 finding=file_findings.FOREIGN_TRIGGER,
                 name=name,
@@ -149,21 +150,21 @@ def _triggers(db: apsw.Connection) -> Iterator[Foreign]:
 
 def _columns(db: apsw.Connection, table: str, statement: str, own: frozenset[str]) -> Iterator[Foreign]:
     if is_virtual(statement):
-        yield instead(table, "a virtual table")
+        yield instead(table, tr("a virtual table"))
         return
     for row in db.execute(f"PRAGMA table_xinfo({sqlite.quoted(table)})").fetchall():
         name, is_made = f"{table}.{row[1]}", bool(row[6])
         if is_made:
-            yield _column(name, "{n} that follows from others", "column")
+            yield _column(name, tr("{n} that follows from others"), "column")
         elif str(row[1]).lower() not in own:
-            yield _column(name, "{n} that the layout does not have", "column")
+            yield _column(name, tr("{n} that the layout does not have"), "column")
     rule = wrong_rule(statement)
     if rule is not None:
-        yield _column(table, f"{{n}} with {rule}", "table")
+        yield _column(table, tr("{{n}} with {rule}", rule=rule), "table")
     for key in carrying_keys(db, table, _INDEX.tables.keys()):
-        yield _column(key, "{n} that carries changes on", "key")
+        yield _column(key, tr("{n} that carries changes on"), "key")
     for name in sorted(called_by(statement) - _IN_RULES):
-        yield _column(table, f"{{n}} with a rule that calls {name}", "table")
+        yield _column(table, tr("{{n}} with a rule that calls {name}", name=name), "table")
 
 
 def _column(name: str, message: str, noun: str) -> Foreign:
@@ -171,7 +172,7 @@ def _column(name: str, message: str, noun: str) -> Foreign:
 
 
 def _indexes(db: apsw.Connection) -> Iterator[Foreign]:
-    message = "{n} that the layout does not have"
+    message = tr("{n} that the layout does not have")
     for name, table, _ in objects(db, "index"):
         if table.lower() in _INDEX.tables and name.lower() not in _INDEX.indexes:
             yield Foreign(finding=file_findings.FOREIGN_INDEX, name=name, message=message, noun="index")

@@ -22,6 +22,7 @@ from checks.cherry_v2 import full_text, texts, vectors
 from checks.cherry_v2.schema_shape import FULL_TEXT, Shape, shape_of
 from regraft import links, sqlite, steady
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
+from regraft.language import tr
 from regraft.names import fold
 from regraft.text import decode_utf8
 
@@ -74,11 +75,15 @@ def audit_index(path: Path, expected: Expected, ledger: FindingCollector) -> Ind
     index = Index()
     problem = problem_with(path)
     if problem is not None:
-        ledger.add(v2.UNREADABLE, f"{named(path.name)} cannot be read: {problem}", base=expected.base)
+        ledger.add(
+            v2.UNREADABLE,
+            tr("{named} cannot be read: {problem}", named=named(path.name), problem=problem),
+            base=expected.base,
+        )
         index.is_readable = False
         return index
     if _has_journal(path):
-        message = "the journal of an unfinished transaction lies beside the index"
+        message = tr("the journal of an unfinished transaction lies beside the index")
         ledger.add(v2.HOT_JOURNAL, message, base=expected.base)
     mark = steady.mark_of(path)
     try:
@@ -86,11 +91,19 @@ def audit_index(path: Path, expected: Expected, ledger: FindingCollector) -> Ind
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             _Audit(db, expected, ledger, index).run()
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
-        ledger.add(v2.UNREADABLE, f"{named(path.name)} cannot be read: {error}", base=expected.base)
+        ledger.add(
+            v2.UNREADABLE,
+            tr("{named} cannot be read: {error}", named=named(path.name), error=error),
+            base=expected.base,
+        )
         index.is_readable = False
     if steady.mark_of(path) != mark:
         # What else was found may be of two states at once.
-        ledger.add(v2.UNREADABLE, f"{named(path.name)} cannot be read: {steady.MOVED}", base=expected.base)
+        ledger.add(
+            v2.UNREADABLE,
+            tr("{named} cannot be read: {moved}", named=named(path.name), moved=steady.MOVED),
+            base=expected.base,
+        )
         index.is_readable = False
     return index
 
@@ -118,7 +131,7 @@ class _Audit:
         if self._ledger.level >= Level.DEFAULT:
             steps += [("texts", self._texts), ("vectors", self._vectors)]
         if self._ledger.level >= Level.QUICK:
-            steps.append(("full text", self._full_text))
+            steps.append((tr("full text"), self._full_text))
         if self._ledger.level >= Level.DEEP:
             steps.append(("integrity", self._integrity))
         self._ledger.run("index" if self._expected.base is None else self._expected.base, steps, self._expected.base)
@@ -136,7 +149,7 @@ class _Audit:
     def _structure(self) -> None:
         self._shape = shape_of(self._db, self._ledger)
         for what in self._shape.missing:
-            self._add(v2.SCHEMA_MISSING, "missing or different: {n} of the layout", noun="part", sample=what)
+            self._add(v2.SCHEMA_MISSING, tr("missing or different: {n} of the layout"), noun="part", sample=what)
         foreign_schema.add(v2_schema.of_index(self._db), self._ledger, self._expected.base)
 
     def _identity(self) -> None:
@@ -144,17 +157,19 @@ class _Audit:
             return
         rows = self._db.execute("SELECT schema_version, CAST(base_id AS BLOB) FROM meta ORDER BY id LIMIT 2").fetchall()
         if not rows:
-            self._add(v2.META_MISSING, "the index has no identity row")
+            self._add(v2.META_MISSING, tr("the index has no identity row"))
             return
         version, base = rows[0][0], named(rows[0][1])
         if version != SCHEMA_VERSION or not isinstance(version, int):
-            message = (
-                f"the index says that it is of version {named(version)}, not {SCHEMA_VERSION}: the application would"
+            message = tr(
+                "the index says that it is of version {named}, not {schema_version}: the application would",
+                named=named(version),
+                schema_version=SCHEMA_VERSION,
             )
             is_newer = isinstance(version, int) and version > SCHEMA_VERSION
-            self._add(v2.SCHEMA_VERSION, f"{message} empty it", is_beyond_repair=is_newer)
+            self._add(v2.SCHEMA_VERSION, tr("{message_} empty it", message_=message), is_beyond_repair=is_newer)
         if self._expected.folder is not None and base != self._expected.folder:
-            self._add(v2.META_BASE, f"the index says that it is of base {base}", sample=base)
+            self._add(v2.META_BASE, tr("the index says that it is of base {base}", base=base), sample=base)
 
     def _counts(self) -> None:
         for name, table in (("materials", "material"), ("units", "search_unit"), ("bodies", "search_text")):
@@ -184,14 +199,14 @@ class _Audit:
             return
         vectors_there = self._index.counts.get("embeddings", 0)
         has_model = vectors_there > 0 if self._expected.has_model is None else self._expected.has_model
-        self._each(v2.VECTOR_ORPHAN, "{n} that no body names", "vector", _VECTOR_ORPHANS)
+        self._each(v2.VECTOR_ORPHAN, tr("{n} that no body names"), "vector", _VECTOR_ORPHANS)
         if has_model:
             before = self._ledger.count(v2.VECTOR_MISSING, self._expected.base)
-            self._each(v2.VECTOR_MISSING, "{n} without a vector", "body", _VECTORS_MISSING)
+            self._each(v2.VECTOR_MISSING, tr("{n} without a vector"), "body", _VECTORS_MISSING)
             missing = self._ledger.count(v2.VECTOR_MISSING, self._expected.base) - before
             self._index.counts["covered"] = self._index.counts.get("bodies", missing) - missing
         elif vectors_there:
-            message = "{n} in a base without a model"
+            message = tr("{n} in a base without a model")
             self._add(v2.VECTOR_UNEXPECTED, message, noun="vector", count=vectors_there)
         self._dimensions()
 
@@ -199,7 +214,7 @@ class _Audit:
         stated, lengths = self._expected.dimensions, self._index.lengths
         if stated is not None and lengths and 4 * stated not in lengths:
             usual = lengths.most_common(1)[0][0] // 4
-            message = f"the catalog says {stated} dimensions, the vectors have {usual}"
+            message = tr("the catalog says {stated} dimensions, the vectors have {usual}", stated=stated, usual=usual)
             self._add(v2.BASE_DIMENSIONS, message, is_beyond_repair=len(lengths) > 1)
 
     # --- materials and their paths -----------------------------------------------------------------------------------
@@ -215,14 +230,14 @@ class _Audit:
         ):
             problem = stored_problem(raw)
             if problem is not None:
-                message = f"a path that is none: {problem}"
+                message = tr("a path that is none: {problem}", problem=problem)
                 self._add(v2.PATH_UNSAFE, message, sample=raw)
             path = named(b"" if raw is None else raw)
             whole = decode_utf8(raw) if raw is not None else ""
             # Paths of a folder's files can have a long start in common: all of them is compared.
             folded = fold(whole)
             if folded in seen:
-                message = "{n} with a path that another has, but for letter case or Unicode normalisation"
+                message = tr("{n} with a path that another has, but for letter case or Unicode normalisation")
                 self._add(v2.PATH_CLASH, message, noun="material", sample=path)
             seen.add(folded)
             materials.append(Material(named(key), whole, None if content is None else named(content)))
@@ -244,11 +259,11 @@ class _Audit:
     def _integrity(self) -> None:
         for (message,) in self._db.execute("PRAGMA integrity_check(20)"):
             if message != "ok":
-                self._add(v2.CORRUPT, "SQLite's own check says {n}", noun="time", sample=message)
+                self._add(v2.CORRUPT, tr("SQLite's own check says {n}"), noun="time", sample=message)
         for table, row, *_ in self._db.execute("PRAGMA foreign_key_check"):
             # Units, and materials with units, are found by what is wrong with them, and that may be mended.
             if not _is_found(self._db, table, row):
-                self._add(v2.CORRUPT, "{n} with a key that leads nowhere", noun="row", sample=f"{table} {row}")
+                self._add(v2.CORRUPT, tr("{n} with a key that leads nowhere"), noun="row", sample=f"{table} {row}")
 
 
 def _is_found(db: apsw.Connection, table: str, row: int) -> bool:
@@ -276,17 +291,17 @@ def path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule e
     try:
         path = raw.decode()
     except UnicodeDecodeError:
-        return "not UTF-8"
+        return tr("not UTF-8")
     if "\0" in path or "\\" in path:
-        return "NUL or a backslash in it"
+        return tr("NUL or a backslash in it")
     if path.startswith("/") or (len(path) > 1 and path[1] == ":" and path[0].isascii() and path[0].isalpha()):
         return "absolute"
     parts = path.split("/")
     if ".." in parts:
-        return ".. in it"
+        return tr(".. in it")
     if parts[0].lower() == ".cherry":
         return "inside .cherry"
-    return "not normalised" if "" in parts or "." in parts else None
+    return tr("not normalised") if "" in parts or "." in parts else None
 
 
 _NO_CONTENT = "NOT EXISTS (SELECT 1 FROM content c WHERE c.content_hash = m.current_content_hash)"
@@ -295,7 +310,7 @@ _HAS_UNITS = "EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = m.materi
 _UNITS_AND_BODIES = (
     (
         v2.NO_BODY,
-        "{n} without a body",
+        tr("{n} without a body"),
         "unit",
         """SELECT CAST(u.unit_id AS BLOB) FROM search_unit u
             WHERE NOT EXISTS (SELECT 1 FROM search_text t WHERE t.target_type = 'search_unit'
@@ -303,14 +318,14 @@ _UNITS_AND_BODIES = (
     ),
     (
         v2.BODY_ORPHAN,
-        "{n} whose unit is gone",
+        tr("{n} whose unit is gone"),
         "body",
         """SELECT CAST(t.search_text_id AS BLOB) FROM search_text t
             WHERE NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)""",
     ),
     (
         v2.UNIT_GAP,
-        "{n} whose units are not numbered 0, 1, 2, …",
+        tr("{n} whose units are not numbered 0, 1, 2, …"),
         "material",
         """SELECT CAST(material_id AS BLOB) FROM search_unit GROUP BY material_id
            HAVING min(unit_index) IS NOT 0 OR max(unit_index) IS NOT count(*) - 1
@@ -320,7 +335,7 @@ _UNITS_AND_BODIES = (
 _TEXTS_AND_MATERIALS = (
     (
         v2.CONTENT_ORPHAN,
-        "{n} that neither a material nor a unit names",
+        tr("{n} that neither a material nor a unit names"),
         "text",
         """SELECT CAST(c.content_hash AS BLOB) FROM content c
             WHERE NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = c.content_hash)
@@ -328,13 +343,13 @@ _TEXTS_AND_MATERIALS = (
     ),
     (
         v2.NO_CONTENT,
-        "{n} with units and without a text",
+        tr("{n} with units and without a text"),
         "material",
         f"SELECT CAST(m.material_id AS BLOB) FROM material m WHERE {_NO_CONTENT} AND {_HAS_UNITS}",
     ),
     (
         v2.NO_UNITS,
-        "{n} with a text and without a unit",
+        tr("{n} with a text and without a unit"),
         "material",
         f"""SELECT CAST(m.material_id AS BLOB) FROM material m
              WHERE NOT {_HAS_UNITS}
@@ -343,7 +358,7 @@ _TEXTS_AND_MATERIALS = (
     ),
     (
         v2.UNIT_CONTENT,
-        "{n} of another text than the material, or of no material",
+        tr("{n} of another text than the material, or of no material"),
         "unit",
         """SELECT CAST(u.unit_id AS BLOB) FROM search_unit u LEFT JOIN material m USING (material_id)
             WHERE m.material_id IS NULL

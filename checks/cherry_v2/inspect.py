@@ -27,13 +27,14 @@ from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.locate import INDEX_FILE
 from regraft.located import Located
 from regraft.pending import pending_in
 from regraft.text import counted, lenient_text
 from regraft.unpacking import on_disk
 
-_SLIM = "a slim backup: it has the rows of its bases, and neither their indexes nor their files"
+_SLIM = tr("a slim backup: it has the rows of its bases, and neither their indexes nor their files")
 
 Store = VectorFileLook | IndexLook
 
@@ -83,7 +84,9 @@ def _health(source: Located, bases: list[BaseLook]) -> HealthLook:
 
 def _problems(source: Located, bases: list[BaseLook]) -> Iterator[str]:
     yield from _pending(source)
-    yield from (f"{name} cannot be read: {reason}" for name, reason in source.damaged.items())
+    yield from (
+        tr("{name} cannot be read: {reason}", name=name, reason=reason) for name, reason in source.damaged.items()
+    )
     yield from problems_of(bases)
 
 
@@ -103,7 +106,12 @@ def _stale_copy(source: Located) -> Iterator[str]:
     """Yield that a database is not read because another one is the live one, as ``check`` names it."""
     if source.stores.stale_copy is not None:
         live = source.stores.catalog
-        yield f"{v2.STALE_COPY}: {source.stores.stale_copy} is a left-over of a beta; the live database is {live}"
+        yield tr(
+            "{stale_copy}: {stale_copy2} is a left-over of a beta; the live database is {live}",
+            stale_copy=v2.STALE_COPY,
+            stale_copy2=source.stores.stale_copy,
+            live=live,
+        )
 
 
 def _one_base(source: Located, index: Path) -> BaseLook:
@@ -124,7 +132,7 @@ def _one_base(source: Located, index: Path) -> BaseLook:
     try:
         return structs.replace(base, materials=_materials(index, sources))
     except (apsw.Error, OSError) as error:
-        return structs.replace(base, materials=[], problem=f"its materials cannot be read: {error}")
+        return structs.replace(base, materials=[], problem=tr("its materials cannot be read: {error}", error=error))
 
 
 def _sources(catalog: Path, base_id: str) -> dict[str, str]:
@@ -176,7 +184,7 @@ def _library(source: Located) -> list[BaseLook]:
         if base_id not in named:
             store, problem = _index(path, None)
             if problem is None and catalog:
-                problem = "no catalog names this base"
+                problem = tr("no catalog names this base")
             known.append(BaseLook(id=base_id, name=base_id, store=store, problem=problem))
     return known
 
@@ -188,7 +196,9 @@ def _catalog(
     try:
         found = read_catalog(catalog, data=False)
     except CatalogProblem as error:
-        return [BaseLook(id=catalog.name, name=catalog.name, store=None, problem=f"the catalog {error}")]
+        return [
+            BaseLook(id=catalog.name, name=catalog.name, store=None, problem=tr("the catalog {error}", error=error))
+        ]
     bases = []
     for row in found.bases:
         base_id = row.get("id")
@@ -221,9 +231,9 @@ def _readable(value: Any) -> Any:
 
 def _stored(row: Row, items: list[Row] | None, path: Path | None, *, is_slim: bool) -> tuple[Store | None, str | None]:
     """Look into the index of a base that a catalog names; ``path`` is None where there is none."""
-    failed = f"failed at the upgrade: {row.get('error')}" if row.get("status") == "failed" else None
+    failed = tr("failed at the upgrade: {get}", get=row.get("error")) if row.get("status") == "failed" else None
     if path is None:
-        return None, failed or (None if is_slim else "its index file is missing")
+        return None, failed or (None if is_slim else tr("its index file is missing"))
     ids = None if items is None else {str(item.get("id")) for item in items}
     # A failed base may have texts, which miss their vectors also where its model is gone.
     store, problem = _index(path, ids, has_model=row.get("embedding_model_id") is not None or failed is not None)
@@ -251,7 +261,7 @@ def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None)
             version, stated = db.execute(_META).fetchone() or (None, None)
             stale = None if items is None else _count_stale(db, items)
     except (apsw.Error, OSError) as error:
-        return None, f"its index cannot be read: {error}"
+        return None, tr("its index cannot be read: {error}", error=error)
     wants_vectors = counts["embeddings"] > 0 if has_model is None else has_model
     counts["missing"] = counts["missing"] if wants_vectors else 0
     store = IndexLook(
@@ -275,7 +285,11 @@ def _count_stale(db: apsw.Connection, items: set[str]) -> int:
 def _problem(path: Path, store: IndexLook) -> str | None:
     folder = path.parent.parent.name
     if store.schema_version != SCHEMA_VERSION:
-        return f"its index is of version {store.schema_version}, not {SCHEMA_VERSION}: the application would empty it"
+        return tr(
+            "its index is of version {schema_version}, not {schema_version2}: the application would empty it",
+            schema_version=store.schema_version,
+            schema_version2=SCHEMA_VERSION,
+        )
     if path.parent.name == ".cherry" and store.base_id != folder:
-        return f"its index says that it is of base {store.base_id}: the application would refuse it"
-    return f"{counted(store.missing, 'text')} without a vector" if store.missing else None
+        return tr("its index says that it is of base {base_id}: the application would refuse it", base_id=store.base_id)
+    return tr("{texts} without a vector", texts=counted(store.missing, "text")) if store.missing else None

@@ -15,6 +15,7 @@ from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v1.layout import EXPORT_FOLDER
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
 from regraft.kinds import NAMES, Kind
+from regraft.language import tr
 from regraft.locate import KNOWLEDGE_FOLDER, Located, located
 from regraft.pending import pending_in
 from regraft.report.document import Report
@@ -109,13 +110,15 @@ def _profile(place: Path, why: str) -> Installed | None:
         except SourceUnrecognised:
             continue
         except (RegraftError, apsw.Error, OSError) as error:
-            return Installed(path=str(place), why=why, kind=None, facts=[f"It cannot be read: {error}"], next=[])
+            return Installed(
+                path=str(place), why=why, kind=None, facts=[tr("It cannot be read: {error}", error=error)], next=[]
+            )
     return None
 
 
 def _copy(path: Path) -> Installed | None:
     """Return what is to be said of a backup, or of a copy of a profile; None where it is neither."""
-    why = "beside it"
+    why = tr("beside it")
     try:
         with located(path) as found:
             if found.kind in _BACKUPS:
@@ -127,11 +130,11 @@ def _copy(path: Path) -> Installed | None:
 
 
 def _backup(found: Located, why: str) -> Installed:
-    inspect = _step("inspect", found.path, does="See what is in it")
+    inspect = _step("inspect", found.path, does=tr("See what is in it"))
     steps = [inspect]
     if found.kind is not Kind.V2_BACKUP:
-        steps.insert(0, _step("migrate", found.path, *_TARGET, does="Make a v2 library of it"))
-    facts = [f"This is {NAMES[found.kind]}."]
+        steps.insert(0, _step("migrate", found.path, *_TARGET, does=tr("Make a v2 library of it")))
+    facts = [tr("This is {names}.", names=NAMES[found.kind])]
     return Installed(path=str(found.path), why=why, kind=found.kind, facts=facts, next=steps)
 
 
@@ -139,52 +142,52 @@ def _described(found: Located, why: str) -> Installed:
     path = found.path
     facts, steps = _v2(found) if found.kind is Kind.V2_PROFILE else _v1(found)
     if profile.moved_to(path):
-        facts.append("The application's settings name another folder: what is here is older, or a copy.")
+        facts.append(tr("The application's settings name another folder: what is here is older, or a copy."))
     running = profile.sign_of_life(path)
     if running is not None:
-        facts.append(f"The application is running ({running}): end it before anything is changed.")
+        facts.append(tr("The application is running ({running}): end it before anything is changed.", running=running))
     return Installed(path=str(path), why=why, kind=found.kind, facts=facts, next=steps)
 
 
 def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
     path, kind = found.path, _kind_option(found)
-    facts = [f"v1 data, with {counted(len(_vector_files(found)), 'vector file')}."]
+    facts = [tr("v1 data, with {vector_files}.", vector_files=counted(len(_vector_files(found)), "vector file"))]
     if found.tree.kind(EXPORT_FOLDER) == "folder":
-        facts.append("The application's own upgrade has begun, and did not end.")
-    migrate = _step("migrate", path, *_TARGET, *kind, does="Make a v2 library of it; the v1 data stay as they are")
-    return facts, [migrate, _step("check", path, *kind, does="See before what cannot be carried")]
+        facts.append(tr("The application's own upgrade has begun, and did not end."))
+    migrate = _step("migrate", path, *_TARGET, *kind, does=tr("Make a v2 library of it; the v1 data stay as they are"))
+    return facts, [migrate, _step("check", path, *kind, does=tr("See before what cannot be carried"))]
 
 
 def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
     path, kind = found.path, _kind_option(found)
-    check = _step("check", path, *kind, does="See what is wrong, and what mends it")
+    check = _step("check", path, *kind, does=tr("See what is wrong, and what mends it"))
     pending = pending_in(found.tree.path)
     if pending is not None:
-        facts = [f"v2 data, and {pending}: start the application once before anything is changed."]
-        return facts, [_step("inspect", path, *kind, does="See what is in it")]
+        facts = [tr("v2 data, and {pending}: start the application once before anything is changed.", pending=pending)]
+        return facts, [_step("inspect", path, *kind, does=tr("See what is in it"))]
     try:
         catalog = read_catalog(found.tree.path / str(found.stores.catalog), data=False)
     except CatalogProblem as error:
-        return [f"v2 data, whose database {error}."], [check]
-    facts = [f"v2 data, with {counted(len(catalog.bases), 'base')}."]
+        return [tr("v2 data, whose database {error}.", error=error)], [check]
+    facts = [tr("v2 data, with {bases}.", bases=counted(len(catalog.bases), "base"))]
     vector_files = _vector_files(found)
     failed = sum(base.get("status") == "failed" for base in catalog.bases)
     folders = _lost_folders(catalog)
     if failed or folders:
-        lost = f"{counted(failed, 'base')} and {counted(folders, 'folder')}"
-        facts.append(f"The application's own upgrade failed for {lost}.")
-        rescue = _step("rescue", path, "--dry-run", *kind, does="See what of it can be brought back")
+        lost = tr("{bases} and {folders}", bases=counted(failed, "base"), folders=counted(folders, "folder"))
+        facts.append(tr("The application's own upgrade failed for {lost}.", lost=lost))
+        rescue = _step("rescue", path, "--dry-run", *kind, does=tr("See what of it can be brought back"))
         return [*facts, *_left(vector_files)], [rescue, check]
     if vector_files and not catalog.bases:
-        facts.append("The application's own upgrade brought no base over.")
-        migrate = _step("migrate", path, *_TARGET, "--kind", "v1-profile", does="Make a v2 library of what v1 left")
+        facts.append(tr("The application's own upgrade brought no base over."))
+        migrate = _step("migrate", path, *_TARGET, "--kind", "v1-profile", does=tr("Make a v2 library of what v1 left"))
         return [*facts, *_left(vector_files)], [migrate, check]
     return [*facts, *_left(vector_files)], [check]
 
 
 def _left(vector_files: list[Path]) -> Iterator[str]:
     if vector_files:
-        yield f"{counted(len(vector_files), 'vector file')} of v1 still there."
+        yield tr("{vector_files} of v1 still there.", vector_files=counted(len(vector_files), "vector file"))
 
 
 def _lost_folders(catalog: StoredCatalog) -> int:

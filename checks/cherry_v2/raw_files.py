@@ -17,6 +17,7 @@ from regraft import identity, links
 from regraft.formats.cherry_v2 import okf
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import data_of
+from regraft.language import tr
 from regraft.names import NO_TEXT_EXTENSIONS
 from regraft.report.notices import Severity
 from regraft.text import decode_utf8, is_blank, whole
@@ -66,15 +67,15 @@ def check_materials(
 def _disagreement(material: Material, item: Row | None) -> tuple[str, str] | None:
     """Return what to find of a material whose item says something else, and how to say it."""
     if item is None:
-        return v2.MATERIAL_ORPHAN, "without an item"
+        return v2.MATERIAL_ORPHAN, tr("without an item")
     if is_foreign(item):
         return None
     if item.get("status") == "deleting":
-        return v2.MATERIAL_ORPHAN, "of an item that is being deleted"
+        return v2.MATERIAL_ORPHAN, tr("of an item that is being deleted")
     path = path_of(item)
     # Half of a surrogate pair is U+FFFD, as where the index is read.
     if path is not None and whole(path) != material.path:
-        return v2.MATERIAL_PATH, "with another path than its item"
+        return v2.MATERIAL_PATH, tr("with another path than its item")
     return None
 
 
@@ -87,13 +88,15 @@ def _without_material(items: list[Row], base: str, raw: Path, ledger: FindingCol
         kind, path = item.get("type"), path_of(item)
         is_indexed = kind == "file" or path is not None
         name = v2.ITEM_NO_MATERIAL if is_indexed else v2.ITEM_NOT_INDEXED
-        message = "{n} completed and without a text in the index" if is_indexed else "{n} completed and never indexed"
+        message = (
+            tr("{n} completed and without a text in the index") if is_indexed else tr("{n} completed and never indexed")
+        )
         lacks = _lack(item, raw)
-        message = message if lacks is None else f"{message}, and {lacks}"
+        message = message if lacks is None else tr("{message_}, and {lacks}", message_=message, lacks=lacks)
         severity: Severity | None = "note" if kind == "file" and is_recorded else None
         ledger.add(
             name,
-            f"{message}: v1 had no rows of it" if severity else message,
+            tr("{message_}: v1 had no rows of it", message_=message) if severity else message,
             base=base,
             noun="item",
             sample=item.get("id"),
@@ -110,8 +113,8 @@ def _lack(item: Row, raw: Path) -> str | None:
     file = next((path for path in _paths_in(data) if _leads_to_file(raw, path)), None)
     if file is not None:
         is_plain = PurePosixPath(file).suffix.lower() not in NO_TEXT_EXTENSIONS
-        return None if is_plain else "with a file that is no plain text"
-    return "with no text of its own" if item.get("type") == "note" else "with no file to read it from"
+        return None if is_plain else tr("with a file that is no plain text")
+    return tr("with no text of its own") if item.get("type") == "note" else tr("with no file to read it from")
 
 
 def _leads_to_file(raw: Path, path: str) -> bool:
@@ -130,7 +133,7 @@ def check(
         _materials_on_disk(raw, base, items, materials or [], ledger)
         return _files_on_disk(raw, base, items, ledger)
     except OutOfTime:
-        ledger.not_checked.append(f"{base}: raw files")
+        ledger.not_checked.append(tr("{base}: raw files", base=base))
         return 0
 
 
@@ -145,9 +148,9 @@ def _materials_on_disk(
             continue
         path = raw / material.path
         if not _is_file(path):
-            ledger.add(v2.RAW_MISSING, "{n} whose file is gone", base=base, noun="material", sample=material.path)
+            ledger.add(v2.RAW_MISSING, tr("{n} whose file is gone"), base=base, noun="material", sample=material.path)
         elif material.id in snapshots and ledger.level >= Level.DEEP and _is_changed(path, material):
-            message = "{n} that is not the text that was indexed"
+            message = tr("{n} that is not the text that was indexed")
             ledger.add(v2.RAW_CHANGED, message, base=base, noun="snapshot", sample=material.path)
 
 
@@ -191,7 +194,7 @@ def _files_on_disk(raw: Path, base: str, items: list[Row] | None, ledger: Findin
         ledger.check_time()
         count += 1
         if is_orphan is not None and is_orphan(name, changed_at):
-            ledger.add(v2.RAW_ORPHAN, "{n} that no item names", base=base, noun="file", sample=name)
+            ledger.add(v2.RAW_ORPHAN, tr("{n} that no item names"), base=base, noun="file", sample=name)
     return count
 
 

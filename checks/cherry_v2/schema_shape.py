@@ -14,6 +14,7 @@ import apsw
 
 from checks.audit.collector import FindingCollector
 from regraft import sqlite
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.untouched import ROW_NUMBERS
 
@@ -164,7 +165,7 @@ def _wrong_columns(db: apsw.Connection, table: str, shape: Shape) -> Iterator[st
     # Rows are told by their numbers.
     yield from (f"{table}.{name}" for name in there if str(name).lower() in ROW_NUMBERS)
     if _is_without_numbers(db, table):
-        yield f"{table} (numbers of rows)"
+        yield tr("{table} (numbers of rows)", table=table)
     for name, *about in _COLUMNS[table]:
         if name == _ROWID and not shape.has_rowid:
             continue
@@ -188,7 +189,7 @@ def _wrong_keys(db: apsw.Connection, table: str) -> Iterator[str]:
     yield from (f"{table}.{key[1]} → {key[0]}" for key in sorted(_KEYS[table]) if key not in there)
     unique = [row[1] for row in db.execute(f"PRAGMA index_list('{table}')") if row[2]]
     if table == "material" and ["relative_path"] not in [_index_columns(db, name) for name in unique]:
-        yield "material.relative_path (unique)"
+        yield tr("material.relative_path (unique)")
 
 
 def _foreign(db: apsw.Connection, table: str) -> Iterator[tuple[object, ...]]:

@@ -16,6 +16,7 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import large_texts
 from checks.cherry_v2.schema_shape import Shape
 from regraft.formats.large_text import LARGE_BYTES, stored
+from regraft.language import tr
 from regraft.text import decode_utf8
 
 _BODIES = """SELECT CAST(search_text_id AS BLOB),
@@ -54,12 +55,12 @@ def check(db: apsw.Connection, shape: Shape, ledger: FindingCollector, base: str
                 ledger.check_time()
             wrong_hash = is_wrong if large is None else not large_texts.has_hash(db, "search_text", large, body_hash)
             if wrong_id:
-                ledger.add(v2.BODY_ID, "{n} whose id does not follow", base=base, noun="body", sample=key)
+                ledger.add(v2.BODY_ID, tr("{n} whose id does not follow"), base=base, noun="body", sample=key)
             if wrong_hash:
-                ledger.add(v2.BODY_HASH, "{n} whose hash is not the text's", base=base, noun="body", sample=key)
+                ledger.add(v2.BODY_HASH, tr("{n} whose hash is not the text's"), base=base, noun="body", sample=key)
     if shape.has("search_unit"):
         for (key,) in db.execute(_UNITS):
-            ledger.add(v2.UNIT_ID, "{n} whose id does not follow", base=base, noun="unit", sample=key)
+            ledger.add(v2.UNIT_ID, tr("{n} whose id does not follow"), base=base, noun="unit", sample=key)
     if shape.has("content"):
         _contents(db, shape, ledger, base)
 
@@ -72,14 +73,17 @@ def _contents(db: apsw.Connection, shape: Shape, ledger: FindingCollector, base:
     for rowid, key, kind, text in db.execute(f"{CONTENTS} WHERE {_small()}"):
         ledger.check_time()
         if not is_right(key, kind, text):
-            ledger.add(v2.CONTENT_HASH, "{n} whose hash is another one", base=base, noun="text", sample=key)
+            ledger.add(v2.CONTENT_HASH, tr("{n} whose hash is another one"), base=base, noun="text", sample=key)
             continue
         for unit, body in _misplaced(db, rowid, text) if has_units else ():
             _add_misplaced(unit, body is not None and holds_once(text, body), ledger, base)
 
 
 def _add_misplaced(unit: bytes, is_once: bool, ledger: FindingCollector, base: str | None) -> None:
-    message = f"{{n}} whose body is not at its place in the text{'' if is_once else ', nor once elsewhere in it'}"
+    message = tr(
+        "{{n}} whose body is not at its place in the text{is_once}",
+        is_once="" if is_once else tr(", nor once elsewhere in it"),
+    )
     ledger.add(v2.UNIT_OFFSETS, message, base=base, noun="unit", sample=unit, is_beyond_repair=not is_once)
 
 
@@ -91,7 +95,7 @@ def _large_content(
     db: apsw.Connection, rowid: int, key: bytes | None, has_units: bool, ledger: FindingCollector, base: str | None
 ) -> None:
     if not large_texts.is_utf8(db, rowid) or not large_texts.has_hash(db, "content", rowid, key):
-        ledger.add(v2.CONTENT_HASH, "{n} whose hash is another one", base=base, noun="text", sample=key)
+        ledger.add(v2.CONTENT_HASH, tr("{n} whose hash is another one"), base=base, noun="text", sample=key)
         return
     for unit, body in large_texts.LargeContent(db, rowid).misplaced() if has_units else ():
         text = b"".join(stored(db, "content", "text", rowid))

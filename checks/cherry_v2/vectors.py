@@ -12,6 +12,7 @@ import apsw
 
 from checks.audit.collector import FindingCollector
 from checks.cherry_v2 import findings as v2
+from regraft.language import tr
 
 #: Texts with one vector from which on that is worth a word.
 MANY = 3
@@ -22,9 +23,9 @@ _STEP = 0.1
 _HIGHEST = 10.0
 
 _SAID = {
-    v2.VECTOR_LENGTH: "that is no vector of {dimensions} dimensions, as most are",
-    v2.VECTOR_NON_FINITE: "with NaN or infinity: the released application throws on every vector query of the base",
-    v2.VECTOR_ZERO: "of no length",
+    v2.VECTOR_LENGTH: tr("that is no vector of {dimensions} dimensions, as most are"),
+    v2.VECTOR_NON_FINITE: tr("with NaN or infinity: the released application throws on every vector query of the base"),
+    v2.VECTOR_ZERO: tr("of no length"),
 }
 _ROWS = """SELECT rowid, CAST(embedding_text_hash AS BLOB),
        typeof(vector_blob) = 'blob' AND length(vector_blob) = :usual,
@@ -115,5 +116,5 @@ def _duplicates(
     for keys in groups.values():
         if len(keys) >= MANY:
             for key in keys:
-                message = "{n} with a vector that two or more others have too"
+                message = tr("{n} with a vector that two or more others have too")
                 ledger.add(v2.VECTOR_DUPLICATE, message, base=base, noun="text", sample=key)

@@ -23,6 +23,7 @@ from regraft.formats.codex_mem import database, health, sidecar
 from regraft.formats.codex_mem.database import NOTES, Project
 from regraft.formats.codex_mem.health import Memory, State, Survey
 from regraft.formats.codex_mem.notes import Counts
+from regraft.language import tr
 from regraft.locate import Located
 from regraft.report.progress import stage
 
@@ -65,7 +66,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         problem = str(error)
     if problem is not None:
-        seen.ledger.add(UNREADABLE, f"{named(path.name)} cannot be read: {problem}")
+        seen.ledger.add(UNREADABLE, tr("{named} cannot be read: {problem}", named=named(path.name), problem=problem))
     audited = _as_audit(path, seen)
     return audited if command_line is None else _with_commands(audited, command_line)
 
@@ -102,7 +103,7 @@ class _Audit:
         db, vectors = self._memory.db, self._memory.vectors
         size = self._path.stat().st_size
         steps: list[tuple[str, Callable[[], None]]] = [("structure", self._structure), ("counts", self._counts)]
-        steps += [("scope", self._scope), ("full text", self._full_text), ("migration", self._migration)]
+        steps += [("scope", self._scope), (tr("full text"), self._full_text), ("migration", self._migration)]
         steps.append(("vectors", self._vectors))
         if self._ledger.level >= Level.DEEP:
             steps.append(("integrity", self._integrity))
@@ -116,7 +117,7 @@ class _Audit:
     def _structure(self) -> None:
         missing = layout.lacking(self._memory.db)
         for what in missing:
-            self._ledger.add(codex.SCHEMA, "missing: {n} of codex-mem's tables", noun="part", sample=what)
+            self._ledger.add(codex.SCHEMA, tr("missing: {n} of codex-mem's tables"), noun="part", sample=what)
         self._seen.is_whole = not missing
         if not missing:
             self._seen.projects = database.projects(self._memory.db)
@@ -159,7 +160,9 @@ class _Audit:
         for name, db in files:
             for (message,) in db.execute("PRAGMA integrity_check(20)"):
                 if message != "ok":
-                    self._ledger.add(CORRUPT, "SQLite's own check says {n}", noun="time", sample=f"{name}: {message}")
+                    self._ledger.add(
+                        CORRUPT, tr("SQLite's own check says {n}"), noun="time", sample=f"{name}: {message}"
+                    )
 
 
 def _as_audit(path: Path, seen: _Seen) -> Audit:
@@ -186,7 +189,7 @@ def _as_audit(path: Path, seen: _Seen) -> Audit:
 
 
 def _state_of(seen: _Seen) -> str:
-    return "" if seen.signals is None else f"Search by meaning: {seen.signals.state}. "
+    return "" if seen.signals is None else tr("Search by meaning: {state}. ", state=seen.signals.state)
 
 
 def _statistics(project: Project, survey: Survey | None) -> BaseStatistics:

@@ -3,139 +3,158 @@
 from __future__ import annotations
 
 from checks.audit.findings import register
+from regraft.language import tr
 
-_PERSON = "A person has to decide; the message says about what."
-_WORDS = "`regraft repair`, which fills the full-text index anew from the searchable notes, and only those."
-_RECONCILE = "`regraft reconcile`."
+_PERSON = tr("A person has to decide; the message says about what.")
+_WORDS = tr("`regraft repair`, which fills the full-text index anew from the searchable notes, and only those.")
+_RECONCILE = tr("`regraft reconcile`.")
 
 SCHEMA = register(
     "error",
     "codex.schema",
-    "A table or a column of codex-mem's own migrations is missing: what it is about was not checked.",
-    "Starting the application once, which brings its migrations up to date; else a backup.",
+    tr("A table or a column of codex-mem's own migrations is missing: what it is about was not checked."),
+    tr("Starting the application once, which brings its migrations up to date; else a backup."),
 )
 TRIGGER = register(
     "error",
     "codex.trigger",
-    "A trigger that keeps the full-text index, or that index itself, is missing or does something else: notes that are"
-    " written from now on are not found, or excluded ones are.",
+    tr(
+        "A trigger that keeps the full-text index, or that index itself, is missing or does "
+        "something else: notes that are written from now on are not found, or excluded ones "
+        "are."
+    ),
     _PERSON,
 )
 FTS_MISSING = register(
-    "error", "codex.fts-missing", "A searchable note is not in the full-text index: no word finds it.", _WORDS, "repair"
+    "error",
+    "codex.fts-missing",
+    tr("A searchable note is not in the full-text index: no word finds it."),
+    _WORDS,
+    "repair",
 )
 FTS_EXTRA = register(
     "error",
     "codex.fts-extra",
-    "The full-text index has an entry of a note that is gone or excluded: excluded text can be found.",
+    tr("The full-text index has an entry of a note that is gone or excluded: excluded text can be found."),
     _WORDS,
     "repair",
 )
 FTS_SKEWED = register(
     "error",
     "codex.fts-skewed",
-    "The full-text index counts other rows or words than it has, as after an update of an excluded note: ranks are"
-    " wrong.",
+    tr(
+        "The full-text index counts other rows or words than it has, as after an update of an "
+        "excluded note: ranks are wrong."
+    ),
     _WORDS,
     "repair",
 )
 FTS_WORDS = register(
     "error",
     "codex.fts-words",
-    "The full-text index does not hold the words of the notes.",
+    tr("The full-text index does not hold the words of the notes."),
     _WORDS,
     "repair",
 )
 EXCLUSION = register(
     "note",
     "codex.exclusion-reason",
-    "A note or handoff is excluded without a reason. The application saves none like that.",
+    tr("A note or handoff is excluded without a reason. The application saves none like that."),
     _PERSON,
 )
 SCOPE = register(
     "error",
     "codex.scope",
-    "A note, a handoff or a part of the scope names a session, workspace, project or system that is gone, or that"
-    " belongs to another one.",
+    tr(
+        "A note, a handoff or a part of the scope names a session, workspace, project or "
+        "system that is gone, or that belongs to another one."
+    ),
     _PERSON,
 )
 MIGRATION = register(
     "error",
     "codex.migration",
-    "Migration 006 is there in part: columns without a record of it, a record without columns, only some of them, or"
-    " vectors without columns that name them. Or it is another migration of that number.",
-    "`regraft backfill`, which adds what is missing before anything else; nothing, where it is another migration.",
+    tr(
+        "Migration 006 is there in part: columns without a record of it, a record without "
+        "columns, only some of them, or vectors without columns that name them. Or it is "
+        "another migration of that number."
+    ),
+    tr("`regraft backfill`, which adds what is missing before anything else; nothing, where it is another migration."),
     "backfill",
 )
 INDEX_MISSING = register(
     "error",
     "codex.index-missing",
-    "Notes are said to have their vector, and the file of vectors is missing or cannot be read: searched by words"
-    " alone.",
-    "`regraft rebuild`.",
+    tr(
+        "Notes are said to have their vector, and the file of vectors is missing or cannot be "
+        "read: searched by words alone."
+    ),
+    tr("`regraft rebuild`."),
     "rebuild",
 )
 INDEX_INCOMPATIBLE = register(
     "error",
     "codex.index-incompatible",
-    "The file of vectors is of another layout, model or length, or is none at all: searched by words alone.",
-    "`regraft rebuild`.",
+    tr("The file of vectors is of another layout, model or length, or is none at all: searched by words alone."),
+    tr("`regraft rebuild`."),
     "rebuild",
 )
 REBUILDING = register(
     "warning",
     "codex.rebuilding",
-    "A rebuild of the vectors was begun and is not at its end: searched by words alone until it is.",
-    "`regraft rebuild`, which goes on, unless it is running.",
+    tr("A rebuild of the vectors was begun and is not at its end: searched by words alone until it is."),
+    tr("`regraft rebuild`, which goes on, unless it is running."),
     "rebuild",
 )
 ORPHAN = register(
     "warning",
     "codex.orphan",
-    "A vector of no note, of one that is not to have any, or one whose note is not said to have it, as after a crash"
-    " between the two writes.",
-    f"{_RECONCILE} A vector that is good is kept, and nothing is embedded again.",
+    tr(
+        "A vector of no note, of one that is not to have any, or one whose note is not said to "
+        "have it, as after a crash between the two writes."
+    ),
+    tr("{reconcile} A vector that is good is kept, and nothing is embedded again.", reconcile=_RECONCILE),
     "reconcile",
 )
 EXCLUDED_VECTOR = register(
     "error",
     "codex.excluded-vector",
-    "An excluded note has a vector. No search here gives it, but its text was embedded.",
-    f"{_RECONCILE} The vector is removed.",
+    tr("An excluded note has a vector. No search here gives it, but its text was embedded."),
+    tr("{reconcile} The vector is removed.", reconcile=_RECONCILE),
     "reconcile",
 )
 VECTOR = register(
     "error",
     "codex.vector",
-    "A vector is of another length, not finite or all zeros: no search can use it.",
-    f"{_RECONCILE} Its note is embedded again.",
+    tr("A vector is of another length, not finite or all zeros: no search can use it."),
+    tr("{reconcile} Its note is embedded again.", reconcile=_RECONCILE),
     "reconcile",
 )
 METADATA = register(
     "error",
     "codex.metadata",
-    "What a note's row says of its vector is not so: ready without a vector, an unknown status, and the like.",
+    tr("What a note's row says of its vector is not so: ready without a vector, an unknown status, and the like."),
     _RECONCILE,
     "reconcile",
 )
 STALE = register(
     "error",
     "codex.stale",
-    "A note was changed after its vector was made, or its vector is of another model: it is found by words alone.",
-    f"{_RECONCILE} With an embedder it is embedded again.",
+    tr("A note was changed after its vector was made, or its vector is of another model: it is found by words alone."),
+    tr("{reconcile} With an embedder it is embedded again.", reconcile=_RECONCILE),
     "reconcile",
 )
 FAILED = register(
     "warning",
     "codex.failed",
-    "A note that could not be embedded: it is found by words alone.",
-    "`regraft clear-failed` and then `regraft backfill`, once the cause is gone; its code is in the message.",
+    tr("A note that could not be embedded: it is found by words alone."),
+    tr("`regraft clear-failed` and then `regraft backfill`, once the cause is gone; its code is in the message."),
     "clear-failed",
 )
 PENDING = register(
     "warning",
     "codex.pending",
-    "A note has no vector yet: it is found by words alone.",
-    "`regraft backfill`, which embeds it.",
+    tr("A note has no vector yet: it is found by words alone."),
+    tr("`regraft backfill`, which embeds it."),
     "backfill",
 )

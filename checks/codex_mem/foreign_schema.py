@@ -7,6 +7,7 @@ import apsw
 from checks.audit import file_findings
 from checks.audit.foreign_schema import Foreign, Trial, does_more, foreign_text_indexes, objects, on_tables
 from regraft.formats.codex_mem.database import FULL_TEXT, MIGRATIONS, NOTES
+from regraft.language import tr
 
 _OF_NOTES = Trial(
     statements=(
@@ -34,6 +35,6 @@ def of_notes(db: apsw.Connection) -> list[Foreign]:
     found = on_tables(db, (NOTES, MIGRATIONS), own)
     for name, table, sql in objects(db, "trigger"):
         if name in own and table.lower() == NOTES and does_more(name, table, sql, _OF_NOTES):
-            message = "{n} of codex-mem's that does something else, too"
+            message = tr("{n} of codex-mem's that does something else, too")
             found.append(Foreign(finding=file_findings.FOREIGN_TRIGGER, name=name, message=message, noun="trigger"))
     return [*found, *foreign_text_indexes(db)]

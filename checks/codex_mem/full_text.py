@@ -15,6 +15,7 @@ from checks.audit.collector import FindingCollector, Level
 from checks.audit.full_text import AVERAGES, words_agree
 from checks.codex_mem import findings as codex
 from regraft.formats.codex_mem.database import FULL_TEXT, NOTES
+from regraft.language import tr
 
 _COLUMNS = 2
 _SEARCHABLE = f"EXISTS (SELECT 1 FROM {NOTES} n WHERE n.rowid = d.id AND n.searchable = 1)"
@@ -36,22 +37,26 @@ def check(db: apsw.Connection, ledger: FindingCollector, *, with_words: bool = T
         apsw.Error: the file is damaged.
     """
     for (note,) in db.execute(_MISSING):
-        ledger.add(codex.FTS_MISSING, "{n} that no word finds", noun="searchable note", sample=note)
+        ledger.add(codex.FTS_MISSING, tr("{n} that no word finds"), noun="searchable note", sample=note)
     for (note,) in db.execute(_EXTRA):
-        message = "{n} of the full-text index of no searchable note: excluded text can be found"
+        message = tr("{n} of the full-text index of no searchable note: excluded text can be found")
         ledger.add(codex.FTS_EXTRA, message, noun="entry", sample=note)
     stated, there = _stated(db), _there(db)
     if stated != there:
-        message = f"the full-text index says that it has {_said(stated)}, and has {_said(there)}: ranks are wrong"
+        message = tr(
+            "the full-text index says that it has {said}, and has {said2}: ranks are wrong",
+            said=_said(stated),
+            said2=_said(there),
+        )
         ledger.add(codex.FTS_SKEWED, message)
     whole = not ledger.count(codex.FTS_MISSING, None) and not ledger.count(codex.FTS_EXTRA, None)
     if with_words and ledger.level >= Level.DEFAULT and whole and not _words_agree(db, there):
-        ledger.add(codex.FTS_WORDS, "the full-text index does not hold the words of the notes")
+        ledger.add(codex.FTS_WORDS, tr("the full-text index does not hold the words of the notes"))
 
 
 def _said(counts: list[int]) -> str:
     rows, *words = counts
-    return f"{rows:,} rows and {sum(words):,} words"
+    return tr("{rows:,} rows and {words:,} words", rows=rows, words=sum(words))
 
 
 def _stated(db: apsw.Connection) -> list[int]:

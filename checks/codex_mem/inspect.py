@@ -14,6 +14,7 @@ from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem import health as codex_mem_health
 from regraft.formats.codex_mem.health import Signals, State, Survey
 from regraft.formats.codex_mem.notes import Counts
+from regraft.language import tr
 from regraft.located import Located
 from regraft.text import counted, one_line
 
@@ -38,13 +39,13 @@ class ProjectLook(BaseLook, frozen=True, kw_only=True):
         """See :class:`BaseLook`."""
         yield name_line(self.id, self.name)
         if self.notes:
-            yield f"  notes       {self.notes:,} ({_listed(self.by_status)})"
+            yield tr("  notes       {notes:,} ({listed})", notes=self.notes, listed=_listed(self.by_status))
             yield f"              {_listed(self.by_type)}"
-            yield f"  vectors     {_listed(self.semantic)}"
+            yield tr("  vectors     {listed}", listed=_listed(self.semantic))
         else:
-            yield "  notes       none"
+            yield tr("  notes       none")
         rest = (counted(self.handoffs, "handoff"), counted(self.workspaces, "workspace"))
-        yield f"  beside      {', '.join(rest)}, {counted(self.sessions, 'session')}"
+        yield tr("  beside      {rest}, {sessions}", rest=", ".join(rest), sessions=counted(self.sessions, "session"))
         yield ""
 
 
@@ -57,7 +58,7 @@ class NotesHealthLook(HealthLook, frozen=True, kw_only=True):
         """See :class:`HealthLook`."""
         if self.semantic is None:
             return
-        yield f"search by meaning: {self.semantic.state}"
+        yield tr("search by meaning: {state}", state=self.semantic.state)
         for name, value in structs.asdict(self.semantic).items():
             if name != "state":
                 yield f"  {name.replace('_', ' '):<22}{_written(value)}"
@@ -72,12 +73,12 @@ def look(source: Located) -> Look:
         with codex_mem_health.opened(source.path) as memory:
             missing = layout.lacking(memory.db)
             if missing:
-                return _nothing(size, f"tables of codex-mem are missing: {', '.join(missing)}")
+                return _nothing(size, tr("tables of codex-mem are missing: {missing}", missing=", ".join(missing)))
             survey = codex_mem_health.survey(memory)
             bases = [_project(survey, one) for one in database.projects(memory.db).values()]
             signals, problems = codex_mem_health.signals(survey), list(_problems(survey))
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
-        return _nothing(size, f"it cannot be read: {error}")
+        return _nothing(size, tr("it cannot be read: {error}", error=error))
     has_vectors = signals.semantic_enabled and signals.eligible
     health = NotesHealthLook(
         coverage=signals.ready / signals.eligible if has_vectors else None,

@@ -16,6 +16,7 @@ from checks.codex_mem import findings as codex
 from regraft import sqlite
 from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem.database import COLUMNS, FULL_TEXT, MIGRATION, MIGRATIONS, NOTES
+from regraft.language import tr
 
 _SCOPE = ("session_id", "system_id", "project_id", "workspace_id")
 #: What is read of each table.
@@ -72,12 +73,12 @@ def check_triggers(db: apsw.Connection, ledger: FindingCollector) -> None:
     """
     schema = dict(db.execute("SELECT name, sql FROM sqlite_schema WHERE type IN ('table', 'trigger')"))
     if not _is_full_text(str(schema.get(FULL_TEXT))):
-        ledger.add(codex.TRIGGER, "the full-text table is made in another way", sample=FULL_TEXT)
+        ledger.add(codex.TRIGGER, tr("the full-text table is made in another way"), sample=FULL_TEXT)
         return
     columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info({NOTES})")]
     there = {name: str(schema[name]) for name in _TRIGGERS if name in schema}
     for name in (*(name for name in _TRIGGERS if name not in there), *_failing(columns, there)):
-        message = "missing or different: {n} that keeps the full-text index"
+        message = tr("missing or different: {n} that keeps the full-text index")
         ledger.add(codex.TRIGGER, message, noun="trigger", sample=name)
 
 
@@ -140,21 +141,25 @@ def check_migration(db: apsw.Connection, ledger: FindingCollector, *, has_vector
     missing = [column for column in COLUMNS if column not in there]
     foreign = database.foreign_column(db)
     if missing and recorded not in (None, name):
-        message = f"another migration {version} is recorded ({named(recorded)}): what it makes nobody can tell"
+        message = tr(
+            "another migration {version} is recorded ({named}): what it makes nobody can tell",
+            version=version,
+            named=named(recorded),
+        )
         ledger.add(codex.MIGRATION, message, is_beyond_repair=True)
     elif foreign is not None:
-        message = "a column that migration 006 makes is there, and must not be empty"
+        message = tr("a column that migration 006 makes is there, and must not be empty")
         ledger.add(codex.MIGRATION, message, sample=foreign, is_beyond_repair=True)
     elif missing and there:
-        message = f"only some columns of migration 006 are there, {', '.join(missing)} not"
+        message = tr("only some columns of migration 006 are there, {missing} not", missing=", ".join(missing))
         ledger.add(codex.MIGRATION, message, sample=missing[0])
     elif missing:
         _check_absent(ledger, is_recorded=recorded is not None, has_vectors=has_vectors)
     elif recorded is None:
-        ledger.add(codex.MIGRATION, "all columns of migration 006 are there, and it is not recorded")
+        ledger.add(codex.MIGRATION, tr("all columns of migration 006 are there, and it is not recorded"))
 
 
 def _check_absent(ledger: FindingCollector, *, is_recorded: bool, has_vectors: bool) -> None:
     if is_recorded or has_vectors:
-        what = "it is recorded" if is_recorded else "there is a file of vectors"
-        ledger.add(codex.MIGRATION, f"no column of migration 006 is there, and {what}")
+        what = tr("it is recorded") if is_recorded else tr("there is a file of vectors")
+        ledger.add(codex.MIGRATION, tr("no column of migration 006 is there, and {what}", what=what))

@@ -11,11 +11,12 @@ from regraft.formats.codex_mem.database import NOTES
 from regraft.formats.codex_mem.health import State, Survey, obstacle
 from regraft.formats.codex_mem.notes import Note, Status
 from regraft.formats.codex_mem.sidecar import Flaw
+from regraft.language import tr
 
 _FLAWS = {
-    Flaw.LENGTH: "{n} with a vector of another length than the file's",
-    Flaw.NON_FINITE: "{n} with a vector that has NaN or infinity",
-    Flaw.ZERO: "{n} with a vector of zeros",
+    Flaw.LENGTH: tr("{n} with a vector of another length than the file's"),
+    Flaw.NON_FINITE: tr("{n} with a vector that has NaN or infinity"),
+    Flaw.ZERO: tr("{n} with a vector of zeros"),
 }
 #: What of a code that a program wrote is shown.
 _LONGEST_CODE = 60
@@ -48,7 +49,7 @@ def check(survey: Survey, known: Collection[str], chosen: Collection[str], ledge
     if survey.gone and not chosen:
         for note_id in _gone(survey):
             ledger.check_time()
-            ledger.add(codex.ORPHAN, "{n} of no note", noun="vector", sample=note_id)
+            ledger.add(codex.ORPHAN, tr("{n} of no note"), noun="vector", sample=note_id)
 
 
 def _check_whole(survey: Survey, ledger: FindingCollector) -> None:
@@ -95,7 +96,7 @@ def _gone(survey: Survey) -> Iterator[str]:
 def _said_of_excluded(note: Note) -> tuple[str, str] | None:
     """Return what is said of a note while a command for the whole has to be run."""
     if note.status is Status.EXCLUDED and note.held is not None:
-        return codex.EXCLUDED_VECTOR, "{n} excluded, with a vector"
+        return codex.EXCLUDED_VECTOR, tr("{n} excluded, with a vector")
     return None
 
 
@@ -104,7 +105,7 @@ def _said_of_each(note: Note) -> tuple[str, str] | None:
     if not note.is_eligible:
         return _said_of_excluded(note) or _said_of_unwanted(note)
     if note.is_adoptable:
-        return codex.ORPHAN, "{n} with a good vector that its row does not name"
+        return codex.ORPHAN, tr("{n} with a good vector that its row does not name")
     if note.held is not None and note.held.flaw is not None:
         return codex.VECTOR, _FLAWS[note.held.flaw]
     return None if note.status is Status.READY else _said_of_lacking(note)
@@ -113,11 +114,11 @@ def _said_of_each(note: Note) -> tuple[str, str] | None:
 def _said_of_unwanted(note: Note) -> tuple[str, str] | None:
     """Return the finding that a note is that is not to be embedded; what an excluded one says stays as it is."""
     if note.is_astray:
-        return codex.ORPHAN, "{n} with a vector that is not to have one"
+        return codex.ORPHAN, tr("{n} with a vector that is not to have one")
     is_said = note.metadata.embedding_status in (None, Status.NOT_APPLICABLE)
     if note.status is Status.EXCLUDED or is_said:
         return None
-    return codex.METADATA, "{n} not to be embedded, with a status that says otherwise"
+    return codex.METADATA, tr("{n} not to be embedded, with a status that says otherwise")
 
 
 def _said_of_lacking(note: Note) -> tuple[str, str]:
@@ -125,18 +126,18 @@ def _said_of_lacking(note: Note) -> tuple[str, str]:
     if note.status is Status.FAILED:
         code = note.metadata.embedding_error_code
         cause = "" if code is None else f" ({named(code)[:_LONGEST_CODE]})"
-        return codex.FAILED, f"{{n}} that could not be embedded{cause}"
+        return codex.FAILED, tr("{{n}} that could not be embedded{cause}", cause=cause)
     if note.status is Status.STALE:
-        return codex.STALE, "{n} changed since its vector was made, or with one of another model"
+        return codex.STALE, tr("{n} changed since its vector was made, or with one of another model")
     return _said_of_pending(note)
 
 
 def _said_of_pending(note: Note) -> tuple[str, str]:
     stated = note.metadata.embedding_status
     if stated == Status.READY:
-        return codex.METADATA, "{n} said to be ready, and without a vector"
+        return codex.METADATA, tr("{n} said to be ready, and without a vector")
     if stated == Status.NOT_APPLICABLE:
-        return codex.METADATA, "{n} said to be eligible and not to be embedded"
+        return codex.METADATA, tr("{n} said to be eligible and not to be embedded")
     if stated is not None and stated not in database.STATUSES:
-        return codex.METADATA, "{n} with a status that there is not"
-    return codex.PENDING, "{n} without a vector"
+        return codex.METADATA, tr("{n} with a status that there is not")
+    return codex.PENDING, tr("{n} without a vector")

@@ -9,6 +9,7 @@ import apsw
 from checks.audit.collector import FindingCollector
 from checks.codex_mem import findings as codex
 from regraft.formats.codex_mem.database import NOTES
+from regraft.language import tr
 
 #: What each table's rows name of the scope above them.
 _ABOVE = {
@@ -42,7 +43,7 @@ def check(db: apsw.Connection, known: Collection[str], chosen: Collection[str], 
                     ledger.add(name, message, base=base, noun=_NOUNS[table], sample=key)
 
 
-_NO_REASON = "{n} excluded without a reason"
+_NO_REASON = tr("{n} excluded without a reason")
 
 
 def _queries(table: str) -> Iterator[tuple[str, str]]:
@@ -51,10 +52,10 @@ def _queries(table: str) -> Iterator[tuple[str, str]]:
     project = {"projects": "t.id"}.get(table, "t.project_id")
     select = f"SELECT CAST(t.id AS BLOB), {project} FROM {table} t"
     # Without an id nothing can name a row.
-    yield "{n} without an id", f"{select} WHERE typeof(t.id) <> 'text'"
+    yield tr("{n} without an id"), f"{select} WHERE typeof(t.id) <> 'text'"
     gone = " OR ".join(f"NOT EXISTS (SELECT 1 FROM {one}s a WHERE a.id = t.{one}_id)" for one in above)
     named = " or ".join((", ".join(above[:-1]), above[-1]) if len(above) > 1 else above)
-    yield f"{{n}} whose {named} is gone", f"{select} WHERE {gone}"
+    yield tr("{{n}} whose {named} is gone", named=named), f"{select} WHERE {gone}"
     odds = [
         f"EXISTS (SELECT 1 FROM {one}s a WHERE a.id = t.{one}_id AND a.{other}_id IS NOT t.{other}_id)"
         for one in above
@@ -62,6 +63,6 @@ def _queries(table: str) -> Iterator[tuple[str, str]]:
         if other in above
     ]
     if odds:
-        yield "{n} whose scope contradicts itself", f"{select} WHERE {' OR '.join(odds)}"
+        yield tr("{n} whose scope contradicts itself"), f"{select} WHERE {' OR '.join(odds)}"
     if table in (NOTES, "handoffs"):
         yield _NO_REASON, f"{select} WHERE t.searchable <> 1 AND trim(ifnull(t.exclusion_reason, '')) = ''"

@@ -8,14 +8,16 @@ from typing import Any
 
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
 from regraft.formats.cherry_v2.models import SEPARATOR, ModelChoice, ModelOverrides, Models, is_model_id, tidy_model_id
+from regraft.language import tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import is_blank
 
 #: The problem of a base that names no model; its id goes in.
-_NAMES_NONE = (
-    "the base names no embedding model; its vectors are carried with --map-model '{base}=PROVIDER::MODEL', or those of "
-    "all such bases with --recreate-model 'PROVIDER::MODEL'"
+_NAMES_NONE = tr(
+    "the base names no embedding model; its vectors are carried with --map-model "
+    "'{base}=PROVIDER::MODEL', or those of all such bases with --recreate-model "
+    "'PROVIDER::MODEL'"
 )
 
 
@@ -26,7 +28,7 @@ class BaseModels:
         providers = None if catalog is None else _providers(catalog)
         self.notices: list[Notice] = []
         if catalog is not None and providers is None:
-            message = "the catalog has no tables of models: every model that a base names counts as existing"
+            message = tr("the catalog has no tables of models: every model that a base names counts as existing")
             self.notices.append(Notice(code=notices.MODELS_UNKNOWN, message=message))
         known = catalog or StoredCatalog()
         self._rows = {row.get("id"): row for row in known.models or ()}

@@ -12,6 +12,7 @@ from migrators.pipeline.drafts import FAILED_TEXT, INTERRUPTED_TEXT, DraftedItem
 from migrators.pipeline.packed import Packed
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.values import read_time
+from regraft.language import tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import is_blank, trim, without_nul
@@ -125,7 +126,7 @@ def _grouped(items: Iterable[ItemDraft], base_id: str, found_notices: list[Notic
         for one in reversed(_chain(item, folders, ordered)):
             # A circle of folders is cut where it was entered.
             if one.group_id is not None and one.group_id not in ordered:
-                text = f"group: {one.group_id}, which is no folder of this base"
+                text = tr("group: {group_id}, which is no folder of this base", group_id=one.group_id)
                 found_notices.append(Notice(code=notices.DROPPED_FIELD, message=text, base=base_id, item=one.id))
                 one = replace(one, group_id=None)  # noqa: PLW2901 - the same item
             ordered[one.id] = one

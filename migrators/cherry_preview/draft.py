@@ -23,6 +23,7 @@ from regraft.formats.cherry_v2.layout import INDEX_FILE, RAW_FOLDER, Store
 from regraft.formats.cherry_v2.models import ModelChoice, ModelOverrides
 from regraft.formats.cherry_v2.settings import read_base_settings
 from regraft.formats.cherry_v2.values import read_time, whole_number
+from regraft.language import tr
 from regraft.locate import Located
 from regraft.names import FreeNames, fold, is_folder_name
 from regraft.report import notices
@@ -58,10 +59,18 @@ def _read_catalog(source: Located) -> tuple[StoredCatalog | None, list[Notice]]:
         with source.tree.local(name, None) as path:
             catalog = read_catalog(path)
     except (CatalogProblem, SourceUnreadable) as error:
-        reason = str(error) if isinstance(error, CatalogProblem) else f"cannot be read: {error.facts['reason']}"
-        return None, [_catalog_notice(f"{name} {reason}; bases and items are told from their rows")]
+        reason = (
+            str(error)
+            if isinstance(error, CatalogProblem)
+            else tr("cannot be read: {reason}", reason=error.facts["reason"])
+        )
+        return None, [
+            _catalog_notice(tr("{name} {reason}; bases and items are told from their rows", name=name, reason=reason))
+        ]
     if catalog.items is None:
-        return catalog, [_catalog_notice(f"{name} has no table `knowledge_item`; items are told from their rows")]
+        return catalog, [
+            _catalog_notice(tr("{name} has no table `knowledge_item`; items are told from their rows", name=name))
+        ]
     return catalog, []
 
 
@@ -136,8 +145,8 @@ class _Drafter:
     def _skip_current(self, base_id: str, store: Store | None) -> None:
         self._seen.add(base_id)
         leaves_rows = store is not None and store.look.leaves_rows
-        rest = "; rows of a preview build lie unused in its file" if leaves_rows else ""
-        message = f"{base_id} is in the v2 layout already and stays where it is{rest}"
+        rest = tr("; rows of a preview build lie unused in its file") if leaves_rows else ""
+        message = tr("{base_id} is in the v2 layout already and stays where it is{rest}", base_id=base_id, rest=rest)
         self._skip(base_id, notices.CURRENT_LAYOUT, message)
 
     def _skip(self, base_id: str | None, reason: str, message: str) -> None:
@@ -152,7 +161,7 @@ class _Drafter:
         found_notices: list[Notice] = []
         settings, invalid = read_base_settings(row)
         if invalid:
-            text = f"not valid: {', '.join(invalid)}"
+            text = tr("not valid: {invalid}", invalid=", ".join(invalid))
             found_notices.append(Notice(code=notices.INVALID_CONFIG, message=text, base=base_id, count=len(invalid)))
         processor = row.get("file_processor_id")
         processor = None if is_blank(processor) else str(processor)
@@ -164,7 +173,7 @@ class _Drafter:
                 dimensions = told.declared_dimensions
             embedding = self._embedding(row, base_id, told, is_listed=is_listed)
         if drafted.renamed:
-            text = f"{counted(drafted.renamed, 'file')} got another name because theirs was taken"
+            text = tr("{files} got another name because theirs was taken", files=counted(drafted.renamed, "file"))
             found_notices.append(Notice(code=notices.RENAMED, message=text, base=base_id, count=drafted.renamed))
         rerank = self.models.rerank(row.get("rerank_model_id"), base_id)
         return BaseDraft(
@@ -200,7 +209,10 @@ class _Drafter:
         choice = self.models.embedding(row.get("embedding_model_id"), base_id, is_listed=is_listed)
         if choice.id is None and told.problem:
             # A model alone would not bring it back.
-            return replace(choice, problem=f"{choice.problem}; and its index file {told.problem}")
+            return replace(
+                choice,
+                problem=tr("{problem}; and its index file {problem2}", problem=choice.problem, problem2=told.problem),
+            )
         return choice
 
 
@@ -215,7 +227,7 @@ def _name(row: Row, base_id: str, found_notices: list[Notice]) -> str:
     name: Any = row.get("name")
     text = trim(without_nul(name)) if isinstance(name, str) else ""
     if not text:
-        found_notices.append(Notice(code=notices.BLANK_NAME, message="the base is called by its id", base=base_id))
+        found_notices.append(Notice(code=notices.BLANK_NAME, message=tr("the base is called by its id"), base=base_id))
     return text or base_id
 
 
@@ -223,8 +235,10 @@ def _dropped(row: Row, base_id: str) -> list[Notice]:
     """Name what a library has no place for: the group, and that the catalog calls the base failed."""
     found_notices = []
     if not is_blank(row.get("group_id")):
-        found_notices.append(Notice(code=notices.DROPPED_FIELD, message=f"group: {row['group_id']}", base=base_id))
+        found_notices.append(
+            Notice(code=notices.DROPPED_FIELD, message=tr("group: {group_id}", group_id=row["group_id"]), base=base_id)
+        )
     if row.get("status") == "failed":
-        text = f"status: failed ({row.get('error')}); it follows from what can be carried now"
+        text = tr("status: failed ({get}); it follows from what can be carried now", get=row.get("error"))
         found_notices.append(Notice(code=notices.DROPPED_FIELD, message=text, base=base_id))
     return found_notices

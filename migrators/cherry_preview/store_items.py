@@ -16,6 +16,7 @@ from regraft.formats.cherry_preview.libsql import PREVIEW, Contents, StoredItem
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR
 from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.language import tr
 from regraft.names import material_name
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -51,7 +52,7 @@ class StoreItems:
         try:
             found = self._open.enter_context(self._tree.local(self._name, None))
         except SourceUnreadable as error:
-            raise StoreProblem(f"cannot be read: {error.facts['reason']}") from error
+            raise StoreProblem(tr("cannot be read: {reason}", reason=error.facts["reason"])) from error
         return self._open.enter_context(libsql.readable(found))
 
     @cached_property

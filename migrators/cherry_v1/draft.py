@@ -14,6 +14,7 @@ from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v1.tables import Items
 from regraft.formats.cherry_v2.models import ModelOverrides, Models
 from regraft.formats.cherry_v2.values import read_settings, read_time, whole_number
+from regraft.language import tr
 from regraft.names import FreeNames, vector_file_name
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -62,7 +63,9 @@ def _skipped_notice(base: SkippedBase) -> Notice:
     message = notices.CODES[base.reason].meaning
     return Notice(
         code=base.reason,
-        message=f"{message} It has {counted(base.items, 'item')}." if base.items else message,
+        message=tr("{message_} It has {items}.", message_=message, items=counted(base.items, "item"))
+        if base.items
+        else message,
         base=base.legacy_id,
     )
 
@@ -73,7 +76,9 @@ def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context
     name = trim(without_nul(raw["name"]))
     if not name:
         name = trim(without_nul(legacy_id)) or identity.base_id(legacy_id)
-        found_notices.append(Notice(code=notices.BLANK_NAME, message="the base is called by its id", base=legacy_id))
+        found_notices.append(
+            Notice(code=notices.BLANK_NAME, message=tr("the base is called by its id"), base=legacy_id)
+        )
     embedding = models.embedding(raw.get("model"), legacy_id)
     rerank = models.rerank(raw.get("rerankModel"), legacy_id)
     settings, invalid = read_settings(raw)
@@ -81,20 +86,26 @@ def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context
         found_notices.append(
             Notice(
                 code=notices.INVALID_CONFIG,
-                message=f"not valid: {', '.join(invalid)}",
+                message=tr("not valid: {invalid}", invalid=", ".join(invalid)),
                 base=legacy_id,
                 count=len(invalid),
             )
         )
     if not is_blank(raw.get("description")):
         found_notices.append(
-            Notice(code=notices.DROPPED_FIELD, message=f"description: {raw['description']}", base=legacy_id)
+            Notice(
+                code=notices.DROPPED_FIELD,
+                message=tr("description: {description}", description=raw["description"]),
+                base=legacy_id,
+            )
         )
     processor = _file_processor(raw)
     names = FreeNames(reserve_processed=processor is not None)
     raw_items = raw.get("items")
     if raw_items is not None and not isinstance(raw_items, list | Items):
-        found_notices.append(Notice(code=notices.INVALID_ITEMS, message="the list of items is no list", base=legacy_id))
+        found_notices.append(
+            Notice(code=notices.INVALID_ITEMS, message=tr("the list of items is no list"), base=legacy_id)
+        )
         raw_items = None
     drafted = item_rules.draft_items(raw_items or [], legacy_id, context, names)
     return BaseDraft(

@@ -19,6 +19,7 @@ from migrators.pipeline.drafts import (
 )
 from regraft import identity
 from regraft.formats.cherry_v2.values import read_time
+from regraft.language import tr
 from regraft.names import TRAILING, FreeNames, sanitise
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -72,7 +73,12 @@ def _draft_item(raw: Any, legacy_base: str, context: Context, names: FreeNames, 
     drafted.notices += [replace(message, base=legacy_base, item=legacy_id) for message in content.notices]
     if not is_blank(raw.get("remark")):
         drafted.notices.append(
-            Notice(code=notices.DROPPED_FIELD, message=f"remark: {raw['remark']}", base=legacy_base, item=legacy_id)
+            Notice(
+                code=notices.DROPPED_FIELD,
+                message=tr("remark: {remark}", remark=raw["remark"]),
+                base=legacy_base,
+                item=legacy_id,
+            )
         )
     created_at = read_time(raw.get("created_at"))
     status, error = _status(raw)

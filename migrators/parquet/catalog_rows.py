@@ -18,6 +18,7 @@ from regraft.formats.cherry_v2.catalog_generation import model_of
 from regraft.formats.cherry_v2.defaults import Settings
 from regraft.formats.cherry_v2.item_data import data_damage
 from regraft.formats.parquet.metadata import About, AboutBase
+from regraft.language import tr
 from regraft.report import notices
 from regraft.text import whole
 
@@ -42,7 +43,9 @@ def record_of(file: Path, about: About, base: AboutBase, now_ms: int) -> BaseRec
         keys = dict.fromkeys(model.provider_id for model in models)
         providers = [known.get(key) or ProviderRow(key, key, is_enabled=False) for key in keys]
     except (msgspec.MsgspecError, KeyError) as error:
-        raise SourceUnreadable(path=file, reason=f"what it says of base {base.id} is no row: {error}") from error
+        raise SourceUnreadable(
+            path=file, reason=tr("what it says of base {id} is no row: {error}", id=base.id, error=error)
+        ) from error
     return BaseRecord(base=row, models=tuple(models), providers=tuple(providers), now_ms=now_ms)
 
 

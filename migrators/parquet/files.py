@@ -12,6 +12,7 @@ from regraft.errors import BaseUnknown, SourceNotMigratable, SourceUnreadable, W
 from regraft.formats.parquet import columns
 from regraft.formats.parquet.columns import Held, UnitRow
 from regraft.formats.parquet.metadata import About, AboutBase
+from regraft.language import tr
 from regraft.names import fold, is_folder_name
 from regraft.tree import crc32_of
 
@@ -40,7 +41,7 @@ class UnitsFile:
         except OSError as error:
             raise SourceUnreadable(path=self.path, reason=error.strerror or error) from error
         if mark != self.looked_at:
-            raise SourceUnreadable(path=self.path, reason="it changed meanwhile")
+            raise SourceUnreadable(path=self.path, reason=tr("it changed meanwhile"))
         return found
 
     def survey(self, watch: Callable[[float], None]) -> None:
@@ -75,7 +76,7 @@ class UnitsFile:
             if _mark(self.path) == self.looked_at:
                 raise
         if _mark(self.path) != self.looked_at:
-            raise SourceUnreadable(path=self.path, reason="it changed meanwhile")
+            raise SourceUnreadable(path=self.path, reason=tr("it changed meanwhile"))
 
 
 def read_files(paths: tuple[Path, ...]) -> list[UnitsFile]:
@@ -89,17 +90,21 @@ def read_files(paths: tuple[Path, ...]) -> list[UnitsFile]:
     files = []
     for path in paths:
         if not path.is_file():
-            raise SourceUnreadable(path=path, reason="there is no such file")
+            raise SourceUnreadable(path=path, reason=tr("there is no such file"))
         mark, about = _mark(path), columns.read_about(path)
         if about.layout != "v2":
-            advice = "regraft migrate carries the source that it was exported from"
-            raise SourceNotMigratable(path=path, what="the old table of a v1 base", advice=advice)
+            advice = tr("regraft migrate carries the source that it was exported from")
+            raise SourceNotMigratable(path=path, what=tr("the old table of a v1 base"), advice=advice)
         for base in about.bases:
             if fold(base.id) in owners:
-                problem = f"base {base.id} is in {owners[fold(base.id)]} and in {path}"
-                raise WrongUsage(problem=problem, hint="give each base once")
+                problem = tr(
+                    "base {id} is in {owners} and in {path}", id=base.id, owners=owners[fold(base.id)], path=path
+                )
+                raise WrongUsage(problem=problem, hint=tr("give each base once"))
             if not _is_folder_name(base.id):
-                raise SourceUnreadable(path=path, reason=f"its base {base.id!r} cannot be the name of a folder")
+                raise SourceUnreadable(
+                    path=path, reason=tr("its base {id!r} cannot be the name of a folder", id=base.id)
+                )
             owners[fold(base.id)] = path
         files.append(UnitsFile(path, about, mark))
     return files
@@ -115,7 +120,7 @@ def chosen(files: list[UnitsFile], wanted: tuple[str, ...]) -> list[tuple[int, U
     known = [base.id for _, base in every]
     for one in wanted:
         if one not in known:
-            raise BaseUnknown(base=one, known=", ".join(known) or "no bases")
+            raise BaseUnknown(base=one, known=", ".join(known) or tr("no bases"))
     return [(at, file, base) for at, (file, base) in enumerate(every) if not wanted or base.id in wanted]
 
 

@@ -22,6 +22,7 @@ from regraft.formats.cherry_v2.index.bulk import CJK_SHARE, ROWS_CACHE_KIB, CjkS
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.parquet.columns import UnitRow
 from regraft.formats.parquet.metadata import BareMaterial
+from regraft.language import tr
 from regraft.report import notices
 from regraft.text import utf16_len
 
@@ -291,7 +292,7 @@ def verify(path: Path, base_id: str, built: Rebuilt) -> None:
             raise VerificationFailed(base=base_id, reason=reason)
 
     with sqlite.reading(path) as db:
-        demand(not db.execute("PRAGMA foreign_key_check").fetchall(), "a foreign key dangles")
+        demand(not db.execute("PRAGMA foreign_key_check").fetchall(), tr("a foreign key dangles"))
         counts = {
             "search_unit": built.carried,
             "search_text": built.carried,
@@ -300,22 +301,27 @@ def verify(path: Path, base_id: str, built: Rebuilt) -> None:
             "material": built.materials,
         }
         for table, expected in counts.items():
-            demand(db.execute(f"SELECT count(*) FROM {table}").get == expected, f"rows of {table} are missing")
+            demand(
+                db.execute(f"SELECT count(*) FROM {table}").get == expected,
+                tr("rows of {table} are missing", table=table),
+            )
         for content_hash, text, number in db.execute(f"SELECT content_hash, {_small('text')}, rowid FROM content"):
             found = (
                 large.Stored(db=db, schema="main", table="content", column="text", rowid=number).hash()
                 if text is None
                 else large.hash_of(text)
             )
-            demand(found == content_hash, "a content does not match its hash")
+            demand(found == content_hash, tr("a content does not match its hash"))
         query = f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
                           {_small("t.text")}, t.embedding_text_hash, t.rowid = t.fts_rowid, t.rowid
                      FROM search_text t LEFT JOIN search_unit u ON u.unit_id = t.target_id ORDER BY t.rowid"""
         for material, content, index, start, end, unit, text, key, in_step, number in db.execute(query):
-            demand(unit == identity.unit_id(material, content, index, start, end) and in_step, "a unit's id is wrong")
+            demand(
+                unit == identity.unit_id(material, content, index, start, end) and in_step, tr("a unit's id is wrong")
+            )
             found = large.Stored(db, *_BODY, number).hash() if text is None else large.hash_of(text)
-            demand(found == key, "a body does not match its hash")
+            demand(found == key, tr("a body does not match its hash"))
         seen = hashlib.blake2b(digest_size=32)
         for key, vector in db.execute("SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY rowid"):
             seen.update(bytes.fromhex(key) + vector)
-        demand(seen.digest() == built.digest.digest(), "vectors differ")
+        demand(seen.digest() == built.digest.digest(), tr("vectors differ"))

@@ -10,6 +10,7 @@ from migrators.parquet.plan import Plan
 from migrators.parquet.rebuild import Rebuilt
 from migrators.pipeline.report import Outcome, index_path
 from regraft.formats.cherry_v2.catalog import ItemRow
+from regraft.language import tr
 from regraft.report import notices
 from regraft.report.migration import BaseReport, IndexReport, RowsReport
 from regraft.report.notices import Notice
@@ -78,19 +79,23 @@ def _notices(plan: Plan, told: BaseReport) -> Iterator[Notice]:
         return Notice(code=code, message=message, base=base.id, count=count)
 
     if base.error == MODEL_UNKNOWN and plan.about.settings is None:
-        yield notice(notices.MODEL_NOT_NAMED, "the file does not say of which model its vectors are")
+        yield notice(notices.MODEL_NOT_NAMED, tr("the file does not say of which model its vectors are"))
     for reason, count in told.rows.skipped.items():
-        yield notice(reason, f"{counted(count, 'row')} not carried", count)
+        yield notice(reason, tr("{rows} not carried", rows=counted(count, "row")), count)
     for reason, count in plan.skipped_items.items():
-        yield notice(reason, f"{counted(count, 'item')} not carried", count)
+        yield notice(reason, tr("{items} not carried", items=counted(count, "item")), count)
     if told.remade:
-        yield notice(notices.REMADE, f"{counted(told.remade, 'material')} made anew from its units", told.remade)
+        yield notice(
+            notices.REMADE,
+            tr("{materials} made anew from its units", materials=counted(told.remade, "material")),
+            told.remade,
+        )
     if told.differing_vectors:
         count = told.differing_vectors
-        said = f"{counted(count, 'text')} came again with another vector; the first one is kept"
+        said = tr("{texts} came again with another vector; the first one is kept", texts=counted(count, "text"))
         yield notice(notices.DIFFERING_VECTOR, said, count)
     if plan.strays:
-        said = f"{counted(plan.strays, 'row')} of {shown(plan.file.path.name)} not carried"
+        said = tr("{rows} of {name} not carried", rows=counted(plan.strays, "row"), name=shown(plan.file.path.name))
         yield Notice(code=notices.NO_BASE, message=said, count=plan.strays)
 
 

@@ -30,6 +30,7 @@ from regraft.errors import Declined, SourceUnreadable
 from regraft.formats.cherry_v2 import catalog
 from regraft.formats.cherry_v2.item_data import data_damage
 from regraft.formats.parquet.metadata import AboutBase
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.ledger.ledger import Entry
 from regraft.locate import INDEX_FILE
@@ -299,14 +300,14 @@ def _not_poorer(at: Session, job: ImportJob) -> ImportJob:
 def _problem(plan: Plan) -> str | None:
     """Return what is damaged of what a file says of a base; None where nothing is."""
     if plan.record.base.id != plan.about.id:
-        return f"its base {shown(plan.about.id)} has the settings of another"
+        return tr("its base {id} has the settings of another", id=shown(plan.about.id))
     if not plan.about.index and plan.record.base.status == "completed":
-        return f"its base {shown(plan.about.id)} is completed, and has no index"
+        return tr("its base {id} is completed, and has no index", id=shown(plan.about.id))
     for row in plan.about.items or ():
         problem = None if row.get("deleted_at") is not None else data_damage(row)
         # Without its item a text would be an orphan.
         if problem is not None and row.get("id") in plan.materials:
-            return f"its item {shown(row.get('id'))} has texts, and {problem}"
+            return tr("its item {get} has texts, and {problem}", get=shown(row.get("id")), problem=problem)
     return None
 
 
@@ -324,4 +325,6 @@ def _prove(plans: list[Plan]) -> None:
         catalog.prove((plan.record, plan.expected_items()) for plan in plans)
     except (apsw.ConstraintError, TypeError, OverflowError) as error:
         names = ", ".join(shown(name) for name in dict.fromkeys(plan.file.path for plan in plans))
-        raise SourceUnreadable(path=names, reason=f"its bases and items cannot stand in a catalog: {error}") from error
+        raise SourceUnreadable(
+            path=names, reason=tr("its bases and items cannot stand in a catalog: {error}", error=error)
+        ) from error

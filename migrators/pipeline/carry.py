@@ -21,6 +21,7 @@ from regraft.formats.cherry_v2 import index, okf
 from regraft.formats.cherry_v2.catalog import BaseRecord, BaseRow, ItemRow
 from regraft.formats.large_text import LARGE_BYTES, LargeText
 from regraft.formats.vector_table import VectorTable
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.locate import INDEX_FILE, RAW_FOLDER
 from regraft.names import FreeNames
@@ -175,7 +176,7 @@ class _Carrier:
         index.verify(path, base_id, tallies, digest, self._plan.vector_bytes)
         if tallies.differing_vectors:
             count = tallies.differing_vectors
-            message = f"{counted(count, 'text')} came again with another vector; the first one is kept"
+            message = tr("{texts} came again with another vector; the first one is kept", texts=counted(count, "text"))
             self.found_notices.append(
                 Notice(code=notices.DIFFERING_VECTOR, message=message, base=self._plan.draft.legacy_id, count=count)
             )
@@ -371,4 +372,4 @@ def _size_limit() -> Iterator[None]:
     try:
         yield
     except apsw.TooBigError as error:
-        raise SourceFailed("the text of one item is over SQLite's limit of 1 GB") from error
+        raise SourceFailed(tr("the text of one item is over SQLite's limit of 1 GB")) from error

@@ -15,6 +15,7 @@ from migrators.pipeline.packed import Packed
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
 from regraft.formats.cherry_v2.defaults import Settings
 from regraft.formats.cherry_v2.models import ModelChoice
+from regraft.language import tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import utf16_cut, utf16_len
@@ -83,7 +84,7 @@ def cut_note(text: str, base: str | None = None, item: str | None = None) -> tup
     length = utf16_len(text)
     if length <= MAX_NOTE_UNITS:
         return text, []
-    message = f"{length:,} units are cut to {MAX_NOTE_UNITS:,}"
+    message = tr("{length:,} units are cut to {max_note_units:,}", length=length, max_note_units=MAX_NOTE_UNITS)
     return utf16_cut(text, MAX_NOTE_UNITS), [Notice(code=notices.NOTE_CUT, message=message, base=base, item=item)]
 
 

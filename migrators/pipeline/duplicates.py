@@ -13,6 +13,7 @@ from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.ownership import Owners
 from migrators.pipeline.source import Duplicate
 from regraft.formats.vector_table import LoaderRows, Survey
+from regraft.language import tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import counted, utf16_cut, utf16_len
@@ -127,15 +128,23 @@ def without_rows(draft: BaseDraft, survey: Survey, owners: Owners, told: Collect
 def said_of(one: Restored, base: str, *, restored: bool) -> Notice:
     """Say that a file is a duplicate, and that it was given the chunks of its twin, or is not by the user's word."""
     twin, item = one.twin, one.item.legacy_id
-    part = ", as far as v1 kept it" if one.partial else ""
-    why = f"since {_short(twin.like_name)} has the same bytes"
+    part = tr(", as far as v1 kept it") if one.partial else ""
+    why = tr("since {short} has the same bytes", short=_short(twin.like_name))
     if twin.changed:
-        why = f"and {_short(twin.like_name)} has the same bytes today, though one of them was changed since v1 read it"
-    lost = f"{_short(twin.name)}: v1 kept nothing of it, {why}"
+        why = tr(
+            "and {short} has the same bytes today, though one of them was changed since v1 read it",
+            short=_short(twin.like_name),
+        )
+    lost = tr("{short}: v1 kept nothing of it, {why}", short=_short(twin.name), why=why)
     if restored:
-        message = f"{lost}; it gets the same {counted(one.rows, 'chunk')}{part}"
+        message = tr("{lost}; it gets the same {chunks}{part}", lost=lost, chunks=counted(one.rows, "chunk"), part=part)
         return Notice(code=notices.RESTORED_DUPLICATE, message=message, base=base, item=item, count=one.rows)
-    message = f"{lost}; without --no-restore-duplicates it would get the same {counted(one.rows, 'chunk')}{part}"
+    message = tr(
+        "{lost}; without --no-restore-duplicates it would get the same {chunks}{part}",
+        lost=lost,
+        chunks=counted(one.rows, "chunk"),
+        part=part,
+    )
     return Notice(code=notices.LOST_DUPLICATE, message=message, base=base, item=item, count=one.rows)
 
 
@@ -146,11 +155,17 @@ def said_of_missing(base: str, missing: Sequence[Missing]) -> Iterator[Notice]:
     total = sum(one.chunks for one in missing)
     largest = sorted(missing, key=lambda one: -one.chunks)
     names = listed_names([f"{_short(one.name)} ({one.chunks:,})" for one in largest])
-    message = f"{counted(total, 'chunk')} never stored by v1, which had the text already: {names}"
+    message = tr(
+        "{chunks} never stored by v1, which had the text already: {names}", chunks=counted(total, "chunk"), names=names
+    )
     yield Notice(code=notices.DEDUPLICATED, message=message, base=base, count=total)
     for one in missing:
-        chunks = f"{one.chunks:,} of its {counted(one.chunks + one.rows, 'chunk')}"
-        message = f"{_short(one.name)}: at least {chunks} never stored by v1, which had the text already"
+        chunks = tr("{chunks:,} of its {chunks2}", chunks=one.chunks, chunks2=counted(one.chunks + one.rows, "chunk"))
+        message = tr(
+            "{short}: at least {chunks} never stored by v1, which had the text already",
+            short=_short(one.name),
+            chunks=chunks,
+        )
         yield Notice(code=notices.DEDUPLICATED_ITEM, message=message, base=base, item=one.legacy_id, count=one.chunks)
 
 
@@ -158,14 +173,18 @@ def said_without_rows(base: str, files: Sequence[ItemDraft]) -> Iterator[Notice]
     """Say in one notice which completed files have no text."""
     if files:
         names = listed_names([_short(item.data["relativePath"]) for item in files])
-        message = f"{counted(len(files), 'completed file')} without any text, as there are no rows: {names}"
+        message = tr(
+            "{completed_files} without any text, as there are no rows: {names}",
+            completed_files=counted(len(files), "completed file"),
+            names=names,
+        )
         yield Notice(code=notices.FILE_WITHOUT_ROWS, message=message, base=base, count=len(files))
 
 
 def listed_names(names: Sequence[str]) -> str:
     """Return a few names as text, the rest counted."""
     more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(names[:NAMED]) + (tr(" and {more:,} more", more=more) if more > 0 else "")
 
 
 def name_in(folder: str, source: str) -> str:

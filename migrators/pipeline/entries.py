@@ -15,6 +15,7 @@ import msgspec
 from migrators.pipeline.published import BaseEntry, read_entry
 from regraft.formats.cherry_v2 import catalog
 from regraft.formats.cherry_v2.catalog import BaseRecord, ItemRow
+from regraft.language import tr
 from regraft.ledger.ledger import Entry, Ledger
 from regraft.ledger.values import Count, UnfitValue
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
@@ -52,19 +53,21 @@ def base_entry(subject: str, entry: Entry) -> BaseEntry:
     known = msgspec.json.decode(entry.detail, type=_Known)
     report = found.report
     if report.lacks(known.command):
-        raise UnfitValue(f"what it has of base {subject} is not whole")
+        raise UnfitValue(tr("what it has of base {subject} is not whole", subject=subject))
     if not found.record.base.id == report.id == subject:
-        raise UnfitValue(f"what it has of base {subject} is of another one")
+        raise UnfitValue(tr("what it has of base {subject} is of another one", subject=subject))
     if report.index is not None and report.index.path != f"{KNOWLEDGE_FOLDER}/{subject}/{INDEX_FILE}":
-        raise UnfitValue(f"it has the index of base {subject} elsewhere")
+        raise UnfitValue(tr("it has the index of base {subject} elsewhere", subject=subject))
     reasons = {*report.rows.skipped, *(report.skipped_items or ())}
     unknown = {*reasons, *(notice.code for notice in found.notices)} - set(notices.EVERY_CODE)
     if unknown:
-        raise UnfitValue(f"it has {min(unknown)!r} of base {subject}, which is no code")
+        raise UnfitValue(
+            tr("it has {unknown!r} of base {subject}, which is no code", unknown=min(unknown), subject=subject)
+        )
     if not (_HASH.fullmatch(known.index_hash) and _HASH.fullmatch(known.raw_hash)):
-        raise UnfitValue(f"it has no hash of what is in base {subject}")
+        raise UnfitValue(tr("it has no hash of what is in base {subject}", subject=subject))
     if _RAW_MARK.fullmatch(known.raw_mark) is None or any(notice.count < 0 for notice in found.notices):
-        raise UnfitValue(f"it has what no run says of base {subject}")
+        raise UnfitValue(tr("it has what no run says of base {subject}", subject=subject))
     return found
 
 
@@ -97,7 +100,7 @@ def items_of(parts: Iterator[bytes], base_id: str) -> Iterator[ItemRow]:
     for part in parts:
         item = msgspec.json.decode(part, type=ItemRow)
         if item.base_id != base_id:
-            raise UnfitValue(f"it has an item of another base among those of {base_id}")
+            raise UnfitValue(tr("it has an item of another base among those of {base_id}", base_id=base_id))
         yield item
 
 
@@ -131,4 +134,4 @@ def _prove(rows: list[tuple[BaseEntry, Iterator[ItemRow]]]) -> None:
     except (UnfitValue, msgspec.MsgspecError):
         raise
     except _REFUSED as error:
-        raise UnfitValue(f"its bases and items cannot stand in a catalog: {error}") from error
+        raise UnfitValue(tr("its bases and items cannot stand in a catalog: {error}", error=error)) from error

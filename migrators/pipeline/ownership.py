@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from regraft import identity
 from regraft.formats.vector_table import Survey
+from regraft.language import tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import counted
@@ -101,7 +102,7 @@ class Owners:
         self._owners.update(owners)
         overruled = {item.id: item for item in draft.items if item.id in losers} if losers else {}
         for item in map(overruled.__getitem__, losers):
-            self._note(notices.LOADER_SHARED, "a later item has the same loader and gets its rows", item, 1)
+            self._note(notices.LOADER_SHARED, tr("a later item has the same loader and gets its rows"), item, 1)
         return owners
 
     def _of_children(
@@ -124,10 +125,13 @@ class Owners:
         conflicts = sum(child.loader_id in standalone for child in children)
         shared = sum(bool(child.taken_by) for child in children) - conflicts
         if conflicts:
-            said = f"{counted(conflicts, 'file')} of the folder also added alone; the rows stay with those items"
+            said = tr(
+                "{files} of the folder also added alone; the rows stay with those items",
+                files=counted(conflicts, "file"),
+            )
             self._note(notices.CHILD_CONFLICT, said, folder, conflicts)
         if shared:
-            said = f"{counted(shared, 'file')} of the folder listed again later; the rows go there"
+            said = tr("{files} of the folder listed again later; the rows go there", files=counted(shared, "file"))
             self._note(notices.CHILD_SHARED, said, folder, shared)
 
     def _note(self, code: str, message: str, item: ItemDraft, count: int) -> None:

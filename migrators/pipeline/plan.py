@@ -32,6 +32,7 @@ from migrators.pipeline.packed import Packed
 from migrators.pipeline.plan_model import BasePlan, Directories, ItemPlan, MaterialPlan, Rows
 from migrators.pipeline.source import Found, Hints
 from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey
+from regraft.language import tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import counted
@@ -43,7 +44,7 @@ __all__ = ["BasePlan", "ItemPlan", "MaterialPlan", "Rows", "TakenPaths", "plan_b
 #: SQLite's limit for one row is 1,000,000,000 bytes; a content text may take all of it but for its hash and time.
 MAX_CONTENT_BYTES = 1_000_000_000 - 1_000
 #: The error of an item whose text is larger.
-TOO_LARGE_TEXT = "The text of this item is over SQLite's limit of 1 GB."
+TOO_LARGE_TEXT = tr("The text of this item is over SQLite's limit of 1 GB.")
 
 
 def plan_base(
@@ -66,7 +67,7 @@ def plan_base(
     if isinstance(found, StoreProblem):
         survey, problem, vector_bytes, unreadable = Survey(), found, None, True
     else:
-        survey, problem, unreadable = found, StoreProblem("holds no usable vector"), False
+        survey, problem, unreadable = found, StoreProblem(tr("holds no usable vector")), False
         vector_bytes = _vector_bytes(draft, found)
     terms = CarryPolicy(
         error=_error(draft, vector_bytes),
@@ -284,7 +285,7 @@ class _Planner:
         self._said.append(Notice(code=code, message=message, base=self._draft.legacy_id, item=item, count=count))
 
     def _say_too_large(self, draft: ItemDraft, rows: int) -> None:
-        said = f"{counted(rows, 'row')} not carried: the whole text is over SQLite's limit of 1 GB"
+        said = tr("{rows} not carried: the whole text is over SQLite's limit of 1 GB", rows=counted(rows, "row"))
         self._note(notices.CONTENT_TOO_LARGE, said, draft.legacy_id, rows)
 
     def _say_lost(self, draft: ItemDraft, children: tuple[Child, ...], lost: list[Child]) -> None:
@@ -295,16 +296,23 @@ class _Planner:
         if len(lost) == len(children) and all(child.taken_by for child in lost):
             self._note(
                 notices.NOT_MIGRATED,
-                f"the folder {draft.data['source']} is marked failed: all of its files belong to other items, where "
-                f"their rows are",
+                tr(
+                    "the folder {source} is marked failed: all of its files belong to other items, where "
+                    "their rows are",
+                    source=draft.data["source"],
+                ),
                 draft.legacy_id,
             )
         unexplained = [child for child in lost if not child.taken_by]
         if unexplained:
             self._note(
                 notices.CHILD_NOT_MIGRATED,
-                f"without a row that could be carried: {len(unexplained)} of {len(children)} files of the folder "
-                f"{draft.data['source']}",
+                tr(
+                    "without a row that could be carried: {unexplained} of {children} files of the folder {source}",
+                    unexplained=len(unexplained),
+                    children=len(children),
+                    source=draft.data["source"],
+                ),
                 draft.legacy_id,
                 len(unexplained),
             )
@@ -312,9 +320,11 @@ class _Planner:
     def _say_outside(self, draft: ItemDraft) -> None:
         count = self._layout.outside[draft.id]
         if count:
-            said = (
-                f"{counted(count, 'file')} of the folder {draft.data['source']} named by the last part of what v1 "
-                f"recorded of them, which is no path in the folder"
+            said = tr(
+                "{files} of the folder {source} named by the last part of what v1 recorded of them, "
+                "which is no path in the folder",
+                files=counted(count, "file"),
+                source=draft.data["source"],
             )
             self._note(notices.CHILD_OUTSIDE, said, draft.legacy_id, count)
 
@@ -326,7 +336,13 @@ class _Planner:
             folder, paths = draft.data["source"], self._hints.paths
             known = [name_in(folder, paths[entry]) for entry in without if entry in paths]
             names = f" ({listed_names(known)})" if known else ""
-            said = f"without rows: {len(without)} of {len(entries)} files of the folder {folder}{names}"
+            said = tr(
+                "without rows: {without} of {entries} files of the folder {folder}{names}",
+                without=len(without),
+                entries=len(entries),
+                folder=folder,
+                names=names,
+            )
             self._note(notices.ENTRIES_WITHOUT_ROWS, said, draft.legacy_id, len(without))
 
     def _say_duplicates(self, owners: Owners, found: dict[str, Restored]) -> None:
@@ -346,18 +362,18 @@ class _Planner:
         for reason, count in rows.skipped.items():
             if reason not in (self._error, notices.CONTENT_TOO_LARGE):
                 has_no_text = self._terms.carry_text and reason in WITHOUT_VECTOR
-                self._say_not_carried(reason, count, "without a text, too" if has_no_text else "")
+                self._say_not_carried(reason, count, tr("without a text, too") if has_no_text else "")
         self._say_bare()
         if self._books.degenerate:
             count = self._books.degenerate
-            said = f"{counted(count, 'vector')} without a direction, all zeros; carried as they are"
+            said = tr("{vectors} without a direction, all zeros; carried as they are", vectors=counted(count, "vector"))
             self._note(notices.DEGENERATE, said, count=count)
         self._said.extend(said_of_missing(self._draft.legacy_id, missing))
 
     def _say_renamed(self) -> None:
         count = self._layout.renamed
         if count:
-            said = f"{counted(count, 'file')} got another name because theirs was taken"
+            said = tr("{files} got another name because theirs was taken", files=counted(count, "file"))
             self._note(notices.RENAMED, said, count=count)
 
     def _say_failed(self) -> None:
@@ -365,12 +381,21 @@ class _Planner:
             return
         why, gone = self._draft.embedding.problem, self._draft.embedding.gone
         if self._error == notices.MISSING_STORE:
-            why, gone = f"its vector file {self._draft.vector_file} {self._problem}", None
+            why, gone = (
+                tr(
+                    "its vector file {vector_file} {problem}",
+                    vector_file=self._draft.vector_file,
+                    problem=self._problem,
+                ),
+                None,
+            )
         self._say_not_carried(self._error, self._books.skipped.rows[self._error], why, gone)
 
     def _say_not_carried(self, reason: str, count: int, why: str = "", gone: str | None = None) -> None:
         samples = tuple(self._books.skipped.examples.get(reason, ()))
-        lost = f"{counted(count, 'row')} not carried{_examples(samples)}" if count else ""
+        lost = (
+            tr("{rows} not carried{examples}", rows=counted(count, "row"), examples=_examples(samples)) if count else ""
+        )
         message = "; ".join(filter(None, (why, lost)))
         self._said.append(
             Notice(
@@ -390,7 +415,12 @@ class _Planner:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in bare.rows.items())
             samples = tuple(sample for some in bare.examples.values() for sample in some)[:EXAMPLES]
             count = bare.rows.total()
-            said = f"{counted(count, 'row')} carried without a vector: {reasons}{_examples(samples)}"
+            said = tr(
+                "{rows} carried without a vector: {reasons}{examples}",
+                rows=counted(count, "row"),
+                reasons=reasons,
+                examples=_examples(samples),
+            )
             legacy_id = self._draft.legacy_id
             self._said.append(
                 Notice(code=notices.WITHOUT_VECTOR, message=said, base=legacy_id, count=count, samples=samples)
@@ -399,10 +429,16 @@ class _Planner:
     def _say_tombstone(self, item: ItemDraft) -> None:
         later = ""
         if self._error == notices.MISSING_STORE and self._unreadable:
-            later = "; a later run can still recover it, once the vector file can be read"
-        none = f"none of its {len(set(item.entries))} files has rows" if item.entries else "v1 lists no files of it"
-        why = none if self._carries else "its base failed"
-        said = f"the folder {item.data['source']} stays one failed item: {why}{later}"
+            later = tr("; a later run can still recover it, once the vector file can be read")
+        none = (
+            tr("none of its {set} files has rows", set=len(set(item.entries)))
+            if item.entries
+            else tr("v1 lists no files of it")
+        )
+        why = none if self._carries else tr("its base failed")
+        said = tr(
+            "the folder {source} stays one failed item: {why}{later}", source=item.data["source"], why=why, later=later
+        )
         self._note(notices.NOT_MIGRATED, said, item.legacy_id)
 
 
@@ -418,7 +454,7 @@ def _runs(rows: LoaderRows) -> Iterator[tuple[int, int]]:
 
 
 def _examples(samples: tuple[str, ...]) -> str:
-    return f" (for example {', '.join(samples)})" if samples else ""
+    return tr(" (for example {samples})", samples=", ".join(samples)) if samples else ""
 
 
 def _called(item: ItemPlan) -> str:

@@ -31,6 +31,7 @@ from regraft.formats.cherry_v1 import profile as cherry_v1_profile
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.ledger import ledger
 from regraft.ledger.ledger import Entry
 from regraft.locate import Located
@@ -76,12 +77,12 @@ def _check_ours(target: Path) -> None:
         TargetNotOurs, TargetNotWritable
     """
     if target.is_symlink() and not target.exists():
-        raise TargetNotWritable(path=target, reason="it is a link to nothing")
+        raise TargetNotWritable(path=target, reason=tr("it is a link to nothing"))
     if target.exists() and not target.is_dir():
-        raise TargetNotOurs(path=target, found="it is a file")
+        raise TargetNotOurs(path=target, found=tr("it is a file"))
     names = _names_in(target)
     if names and names != [ledger.FOLDER] and not ledger.path_of(target).is_file():
-        raise TargetNotOurs(path=target, found=f"it holds {', '.join(names[:3])}")
+        raise TargetNotOurs(path=target, found=tr("it holds {names}", names=", ".join(names[:3])))
 
 
 def _names_in(target: Path) -> list[str]:
@@ -101,9 +102,9 @@ def _check_parent(target: Path) -> None:
     """
     parent = existing_parent(target)
     if not parent.is_dir():
-        raise TargetNotWritable(path=target, reason=f"{parent} is a file")
+        raise TargetNotWritable(path=target, reason=tr("{parent} is a file", parent=parent))
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise TargetNotWritable(path=target, reason=f"no permission to write to {parent}")
+        raise TargetNotWritable(path=target, reason=tr("no permission to write to {parent}", parent=parent))
 
 
 def _check_kinds(target: Path) -> None:
@@ -114,11 +115,11 @@ def _check_kinds(target: Path) -> None:
     """
     for name in (CATALOG_FILE, REPORT_FILE, REPORT_PAGE):
         if (target / name).exists() and not (target / name).is_file():
-            raise TargetNotWritable(path=target / name, reason="it is no file")
+            raise TargetNotWritable(path=target / name, reason=tr("it is no file"))
     own = (f"{ledger.FOLDER}/{name}" for name in (STAGING, REPLACED, WORK))
     for name in (KNOWLEDGE_FOLDER, ledger.FOLDER, *own):
         if (target / name).exists() and not (target / name).is_dir():
-            raise TargetNotWritable(path=target / name, reason="it is no folder")
+            raise TargetNotWritable(path=target / name, reason=tr("it is no folder"))
 
 
 def check_running(profile: Path | None, options: Options) -> tuple[Notice, ...]:
@@ -134,7 +135,11 @@ def check_running(profile: Path | None, options: Options) -> tuple[Notice, ...]:
         return ()
     if not options.while_running:
         raise ApplicationRunning(path=profile, sign=sign)
-    return (Notice(code=notices.APPLICATION_RUNNING, message=f"read while the application was running ({sign})"),)
+    return (
+        Notice(
+            code=notices.APPLICATION_RUNNING, message=tr("read while the application was running ({sign})", sign=sign)
+        ),
+    )
 
 
 def _resolved(target: Path) -> Path:
@@ -187,7 +192,7 @@ def check_conflicts(
         if not folder.exists():
             continue
         if known is None:
-            raise TargetNotOurs(path=folder, found="no record of it")
+            raise TargetNotOurs(path=folder, found=tr("no record of it"))
         if base_id in changed and standing(target, base_id, known) is Standing.CHANGED:
             raise TargetBaseChanged(path=folder, base=known.record.base.name)
 

@@ -12,6 +12,7 @@ import msgspec
 from migrators.pipeline.source import Found
 from regraft import sqlite
 from regraft.formats.cherry_v2.catalog import BaseRecord
+from regraft.language import tr
 from regraft.ledger.ledger import Entry
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
 from regraft.report.migration import BaseReport
@@ -140,7 +141,7 @@ def raw_hash(folder: Path) -> str:
     hasher = hashlib.sha256()
     for path in _raw_files(folder):
         # A link is not followed: regraft writes none.
-        content = file_hash(path) if path.is_file() and not path.is_symlink() else "no file"
+        content = file_hash(path) if path.is_file() and not path.is_symlink() else tr("no file")
         hasher.update(f"{path.relative_to(folder)} {content}\n".encode())
     return hasher.hexdigest() if (folder / RAW_FOLDER).is_dir() else ""
 

@@ -16,6 +16,7 @@ from migrators.pipeline.plan import BasePlan
 from migrators.pipeline.published import BaseEntry
 from migrators.pipeline.workers import Done
 from regraft.formats.cherry_v2.index import Tallies
+from regraft.language import tr
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
 from regraft.report import notices
 from regraft.report.document import Run
@@ -202,8 +203,8 @@ def _remedy(notice: Notice, base: BaseReport | None, target: Path) -> str:
     verb = "restore" if base.status == "failed" else "backfill"
     command = shlex.join(["regraft", verb, argument(target), "--base", base.id])
     if verb == "restore":
-        return f"; {command} --embedder NAME makes a new base of them"
-    return f"; {command} completes them"
+        return tr("; {command} --embedder NAME makes a new base of them", command=command)
+    return tr("; {command} completes them", command=command)
 
 
 #: The numbers of rows and of an index that add up.

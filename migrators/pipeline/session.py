@@ -30,6 +30,7 @@ from regraft.errors import (
     TargetNotWritable,
 )
 from regraft.formats.cherry_v2.catalog import ItemRow
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import Entry, Ledger
@@ -145,7 +146,7 @@ class Session:
     @property
     def _ledger(self) -> Ledger:
         if self.ledger is None:
-            raise ValueError("a dry run has no ledger")
+            raise ValueError(tr("a dry run has no ledger"))
         return self.ledger
 
 
@@ -248,7 +249,7 @@ def _clean_stop(at: Session, ledger: Ledger) -> Iterator[None]:
         _leave_whole(at, ledger, "stopped")
         reason = getattr(error, "strerror", None) or str(error)
         finished = _finished(at, ledger)
-        raise StoppedMidway(path=at.path, doing="writing the library", reason=reason, finished=finished) from error
+        raise StoppedMidway(path=at.path, doing=tr("writing the library"), reason=reason, finished=finished) from error
     finally:
         place = at.target
         for folder in (place.staging, place.staging.parent, place.replaced, place.work, place.work.parent):

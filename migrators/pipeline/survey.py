@@ -23,6 +23,7 @@ from regraft import steady
 from regraft.base_names import meant
 from regraft.errors import SourceUnreadable
 from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.language import tr
 from regraft.ledger.ledger import Entry
 from regraft.locate import RAW_FOLDER, Located
 from regraft.report import notices
@@ -240,11 +241,11 @@ class BasePlanner:
         """Survey a base's vector file; one that was written to meanwhile cannot be used, whatever it held."""
         name = vector_name(self.source, draft)
         if not name:
-            return _Surveyed(found=StoreProblem("does not exist (the source holds no vector files)"))
+            return _Surveyed(found=StoreProblem(tr("does not exist (the source holds no vector files)")))
         try:
             origin = self._keep.enter_context(self.source.tree.local(name, self._work))
         except SourceUnreadable as problem:
-            return _Surveyed(found=StoreProblem(f"cannot be read: {problem.facts['reason']}"))
+            return _Surveyed(found=StoreProblem(tr("cannot be read: {reason}", reason=problem.facts["reason"])))
         mark = steady.mark_of(origin)
         try:
             vectors = self._keep.enter_context(self._journey.opened(origin, self._work))
@@ -257,14 +258,14 @@ class BasePlanner:
         except StoreProblem as problem:
             found = _Surveyed(found=problem)
         except SourceUnreadable as problem:
-            found = _Surveyed(found=StoreProblem(f"cannot be read: {problem.facts['reason']}"))
+            found = _Surveyed(found=StoreProblem(tr("cannot be read: {reason}", reason=problem.facts["reason"])))
         if steady.mark_of(origin) != mark:
-            return _Surveyed(found=StoreProblem(f"cannot be read: {steady.MOVED}"))
+            return _Surveyed(found=StoreProblem(tr("cannot be read: {moved}", moved=steady.MOVED)))
         return found
 
 
 def _changed_since(draft: BaseDraft) -> Notice:
-    message = "it was changed in the target since it was migrated, and is left as it is"
+    message = tr("it was changed in the target since it was migrated, and is left as it is")
     return Notice(code=notices.CHANGED_SINCE, message=message, base=draft.legacy_id)
 
 
@@ -293,8 +294,8 @@ def kept_completed(stands: BaseEntry, error: str, base: str) -> BaseEntry:
 
     ``base`` is the id that the source has for it.
     """
-    kept = "completed base" if stands.record.base.status == "completed" else "base with the texts"
-    message = f"it would fail now ({error}); the {kept} of an earlier run is kept as it is"
+    kept = tr("completed base") if stands.record.base.status == "completed" else tr("base with the texts")
+    message = tr("it would fail now ({error}); the {kept} of an earlier run is kept as it is", error=error, kept=kept)
     return msgspec.structs.replace(
         stands, notices=[*stands.notices, Notice(code=notices.KEPT_COMPLETED, message=message, base=base)]
     )

@@ -9,6 +9,7 @@ from typing import BinaryIO
 from migrators.pipeline.drafts import Upload
 from regraft import links
 from regraft.errors import SourceUnreadable
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -35,13 +36,15 @@ def upload_problem(tree: Tree, uploads: str | None, upload: Upload) -> str:
         if folder is not None and name is not None and is_plain_name(name):
             problem = tree.problem(join(folder, name))
             if problem:
-                return f"the uploaded file {upload.name} is not read ({problem})"
-    return f"the uploaded file {upload.name} is not in the source"
+                return tr("the uploaded file {name} is not read ({problem})", name=upload.name, problem=problem)
+    return tr("the uploaded file {name} is not in the source", name=upload.name)
 
 
 def missing_upload(path: str, problem: str, base: str, item: str | None) -> Notice:
     """Say that an item's uploaded file is not there, for a reason; ``path`` is its name under ``raw/``."""
-    message = f"{path}: {problem}; the item stays searchable, but cannot be reindexed without it"
+    message = tr(
+        "{path}: {problem}; the item stays searchable, but cannot be reindexed without it", path=path, problem=problem
+    )
     return Notice(code=notices.MISSING_UPLOAD, message=message, base=base, item=item)
 
 
@@ -68,10 +71,12 @@ def copy_upload(tree: Tree, uploads: str | None, upload: Upload, earlier: Path, 
                 _copy(file, target)
                 return ""
         except SourceFailed as failed:
-            problem = f"the uploaded file {upload.name} cannot be read ({failed})"
+            problem = tr("the uploaded file {name} cannot be read ({failed})", name=upload.name, failed=failed)
             durable.remove(target, missing_ok=True)
         except SourceUnreadable as error:
-            problem = f"the uploaded file {upload.name} cannot be read ({error.facts['reason']})"
+            problem = tr(
+                "the uploaded file {name} cannot be read ({reason})", name=upload.name, reason=error.facts["reason"]
+            )
     if earlier.is_file():
         with links.reading(earlier) as file:
             _copy(file, target)

@@ -24,6 +24,7 @@ from migrators.pipeline.uploads import SourceFailed
 from regraft import areas, links, steady, workers
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.vector_table import StoreProblem, VectorTable
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.locate import Located
 from regraft.report.progress import Progress
@@ -119,7 +120,7 @@ def _carry(job: Job, tree: Tree, watch: Watcher) -> Done:
     except SourceFailed as failed:
         # Damage that only shows while whole rows are read: the base is planned anew as one that cannot be read.
         durable.remove_tree(job.staging)
-        plan = plan_base(job.work.draft, StoreProblem(f"cannot be read: {failed}"))
+        plan = plan_base(job.work.draft, StoreProblem(tr("cannot be read: {failed}", failed=failed)))
         carried = carry_base(plan, origin, job.staging, job.now_ms, watch)
     return Done(job.work, plan, carried)
 
@@ -239,4 +240,4 @@ def _alive() -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError) as error:
-        raise OSError("a worker process was killed (out of memory?)") from error
+        raise OSError(tr("a worker process was killed (out of memory?)")) from error

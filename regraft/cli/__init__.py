@@ -13,9 +13,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from regraft import __version__, streams
+from regraft.cli.help_text import translated
 from regraft.cli.output import fail, finished, say
 from regraft.cli.overview import SUMMARIES, grouped
 from regraft.errors import INTERRUPTED, REFUSED, Interrupted, WrongUsage
+from regraft.language import OPTION, languages, tr
 from regraft.ledger import interrupts
 
 #: The commands, each with the module that has it.
@@ -56,7 +58,9 @@ class OnDemand(MutableMapping[str, click.Command]):
         """Return a command."""
         if name not in self._loaded:
             module = import_module(f"{__name__}.{_MODULES[name]}")
-            self._loaded[name] = getattr(module, "import_" if name == "import" else name.replace("-", "_"))
+            command = getattr(module, "import_" if name == "import" else name.replace("-", "_"))
+            command.help = translated(command.help or "")
+            self._loaded[name] = command
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:
@@ -99,7 +103,7 @@ class Commands(click.Group):
             message = " ".join(error.format_message().split())
             context = getattr(error, "ctx", None)
             name = context.info_name if context is not None and context.parent is not None else ""
-            hint = f"see regraft {name} --help" if name else "see regraft --help"
+            hint = tr("see regraft {name} --help", name=name) if name else tr("see regraft --help")
             fail(
                 WrongUsage(problem=message.rstrip("."), hint=hint), name or "", as_json="--json" in arguments, verbose=0
             )
@@ -129,6 +133,12 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, commands=OnDemand(), context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    OPTION,
+    type=click.Choice(languages()),
+    expose_value=False,
+    help=tr("The language of messages.  [default: the locale's]"),
+)
 @click.version_option(__version__, "-V", "--version", prog_name="regraft")
 def cli() -> None:
     """Carry a local knowledge base to a new layout with its vectors alive.
@@ -136,6 +146,9 @@ def cli() -> None:
     Vectors move byte for byte; nothing is embedded but by backfill and restore, and only what has no vector. Sources
     are only read; what is written is written whole or not at all.
     """
+
+
+cli.help = translated(cli.help or "")
 
 
 def interrupted(arguments: Sequence[str]) -> NoReturn:

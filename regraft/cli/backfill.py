@@ -21,6 +21,7 @@ from regraft.cli.embedding import embedder_options, limit_options, limited_embed
 from regraft.cli.options import model_option
 from regraft.cli.output import reports_errors
 from regraft.errors import WrongUsage
+from regraft.language import tr
 from regraft.text import counted, one_line, shown_lines
 from repair import systems
 from repair.backfill.budget import Limits
@@ -34,9 +35,9 @@ from repair.codex_mem.backfill_filler import NOT_ASKED
 @change_options
 @embedder_options
 @limit_options
-@click.option("--model", metavar="ID", help="For bases without a model: give them this one, provider::model.")
-@click.option("--dimensions", type=click.IntRange(1, 65536), metavar="N", help="Of its vectors.")
-@click.option("--all-projects", is_flag=True, help="codex-mem: every project, not just the one at hand.")
+@click.option("--model", metavar="ID", help=tr("For bases without a model: give them this one, provider::model."))
+@click.option("--dimensions", type=click.IntRange(1, 65536), metavar="N", help=tr("Of its vectors."))
+@click.option("--all-projects", is_flag=True, help=tr("codex-mem: every project, not just the one at hand."))
 @reports_errors
 def backfill(path: Path, **options: Any) -> None:
     """Embed what has no vector yet in the store at PATH, or one that no search can use, and nothing else.
@@ -50,7 +51,9 @@ def backfill(path: Path, **options: Any) -> None:
     """
     model, dimensions, every = (options.pop(name) for name in ("model", "dimensions", "all_projects"))
     if every and options["bases"]:
-        raise WrongUsage(problem="--all-projects and --base contradict each other", hint="leave one of them out")
+        raise WrongUsage(
+            problem=tr("--all-projects and --base contradict each other"), hint=tr("leave one of them out")
+        )
     new = _new_model(model, dimensions)
     fill("backfill", path, options, new=new, dimensions=dimensions, all_projects=every)
 
@@ -99,7 +102,7 @@ def _new_model(model: str | None, dimensions: int | None) -> NewModel | None:
         return None
     model_id = model_option("--model", model)
     if dimensions is None:
-        raise WrongUsage(problem="--model says nothing of its dimensions", hint="give --dimensions too")
+        raise WrongUsage(problem=tr("--model says nothing of its dimensions"), hint=tr("give --dimensions too"))
     return NewModel(model_id, dimensions)
 
 
@@ -112,13 +115,19 @@ def as_text(report: BackfillReport, *, verbose: bool) -> str:
     lines = parted(lines, left_lines(report.bases, report.left, verbose=verbose))
     others = sum(left.reason.startswith(NOT_ASKED) for left in report.left)
     if others:
-        lines += ["", f"{counted(others, 'project')} more: --all-projects fills every one, --base the ones you name."]
+        lines += [
+            "",
+            tr(
+                "{projects} more: --all-projects fills every one, --base the ones you name.",
+                projects=counted(others, "project"),
+            ),
+        ]
     if report.head.run.dry_run:
-        lines += ["", "Dry run: nothing was sent, and nothing was written."]
+        lines += ["", tr("Dry run: nothing was sent, and nothing was written.")]
     elif _was_run(report) or report.undo is not None:
         lines += closing_lines(report, is_done=True)
     else:
-        lines += closing_lines(report, is_done=False, unchanged="nothing was sent, and nothing was written")
+        lines += closing_lines(report, is_done=False, unchanged=tr("nothing was sent, and nothing was written"))
     return shown_lines(lines)
 
 
@@ -161,33 +170,60 @@ def _heading(scope: ScopeReport) -> str:
 def scope_lines(scope: ScopeReport) -> list[str]:
     """Return what is going to be sent of one scope, as lines for a person."""
     planned = scope.planned
-    lines = [_heading(scope), f"  {scope.skipped_ready:,} of {counted(scope.eligible, 'text')} have a vector"]
+    lines = [
+        _heading(scope),
+        tr(
+            "  {skipped_ready:,} of {texts} have a vector",
+            skipped_ready=scope.skipped_ready,
+            texts=counted(scope.eligible, "text"),
+        ),
+    ]
     if planned.texts:
-        sent = f"about {counted(planned.tokens, 'token')} in {counted(planned.requests, 'request')}"
+        sent = tr(
+            "about {tokens} in {requests}",
+            tokens=counted(planned.tokens, "token"),
+            requests=counted(planned.requests, "request"),
+        )
         if planned.cost is not None:
-            sent += f", about {_money(planned.cost, planned.currency)}"
-        lines.append(f"  embed {counted(planned.texts, 'text')}: {sent}")
+            sent += tr(", about {money}", money=_money(planned.cost, planned.currency))
+        lines.append(tr("  embed {texts}: {sent}", texts=counted(planned.texts, "text"), sent=sent))
     return lines
 
 
 def _done_lines(scope: ScopeReport, verbose: bool) -> list[str]:
-    now = f"{scope.ready:,} of {counted(scope.eligible, 'text')} have one now, {scope.skipped_ready:,} had one before"
-    lines = [_heading(scope), f"  {counted(scope.newly_ready, 'vector')} written; {now}"]
+    now = tr(
+        "{ready:,} of {texts} have one now, {skipped_ready:,} had one before",
+        ready=scope.ready,
+        texts=counted(scope.eligible, "text"),
+        skipped_ready=scope.skipped_ready,
+    )
+    lines = [_heading(scope), tr("  {vectors} written; {now}", vectors=counted(scope.newly_ready, "vector"), now=now)]
     probe = scope.probe
     if probe is not None and probe.requests:
-        sent = f"{counted(probe.requests, 'request')}, {counted(probe.tokens, 'token')} more"
-        lines.append(f"  its model was compared by {counted(probe.texts, 'text')}: {sent}")
+        sent = tr(
+            "{requests}, {tokens} more",
+            requests=counted(probe.requests, "request"),
+            tokens=counted(probe.tokens, "token"),
+        )
+        lines.append(tr("  its model was compared by {texts}: {sent}", texts=counted(probe.texts, "text"), sent=sent))
     if scope.shared:
-        lines.append(f"  {scope.shared:,} of them are those of equal texts that had theirs")
+        lines.append(tr("  {shared:,} of them are those of equal texts that had theirs", shared=scope.shared))
     if scope.requests:
         sent = f"{counted(scope.requests, 'request')}, {counted(scope.tokens, 'token')}"
         if scope.cost is not None:
             sent += f", {_money(scope.cost, scope.planned.currency)}"
         lines.append(f"  {sent}")
     for failure in scope.failures:
-        lines.append(f"  failed: {counted(failure.count, 'text')}: {one_line(failure.reason)} [{failure.code}]")
+        lines.append(
+            tr(
+                "  failed: {texts}: {reason} [{code}]",
+                texts=counted(failure.count, "text"),
+                reason=one_line(failure.reason),
+                code=failure.code,
+            )
+        )
         if verbose:
             lines += [f"    {sample}" for sample in failure.samples]
     if scope.stopped:
-        lines.append(f"  stopped: {scope.stopped}; run the same command again to go on")
+        lines.append(tr("  stopped: {stopped}; run the same command again to go on", stopped=scope.stopped))
     return lines

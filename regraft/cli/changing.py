@@ -21,6 +21,7 @@ from regraft.cli.options import PATH, output_options
 from regraft.cli.output import confirmed as ask
 from regraft.cli.output import echo_json, say
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.ledger import interrupts
 from regraft.ledger.ledger import FOLDER
 from regraft.report import notices, progress
@@ -43,13 +44,13 @@ def change_options(command: F) -> F:
     """Add what every command that changes a store takes, PATH first."""
     for option in (
         output_options,
-        click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where nobody is there to answer."),
+        click.option("-y", "--yes", is_flag=True, help=tr("Do not ask; needed where nobody is there to answer.")),
         click.option(
             "--fail-on",
             type=click.Choice(["error", "warning", "note", "never"]),
             default="warning",
             show_default=True,
-            help="From which severity of what is left on the exit status is 1.",
+            help=tr("From which severity of what is left on the exit status is 1."),
         ),
         click.option(
             "--base",
@@ -57,9 +58,9 @@ def change_options(command: F) -> F:
             multiple=True,
             metavar="ID",
             shell_complete=completion.bases,
-            help="Only this base; may be repeated.",
+            help=tr("Only this base; may be repeated."),
         ),
-        click.option("--dry-run", is_flag=True, help="Show the plan and touch nothing."),
+        click.option("--dry-run", is_flag=True, help=tr("Show the plan and touch nothing.")),
         click.argument("path", type=PATH),
     ):
         command = option(command)
@@ -132,7 +133,7 @@ def confirmed(lines: Iterable[str], *, yes: bool, as_json: bool) -> bool:
     if as_json or not sys.stdin.isatty():
         raise ConsentMissing(command=click.get_current_context().info_name)
     say(shown_lines(["Plan:", *lines]))
-    return ask("Go on?")
+    return ask(tr("Go on?"))
 
 
 def as_text(report: ChangeReport, *, verbose: bool) -> str:
@@ -142,12 +143,12 @@ def as_text(report: ChangeReport, *, verbose: bool) -> str:
     if report.undone is UNSET:
         lines += closing_lines(report, is_done=bool(report.actions))
     elif report.head.run.dry_run:
-        lines += ["", "Dry run: nothing was written."]
+        lines += ["", tr("Dry run: nothing was written.")]
     return shown_lines(lines)
 
 
 def closing_lines(
-    report: ChangeReport | BackfillReport, *, is_done: bool, unchanged: str = "nothing was written"
+    report: ChangeReport | BackfillReport, *, is_done: bool, unchanged: str = tr("nothing was written")
 ) -> list[str]:
     """Return what stands at the end of a run: what is done and what is not, and what to do next.
 
@@ -161,26 +162,43 @@ def closing_lines(
     if not is_done:
         return _nothing_done(report.head.regraft.command, left, unchanged)
     if report.head.run.dry_run:
-        return ["", "Dry run: nothing was written.", *_not_done(report, left)]
-    lines = ["", f"Done{_share_done(report, left)}; {path} and its {FOLDER} were written.", *_not_done(report, left)]
-    lines += _next(left) or [f"Next: {_command('check', path)}"]
+        return ["", tr("Dry run: nothing was written."), *_not_done(report, left)]
+    lines = [
+        "",
+        tr(
+            "Done{share_done}; {path} and its {folder} were written.",
+            share_done=_share_done(report, left),
+            path=path,
+            folder=FOLDER,
+        ),
+        *_not_done(report, left),
+    ]
+    lines += _next(left) or [tr("Next: {command}", command=_command("check", path))]
     if report.undo is not None:
-        lines.append(f"Take it back: {_command('undo', path)}")
+        lines.append(tr("Take it back: {command}", command=_command("undo", path)))
     return lines
 
 
 def _nothing_done(command: str, left: Sequence[Unresolved], unchanged: str) -> list[str]:
     if not left:
-        return [f"Nothing has to be done: {unchanged}."]
+        return [tr("Nothing has to be done: {unchanged}.", unchanged=unchanged)]
     findings = counted(sum(one.count for one in left), "finding")
-    lines = ["", f"regraft {command} can do nothing about the {findings} above: {unchanged}."]
+    lines = [
+        "",
+        tr(
+            "regraft {command} can do nothing about the {findings} above: {unchanged}.",
+            command=command,
+            findings=findings,
+            unchanged=unchanged,
+        ),
+    ]
     names = " ".join(dict.fromkeys(one.finding for one in left))
-    return [*lines, *(_next(left) or [f"Next: regraft explain {names}"])]
+    return [*lines, *(_next(left) or [tr("Next: regraft explain {names}", names=names)])]
 
 
 def _next(left: Sequence[Unresolved]) -> list[str]:
     """Return the commands that may help with what is left."""
-    return [f"Next: {line}" for line in dict.fromkeys(one.repair for one in left if one.repair)]
+    return [tr("Next: {line}", line=line) for line in dict.fromkeys(one.repair for one in left if one.repair)]
 
 
 def _share_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> str:
@@ -190,7 +208,7 @@ def _share_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved
     if len(touched) < 2:
         return ""
     done = len(touched) - len(unfinished)
-    return f": {done:,} of {counted(len(touched), 'base')}"
+    return tr(": {done:,} of {bases}", done=done, bases=counted(len(touched), "base"))
 
 
 def _not_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> list[str]:
@@ -202,8 +220,8 @@ def _not_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved])
     named = [one_line(names.get(base, base), LONGEST_NAME) for base in bases]
     more = len(named) - _SHOWN
     if more > 0:
-        named = [*named[:_SHOWN], f"{more:,} more"]
-    return [f"Not all of it is done, for the reasons above: {', '.join(named)}"]
+        named = [*named[:_SHOWN], tr("{more:,} more", more=more)]
+    return [tr("Not all of it is done, for the reasons above: {named}", named=", ".join(named))]
 
 
 def _command(name: str, path: str) -> str:
@@ -235,13 +253,13 @@ def left_lines(bases: Iterable[BaseName], left: Iterable[Unresolved], *, verbose
     def lines(one: Unresolved) -> list[str]:
         found = [f"{one_line(one.reason)} [{one.finding}]"]
         if one.repair:
-            found.append(f"  try: {one.repair}")
+            found.append(tr("  try: {repair}", repair=one.repair))
         return found
 
     grave = [one for one in left if verbose or notices.at_least(one.severity, "warning")]
     if not grave:
         return []
-    return ["Left as it is:", *_by_base(bases, grave, attrgetter("finding"), lines, verbose)]
+    return [tr("Left as it is:"), *_by_base(bases, grave, attrgetter("finding"), lines, verbose)]
 
 
 def _by_base(

@@ -32,6 +32,7 @@ from regraft.errors import (
     WrongUsage,
 )
 from regraft.kinds import NAMES, V2_STORES, Kind
+from regraft.language import tr
 from regraft.locate import INDEX_FILE, Located, located
 from regraft.report import html as report_html
 from regraft.report import progress
@@ -48,10 +49,10 @@ def _levels(command: Any) -> Any:
             "--max-duration",
             type=click.FloatRange(min=0),
             metavar="SECONDS",
-            help="v2: end after so long, with what was found so far.",
+            help=tr("v2: end after so long, with what was found so far."),
         ),
-        click.option("--deep", is_flag=True, help="v2: SQLite's own integrity check and every snapshot, too."),
-        click.option("--quick", is_flag=True, help="v2: structure, counts and coverage only."),
+        click.option("--deep", is_flag=True, help=tr("v2: SQLite's own integrity check and every snapshot, too.")),
+        click.option("--quick", is_flag=True, help=tr("v2: structure, counts and coverage only.")),
     ):
         command = option(command)
     return command
@@ -62,7 +63,7 @@ def _levels(command: Any) -> Any:
 @only_option
 @_levels
 @click.option(
-    "--report", "page", type=PATH, metavar="FILE.html", help="Write numbers and charts, and no text or name, here."
+    "--report", "page", type=PATH, metavar="FILE.html", help=tr("Write numbers and charts, and no text or name, here.")
 )
 @plan_options
 @output_options
@@ -102,10 +103,10 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
         if isinstance(found, SourceUnreadable):
             head, audit = _head(path, Kind.INDEX), store.unreadable(path, str(found.facts["reason"]))
         elif found.kind in systems.AUDITED:
-            _refuse(models, "of a v1 source or a preview build")
+            _refuse(models, tr("of a v1 source or a preview build"))
             head, audit = _v2_audit(path, found, options, kind)
         else:
-            _refuse({"--quick": quick, "--deep": deep, "--max-duration": max_duration is not None}, "of v2 data")
+            _refuse({"--quick": quick, "--deep": deep, "--max-duration": max_duration is not None}, tr("of v2 data"))
             # A look harms nobody: that the application is running is a finding.
             carrying = migrators.Options(
                 now_ms=clock.now_ms(),
@@ -130,7 +131,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
 
 def _level(*, quick: bool, deep: bool) -> Level:
     if quick and deep:
-        raise WrongUsage(problem="--quick and --deep contradict each other", hint="leave one of them out")
+        raise WrongUsage(problem=tr("--quick and --deep contradict each other"), hint=tr("leave one of them out"))
     return Level.QUICK if quick else Level.DEEP if deep else Level.DEFAULT
 
 
@@ -166,7 +167,9 @@ def _recognised(path: Path, kind: str | None) -> Iterator[Located | SourceUnread
 def _refuse(options: dict[str, Any], about: str) -> None:
     for name, given in options.items():
         if given:
-            raise WrongUsage(problem=f"{name} is for a check {about}", hint="leave it out")
+            raise WrongUsage(
+                problem=tr("{name} is for a check {about}", name=name, about=about), hint=tr("leave it out")
+            )
 
 
 def _v2_audit(path: Path, found: Located, options: CheckOptions, kind: str | None) -> tuple[Head, findings.Audit]:
@@ -201,8 +204,9 @@ def _v1_audit(
     try:
         migrators.pipeline_of(found)
     except SourceNotMigratable as error:
-        advice = (
-            f"regraft inspect gives a first look{'; --kind v1-profile checks what v1 left' if found.v1_left else ''}"
+        advice = tr(
+            "regraft inspect gives a first look{v1_left}",
+            v1_left=tr("; --kind v1-profile checks what v1 left") if found.v1_left else "",
         )
         raise NotChecked(path=path, what=NAMES[found.kind], advice=advice) from error
     plan = migrators.plan_only(found, options, bar)

@@ -18,6 +18,7 @@ from regraft.cli.output import echo_json, reports_errors, say
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.index.search import vector_blob
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.locate import located
 from regraft.ranking import cherry_v2
 from regraft.report import progress
@@ -25,7 +26,7 @@ from regraft.report.document import Run, encoded
 from regraft.text import counted, one_line, shown, shown_lines
 
 #: What the two sides are called, by whether the first is v1 data.
-SIDES = {True: ("v1", "v2"), False: ("the first", "the second")}
+SIDES = {True: ("v1", "v2"), False: (tr("the first"), tr("the second"))}
 #: Outcomes that count as errors.
 _ERRORS = {"different", "missing", "damaged"}
 
@@ -52,11 +53,18 @@ def read_queries(path: Path) -> tuple[Query, ...]:
         for line in lines:
             vector_blob(line.vector)
     except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as error:
-        hint = 'a line is {"id": "a name", "vector": [numbers]}'
-        raise WrongUsage(problem=f"--queries {shown(path)}: not queries: {error}", hint=hint) from error
+        hint = tr('a line is {"id": "a name", "vector": [numbers]}')
+        raise WrongUsage(
+            problem=tr("--queries {path}: not queries: {error}", path=shown(path), error=error), hint=hint
+        ) from error
     if not lines:
-        raise WrongUsage(problem=f"--queries {shown(path)}: no query in it", hint="leave it out to use a sample")
-    named = ((f"query {place}" if line.id is None else str(line.id), line) for place, line in enumerate(lines, 1))
+        raise WrongUsage(
+            problem=tr("--queries {path}: no query in it", path=shown(path)), hint=tr("leave it out to use a sample")
+        )
+    named = (
+        (tr("query {place}", place=place) if line.id is None else str(line.id), line)
+        for place, line in enumerate(lines, 1)
+    )
     return tuple(Query(name, line.vector) for name, line in named)
 
 
@@ -67,7 +75,7 @@ def read_queries(path: Path) -> tuple[Query, ...]:
     "--queries",
     type=PATH,
     metavar="FILE",
-    help='JSON lines (or one JSON array) of {"id": "a name", "vector": [numbers]}.',
+    help=tr('JSON lines (or one JSON array) of {"id": "a name", "vector": [numbers]}.'),
 )
 @click.option(
     "--sample",
@@ -75,10 +83,16 @@ def read_queries(path: Path) -> tuple[Query, ...]:
     default=20,
     show_default=True,
     metavar="N",
-    help="Without --queries: so many of each base's own vectors.",
+    help=tr("Without --queries: so many of each base's own vectors."),
 )
 @click.option(
-    "-k", "count", type=click.IntRange(1, 10_000), default=10, show_default=True, metavar="N", help="Texts compared."
+    "-k",
+    "count",
+    type=click.IntRange(1, 10_000),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help=tr("Texts compared."),
 )
 @plan_options
 @output_options
@@ -153,12 +167,22 @@ def _base_line(base: BaseComparison, count: int) -> str:
 def _difference(parted: Difference, sides: tuple[str, str]) -> str:
     first, second = sides
     old, new = _side(parted.v1), _side(parted.v2)
-    return f"             {one_line(parted.query)}, rank {parted.rank}: {first} has {old}, {second} has {new}"
+    return tr(
+        "             {query}, rank {rank}: {first} has {old}, {second} has {new}",
+        query=one_line(parted.query),
+        rank=parted.rank,
+        first=first,
+        old=old,
+        second=second,
+        new=new,
+    )
 
 
 def _side(side: Side | None) -> str:
-    return "nothing" if side is None else f"{side.text_hash[:12]} at {side.score:.6f}"
+    return (
+        "nothing" if side is None else tr("{text_hash} at {score:.6f}", text_hash=side.text_hash[:12], score=side.score)
+    )
 
 
 def _queries(count: int) -> str:
-    return f"{count:,} query" if count == 1 else f"{count:,} queries"
+    return tr("{count:,} query", count=count) if count == 1 else tr("{count:,} queries", count=count)

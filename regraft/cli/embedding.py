@@ -14,6 +14,7 @@ from regraft.cli.options import PATH
 from regraft.embedders import ServerFailing, TextsRejected
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import EmbedderUnnamed, QueryNotEmbedded, WrongUsage
+from regraft.language import tr
 from regraft.text import counted
 from repair.backfill.budget import Limits
 
@@ -25,7 +26,7 @@ config_option = click.option(
     "config_path",
     type=PATH,
     metavar="FILE",
-    help="Where embedders are written.  [default: regraft.yaml]",
+    help=tr("Where embedders are written.  [default: regraft.yaml]"),
 )
 
 
@@ -35,7 +36,7 @@ def embedder_options(command: F) -> F:
         "--embedder",
         "embedder_name",
         metavar="NAME",
-        help="The embedder, by its name in the configuration; may be left out where only one fits.",
+        help=tr("The embedder, by its name in the configuration; may be left out where only one fits."),
     )
     return config_option(chosen(command))
 
@@ -44,19 +45,19 @@ def limit_options(command: F) -> F:
     """Add how much is sent at most, and whether the model is compared first."""
     for option in (
         click.option(
-            "--no-probe", is_flag=True, help="Do not ask first whether it is the model of the vectors there are."
+            "--no-probe", is_flag=True, help=tr("Do not ask first whether it is the model of the vectors there are.")
         ),
         click.option(
             "--max-cost",
             "cost",
             type=click.FloatRange(min=0, min_open=True),
             metavar="N",
-            help="Spend N at most, by the configured price.",
+            help=tr("Spend N at most, by the configured price."),
         ),
         click.option(
-            "--max-requests", "requests", type=click.IntRange(min=1), metavar="N", help="Send N requests at most."
+            "--max-requests", "requests", type=click.IntRange(min=1), metavar="N", help=tr("Send N requests at most.")
         ),
-        click.option("--limit", "texts", type=click.IntRange(min=1), metavar="N", help="Embed N texts at most."),
+        click.option("--limit", "texts", type=click.IntRange(min=1), metavar="N", help=tr("Embed N texts at most.")),
     ):
         command = option(command)
     return command
@@ -71,8 +72,8 @@ def limited_embedder(path: Path | None, name: str | None, limits: Limits, models
     """
     settings = chosen_embedder(path, name, models)
     if limits.cost is not None and settings.price_per_million_tokens is None:
-        problem = f"--max-cost without a price of embedder {settings.name}"
-        raise WrongUsage(problem=problem, hint="write price_per_million_tokens into the configuration")
+        problem = tr("--max-cost without a price of embedder {name}", name=settings.name)
+        raise WrongUsage(problem=problem, hint=tr("write price_per_million_tokens into the configuration"))
     return settings
 
 
@@ -98,11 +99,13 @@ def chosen_embedder(path: Path | None, name: str | None, models: frozenset[str])
     if len(possible) == 1:
         return possible[0]
     if not every:
-        problem = "it names no embedder" if found.there else "there is no such file, which names embedders"
-        known = "which has to be written there first (regraft explain embedders)"
+        problem = tr("it names no embedder") if found.there else tr("there is no such file, which names embedders")
+        known = tr("which has to be written there first (regraft explain embedders)")
     else:
-        problem = f"{counted(len(fitting), 'embedder')} of {len(every)} could be meant"
-        known = f"one of {', '.join(sorted(one.name for one in fitting or every))}"
+        problem = tr(
+            "{embedders} of {every} could be meant", embedders=counted(len(fitting), "embedder"), every=len(every)
+        )
+        known = tr("one of {sorted}", sorted=", ".join(sorted(one.name for one in fitting or every)))
     raise EmbedderUnnamed(path=found.path, problem=problem, known=known)
 
 

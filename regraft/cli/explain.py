@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from regraft import pages
 from regraft.cli.options import verbose_option
 from regraft.cli.output import echo_json, reports_errors, say
 from regraft.errors import WrongUsage, error_classes
+from regraft.language import tr
 from regraft.report.document import Report, Run, encoded
 from regraft.report.registry import EVERY_CODE
 from regraft.text import shown_lines
@@ -52,7 +52,7 @@ class ExplainReport(Report, kw_only=True):
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+@click.option("--json", "as_json", is_flag=True, help=tr("Print one JSON document instead of text."))
 @verbose_option
 @reports_errors
 def explain(names: tuple[str, ...], as_json: bool, **_: Any) -> None:
@@ -109,7 +109,10 @@ def _explained(name: str) -> list[Explanation]:
     if not found:
         every = [*FINDINGS, *EVERY_CODE, *errors, *pages.names()]
         near = difflib.get_close_matches(name, every, n=3, cutoff=0)
-        raise WrongUsage(problem=f"{name}: nothing has this name", hint=f"the nearest are {', '.join(near)}")
+        raise WrongUsage(
+            problem=tr("{name}: nothing has this name", name=name),
+            hint=tr("the nearest are {near}", near=", ".join(near)),
+        )
     return found
 
 
@@ -118,25 +121,23 @@ def _as_text(one: Explanation) -> str:
         return one.meaning
     lines = [f"{one.name}  ({one.kind}{_grade(one)})", f"  {one.meaning}"]
     if one.remedy is not None:
-        lines.append(f"  What mends it: {one.remedy}")
+        lines.append(tr("  What mends it: {remedy}", remedy=one.remedy))
     if one.kind == "finding" and one.related:
-        lines.append(f"  A migration says it as: {', '.join(one.related)}")
+        lines.append(tr("  A migration says it as: {related}", related=", ".join(one.related)))
     if one.kind == "code" and one.related:
-        lines.append(f"  regraft check finds it as: {one.related[0]}")
+        lines.append(tr("  regraft check finds it as: {related}", related=one.related[0]))
     return shown_lines(lines)
 
 
 def _grade(one: Explanation) -> str:
     if one.severity is not None:
         return f", {one.severity}"
-    return f", exit status {one.exit_status}"
+    return tr(", exit status {exit_status}", exit_status=one.exit_status)
 
 
 def _list_of_pages() -> str:
-    usage = inspect.cleandoc(
-        """
-        regraft explain NAME says what a finding (item.tombstone), a code (missing_vector_store) or an error
-        (TargetNotOurs) means. These pages can be read the same way:
-        """
+    usage = tr(
+        "regraft explain NAME says what a finding (item.tombstone), a code (missing_vector_store) or an error "
+        "(TargetNotOurs) means. These pages can be read the same way:"
     )
     return f"{usage}\n\n{shown_lines(f'  {name}' for name in pages.names())}"

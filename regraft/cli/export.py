@@ -14,6 +14,7 @@ from regraft.errors import WrongUsage
 from regraft.formats.parquet.export import ExportedBase, ExportReport, Parts
 from regraft.formats.parquet.export import export as write_parquet
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.locate import Located, located
 from regraft.report import progress
@@ -34,9 +35,9 @@ STDOUT = Path("-")
     multiple=True,
     metavar="ID",
     shell_complete=completion.bases,
-    help="Only this base; may be repeated.",
+    help=tr("Only this base; may be repeated."),
 )
-@click.option("--v1", "from_v1", is_flag=True, help="Of v1 data: its old table, in the same columns.")
+@click.option("--v1", "from_v1", is_flag=True, help=tr("Of v1 data: its old table, in the same columns."))
 @output_options
 @reports_errors
 def export(
@@ -89,11 +90,11 @@ def _check_stdout(*, as_json: bool) -> None:
         WrongUsage
     """
     if as_json:
-        hint = "name a file, or leave out --json"
-        raise WrongUsage(problem="--json and the file would both go to standard output", hint=hint)
+        hint = tr("name a file, or leave out --json")
+        raise WrongUsage(problem=tr("--json and the file would both go to standard output"), hint=hint)
     if sys.stdout.isatty():
-        hint = "send it to a file or another program, or name a file"
-        raise WrongUsage(problem="a Parquet file is not text, and standard output is a terminal", hint=hint)
+        hint = tr("send it to a file or another program, or name a file")
+        raise WrongUsage(problem=tr("a Parquet file is not text, and standard output is a terminal"), hint=hint)
 
 
 def _to_stdout(source: Located, bases: tuple[str, ...], watch: Progress, *, from_v1: bool) -> Parts:
@@ -108,12 +109,12 @@ def _to_stdout(source: Located, bases: tuple[str, ...], watch: Progress, *, from
 def _line(base: ExportedBase, *, verbose: bool) -> str:
     message = f"{counted(base.rows.carried, 'unit')}, {counted(base.vectors, 'vector')}"
     if base.dimensions:
-        message += f" of {base.dimensions} dimensions"
+        message += tr(" of {dimensions} dimensions", dimensions=base.dimensions)
     for reason, count in base.rows.skipped.items():
-        message += f", left out: {count:,} {reason}"
+        message += tr(", left out: {count:,} {reason}", count=count, reason=reason)
     if verbose:
         for reason, count in base.left_out.items():
-            message += f", not in a file of units: {count:,} {reason}"
+            message += tr(", not in a file of units: {count:,} {reason}", count=count, reason=reason)
     if base.problem:
         message += f" ({base.problem})"
     return f"{one_line(base.name, LONGEST_NAME)}: {message}"

@@ -13,6 +13,7 @@ from regraft import clock
 from regraft.cli.changing import ChangeRequest, change, change_options
 from regraft.cli.options import only_option
 from regraft.cli.output import reports_errors
+from regraft.language import tr
 from repair import systems
 from repair.options import GRACE_DAYS, GcOptions
 
@@ -25,10 +26,10 @@ from repair.options import GRACE_DAYS, GcOptions
     default=GRACE_DAYS,
     show_default=True,
     metavar="DAYS",
-    help="How long trash, and what takes a run back, are kept.",
+    help=tr("How long trash, and what takes a run back, are kept."),
 )
-@click.option("--vacuum", is_flag=True, help="Give free space in index files back, where that pays.")
-@click.option("--v1-leftovers", is_flag=True, help="Also vector files of v1 whose every vector is in v2.")
+@click.option("--vacuum", is_flag=True, help=tr("Give free space in index files back, where that pays."))
+@click.option("--v1-leftovers", is_flag=True, help=tr("Also vector files of v1 whose every vector is in v2."))
 @only_option
 @reports_errors
 def gc(path: Path, grace: float, vacuum: bool, v1_leftovers: bool, only: tuple[str, ...], **options: Any) -> None:

@@ -11,6 +11,7 @@ from regraft.cli.changing import action_lines, as_text, confirmed
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.report import progress
 from regraft.report.document import Report, Run, encoded
 from regraft.report.progress import human_bytes
@@ -53,16 +54,16 @@ def history(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
         lines += _run_lines(one)
         if not quiet:
             lines += _action_lines(one, verbose=verbose > 0)
-    say(shown_lines(lines) or "No runs.\n")
+    say(shown_lines(lines) or tr("No runs.\n"))
 
 
 def _run_lines(run: PastRun) -> list[str]:
     back = {
-        "possible": f"regraft undo takes it back ({human_bytes(run.undo.bytes)} are kept for that)",
-        "undone": "taken back",
-        "unsettled": "was stopped in the middle; the next command settles what became of it",
-        "expired": "can no longer be taken back",
-        "none": "nothing to take back",
+        "possible": tr("regraft undo takes it back ({bytes} are kept for that)", bytes=human_bytes(run.undo.bytes)),
+        "undone": tr("taken back"),
+        "unsettled": tr("was stopped in the middle; the next command settles what became of it"),
+        "expired": tr("can no longer be taken back"),
+        "none": tr("nothing to take back"),
     }[run.undo.state]
     return [f"{run.started_at}  {run.command}  {run.status}  {run.id}", f"  {back}"]
 
@@ -72,15 +73,15 @@ def _action_lines(run: PastRun, *, verbose: bool) -> list[str]:
     lines = [f"  - {one_line(action.message)}" for action in shown_actions]
     more = len(run.actions) - len(shown_actions)
     if more:
-        lines.append(f"  … and {counted(more, 'more action')} (-v shows all)")
+        lines.append(tr("  … and {more_actions} (-v shows all)", more_actions=counted(more, "more action")))
     return lines
 
 
 @click.command()
 @click.argument("path", type=PATH)
 @click.argument("run_id", metavar="[RUN]", required=False)
-@click.option("--dry-run", is_flag=True, help="Say what would be taken back and touch nothing.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where nobody is there to answer.")
+@click.option("--dry-run", is_flag=True, help=tr("Say what would be taken back and touch nothing."))
+@click.option("-y", "--yes", is_flag=True, help=tr("Do not ask; needed where nobody is there to answer."))
 @output_options
 @reports_errors
 def undo(
@@ -116,6 +117,6 @@ def undo(
         sys.exit(0)
     text = as_text(report, verbose=verbose > 0)
     if not dry_run:
-        text += f"Taken back: run {report.undone}; {shown(path)} was written.\n"
+        text += tr("Taken back: run {undone}; {path} was written.\n", undone=report.undone, path=shown(path))
     say(text)
     sys.exit(0)

@@ -14,9 +14,10 @@ from regraft import clock
 from regraft.cli.library import asking, tell
 from regraft.cli.options import PATH, fail_on_option, time_of, verbose_option
 from regraft.cli.output import reports_errors, say
+from regraft.language import tr
 from regraft.report import progress
 
-_WITHOUT_FILES = (
+_WITHOUT_FILES = tr(
     "The original files are not in a Parquet file. To have them, copy raw/ of each base from where it was exported.\n"
 )
 
@@ -29,15 +30,15 @@ def _called_import(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command(name="import")
 @click.argument("paths", type=PATH, nargs=-1, required=True, metavar="FILE.parquet...")
-@click.option("--to", "target", type=PATH, required=True, metavar="OUT", help="The library's folder: new or empty.")
-@click.option("--dry-run", is_flag=True, help="Show the plan and the report; touch nothing.")
-@click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base; may be repeated.")
+@click.option("--to", "target", type=PATH, required=True, metavar="OUT", help=tr("The library's folder: new or empty."))
+@click.option("--dry-run", is_flag=True, help=tr("Show the plan and the report; touch nothing."))
+@click.option("--base", "bases", multiple=True, metavar="ID", help=tr("Only this base; may be repeated."))
 @fail_on_option
-@click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before a run that leaves something behind.")
+@click.option("--now", callback=time_of, metavar="TIME", help=tr("The run's time, ISO 8601 with Z. [default: now]"))
+@click.option("-y", "--yes", is_flag=True, help=tr("Do not ask before a run that leaves something behind."))
 @verbose_option
-@click.option("-q", "--quiet", is_flag=True, help="No plan, no progress; only the result.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+@click.option("-q", "--quiet", is_flag=True, help=tr("No plan, no progress; only the result."))
+@click.option("--json", "as_json", is_flag=True, help=tr("Print one JSON document instead of text."))
 @reports_errors
 @_called_import
 def import_(  # noqa: PLR0913, PLR0917 - one parameter for every option

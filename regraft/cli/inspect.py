@@ -12,6 +12,7 @@ from regraft.cli.output import echo_json, reports_errors, say
 from regraft.cli.places import tell_installed
 from regraft.errors import WrongUsage
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.locate import located
 from regraft.report import progress
 from regraft.report.document import Run, encoded
@@ -35,7 +36,7 @@ def inspect(path: Path | None, as_json: bool, quiet: bool, verbose: int, kind: s
     """
     if path is None:
         if kind is not None:
-            raise WrongUsage(problem="--kind is said of a path", hint="give PATH")
+            raise WrongUsage(problem=tr("--kind is said of a path"), hint=tr("give PATH"))
         tell_installed(as_json=as_json, quiet=quiet)
         return
     run = Run(command="inspect")

@@ -13,6 +13,7 @@ from regraft import clock
 from regraft.cli.changing import ChangeRequest, as_text, change_options, end_with
 from regraft.cli.options import PATH, model_options, model_word, time_of
 from regraft.cli.output import reports_errors
+from regraft.language import tr
 from regraft.report.document import End
 from regraft.text import counted, one_line, path_text, shown_lines
 from repair.changes.report import ChangeReport
@@ -23,17 +24,19 @@ from repair.cherry_v2.source import BaseSource, opened
 
 @click.command()
 @change_options
-@click.option("--profile", type=PATH, required=True, metavar="PROFILE", help="The application's profile folder (v2).")
+@click.option(
+    "--profile", type=PATH, required=True, metavar="PROFILE", help=tr("The application's profile folder (v2).")
+)
 @model_options
 @click.option(
     "--recreate-provider",
     "providers",
     multiple=True,
     metavar="ID",
-    help="Make this provider where the profile lacks it: disabled, without keys.",
+    help=tr("Make this provider where the profile lacks it: disabled, without keys."),
 )
-@click.option("--as-new", is_flag=True, help="Let a base that is there already come as a new one beside it.")
-@click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")
+@click.option("--as-new", is_flag=True, help=tr("Let a base that is there already come as a new one beside it."))
+@click.option("--now", callback=time_of, metavar="TIME", help=tr("The run's time, ISO 8601 with Z. [default: now]"))
 @reports_errors
 def install(
     path: Path,
@@ -86,6 +89,15 @@ def _as_text(report: ChangeReport, source: BaseSource, *, verbose: bool) -> str:
     came = {one.base for one in report.actions if one.action in ("insert-base", "copy-base")}
     stayed = {one.base: one.reason for one in report.left if one.base is not None and one.base not in came}
     there = len(source.chosen) - len(stayed)
-    lines = [f"Start the application: {there:,} of {counted(len(source.chosen), 'base')} will be there."]
-    lines += [f"Not done: {one_line(source.name_of(base))}, because {one_line(why)}" for base, why in stayed.items()]
+    lines = [
+        tr(
+            "Start the application: {there:,} of {bases} will be there.",
+            there=there,
+            bases=counted(len(source.chosen), "base"),
+        )
+    ]
+    lines += [
+        tr("Not done: {name_of}, because {why}", name_of=one_line(source.name_of(base)), why=one_line(why))
+        for base, why in stayed.items()
+    ]
     return text + shown_lines(lines)

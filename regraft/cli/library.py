@@ -11,6 +11,7 @@ from typing import Any
 import migrators
 from regraft.cli.output import confirmed, echo_json, say, written_list
 from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
+from regraft.language import tr
 from regraft.ledger import interrupts, ledger
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.report import notices, render
@@ -33,7 +34,7 @@ def asking(*, yes: bool, silent: bool) -> Callable[[migrators.MigrationReport], 
             say(render.as_line(document) + "\n")
             return True
         say(f"Plan:\n{render.as_text(document)}")
-        return confirmed("Some of it cannot be carried. Go on?")
+        return confirmed(tr("Some of it cannot be carried. Go on?"))
 
     return show_plan
 
@@ -61,7 +62,7 @@ def _closing(document: dict[str, Any], written: list[Path], *, quiet: bool) -> s
     if written:
         return ("" if quiet else written_list(written) + "\n") + shown_lines(_done(document))
     if document["run"]["dry_run"]:
-        return "Dry run: nothing was written.\n"
+        return tr("Dry run: nothing was written.\n")
     return shown_lines(_unwritten(document))
 
 
@@ -69,15 +70,22 @@ def _done(document: dict[str, Any]) -> list[str]:
     """Say how many bases are done, which are not and why, and what to do next."""
     failed = [base for base in document["bases"] if base["error"]]
     bases = len(document["bases"])
-    lines = [f"Done: {bases - len(failed):,} of {counted(bases, 'base')}."]
+    lines = [tr("Done: {bases:,} of {bases2}.", bases=bases - len(failed), bases2=counted(bases, "base"))]
     for base in failed[:_SHOWN]:
         name = one_line(base["name"], LONGEST_NAME)
-        lines.append(f"Not done: {name}; why, and what to do: regraft explain {base['error']}")
+        lines.append(
+            tr("Not done: {name}; why, and what to do: regraft explain {error}", name=name, error=base["error"])
+        )
     if len(failed) > _SHOWN:
-        lines.append(f"Not done: {counted(len(failed) - _SHOWN, 'more base')}, listed above")
+        lines.append(tr("Not done: {more_bases}, listed above", more_bases=counted(len(failed) - _SHOWN, "more base")))
     target = argument(document["target"]["path"])
-    lines.append(f"Next: {shlex.join(['regraft', 'check', target])}")
-    lines.append(f"Then, to use it in the application: {shlex.join(['regraft', 'install', target])} --profile PROFILE")
+    lines.append(tr("Next: {value}", value=shlex.join(["regraft", "check", target])))
+    lines.append(
+        tr(
+            "Then, to use it in the application: {value} --profile PROFILE",
+            value=shlex.join(["regraft", "install", target]),
+        )
+    )
     return lines
 
 
@@ -85,12 +93,16 @@ def _unwritten(document: dict[str, Any]) -> list[str]:
     """Say that nothing was written, and what was changed by others since."""
     changed = [one["base"] for one in document["warnings"] if one["code"] == notices.CHANGED_SINCE]
     if not changed:
-        return ["Nothing has changed since the last run: nothing was written."]
+        return [tr("Nothing has changed since the last run: nothing was written.")]
     names = {base.get("legacy_id", base["id"]): base["name"] for base in document["bases"]}
     named = ", ".join(one_line(names.get(base, base), LONGEST_NAME) for base in changed)
     target = document["target"]["path"]
     return [
-        f"Changed in {shown(target)} since they were migrated, and left as they are: {named}",
-        "The source is the same as at the last run: nothing was written.",
-        f"Next: {shlex.join(['regraft', 'check', argument(target)])}",
+        tr(
+            "Changed in {target} since they were migrated, and left as they are: {named}",
+            target=shown(target),
+            named=named,
+        ),
+        tr("The source is the same as at the last run: nothing was written."),
+        tr("Next: {value}", value=shlex.join(["regraft", "check", argument(target)])),
     ]

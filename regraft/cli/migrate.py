@@ -14,6 +14,7 @@ from regraft.cli.options import PATH, model_word, output_options, plan_options, 
 from regraft.cli.output import note, reports_errors
 from regraft.errors import OutputLost
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.locate import Located, located
 from regraft.report import html as report_html
 from regraft.report import progress, render
@@ -22,27 +23,27 @@ from regraft.report.document import encoded
 
 @click.command()
 @click.argument("source", type=PATH)
-@click.option("--to", "target", type=PATH, required=True, metavar="OUT", help="The library's folder: new or empty.")
-@click.option("--dry-run", is_flag=True, help="Show the plan and the report; touch nothing.")
+@click.option("--to", "target", type=PATH, required=True, metavar="OUT", help=tr("The library's folder: new or empty."))
+@click.option("--dry-run", is_flag=True, help=tr("Show the plan and the report; touch nothing."))
 @plan_options
 @click.option(
-    "--jobs", type=click.IntRange(1, 64), metavar="N", help="Bases carried at once. [default: cores, up to 4]"
+    "--jobs", type=click.IntRange(1, 64), metavar="N", help=tr("Bases carried at once. [default: cores, up to 4]")
 )
-@click.option("--while-running", is_flag=True, help="Read a profile although its application is running.")
+@click.option("--while-running", is_flag=True, help=tr("Read a profile although its application is running."))
 @click.option(
     "--no-restore-duplicates",
     is_flag=True,
-    help="Leave files empty that v1 left empty because another one has the same bytes.",
+    help=tr("Leave files empty that v1 left empty because another one has the same bytes."),
 )
 @click.option(
     "--carry-text",
     is_flag=True,
-    help="Carry texts whose vector cannot be carried, without one, also of failed bases.",
+    help=tr("Carry texts whose vector cannot be carried, without one, also of failed bases."),
 )
-@click.option("--verify", is_flag=True, help="Read back every byte that an earlier run wrote, and compare.")
-@click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")
-@click.option("--report", "page", type=PATH, metavar="FILE.html", help="Write the report page here too.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before a run that leaves something behind.")
+@click.option("--verify", is_flag=True, help=tr("Read back every byte that an earlier run wrote, and compare."))
+@click.option("--now", callback=time_of, metavar="TIME", help=tr("The run's time, ISO 8601 with Z. [default: now]"))
+@click.option("--report", "page", type=PATH, metavar="FILE.html", help=tr("Write the report page here too."))
+@click.option("-y", "--yes", is_flag=True, help=tr("Do not ask before a run that leaves something behind."))
 @output_options
 @reports_errors
 def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
@@ -114,4 +115,4 @@ def _page_problem(page: Path, report: migrators.MigrationReport) -> OutputLost |
 def _say_found(found: Located, *, quiet: bool) -> None:
     """Say at once where another folder is read than the one that was given."""
     for notice in () if quiet else found.notices:
-        note(f"regraft: {notice.message}")
+        note(tr("regraft: {message_}", message_=notice.message))

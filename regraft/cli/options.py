@@ -15,6 +15,7 @@ from regraft import links
 from regraft.cli import completion, decisions
 from regraft.errors import ModelOptionInvalid
 from regraft.kinds import Kind
+from regraft.language import tr
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,7 +29,10 @@ class _Path(click.Path):
         try:
             Path(os.fsdecode(path)).absolute()
         except OSError:
-            self.fail(f"{value!r} leads nowhere, the working directory is gone; give an absolute path", parameter)
+            self.fail(
+                tr("{value!r} leads nowhere, the working directory is gone; give an absolute path", value=value),
+                parameter,
+            )
         return path
 
 
@@ -44,8 +48,8 @@ def time_of(_context: click.Context, _parameter: click.Parameter, value: str | N
         if moment.tzinfo is not None:
             return round(moment.astimezone(UTC).timestamp() * 1000)
     except (ValueError, OverflowError) as error:
-        raise click.BadParameter(f"{value!r} is not a time like 2026-01-31T12:00:00Z") from error
-    raise click.BadParameter(f"{value!r} has no time zone; write it with a Z at its end")
+        raise click.BadParameter(tr("{value!r} is not a time like 2026-01-31T12:00:00Z", value=value)) from error
+    raise click.BadParameter(tr("{value!r} has no time zone; write it with a Z at its end", value=value))
 
 
 #: Of the commands that are about findings.
@@ -54,7 +58,7 @@ only_option = click.option(
     multiple=True,
     metavar="NAME",
     shell_complete=completion.findings,
-    help="Only findings of this name; may be repeated.",
+    help=tr("Only findings of this name; may be repeated."),
 )
 
 
@@ -73,7 +77,7 @@ verbose_option = click.option(
     "--verbose",
     count=True,
     callback=_show_decisions,
-    help="Say every note; -vv shows what was decided and where an error came from.",
+    help=tr("Say every note; -vv shows what was decided and where an error came from."),
 )
 
 
@@ -85,16 +89,16 @@ def output_options(command: F) -> F:
             is_flag=True,
             expose_value=False,
             callback=_follow_links,
-            help="Follow links that lead out of what is read; only for data of your own.",
+            help=tr("Follow links that lead out of what is read; only for data of your own."),
         ),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
-        click.option("-q", "--quiet", is_flag=True, help="No plan, no progress; only the result."),
+        click.option("--json", "as_json", is_flag=True, help=tr("Print one JSON document instead of text.")),
+        click.option("-q", "--quiet", is_flag=True, help=tr("No plan, no progress; only the result.")),
         verbose_option,
         click.option(
             "--kind",
             type=click.Choice([kind.value for kind in Kind]),
             metavar="KIND",
-            help="What the path is, where it is told wrongly: v1-backup, v1-export, library…",
+            help=tr("What the path is, where it is told wrongly: v1-backup, v1-export, library…"),
         ),
     ):
         command = option(command)
@@ -106,7 +110,7 @@ fail_on_option = click.option(
     type=click.Choice(["error", "warning", "note", "never"]),
     default="warning",
     show_default=True,
-    help="From which severity on the exit status is 1.",
+    help=tr("From which severity on the exit status is 1."),
 )
 
 
@@ -117,14 +121,15 @@ def model_options(command: F) -> F:
             "--recreate-model",
             multiple=True,
             metavar="ID",
-            help="Your word that model ID, which v1 lost, will be there again.",
+            help=tr("Your word that model ID, which v1 lost, will be there again."),
         ),
         click.option(
             "--map-model",
             multiple=True,
             metavar="OLD=NEW",
-            help="Your word that vectors of model OLD (or of the v1 base OLD) are model NEW's; "
-            "ids are provider::model.",
+            help=tr(
+                "Your word that vectors of model OLD (or of the v1 base OLD) are model NEW's; ids are provider::model."
+            ),
         ),
     ):
         command = option(command)
@@ -142,7 +147,7 @@ def plan_options(command: F) -> F:
             multiple=True,
             metavar="ID",
             shell_complete=completion.bases,
-            help="Only this base (v1 or v2 id); may be repeated.",
+            help=tr("Only this base (v1 or v2 id); may be repeated."),
         ),
     ):
         command = option(command)
@@ -156,7 +161,7 @@ def model_option(option: str, value: str) -> str:
         ModelOptionInvalid: it is none.
     """
     if not migrators.is_model_id(value):
-        raise ModelOptionInvalid(option=option, value=value, reason="write it as provider::model")
+        raise ModelOptionInvalid(option=option, value=value, reason=tr("write it as provider::model"))
     return migrators.tidy_model_id(value)
 
 
@@ -170,6 +175,8 @@ def model_word(mapped: tuple[str, ...], recreated: tuple[str, ...]) -> migrators
     for text in mapped:
         old, separator, new = text.partition("=")
         if not separator or not old.strip() or not migrators.is_model_id(new):
-            raise ModelOptionInvalid(option="--map-model", value=text, reason="write OLD=NEW, NEW as provider::model")
+            raise ModelOptionInvalid(
+                option="--map-model", value=text, reason=tr("write OLD=NEW, NEW as provider::model")
+            )
         words[migrators.tidy_model_id(old)] = migrators.tidy_model_id(new)
     return migrators.ModelOverrides(words, frozenset(model_option("--recreate-model", text) for text in recreated))

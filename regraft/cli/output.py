@@ -27,6 +27,7 @@ from regraft.errors import (
     RegraftError,
     StoppedBySystem,
 )
+from regraft.language import tr
 from regraft.ledger import interrupts
 from regraft.report import render
 from regraft.report.document import Run
@@ -77,7 +78,7 @@ def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> N
         head = {"regraft": Run(command=command).document()["regraft"]}
         message = {"code": error.code, "message": str(error), "exit_status": error.exit_status}
         echo_json({**head, "error": message})
-    note(f"regraft: {error}")
+    note(tr("regraft: {error}", error=error))
     sys.exit(error.exit_status)
 
 
@@ -139,7 +140,7 @@ def confirmed(question: str) -> bool:
     """
     reason = streams.lost_output(with_reader=False)
     if reason is not None:
-        raise StoppedBySystem(reason=f"nothing was done, for the question cannot be shown ({reason})")
+        raise StoppedBySystem(reason=tr("nothing was done, for the question cannot be shown ({reason})", reason=reason))
     try:
         return click.confirm(question, default=True)
     except click.Abort as error:
@@ -151,8 +152,8 @@ def finished(status: int) -> int:
     reason = streams.lost_output()
     if reason is None or status not in (0, WORTH_READING):
         return status
-    lost = OutputLost(output="Standard output", reason=reason)
-    note(f"regraft: {lost}")
+    lost = OutputLost(output=tr("Standard output"), reason=reason)
+    note(tr("regraft: {lost}", lost=lost))
     return lost.exit_status
 
 

@@ -4,43 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from regraft.language import tr
+
 #: The groups in their order, and what each of their commands does, in one line of a terminal of 80 columns.
 GROUPS = {
-    "Move": {
-        "migrate": "Migrate v1 data to a v2 library, vectors byte for byte.",
-        "import": "Write a library that a Parquet file holds.",
-        "export": "Write texts and vectors to a Parquet file.",
-        "pack": "Write bases to one zip file, for another machine.",
-        "install": "Put bases into a v2 profile.",
+    tr("Move"): {
+        "migrate": tr("Migrate v1 data to a v2 library, vectors byte for byte."),
+        "import": tr("Write a library that a Parquet file holds."),
+        "export": tr("Write texts and vectors to a Parquet file."),
+        "pack": tr("Write bases to one zip file, for another machine."),
+        "install": tr("Put bases into a v2 profile."),
     },
-    "Look": {
-        "inspect": "Tell what a path is and what is in it.",
-        "check": "Audit a store: findings, and what mends each.",
-        "search": "Search a base as the application does.",
-        "compare": "Ask v1's vectors and a v2 index the same.",
-        "history": "List what regraft did, and what can be taken back.",
-        "explain": "Say what a finding, code or error means.",
+    tr("Look"): {
+        "inspect": tr("Tell what a path is and what is in it."),
+        "check": tr("Audit a store: findings, and what mends each."),
+        "search": tr("Search a base as the application does."),
+        "compare": tr("Ask v1's vectors and a v2 index the same."),
+        "history": tr("List what regraft did, and what can be taken back."),
+        "explain": tr("Say what a finding, code or error means."),
     },
-    "Repair": {
-        "fix": "Do all that check offers, in the right order.",
-        "repair": "Mend what check finds, where other data prove what is right.",
-        "gc": "Remove what nothing reaches: vectors, texts, files.",
-        "reconcile": "Make indexes and vectors follow what they are derived from.",
-        "upgrade": "Bring older files to the current layout, every vector kept.",
-        "rescue": "Bring back what the application's own upgrade left behind.",
-        "undo": "Take back what a run did.",
+    tr("Repair"): {
+        "fix": tr("Do all that check offers, in the right order."),
+        "repair": tr("Mend what check finds, where other data prove what is right."),
+        "gc": tr("Remove what nothing reaches: vectors, texts, files."),
+        "reconcile": tr("Make indexes and vectors follow what they are derived from."),
+        "upgrade": tr("Bring older files to the current layout, every vector kept."),
+        "rescue": tr("Bring back what the application's own upgrade left behind."),
+        "undo": tr("Take back what a run did."),
     },
-    "Embed": {
-        "backfill": "Embed what has no vector yet, and nothing else.",
-        "restore": "Make a new base with another model, of the same texts.",
+    tr("Embed"): {
+        "backfill": tr("Embed what has no vector yet, and nothing else."),
+        "restore": tr("Make a new base with another model, of the same texts."),
     },
-    "codex-mem and AngelMemory": {
-        "rebuild": "codex-mem: make the vectors of all notes anew.",
-        "clear-failed": "codex-mem: have notes tried again that were refused.",
-        "recall": "AngelMemory: read a note by its short id.",
+    tr("codex-mem and AngelMemory"): {
+        "rebuild": tr("codex-mem: make the vectors of all notes anew."),
+        "clear-failed": tr("codex-mem: have notes tried again that were refused."),
+        "recall": tr("AngelMemory: read a note by its short id."),
     },
 }
-OTHER = "Other"
+OTHER = tr("Other")
 SUMMARIES = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 
 

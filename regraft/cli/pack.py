@@ -13,6 +13,7 @@ from regraft.cli.changing import left_lines
 from regraft.cli.options import PATH, output_options, time_of
 from regraft.cli.output import echo_json, reports_errors, say, written_list
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.report import notices, progress
 from regraft.report.document import encoded
 from regraft.report.progress import human_bytes
@@ -29,11 +30,11 @@ from repair.cherry_v2 import pack as packing
     multiple=True,
     metavar="NAME",
     shell_complete=completion.bases,
-    help="Only this base; may be repeated.",
+    help=tr("Only this base; may be repeated."),
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be packed, and write nothing.")
-@click.option("-y", "--yes", is_flag=True, help="Accepted, and never needed: nothing that is there is changed.")
-@click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")
+@click.option("--dry-run", is_flag=True, help=tr("Show what would be packed, and write nothing."))
+@click.option("-y", "--yes", is_flag=True, help=tr("Accepted, and never needed: nothing that is there is changed."))
+@click.option("--now", callback=time_of, metavar="TIME", help=tr("The run's time, ISO 8601 with Z. [default: now]"))
 @output_options
 @reports_errors
 def pack(  # noqa: PLR0913, PLR0917 - one parameter for every option
@@ -89,10 +90,17 @@ def _base_line(base: packing.PackedBaseReport) -> str:
 def _closing(report: packing.PackReport, target: Path) -> list[str]:
     packed = {base.id for base in report.bases}
     left = {one.base for one in report.left} - packed
-    size = f"{len(packed):,} of {counted(len(packed) + len(left), 'base')}, {human_bytes(report.bytes)}"
+    size = tr(
+        "{packed:,} of {bases}, {bytes}",
+        packed=len(packed),
+        bases=counted(len(packed) + len(left), "base"),
+        bytes=human_bytes(report.bytes),
+    )
     if report.outcome == "planned":
-        return [f"Would pack {size}.", "Dry run: nothing was written."]
+        return [tr("Would pack {size}.", size=size), tr("Dry run: nothing was written.")]
     if report.outcome == "unchanged":
-        return [f"{shown(target)} is this very pack already ({size}): nothing was written."]
-    next_step = f"On the other machine: regraft install {shown(Path(target.name))} --profile PROFILE"
-    return [f"Packed {size}.", *written_list([target]).splitlines(), next_step]
+        return [
+            tr("{target} is this very pack already ({size}): nothing was written.", target=shown(target), size=size)
+        ]
+    next_step = tr("On the other machine: regraft install {path} --profile PROFILE", path=shown(Path(target.name)))
+    return [tr("Packed {size}.", size=size), *written_list([target]).splitlines(), next_step]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from checks.cherry_v2.installed import Installed, InstalledReport, installed
 from regraft.cli.output import echo_json, say
+from regraft.language import tr
 from regraft.report.document import Run, encoded
 from regraft.text import shown, shown_lines
 
@@ -25,7 +26,7 @@ def greet() -> bool:
     """Say what the application has on this system, if anything; tell whether there was something."""
     found = _report().found
     if found:
-        say(shown_lines([*_found_lines(found, quiet=False), "", "All commands: regraft --help"]))
+        say(shown_lines([*_found_lines(found, quiet=False), "", tr("All commands: regraft --help")]))
     return bool(found)
 
 
@@ -38,7 +39,7 @@ def _report() -> InstalledReport:
 
 def _found_lines(found: list[Installed], *, quiet: bool) -> Iterator[str]:
     if not quiet:
-        yield "Cherry Studio on this computer:"
+        yield tr("Cherry Studio on this computer:")
     for one in found:
         if not quiet:
             yield ""
@@ -50,7 +51,7 @@ def _found_lines(found: list[Installed], *, quiet: bool) -> Iterator[str]:
 
 
 def _nowhere_lines(report: InstalledReport) -> Iterator[str]:
-    yield "Cherry Studio has no data where it usually keeps them. Looked at:"
+    yield tr("Cherry Studio has no data where it usually keeps them. Looked at:")
     yield from (f"  {shown(place)}" for place in report.searched)
     yield ""
-    yield "Give the path of its data, of a backup, or of a library: regraft inspect PATH"
+    yield tr("Give the path of its data, of a backup, or of a library: regraft inspect PATH")

@@ -12,6 +12,7 @@ from regraft.cli.changing import change_options
 from regraft.cli.embedding import embedder_options, limit_options
 from regraft.cli.output import reports_errors
 from regraft.errors import WrongUsage
+from regraft.language import tr
 
 
 @click.command()
@@ -30,5 +31,7 @@ def rebuild(path: Path, **options: Any) -> None:
       regraft rebuild ~/.codex-mem/codex-mem.db --dry-run
     """
     if options["bases"]:
-        raise WrongUsage(problem="--base: all vectors are made anew, those of every project", hint="leave it out")
+        raise WrongUsage(
+            problem=tr("--base: all vectors are made anew, those of every project"), hint=tr("leave it out")
+        )
     fill("rebuild", path, options)

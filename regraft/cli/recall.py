@@ -10,6 +10,7 @@ import click
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, note, reports_errors, say
 from regraft.kinds import NAMES, Kind
+from regraft.language import tr
 from regraft.locate import located
 from regraft.ranking import angel_memory as recalling
 from regraft.ranking.angel_memory import Recalled, Span
@@ -26,7 +27,7 @@ _HIGHEST = 2**63 - 1
 def _refuse_shown(_context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     """Say what is meant by the id that AngelMemory shows for 0."""
     if value:
-        raise click.UsageError("AngelMemory shows the short id 0 as -1; give 0")
+        raise click.UsageError(tr("AngelMemory shows the short id 0 as -1; give 0"))
 
 
 def _span(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Span:
@@ -35,7 +36,7 @@ def _span(_context: click.Context, _parameter: click.Parameter, value: str | Non
         return Span()
     found = _LINES.fullmatch(value)
     if found is None:
-        raise click.BadParameter(f"{value!r} is not a range like 3:12, 3: or :12")
+        raise click.BadParameter(tr("{value!r} is not a range like 3:12, 3: or :12", value=value))
     try:
         return Span(*(int(end) if end else None for end in found.groups()))
     except ValueError as error:
@@ -47,13 +48,13 @@ def _span(_context: click.Context, _parameter: click.Parameter, value: str | Non
 @click.argument("short_id", type=click.IntRange(min=0, max=_HIGHEST))
 @click.option("-1", "is_shown", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_refuse_shown)
 @click.option(
-    "--lines", "span", callback=_span, metavar="A:B", help="Only lines A to B, from 1 on; either may be left out."
+    "--lines", "span", callback=_span, metavar="A:B", help=tr("Only lines A to B, from 1 on; either may be left out.")
 )
 @click.option(
     "--token-budget",
     type=click.IntRange(min=1),
     metavar="N",
-    help="At most about N tokens: lines from the end are left out.",
+    help=tr("At most about N tokens: lines from the end are left out."),
 )
 @output_options
 @reports_errors
@@ -90,8 +91,12 @@ def recall(
         text = found.content.replace("\r\n", "\n")
         say(f"{text}\n", as_it_is=True)
         if found.is_cut and not quiet:
-            left = f"the budget of {token_budget} tokens ends here; go on with --lines {found.end + 1}:"
-            note(f"note: {left}")
+            left = tr(
+                "the budget of {token_budget} tokens ends here; go on with --lines {end}:",
+                token_budget=token_budget,
+                end=found.end + 1,
+            )
+            note(tr("note: {left}", left=left))
 
 
 class RecallReport(Report, kw_only=True):
@@ -131,9 +136,18 @@ def _head(found: Recalled, *, verbose: bool) -> str:
     """Return what stands above the lines for a person."""
     record = found.record
     place = ", ".join(filter(None, (record.path, " > ".join(filter(None, record.headings)))))
-    title = f"Note {record.short_id}: {place}"
+    title = tr("Note {short_id}: {place}", short_id=record.short_id, place=place)
     tokens = counted(found.tokens, "token")
-    lines = [one_line(title), f"lines {found.start} to {found.end} of {found.total_lines}, about {tokens}"]
+    lines = [
+        one_line(title),
+        tr(
+            "lines {start} to {end} of {total_lines}, about {tokens}",
+            start=found.start,
+            end=found.end,
+            total_lines=found.total_lines,
+            tokens=tokens,
+        ),
+    ]
     if verbose:
-        lines += [f"tags {one_line(', '.join(record.names))}", record.source_id]
+        lines += [tr("tags {names}", names=one_line(", ".join(record.names))), record.source_id]
     return shown_lines([*lines, ""])

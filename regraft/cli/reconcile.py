@@ -15,6 +15,7 @@ from regraft.cli.embedding import chosen_embedder, embedder_options, limit_optio
 from regraft.cli.output import reports_errors
 from regraft.errors import EmbedderUnnamed, ModelDiffers, WrongUsage
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.system_errors import SidecarUnfit
 from repair.angel_memory import reconcile as angel_memory
 from repair.changes.store import recognised
@@ -30,7 +31,7 @@ _PROVIDER = {"provider": "--provider"}
 @change_options
 @embedder_options
 @limit_options
-@click.option("--provider", metavar="ID", help="AngelMemory: the provider in use.  [default: as the data tell]")
+@click.option("--provider", metavar="ID", help=tr("AngelMemory: the provider in use.  [default: as the data tell]"))
 @reports_errors
 def reconcile(path: Path, **options: Any) -> None:
     """Make what is derived in the store at PATH follow what it is derived from.
@@ -49,13 +50,15 @@ def reconcile(path: Path, **options: Any) -> None:
     with recognised(path, asked.of_kind(), "reconcile", asked.bases) as store:
         kind = store.found.kind
     if kind is Kind.ANGEL_MEMORY:
-        _refuse(more, _LIMITS, "a collection is built as a whole", "regraft reconcile --dry-run tells what it takes")
+        _refuse(
+            more, _LIMITS, tr("a collection is built as a whole"), tr("regraft reconcile --dry-run tells what it takes")
+        )
         _angel_memory(path, asked, more)
-    _refuse(more, _PROVIDER, "only AngelMemory has providers", "leave it out")
+    _refuse(more, _PROVIDER, tr("only AngelMemory has providers"), tr("leave it out"))
     if kind is Kind.CODEX_MEM:
         _codex_mem(path, asked, {**options, **more})
-    hint = "regraft backfill embeds what an index lacks"
-    _refuse(more, {**_LIMITS, **_EMBEDDING}, "an index follows its catalog without an embedder", hint)
+    hint = tr("regraft backfill embeds what an index lacks")
+    _refuse(more, {**_LIMITS, **_EMBEDDING}, tr("an index follows its catalog without an embedder"), hint)
     change("reconcile", path, plan_reconcile, asked)
 
 

@@ -13,14 +13,17 @@ from regraft import clock
 from regraft.cli.changing import ChangeRequest, change, change_options
 from regraft.cli.options import PATH, model_options, model_word, time_of
 from regraft.cli.output import reports_errors
+from regraft.language import tr
 from repair.cherry_v2 import rescue as rescuing
 
 
 @click.command()
 @change_options
-@click.option("--v1", type=PATH, metavar="SOURCE", help="Where v1's state is, if not in the profile: any v1 source.")
+@click.option(
+    "--v1", type=PATH, metavar="SOURCE", help=tr("Where v1's state is, if not in the profile: any v1 source.")
+)
 @model_options
-@click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z. [default: now]")
+@click.option("--now", callback=time_of, metavar="TIME", help=tr("The run's time, ISO 8601 with Z. [default: now]"))
 @reports_errors
 def rescue(
     path: Path,

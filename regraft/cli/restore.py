@@ -15,25 +15,30 @@ from regraft.cli.options import model_option, time_of
 from regraft.cli.output import reports_errors
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import ModelDiffers, WrongUsage
+from regraft.language import tr
 from regraft.text import shown_lines, trim
 from repair.cherry_v2.restore.filling import RestoreRequest, restored
 
 
 def _name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     if value is not None and not trim(value):
-        raise click.BadParameter("a base's name cannot be blank")
+        raise click.BadParameter(tr("a base's name cannot be blank"))
     return None if value is None else trim(value)
 
 
 @click.command()
 @change_options
 @embedder_options
-@click.option("--model", metavar="ID", help="Its id in the catalog, provider::model.  [default: of the configuration]")
 @click.option(
-    "--dimensions", type=click.IntRange(1, 65536), metavar="N", help="Of its vectors.  [default: as they come]"
+    "--model", metavar="ID", help=tr("Its id in the catalog, provider::model.  [default: of the configuration]")
 )
-@click.option("--name", callback=_name, metavar="NAME", help="What the new base is called.  [default: as the old one]")
-@click.option("--now", callback=time_of, metavar="TIME", help="The run's time, ISO 8601 with Z.  [default: now]")
+@click.option(
+    "--dimensions", type=click.IntRange(1, 65536), metavar="N", help=tr("Of its vectors.  [default: as they come]")
+)
+@click.option(
+    "--name", callback=_name, metavar="NAME", help=tr("What the new base is called.  [default: as the old one]")
+)
+@click.option("--now", callback=time_of, metavar="TIME", help=tr("The run's time, ISO 8601 with Z.  [default: now]"))
 @reports_errors
 def restore(path: Path, embedder_name: str | None, config_path: Path | None, **options: Any) -> None:
     """Make a new base with another model of the texts of the base at PATH; the old one stays as it is.
@@ -49,7 +54,7 @@ def restore(path: Path, embedder_name: str | None, config_path: Path | None, **o
     model, dimensions, name, now = (options.pop(key) for key in names)
     asked = ChangeRequest(**options)
     if len(asked.bases) > 1:
-        raise WrongUsage(problem="one base is restored at a time", hint="give --base once")
+        raise WrongUsage(problem=tr("one base is restored at a time"), hint=tr("give --base once"))
     models = frozenset() if model is None else frozenset({model})
     settings = chosen_embedder(config_path, embedder_name, models)
     if dimensions is None and isinstance(settings, ServerSettings):
@@ -79,9 +84,11 @@ def _model_id(settings: EmbedderSettings, model: str | None) -> str:
     if model is None:
         if len(settings.model_ids) == 1:
             return settings.model_ids[0]
-        problem = f"nothing says what the catalog calls the model of embedder {settings.name}"
-        raise WrongUsage(problem=problem, hint="give --model provider::model, or one model_ids in the configuration")
+        problem = tr("nothing says what the catalog calls the model of embedder {name}", name=settings.name)
+        raise WrongUsage(
+            problem=problem, hint=tr("give --model provider::model, or one model_ids in the configuration")
+        )
     tidy = model_option("--model", model)
     if not settings.serves(tidy):
-        raise ModelDiffers(embedder=settings.name, model=settings.model, reason=f"--model says {tidy}")
+        raise ModelDiffers(embedder=settings.name, model=settings.model, reason=tr("--model says {tidy}", tidy=tidy))
     return tidy

@@ -19,6 +19,7 @@ from regraft.cli.search_results import EXCERPT
 from regraft.errors import ModelDiffers, SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.index.search import vector_blob
 from regraft.kinds import NAMES, Kind
+from regraft.language import tr
 from regraft.locate import located
 from regraft.ranking import codex_mem, several_bases
 from regraft.ranking.cherry_v2 import Mode, Request
@@ -34,37 +35,37 @@ from regraft.text import shown
     "--base",
     metavar="NAME",
     shell_complete=completion.bases,
-    help="Only this base (its name, v1 or v2 id).  [default: all]",
+    help=tr("Only this base (its name, v1 or v2 id).  [default: all]"),
 )
 @click.option(
     "--mode",
     type=click.Choice([mode.value for mode in Mode]),
-    help="By words, by meaning, or both.  [default: both where the base has a model, else by words]",
+    help=tr("By words, by meaning, or both.  [default: both where the base has a model, else by words]"),
 )
 @click.option(
     "-k",
     "count",
     type=click.IntRange(1, 10_000),
     metavar="N",
-    help="How many hits.  [default: the base's own, else 10]",
+    help=tr("How many hits.  [default: the base's own, else 10]"),
 )
 @click.option(
     "--alpha",
     type=click.FloatRange(0, 1),
     metavar="A",
-    help="Weight of meaning in hybrid mode.  [default: 0.5]",
+    help=tr("Weight of meaning in hybrid mode.  [default: 0.5]"),
 )
 @click.option(
-    "--vector", metavar="FILE|-", help="The query's vector: a file (or stdin) with one JSON array of numbers."
+    "--vector", metavar="FILE|-", help=tr("The query's vector: a file (or stdin) with one JSON array of numbers.")
 )
 @click.option(
     "--embedder",
     "embedder_name",
     metavar="NAME",
-    help="Let this embedder of the configuration make the query's vector; only the query is sent.",
+    help=tr("Let this embedder of the configuration make the query's vector; only the query is sent."),
 )
 @config_option
-@click.option("--raw", is_flag=True, help="Ask the index alone: no settings or rules of the catalog.")
+@click.option("--raw", is_flag=True, help=tr("Ask the index alone: no settings or rules of the catalog."))
 @output_options
 @reports_errors
 def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
@@ -98,7 +99,7 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
     status = 0
     with located(path, Kind(kind) if kind else None) as source:
         run.source_kind, run.source = source.kind.value, source.path if source.notices else path
-        title = f"{shown(path)} is {NAMES[source.kind]}."
+        title = tr("{path} is {names}.", path=shown(path), names=NAMES[source.kind])
         report: Report
         if source.kind is Kind.CODEX_MEM:
             search_notes.refuse({"--alpha": alpha is not None, "--raw": raw, "--mode vector": wanted is Mode.VECTOR})
@@ -129,12 +130,12 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
 
 def _note_all(notes: Iterable[str]) -> None:
     for one in notes:
-        note(f"note: {one}")
+        note(tr("note: {one}", one=one))
 
 
 def _given_vector(name: str | None, embedder: str | None) -> tuple[float, ...] | None:
     if name is not None and embedder is not None:
-        raise WrongUsage(problem="--vector and --embedder exclude each other", hint="give one of them")
+        raise WrongUsage(problem=tr("--vector and --embedder exclude each other"), hint=tr("give one of them"))
     return None if name is None else _read_vector(name)
 
 
@@ -151,7 +152,7 @@ def _embedding(query: str, name: str, config_path: Path | None) -> Callable[[str
         """
         settings = config.load(config_path).embedder(name)
         if model_id is not None and not settings.serves(model_id):
-            reason = f"the base's model is {model_id}"
+            reason = tr("the base's model is {model_id}", model_id=model_id)
             raise ModelDiffers(embedder=name, model=settings.model, reason=reason)
         if not made:
             made.append(query_vector(settings, query))
@@ -172,7 +173,7 @@ def _read_vector(name: str) -> tuple[float, ...]:
     except OSError as error:
         raise SourceUnreadable(path=Path(name), reason=error.strerror or error) from error
     where = "stdin" if name == "-" else name
-    return checked_vector(raw, f"--vector {where}")
+    return checked_vector(raw, tr("--vector {where}", where=where))
 
 
 def checked_vector(raw: bytes, where: str) -> tuple[float, ...]:
@@ -185,7 +186,10 @@ def checked_vector(raw: bytes, where: str) -> tuple[float, ...]:
         numbers = msgspec.json.decode(raw, type=tuple[float, ...])
         vector_blob(numbers)
     except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as error:
-        raise WrongUsage(problem=f"{where}: not a vector: {error}", hint="it is one JSON array of numbers") from error
+        raise WrongUsage(
+            problem=tr("{where}: not a vector: {error}", where=where, error=error),
+            hint=tr("it is one JSON array of numbers"),
+        ) from error
     if not numbers or not all(map(math.isfinite, numbers)):
-        raise WrongUsage(problem=f"{where}: not a vector", hint="it is one JSON array of numbers")
+        raise WrongUsage(problem=tr("{where}: not a vector", where=where), hint=tr("it is one JSON array of numbers"))
     return numbers

@@ -10,6 +10,7 @@ from regraft import config
 from regraft.cli.embedding import query_vector
 from regraft.errors import QueryNotEmbedded, RegraftError, WrongUsage
 from regraft.kinds import NAMES, Kind
+from regraft.language import tr
 from regraft.ranking.codex_mem import Answer, Embed, NoVector
 from regraft.report.document import Head, Report
 from regraft.text import counted, one_line, shown_lines
@@ -50,8 +51,8 @@ def refuse(options: dict[str, bool]) -> None:
     """
     for name, given in options.items():
         if given:
-            hint = "leave it out; --mode hybrid searches by words and by meaning"
-            raise WrongUsage(problem=f"{name} is not for {NAMES[Kind.CODEX_MEM]}", hint=hint)
+            hint = tr("leave it out; --mode hybrid searches by words and by meaning")
+            raise WrongUsage(problem=tr("{name} is not for {names}", name=name, names=NAMES[Kind.CODEX_MEM]), hint=hint)
 
 
 def embed_for(query: str, name: str, config_path: Path | None) -> Embed:
@@ -64,13 +65,22 @@ def embed_for(query: str, name: str, config_path: Path | None) -> Embed:
 
     def embed(model_id: str) -> tuple[float, ...]:
         if not settings.serves(model_id):
-            raise NoVector(f"embedder {name} is model {settings.model}, the vectors are of {model_id}")
+            raise NoVector(
+                tr(
+                    "embedder {name} is model {model}, the vectors are of {model_id}",
+                    name=name,
+                    model=settings.model,
+                    model_id=model_id,
+                )
+            )
         try:
             return query_vector(settings, query)
         except QueryNotEmbedded as error:
-            raise NoVector(f"embedder {name} gave no vector for the query ({error.facts['reason']})") from error
+            raise NoVector(
+                tr("embedder {name} gave no vector for the query ({reason})", name=name, reason=error.facts["reason"])
+            ) from error
         except RegraftError as error:
-            raise NoVector(f"embedder {name} cannot be used: {error}") from error
+            raise NoVector(tr("embedder {name} cannot be used: {error}", name=name, error=error)) from error
 
     return embed
 
@@ -111,8 +121,17 @@ def as_text(answer: Answer, title: str, excerpt: int | None) -> str:
         title: the first line.
         excerpt: how many code points of a note are shown; None: all.
     """
-    where = "All projects" if answer.project is None else f"Project {one_line(answer.project)}"
-    lines = [title, f"{where}: {counted(len(answer.found), 'hit')} by {answer.mode}, {answer.state}."]
+    where = tr("All projects") if answer.project is None else tr("Project {project}", project=one_line(answer.project))
+    lines = [
+        title,
+        tr(
+            "{where}: {hits} by {mode}, {state}.",
+            where=where,
+            hits=counted(len(answer.found), "hit"),
+            mode=answer.mode,
+            state=answer.state,
+        ),
+    ]
     for rank, found in enumerate(answer.found, 1):
         body = one_line(found.hit.text.removeprefix(found.title), None if excerpt is None else excerpt + 1)
         shown = body if excerpt is None or len(body) <= excerpt else f"{body[:excerpt]}…"

@@ -7,6 +7,7 @@ from collections import Counter
 from msgspec import UNSET, Struct, UnsetType
 
 from regraft.formats.cherry_v2.index.search import Hit
+from regraft.language import tr
 from regraft.ranking.cherry_v2 import Answer
 from regraft.ranking.several_bases import Answers, RankedHit, label
 from regraft.report.document import Head, Report
@@ -155,7 +156,7 @@ def as_text(found: Answer | Answers, title: str, *, whole: bool, raw: bool) -> s
     if isinstance(found, Answers):
         return _several_as_text(found, title, whole=whole)
     base = found.base_id if found.base_name is None else f"{one_line(found.base_name)} ({found.base_id})"
-    lines = [title, f"Base {base}: {_counted(found)}."]
+    lines = [title, tr("Base {base}: {counted}.", base=base, counted=_counted(found))]
     has_score = raw or not found.is_by_length
     for rank, hit in enumerate(found.hits, 1):
         score = f"{hit.score:.6g}  " if has_score else ""
@@ -165,11 +166,16 @@ def as_text(found: Answer | Answers, title: str, *, whole: bool, raw: bool) -> s
 
 def _several_as_text(found: Answers, title: str, *, whole: bool) -> str:
     modes = Counter(answer.mode.value for answer in found.answers)
-    said = ", ".join(f"{counted(number, 'base')} by {mode}" for mode, number in modes.items())
-    lines = [title, f"{counted(len(found.hits), 'hit')} in all bases, merged by rank; searched: {said}."]
+    said = ", ".join(
+        tr("{bases} by {mode}", bases=counted(number, "base"), mode=mode) for mode, number in modes.items()
+    )
+    lines = [
+        title,
+        tr("{hits} in all bases, merged by rank; searched: {said}.", hits=counted(len(found.hits), "hit"), said=said),
+    ]
     if found.not_searched:
         names = ", ".join(label(one.base_id, one.base_name) for one in found.not_searched)
-        lines.append(f"Not searched: {names}.")
+        lines.append(tr("Not searched: {names}.", names=names))
     names_of = Counter(answer.base_name for answer in found.answers)
     for rank, ranked in enumerate(found.hits, 1):
         answer = ranked.answer
@@ -181,15 +187,21 @@ def _several_as_text(found: Answers, title: str, *, whole: bool) -> str:
 
 
 def _counted(answer: Answer) -> str:
-    weight = "" if answer.alpha is None else f", alpha {answer.alpha:g}"
-    dropped = f", {answer.dropped} dropped by the catalog" if answer.dropped else ""
-    return f"{counted(len(answer.hits), 'hit')} by {answer.mode}{weight}{dropped}"
+    weight = "" if answer.alpha is None else tr(", alpha {alpha:g}", alpha=answer.alpha)
+    dropped = tr(", {dropped} dropped by the catalog", dropped=answer.dropped) if answer.dropped else ""
+    return tr(
+        "{hits} by {mode}{weight}{dropped}",
+        hits=counted(len(answer.hits), "hit"),
+        mode=answer.mode,
+        weight=weight,
+        dropped=dropped,
+    )
 
 
 def _hit_lines(head: str, hit: Hit, *, whole: bool) -> list[str]:
     body = one_line(hit.text, None if whole else EXCERPT + 1)
     excerpt = body if whole or len(body) <= EXCERPT else f"{body[:EXCERPT]}…"
-    return ["", f"{head}, unit {hit.unit_index}", f"     {excerpt}"]
+    return ["", tr("{head}, unit {unit_index}", head=head, unit_index=hit.unit_index), f"     {excerpt}"]
 
 
 def _where(answer: Answer, hit: Hit) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from regraft.embedders.checking import check, check_each, unfit
 from regraft.formats import json_text
+from regraft.language import tr
 
 
 class BrokenAnswer(Exception):
@@ -74,12 +75,14 @@ def _loose(body: bytes) -> _LooseAnswer:
     try:
         found = json_text.loads(body)
     except (ValueError, RecursionError):
-        raise BrokenAnswer("the answer is cut off, or no JSON") from None
+        raise BrokenAnswer(tr("the answer is cut off, or no JSON")) from None
     try:
         return msgspec.convert(found, _LooseAnswer)
     except (msgspec.ValidationError, UnicodeEncodeError):
         # The latter of names with half a surrogate pair.
-        raise BrokenAnswer(f"the answer has no vectors: {body[:1000].decode('utf-8', 'replace')}") from None
+        raise BrokenAnswer(
+            tr("the answer has no vectors: {decode}", decode=body[:1000].decode("utf-8", "replace"))
+        ) from None
 
 
 def _vector(found: Any) -> bytes | None:
@@ -103,5 +106,9 @@ def _tokens(usage: Any) -> int | None:
 def _demand_order(order: list[Any], embedder: str) -> None:
     for place, index in enumerate(order):
         if index != place:
-            marked = f"is marked {index}" if type(index) is int else "has no number"
-            raise unfit("wrong_order", f"vector {place}, counted from 0, {marked}", embedder=embedder)
+            marked = tr("is marked {index}", index=index) if type(index) is int else tr("has no number")
+            raise unfit(
+                "wrong_order",
+                tr("vector {place}, counted from 0, {marked}", place=place, marked=marked),
+                embedder=embedder,
+            )

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from regraft.errors import AnswerUnfit
+from regraft.language import tr
 
 #: A shorter vector has no direction in single precision: its squares vanish.
 _SHORTEST = 2.0**-63
@@ -15,9 +16,9 @@ _SHORTEST = 2.0**-63
 _SMALL = bytes(byte for byte in range(256) if byte & 0x7F < 0x20)
 _LARGE = (0x7F, 0xFF)
 _SAID = {
-    "not_numbers": "is no list of numbers",
-    "non_finite": "has a NaN or an infinity",
-    "zero_vector": "has only zeros",
+    "not_numbers": tr("is no list of numbers"),
+    "non_finite": tr("has a NaN or an infinity"),
+    "zero_vector": tr("has only zeros"),
 }
 
 
@@ -34,7 +35,11 @@ def check(vectors: Sequence[bytes], count: int, dimensions: int | None, *, embed
         AnswerUnfit
     """
     if len(vectors) != count:
-        raise unfit("wrong_count", f"it has {len(vectors)} vectors for {count} texts", embedder=embedder)
+        raise unfit(
+            "wrong_count",
+            tr("it has {vectors} vectors for {count} texts", vectors=len(vectors), count=count),
+            embedder=embedder,
+        )
     _demand_lengths(vectors, dimensions, embedder)
     # The length in double precision tells all at once: of infinities it is infinite, of NaNs NaN.
     norms = {place: math.hypot(*array("f", vector)) for place, vector in enumerate(vectors) if not _is_plain(vector)}
@@ -55,7 +60,7 @@ def check_each(fault: str, bad: list[int], embedder: str) -> None:
         AnswerUnfit
     """
     if bad:
-        raise unfit(fault, f"vector {bad[0] + 1} {_SAID[fault]}", bad, embedder)
+        raise unfit(fault, tr("vector {bad} {said}", bad=bad[0] + 1, said=_SAID[fault]), bad, embedder)
 
 
 def unfit(fault: str, reason: str, bad: Sequence[int] = (), embedder: str = "") -> AnswerUnfit:
@@ -71,5 +76,10 @@ def _demand_lengths(vectors: Sequence[bytes], dimensions: int | None, embedder: 
     bad = [place for place, vector in enumerate(vectors) if len(vector) != expected]
     if bad or expected % 4 or (vectors and not expected):
         first = bad[0] if bad else 0
-        reason = f"vector {first + 1} has {len(vectors[first]) / 4:g} dimensions instead of {expected // 4}"
+        reason = tr(
+            "vector {first} has {vectors:g} dimensions instead of {expected}",
+            first=first + 1,
+            vectors=len(vectors[first]) / 4,
+            expected=expected // 4,
+        )
         raise unfit("wrong_dimensions", reason, bad, embedder)

@@ -9,6 +9,7 @@ from pathlib import Path
 from regraft.embedders.settings import EmbedderSettings, LocalSettings
 from regraft.errors import ModelUnreadable
 from regraft.extras import needed
+from regraft.language import tr
 from regraft.text import one_line
 
 Counter = Callable[[str], int]
@@ -38,7 +39,7 @@ def counter(settings: EmbedderSettings) -> Counter:
 
 
 def _exact(file: Path) -> Counter:
-    tokenizers = needed("tokenizers", "Exact numbers of tokens", "tokenizers")
+    tokenizers = needed("tokenizers", tr("Exact numbers of tokens"), "tokenizers")
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower

@@ -17,6 +17,7 @@ from regraft.embedders.verdicts import tidy
 from regraft.errors import ModelUnreadable
 from regraft.extras import needed
 from regraft.formats import json_text
+from regraft.language import tr
 from regraft.text import whole
 
 
@@ -35,10 +36,10 @@ class LocalEmbedder:
         self._one = Lock()
         library = settings.library or library_of(settings.path)
         if not settings.path.is_dir():
-            raise ModelUnreadable(path=settings.path, library=library, reason="there is no such folder")
+            raise ModelUnreadable(path=settings.path, library=library, reason=tr("there is no such folder"))
         # Read when the libraries are imported: they then ask no server for what a folder lacks.
         os.environ["HF_HUB_OFFLINE"] = "1"
-        module = needed(library.replace("-", "_"), "Models of this kind", library)
+        module = needed(library.replace("-", "_"), tr("Models of this kind"), library)
         try:
             self._model = _loaded(module, library, settings.path)
             self._counted = counter(settings)
@@ -96,5 +97,5 @@ def _loaded(module: Any, library: str, path: Path) -> Any:
     if library == "model2vec":
         return module.StaticModel.from_pretrained(path)
     # Its bars would show where no terminal is, too.
-    needed("transformers.utils.logging", "Models of this kind", library).disable_progress_bar()
+    needed("transformers.utils.logging", tr("Models of this kind"), library).disable_progress_bar()
     return module.SentenceTransformer(str(path), local_files_only=True)

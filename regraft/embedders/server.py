@@ -21,6 +21,7 @@ from regraft.embedders.settings import ServerSettings
 from regraft.embedders.verdicts import Verdict, tidy, verdict
 from regraft.errors import EmbedderKeyMissing, EmbedderRefused, WrongUsage
 from regraft.extras import needed
+from regraft.language import tr
 from regraft.text import whole
 
 #: The first wait between attempts, in seconds; each is about twice the one before, up to the longest.
@@ -57,9 +58,9 @@ def key_of(settings: ServerSettings) -> str | None:
         return None
     key = os.environ.get(variable, "").strip()
     if not key:
-        raise EmbedderKeyMissing(embedder=settings.name, variable=variable, reason="is not set")
+        raise EmbedderKeyMissing(embedder=settings.name, variable=variable, reason=tr("is not set"))
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise EmbedderKeyMissing(embedder=settings.name, variable=variable, reason="holds what no key can be")
+        raise EmbedderKeyMissing(embedder=settings.name, variable=variable, reason=tr("holds what no key can be"))
     return key
 
 
@@ -76,16 +77,16 @@ class ServerEmbedder:
         """
         self.settings = settings
         self._key = key_of(settings)
-        self._openai = needed("openai", "Embedding servers", "openai")
-        self._tenacity = needed("tenacity", "Embedding servers", "openai")
+        self._openai = needed("openai", tr("Embedding servers"), "openai")
+        self._tenacity = needed("tenacity", tr("Embedding servers"), "openai")
         self._counted = counter(settings)
         self._halted = Event()
         try:
             self._client = self._made_client()
         except Exception as error:
             # The address is all that a client can be wrong about; which class says so depends on its release.
-            problem = f"Embedder {settings.name}: its base_url is no address ({error})"
-            raise WrongUsage(problem=problem, hint="mend it in the configuration") from error
+            problem = tr("Embedder {name}: its base_url is no address ({error})", name=settings.name, error=error)
+            raise WrongUsage(problem=problem, hint=tr("mend it in the configuration")) from error
 
     def _made_client(self) -> Any:
         """Return the official client, which knows no key and follows no redirection."""
@@ -177,7 +178,9 @@ class ServerEmbedder:
             response = error.response
             return verdict(response.status_code, response.headers, response.content, self._key)
         except openai.APITimeoutError:
-            return Verdict(kind="passing", code="timeout", reason=f"no answer within {settings.timeout:g} s")
+            return Verdict(
+                kind="passing", code="timeout", reason=tr("no answer within {timeout:g} s", timeout=settings.timeout)
+            )
         except openai.APIConnectionError as error:
             reason = tidy(str(error.__cause__ or error) or type(error.__cause__).__name__, self._key)
             return Verdict(kind="passing", code="connection", reason=reason)
@@ -188,7 +191,7 @@ class ServerEmbedder:
             return TextsRejected(found.code, found.reason)
         if found.kind == "configuration":
             server = urlsplit(self.settings.base_url).netloc
-            advice = "check base_url, model and key of its configuration, and your account there"
+            advice = tr("check base_url, model and key of its configuration, and your account there")
             return EmbedderRefused(embedder=self.settings.name, server=server, reason=found.reason, advice=advice)
         return _Passing(found)
 

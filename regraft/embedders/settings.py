@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from regraft.language import tr
+
 #: An address without user, password, query and fragment, any of which might hold a key.
 _ADDRESS = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:\d{1,5})?(/[^\s?#]*)?(?<!/embeddings)$"
 
@@ -122,7 +124,7 @@ PROVIDERS: dict[str, type[EmbedderSettings]] = {"openai": ServerSettings, "local
 
 
 _FORMS: dict[type[msgspec.inspect.Type], str] = {
-    msgspec.inspect.VarTupleType: "a list of texts",
+    msgspec.inspect.VarTupleType: tr("a list of texts"),
     msgspec.inspect.StructType: "a mapping",
     msgspec.inspect.CustomType: "a path",
 }
@@ -168,9 +170,15 @@ def _form(kind: msgspec.inspect.Type) -> str:
         case msgspec.inspect.UnionType():
             return _form(_but_none(kind))
         case msgspec.inspect.IntType():
-            return f"a whole number from {kind.ge}{'' if kind.le is None else f' to {kind.le}'}"
+            return tr(
+                "a whole number from {ge}{value}",
+                ge=kind.ge,
+                value="" if kind.le is None else tr(" to {le}", le=kind.le),
+            )
         case msgspec.inspect.FloatType():
-            return f"a number from {kind.ge}" if kind.ge is not None else f"a number above {kind.gt}"
+            return (
+                tr("a number from {ge}", ge=kind.ge) if kind.ge is not None else tr("a number above {gt}", gt=kind.gt)
+            )
         case msgspec.inspect.LiteralType():
             return " or ".join(f"`{value}`" for value in kind.values)
         case _:

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from regraft.language import tr
+
 T = TypeVar("T")
 
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
@@ -54,7 +56,7 @@ def _whole_number(digits: str) -> int | float:
 
 
 def _reason(error: Exception) -> str:
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return tr("nested too deeply") if isinstance(error, RecursionError) else str(error)
 
 
 def harmless(text: bytearray) -> memoryview:

@@ -20,6 +20,7 @@ import apsw
 from regraft import links, sqlite
 from regraft.formats.large_text import LARGE_BYTES, LargeText, hash_of
 from regraft.formats.vector_numbers import DEGENERATE, NON_FINITE, flaw_of, prepare
+from regraft.language import tr
 from regraft.ledger.durable import NO_ROOM
 from regraft.text import JS_WHITESPACE, decode_utf8, is_blank
 from regraft.untouched import ROW_NUMBERS, is_virtual
@@ -150,16 +151,16 @@ def check_file(path: Path) -> None:
     """Raise :class:`StoreProblem` where ``path`` cannot be a vector file: missing, a directory, empty."""
     try:
         if path.is_dir():
-            raise StoreProblem("is a folder, as a still older layout had it, not a vector file")
+            raise StoreProblem(tr("is a folder, as a still older layout had it, not a vector file"))
         if not path.exists():
-            raise StoreProblem("does not exist")
+            raise StoreProblem(tr("does not exist"))
         if path.stat().st_size == 0:
-            raise StoreProblem("is empty (0 bytes)")
+            raise StoreProblem(tr("is empty (0 bytes)"))
         missing = 0 if sqlite.companions(links.real_path(path)) else sqlite.missing_bytes(path)
         if missing:
-            raise StoreProblem(f"is cut off: {missing:,} bytes are missing at its end")
+            raise StoreProblem(tr("is cut off: {missing:,} bytes are missing at its end", missing=missing))
     except OSError as error:
-        raise StoreProblem(f"cannot be read: {error.strerror or error}") from error
+        raise StoreProblem(tr("cannot be read: {strerror}", strerror=error.strerror or error)) from error
 
 
 #: SQL expressions, each with the column that it needs.
@@ -206,11 +207,11 @@ class VectorTable:
                 prepare(db)
                 self._survey_rows(db, found, columns, texts=texts)
         except (apsw.Error, UnicodeDecodeError) as error:
-            raise StoreProblem(f"cannot be read: {error}") from error
+            raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise
-            raise StoreProblem(f"cannot be read: {error.strerror or error}") from error
+            raise StoreProblem(tr("cannot be read: {strerror}", strerror=error.strerror or error)) from error
         return found
 
     def rows(
@@ -325,11 +326,16 @@ class VectorTable:
         self._demand_plain_table(db)
         columns = {str(row[1]) for row in db.execute(f"PRAGMA table_info('{self.name}')")}
         if any(name.lower() in ROW_NUMBERS for name in columns):
-            raise StoreProblem(f"has a table `{self.name}` with a column in the place of the numbers of its rows")
+            raise StoreProblem(
+                tr("has a table `{name}` with a column in the place of the numbers of its rows", name=self.name)
+            )
         missing = [name for name in self.needed if name not in columns]
         if missing:
             length = self._usual_length(db) if self.vector in columns else None
-            raise StoreProblem(f"has a table `{self.name}` without the column {', '.join(missing)}", length)
+            raise StoreProblem(
+                tr("has a table `{name}` without the column {missing}", name=self.name, missing=", ".join(missing)),
+                length,
+            )
         return columns
 
     def _demand_plain_table(self, db: apsw.Connection) -> None:
@@ -340,10 +346,12 @@ class VectorTable:
             (self.name,),
         ).fetchone()
         if found is None:
-            raise StoreProblem(f"has no table `{self.name}`")
+            raise StoreProblem(tr("has no table `{name}`", name=self.name))
         statement: Any = found[1]
         if found[0] == "view" or is_virtual((statement or b"").decode("utf-8", "replace")):
-            raise StoreProblem(f"has something else in the place of its table `{self.name}`, which is not read")
+            raise StoreProblem(
+                tr("has something else in the place of its table `{name}`, which is not read", name=self.name)
+            )
 
     def _usual_length(self, db: apsw.Connection) -> int | None:
         """Return the length in bytes that most usable vectors have (a tie goes to the first row), or None."""
@@ -413,7 +421,7 @@ class _Seen:
             self._loader.runs.extend((rowid, rowid))
         if rowid < self._last:
             # Ranges of rowids would then name other rows than these.
-            raise StoreProblem("cannot be read: its rows are out of order")
+            raise StoreProblem(tr("cannot be read: its rows are out of order"))
         self._last = rowid
         self._row_id = row_id
         loader = self._loader

@@ -19,6 +19,7 @@ import apsw
 from regraft import sqlite
 from regraft.clock import now_ms
 from regraft.errors import LedgerUnreadable, TargetLocked
+from regraft.language import tr
 from regraft.ledger import values
 from regraft.ledger.changes import UNFIT, ChangeLog, RunRecord
 from regraft.ledger.schema import CHANGE_TABLES, TABLES, VERSION, demand_schema, is_empty, tables_of
@@ -252,7 +253,7 @@ def _writing(target: Path) -> Iterator[apsw.Connection]:
 
 def _demand_file(path: Path) -> None:
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise LedgerUnreadable(path=path, reason="it is no ordinary file")
+        raise LedgerUnreadable(path=path, reason=tr("it is no ordinary file"))
 
 
 def _prepare(db: apsw.Connection) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import apsw
 
+from regraft.language import tr
 from regraft.ledger.values import UnfitValue
 
 #: Version 1 had no record of changes to data that were there before.
@@ -90,25 +91,25 @@ def demand_schema(db: apsw.Connection) -> int:
     rows: list[Any] = db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema").fetchall()
     found = {str(name): str(sql) for kind, name, _, sql in rows if kind == "table"}
     if "ledger" not in found:
-        raise UnfitValue("it is of another program")
+        raise UnfitValue(tr("it is of another program"))
     for kind, name, table, sql in rows:
         if kind != "table" and not (kind == "index" and sql is None and _is_index_of(name, table)):
-            raise UnfitValue(f"it has the {kind} {name!r}, which no ledger has")
+            raise UnfitValue(tr("it has the {kind} {name!r}, which no ledger has", kind=kind, name=name))
     return _version(db, {name: " ".join(sql.split()) for name, sql in found.items()})
 
 
 def _version(db: apsw.Connection, found: dict[str, str]) -> int:
     if found["ledger"] != _named(TABLES)["ledger"]:
-        raise UnfitValue("it is of another program")
+        raise UnfitValue(tr("it is of another program"))
     versions: list[Any] = db.execute("SELECT version FROM ledger LIMIT 2").fetchall()
     version = versions[0][0] if len(versions) == 1 else None
     if not isinstance(version, int) or version not in _OF_VERSION:
-        raise UnfitValue(f"it is of version {version}")
+        raise UnfitValue(tr("it is of version {version}", version=version))
     wanted = _named(_OF_VERSION[version])
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
-            what = "lacks" if name not in found else "has another" if name in wanted else "has besides"
-            raise UnfitValue(f"it {what} the table {name!r}")
+            what = "lacks" if name not in found else tr("has another") if name in wanted else tr("has besides")
+            raise UnfitValue(tr("it {what} the table {name!r}", what=what, name=name))
     return version
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 import apsw
 import msgspec
 
+from regraft.language import tr
 from regraft.names import fold, is_folder_name
 
 FOLDER = ".regraft"
@@ -57,7 +58,7 @@ def run_id_of(value: object) -> str:
     Raises:
         UnfitValue
     """
-    return _text_of("the id of a run", value, _RUN_ID)
+    return _text_of(tr("the id of a run"), value, _RUN_ID)
 
 
 def subject_of(value: object) -> str:
@@ -67,7 +68,7 @@ def subject_of(value: object) -> str:
         UnfitValue
     """
     if not isinstance(value, str) or not is_folder_name(value):
-        raise _unfit("the id of a base", value)
+        raise _unfit(tr("the id of a base"), value)
     return value
 
 
@@ -78,7 +79,7 @@ def path_of(value: object, *, windows: bool = os.name == "nt") -> str:
         UnfitValue
     """
     if not isinstance(value, str) or not _is_path(value, windows):
-        raise _unfit("a path below the store", value)
+        raise _unfit(tr("a path below the store"), value)
     return value
 
 
@@ -126,7 +127,9 @@ def _one_of(what: str, value: object, form: Any) -> Any:
 
 def _unfit(what: str, value: object) -> UnfitValue:
     said = repr(value)
-    return UnfitValue(f"it has {said if len(said) <= 80 else said[:79] + '…'} in the place of {what}")
+    return UnfitValue(
+        tr("it has {said} in the place of {what}", said=said if len(said) <= 80 else said[:79] + "…", what=what)
+    )
 
 
 # --- documents -------------------------------------------------------------------------------------------------------
@@ -193,14 +196,14 @@ class Recorded:
     def rows(self) -> RowsDetail:
         """Return what is recorded of a change of rows."""
         if not isinstance(self.detail, RowsDetail):
-            raise TypeError("a change of a file")
+            raise TypeError(tr("a change of a file"))
         return self.detail
 
     @property
     def file(self) -> FileDetail:
         """Return what is recorded of a change of a file or folder."""
         if not isinstance(self.detail, FileDetail):
-            raise TypeError("a change of rows")
+            raise TypeError(tr("a change of rows"))
         return self.detail
 
 
@@ -211,22 +214,22 @@ def recorded_of(row: tuple[Any, ...]) -> Recorded:
         UnfitValue, msgspec.MsgspecError
     """
     number, run, means, path, state, kept, size, detail = row
-    run, means, path = run_id_of(run), _one_of("what is changed", means, Means), path_of(path)
-    raw = _blob_of("the detail of a change", detail)
+    run, means, path = run_id_of(run), _one_of(tr("what is changed"), means, Means), path_of(path)
+    raw = _blob_of(tr("the detail of a change"), detail)
     found: Detail
     if means == "rows":
         found = msgspec.json.decode(raw, type=RowsDetail)
         if kept is None:
-            raise _unfit("what takes rows back", kept)
+            raise _unfit(tr("what takes rows back"), kept)
     else:
         found = msgspec.json.decode(raw, type=FileDetail)
         _demand_file_detail(run, path, found)
     return Recorded(
-        change_id=_int_of("the number of a change", number, 1),
+        change_id=_int_of(tr("the number of a change"), number, 1),
         run_id=run,
         means=means,
         path=path,
-        state=_one_of("the state of a change", state, State),
+        state=_one_of(tr("the state of a change"), state, State),
         kept=None if kept is None else _kept_of(run, means, path, kept),
         bytes=_int_of("a size", size),
         detail=found,
@@ -235,11 +238,11 @@ def recorded_of(row: tuple[Any, ...]) -> Recorded:
 
 def _demand_file_detail(run: str, path: str, found: FileDetail) -> None:
     if found.mark is not None and _MARK.fullmatch(found.mark) is None:
-        raise _unfit("what tells whether a file was changed", found.mark)
+        raise _unfit(tr("what tells whether a file was changed"), found.mark)
     if not _is_numbered(found.staged, f"{WORK}/{run}/"):
-        raise _unfit("where a file was made", found.staged)
+        raise _unfit(tr("where a file was made"), found.staged)
     if found.made is not None and not path.startswith(f"{path_of(found.made)}/"):
-        raise _unfit("a folder that was made", found.made)
+        raise _unfit(tr("a folder that was made"), found.made)
 
 
 def _kept_of(run: str, means: str, path: str, value: object) -> str:
@@ -249,7 +252,7 @@ def _kept_of(run: str, means: str, path: str, value: object) -> str:
         is_trashed = value.startswith(f"{TRASH}/") and _DATE.fullmatch(date) is not None and rest == path
         if _is_numbered(value, f"{UNDO}/{run}/") or (is_trashed and means == "file"):
             return value
-    raise _unfit("what takes a change back", value)
+    raise _unfit(tr("what takes a change back"), value)
 
 
 def _is_numbered(value: str, folder: str) -> bool:
@@ -262,7 +265,7 @@ def action_of(raw: object) -> RecordedAction:
     Raises:
         UnfitValue, msgspec.MsgspecError
     """
-    return msgspec.json.decode(_blob_of("an action", raw), type=RecordedAction)
+    return msgspec.json.decode(_blob_of(tr("an action"), raw), type=RecordedAction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,8 +290,8 @@ def run_of(row: tuple[Any, ...]) -> RunRow:
     return RunRow(
         run_id=run_id_of(run),
         command=_text_of("a command", command, _COMMAND),
-        source=_any_text("the source of a run", source),
-        status=_one_of("the status of a run", status, Status),
+        source=_any_text(tr("the source of a run"), source),
+        status=_one_of(tr("the status of a run"), status, Status),
         started_at=_int_of("a time", started, 0, MAX_TIME),
         finished_at=None if finished is None else _int_of("a time", finished, 0, MAX_TIME),
     )
@@ -321,13 +324,13 @@ def step_of(row: tuple[Any, ...]) -> StepRow:
     """
     number, run, subject, action, state, fingerprint, detail = row
     return StepRow(
-        step_id=_int_of("the number of a step", number, 1),
+        step_id=_int_of(tr("the number of a step"), number, 1),
         run_id=run_id_of(run),
         subject=subject_of(subject),
-        action=_one_of("the action of a step", action, StepAction),
-        state=_one_of("the state of a step", state, StepState),
+        action=_one_of(tr("the action of a step"), action, StepAction),
+        state=_one_of(tr("the state of a step"), state, StepState),
         fingerprint=_text_of("a fingerprint", fingerprint, _FINGERPRINT),
-        detail=_blob_of("the detail of a step", detail),
+        detail=_blob_of(tr("the detail of a step"), detail),
     )
 
 
@@ -350,16 +353,16 @@ def entry_of(row: tuple[Any, ...]) -> EntryRow:
     subject, step, fingerprint, detail = row
     return EntryRow(
         subject=subject_of(subject),
-        step_id=_int_of("the number of a step", step, 1),
+        step_id=_int_of(tr("the number of a step"), step, 1),
         fingerprint=_text_of("a fingerprint", fingerprint, _FINGERPRINT),
-        detail=_blob_of("the detail of an entry", detail),
+        detail=_blob_of(tr("the detail of an entry"), detail),
     )
 
 
 def _numbered_action(row: tuple[Any, ...]) -> None:
     run, number, detail = row
     run_id_of(run)
-    _int_of("the number of an action", number)
+    _int_of(tr("the number of an action"), number)
     action_of(detail)
 
 
@@ -376,24 +379,24 @@ _ROWS: tuple[tuple[str, str, Callable[[tuple[Any, ...]], object]], ...] = (
 _CONTRADICTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "part",
-        "parts of a step that are not numbered from 0 on",
+        tr("parts of a step that are not numbered from 0 on"),
         """SELECT 1 FROM part GROUP BY step_id
              HAVING min(number) <> 0 OR max(number) <> count(*) - 1
                  OR total(typeof(number) <> 'integer' OR typeof(body) <> 'blob')""",
     ),
     (
         "entry",
-        "an entry of another step's",
+        tr("an entry of another step's"),
         "SELECT 1 FROM entry e JOIN step s USING (step_id) WHERE s.subject <> e.subject OR s.state <> 'done'",
     ),
     (
         "change",
-        "two changes that one file takes back",
+        tr("two changes that one file takes back"),
         "SELECT 1 FROM change WHERE kept IS NOT NULL GROUP BY kept HAVING count(*) > 1",
     ),
     (
         "action",
-        "actions of a run that are not numbered from 0 on",
+        tr("actions of a run that are not numbered from 0 on"),
         "SELECT 1 FROM action GROUP BY run_id HAVING min(number) <> 0 OR max(number) <> count(*) - 1",
     ),
 )
@@ -416,7 +419,7 @@ def demand_fit(db: apsw.Connection, tables: frozenset[str]) -> None:
                 parsed(row)
     for table, said, query in _CONTRADICTIONS:
         if table in tables and db.execute(f"{query} LIMIT 1").get is not None:
-            raise UnfitValue(f"it has {said}")
+            raise UnfitValue(tr("it has {said}", said=said))
     if "change" in tables:
         _demand_actions(db)
     for problem in _problems(db):
@@ -429,12 +432,12 @@ def _demand_actions(db: apsw.Connection) -> None:
     for row in db.execute(_CHANGES):
         change = recorded_of(row)
         if sum(change.detail.actions) > counts.get(change.run_id, 0):
-            raise UnfitValue("it has a change that does what its run did not mean to")
+            raise UnfitValue(tr("it has a change that does what its run did not mean to"))
 
 
 def _problems(db: apsw.Connection) -> Iterator[str]:
     [(found,)] = db.execute("PRAGMA integrity_check(1)").fetchall()
     if found != "ok":
-        yield f"it is damaged: {found}"
+        yield tr("it is damaged: {found}", found=found)
     for table, _, parent, _ in db.execute("PRAGMA foreign_key_check").fetchall():
-        yield f"a row of {table} is of a {parent} that is not there"
+        yield tr("a row of {table} is of a {parent} that is not there", table=table, parent=parent)

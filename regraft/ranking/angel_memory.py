@@ -14,6 +14,7 @@ from regraft.embedders.counting import estimate
 from regraft.errors import SourceUnreadable
 from regraft.formats.angel_memory import database, notes
 from regraft.formats.angel_memory.database import RECORDS, AngelProblem, Record
+from regraft.language import tr
 from regraft.system_errors import NoteAmbiguous, NoteGone, NoteOutside, NoteUnknown
 
 #: Short ids that are given as the nearest to one that no note has.
@@ -29,7 +30,7 @@ class Span:
 
     def __post_init__(self) -> None:
         if self.first is not None and self.last is not None and self.first > self.last:
-            raise ValueError(f"line {self.first} comes after line {self.last}")
+            raise ValueError(tr("line {first} comes after line {last}", first=self.first, last=self.last))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +114,8 @@ def _known(db: apsw.Connection, short_id: int) -> str:
     """Return the short ids that there are, for a person."""
     highest = database.highest_short_id(db)
     if highest is None:
-        return "there are no notes"
+        return tr("there are no notes")
     nearest = f"SELECT DISTINCT note_short_id FROM {RECORDS} WHERE note_short_id IS NOT NULL"
     rows = db.execute(f"{nearest} ORDER BY abs(note_short_id - ?), 1 LIMIT ?", (short_id, _NEAREST))
     near = ", ".join(str(number) for (number,) in sorted(rows))
-    return f"the nearest are {near}, the highest is {highest}"
+    return tr("the nearest are {near}, the highest is {highest}", near=near, highest=highest)

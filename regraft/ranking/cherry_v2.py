@@ -45,6 +45,7 @@ from regraft.formats.cherry_v2.index.search import (
 from regraft.formats.cherry_v2.item_names import item_name
 from regraft.formats.cherry_v2.layout import Store
 from regraft.kinds import NAMES, SYSTEMS, Kind
+from regraft.language import tr
 from regraft.locate import Located
 from regraft.move_errors import BackupSlim
 from regraft.system import System
@@ -58,9 +59,9 @@ MAX_CANDIDATES = 200
 #: Kinds in which there are bases to search.
 SEARCHED = (Kind.LIBRARY, Kind.PACK, Kind.V2_PROFILE, Kind.V2_BACKUP, Kind.BASE, Kind.INDEX)
 #: Where a base has no model, it has no vectors.
-_NO_VECTORS = "it has no vectors: searched by bm25"
+_NO_VECTORS = tr("it has no vectors: searched by bm25")
 #: What a base with a model is searched by needs more than the query's words.
-_NO_QUERY_VECTOR = "searched by words alone: by meaning, too, as the application does, with --embedder or --vector"
+_NO_QUERY_VECTOR = tr("searched by words alone: by meaning, too, as the application does, with --embedder or --vector")
 
 
 class Mode(StrEnum):
@@ -144,10 +145,10 @@ def chosen_base(source: Located, bases: dict[str, Store | None], rows: list[Row]
     if len(bases) == 1:
         return next(iter(bases))
     if not bases:
-        what = f"{NAMES[source.kind]} without a base"
-        raise NotSearchable(path=source.path, what=what, advice="see regraft inspect")
-    problem = f"{shown(source.path)} has {len(bases)} bases"
-    raise WrongUsage(problem=problem, hint=f"give --base, one of {', '.join(bases)}")
+        what = tr("{names} without a base", names=NAMES[source.kind])
+        raise NotSearchable(path=source.path, what=what, advice=tr("see regraft inspect"))
+    problem = tr("{path} has {bases} bases", path=shown(source.path), bases=len(bases))
+    raise WrongUsage(problem=problem, hint=tr("give --base, one of {bases}", bases=", ".join(bases)))
 
 
 @contextmanager
@@ -165,7 +166,7 @@ def catalog_of(source: Located) -> Iterator[CatalogLookup | None]:
             with opened_catalog(path) as catalog:
                 yield catalog
         except CatalogProblem as problem:
-            reason = f"the catalog {problem}; --raw does without it"
+            reason = tr("the catalog {problem}; --raw does without it", problem=problem)
             raise SourceUnreadable(path=source.path, reason=reason) from problem
 
 
@@ -306,13 +307,17 @@ def _checked_identity(db: apsw.Connection, path: Path, base_id: str, *, raw: boo
     """Hold an index against the base that it should be of; return the id that it states, and what is worth saying."""
     version, id_bytes = db.execute("SELECT schema_version, CAST(base_id AS BLOB) FROM meta LIMIT 1").get or (None, b"")
     if version not in (1, SCHEMA_VERSION):
-        raise IndexVersionUnknown(path=path, found=version, known=f"1 and {SCHEMA_VERSION}")
+        raise IndexVersionUnknown(
+            path=path, found=version, known=tr("1 and {schema_version}", schema_version=SCHEMA_VERSION)
+        )
     stated = lenient_text(id_bytes)
     if stated != base_id and not raw:
-        advice = "the application would refuse it, --raw asks it alone"
+        advice = tr("the application would refuse it, --raw asks it alone")
         raise IndexForeign(path=path, found=stated, base=base_id, advice=advice)
     if version != SCHEMA_VERSION:
-        note = f"the index is of version {version}; the application would empty it instead of searching it"
+        note = tr(
+            "the index is of version {version}; the application would empty it instead of searching it", version=version
+        )
         return stated, [note]
     return stated, []
 
@@ -368,7 +373,7 @@ class _Search:
             self.notes.append(_NO_QUERY_VECTOR)
             mode = Mode.BM25
         elif mode is Mode.BM25 and self.request.vector is not None:
-            self.notes.append("the vector is not used: bm25 looks for words only")
+            self.notes.append(tr("the vector is not used: bm25 looks for words only"))
         return mode
 
     def _is_without_model(self) -> bool:
@@ -390,13 +395,13 @@ class _Search:
         if vector is None and self.request.embed is not None:
             vector = self.request.embed(model)
         if vector is None:
-            whose = model or "the base's model"
+            whose = model or tr("the base's model")
             raise QueryVectorMissing(path=self.path, base=self.base_id, mode=mode, dimensions=dimensions, model=whose)
         if len(vector) != dimensions:
             raise QueryVectorUnfit(path=self.path, base=self.base_id, found=len(vector), expected=dimensions)
         blob = vector_blob(vector)
         if not any(blob):
-            self.notes.append("the vector is all zeros: it is near to nothing")
+            self.notes.append(tr("the vector is all zeros: it is near to nothing"))
         return blob
 
     def _model(self) -> str | None:
@@ -438,12 +443,26 @@ class _Search:
         threshold = self._setting("threshold")
         has_threshold = isinstance(threshold, int | float) and threshold > 0
         if self._setting("rerank_model_id"):
-            cut = f", and leave out those below its threshold of {threshold:g}" if has_threshold else ""
-            self.notes.append(f"the application would rerank these hits by a model{cut}; regraft has none")
+            cut = (
+                tr(", and leave out those below its threshold of {threshold:g}", threshold=threshold)
+                if has_threshold
+                else ""
+            )
+            self.notes.append(tr("the application would rerank these hits by a model{cut}; regraft has none", cut=cut))
         elif has_threshold:
-            self.notes.append(f"the threshold of {threshold:g} has no part: it cuts hits that a model has reranked")
+            self.notes.append(
+                tr(
+                    "the threshold of {threshold:g} has no part: it cuts hits that a model has reranked",
+                    threshold=threshold,
+                )
+            )
         if self.catalog is not None and count > MAX_CANDIDATES:
-            self.notes.append(f"at most {MAX_CANDIDATES} hits are looked at, as in the application; --raw gives more")
+            self.notes.append(
+                tr(
+                    "at most {max_candidates} hits are looked at, as in the application; --raw gives more",
+                    max_candidates=MAX_CANDIDATES,
+                )
+            )
 
 
 def _item_name(item: Row | None) -> str | None:

@@ -24,6 +24,7 @@ from regraft.formats.codex_mem.health import State, Survey
 from regraft.formats.codex_mem.notes import Counts, Note, Status
 from regraft.formats.codex_mem.sidecar import SidecarUnreadable
 from regraft.formats.vector_table import decoder
+from regraft.language import tr
 from regraft.ranking.cherry_v2 import Mode
 from regraft.system_errors import ProjectUnknown
 from regraft.text import counted
@@ -158,18 +159,18 @@ class _Search:
             else:
                 self._say_who_is_missing()
                 return hits
-        self.notes.append(f"searched by words alone: {obstacle}")
+        self.notes.append(tr("searched by words alone: {obstacle}", obstacle=obstacle))
         return None
 
     def _obstacle(self) -> str | None:
         """Return what is in the way of meaning, by the database's state."""
         told = health.obstacle(self.survey)
         if told is None and (self.survey.memory.vectors is None or not self._counts().ready):
-            told = "no note has its vector"
+            told = tr("no note has its vector")
         if told is not None:
             return f"{told} ({self.survey.state})"
         if self.request.vector is None and self.request.embed is None:
-            return "there is no vector of the query; --vector or --embedder gives one"
+            return tr("there is no vector of the query; --vector or --embedder gives one")
         return None
 
     def _counts(self) -> Counts:
@@ -186,11 +187,15 @@ class _Search:
             numbers = self.request.embed(meta.model_id)
         if len(numbers) != meta.dimensions:
             raise NoVector(
-                f"the query's vector has {len(numbers)} dimensions, those of the notes have {meta.dimensions}"
+                tr(
+                    "the query's vector has {numbers} dimensions, those of the notes have {dimensions}",
+                    numbers=len(numbers),
+                    dimensions=meta.dimensions,
+                )
             )
         blob = vector_blob(numbers)
         if not any(blob):
-            raise NoVector("the query's vector is all zeros, which is near to nothing")
+            raise NoVector(tr("the query's vector is all zeros, which is near to nothing"))
         return blob
 
     def _nearest(self, vector: bytes, count: int) -> Iterator[Hit]:
@@ -212,7 +217,9 @@ class _Search:
         if any(missing.values()):
             message = ", ".join(f"{number:,} {name}" for name, number in missing.items() if number)
             number = counted(sum(missing.values()), "note")
-            self.notes.append(f"{number} could be found by words alone ({message})")
+            self.notes.append(
+                tr("{number} could be found by words alone ({message_})", number=number, message_=message)
+            )
 
     # --- both --------------------------------------------------------------------------------------------------------
 

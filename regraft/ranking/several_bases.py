@@ -24,6 +24,7 @@ from regraft.errors import (
 )
 from regraft.formats.cherry_v2.index.queries import tokens
 from regraft.formats.cherry_v2.index.search import Hit
+from regraft.language import tr
 from regraft.locate import Located
 from regraft.move_errors import BackupSlim
 from regraft.ranking import cherry_v2
@@ -160,12 +161,17 @@ class _Several:
             return self.bases.search(base_id, self._guarded())
         except ModelDiffers as error:
             self.unfit.append(error)
-            return self._by_words(base_id, "searched by words: the embedder is of another model")
+            return self._by_words(base_id, tr("searched by words: the embedder is of another model"))
         except QueryVectorUnfit as error:
             self.unfit.append(error)
             found, expected = error.facts["found"], error.facts["expected"]
             return self._by_words(
-                base_id, f"searched by words: its vectors have {expected} numbers, the query's has {found}"
+                base_id,
+                tr(
+                    "searched by words: its vectors have {expected} numbers, the query's has {found}",
+                    expected=expected,
+                    found=found,
+                ),
             )
 
     def _by_words(self, base_id: str, note: str) -> Answer:
@@ -196,14 +202,20 @@ class _Several:
         """Refuse a vector that may be of several models: of all but one its distances would mean nothing."""
         models = sorted({answer.model for answer in self._by_vector() if answer.model is not None})
         if len(models) > 1:
-            problem = f"vectors of {len(models)} models are as long as the query's: {', '.join(models)}"
-            hint = "--base names the base that is meant; --mode bm25 searches all by words"
+            problem = tr(
+                "vectors of {models} models are as long as the query's: {models2}",
+                models=len(models),
+                models2=", ".join(models),
+            )
+            hint = tr("--base names the base that is meant; --mode bm25 searches all by words")
             raise WrongUsage(problem=problem, hint=hint)
 
     def _notes(self) -> Iterable[str]:
         """Yield what is worth saying, once for all bases of which it is true."""
         for one in self.not_searched:
-            yield f"{label(one.base_id, one.base_name)} is not searched: {one.reason}"
+            yield tr(
+                "{base_id} is not searched: {reason}", base_id=label(one.base_id, one.base_name), reason=one.reason
+            )
         told: dict[str, list[str]] = {}
         for answer in self.found.values():
             for note in answer.notes:

@@ -13,6 +13,7 @@ import msgspec
 
 from regraft import __version__, clock
 from regraft.kinds import NAMES, Kind
+from regraft.language import tr
 from regraft.text import path_text
 
 #: The version of the documents' shape.
@@ -56,7 +57,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         """Return what the source is, in a sentence; empty where nobody knows."""
         if self.source is None or self.source.kind is None:
             return ""
-        return f"{self.source.path} is {NAMES[Kind(self.source.kind)]}."
+        return tr("{path} is {names}.", path=self.source.path, names=NAMES[Kind(self.source.kind)])
 
 
 class Report(msgspec.Struct, kw_only=True):

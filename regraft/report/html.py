@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from regraft import __version__, areas, clock, links
 from regraft.errors import ReportNotWritable
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.text import shown
 
@@ -74,29 +75,33 @@ def check_place(command: str, path: Path, *read: Path) -> None:
 def _other_thing(command: str, path: Path) -> str:
     """Say what stands where a page is to be written; nothing where that is an earlier page, or nothing."""
     if path.is_symlink():
-        return "it is a link"
+        return tr("it is a link")
     if not path.exists():
         return ""
     if not path.is_file():
-        return f"it is a {'folder' if path.is_dir() else 'device'}"
+        return tr("it is a {is_dir}", is_dir="folder" if path.is_dir() else "device")
     with path.open("rb") as file:
         start = file.read(_START_BYTES).decode("utf-8", "replace")
-    return "" if is_page(command, start) else f"it is there already and no report page of regraft {command}"
+    return (
+        ""
+        if is_page(command, start)
+        else tr("it is there already and no report page of regraft {command}", command=command)
+    )
 
 
 def _problem(command: str, path: Path, read: Iterable[Path]) -> str:
     folder = path.absolute().parent
     if not folder.is_dir():
-        return "its folder does not exist"
+        return tr("its folder does not exist")
     within = next(
         (place for place in read if _lies_in(links.real_path(folder) / path.name, links.real_path(place))), None
     )
     if within is not None:
-        return f"it lies in {shown(within)}, which this run is about"
+        return tr("it lies in {within}, which this run is about", within=shown(within))
     found = _other_thing(command, path)
     if found:
         return found
-    return "" if os.access(folder, os.W_OK) else "no permission to write to its folder"
+    return "" if os.access(folder, os.W_OK) else tr("no permission to write to its folder")
 
 
 def _lies_in(path: Path, place: Path) -> bool:

@@ -5,6 +5,7 @@ Codes are part of the output contract and never change. ``docs/codes.md`` is gen
 
 from __future__ import annotations
 
+from regraft.language import tr
 from regraft.report.registry import CODES as CODES
 from regraft.report.registry import EVERY_CODE as EVERY_CODE
 from regraft.report.registry import IMPORT_CODES as IMPORT_CODES
@@ -19,21 +20,21 @@ INVALID_BASE = register(
     "warning",
     "invalid_knowledge_base_identity",
     "v1.base",
-    "The base has no id, or no name. It is not migrated.",
+    tr("The base has no id, or no name. It is not migrated."),
 )
 DUPLICATE_BASE = register(
     "base",
     "warning",
     "duplicate_knowledge_base",
     "v1.base",
-    "A base with this id came before; this one and its items are skipped.",
+    tr("A base with this id came before; this one and its items are skipped."),
 )
 PENDING_DELETE = register(
     "base",
     "note",
     "pending_delete",
     "v1.pending-delete",
-    "v1 was going to delete this base at its next start; it does not come back to life.",
+    tr("v1 was going to delete this base at its next start; it does not come back to life."),
 )
 
 # Bases that are migrated without their vectors.
@@ -42,16 +43,20 @@ MISSING_MODEL = register(
     "error",
     "missing_embedding_model",
     "v1.model",
-    "The base's embedding model no longer exists. The base migrates as failed with its items, without its rows. "
-    "`--map-model` or `--recreate-model` carries them.",
+    tr(
+        "The base's embedding model no longer exists. The base migrates as failed with its "
+        "items, without its rows. `--map-model` or `--recreate-model` carries them."
+    ),
 )
 MISSING_STORE = register(
     "base",
     "error",
     "missing_vector_store",
     "v1.no-vectors",
-    "The base's vector file is missing, cannot be read, or has no usable vector. The base migrates as failed with its "
-    "items, without an index.",
+    tr(
+        "The base's vector file is missing, cannot be read, or has no usable vector. The base "
+        "migrates as failed with its items, without an index."
+    ),
 )
 
 CURRENT_LAYOUT = register(
@@ -59,39 +64,39 @@ CURRENT_LAYOUT = register(
     "note",
     "current_layout",
     "v1.base",
-    "The base is in the v2 layout already. It needs no migration and stays where it is.",
+    tr("The base is in the v2 layout already. It needs no migration and stays where it is."),
 )
 
 # Items that are not migrated.
 NO_ID_OR_TYPE = register(
-    "item", "warning", "knowledge_item_missing_id_or_type", "v1.item", "The item has no id or no type."
+    "item", "warning", "knowledge_item_missing_id_or_type", "v1.item", tr("The item has no id or no type.")
 )
 UNSUPPORTED_TYPE = register(
     "item",
     "warning",
     "knowledge_item_unsupported_type",
     "v1.item",
-    "v2 has no place for items of this type (memory, video…).",
+    tr("v2 has no place for items of this type (memory, video…)."),
 )
 DUPLICATE_ITEM = register(
-    "item", "warning", "duplicate_knowledge_item", "v1.item", "An item with this id was migrated before."
+    "item", "warning", "duplicate_knowledge_item", "v1.item", tr("An item with this id was migrated before.")
 )
 INVALID_FILE = register(
     "item",
     "warning",
     "knowledge_item_invalid_file",
     "v1.item",
-    "The file's metadata is incomplete and `files` cannot complete it.",
+    tr("The file's metadata is incomplete and `files` cannot complete it."),
 )
-INVALID_URL = register("item", "warning", "knowledge_item_invalid_url", "v1.item", "The url is blank or not text.")
+INVALID_URL = register("item", "warning", "knowledge_item_invalid_url", "v1.item", tr("The url is blank or not text."))
 INVALID_SITEMAP = register(
-    "item", "warning", "knowledge_item_invalid_sitemap", "v1.item", "The address is blank or not text."
+    "item", "warning", "knowledge_item_invalid_sitemap", "v1.item", tr("The address is blank or not text.")
 )
 INVALID_NOTE = register(
-    "item", "warning", "knowledge_item_invalid_note", "v1.item", "The note has neither text nor source URL."
+    "item", "warning", "knowledge_item_invalid_note", "v1.item", tr("The note has neither text nor source URL.")
 )
 INVALID_DIRECTORY = register(
-    "item", "warning", "knowledge_item_invalid_directory", "v1.item", "The folder's path is blank or not text."
+    "item", "warning", "knowledge_item_invalid_directory", "v1.item", tr("The folder's path is blank or not text.")
 )
 
 ITEM_DELETING = register(
@@ -99,371 +104,401 @@ ITEM_DELETING = register(
     "note",
     "item_deleting",
     "v1.pending-delete",
-    "You deleted the item, and the application had not cleared it away yet.",
+    tr("You deleted the item, and the application had not cleared it away yet."),
 )
 
 # Rows that are not carried. MISSING_MODEL and MISSING_STORE are reasons too.
 UNMAPPED_LOADER = register(
-    "row", "note", "unmapped_loader", "v1.unmapped", "No item owns the row: it was left of an item that is gone."
+    "row", "note", "unmapped_loader", "v1.unmapped", tr("No item owns the row: it was left of an item that is gone.")
 )
 NON_INDEXABLE = register(
     "row",
     "note",
     "non_indexable_container",
     "v1.folder",
-    "The row belongs to a folder that stayed one item, which holds no vectors.",
+    tr("The row belongs to a folder that stayed one item, which holds no vectors."),
 )
 MISSING_PAYLOAD = register(
     "row",
     "warning",
     "missing_vector_payload",
     "v1.unusable-vector",
-    "The row has no vector (NULL or empty). `--carry-text` carries its text, if any.",
+    tr("The row has no vector (NULL or empty). `--carry-text` carries its text, if any."),
 )
 UNSUPPORTED_ENCODING = register(
     "row",
     "warning",
     "unsupported_vector_encoding",
     "v1.unusable-vector",
-    "The vector is text, a number, or not a whole number of float32. `--carry-text` carries the text, if any.",
+    tr("The vector is text, a number, or not a whole number of float32. `--carry-text` carries the text, if any."),
 )
 DIMENSION_MISMATCH = register(
     "row",
     "warning",
     "dimension_mismatch",
     "v1.mixed-dimensions",
-    "The vector has another length than most of the base's vectors. `--carry-text` carries the text, if any.",
+    tr("The vector has another length than most of the base's vectors. `--carry-text` carries the text, if any."),
 )
 NON_FINITE = register(
     "row",
     "warning",
     "non_finite_vector",
     "v1.unusable-vector",
-    "The vector holds a NaN or an infinity: with it in a base, the application fails on every search there. "
-    "`--carry-text` carries the text, if any.",
+    tr(
+        "The vector holds a NaN or an infinity: with it in a base, the application fails on "
+        "every search there. `--carry-text` carries the text, if any."
+    ),
 )
 CONTENT_TOO_LARGE = register(
     "row",
     "error",
     "content_too_large",
     "v1.too-large",
-    "The item's whole text is over SQLite's limit of 1 GB; the item has no material.",
+    tr("The item's whole text is over SQLite's limit of 1 GB; the item has no material."),
 )
 
 # Worth saying about what is carried.
 NO_KNOWLEDGE = register(
-    "run", "note", "no_knowledge_state", "v1.state", "The source is one, but holds no knowledge state: no bases."
+    "run", "note", "no_knowledge_state", "v1.state", tr("The source is one, but holds no knowledge state: no bases.")
 )
 MODELS_UNKNOWN = register(
     "run",
     "warning",
     "models_unknown",
     "v1.model",
-    "The source does not say which models exist (no `llm` state): every model that a base names counts as existing.",
+    tr(
+        "The source does not say which models exist (no `llm` state): every model that a base names counts as existing."
+    ),
 )
 TABLE_UNREADABLE = register(
     "run",
     "warning",
     "dexie_table_unreadable",
     "v1.state",
-    "A Dexie table cannot be read; what the knowledge state itself holds is used instead.",
+    tr("A Dexie table cannot be read; what the knowledge state itself holds is used instead."),
 )
 STORAGE_DAMAGED = register(
     "run",
     "warning",
     "storage_damaged",
     "v1.state",
-    "Places of the application's storage are damaged, as after a crash: what was written or deleted last may not show.",
+    tr(
+        "Places of the application's storage are damaged, as after a crash: what was written "
+        "or deleted last may not show."
+    ),
 )
 APPLICATION_RUNNING = register(
     "run",
     "warning",
     "application_running",
     "v1.running",
-    "The application was running while its profile was read, as you allowed: what it had not written yet is missing.",
+    tr(
+        "The application was running while its profile was read, as you allowed: what it had "
+        "not written yet is missing."
+    ),
 )
 PROFILE_MOVED = register(
     "run",
     "note",
     "profile_moved",
     "v1.moved",
-    "The application's settings name another folder for its data; that one was read.",
+    tr("The application's settings name another folder for its data; that one was read."),
 )
 SLIM_BACKUP = register(
     "run",
     "warning",
     "slim_backup",
     "v1.slim",
-    "A slim backup, made without `Data/`: bases and items are described in it, vectors and files are not.",
+    tr("A slim backup, made without `Data/`: bases and items are described in it, vectors and files are not."),
 )
 DATA_MISSING = register(
     "run",
     "warning",
     "data_missing",
     "v1.slim",
-    "The profile holds neither vector files nor uploads: its `Data/` is missing, empty, or on another disk.",
+    tr("The profile holds neither vector files nor uploads: its `Data/` is missing, empty, or on another disk."),
 )
 LOST_STATE = register(
     "run",
     "warning",
     "lost_state",
     "v1.state",
-    "Vector files are there, and the state names no base that they belong to: it is lost, or that of another place.",
+    tr(
+        "Vector files are there, and the state names no base that they belong to: it is lost, or that of another place."
+    ),
 )
 UNNAMED_VECTORS = register(
     "run",
     "note",
     "unnamed_vector_files",
     "v1.unnamed-file",
-    "Vector files that no base of the state names: left of bases that are gone. They are not read.",
+    tr("Vector files that no base of the state names: left of bases that are gone. They are not read."),
 )
 OLDER_LAYOUT = register(
     "run",
     "note",
     "older_layout",
     "v1.state",
-    "Folders of a still older layout lie among the vector files; nothing reads them any more.",
+    tr("Folders of a still older layout lie among the vector files; nothing reads them any more."),
 )
 PENDING_UNREADABLE = register(
     "run",
     "warning",
     "pending_delete_unreadable",
     "v1.state",
-    "The list of bases to be deleted cannot be read; none counts as such.",
+    tr("The list of bases to be deleted cannot be read; none counts as such."),
 )
 OPTION_UNUSED = register(
-    "run", "warning", "model_option_unused", "v1.model", "A `--map-model` or `--recreate-model` met no base."
+    "run", "warning", "model_option_unused", "v1.model", tr("A `--map-model` or `--recreate-model` met no base.")
 )
 CATALOG_UNREADABLE = register(
     "run",
     "warning",
     "catalog_unreadable",
     "v1.state",
-    "The catalog, or its table of items, cannot be read; bases and items are known by their rows alone.",
+    tr("The catalog, or its table of items, cannot be read; bases and items are known by their rows alone."),
 )
 BLANK_NAME = register(
-    "base", "warning", "blank_base_name", "v1.settings", "The name is only white space; the base is called by its id."
+    "base",
+    "warning",
+    "blank_base_name",
+    "v1.settings",
+    tr("The name is only white space; the base is called by its id."),
 )
 INVALID_CONFIG = register(
     "base",
     "warning",
     "invalid_base_config",
     "v1.settings",
-    "Settings of the base are not valid; defaults replace them.",
+    tr("Settings of the base are not valid; defaults replace them."),
 )
 RENAMED = register(
     "base",
     "note",
     "renamed_files",
     "v1.renamed",
-    "Files got another name because theirs was taken, also where only case or accents' coding differ.",
+    tr("Files got another name because theirs was taken, also where only case or accents' coding differ."),
 )
 INVALID_ITEMS = register(
-    "base", "warning", "invalid_item_list", "v1.item", "The base's list of items is no list; it has no items."
+    "base", "warning", "invalid_item_list", "v1.item", tr("The base's list of items is no list; it has no items.")
 )
 DROPPED_FIELD = register(
     "base",
     "note",
     "dropped_field",
     "v1.dropped-field",
-    "v2 has no place for this field; its text is kept in the report.",
+    tr("v2 has no place for this field; its text is kept in the report."),
 )
 MODEL_RECREATED = register(
     "base",
     "note",
     "model_recreated",
     "v1.model",
-    "The model was gone, its provider is there: an entry for it is created.",
+    tr("The model was gone, its provider is there: an entry for it is created."),
 )
 MODEL_MAPPED = register(
-    "base", "note", "model_mapped", "v1.model", "Your word: the base's vectors are of the model you named."
+    "base", "note", "model_mapped", "v1.model", tr("Your word: the base's vectors are of the model you named.")
 )
 PROVIDER_RETIRED = register(
     "base",
     "warning",
     "provider_retired",
     "v1.model",
-    "The model's provider is one that the application has no more, or only up to 2.0.8. The base is carried; to be "
-    "searched by meaning it needs a provider that is there.",
+    tr(
+        "The model's provider is one that the application has no more, or only up to 2.0.8. "
+        "The base is carried; to be searched by meaning it needs a provider that is there."
+    ),
 )
 RERANK_CLEARED = register(
-    "base", "warning", "rerank_model_cleared", "v1.model", "The rerank model no longer exists; it is cleared."
+    "base", "warning", "rerank_model_cleared", "v1.model", tr("The rerank model no longer exists; it is cleared.")
 )
 DEGENERATE = register(
     "base",
     "warning",
     "degenerate_vector",
     "v1.degenerate",
-    "The vector has no direction, as it is all zeros: carried as it is, its text is found by words, never by meaning.",
+    tr(
+        "The vector has no direction, as it is all zeros: carried as it is, its text is found "
+        "by words, never by meaning."
+    ),
 )
 WITHOUT_VECTOR = register(
     "base",
     "warning",
     "carried_without_vector",
     "v1.unusable-vector",
-    "By your word (`--carry-text`) the texts of rows came along whose vector could not. Words find them, vector search "
-    "does not before they get one.",
+    tr(
+        "By your word (`--carry-text`) the texts of rows came along whose vector could not. "
+        "Words find them, vector search does not before they get one."
+    ),
 )
 DIFFERING_VECTOR = register(
     "base",
     "warning",
     "differing_vector",
     "v1.mixed-dimensions",
-    "Equal texts had different vectors; the first one is kept for both.",
+    tr("Equal texts had different vectors; the first one is kept for both."),
 )
 DEDUPLICATED = register(
     "base",
     "note",
     "v1_deduplicated",
     "v1.deduplicated",
-    "Chunks that v1 itself never stored because an equal text was there already. Nothing is lost that v1 had.",
+    tr("Chunks that v1 itself never stored because an equal text was there already. Nothing is lost that v1 had."),
 )
 DEDUPLICATED_ITEM = register(
     "item",
     "note",
     "v1_deduplicated_item",
     "v1.deduplicated",
-    "Chunks of this item that v1 itself never stored, because an equal text was there already.",
+    tr("Chunks of this item that v1 itself never stored, because an equal text was there already."),
 )
 RESTORED_DUPLICATE = register(
     "item",
     "note",
     "restored_duplicate",
     "v1.deduplicated",
-    "v1 kept nothing of this file, since another one has the same bytes; it gets the same chunks.",
+    tr("v1 kept nothing of this file, since another one has the same bytes; it gets the same chunks."),
 )
 LOST_DUPLICATE = register(
     "item",
     "note",
     "lost_duplicate",
     "v1.deduplicated",
-    "v1 kept nothing of this file, since another one has the same bytes; by your word it stays without chunks.",
+    tr("v1 kept nothing of this file, since another one has the same bytes; by your word it stays without chunks."),
 )
 FILE_WITHOUT_ROWS = register(
     "base",
     "note",
     "file_without_rows",
     "v1.no-text",
-    "Completed files without a single row: they stay completed, have no text, and no search finds them.",
+    tr("Completed files without a single row: they stay completed, have no text, and no search finds them."),
 )
 KEPT_COMPLETED = register(
     "base",
     "warning",
     "completed_base_kept",
     "v1.base",
-    "From this source the base would fail; what an earlier run wrote to the target stays, completed or with its texts.",
+    tr(
+        "From this source the base would fail; what an earlier run wrote to the target stays, "
+        "completed or with its texts."
+    ),
 )
 CHANGED_SINCE = register(
     "base",
     "note",
     "base_changed_since",
     "v1.base",
-    "What an earlier run wrote to the target was changed there since, and is left as it is.",
+    tr("What an earlier run wrote to the target was changed there since, and is left as it is."),
 )
 MISSING_UPLOAD = register(
     "item",
     "warning",
     "missing_upload",
     "v1.missing-upload",
-    "The uploaded file is not in the source: it is searchable, but cannot be reindexed.",
+    tr("The uploaded file is not in the source: it is searchable, but cannot be reindexed."),
 )
 LINK_NOT_FOLLOWED = register(
     "run",
     "warning",
     "link_not_followed",
     "v1.link",
-    "A link in the source leads out of it: nothing behind it is read. `--follow-links` follows links of your own.",
+    tr("A link in the source leads out of it: nothing behind it is read. `--follow-links` follows links of your own."),
 )
 DATA_MENDED = register(
     "item",
     "note",
     "item_data_mended",
     "v1.item",
-    "The catalog described the item in another shape; what v2 needs follows from what is known of it.",
+    tr("The catalog described the item in another shape; what v2 needs follows from what is known of it."),
 )
 DATA_INCOMPLETE = register(
     "item",
     "warning",
     "item_data_incomplete",
     "v1.item",
-    "Neither the catalog nor the item's rows say where it came from. Its rows are carried all the same.",
+    tr("Neither the catalog nor the item's rows say where it came from. Its rows are carried all the same."),
 )
 NOTE_CUT = register(
-    "item", "warning", "note_truncated", "v1.too-large", "The note is longer than v2 allows; its end is cut off."
+    "item", "warning", "note_truncated", "v1.too-large", tr("The note is longer than v2 allows; its end is cut off.")
 )
 LOADER_SHARED = register(
     "item",
     "warning",
     "loader_shared",
     "v1.shared-loader",
-    "A later item has the same loader: its rows went there, this item has none of them.",
+    tr("A later item has the same loader: its rows went there, this item has none of them."),
 )
 ENTRIES_WITHOUT_ROWS = register(
     "item",
     "warning",
     "directory_entries_without_rows",
     "v1.folder",
-    "Files of the folder have no rows in v1 and become no items.",
+    tr("Files of the folder have no rows in v1 and become no items."),
 )
 CHILD_OUTSIDE = register(
     "item",
     "note",
     "directory_child_outside",
     "v1.folder",
-    "Files of the folder have no path in it, as far as v1 recorded: a snippet of their text, or another place. They "
-    "are called by its last part alone.",
+    tr(
+        "Files of the folder have no path in it, as far as v1 recorded: a snippet of their "
+        "text, or another place. They are called by its last part alone."
+    ),
 )
 NOT_MIGRATED = register(
     "item",
     "warning",
     "directory_not_migrated",
     "v1.folder",
-    "The folder stays one item, failed: none of its files has rows that could be carried.",
+    tr("The folder stays one item, failed: none of its files has rows that could be carried."),
 )
 CHILD_NOT_MIGRATED = register(
     "item",
     "warning",
     "directory_child_not_migrated",
     "v1.folder",
-    "Files of the folder have rows, but none that could be carried.",
+    tr("Files of the folder have rows, but none that could be carried."),
 )
 CHILD_CONFLICT = register(
     "item",
     "note",
     "directory_child_loader_conflict",
     "v1.shared-loader",
-    "A file of the folder was also added alone: its rows stay with the item that was added alone.",
+    tr("A file of the folder was also added alone: its rows stay with the item that was added alone."),
 )
 CHILD_SHARED = register(
     "item",
     "note",
     "directory_child_loader_shared",
     "v1.shared-loader",
-    "A later file of a folder has the same loader: its rows went there.",
+    tr("A later file of a folder has the same loader: its rows went there."),
 )
 
 # Rows and items of a Parquet file that are not imported, and what is imported otherwise than it was.
-NOT_WHOLE = register_import("row", "warning", "not_whole", "The row of the file has no item, text, hash or index.")
+NOT_WHOLE = register_import("row", "warning", "not_whole", tr("The row of the file has no item, text, hash or index."))
 TEXT_CHANGED = register_import(
-    "row", "warning", "text_changed", "The row's text does not match its hash: the vector belongs to another text."
+    "row", "warning", "text_changed", tr("The row's text does not match its hash: the vector belongs to another text.")
 )
 DUPLICATE_ROW = register_import(
-    "row", "warning", "duplicate", "An earlier row of the file has the same item and index."
+    "row", "warning", "duplicate", tr("An earlier row of the file has the same item and index.")
 )
-NO_BASE = register_import("row", "warning", "no_base", "The row is of a base that the file does not describe.")
-ITEM_DELETED = register_import("item", "note", "deleted", "The item was deleted in the application.")
+NO_BASE = register_import("row", "warning", "no_base", tr("The row is of a base that the file does not describe."))
+ITEM_DELETED = register_import("item", "note", "deleted", tr("The item was deleted in the application."))
 NOT_AN_ITEM = register_import(
-    "item", "warning", "invalid", "The item in the file is none that a catalog takes, or its folder is missing."
+    "item", "warning", "invalid", tr("The item in the file is none that a catalog takes, or its folder is missing.")
 )
 REMADE = register_import(
     "base",
     "warning",
     "material_made_anew",
-    "Units of a material were not slices of its content: offsets and ids are made anew, each text keeps its vector.",
+    tr(
+        "Units of a material were not slices of its content: offsets and ids are made anew, each text keeps its vector."
+    ),
 )
 MODEL_NOT_NAMED = register_import(
     "base",
     "warning",
     "model_not_named",
-    "The file does not say of which model the base's vectors are: the base is complete and stands as failed.",
+    tr("The file does not say of which model the base's vectors are: the base is complete and stands as failed."),
 )

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from regraft.language import tr
 from regraft.text import one_line
 
 #: Code points of what is being worked on, beside a bar.
@@ -108,14 +109,14 @@ class Bar:
         """Return what stands behind a bar: how much of all is done, the time left, what is being worked on."""
         total = bar.total or 0
         if self._unit == "bytes":
-            parts = [f"{human_bytes(done)} of {human_bytes(total)}"]
+            parts = [tr("{done} of {total}", done=human_bytes(done), total=human_bytes(total))]
         else:
             parts = [f"{done:,.0f}/{total:,} {self._unit}"]
             if self._bytes:
                 parts.append(human_bytes(self._bytes))
         rate = bar.format_dict["rate"] or (done / bar.format_dict["elapsed"] if bar.format_dict["elapsed"] else 0)
         if rate and done:
-            parts.append(f"{bar.format_interval((total - done) / rate)} left")
+            parts.append(tr("{format_interval} left", format_interval=bar.format_interval((total - done) / rate)))
         if self._label:
             parts.append(self._label)
         return ", ".join(parts)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from wcwidth import wcswidth
 
+from regraft.language import tr
 from regraft.report import html as report_html
 from regraft.report import notices
 from regraft.report.html import Part
@@ -56,8 +57,15 @@ def as_line(planned: Document) -> str:
     needed, free = (human_bytes(planned["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
     bases = counted(totals["bases"]["all"], "base")
     bare = _bare(totals["rows"])
-    more = f" and {bare:,} without a vector" if bare else ""
-    return f"Plan: {bases}, {_carried(totals['rows'])}{more}; about {needed} will be written, {free} are free.\n"
+    more = tr(" and {bare:,} without a vector", bare=bare) if bare else ""
+    return tr(
+        "Plan: {bases}, {carried}{more}; about {needed} will be written, {free} are free.\n",
+        bases=bases,
+        carried=_carried(totals["rows"]),
+        more=more,
+        needed=needed,
+        free=free,
+    )
 
 
 def as_text(document: Document, *, verbose: bool = False) -> str:
@@ -77,10 +85,10 @@ def _base_row(base: Document) -> tuple[str, ...]:
 
 
 def _bases(document: Document, *, planned: bool) -> Iterator[str]:
-    head = ("base", "dimensions", "items", "rows", "carried", "will be" if planned else "outcome")
+    head = ("base", "dimensions", "items", "rows", "carried", tr("will be") if planned else "outcome")
     rows = [head, *map(_base_row, document["bases"])]
     if len(rows) == 1:
-        yield "No bases."
+        yield tr("No bases.")
         return
     widths = [max(_width(row[column]) for row in rows) for column in range(len(rows[0]))]
     for first, *middle, last in rows:
@@ -92,46 +100,66 @@ def _bases(document: Document, *, planned: bool) -> Iterator[str]:
 def _totals(document: Document, *, planned: bool) -> Iterator[str]:
     totals = document["totals"]
     rows = totals["rows"]
-    verb = "will be carried" if planned else "carried"
+    verb = tr("will be carried") if planned else "carried"
     unread = _unread(document)
-    of = f" of {counted(len(document['bases']) - len(unread), 'base')}" if unread else ""
-    yield f"{_carried(rows)}{of} {verb} with their vectors{_of_those(document)}, none embedded again."
+    of = tr(" of {bases}", bases=counted(len(document["bases"]) - len(unread), "base")) if unread else ""
+    yield tr(
+        "{carried}{of} {verb} with their vectors{of_those}, none embedded again.",
+        carried=_carried(rows),
+        of=of,
+        verb=verb,
+        of_those=_of_those(document),
+    )
     if unread:
         named = ", ".join(one_line(name, LONGEST_NAME) for name in unread[:SHOWN_PER_CODE])
-        more = f" and {len(unread) - SHOWN_PER_CODE:,} more" if len(unread) > SHOWN_PER_CODE else ""
-        yield f"Not carried, and nobody knows how many: all rows of {named}{more}. The vector file cannot be read."
+        more = tr(" and {unread:,} more", unread=len(unread) - SHOWN_PER_CODE) if len(unread) > SHOWN_PER_CODE else ""
+        yield tr(
+            "Not carried, and nobody knows how many: all rows of {named}{more}. The vector file cannot be read.",
+            named=named,
+            more=more,
+        )
     yield from _reasons(document)
     if "preflight" in document:
         needed, free = (human_bytes(document["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
-        yield f"About {needed} will be written, {free} are free."
+        yield tr("About {needed} will be written, {free} are free.", needed=needed, free=free)
     elif totals["bytes"]:
         counts = (counted(totals["materials"], "material"), counted(totals["embeddings"], "vector"))
-        yield f"{', '.join(counts)}, {human_bytes(totals['bytes'])} of indexes."
+        yield tr("{counts}, {bytes} of indexes.", counts=", ".join(counts), bytes=human_bytes(totals["bytes"]))
 
 
 def _reasons(document: Document) -> Iterator[str]:
     rows = document["totals"]["rows"]
     for reason, count in rows["skipped"].items():
-        yield f"  not carried: {count:,} {reason} - {notices.EVERY_CODE[reason].meaning}"
+        yield tr(
+            "  not carried: {count:,} {reason} - {meaning}",
+            count=count,
+            reason=reason,
+            meaning=notices.EVERY_CODE[reason].meaning,
+        )
     if rows["v1_deduplicated"]:
         left_out = counted(rows["v1_deduplicated"], "chunk")
-        yield f"  v1 itself had left out {left_out} of a text it had already: nothing is lost."
+        yield tr("  v1 itself had left out {left_out} of a text it had already: nothing is lost.", left_out=left_out)
     if rows["restored_duplicate"]:
         yield f"  {_restored(rows)}"
     for reason, count in document["skipped"].items():
-        yield f"  skipped: {count:,} {reason} - {notices.EVERY_CODE[reason].meaning}"
+        yield tr(
+            "  skipped: {count:,} {reason} - {meaning}",
+            count=count,
+            reason=reason,
+            meaning=notices.EVERY_CODE[reason].meaning,
+        )
 
 
 def _restored(rows: Document) -> str:
     given = counted(rows["restored_duplicate"], "chunk")
-    return f"{given} more for files of which v1 had kept nothing, since another one has the same bytes."
+    return tr("{given} more for files of which v1 had kept nothing, since another one has the same bytes.", given=given)
 
 
 def _of_those(document: Document) -> str:
     """Return how many vectors the rows have, where not every row must have one, or how many more have none."""
     bare = _bare(document["totals"]["rows"])
     if bare:
-        return f", {bare:,} more without one"
+        return tr(", {bare:,} more without one", bare=bare)
     counts = [base["vectors"] for base in document["bases"] if "vectors" in base]
     return f" ({sum(counts):,})" if counts else ""
 
@@ -149,7 +177,7 @@ def _is_import(document: Document) -> bool:
 
 
 def _carried(rows: Document) -> str:
-    return f"{rows['carried'] - _bare(rows):,} of {counted(rows['read'], 'row')}"
+    return tr("{carried:,} of {rows}", carried=rows["carried"] - _bare(rows), rows=counted(rows["read"], "row"))
 
 
 def _bare(rows: Document) -> int:
@@ -182,7 +210,7 @@ def left_out(seen: Mapping[str, int], shown: int) -> Iterator[str]:
     """Say how many entries of each name are not among those that are shown."""
     for name, count in seen.items():
         if count > shown:
-            yield f"… and {count - shown:,} more of {name} (-v shows all)"
+            yield tr("… and {count:,} more of {name} (-v shows all)", count=count - shown, name=name)
 
 
 def _cut(text: str, width: int) -> str:
@@ -214,8 +242,12 @@ def as_page(document: Document) -> str:
     return report_html.rendered(
         "migration.html",
         document["regraft"]["command"],
-        title="Report of an import" if _is_import(document) else "Report of a migration",
-        lead=f"{_carried(rows)} carried with their vectors{_of_those(document)}, none embedded again.",
+        title=tr("Report of an import") if _is_import(document) else tr("Report of a migration"),
+        lead=tr(
+            "{carried} carried with their vectors{of_those}, none embedded again.",
+            carried=_carried(rows),
+            of_those=_of_those(document),
+        ),
         run=document["run"],
         numbers={
             "bases": f"{totals['bases']['all']:,}",
@@ -273,7 +305,7 @@ def parts_of(rows: Document) -> list[Part]:
     """
     reasons: dict[str, int] = {}
     for reason, count in rows["skipped"].items():
-        name = reason if reason in notices.EVERY_CODE else "another reason"
+        name = reason if reason in notices.EVERY_CODE else tr("another reason")
         reasons[name] = reasons.get(name, 0) + count
     shades = ("skipped", "other")
     skipped = (Part(shades[place % 2], name, count) for place, (name, count) in enumerate(reasons.items()))

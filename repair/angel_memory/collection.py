@@ -16,12 +16,13 @@ from typing import Any
 
 from regraft import areas, extras, workers
 from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID
+from regraft.language import tr
 from regraft.ledger import durable
 from repair.angel_memory import staging
 from repair.angel_memory.staging import Staging
 
 #: What needs chromadb, and the extra that brings it.
-_NEEDED = ("collections of AngelMemory", "chroma")
+_NEEDED = (tr("collections of AngelMemory"), "chroma")
 _CORE = "chromadb.api.rust.RustBindingsAPI"
 #: How many entries are read or written at once.
 _AT_ONCE = 1000
@@ -101,7 +102,7 @@ def _apart(function: Callable[..., Any], *args: Any) -> Any:
             answer, problem = worker.pipe.recv()
         except (EOFError, ConnectionError):
             # All that it writes to is a copy.
-            answer, problem = None, f"it ended in the midst of it (exit status {worker.end()})"
+            answer, problem = None, tr("it ended in the midst of it (exit status {end})", end=worker.end())
     if problem is not None:
         raise ChromaFailed(problem)
     return answer
@@ -175,7 +176,7 @@ def _follow(folder: Path, staged: Path, work: Work) -> None:
         for key in work.deleted:
             expected.pop(key, None)
         if _digests(collection) != expected:
-            raise ValueError("vectors are not what was written")
+            raise ValueError(tr("vectors are not what was written"))
 
 
 def _written(

@@ -20,6 +20,7 @@ from checks.audit.findings import Finding
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import MEMORY_TAGS, NOTE_TAGS, TAGS, AngelProblem, ProviderFolder
+from regraft.language import tr
 from regraft.text import argument, counted
 from repair.changes import expiry
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
@@ -48,7 +49,7 @@ class _Rows:
     def told(self, count: int) -> str:
         """Return what is done, for a person."""
         noun = "tag" if self.table == TAGS else "relation"
-        return f"delete {self.message.format(counted(count, noun))}"
+        return tr("delete {format}", format=self.message.format(counted(count, noun)))
 
 
 def _rows(wanted: Collection[str]) -> Iterator[_Rows]:
@@ -61,7 +62,7 @@ def _rows(wanted: Collection[str]) -> Iterator[_Rows]:
                 table=table,
                 where=DANGLING,
                 action="delete-relations",
-                message="{} to a tag that is not there",
+                message=tr("{} to a tag that is not there"),
             )
         if orphaned:
             where = f"NOT ({DANGLING}) AND {of}" if dangling else of
@@ -71,7 +72,7 @@ def _rows(wanted: Collection[str]) -> Iterator[_Rows]:
                 table=table,
                 where=where,
                 action="delete-relations",
-                message=f"{{}} of a {owner} that is not there",
+                message=tr("{{}} of a {owner} that is not there", owner=owner),
             )
     if angel.TAG_UNUSED in wanted:
         yield _Rows(
@@ -79,7 +80,7 @@ def _rows(wanted: Collection[str]) -> Iterator[_Rows]:
             table=TAGS,
             where=UNUSED if orphaned else _UNNAMED,
             action="delete-tags",
-            message="{} that no note and no memory has",
+            message=tr("{} that no note and no memory has"),
         )
 
 
@@ -93,7 +94,9 @@ def plan(store: Store, options: GcOptions) -> Plan:
     """
     for option, is_given in (("--vacuum", options.vacuum), ("--v1-leftovers", options.v1_leftovers)):
         if is_given:
-            raise WrongUsage(problem=f"{option} for a data folder of AngelMemory", hint="it is for v2 data")
+            raise WrongUsage(
+                problem=tr("{option} for a data folder of AngelMemory", option=option), hint=tr("it is for v2 data")
+            )
     made = _plan_rows(store, options)
     if options.wants(angel.PROVIDER_LEFTOVER):
         made.add(_plan_folders(store, options))
@@ -146,7 +149,7 @@ def _tags_left(store: Store, findings: list[Finding], actions: tuple[Action, ...
     stays = unused - sum(action.count for action in actions if action.finding == angel.TAG_UNUSED)
     if stays > 0:
         again = shlex.join(["regraft", "gc", argument(store.path)])
-        reason = f"{counted(stays, 'tag')} that only relations to nothing name: these go first"
+        reason = tr("{tags} that only relations to nothing name: these go first", tags=counted(stays, "tag"))
         yield Unresolved(finding=angel.TAG_UNUSED, reason=reason, count=stays, repair=again)
 
 
@@ -168,10 +171,10 @@ def _plan_folders(store: Store, options: GcOptions) -> Plan:
         name = folder.path.name
         why = _why_kept(found, folder, options)
         if why is not None:
-            reason = f"{name} stays: {why}"
+            reason = tr("{name} stays: {why}", name=name, why=why)
             made.left.append(Unresolved(finding=angel.PROVIDER_LEFTOVER, reason=reason, subject=name))
         else:
-            message = f"move {name}, of a provider that is not in use, to the trash"
+            message = tr("move {name}, of a provider that is not in use, to the trash", name=name)
             made.changes.append(trashed(store, folder.path, "trash-folder", angel.PROVIDER_LEFTOVER, message))
     if made.changes and not made.left:
         made.resolves.add((angel.PROVIDER_LEFTOVER, None))
@@ -181,13 +184,13 @@ def _plan_folders(store: Store, options: GcOptions) -> Plan:
 def _why_kept(found: Providers, folder: ProviderFolder, options: GcOptions) -> str | None:
     """Return why the folder of a provider stays, None where nothing speaks against it."""
     if found.problem is not None:
-        return f"which provider is in use is not certain: the state file {found.problem}"
+        return tr("which provider is in use is not certain: the state file {problem}", problem=found.problem)
     if folder.path.is_symlink():
-        return "it is a link, and links are not followed"
+        return tr("it is a link, and links are not followed")
     others = _others(folder)
     if others and not options.only:
-        why = f"it has entries in {', '.join(others)}, which may be nowhere else"
-        return f"{why}; --only {angel.PROVIDER_LEFTOVER} removes it"
+        why = tr("it has entries in {others}, which may be nowhere else", others=", ".join(others))
+        return tr("{why}; --only {provider_leftover} removes it", why=why, provider_leftover=angel.PROVIDER_LEFTOVER)
     return None
 
 

@@ -20,6 +20,7 @@ from checks.audit import foreign_schema
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import FILES, NOTE_TAGS, RECORDS, SEQUENCE, TAGS, Record
 from regraft.formats.angel_memory.notes import Note
+from regraft.language import tr
 from regraft.text import counted
 from repair.changes import foreign_definitions
 from repair.changes.found import besides, by_name
@@ -28,9 +29,9 @@ from repair.changes.store import Store
 from repair.options import RepairOptions
 
 _OF_STATE = {
-    State.CHANGED: (angel.RECORD_CHANGED, "replace-records", "{path} changed: make {records} of it anew"),
-    State.NEW: (angel.RECORD_MISSING, "add-records", "{path} has no record: make {records} of it"),
-    State.GONE: (angel.FILE_MISSING, "delete-records", "{path} is gone: delete {records} of it"),
+    State.CHANGED: (angel.RECORD_CHANGED, "replace-records", tr("{path} changed: make {records} of it anew")),
+    State.NEW: (angel.RECORD_MISSING, "add-records", tr("{path} has no record: make {records} of it")),
+    State.GONE: (angel.FILE_MISSING, "delete-records", tr("{path} is gone: delete {records} of it")),
 }
 #: Findings that are mended.
 NAMES = (*(finding for finding, _, _ in _OF_STATE.values()), angel.SHORT_ID_SEQUENCE, angel.SHORT_ID_DOUBLE)
@@ -133,7 +134,7 @@ def _of_files(work: _Work) -> RowsChange | None:
                 values = (number, one.path, one.file.seconds)
                 db.execute(f"INSERT INTO {FILES} (id, relative_path, file_timestamp) VALUES (?, ?, ?)", values)
 
-    said = f"bring {counted(len(changed), 'file')} up to date in the index of files"
+    said = tr("bring {files} up to date in the index of files", files=counted(len(changed), "file"))
     action = Action(action="index-files", message=said, base=None, subject=database.FILE_INDEX, count=len(changed))
     return RowsChange(
         path=database.FILE_INDEX, actions=(action,), apply=apply, tables=(FILES,), bytes=_RECORD_BYTES * len(changed)
@@ -181,7 +182,7 @@ def _action(one: Compared) -> Action:
 
 def _numbering(work: _Work) -> Iterable[Action]:
     if work.doubles:
-        said = f"give {counted(len(work.doubles), 'record')} a short id of their own"
+        said = tr("give {records} a short id of their own", records=counted(len(work.doubles), "record"))
         yield Action(
             action="renumber-records",
             message=said,
@@ -191,7 +192,7 @@ def _numbering(work: _Work) -> Iterable[Action]:
             finding=angel.SHORT_ID_DOUBLE,
         )
     if work.sets_sequence:
-        said = "set the next short id behind the highest"
+        said = tr("set the next short id behind the highest")
         yield Action(action="set-sequence", message=said, base=None, subject=None, finding=angel.SHORT_ID_SEQUENCE)
 
 

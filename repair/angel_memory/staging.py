@@ -15,6 +15,7 @@ import apsw
 import msgspec
 
 from regraft import sqlite
+from regraft.language import tr
 from regraft.ledger import durable
 from repair.backfill.scope import Lacking, Survey, Written
 from repair.changes import files
@@ -54,7 +55,7 @@ class Staging:
         self._ready = ready
         self._dimensions = dimensions
         self.name = name
-        self.label = "The notes"
+        self.label = tr("The notes")
 
     @property
     def dimensions(self) -> int | None:

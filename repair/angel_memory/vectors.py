@@ -23,6 +23,7 @@ from regraft import clock, identity, sqlite
 from regraft.formats.angel_memory import chroma
 from regraft.formats.angel_memory import database as angel_memory_database
 from regraft.formats.angel_memory.database import PROVIDER_KEYS, STATE, AngelProblem, ProviderFolder
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.system_errors import CollectionOfOtherVersion, CollectionRefused
 from regraft.text import counted
@@ -34,10 +35,10 @@ from repair.changes.plan import Action, FileChange, Plan, Unresolved
 
 #: Why a vector is written where the collection stays, and what is said of it.
 _WRITTEN = (
-    (angel.VECTOR_MISSING, "add-vectors", "add {} that notes lack"),
-    (angel.DOCUMENT_STALE, "replace-vectors", "replace {} of texts that changed"),
-    (angel.DIMENSION, "replace-vectors", "replace {} of another length"),
-    (angel.VECTOR_UNUSABLE, "replace-vectors", "replace {} that cannot be used"),
+    (angel.VECTOR_MISSING, "add-vectors", tr("add {} that notes lack")),
+    (angel.DOCUMENT_STALE, "replace-vectors", tr("replace {} of texts that changed")),
+    (angel.DIMENSION, "replace-vectors", tr("replace {} of another length")),
+    (angel.VECTOR_UNUSABLE, "replace-vectors", tr("replace {} that cannot be used")),
 )
 #: What is wrong with vectors and is right once a collection is made anew.
 _OF_VECTORS = (*(finding for finding, _, _ in _WRITTEN), angel.VECTOR_ORPHAN, angel.METADATA)
@@ -115,8 +116,13 @@ def _rebuilt(build: Build, folder: str) -> Iterator[Action]:
     if not count and not look.differences:
         return
     if look.providers.is_changed:
-        before = f", it was {look.providers.stated}" if look.providers.stated else ""
-        message = f"make the vectors of {counted(count, 'note')} anew: the provider is {look.folder.name}{before}"
+        before = tr(", it was {stated}", stated=look.providers.stated) if look.providers.stated else ""
+        message = tr(
+            "make the vectors of {notes} anew: the provider is {name}{before}",
+            notes=counted(count, "note"),
+            name=look.folder.name,
+            before=before,
+        )
         yield Action(
             action="rebuild-collection",
             message=message,
@@ -126,7 +132,10 @@ def _rebuilt(build: Build, folder: str) -> Iterator[Action]:
             finding=angel.PROVIDER_CHANGED,
         )
     elif look.unreadable is not None:
-        message = f"write {counted(count, 'vector')} into a new collection: chromadb cannot read the old one's"
+        message = tr(
+            "write {vectors} into a new collection: chromadb cannot read the old one's",
+            vectors=counted(count, "vector"),
+        )
         yield Action(
             action="rebuild-collection",
             message=message,
@@ -136,7 +145,7 @@ def _rebuilt(build: Build, folder: str) -> Iterator[Action]:
             finding=angel.VECTOR_UNUSABLE,
         )
     else:
-        message = f"write {counted(count, 'vector')} into a new collection: none can be kept"
+        message = tr("write {vectors} into a new collection: none can be kept", vectors=counted(count, "vector"))
         yield Action(
             action="rebuild-collection",
             message=message,
@@ -169,7 +178,10 @@ def _changed(build: Build, folder: str) -> Iterator[Action]:
                 finding=finding,
             )
     if work.relabelled:
-        message = f"mend the metadata of {counted(len(work.relabelled), 'vector')}; nothing is embedded for it"
+        message = tr(
+            "mend the metadata of {vectors}; nothing is embedded for it",
+            vectors=counted(len(work.relabelled), "vector"),
+        )
         yield Action(
             action="update-metadata",
             message=message,
@@ -179,7 +191,7 @@ def _changed(build: Build, folder: str) -> Iterator[Action]:
             finding=angel.METADATA,
         )
     if work.deleted:
-        message = f"delete {counted(len(work.deleted), 'vector')} of notes that are not there"
+        message = tr("delete {vectors} of notes that are not there", vectors=counted(len(work.deleted), "vector"))
         yield Action(
             action="delete-vectors",
             message=message,
@@ -192,11 +204,11 @@ def _changed(build: Build, folder: str) -> Iterator[Action]:
 
 def _left(build: Build, lacking: set[str]) -> Iterator[Unresolved]:
     look = build.look
-    why = "their texts could not be embedded" if build.embeds else "that takes an embedder, and none is named"
+    why = tr("their texts could not be embedded") if build.embeds else tr("that takes an embedder, and none is named")
     missing = frozenset(look.texts if look.is_rebuilt else look.differences.missing)
     counts = Counter(angel.VECTOR_MISSING if key in missing else angel.DOCUMENT_STALE for key in lacking)
     for finding, count in sorted(counts.items()):
-        message = f"{counted(count, 'vector')} not made: {why}"
+        message = tr("{vectors} not made: {why}", vectors=counted(count, "vector"), why=why)
         yield Unresolved(finding=finding, reason=message, count=count, severity=FINDINGS[finding].severity)
 
 
@@ -227,7 +239,7 @@ def _make(build: Build, new: Path) -> None:
         collection.follow(copy, build.staged, build.work())
         after = vectors.differences(ProviderFolder(look.folder.name, place), look.texts)
         if {*after.embedded} != build.lacking() or after.orphans or after.metadata:
-            raise ChromaFailed("what was written is not what the records say")
+            raise ChromaFailed(tr("what was written is not what the records say"))
         _demand_same_layout(look, copy, build.root)
     durable.replace(copy, new)
     durable.remove_tree(place)
@@ -256,7 +268,7 @@ def _demand_same_layout(look: Look, copy: Path, root: Path) -> None:
     """
     others = [_migrations(folder.database) for folder in angel_memory_database.provider_folders(root)]
     if not look.folder.database.is_file() and others and _migrations(copy / chroma.FILE) not in others:
-        raise ChromaFailed("its migrations are not those of the other providers' folders")
+        raise ChromaFailed(tr("its migrations are not those of the other providers' folders"))
 
 
 def _migrations(database: Path) -> list[Any] | None:
@@ -274,7 +286,7 @@ def _migrations(database: Path) -> list[Any] | None:
 def _state(build: Build) -> FileChange:
     look = build.look
     finding = angel.STATE if look.providers.problem is not None else angel.PROVIDER_CHANGED
-    message = f"say in the state file that the vectors are those of {look.folder.name}"
+    message = tr("say in the state file that the vectors are those of {name}", name=look.folder.name)
     return FileChange(
         path=STATE,
         actions=(Action(action="write-state", message=message, base=None, subject=STATE, finding=finding),),

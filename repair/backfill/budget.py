@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regraft.embedders import Embedder
+from regraft.language import tr
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,10 @@ class Budget:
         tokens = sum(map(self._embedder.tokens, texts))
         with self._lock:
             if self._limits.requests is not None and self.requests >= self._limits.requests:
-                raise LimitReached(f"--max-requests {self._limits.requests:,} is reached")
+                raise LimitReached(tr("--max-requests {requests:,} is reached", requests=self._limits.requests))
             cost = (self.tokens + self._under_way + tokens) * self._price
             if self._limits.cost is not None and cost > self._limits.cost:
-                raise LimitReached(f"--max-cost {self._limits.cost:g} could be exceeded")
+                raise LimitReached(tr("--max-cost {cost:g} could be exceeded", cost=self._limits.cost))
             self.requests += 1
             self._under_way += tokens
         return tokens

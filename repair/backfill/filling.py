@@ -10,6 +10,7 @@ from regraft import clock
 from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected, check
 from regraft.embedders.settings import Batch
 from regraft.errors import AnswerUnfit
+from regraft.language import tr
 from regraft.ledger import interrupts
 from regraft.report.progress import Progress
 from regraft.text import is_blank
@@ -28,8 +29,8 @@ _LAST_WAIT = 5.0
 BLANK, NOT_ITS_HASH = "blank_text", "not_its_hash"
 _OF_ONE = frozenset({"non_finite", "zero_vector"})
 _REASONS = {
-    BLANK: "there is nothing in it but white space",
-    NOT_ITS_HASH: "the text is not the one that its hash is of: regraft repair first",
+    BLANK: tr("there is nothing in it but white space"),
+    NOT_ITS_HASH: tr("the text is not the one that its hash is of: regraft repair first"),
 }
 
 
@@ -107,7 +108,7 @@ class Filling:
         if self._problem is not None or self.filled.stopped is not None or not self.queue.waiting(self.scope.name):
             return False
         if self.meter.texts_left() == 0:
-            self.filled.stopped = f"--limit {self.meter.texts:,} is reached"
+            self.filled.stopped = tr("--limit {texts:,} is reached", texts=self.meter.texts)
             return False
         # What others have claimed is theirs, until they are done or their claims expire.
         return True

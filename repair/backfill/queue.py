@@ -17,6 +17,7 @@ import apsw
 import msgspec
 
 from regraft import sqlite
+from regraft.language import tr
 
 FILE = "backfill.sqlite"
 #: How long a claim holds unless it is renewed, in ms: a process that was killed holds what it had no longer.
@@ -267,11 +268,11 @@ def _demand_fit(db: apsw.Connection) -> None:
         return  # a run was killed before it had made it
     wanted = sorted(_plain(statement) for statement in _TABLES)
     if sorted(_plain(str(sql)) for (sql,) in found) != wanted:
-        raise QueueUnreadable("it has another schema")
+        raise QueueUnreadable(tr("it has another schema"))
     if db.execute(f"SELECT 1 FROM job WHERE {_UNFIT} LIMIT 1").get is not None:
-        raise QueueUnreadable("it has values of another type")
+        raise QueueUnreadable(tr("it has values of another type"))
     if db.execute("PRAGMA integrity_check(1)").get != "ok":
-        raise QueueUnreadable("it is damaged")
+        raise QueueUnreadable(tr("it is damaged"))
 
 
 def _plain(sql: str) -> str:

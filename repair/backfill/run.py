@@ -15,6 +15,7 @@ from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, StoreNotWritable, TargetLocked
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.ledger import interrupts
 from regraft.ledger.ledger import Ledger
 from regraft.ledger.values import UNDO
@@ -89,7 +90,7 @@ def _demand_writable(store: Store, seen: BackfillSurvey) -> None:
             paths += [store.root / name for name in one.target.files]
     for path in paths:
         if path.exists() and not os.access(path, os.W_OK):
-            raise StoreNotWritable(path=path, reason="it is read-only")
+            raise StoreNotWritable(path=path, reason=tr("it is read-only"))
 
 
 # --- filling ---------------------------------------------------------------------------------------------------------
@@ -269,7 +270,7 @@ class _Backfill:
             outcome = one.outcome
             is_known = is_over or outcome.completed_at is not None
             count = outcome.filled.newly_ready if is_known else outcome.survey.lacking
-            message = f"give {counted(count, 'text')} the vectors that they lack"
+            message = tr("give {texts} the vectors that they lack", texts=counted(count, "text"))
             size = count * 4 * (outcome.dimensions or 0)
             finding = one.target.finding
             action = Action(

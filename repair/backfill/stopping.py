@@ -10,6 +10,7 @@ import apsw
 
 from regraft.embedders import ServerFailing
 from regraft.errors import REFUSED, BackfillInterrupted, BackfillStopped, RegraftError
+from regraft.language import tr
 from regraft.system import SidecarProblem
 from regraft.system_errors import SidecarUnfit
 from repair.changes.session import at_damage, is_of_the_store
@@ -38,7 +39,7 @@ def stops_whole(
     except KeyboardInterrupt as error:
         raise BackfillInterrupted(written=written()) from error
     except ServerFailing as error:
-        reason = f"embedder {embedder} does not answer: {error.reason}"
+        reason = tr("embedder {embedder} does not answer: {reason}", embedder=embedder, reason=error.reason)
         raise BackfillStopped(path=path, reason=reason, written=written()) from error
     except RegraftError as error:
         if (written() or is_begun()) and error.exit_status == REFUSED:
@@ -51,11 +52,11 @@ def stops_whole(
 def _of_a_file(path: Path, error: Exception, written: Callable[[], int], is_begun: Callable[[], bool]) -> RegraftError:
     """Return what is said where a file is damaged, or the system does not let it be read or written."""
     reason = getattr(error, "strerror", None) or str(error)
-    stays = f"vectors: {written()}" if written() or is_begun() else None
+    stays = tr("vectors: {written}", written=written()) if written() or is_begun() else None
     if isinstance(error, SidecarProblem):
         if stays is None and not isinstance(error.__cause__, apsw.IOError):
             return SidecarUnfit(path=path, reason=error)
-        reason = f"the file of the vectors: {error}"
+        reason = tr("the file of the vectors: {error}", error=error)
     elif is_of_the_store(error):
         return at_damage(path, reason, stays)
     return BackfillStopped(path=path, reason=reason, written=written())

@@ -12,6 +12,7 @@ from checks.audit.file_findings import UNREADABLE
 from regraft import embedders
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import DimensionsMissing, RegraftError
+from regraft.language import tr
 from repair.backfill import probing
 from repair.backfill.budget import Limits
 from repair.backfill.estimate import Estimate, estimate, nothing
@@ -112,7 +113,7 @@ def _readable(target: Target, left: list[Unresolved]) -> Iterator[None]:
             raise
         finding, reason = named, str(error)
     except (apsw.Error, OSError, ValueError) as error:
-        finding, reason = UNREADABLE, f"{target.files[0]} cannot be read: {error}"
+        finding, reason = UNREADABLE, tr("{files} cannot be read: {error}", files=target.files[0], error=error)
     else:
         return
     left.append(Unresolved.registered(finding, reason, base=target.base_id, subject=target.files[0]))

@@ -15,6 +15,7 @@ import apsw
 
 from regraft import areas, links, sqlite, untouched
 from regraft.errors import LedgerUnreadable, PlanOutdated
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.ledger.ledger import FOLDER, Ledger, path_of
 from regraft.ledger.values import TRASH, UNDO, WORK, FileDetail, Recorded, RowsDetail, State
@@ -57,7 +58,7 @@ class ChangeExecutor:
         """Take changes that were just planned, of the store as those that were made before have left it."""
         self._planned = {change.path: _planned_mark(self._root / change.path) for change in planned}
         if len(self._planned) != len(planned):
-            raise ValueError("two changes of one path in one plan")
+            raise ValueError(tr("two changes of one path in one plan"))
 
     def demand_free(self, changes: Iterable[Change]) -> None:
         """Refuse before anything is changed where a file is in use, may not be written to, or was since the plan.
@@ -82,7 +83,7 @@ class ChangeExecutor:
 
     def _demand_as_planned(self, path: Path, change: Change) -> None:
         if _planned_mark(path) != self._planned[change.path]:
-            raise PlanOutdated(path=path, reason="it was written to meanwhile")
+            raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
 
     def make(self, change: Change) -> None:
         """Make one change.
@@ -155,7 +156,7 @@ class ChangeExecutor:
         if is_replaced:
             files.settle_logs(final)
         if _planned_mark(final) != before:
-            raise PlanOutdated(path=final, reason="it was written to meanwhile")
+            raise PlanOutdated(path=final, reason=tr("it was written to meanwhile"))
         kept = self._kept(change, number) if had else None
         self._swap(change, number, mark, kept)
 
@@ -291,7 +292,7 @@ def _remove_unnamed(root: Path, run_id: str, needed: Collection[str]) -> None:
     """
     folder = root / FOLDER / UNDO / run_id
     if links.real_path(folder) != links.real_path(root / FOLDER) / UNDO / run_id:
-        raise LedgerUnreadable(path=path_of(root), reason=f"what is kept of {run_id} lies elsewhere")
+        raise LedgerUnreadable(path=path_of(root), reason=tr("what is kept of {run_id} lies elsewhere", run_id=run_id))
     for kept in sorted(folder.iterdir()) if folder.is_dir() else ():
         if kept.relative_to(root / FOLDER).as_posix() not in needed:
             forget(root, kept)
@@ -316,12 +317,12 @@ def kept_of(root: Path, change: Recorded) -> Path | None:
         return None
     kept = root / FOLDER / change.kept
     if links.real_path(root / FOLDER) not in links.real_path(kept.parent).parents:
-        raise LedgerUnreadable(path=path_of(root), reason=f"what is kept at {change.kept} lies elsewhere")
+        raise LedgerUnreadable(path=path_of(root), reason=tr("what is kept at {kept} lies elsewhere", kept=change.kept))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         mode = kept.lstat().st_mode
         # Nothing but a file is a record of rows; a pipe would be waited for.
         if not stat.S_ISREG(mode) and (change.means == "rows" or not (stat.S_ISDIR(mode) or stat.S_ISLNK(mode))):
-            raise LedgerUnreadable(path=path_of(root), reason=f"what is kept at {change.kept} is no file")
+            raise LedgerUnreadable(path=path_of(root), reason=tr("what is kept at {kept} is no file", kept=change.kept))
     return kept
 
 

@@ -18,6 +18,7 @@ from regraft import guarding, sqlite, systems, untouched
 from regraft.errors import StoreBusy, StoreNotWritable
 from regraft.formats.cherry_v2.index.bulk import is_cjk, rebuild_full_text
 from regraft.formats.cherry_v2.index.layout import TABLES
+from regraft.language import tr
 from regraft.ledger import durable
 
 #: Where what takes a change of rows back lies, and how many references led nowhere before that change.
@@ -44,7 +45,7 @@ def locked(path: Path, *, keep: bool = True) -> Iterator[apsw.Connection]:
     try:
         with sqlite.writing(path) as db:
             if db.readonly("main"):
-                raise StoreNotWritable(path=path, reason="it is read-only")
+                raise StoreNotWritable(path=path, reason=tr("it is read-only"))
             sqlite.keep_through_power_cuts(db)
             with sqlite.transaction(db) if keep else _rolled_back(db):
                 yield db
@@ -243,7 +244,7 @@ def _applied(db: apsw.Connection, changeset: Path, flags: int, may_dangle: int |
         dangling = change.fk_conflicts or 0
         if may_dangle is None or dangling <= may_dangle:
             return apsw.SQLITE_CHANGESET_OMIT
-        conflicts.add("foreign keys")
+        conflicts.add(tr("foreign keys"))
         return apsw.SQLITE_CHANGESET_ABORT
 
     # Rows that were damaged before may break the layout's own checks.
@@ -282,9 +283,9 @@ def unfit(db: apsw.Connection, changeset: Path) -> str | None:
     try:
         touched = _touched(changeset)
     except (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError) as error:
-        return f"it is damaged: {error}"
+        return tr("it is damaged: {error}", error=error)
     foreign = sorted(touched - _changed_tables(db))
-    return f"it changes {foreign[0]}, which no run of regraft does" if foreign else None
+    return tr("it changes {foreign}, which no run of regraft does", foreign=foreign[0]) if foreign else None
 
 
 def _changed_tables(db: apsw.Connection) -> set[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import apsw
 
 from regraft import sqlite
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.move_errors import CopyDiffers
 
@@ -47,7 +48,7 @@ def back_up(path: Path, new: Path) -> None:
     with sqlite.reading(new) as copy:
         damage = damage_of(copy)
         if copy.execute("PRAGMA page_count").get != pages:
-            damage = "pages are missing"
+            damage = tr("pages are missing")
     if damage is not None:
         raise CopyDiffers(path=new, reason=damage)
     durable.sync_file(new)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from regraft.clock import iso_time
+from regraft.language import tr
 from regraft.ledger import ledger
 from regraft.ledger.changes import RunRecord
 from regraft.ledger.values import Recorded
@@ -28,14 +29,18 @@ def beside(own: Plan, store: Store, options: GcOptions) -> Plan:
     expiring: list[Action] = []
     for run, kept in _due(store, options):
         when = iso_time(run.started_at)
-        message = f"empty what regraft {run.command} of {when} kept: it cannot be taken back afterwards"
+        message = tr(
+            "empty what regraft {command} of {when} kept: it cannot be taken back afterwards",
+            command=run.command,
+            when=when,
+        )
         size = sum(change.bytes for change in kept)
         expired += kept
         expiring.append(Action(action="expire", message=message, subject=run.run_id, count=len(kept), bytes=size))
     keeps_undo = options.grace != 0
     if own.changes and not keeps_undo:
         size = sum(action.bytes for action in own.actions if action.finding is not None)
-        message = "keep nothing of this run: it cannot be taken back afterwards"
+        message = tr("keep nothing of this run: it cannot be taken back afterwards")
         expiring.append(Action(action="expire", message=message, count=len(own.changes), bytes=size))
     return replace(own, expired=expired, expiring=expiring, keeps_undo=keeps_undo)
 

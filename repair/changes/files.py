@@ -19,6 +19,7 @@ import apsw
 from regraft import links, sqlite, systems
 from regraft.errors import StoreBusy, StoreNotWritable, StoreOnTwoDisks
 from regraft.hashing import Update, in_background
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.sqlite import quoted
 from repair.changes.copies import copy_database
@@ -209,7 +210,7 @@ def settle_log(path: Path) -> None:
     try:
         with sqlite.writing(path) as db:
             if db.readonly("main"):
-                raise StoreNotWritable(path=path, reason="it is read-only")
+                raise StoreNotWritable(path=path, reason=tr("it is read-only"))
             db.set_busy_timeout(0)
             db.execute("PRAGMA locking_mode = EXCLUSIVE")
             db.execute("BEGIN EXCLUSIVE")
@@ -222,7 +223,9 @@ def settle_log(path: Path) -> None:
     except (apsw.NotADBError, apsw.CorruptError) as error:
         # A log that stays would be taken for that of what comes in the file's place.
         if sqlite.companions(links.real_path(path)):
-            raise StoreNotWritable(path=path, reason=f"its log cannot be worked into it: {error}") from error
+            raise StoreNotWritable(
+                path=path, reason=tr("its log cannot be worked into it: {error}", error=error)
+            ) from error
 
 
 def databases(path: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from checks.audit.findings import Finding
 from checks.audit.foreign_schema import Foreign
 from regraft import sqlite
 from regraft.errors import PlanOutdated
+from regraft.language import tr
 from regraft.text import counted
 from repair.changes.plan import Action, Change, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
@@ -59,7 +60,7 @@ def change(root: Path, name: str, wanted: Iterable[str], base: str | None, look:
 
     def apply(db: apsw.Connection) -> None:
         if _statements(db, look, names) != planned:
-            raise PlanOutdated(path=path, reason="other triggers or views would be dropped now than were planned")
+            raise PlanOutdated(path=path, reason=tr("other triggers or views would be dropped now than were planned"))
         for _, statements in planned:
             for statement in statements:
                 db.execute(statement)
@@ -135,7 +136,7 @@ def _actions(planned: Sequence[tuple[Foreign, tuple[str, ...]]], base: str | Non
     for finding in NAMES:
         count = sum(one.finding == finding for one, _ in planned)
         if count:
-            message = f"drop {counted(count, _NOUNS[finding])} that the layout does not have"
+            message = tr("drop {counted} that the layout does not have", counted=counted(count, _NOUNS[finding]))
             yield Action(
                 action=_ACTIONS[finding],
                 message=message,

@@ -11,6 +11,7 @@ import msgspec
 
 from checks.audit.collector import Level
 from checks.audit.findings import FINDINGS, Finding
+from regraft.language import tr
 from regraft.ledger.values import Recorded
 from regraft.report.notices import Severity
 
@@ -60,7 +61,11 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def with_remedy(cls, finding: Finding, *, repair: str | None = None) -> Unresolved:
         """Return that all that a finding is about stays, with what it says and what mends it."""
-        return cls.of(finding, f"{finding.message}. What helps: {FINDINGS[finding.name].remedy}", repair=repair)
+        return cls.of(
+            finding,
+            tr("{message_}. What helps: {remedy}", message_=finding.message, remedy=FINDINGS[finding.name].remedy),
+            repair=repair,
+        )
 
     @classmethod
     def registered(

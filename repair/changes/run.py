@@ -18,6 +18,7 @@ from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from regraft.errors import Declined, NotEnoughSpace, NotMended
 from regraft.kinds import SYSTEMS, Kind
+from regraft.language import tr
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.changes import RunRecord
 from regraft.report.document import Run
@@ -126,7 +127,7 @@ def undo_run(
                 raise Declined(path=path)
             undo.demand_unchanged(store.root, chosen)
             current.begin(run, planned.actions)
-            with stage(progress, "Taking back", len(chosen.changes), "files"):
+            with stage(progress, tr("Taking back"), len(chosen.changes), "files"):
                 undo.take_back(store.root, current.ledger, chosen.run_id)
         return _undo_report(store, run, chosen)
 
@@ -135,7 +136,7 @@ def _undo_report(store: Store, run: Run, chosen: RunRecord) -> ChangeReport:
     actions = []
     for made in undo.made_actions(chosen):
         fields = structs.asdict(made)
-        actions.append(Action(**{**fields, "message": f"take back: {made.message}"}))
+        actions.append(Action(**{**fields, "message": tr("take back: {message_}", message_=made.message)}))
     bases = base_names(store, {action.base for action in actions if action.base is not None})
     run.end()
     return ChangeReport(head=run.head(), bases=bases, actions=actions, left=[], undo=None, undone=chosen.run_id)

@@ -28,6 +28,7 @@ from regraft.errors import (
     StoreNotWritable,
     TargetLocked,
 )
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import Ledger
@@ -171,7 +172,7 @@ def _clean_stop(store: Store, ledger: Ledger) -> Iterator[None]:
     except (OSError, apsw.Error, UnicodeDecodeError) as error:
         reason, finished = _reason(error), leave("stopped")
         if is_of_the_store(error):
-            stays = f"changes: {finished}" if finished else None
+            stays = tr("changes: {finished}", finished=finished) if finished else None
             raise at_damage(store.root, reason, stays) from error
         raise ChangesStopped(path=store.root, reason=reason, finished=finished) from error
     except Exception:

@@ -11,6 +11,7 @@ from msgspec import structs
 from regraft import sqlite
 from regraft.errors import StoreBusy
 from regraft.formats.cherry_v2.index.reclaim import reclaim
+from regraft.language import tr
 from regraft.report.progress import human_bytes
 from repair.changes.plan import Reclaim
 
@@ -30,6 +31,10 @@ def give_back(root: Path, planned: Reclaim) -> Reclaim:
     except apsw.BusyError as error:
         raise StoreBusy(path=path) from error
     before, after = human_bytes(done.bytes_before), human_bytes(done.bytes_after)
-    message = f"gave free space in the index file back to the disk: it had {before}, it has {after}"
+    message = tr(
+        "gave free space in the index file back to the disk: it had {before}, it has {after}",
+        before=before,
+        after=after,
+    )
     freed = max(done.bytes_before - done.bytes_after, 0)
     return replace(planned, action=structs.replace(planned.action, message=message, bytes=freed))

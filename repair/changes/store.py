@@ -19,6 +19,7 @@ from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_key, read_catalog
 from regraft.kinds import NAMES, PREVIEW_SOURCES, SYSTEMS, V2_STORES, Kind
+from regraft.language import tr
 from regraft.ledger import ledger
 from regraft.ledger.changes import RunRecord
 from regraft.locate import Located, located
@@ -117,7 +118,7 @@ class Store:
         return [one for one in self.audit(level).findings if self.wants(one.base)]
 
 
-_ADVICE = {"install": "give a v2 profile with --profile", "rescue": "give a v2 profile, and v1 data with --v1"}
+_ADVICE = {"install": tr("give a v2 profile with --profile"), "rescue": tr("give a v2 profile, and v1 data with --v1")}
 
 
 def _takes(command: str, kind: Kind) -> bool:
@@ -131,15 +132,15 @@ def _takes(command: str, kind: Kind) -> bool:
 
 def _advice(command: str, found: Located) -> str:
     if found.kind is Kind.V2_BACKUP:
-        return "restore it in the application, or let regraft install take its bases into a profile"
+        return tr("restore it in the application, or let regraft install take its bases into a profile")
     if found.is_archive:
-        return "unpack it first"
+        return tr("unpack it first")
     if found.kind in SYSTEMS:
-        return f"what changes it is {', '.join(sorted(systems.system_of(found.kind).commands))}"
+        return tr("what changes it is {sorted}", sorted=", ".join(sorted(systems.system_of(found.kind).commands)))
     if command in _ONLY_SYSTEMS:
         names = (NAMES[system.kind] for system in systems.every() if command in system.commands)
-        return f"it is for {' and '.join(names)}"
-    return _ADVICE.get(command, "regraft migrate makes a library of it")
+        return tr("it is for {names}", names=" and ".join(names))
+    return _ADVICE.get(command, tr("regraft migrate makes a library of it"))
 
 
 @contextmanager
@@ -210,6 +211,6 @@ def demand_quiet(store: Store) -> None:
         try:
             files.settle_log(store.root / store.system.open_file)
         except StoreBusy:
-            sign = f"it has {store.system.open_file} open"
+            sign = tr("it has {open_file} open", open_file=store.system.open_file)
     if sign is not None:
         raise ApplicationOpen(path=store.root, sign=sign)

@@ -15,6 +15,7 @@ import msgspec
 from regraft import sqlite
 from regraft.clock import iso_time
 from regraft.errors import LedgerUnreadable, RunUnknown, UndoRefused
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.changes import RunRecord
@@ -117,7 +118,7 @@ def chosen_run(root: Path, runs: list[RunRecord], run_id: str | None) -> RunReco
     """
     possible = [run for run in runs if _state(run) in ("possible", "unsettled") and run_id in (None, run.run_id)]
     if not possible:
-        raise RunUnknown(path=root, run=run_id or "at all")
+        raise RunUnknown(path=root, run=run_id or tr("at all"))
     return possible[-1]
 
 
@@ -155,7 +156,7 @@ def _changed(root: Path, chain: Sequence[Recorded], dry_run: bool) -> str | None
     path = root / chain[0].path
     kept = [apply.kept_of(root, change) for change in chain]
     if any(one is not None and not os.path.lexists(one) for one in kept):
-        return "what would take it back is gone, it"
+        return tr("what would take it back is gone, it")
     rows = list(takewhile(lambda change: change.means == "rows", chain))
     # What was put in place before: it is as it was, once the rows that were changed in it are back. What it was put in
     # the place of lies where nobody writes.
@@ -184,7 +185,7 @@ def _changed_rows(
     except sqlite.CONTENT_ERRORS:
         # No database any more, or a damaged one.
         return "it"
-    return f"its rows ({', '.join(tables)})" if tables else None
+    return tr("its rows ({tables})", tables=", ".join(tables)) if tables else None
 
 
 def _demand_fit(root: Path, change: Recorded) -> None:
@@ -192,14 +193,25 @@ def _demand_fit(root: Path, change: Recorded) -> None:
     kept = apply.kept_of(root, change)
     if change.means == "file" and change.file.new and kept is not None and kept.is_symlink():
         # Nothing is put in the place of a link; one that is kept was, and would lead whoever writes to it elsewhere.
-        reason = f"what takes a change of {shown(change.path)} back is a link, {FOLDER}/{shown(change.kept)}"
+        reason = tr(
+            "what takes a change of {path} back is a link, {folder}/{kept}",
+            path=shown(change.path),
+            folder=FOLDER,
+            kept=shown(change.kept),
+        )
         raise LedgerUnreadable(path=ledgers.path_of(root), reason=reason)
     if change.means != "rows" or kept is None or not kept.is_file():
         return
     with suppress(*sqlite.CONTENT_ERRORS, apsw.CantOpenError, OSError), sqlite.reading(root / change.path) as db:
         problem = changesets.unfit(db, kept)
         if problem is not None:
-            reason = f"what takes a change of {shown(change.path)} back is {FOLDER}/{shown(change.kept)}, and {problem}"
+            reason = tr(
+                "what takes a change of {path} back is {folder}/{kept}, and {problem}",
+                path=shown(change.path),
+                folder=FOLDER,
+                kept=shown(change.kept),
+                problem=problem,
+            )
             raise LedgerUnreadable(path=ledgers.path_of(root), reason=reason)
 
 
@@ -237,7 +249,7 @@ def _take_back_rows(root: Path, change: Recorded) -> None:
     with changesets.locked(root / change.path) as db:
         tables = changesets.take_back(db, root / FOLDER / str(change.kept), change.rows.dangling)
         if tables:
-            what = f"its rows ({', '.join(tables)})"
+            what = tr("its rows ({tables})", tables=", ".join(tables))
             raise UndoRefused(path=root / change.path, what=what, run=change.run_id)
 
 

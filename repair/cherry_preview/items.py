@@ -27,6 +27,7 @@ from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.formats.cherry_v2.layout import Store as Place
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.names import FreeNames, material_name
 from regraft.text import decode_utf8, whole
@@ -133,7 +134,7 @@ class Namer:
             return path
         if target.exists():
             return path if filecmp.cmp(source, target, shallow=False) else self._virtual(item)
-        message = f"copy {source.name} to {path}: another item has that file, too"
+        message = tr("copy {name} to {path}: another item has that file, too", name=source.name, path=path)
         action = Action(
             action="copy-file", message=message, base=self._upgrade.base, subject=path, bytes=source.stat().st_size
         )
@@ -145,7 +146,7 @@ class Namer:
         return BODY_SEPARATOR.join(body for body, _ in rows)
 
     def _write_snapshot(self, path: str, item: ItemPlan, material: MaterialPlan) -> None:
-        message = f"write {path}, the text of a {item.type}"
+        message = tr("write {path}, the text of a {type}", path=path, type=item.type)
         action = Action(
             action="write-snapshot", message=message, base=self._upgrade.base, subject=path, bytes=material.body_bytes
         )

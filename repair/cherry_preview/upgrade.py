@@ -34,6 +34,7 @@ from regraft.formats.cherry_v2.layout import INDEX_FILE, RAW_FOLDER
 from regraft.formats.cherry_v2.layout import Store as Place
 from regraft.formats.cherry_v2.models import ModelChoice
 from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.report import notices
 from regraft.text import counted
@@ -58,7 +59,7 @@ def plan(store: Store, places: dict[str, Place], model_overrides: ModelOverrides
     try:
         catalog = None if store.catalog is None else read_catalog(store.root / store.catalog)
     except CatalogProblem as problem:
-        message = f"its items are in the catalog, which {problem}"
+        message = tr("its items are in the catalog, which {problem}", problem=problem)
         return Plan(left=[_left(base, place, message) for base, place in places.items()])
     library: LibraryDraft = draft_library(store.found, model_overrides)
     source = Source(store=store, catalog=catalog, drafts=_by_base(library, places), now_ms=now_ms)
@@ -104,7 +105,7 @@ def _looked(source: Source, base: str, place: Place) -> Upgrade | Unresolved:
     except StoreProblem as problem:
         return _left(base, place, f"{place.name} {problem}")
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
-        return _left(base, place, f"{place.name} cannot be read: {error}")
+        return _left(base, place, tr("{name} cannot be read: {error}", name=place.name, error=error))
 
 
 def _planned(source: Source, base: str, place: Place) -> Upgrade:
@@ -140,7 +141,7 @@ def _skipped(upgrade: Upgrade) -> Iterator[Unresolved]:
     planned = upgrade.plan
     for notice in planned.notices:
         if notice.code in planned.rows.skipped:
-            message = f"{notice.message}; they stay in the table of the preview build"
+            message = tr("{message_}; they stay in the table of the preview build", message_=notice.message)
             stays = _left(upgrade.base, upgrade.place, message)
             yield structs.replace(stays, count=notice.count, severity="warning")
 
@@ -164,14 +165,18 @@ def _model_problem(source: Source, planned: BasePlan, row: Row | None) -> str | 
     if row is None or known is None or model in (None, row.get("embedding_model_id")):
         return None
     if model not in {one.get("id") for one in known}:
-        return f"the catalog has no model {model}: add it in the application first"
+        return tr("the catalog has no model {model}: add it in the application first", model=model)
     return None
 
 
 def _encoding_problem(db: apsw.Connection, kept: int) -> str | None:
     """Return why rows that no unit is made of cannot stay beside the units, for a person."""
     if kept and db.execute("PRAGMA encoding").get != older.ENCODING:
-        return f"{counted(kept, 'row')} cannot be carried, and its texts are in another encoding than {older.ENCODING}"
+        return tr(
+            "{rows} cannot be carried, and its texts are in another encoding than {encoding}",
+            rows=counted(kept, "row"),
+            encoding=older.ENCODING,
+        )
     return None
 
 
@@ -180,7 +185,7 @@ def _beside(db: apsw.Connection) -> str | None:
     tables = {str(name).lower() for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     for table in TABLES:
         if table in tables and db.execute(f"SELECT 1 FROM {table} NOT INDEXED LIMIT 1").get is not None:
-            return f"its table {table} has rows, too: nothing says which are right"
+            return tr("its table {table} has rows, too: nothing says which are right", table=table)
     return None
 
 
@@ -215,7 +220,7 @@ def _catalog_change(store: Store, upgrades: list[Upgrade]) -> Iterator[RowsChang
         for sql, values in updates:
             db.execute(sql, values)
             if db.changes() != 1:
-                raise PlanOutdated(path=path, reason="a row of the catalog was changed meanwhile")
+                raise PlanOutdated(path=path, reason=tr("a row of the catalog was changed meanwhile"))
 
     tables = [name for name in ("knowledge_base", "knowledge_item") if any(f" {name} " in sql for sql, _ in updates)]
     size = sum(len(str(value)) for _, values in updates for value in values)
@@ -225,10 +230,12 @@ def _catalog_change(store: Store, upgrades: list[Upgrade]) -> Iterator[RowsChang
 def _catalog_actions(upgrade: Upgrade) -> Iterator[Action]:
     items = sum(what == "item" for _, _, what in upgrade.updates)
     if items:
-        message = f"give {counted(items, 'item')} the data that v2 needs"
+        message = tr("give {items} the data that v2 needs", items=counted(items, "item"))
         yield Action(action="update-items", message=message, base=upgrade.base, count=items)
     if items < len(upgrade.updates):
-        yield Action(action="update-base", message="mark the base completed, with its dimensions", base=upgrade.base)
+        yield Action(
+            action="update-base", message=tr("mark the base completed, with its dimensions"), base=upgrade.base
+        )
 
 
 def _folder_of(place: Place) -> str | None:
@@ -253,7 +260,7 @@ def _index_changes(source: Source, upgrade: Upgrade) -> Iterator[FileChange]:
     planned, place, folder = upgrade.plan, upgrade.place, _folder_of(upgrade.place)
     size = planned_bytes(replace(planned, error=None))
     units = planned.rows.carried
-    message = f"write {counted(units, 'row')} of a preview build as units of v2, with their vectors"
+    message = tr("write {rows} of a preview build as units of v2, with their vectors", rows=counted(units, "row"))
     action = Action(
         action="upgrade-preview",
         message=message,
@@ -277,7 +284,7 @@ def _index_changes(source: Source, upgrade: Upgrade) -> Iterator[FileChange]:
         yield FileChange(path=f"{folder}/{INDEX_FILE}", actions=(action,), make=make, bytes=size)
         gone = Action(
             action="remove-file",
-            message=f"take {place.name} away: its rows are in the base's folder",
+            message=tr("take {name} away: its rows are in the base's folder", name=place.name),
             base=upgrade.base,
         )
         yield FileChange(path=place.name, actions=(gone,), make=None)
@@ -297,7 +304,7 @@ def _make_index(source: Source, upgrade: Upgrade, new: Path) -> None:
     """Write a base's index and hold it against what was planned."""
     planned, path = upgrade.plan, source.store.root / upgrade.place.name
     if sqlite.companions(path):
-        raise PlanOutdated(path=path, reason="an unfinished transaction lies beside it")
+        raise PlanOutdated(path=path, reason=tr("an unfinished transaction lies beside it"))
     base, size = _base_id(upgrade), planned.vector_bytes
     with libsql.readable(path) as copy:
         with sqlite.reading(copy) as db:
@@ -306,14 +313,16 @@ def _make_index(source: Source, upgrade: Upgrade, new: Path) -> None:
             )
             tallies, digest = index.build_index(new, base, source.now_ms, materials, lambda *_: None)
         if tallies.units != planned.rows.carried:
-            message = f"{tallies.units} rows were carried instead of {planned.rows.carried}"
+            message = tr(
+                "{units} rows were carried instead of {carried}", units=tallies.units, carried=planned.rows.carried
+            )
             raise VerificationFailed(base=upgrade.base, reason=message)
         index.verify(new, base, tallies, digest, size or None)
         if upgrade.kept:
             runs = chain.from_iterable(one.runs for one in planned.materials)
             kept = libsql.keep_rows(copy, new, runs, size)
             if kept != upgrade.kept:
-                message = f"{kept} rows stay in the preview table instead of {upgrade.kept}"
+                message = tr("{kept} rows stay in the preview table instead of {kept2}", kept=kept, kept2=upgrade.kept)
                 raise VerificationFailed(base=upgrade.base, reason=message)
     durable.copy_mode(path, new)
 

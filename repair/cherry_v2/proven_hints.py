@@ -18,6 +18,7 @@ from checks.audit.options import CommandLine
 from checks.cherry_v2 import findings as v2
 from regraft.errors import RegraftError
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.locate import Located
 from regraft.text import counted
 from repair.changes.plan import Plan, Unresolved
@@ -27,9 +28,9 @@ from repair.options import GcOptions
 
 #: What v1's vector files can bring back.
 _RESCUED = frozenset({v2.BASE_FAILED, v2.BASE_NO_INDEX, v2.ITEM_NO_MATERIAL, v2.ITEM_TOMBSTONE})
-_CLEANED_UP = (
-    "regraft rescue needs them; the application's own clean-up of old data deletes these files, of failed bases, too:"
-    " rescue first"
+_CLEANED_UP = tr(
+    "regraft rescue needs them; the application's own clean-up of old data deletes these "
+    "files, of failed bases, too: rescue first"
 )
 
 
@@ -116,7 +117,7 @@ def _with_rescue(
     came = replace(
         finding,
         severity=finding.severity if finding.name == v2.ITEM_NO_MATERIAL else "error",
-        message=f"{finding.message}; v1's vector file still has its rows",
+        message=tr("{message_}; v1's vector file still has its rows", message_=finding.message),
         repair=helped[key] or command_line(("rescue",), ("--base", str(finding.base))),
     )
     if back is None or len(back) == finding.count:
@@ -153,7 +154,11 @@ def _without_rescue(finding: Finding, plan: Plan) -> Finding:
 def _never_there(finding: Finding, plan: Plan, reasons: list[Unresolved]) -> Finding:
     """Return a finding of items without a text: a note where v1 had none of it either."""
     if any(one.count == finding.count and one.severity == "note" for one in reasons):
-        return replace(finding, severity="note", message=f"{finding.message}: v1 has no rows of it either")
+        return replace(
+            finding, severity="note", message=tr("{message_}: v1 has no rows of it either", message_=finding.message)
+        )
     if any(one.action == "write-index" and one.base == finding.base for one in plan.actions):
-        return replace(finding, message=f"{finding.message}; regraft rescue brings some of it back")
+        return replace(
+            finding, message=tr("{message_}; regraft rescue brings some of it back", message_=finding.message)
+        )
     return finding

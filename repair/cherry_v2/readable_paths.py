@@ -23,6 +23,7 @@ from regraft.errors import PlanOutdated
 from regraft.folder_paths import ChildPaths, FolderPrefixes
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import data_of
+from regraft.language import tr
 from regraft.text import counted, is_blank, whole
 from repair.changes.plan import Action, RowsChange, Unresolved
 from repair.cherry_v2.taken_paths import taken_paths
@@ -78,8 +79,8 @@ def new_paths(base: str, items: Sequence[Row], materials: dict[str, str], raw: P
 def _why_unnamed(row: Row, folder: Row | None) -> str | None:
     """Return why nobody knows what a file of a folder is called; None where that is known."""
     if folder is None or is_blank(data_of(folder).get("source")):
-        return "the folder that it is in is not there, or has no path"
-    return "nothing tells where it came from" if is_blank(data_of(row).get("source")) else None
+        return tr("the folder that it is in is not there, or has no path")
+    return tr("nothing tells where it came from") if is_blank(data_of(row).get("source")) else None
 
 
 def _following(items: Sequence[Row], materials: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -146,8 +147,13 @@ def catalog_change(root: Path, catalog: str, every: Sequence[NewPaths]) -> RowsC
 def _item_actions(paths: NewPaths) -> Iterator[Action]:
     for action, noun, of_these in (("name-folders", "folder", paths.prefixes), ("name-files", "file", paths.files)):
         if of_these:
-            which = "a prefix" if noun == "folder" else "a readable path"
-            message = f"give {counted(len(of_these), noun)} {which} ({next(iter(of_these.values()))})"
+            which = "a prefix" if noun == "folder" else tr("a readable path")
+            message = tr(
+                "give {counted} {which} ({next})",
+                counted=counted(len(of_these), noun),
+                which=which,
+                next=next(iter(of_these.values())),
+            )
             yield Action(
                 action=action,
                 message=message,
@@ -163,7 +169,7 @@ def _set_path(db: apsw.Connection, path: Path, base: str, item: str, new: str, c
     before: Any = db.total_changes()
     db.execute(f"{change} AND base_id = ?", (new, item, base))
     if db.total_changes() == before:
-        raise PlanOutdated(path=path, reason=f"the item {item} has another path now")
+        raise PlanOutdated(path=path, reason=tr("the item {item} has another path now", item=item))
 
 
 def index_change(root: Path, index: str, paths: NewPaths, materials: dict[str, str]) -> RowsChange | None:
@@ -172,7 +178,7 @@ def index_change(root: Path, index: str, paths: NewPaths, materials: dict[str, s
     moves = [(new, item) for item, new in every.items() if materials.get(item) == item]
     if not moves:
         return None
-    message = f"give {counted(len(moves), 'material')} the path of its item"
+    message = tr("give {materials} the path of its item", materials=counted(len(moves), "material"))
     action = Action(
         action="update-paths",
         message=message,
@@ -189,7 +195,7 @@ def index_change(root: Path, index: str, paths: NewPaths, materials: dict[str, s
                 "UPDATE material SET relative_path = ?1 WHERE material_id = ?2 AND relative_path = ?2", (new, item)
             )
             if db.total_changes() == before:
-                raise PlanOutdated(path=root / index, reason=f"the material {item} has another path now")
+                raise PlanOutdated(path=root / index, reason=tr("the material {item} has another path now", item=item))
 
     return RowsChange(
         path=index, actions=(action,), apply=apply, tables=("material",), bytes=sum(200 + len(new) for new, _ in moves)

@@ -27,6 +27,7 @@ from regraft.following import OutOfOrder, differences
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import base_key
 from regraft.kinds import NAMES
+from regraft.language import tr
 from regraft.text import argument, counted, decode_utf8, whole
 from repair.changes.found import by_base
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
@@ -49,8 +50,10 @@ def plan(store: Store) -> Plan:
         SourceUnreadable: nobody can tell what the catalog says.
     """
     if store.catalog is None:
-        what = f"{NAMES[store.found.kind]} without a catalog"
-        raise NotChanged(path=store.path, what=what, command="reconcile", advice="give the library or profile it is of")
+        what = tr("{names} without a catalog", names=NAMES[store.found.kind])
+        raise NotChanged(
+            path=store.path, what=what, command="reconcile", advice=tr("give the library or profile it is of")
+        )
     known = {base_key(row) for row in catalog_of(store, data=False).bases}
     made = Plan()
     for base, found in by_base(store.findings(Level.QUICK)).items():
@@ -64,7 +67,7 @@ def _plan_base(store: Store, base: str, found: list[Finding], *, is_known: bool)
     names = {finding.name for finding in found}
     why = _why_left(found, is_known=is_known)
     if why is not None:
-        reason = f"nothing of the index is changed: {why}"
+        reason = tr("nothing of the index is changed: {why}", why=why)
         stays = (finding for finding in found if finding.name in _DIFFERENT | _DAMAGE)
         made.left += [Unresolved.of(finding, reason, repair=finding.repair) for finding in stays]
     elif names & _DIFFERENT:
@@ -75,7 +78,7 @@ def _plan_base(store: Store, base: str, found: list[Finding], *, is_known: bool)
 def _why_left(found: list[Finding], *, is_known: bool) -> str | None:
     """Return why the index of a base is left as it is; None where it can follow."""
     damage = next((finding.message for finding in found if finding.name in _DAMAGE), None)
-    return damage if damage is not None or is_known else "the catalog has no such base"
+    return damage if damage is not None or is_known else tr("the catalog has no such base")
 
 
 def _followed(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -> Plan:
@@ -85,7 +88,7 @@ def _followed(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -> 
         follows.compare(lacks_any=lacks_any)
         change = follows.change()
     except (apsw.Error, OSError, UnicodeDecodeError, OutOfOrder) as problem:
-        message = f"index and catalog cannot be held against each other: {problem}"
+        message = tr("index and catalog cannot be held against each other: {problem}", problem=problem)
         return Plan(left=[Unresolved.registered(name, message, base=base) for name in sorted(wanted)])
     resolved = wanted.difference(one.finding for one in follows.left)
     return Plan([] if change is None else [change], follows.left, {(name, base) for name in resolved})
@@ -195,7 +198,7 @@ class _Follows:
         catalog = self.store.root / str(self.store.catalog)
         with sqlite.reading(catalog) as items, sqlite.reading(self.store.root / self.index.name) as index:
             if {items.execute("PRAGMA encoding").get, index.execute("PRAGMA encoding").get} != {"UTF-8"}:
-                raise OutOfOrder("their texts are not UTF-8")
+                raise OutOfOrder(tr("their texts are not UTF-8"))
             for one in differences(_items(items, self.base), _materials(index)):
                 if one.kind == "orphaned":
                     self._orphaned(items, one.id)
@@ -211,11 +214,13 @@ class _Follows:
     def _orphaned(self, items: apsw.Connection, key: bytes) -> None:
         material = _text(key)
         if material is None:
-            self._leave(v2.MATERIAL_ORPHAN, "its id is no text", None)
+            self._leave(v2.MATERIAL_ORPHAN, tr("its id is no text"), None)
             return
         elsewhere = items.execute("SELECT base_id FROM knowledge_item WHERE id = ?", (material,)).fetchall()
         if any(base != self.base for (base,) in elsewhere):
-            self._leave(v2.MATERIAL_ORPHAN, f"its item is of another base ({elsewhere[0][0]})", material)
+            self._leave(
+                v2.MATERIAL_ORPHAN, tr("its item is of another base ({elsewhere})", elsewhere=elsewhere[0][0]), material
+            )
         else:
             self.gone.append(material)
 
@@ -223,7 +228,7 @@ class _Follows:
         material, old, new = _text(key), _text(found), _text(wanted)
         # A half surrogate is found again by nobody.
         if material is None or old is None or new is None or "\ufffd" in old:
-            self._leave(v2.MATERIAL_PATH, "one of its two paths is no text", material)
+            self._leave(v2.MATERIAL_PATH, tr("one of its two paths is no text"), material)
         else:
             self.moves.append(_Move(material, old, new))
 
@@ -231,12 +236,12 @@ class _Follows:
         """Delete nothing where an item may be there that nobody finds."""
         odd = index.execute("SELECT count(*) FROM material WHERE typeof(material_id) <> 'text'").get
         if odd:
-            self._leave(v2.MATERIAL_ORPHAN, "its id is no text", None, odd)
+            self._leave(v2.MATERIAL_ORPHAN, tr("its id is no text"), None, odd)
         reason = None
         if items.execute("SELECT 1 FROM knowledge_item WHERE typeof(id) <> 'text' LIMIT 1").get:
-            reason = "the id of an item is no text, so that nobody knows whose they are"
+            reason = tr("the id of an item is no text, so that nobody knows whose they are")
         if lacks_any and len(self.gone) == index.execute("SELECT count(*) FROM material").get:
-            reason = "no material at all has an item, and items lack theirs: the index may be that of other items"
+            reason = tr("no material at all has an item, and items lack theirs: the index may be that of other items")
         if self.gone and reason is not None:
             self._leave(v2.MATERIAL_ORPHAN, reason, None, len(self.gone))
             self.gone = []
@@ -252,7 +257,11 @@ class _Follows:
             for move in self.moves:
                 reason = path_problem(move.new.encode()) or self._taken(index, move.new, wanted[move.new], leaving)
                 if reason is not None:
-                    self._leave(v2.MATERIAL_PATH, f'the path of its item, "{move.new}", is {reason}', move.material)
+                    self._leave(
+                        v2.MATERIAL_PATH,
+                        tr('the path of its item, "{new}", is {reason}', new=move.new, reason=reason),
+                        move.material,
+                    )
                     stays.add(move)
             if not stays:
                 return
@@ -261,9 +270,9 @@ class _Follows:
     def _taken(self, index: apsw.Connection, path: str, wanted: int, leaving: set[str]) -> str | None:
         """Return whose a path is that ``wanted`` items have; None where no other material keeps it."""
         if wanted > 1:
-            return "that of several items"
+            return tr("that of several items")
         owner = self._owner(index, path)
-        return None if owner is None or owner in leaving else f"that of the material {owner}"
+        return None if owner is None or owner in leaving else tr("that of the material {owner}", owner=owner)
 
     @staticmethod
     def _owner(index: apsw.Connection, path: str) -> str | None:
@@ -275,7 +284,7 @@ class _Follows:
         raw = self.store.root / self.index.raw
         for move in self.moves:
             if move.new != move.material and not _is_file(raw, move.new) and _is_file(raw, move.old):
-                message = f'its file is still called "{move.old}", and its item says "{move.new}"'
+                message = tr('its file is still called "{old}", and its item says "{new}"', old=move.old, new=move.new)
                 self._leave(v2.RAW_MISSING, message, move.material)
 
     # --- the change --------------------------------------------------------------------------------------------------
@@ -291,7 +300,7 @@ class _Follows:
             counts = _counts(db, gone)
         actions = list(self._deletions(counts))
         if moves:
-            message = f"give {counted(len(moves), 'material')} the path of its item"
+            message = tr("give {materials} the path of its item", materials=counted(len(moves), "material"))
             subject = moves[0].material if len(moves) == 1 else None
             actions.append(
                 Action(
@@ -309,10 +318,10 @@ class _Follows:
 
         def apply(db: apsw.Connection) -> None:
             if _counts(db, gone) != counts:
-                raise PlanOutdated(path=path, reason="other rows would go now than were planned")
+                raise PlanOutdated(path=path, reason=tr("other rows would go now than were planned"))
             _delete(db, gone)
             if not _rename(db, moves):
-                raise PlanOutdated(path=path, reason="the materials have other paths now")
+                raise PlanOutdated(path=path, reason=tr("the materials have other paths now"))
 
         tables = [table for table, (count, _) in counts.items() if count]
         tables += ["material"] if moves and "material" not in tables else []
@@ -326,9 +335,9 @@ class _Follows:
         for kind in reversed(_KINDS):
             count, size = counts[kind.table]
             if count:
-                which = "without an item" if kind.table == "material" else "that nothing else needs"
+                which = tr("without an item") if kind.table == "material" else tr("that nothing else needs")
                 finding = v2.MATERIAL_ORPHAN if kind.table == "material" else None
-                message = f"delete {counted(count, kind.noun)} {which}"
+                message = tr("delete {counted} {which}", counted=counted(count, kind.noun), which=which)
                 yield Action(
                     action=kind.action,
                     message=message,

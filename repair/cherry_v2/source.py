@@ -29,6 +29,7 @@ from regraft.formats.cherry_v2 import pack
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
 from regraft.formats.cherry_v2.library_report import reported_ids
 from regraft.kinds import BASE_SOURCES, NAMES, V1_SOURCES, Kind
+from regraft.language import tr
 from regraft.ledger.values import path_of
 from regraft.links import leads_out
 from regraft.locate import INDEX_FILE, RAW_FOLDER, Located, located
@@ -122,7 +123,7 @@ class BaseSource:
     def crc32(self, path: Path) -> int:
         """Return the CRC-32 that the archive gives of an extracted file."""
         if self.archive is None:
-            raise ValueError("no archive")
+            raise ValueError(tr("no archive"))
         return self.archive.crc32(join(self.archive_folder, self.inside(path)))
 
     def base_of(self, name: str) -> str | None:
@@ -190,21 +191,30 @@ class BaseSource:
         return (
             None
             if damage is None
-            else Finding(name=v2.CORRUPT, severity="error", message=f"SQLite's own check says: {damage}", base=base)
+            else Finding(
+                name=v2.CORRUPT,
+                severity="error",
+                message=tr("SQLite's own check says: {damage}", damage=damage),
+                base=base,
+            )
         )
 
     def problem(self, base: str, findings: list[Finding]) -> Finding | None:
         """Return what keeps a base where it is, of what was found; None where nothing does."""
         if not isinstance(self.bases[base].get("id"), str) or not is_folder_name(base):
-            return Finding(name=v2.BASE_STATUS, severity="error", message="its id is no name of a folder", base=base)
+            return Finding(
+                name=v2.BASE_STATUS, severity="error", message=tr("its id is no name of a folder"), base=base
+            )
         if self.is_slim and base not in self.store.stores:
-            message = "a slim backup has its rows, and neither its index nor its files: take a full one, or the profile"
+            message = tr(
+                "a slim backup has its rows, and neither its index nor its files: take a full one, or the profile"
+            )
             return Finding(name=BACKUP_SLIM, severity="warning", message=message, base=base)
         if INDEX_FILE in self.files(base).links:
             return Finding(
                 name=v2.BASE_NO_INDEX,
                 severity="error",
-                message="its index is a link, or behind one: it is not followed",
+                message=tr("its index is a link, or behind one: it is not followed"),
                 base=base,
             )
         return next((one for one in findings if one.base == base and one.name in _GRAVE), None)
@@ -225,7 +235,7 @@ class BaseSource:
         for base in filter(is_folder_name, self.chosen):
             for name in map(self.inside, self.files(base).files):
                 if name not in self.packed:
-                    raise PackDamaged(path=self.store.path, file=name, reason="no part of the pack")
+                    raise PackDamaged(path=self.store.path, file=name, reason=tr("no part of the pack"))
 
     def _damage_of(self, name: str, packed: pack.PackedFile) -> str | None:
         """Return how a file differs from what was packed; None where it does not."""
@@ -318,8 +328,8 @@ def opened(path: Path, kind: Kind | None, named: Sequence[str], command: str) ->
 
 def _advice(found: Located) -> str:
     if found.kind in V1_SOURCES:
-        return "regraft migrate makes a library of it"
-    return "give a library, a pack, a backup of version 7 or a v2 profile, with its catalog"
+        return tr("regraft migrate makes a library of it")
+    return tr("give a library, a pack, a backup of version 7 or a v2 profile, with its catalog")
 
 
 def _demand_quiet(found: Located) -> None:

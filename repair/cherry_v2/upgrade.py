@@ -23,6 +23,7 @@ from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION, older
 from regraft.formats.cherry_v2.index.older import OldIndex
 from regraft.formats.cherry_v2.layout import Store as Place
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.text import counted
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
@@ -58,7 +59,9 @@ def plan(store: Store, options: UpgradeOptions) -> Plan:
         return upgrade_catalog.beside(made, store)
     except _DAMAGE as error:
         made.left.append(
-            Unresolved(finding=v2.UNREADABLE, reason=f"the catalog cannot be read: {error}", severity="error")
+            Unresolved(
+                finding=v2.UNREADABLE, reason=tr("the catalog cannot be read: {error}", error=error), severity="error"
+            )
         )
     return made
 
@@ -71,7 +74,11 @@ def _plan_file(store: Store, base: str, place: Place, options: UpgradeOptions) -
         with libsql.readable(store.root / place.name) as path, sqlite.reading(path) as db:
             version, _ = older.version_of(db)
         if older.is_newer(version):
-            message = f"the index is of version {named(version)}, and {SCHEMA_VERSION} is the latest that is known here"
+            message = tr(
+                "the index is of version {named}, and {schema_version} is the latest that is known here",
+                named=named(version),
+                schema_version=SCHEMA_VERSION,
+            )
             return Plan(left=[_left(v2.SCHEMA_VERSION, message, base, place)])
         return Plan() if place.look.layout is Layout.PREVIEW else _plan_index(store, base, place, options)
     except _DAMAGE as error:
@@ -79,7 +86,7 @@ def _plan_file(store: Store, base: str, place: Place, options: UpgradeOptions) -
 
 
 def _damaged(base: str, place: Place, problem: str) -> Unresolved:
-    reason = f"{place.name} cannot be read: {problem}"
+    reason = tr("{name} cannot be read: {problem}", name=place.name, problem=problem)
     return Unresolved(finding=v2.UNREADABLE, reason=reason, base=base, severity="error")
 
 
@@ -137,7 +144,7 @@ def _plan_index(store: Store, base: str, place: Place, options: UpgradeOptions) 
         seen = _look(db, is_refused=copy != path)
         if seen.previews:
             rows = counted(seen.previews, "row")
-            message = f"{rows} of a preview build beside units of v2: nothing says which are right"
+            message = tr("{rows} of a preview build beside units of v2: nothing says which are right", rows=rows)
             made.left.append(_left(v2.SCHEMA_PREVIEW, message, base, place, seen.previews))
         if seen.is_current:
             return made
@@ -152,7 +159,10 @@ def _plan_index(store: Store, base: str, place: Place, options: UpgradeOptions) 
             return made
     if old.problems:
         finding = v2.SCHEMA_MISSING if v2.SCHEMA_MISSING in seen.findings else (seen.findings or (v2.CORRUPT,))[0]
-        made.left += [_left(finding, f"it stays in its layout: {problem}", base, place) for problem in old.problems]
+        made.left += [
+            _left(finding, tr("it stays in its layout: {problem}", problem=problem), base, place)
+            for problem in old.problems
+        ]
         return made
     made.changes.append(_rebuild(path, base, place, old, seen))
     made.resolves |= {(finding, base) for finding in seen.findings}
@@ -177,7 +187,11 @@ def _look(db: apsw.Connection, *, is_refused: bool) -> _Seen:
 
 def _stamp(base: str, name: str, seen: _Seen) -> RowsChange:
     """Return what writes the layout's version for a file that is in its layout and says another one."""
-    message = f"stamp the index as version {SCHEMA_VERSION}: its tables are, but it says {named(seen.version)}"
+    message = tr(
+        "stamp the index as version {schema_version}: its tables are, but it says {named}",
+        schema_version=SCHEMA_VERSION,
+        named=named(seen.version),
+    )
     action = Action(action="stamp-version", message=message, base=base, subject=name, finding=v2.SCHEMA_VERSION)
 
     def apply(db: apsw.Connection) -> None:
@@ -191,11 +205,20 @@ def _rebuild(path: Path, base: str, place: Place, old: OldIndex, seen: _Seen) ->
     """Plan a fresh file in place of an old one."""
     size = old.bytes(path.stat().st_size)
     units, vectors = old.counts["search_unit"], old.counts["embedding"]
-    was = "a version nobody gives" if old.version is None else f"version {named(old.version)}"
+    was = tr("a version nobody gives") if old.version is None else tr("version {named}", named=named(old.version))
     if seen.is_stamped:
-        was = f"an unfinished version {SCHEMA_VERSION}"
-    message = f"write the index anew as version {SCHEMA_VERSION} (it is {was}), with all of its"
-    message = f"{message} {counted(units, 'unit')} and {counted(vectors, 'vector')}"
+        was = tr("an unfinished version {schema_version}", schema_version=SCHEMA_VERSION)
+    message = tr(
+        "write the index anew as version {schema_version} (it is {was}), with all of its",
+        schema_version=SCHEMA_VERSION,
+        was=was,
+    )
+    message = tr(
+        "{message_} {units} and {vectors}",
+        message_=message,
+        units=counted(units, "unit"),
+        vectors=counted(vectors, "vector"),
+    )
     finding = seen.findings[0] if seen.findings else None
     action = Action(
         action="upgrade-index", message=message, base=base, subject=place.name, count=units, bytes=size, finding=finding
@@ -207,7 +230,7 @@ def _rebuild(path: Path, base: str, place: Place, old: OldIndex, seen: _Seen) ->
             older.build(copy, new, old, str(place.base_id))
             kept = libsql.keep_rows(copy, new) if seen.previews else 0
         if kept != seen.previews:
-            raise PlanOutdated(path=path, reason="rows of a preview build were added or removed")
+            raise PlanOutdated(path=path, reason=tr("rows of a preview build were added or removed"))
         durable.copy_mode(path, new)
 
     return FileChange(path=place.name, actions=(action,), make=make, bytes=size)
@@ -221,4 +244,6 @@ def demand_settled(path: Path) -> None:
     """
     beside = sqlite.companions(path)
     if beside:
-        raise PlanOutdated(path=path, reason=f"an unfinished transaction lies beside it ({beside[0].name})")
+        raise PlanOutdated(
+            path=path, reason=tr("an unfinished transaction lies beside it ({name})", name=beside[0].name)
+        )

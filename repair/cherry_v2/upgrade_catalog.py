@@ -28,6 +28,7 @@ from regraft.formats.cherry_v2.catalog_generation import (
     read_tables,
 )
 from regraft.formats.cherry_v2.layout import CATALOG_FILE
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.text import counted
 from repair.changes.copies import copy_database
@@ -55,7 +56,7 @@ def beside(own: Plan, store: Store) -> Plan:
     if refused is None:
         anew = _anew(store.catalog, path, count, others)
         return replace(own, changes=_in_place(own.changes, others, anew))
-    message = f"the catalog stays in its layout: {refused}"
+    message = tr("the catalog stays in its layout: {refused}", refused=refused)
     left = Unresolved(finding=v2.BASE_STATUS, reason=message, base=None, subject=store.catalog, severity="error")
     return replace(own, left=[*own.left, left])
 
@@ -95,7 +96,10 @@ def _is_whole(store: Store) -> bool:
 def _anew(name: str, path: Path, count: int, others: list[RowsChange]) -> FileChange:
     """Return what writes a catalog anew, with what else changes in it."""
     size = path.stat().st_size
-    message = f"write the catalog anew with its {counted(count, 'row')}: models in full, and no search mode beside them"
+    message = tr(
+        "write the catalog anew with its {rows}: models in full, and no search mode beside them",
+        rows=counted(count, "row"),
+    )
     action = Action(action="upgrade-catalog", message=message, base=None, subject=name, count=count, bytes=size)
 
     def make(new: Path) -> None:
@@ -152,7 +156,9 @@ def convert(old: Path, new: Path) -> None:
                 try:
                     _copy(db, table)
                 except apsw.ConstraintError as error:
-                    raise PlanOutdated(path=old, reason=f"the current tables refuse a row of it ({error})") from error
+                    raise PlanOutdated(
+                        path=old, reason=tr("the current tables refuse a row of it ({error})", error=error)
+                    ) from error
 
 
 #: What a model can do where its row does not say so: what ranks hits, and makes no vectors, is a model for that.

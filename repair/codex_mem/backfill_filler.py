@@ -16,6 +16,7 @@ from regraft.errors import ModelDiffers, RegraftError
 from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.formats.codex_mem import sidecar
 from regraft.formats.codex_mem.sidecar import Meta
+from regraft.language import tr
 from regraft.schema_errors import SchemaForeign
 from regraft.system import SidecarProblem
 from regraft.system_errors import SidecarUnfit
@@ -28,7 +29,7 @@ from repair.codex_mem import backfill_scope, migration, reconcile
 from repair.codex_mem.backfill_scope import NotesScope
 
 #: Why the notes of a project are left.
-NOT_ASKED = "a project that was not asked for"
+NOT_ASKED = tr("a project that was not asked for")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,11 @@ def _demand_model(store: Store, settings: EmbedderSettings, meta: Meta | None) -
         ModelDiffers
     """
     if meta is not None and not settings.serves(meta.model_id):
-        reason = f"the vectors of {store.found.path.name} are of {meta.model_id}; regraft rebuild makes all anew"
+        reason = tr(
+            "the vectors of {name} are of {model_id}; regraft rebuild makes all anew",
+            name=store.found.path.name,
+            model_id=meta.model_id,
+        )
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=reason)
 
 
@@ -185,9 +190,9 @@ def _prepared(store: Store, settings: EmbedderSettings, model: str, options: Bac
     made = migration.plan(store, now)
     place = codex_mem_database.sidecar_of(store.found.path)
     if options.command == "rebuild" and _filled(store, settings, options) is None:
-        message = f"make {place.name} anew, for vectors of {model}"
+        message = tr("make {name} anew, for vectors of {model}", name=place.name, model=model)
     elif not place.exists():
-        message = f"make {place.name}, for vectors of {model}"
+        message = tr("make {name}, for vectors of {model}", name=place.name, model=model)
     else:
         return made
     make = partial(_made, model=model, now=clock.iso_time(now), rebuilding=place.exists())

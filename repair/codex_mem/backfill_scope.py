@@ -22,6 +22,7 @@ from regraft.formats.codex_mem import sidecar
 from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
 from regraft.formats.codex_mem.notes import Note, Notes, Status
 from regraft.formats.codex_mem.sidecar import Meta, Vectors
+from regraft.language import tr
 from repair.backfill.scope import Lacking, Survey, Written
 from repair.changes.incremental import IncrementalChange, writer
 from repair.codex_mem import writing
@@ -177,7 +178,11 @@ class NotesScope:
         side.execute("UPDATE meta SET dimensions = ? WHERE dimensions IS NULL", (first,))
         stated: Any = side.execute("SELECT dimensions FROM meta").get
         if lengths != {4 * stated}:
-            reason = f"vectors have {min(lengths) / 4:g} dimensions, and those of the sidecar {stated}"
+            reason = tr(
+                "vectors have {lengths:g} dimensions, and those of the sidecar {stated}",
+                lengths=min(lengths) / 4,
+                stated=stated,
+            )
             raise unfit("wrong_dimensions", reason, embedder=self._model)
 
     def _as_before(self, notes: Sequence[Note]) -> Iterator[Note]:

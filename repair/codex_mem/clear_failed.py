@@ -11,6 +11,7 @@ from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem.database import NOTES
+from regraft.language import tr
 from regraft.text import counted
 from repair.changes.plan import Action, Plan, RowsChange
 from repair.changes.store import Store
@@ -39,12 +40,12 @@ def plan(store: Store) -> Plan:
         with writing.metadata(db):
             db.executemany(update, ((project,) for project in counts))
         if db.total_changes() - before != sum(counts.values()):
-            raise PlanOutdated(path=path, reason="other notes have failed now than were planned")
+            raise PlanOutdated(path=path, reason=tr("other notes have failed now than were planned"))
 
     actions = tuple(
         Action(
             action="clear-failed",
-            message=f"mark {counted(count, 'failed note')} as pending",
+            message=tr("mark {failed_notes} as pending", failed_notes=counted(count, "failed note")),
             base=base,
             subject=None,
             count=count,

@@ -13,6 +13,7 @@ from checks.codex_mem import findings as codex
 from checks.codex_mem import foreign_schema
 from regraft import sqlite, untouched
 from regraft.formats.codex_mem.database import FULL_TEXT, FULL_TEXT_TABLES, NOTES
+from regraft.language import tr
 from repair.changes import foreign_definitions
 from repair.changes.found import besides, by_name
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
@@ -31,7 +32,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     names = [name for name in NAMES if name in wanted]
     damage = _damage(found)
     if damage is not None:
-        message = f"{damage.message}: that has to be mended first"
+        message = tr("{message_}: that has to be mended first", message_=damage.message)
         made = Plan(left=[Unresolved.of(one, message) for name in names for one in found[name]])
     else:
         looks = {store.found.path.name: foreign_schema.of_notes}
@@ -66,7 +67,7 @@ def _refill(store: Store, names: list[str]) -> RowsChange:
     with sqlite.reading(path) as db:
         notes = db.execute(f"SELECT count(*) FROM {NOTES} WHERE searchable = 1").get
         size = db.execute(f"SELECT ifnull(sum(octet_length(block)), 0) FROM {FULL_TEXT}_data").get
-    message = f"index the {notes:,} searchable notes anew for the search by words"
+    message = tr("index the {notes:,} searchable notes anew for the search by words", notes=notes)
     action = Action(
         action="rebuild-full-text",
         message=message,

@@ -15,6 +15,7 @@ from regraft import sqlite, untouched
 from regraft.clock import iso_time
 from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem.database import COLUMNS, MIGRATION, MIGRATIONS, NOTES
+from regraft.language import tr
 from regraft.system_errors import MigrationForeign
 from regraft.text import counted
 from repair.changes.copies import copy_database
@@ -46,9 +47,11 @@ def changes_of(store: Store, now_ms: int) -> list[FileChange]:
         return []
     steps = []
     if missing:
-        steps.append(f"add {counted(len(missing), 'column')} to {NOTES}, all of them empty")
+        steps.append(
+            tr("add {columns} to {notes}, all of them empty", columns=counted(len(missing), "column"), notes=NOTES)
+        )
     if not is_recorded:
-        steps.append(f"record migration {MIGRATION[1]}")
+        steps.append(tr("record migration {migration}", migration=MIGRATION[1]))
     action = Action(action="migrate-metadata", message=" and ".join(steps), subject=path.name, count=len(missing) or 1)
     applied_at = iso_time(now_ms)
 
@@ -87,10 +90,15 @@ def missing_columns(db: apsw.Connection, path: Path) -> list[str]:
     """
     filled = database.foreign_column(db)
     if filled is not None:
-        raise MigrationForeign(path=path, what=f"its notes have a column {filled} that must not be empty")
+        raise MigrationForeign(
+            path=path, what=tr("its notes have a column {filled} that must not be empty", filled=filled)
+        )
     there = database.columns_there(db)
     missing = [name for name in COLUMNS if name not in there]
     recorded = database.migration_recorded(db)
     if missing and recorded not in (None, MIGRATION[1]):
-        raise MigrationForeign(path=path, what=f'its migration {MIGRATION[0]} is called "{recorded}"')
+        raise MigrationForeign(
+            path=path,
+            what=tr('its migration {migration} is called "{recorded}"', migration=MIGRATION[0], recorded=recorded),
+        )
     return missing

@@ -26,6 +26,7 @@ from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
 from regraft.formats.codex_mem.health import Memory
 from regraft.formats.codex_mem.notes import Note, Status
 from regraft.formats.codex_mem.sidecar import Held, SidecarUnreadable, Vectors
+from regraft.language import tr
 from regraft.text import argument, counted
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
@@ -35,9 +36,9 @@ from repair.codex_mem import writing
 _BLOCKING = {UNREADABLE, CORRUPT, codex.SCHEMA, codex.INDEX_MISSING, codex.INDEX_INCOMPATIBLE}
 #: Notes that stay without a vector, and what gives them one.
 _LACKING = {
-    Status.PENDING: (codex.PENDING, "backfill", "without a vector"),
-    Status.STALE: (codex.STALE, "backfill", "without a vector of the present text"),
-    Status.FAILED: (codex.FAILED, "clear-failed", "without a vector: the embedder refused the text"),
+    Status.PENDING: (codex.PENDING, "backfill", tr("without a vector")),
+    Status.STALE: (codex.STALE, "backfill", tr("without a vector of the present text")),
+    Status.FAILED: (codex.FAILED, "clear-failed", tr("without a vector: the embedder refused the text")),
 }
 #: What may be said of a note in place of its status: nothing yet, and what gives it a vector all the same.
 _LEFT: dict[Status, tuple[object, ...]] = {
@@ -45,19 +46,19 @@ _LEFT: dict[Status, tuple[object, ...]] = {
     Status.NOT_APPLICABLE: (None,),
 }
 _MARKED = {
-    Status.READY: ("adopt-embeddings", "say of {n} that their vector is there", codex.ORPHAN),
-    Status.PENDING: ("mark-pending", "mark {n} as pending: they have no vector", codex.METADATA),
-    Status.STALE: ("mark-stale", "mark {n} as stale: the text or the model is another one", codex.STALE),
-    Status.NOT_APPLICABLE: ("mark-not-applicable", "mark {n} as not applicable, as they are", codex.METADATA),
+    Status.READY: ("adopt-embeddings", tr("say of {n} that their vector is there"), codex.ORPHAN),
+    Status.PENDING: ("mark-pending", tr("mark {n} as pending: they have no vector"), codex.METADATA),
+    Status.STALE: ("mark-stale", tr("mark {n} as stale: the text or the model is another one"), codex.STALE),
+    Status.NOT_APPLICABLE: ("mark-not-applicable", tr("mark {n} as not applicable, as they are"), codex.METADATA),
 }
 #: Why a vector goes: the finding, and what it is.
 _Why = tuple[str, str]
-_NO_NOTE: _Why = codex.ORPHAN, "of notes that are gone"
-_NOT_WANTED: _Why = codex.ORPHAN, "of notes that are not to be embedded"
-_EXCLUDED: _Why = codex.EXCLUDED_VECTOR, "of excluded notes"
-_UNUSABLE: _Why = codex.VECTOR, "that no search can use"
-_OTHER_RULE: _Why = codex.STALE, "of texts that were made by another rule"
-_OTHER_MODEL: _Why = codex.STALE, "of another model than their notes name"
+_NO_NOTE: _Why = codex.ORPHAN, tr("of notes that are gone")
+_NOT_WANTED: _Why = codex.ORPHAN, tr("of notes that are not to be embedded")
+_EXCLUDED: _Why = codex.EXCLUDED_VECTOR, tr("of excluded notes")
+_UNUSABLE: _Why = codex.VECTOR, tr("that no search can use")
+_OTHER_RULE: _Why = codex.STALE, tr("of texts that were made by another rule")
+_OTHER_MODEL: _Why = codex.STALE, tr("of another model than their notes name")
 
 
 def plan(store: Store) -> Plan:
@@ -212,7 +213,7 @@ class _Follows:
                 )
                 writing.mark(db, ((one.note, one.status.value) for one in due if one.status is not Status.READY))
             if db.total_changes() - before != len(due):
-                raise PlanOutdated(path=path, reason="notes were excluded or deleted meanwhile")
+                raise PlanOutdated(path=path, reason=tr("notes were excluded or deleted meanwhile"))
 
         return RowsChange(
             path=path.name, actions=tuple(self._marks()), apply=apply, tables=(NOTES,), bytes=writing.SIZE * len(due)
@@ -236,12 +237,12 @@ class _Follows:
             before = db.total_changes()
             db.executemany(f"DELETE FROM {sidecar.TABLE} WHERE note_id = ?", ((note,) for note in notes))
             if db.total_changes() - before != len(notes):
-                raise PlanOutdated(path=path, reason="other vectors are there now")
+                raise PlanOutdated(path=path, reason=tr("other vectors are there now"))
 
         actions = tuple(
             _action(
                 "delete-embeddings",
-                f"delete {counted(len(every), 'vector')} {words}",
+                tr("delete {vectors} {words}", vectors=counted(len(every), "vector"), words=words),
                 project,
                 every,
                 size * len(every),
@@ -255,7 +256,7 @@ class _Follows:
 
     def _left(self) -> Iterator[Unresolved]:
         if self.vectors is not None and self.vectors.meta.is_rebuilding:
-            message, name = "a rebuild was begun and is not at its end: it fills what is missing", codex.REBUILDING
+            message, name = tr("a rebuild was begun and is not at its end: it fills what is missing"), codex.REBUILDING
             yield _left(name, message, _mended(self.store, name))
             return
         known = database.projects(self.memory.db)
@@ -265,7 +266,10 @@ class _Follows:
             yield _left(name, f"{counted(count, 'note')} {message}", repair, project, count)
         for project, count in sorted(self.claims.items()):
             if count:
-                message = f"{counted(count, 'excluded note')} marked as ready: what is said of them is never changed"
+                message = tr(
+                    "{excluded_notes} marked as ready: what is said of them is never changed",
+                    excluded_notes=counted(count, "excluded note"),
+                )
                 yield Unresolved(finding=codex.METADATA, reason=message, base=project, count=count, severity="note")
 
 

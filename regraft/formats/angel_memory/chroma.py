@@ -19,6 +19,7 @@ import apsw
 
 from regraft import sqlite
 from regraft.formats import json_text
+from regraft.language import tr
 
 #: The database in a folder of Chroma's.
 FILE = "chroma.sqlite3"
@@ -80,21 +81,31 @@ def reading(path: Path) -> Iterator[apsw.Connection]:
             _check_layout(db)
             yield db
     except (*sqlite.CONTENT_ERRORS, UnicodeDecodeError) as error:
-        raise ChromaProblem(f"it is damaged ({error})") from error
+        raise ChromaProblem(tr("it is damaged ({error})", error=error)) from error
 
 
 def _check_layout(db: apsw.Connection) -> None:
     # chromadb writes with triggers on.
     foreign: Any = db.execute("SELECT type, name FROM sqlite_schema WHERE type IN ('trigger', 'view')").fetchone()
     if foreign is not None:
-        raise ChromaProblem(f"it has a {foreign[0]}, {foreign[1]}, which no database of Chroma's has")
+        raise ChromaProblem(
+            tr(
+                "it has a {foreign}, {foreign2}, which no database of Chroma's has",
+                foreign=foreign[0],
+                foreign2=foreign[1],
+            )
+        )
     for table, columns in _READ.items():
         there = {str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")}
         if not there:
-            raise ChromaProblem(f"it has no table {table}: no database of Chroma's")
+            raise ChromaProblem(tr("it has no table {table}: no database of Chroma's", table=table))
         missing = [column for column in columns if column not in there]
         if missing:
-            message = f"its table {table} has no column {missing[0]}: a layout of Chroma's that is not known"
+            message = tr(
+                "its table {table} has no column {missing}: a layout of Chroma's that is not known",
+                table=table,
+                missing=missing[0],
+            )
             raise ChromaProblem(message)
 
 
@@ -116,7 +127,7 @@ def collection(db: apsw.Connection, name: str) -> Collection | None:
 def demand_dimension(of: Collection) -> None:
     """Raise ChromaProblem where the dimension of a collection is none."""
     if not (of.dimension is None or (isinstance(of.dimension, int) and of.dimension > 0)):
-        raise ChromaProblem(f"the dimension of its collection {of.name} is no number of dimensions")
+        raise ChromaProblem(tr("the dimension of its collection {name} is no number of dimensions", name=of.name))
 
 
 def names(db: apsw.Connection) -> list[str]:
@@ -192,7 +203,7 @@ def _pending(db: apsw.Connection, of: Collection) -> dict[str, list[_Operation]]
         return {}
     after = int.from_bytes(done, "big") if isinstance(done, bytes) else done
     if not isinstance(after, int) or after >= 1 << 63:
-        raise ChromaProblem("max_seq_id has no number of an operation")
+        raise ChromaProblem(tr("max_seq_id has no number of an operation"))
     rows = db.execute(
         "SELECT id, operation, metadata FROM embeddings_queue WHERE seq_id > ? AND substr(topic, -36) = ? "
         "ORDER BY seq_id",

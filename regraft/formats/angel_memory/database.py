@@ -20,6 +20,7 @@ from regraft import links, sqlite
 from regraft.formats import json_text
 from regraft.formats.angel_memory import chroma
 from regraft.formats.angel_memory.notes import LEVELS, vector_text
+from regraft.language import tr
 from regraft.system_errors import GenerationUnknown
 
 #: The truth about notes and tags, below the data folder.
@@ -70,8 +71,8 @@ _UNSAFE = re.compile(r'[<>:"/\\|?*]')
 
 #: Signs of later generations: what is there below the data folder, or below a provider's, and what to call it.
 _CHUNKS = "memory_center/index/note_chunks.db"
-_LATER = {"index/faiss": "FAISS indexes", "index/sqlite": "a vector index of its own in SQLite"}
-_KNOWN = "versions 0.99.1011 to 1.3.11, with a Chroma collection for each provider"
+_LATER = {"index/faiss": tr("FAISS indexes"), "index/sqlite": tr("a vector index of its own in SQLite")}
+_KNOWN = tr("versions 0.99.1011 to 1.3.11, with a Chroma collection for each provider")
 
 
 class AngelProblem(ValueError):
@@ -149,7 +150,7 @@ def root_of(path: Path) -> Path | None:
     if root is not None:
         signs = _later_signs(root)
         if signs:
-            what = f"a data folder of AngelMemory with {' and '.join(signs)}"
+            what = tr("a data folder of AngelMemory with {signs}", signs=" and ".join(signs))
             raise GenerationUnknown(path=root, what=what, known=_KNOWN)
     return root
 
@@ -158,9 +159,9 @@ def _later_signs(root: Path) -> list[str]:
     """Return what a data folder has that only later generations have."""
     found = []
     if (root / _CHUNKS).exists():
-        found.append(f"notes cut into chunks ({_CHUNKS})")
+        found.append(tr("notes cut into chunks ({chunks})", chunks=_CHUNKS))
     elif _has_records_without_tags(root / DATABASE):
-        found.append(f"notes without tags (no table {NOTE_TAGS})")
+        found.append(tr("notes without tags (no table {note_tags})", note_tags=NOTE_TAGS))
     for folder in _memory_folders(root):
         for place, called in _LATER.items():
             # The system makes the folders of both; the one that is used has files.
@@ -228,18 +229,24 @@ def reading_files(root: Path) -> Iterator[apsw.Connection]:
 @contextmanager
 def _reading(path: Path, tables: Mapping[str, tuple[str, ...]]) -> Iterator[apsw.Connection]:
     if not path.is_file():
-        raise AngelProblem("it is missing")
+        raise AngelProblem(tr("it is missing"))
     try:
         with sqlite.reading(path, beside_writers=True) as db:
             for table, columns in tables.items():
                 there = {str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")}
                 missing = next((name for name in columns if name not in there), None)
                 if missing is not None:
-                    lacking = f"column {missing} in its table {table}" if there else f"table {table}"
-                    raise AngelProblem(f"it has no {lacking}: written by a version before 0.99.1011, or damaged")
+                    lacking = (
+                        tr("column {missing} in its table {table}", missing=missing, table=table)
+                        if there
+                        else tr("table {table}", table=table)
+                    )
+                    raise AngelProblem(
+                        tr("it has no {lacking}: written by a version before 0.99.1011, or damaged", lacking=lacking)
+                    )
             yield db
     except (apsw.NotADBError, apsw.CorruptError) as error:
-        raise AngelProblem(f"it is damaged ({error})") from error
+        raise AngelProblem(tr("it is damaged ({error})", error=error)) from error
 
 
 def records(db: apsw.Connection, where: str = "", values: tuple[Any, ...] = ()) -> Iterator[Record]:
@@ -330,11 +337,11 @@ def read_state(root: Path) -> dict[str, Any]:
     try:
         state = json_text.loads(links.content(root / STATE).decode("utf-8"))
     except FileNotFoundError as error:
-        raise AngelProblem("it is missing") from error
+        raise AngelProblem(tr("it is missing")) from error
     except (OSError, ValueError) as error:
-        raise AngelProblem(f"it cannot be read ({error})") from error
+        raise AngelProblem(tr("it cannot be read ({error})", error=error)) from error
     if not isinstance(state, dict):
-        raise AngelProblem("it holds no object")
+        raise AngelProblem(tr("it holds no object"))
     return state
 
 

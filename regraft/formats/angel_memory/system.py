@@ -7,6 +7,7 @@ from pathlib import Path
 
 from regraft.formats.angel_memory import chroma, database
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.located import Located
 from regraft.system import System
 
@@ -16,8 +17,8 @@ class AngelMemory(System):
 
     kind = Kind.ANGEL_MEMORY
     commands = frozenset({"fix", "repair", "reconcile", "gc", "history", "undo"})
-    migrate_advice = "it is no knowledge base of the application; regraft reconcile keeps its vectors right"
-    search_advice = "regraft recall reads a note of it"
+    migrate_advice = tr("it is no knowledge base of the application; regraft reconcile keeps its vectors right")
+    search_advice = tr("regraft recall reads a note of it")
     open_file = database.FILE_INDEX
     folder_file = chroma.FILE
 

@@ -18,6 +18,7 @@ import apsw
 
 from regraft import guarding, links, sqlite
 from regraft.formats.vector_table import SPACES, Expressions, LoaderRows, StoreProblem, Survey, VectorTable
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.tree import Tree, ZipTree
 
@@ -307,7 +308,7 @@ def read_contents(path: Path, work: Path | None = None) -> Contents:
                 item.type = item.type or (item_type and item_type.strip().lower())
                 item.source = item.source or source
     except (apsw.Error, OSError) as error:
-        raise StoreProblem(f"cannot be read: {error}") from error
+        raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
     return found
 
 
@@ -350,7 +351,7 @@ def carried_text(path: Path, survey: Survey, owner: str, separator: str, limit: 
                 if size - len(separator) > limit:
                     break
     except (apsw.Error, OSError) as error:
-        raise StoreProblem(f"cannot be read: {error}") from error
+        raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
     return separator.join(parts)
 
 

@@ -15,6 +15,7 @@ from regraft.errors import SourceUnreadable
 from regraft.formats import chromium
 from regraft.formats.cherry_v1.layout import STATE_KEY
 from regraft.formats.chromium import StorageChanged, StorageDamaged, StoredText, StoreRows
+from regraft.language import tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import counted
@@ -57,7 +58,7 @@ def read_chromium(
     except StorageDamaged as problem:
         raise SourceUnreadable(path=f"{tree.path}/{local_storage}", reason=problem) from problem
     if not found.value and found.passed_over:
-        reason = "it does not hold the application's state, and it is damaged or incomplete"
+        reason = tr("it does not hold the application's state, and it is damaged or incomplete")
         raise SourceUnreadable(path=f"{tree.path}/{local_storage}", reason=reason)
     reader = _Reader(tree, indexed_db, tables, work)
     if found.passed_over:
@@ -116,7 +117,11 @@ class _Reader:
             others = [one for one in map(self._tables_of, self._folders) if one is not None]
             found = others[0] if len(others) == 1 else None
         if found is None:
-            message = f"no database {DATABASE} of {origin} in IndexedDB; files and notes are taken from the state alone"
+            message = tr(
+                "no database {database} of {origin} in IndexedDB; files and notes are taken from the state alone",
+                database=DATABASE,
+                origin=origin,
+            )
             found = _Tables(None, (Notice(code=notices.TABLE_UNREADABLE, message=message),))
         self.found_notices.extend(found.found_notices)
         return found.rows or {}
@@ -140,7 +145,13 @@ class _Reader:
             raise SourceUnreadable(path=f"{self._tree.path}/{folder}", reason=problem) from problem
         except StorageDamaged as problem:
             return _Tables(
-                None, (Notice(code=notices.TABLE_UNREADABLE, message=f"{folder} cannot be read: {problem}"),)
+                None,
+                (
+                    Notice(
+                        code=notices.TABLE_UNREADABLE,
+                        message=tr("{folder} cannot be read: {problem}", folder=folder, problem=problem),
+                    ),
+                ),
             )
         damaged = (damage(found.passed_over, folder),) if found.passed_over else ()
         if found.value is None:
@@ -152,8 +163,10 @@ class _Reader:
 
 def damage(places: int, folder: str) -> Notice:
     """Say that damaged places were passed over."""
-    message = (
-        f"{counted(places, 'damaged place')} in {folder} passed over; what was written or deleted last may not show"
+    message = tr(
+        "{damaged_places} in {folder} passed over; what was written or deleted last may not show",
+        damaged_places=counted(places, "damaged place"),
+        folder=folder,
     )
     return Notice(code=notices.STORAGE_DAMAGED, message=message, count=places)
 
@@ -161,9 +174,12 @@ def damage(places: int, folder: str) -> Notice:
 def _lost_rows(stores: dict[str, StoreRows]) -> Iterator[Notice]:
     for name, store in stores.items():
         if store.problem is not None:
-            yield Notice(code=notices.TABLE_UNREADABLE, message=f"table {name} cannot be read: {store.problem}")
+            yield Notice(
+                code=notices.TABLE_UNREADABLE,
+                message=tr("table {name} cannot be read: {problem}", name=name, problem=store.problem),
+            )
         elif store.passed_over:
-            message = f"table {name}: {counted(store.passed_over, 'row')} cannot be read"
+            message = tr("table {name}: {rows} cannot be read", name=name, rows=counted(store.passed_over, "row"))
             yield Notice(code=notices.TABLE_UNREADABLE, message=message)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from regraft import links
 from regraft.formats import json_text
+from regraft.language import tr
 
 APPLICATION = "CherryStudio"
 #: The application's own settings, which can name another folder for its data.
@@ -44,12 +45,12 @@ def known_places() -> dict[Path, str]:
     The folders that its settings name come first. Portable programs have their data beside them: such a program is
     known where the settings name it, or where it lies in the working folder.
     """
-    places = dict.fromkeys(_data_paths(_config()), "the application's settings name it")
+    places = dict.fromkeys(_data_paths(_config()), tr("the application's settings name it"))
     programs = [program.parent for program in _programs(_config())]
     with contextlib.suppress(OSError):
         programs.append(Path.cwd())
-    usual = dict.fromkeys(default_folders(), "its usual place")
-    beside = {folder / PORTABLE_FOLDER: "beside the portable program" for folder in programs}
+    usual = dict.fromkeys(default_folders(), tr("its usual place"))
+    beside = {folder / PORTABLE_FOLDER: tr("beside the portable program") for folder in programs}
     return {**usual, **beside, **places}
 
 
@@ -157,8 +158,16 @@ def _singleton(folder: Path) -> str | None:
         return None
     if host != socket.gethostname():
         # Nobody here can tell whether that process still lives.
-        return f"{SINGLETON_LOCK} of host {host}, and recent writes" if _recently_written(folder) else None
-    return f"process {pid}" if _PID.fullmatch(pid) and _lives(int(pid)) and not _began_after(int(pid), made) else None
+        return (
+            tr("{singleton_lock} of host {host}, and recent writes", singleton_lock=SINGLETON_LOCK, host=host)
+            if _recently_written(folder)
+            else None
+        )
+    return (
+        tr("process {pid}", pid=pid)
+        if _PID.fullmatch(pid) and _lives(int(pid)) and not _began_after(int(pid), made)
+        else None
+    )
 
 
 def _lives(pid: int) -> bool:
@@ -193,7 +202,7 @@ def _windows_lock(folder: Path) -> str | None:
     if not lock.is_file():
         return None
     if os.name == "nt" or _recently_written(folder):
-        return f"its {WINDOWS_LOCK} is there"
+        return tr("its {windows_lock} is there", windows_lock=WINDOWS_LOCK)
     return None
 
 
@@ -207,10 +216,10 @@ def _held_lock(profile: Path) -> str | None:
         except OSError:
             # A file system without locks, or Windows, where the file of a running application cannot even be opened.
             if os.name == "nt" or _recently_written(profile):
-                return f"{folder.name}/LOCK is in use"
+                return tr("{name}/LOCK is in use", name=folder.name)
             continue
         if holder:
-            return f"{holder} holds {folder.name}/LOCK"
+            return tr("{holder} holds {name}/LOCK", holder=holder, name=folder.name)
     return None
 
 
@@ -234,4 +243,4 @@ def _holder(lock: Path) -> str | None:
         if kind == fcntl.F_UNLCK:
             return None
         # A process in another container has no number here.
-        return f"process {holder}" if holder > 0 else "another process"
+        return tr("process {holder}", holder=holder) if holder > 0 else tr("another process")

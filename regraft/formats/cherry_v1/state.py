@@ -21,6 +21,7 @@ from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
 from regraft.formats import json_text
 from regraft.formats.cherry_v1.layout import STATE_KEY, TABLES, VECTORS_FOLDER, StatePlaces
 from regraft.formats.cherry_v1.tables import FileRow, NoteRow, Table, read_bases
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.names import vector_file_name
 from regraft.report import notices
@@ -118,7 +119,7 @@ def read_text(tree: Tree, name: str) -> bytearray:
     except (OSError, MemoryError) as error:
         if isinstance(error, SourceUnreadable):
             raise
-        raise SourceUnreadable(path=f"{tree.path}: {name}", reason=str(error) or "not enough memory") from error
+        raise SourceUnreadable(path=f"{tree.path}: {name}", reason=str(error) or tr("not enough memory")) from error
     return text
 
 
@@ -133,16 +134,16 @@ def _from_backup(
     """Read a ``data.json``; without ``of_tables`` its tables are left out."""
     text = read_text(tree, name)
     if json_text.is_list(text):
-        raise BrokenJson(path=tree.path, where=name, reason="it is a list, not an object")
+        raise BrokenJson(path=tree.path, where=name, reason=tr("it is a list, not an object"))
     with blame(tree.path, name):
         top = json_text.fields(text, ("version", "localStorage", "indexedDB"))
     _check_version(tree, name, top.get("version"))
     tables = {} if of_tables is None else _tables_of_backup(name, top.pop("indexedDB", None), found_notices, of_tables)
-    with blame(tree.path, f"localStorage in {name}"):
+    with blame(tree.path, tr("localStorage in {name}", name=name)):
         storage = json_text.fields(top["localStorage"], (STATE_KEY,)) if _has(top, "localStorage") else {}
     if not _has(storage, STATE_KEY):
         return {}, tables
-    with blame(tree.path, f"{STATE_KEY} in {name}"):
+    with blame(tree.path, tr("{state_key} in {name}", state_key=STATE_KEY, name=name)):
         state = json_text.unwrapped(storage[STATE_KEY])
         # The file's own text is not needed any more: the state is the larger part of it.
         del text, top, storage
@@ -156,7 +157,10 @@ def _tables_of_backup(
         found = {} if raw is None or json_text.is_null(raw) else json_text.fields(raw, TABLES)
     except json_text.JsonProblem as problem:
         found_notices.append(
-            Notice(code=notices.TABLE_UNREADABLE, message=f"indexedDB in {name} cannot be read: {problem}")
+            Notice(
+                code=notices.TABLE_UNREADABLE,
+                message=tr("indexedDB in {name} cannot be read: {problem}", name=name, problem=problem),
+            )
         )
         return {}
     return {table: _table(table, partial(json_text.unwrapped, found[table]), of_tables) for table in found}
@@ -176,7 +180,7 @@ def _from_chromium(
     found_notices.extend(found.notices)
     slices: _Slices = {}
     if found.redux is not None:
-        with blame(tree.path, f"{STATE_KEY} in {local_storage}"):
+        with blame(tree.path, tr("{state_key} in {local_storage}", state_key=STATE_KEY, local_storage=local_storage)):
             slices.update(json_text.fields(found.redux, wanted))
     tables: _Tables = {}
     for name in list(found.tables):
@@ -186,13 +190,17 @@ def _from_chromium(
 
 
 def _check_version(tree: Tree, name: str, raw: msgspec.Raw | None) -> None:
-    with blame(tree.path, f"the version in {name}"):
+    with blame(tree.path, tr("the version in {name}", name=name)):
         version = None if raw is None else json_text.value(raw)
     if isinstance(version, int) and version not in BACKUP_VERSIONS:
         raise SourceNotMigratable(
             path=tree.path,
-            what=f"a backup of version {version}",
-            advice=f"regraft reads data.json of the versions {BACKUP_VERSIONS[0]} to {BACKUP_VERSIONS[-1]}",
+            what=tr("a backup of version {version}", version=version),
+            advice=tr(
+                "regraft reads data.json of the versions {backup_versions} to {backup_versions2}",
+                backup_versions=BACKUP_VERSIONS[0],
+                backup_versions2=BACKUP_VERSIONS[-1],
+            ),
         )
 
 
@@ -227,7 +235,7 @@ def blame(path: Path, where: str) -> Iterator[None]:
 
 
 def _slice(tree: Tree, name: str, raw: msgspec.Raw | bytearray) -> Any:
-    with blame(tree.path, f"the `{name}` state"):
+    with blame(tree.path, tr("the `{name}` state", name=name)):
         return json_text.decode(_slice_text(raw), object)
 
 
@@ -242,14 +250,14 @@ def _bases(tree: Tree, slices: _Slices, found_notices: list[Notice]) -> list[Any
     bases: Any = None
     is_there = "knowledge" in slices
     if is_there:
-        with blame(tree.path, "the `knowledge` state"):
+        with blame(tree.path, tr("the `knowledge` state")):
             text = _slice_text(slices.pop("knowledge"))
             is_there = bytes(text[:16]).strip() != b"null"
             bases = read_bases(text) if is_there else None
     if not is_there:
         found_notices.append(Notice(code=notices.NO_KNOWLEDGE, message=notices.CODES[notices.NO_KNOWLEDGE].meaning))
     if bases is not None and not isinstance(bases, list):
-        raise BrokenJson(path=tree.path, where="the `knowledge` state", reason="`bases` is not a list")
+        raise BrokenJson(path=tree.path, where=tr("the `knowledge` state"), reason=tr("`bases` is not a list"))
     return bases or []
 
 
@@ -267,13 +275,23 @@ def _table(name: str, load: Callable[[], bytearray], found_notices: list[Notice]
         text = load()
         raws = json_text.decode(json_text.unwrapped(msgspec.Raw(text)) if json_text.is_string(text) else text, _RAWS)
     except (json_text.JsonProblem, SourceUnreadable) as problem:
-        found_notices.append(Notice(code=notices.TABLE_UNREADABLE, message=f"table {name} cannot be read: {problem}"))
+        found_notices.append(
+            Notice(
+                code=notices.TABLE_UNREADABLE,
+                message=tr("table {name} cannot be read: {problem}", name=name, problem=problem),
+            )
+        )
         return {}
     table = Table(_ROWS[name])
     table.add(raws)
     if table.damaged:
         count, first = len(table.damaged), table.damaged[0]
-        lost = f"table {name}: {counted(count, 'row')} passed over that cannot be read, the first is row {first:,}"
+        lost = tr(
+            "table {name}: {rows} passed over that cannot be read, the first is row {first:,}",
+            name=name,
+            rows=counted(count, "row"),
+            first=first,
+        )
         found_notices.append(Notice(code=notices.TABLE_UNREADABLE, message=lost, count=count))
     return table
 
@@ -296,7 +314,12 @@ def _older_folders(tree: Tree, folder: str, names: list[str]) -> Iterator[Notice
     folders = [name for name in names if _is_older_layout(tree, join(folder, name))]
     if folders:
         count = counted(len(folders), "folder")
-        text = f"{count} of a still older layout in {folder}, left alone: {_first_of(folders)}"
+        text = tr(
+            "{count} of a still older layout in {folder}, left alone: {first_of}",
+            count=count,
+            folder=folder,
+            first_of=_first_of(folders),
+        )
         yield Notice(code=notices.OLDER_LAYOUT, message=text, count=len(folders))
 
 
@@ -320,7 +343,9 @@ def _unnamed(tree: Tree, folder: str, names: list[str], bases: list[Any], pendin
     if unnamed:
         code = notices.UNNAMED_VECTORS if len(unnamed) < len(files) else notices.LOST_STATE
         count = counted(len(unnamed), "vector file")
-        message = f"{count} of no base that the state names, not read: {_first_of(unnamed)}"
+        message = tr(
+            "{count} of no base that the state names, not read: {first_of}", count=count, first_of=_first_of(unnamed)
+        )
         yield Notice(code=code, message=message, count=len(unnamed))
 
 
@@ -347,6 +372,11 @@ def _pending(tree: Tree, places: StatePlaces, found_notices: list[Notice]) -> fr
     try:
         ids = json_text.decode(read_text(tree, name), list[Any])
     except (json_text.JsonProblem, SourceUnreadable) as problem:
-        found_notices.append(Notice(code=notices.PENDING_UNREADABLE, message=f"{name} cannot be read: {problem}"))
+        found_notices.append(
+            Notice(
+                code=notices.PENDING_UNREADABLE,
+                message=tr("{name} cannot be read: {problem}", name=name, problem=problem),
+            )
+        )
         return frozenset()
     return frozenset(value for value in ids if isinstance(value, str))

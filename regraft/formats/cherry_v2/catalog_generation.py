@@ -20,6 +20,7 @@ from regraft.formats import json_text
 from regraft.formats.cherry_v2.catalog import EMBEDDING, ModelRow
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.order_keys import key_after
+from regraft.language import tr
 from regraft.text import is_blank
 
 #: One row that changes: the statement, and its values.
@@ -59,10 +60,10 @@ class Generation(StrEnum):
     """Generations of a catalog, as a person knows them."""
 
     LIBRARY = "a library"
-    EARLIER_LIBRARY = "a library of an earlier regraft"
-    BEFORE_RELEASE = "a build before 2.0.0"
+    EARLIER_LIBRARY = tr("a library of an earlier regraft")
+    BEFORE_RELEASE = tr("a build before 2.0.0")
     FIRST = "2.0.0 to 2.0.8"
-    SECOND = "2.0.9 or later"
+    SECOND = tr("2.0.9 or later")
     THIRD = "2.1"
 
 
@@ -99,10 +100,12 @@ class Tables:
         """
         there = self.columns.get(table)
         if there is None:
-            raise ProfileUnknown(path=self.path, what=f"no table {table}")
+            raise ProfileUnknown(path=self.path, what=tr("no table {table}", table=table))
         missing = [name for name in needed if name not in there]
         if missing:
-            raise ProfileUnknown(path=self.path, what=f"a table {table} without {', '.join(missing)}")
+            raise ProfileUnknown(
+                path=self.path, what=tr("a table {table} without {missing}", table=table, missing=", ".join(missing))
+            )
 
     def insertable(self, table: str, used: Collection[str] | None = None) -> tuple[str, ...]:
         """Return the columns that a new row of a table is given.
@@ -122,7 +125,12 @@ class Tables:
 
     def _demand_no_other(self, table: str, unknown: list[str]) -> None:
         if unknown:
-            what = f"a table {table} that needs {', '.join(unknown)}, and else is that of {self.generation}"
+            what = tr(
+                "a table {table} that needs {unknown}, and else is that of {generation}",
+                table=table,
+                unknown=", ".join(unknown),
+                generation=self.generation,
+            )
             raise ProfileUnknown(path=self.path, what=what)
 
     def derived(self, model: object) -> Row:

@@ -17,6 +17,7 @@ import apsw
 from regraft import sqlite
 from regraft.formats import json_text
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row
+from regraft.language import tr
 from regraft.text import lenient_text
 
 _BASE_COLUMNS = (
@@ -37,7 +38,7 @@ class CatalogLookup:
         self._base_columns = self._there("knowledge_base", _BASE_COLUMNS)
         self._item_columns = self._there("knowledge_item", _ITEM_COLUMNS)
         if "id" not in self._base_columns:
-            raise CatalogProblem("has no table `knowledge_base`")
+            raise CatalogProblem(tr("has no table `knowledge_base`"))
 
     def bases(self) -> list[Row]:
         """Return all bases, in the order of their rows."""
@@ -84,7 +85,7 @@ def _damage_named() -> Iterator[None]:
     try:
         yield
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
-        raise CatalogProblem(f"cannot be read: {error}") from error
+        raise CatalogProblem(tr("cannot be read: {error}", error=error)) from error
 
 
 def item_data(row: Row) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import apsw
 
 from regraft import sqlite
+from regraft.language import tr
 
 #: A row by the names of those columns that are there; values are of any type.
 Row = dict[str, Any]
@@ -69,9 +70,9 @@ def read_catalog(path: Path, *, data: bool = True) -> StoredCatalog:
         with sqlite.reading(path) as db:
             bases, items, providers, models = (_rows(db, table, data=data) for table in _COLUMNS)
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
-        raise CatalogProblem(f"cannot be read: {error}") from error
+        raise CatalogProblem(tr("cannot be read: {error}", error=error)) from error
     if bases is None:
-        raise CatalogProblem("has no table `knowledge_base`")
+        raise CatalogProblem(tr("has no table `knowledge_base`"))
     by_base: dict[Any, list[Row]] = {}
     for item in items or ():
         by_base.setdefault(item.get("base_id"), []).append(item)

@@ -8,6 +8,7 @@ from typing import Any
 from regraft.formats import json_text
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
 from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.language import tr
 from regraft.text import is_blank, utf16_len
 
 #: Texts that the data of each type has, and those that it may have.
@@ -42,14 +43,18 @@ def data_problem(item: Row) -> str | None:
         return None  # the type itself is what is wrong
     data = data_of(item)
     if not data:
-        return "its data is no JSON object"
+        return tr("its data is no JSON object")
     wrong = _without_text(kind, data)
     if wrong:
-        return f"its data has no text for {', '.join(wrong)}"
+        return tr("its data has no text for {wrong}", wrong=", ".join(wrong))
     if unknown_fields(item):
-        return f"its data has {', '.join(unknown_fields(item))}, which no {kind} has"
+        return tr(
+            "its data has {unknown_fields}, which no {kind} has",
+            unknown_fields=", ".join(unknown_fields(item)),
+            kind=kind,
+        )
     if kind == "note" and utf16_len(data["content"].encode("utf-8", "replace").decode()) > MAX_NOTE_UNITS:
-        return f"its content is longer than {MAX_NOTE_UNITS:,} units"
+        return tr("its content is longer than {max_note_units:,} units", max_note_units=MAX_NOTE_UNITS)
     return None
 
 

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_preview.libsql import Layout, Look, look_in
 from regraft.formats.cherry_v1.layout import VECTORS_FOLDER
+from regraft.language import tr
 from regraft.tree import FolderTree, Tree, ZipTree, join
 
 CATALOG_FILE = "catalog.sqlite"
@@ -223,7 +224,7 @@ def _known(store: Store) -> Store:
     """Return a file in a base's own folder as its store, whatever it holds."""
     if store.look.layout is not Layout.OTHER:
         return store
-    return replace(store, look=Look(Layout.UNREADABLE, problem="it holds none of the known tables"))
+    return replace(store, look=Look(Layout.UNREADABLE, problem=tr("it holds none of the known tables")))
 
 
 def _rank(store: Store) -> int:

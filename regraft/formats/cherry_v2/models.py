@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, ModelRow, ProviderRow
+from regraft.language import tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import is_blank, trim
@@ -124,15 +125,22 @@ class Models:
             return mapped
         if unique is None:
             return ModelChoice(
-                problem="the base names no embedding model; its vectors are carried with "
-                f"--map-model '{legacy_base}=PROVIDER::MODEL'"
+                problem=tr(
+                    "the base names no embedding model; its vectors are carried with --map-model "
+                    "'{legacy_base}=PROVIDER::MODEL'",
+                    legacy_base=legacy_base,
+                )
             )
         is_recreated = unique in self._word.recreated
         self._used.update({unique} & self._word.recreated)
         if unique in self._models or (self._all_exist and not is_recreated):
             return self._exists(unique, named)
         if is_recreated or _provider_of(unique) in self._providers:
-            message = f"{unique} is re-created, {'as you said' if is_recreated else 'its provider exists'}"
+            message = tr(
+                "{unique} is re-created, {is_recreated}",
+                unique=unique,
+                is_recreated=tr("as you said") if is_recreated else tr("its provider exists"),
+            )
             return self._exists(unique, named, Notice(code=notices.MODEL_RECREATED, message=message, base=legacy_base))
         return _gone(unique)
 
@@ -142,7 +150,7 @@ class Models:
             if old is not None and old in self._word.mapped:
                 self._used.add(old)
                 new = self._word.mapped[old]
-                message = f"{unique or 'no model'} is taken as {new}"
+                message = tr("{unique} is taken as {new}", unique=unique or tr("no model"), new=new)
                 notice = Notice(code=notices.MODEL_MAPPED, message=message, base=legacy_base)
                 return self._exists(new, {} if new != unique else named, notice)
         return None
@@ -156,7 +164,7 @@ class Models:
             return self._kept(self._exists(unique, raw, capabilities=self._capabilities_of_rerank(unique)), legacy_base)
         message = Notice(
             code=notices.RERANK_CLEARED,
-            message=f"{unique or 'a model without a name'} does not exist",
+            message=tr("{unique} does not exist", unique=unique or tr("a model without a name")),
             base=legacy_base,
         )
         return ModelChoice(notices=(message,))
@@ -183,8 +191,15 @@ class Models:
         provider = "" if choice.model is None else choice.model.provider_id
         if provider not in RETIRED_PROVIDERS | RETIRING_PROVIDERS:
             return choice
-        since = "has no such provider" if provider in RETIRED_PROVIDERS else "has it up to 2.0.8, later ones do not"
-        message = f"the provider {provider} of the model {choice.id} is retired: the application {since}"
+        since = (
+            tr("has no such provider") if provider in RETIRED_PROVIDERS else tr("has it up to 2.0.8, later ones do not")
+        )
+        message = tr(
+            "the provider {provider} of the model {id} is retired: the application {since}",
+            provider=provider,
+            id=choice.id,
+            since=since,
+        )
         return replace(
             choice, notices=(*choice.notices, Notice(code=notices.PROVIDER_RETIRED, message=message, base=legacy_base))
         )
@@ -193,15 +208,18 @@ class Models:
         """Say which of the user's words met no base: a typing error, most likely."""
         for old in (*self._word.mapped, *sorted(self._word.recreated)):
             if old not in self._used:
-                yield Notice(code=notices.OPTION_UNUSED, message=f"no base uses the model {old}")
+                yield Notice(code=notices.OPTION_UNUSED, message=tr("no base uses the model {old}", old=old))
 
 
 def _gone(unique: str) -> ModelChoice:
     is_retired = _provider_of(unique) in RETIRED_PROVIDERS
-    why = "as the application has its provider no more" if is_retired else "and so is the provider"
+    why = tr("as the application has its provider no more") if is_retired else tr("and so is the provider")
     return ModelChoice(
-        problem=f"its embedding model {unique} is gone, {why}; its vectors are carried with "
-        f"--recreate-model '{unique}'",
+        problem=tr(
+            "its embedding model {unique} is gone, {why}; its vectors are carried with --recreate-model '{unique}'",
+            unique=unique,
+            why=why,
+        ),
         gone=unique,
     )
 

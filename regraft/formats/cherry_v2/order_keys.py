@@ -6,6 +6,8 @@ so on upwards, ``Z`` one, ``Y`` two and so on for what comes before ``a0``. Keys
 
 from __future__ import annotations
 
+from regraft.language import tr
+
 DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _FIRST = "a0"
 #: Stands for what follows on a key that no key can follow: it sorts behind its own beginning.
@@ -27,7 +29,7 @@ def order_key(position: int) -> str:
                 digits = DIGITS[digit] + digits
             return chr(ord("a") + length - 1) + digits
         position -= count
-    raise ValueError("more rows than order keys")
+    raise ValueError(tr("more rows than order keys"))
 
 
 def key_after(last: str | None) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from regraft import __version__, links
 from regraft.errors import SourceUnreadable
+from regraft.language import tr
 from regraft.ledger.values import Count
 from regraft.move_errors import PackUnreadable
 from regraft.tree import CHUNK_BYTES, Tree, join
@@ -82,7 +83,7 @@ def read_manifest(tree: Tree, inside: str = "") -> Manifest | None:
     path = f"{tree.path}/{name}"
     try:
         if tree.size(name) > _LONGEST:
-            raise PackUnreadable(path=path, reason="it is too long to be one")
+            raise PackUnreadable(path=path, reason=tr("it is too long to be one"))
         with tree.open(name) as file:
             found = msgspec.json.decode(file.read(), type=Manifest)
     except SourceUnreadable as error:
@@ -90,9 +91,11 @@ def read_manifest(tree: Tree, inside: str = "") -> Manifest | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise PackUnreadable(path=path, reason=error) from error
     if found.pack != FORMAT:
-        raise PackUnreadable(path=path, reason=f"its form is {found.pack}, and this regraft knows {FORMAT}")
+        raise PackUnreadable(
+            path=path, reason=tr("its form is {pack}, and this regraft knows {format}", pack=found.pack, format=FORMAT)
+        )
     if len({one.path for one in found.files}) < len(found.files):
-        raise PackUnreadable(path=path, reason="it names a file twice")
+        raise PackUnreadable(path=path, reason=tr("it names a file twice"))
     return found
 
 
@@ -105,11 +108,11 @@ def problem_of(path: Path, packed: PackedFile, digest: str | None = None) -> str
         OSError: it cannot be read.
     """
     if not path.is_file():
-        return "it is missing"
+        return tr("it is missing")
     size = path.stat().st_size
     if size != packed.bytes:
-        return f"it has {size:,} bytes, not {packed.bytes:,}"
-    return None if (digest or digest_of(path)) == packed.sha256 else "its bytes do not match their checksum"
+        return tr("it has {size:,} bytes, not {bytes:,}", size=size, bytes=packed.bytes)
+    return None if (digest or digest_of(path)) == packed.sha256 else tr("its bytes do not match their checksum")
 
 
 def digest_of(path: Path) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from regraft.language import tr
+
 T = TypeVar("T")
 
 
@@ -46,7 +48,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while shift < 70:
         if at >= len(data):
-            raise Malformed("a number is cut off")
+            raise Malformed(tr("a number is cut off"))
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
@@ -55,7 +57,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
                 break
             return value, at
         shift += 7
-    raise Malformed("a number of more than 64 bits")
+    raise Malformed(tr("a number of more than 64 bits"))
 
 
 class Bytes:
@@ -78,7 +80,7 @@ class Bytes:
         """
         start, end = self.at, self.at + count
         if end > len(self.data):
-            raise Malformed(f"{count:,} bytes are announced and {self.left:,} are there")
+            raise Malformed(tr("{count:,} bytes are announced and {left:,} are there", count=count, left=self.left))
         self.at = end
         return self.data[start:end]
 
@@ -89,7 +91,7 @@ class Bytes:
             Malformed: there are fewer.
         """
         if count > self.left:
-            raise Malformed(f"{count:,} bytes are announced and {self.left:,} are there")
+            raise Malformed(tr("{count:,} bytes are announced and {left:,} are there", count=count, left=self.left))
         self.at += count
 
     def byte(self) -> int:
@@ -99,7 +101,7 @@ class Bytes:
             Malformed: there is none.
         """
         if self.at >= len(self.data):
-            raise Malformed("a byte is missing")
+            raise Malformed(tr("a byte is missing"))
         self.at += 1
         return self.data[self.at - 1]
 

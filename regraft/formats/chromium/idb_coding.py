@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from regraft.formats.chromium.damage import Bytes, Malformed
+from regraft.language import tr
 
 #: The third number of a prefix: what a key stands for in its object store.
 META, ROWS, BLOBS = 0, 1, 3
@@ -96,7 +97,7 @@ def text(coded: bytes) -> str:
         Malformed: it has half a unit at its end.
     """
     if len(coded) % 2:
-        raise Malformed("a text has half a character at its end")
+        raise Malformed(tr("a text has half a character at its end"))
     return coded.decode("utf-16-be", "surrogatepass")
 
 
@@ -111,11 +112,11 @@ def row_order(coded: bytes) -> tuple[Any, ...]:
 def _rank(data: Bytes, depth: int) -> tuple[Any, ...]:
     kind = data.byte()
     if kind not in _RANKS or depth > _MAX_KEY_DEPTH:
-        raise Malformed("a key of an unknown type")
+        raise Malformed(tr("a key of an unknown type"))
     if kind == _ARRAY:
         count = data.number()
         if count > data.left:
-            raise Malformed("a key is cut off")
+            raise Malformed(tr("a key is cut off"))
         return _RANKS[kind], tuple(_rank(data, depth + 1) for _ in range(count))
     if kind == _STRING:
         return _RANKS[kind], data.take(2 * data.number())
@@ -151,5 +152,5 @@ def external_objects(value: bytes) -> list[ExternalObject]:
             data.sized()
             found.append(ExternalObject(None, 0))
         else:
-            raise Malformed("an external object of an unknown type")
+            raise Malformed(tr("an external object of an unknown type"))
     return found

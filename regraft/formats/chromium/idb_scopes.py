@@ -7,6 +7,7 @@ from regraft.formats.chromium.idb_coding import Places, Prefix, split_key
 from regraft.formats.chromium.leveldb import LevelDb
 from regraft.formats.chromium.leveldb_log import Record
 from regraft.formats.chromium.leveldb_table import Wanted
+from regraft.language import tr
 
 _GLOBAL = (Prefix(0, 0, 0),)
 _SCOPES = b"\x32"
@@ -99,5 +100,5 @@ def _fields(message: bytes) -> dict[int, bytes]:
         elif tag & 7 in (_FIXED_64, _FIXED_32):
             data.skip(8 if tag & 7 == _FIXED_64 else 4)
         else:
-            raise Malformed("a field of an unknown type")
+            raise Malformed(tr("a field of an unknown type"))
     return found

@@ -28,6 +28,7 @@ from regraft.formats.chromium.idb_scopes import open_scopes, scan_committed
 from regraft.formats.chromium.leveldb import LevelDb, read_leveldb
 from regraft.formats.chromium.leveldb_table import unsnapped
 from regraft.formats.chromium.script_value import decode_script_value
+from regraft.language import tr
 from regraft.tree import Tree, join
 
 COMPARATOR = "idb_cmp1"
@@ -75,7 +76,7 @@ def _stores(leveldb: LevelDb, name: str, stores: tuple[str, ...]) -> dict[str, S
     database = _database(scan_committed(leveldb, Places((Prefix(0, 0, 0),), _DATABASE_NAME), scopes), name)
     if database is None:
         if leveldb.is_blank and not leveldb.passed_over:
-            leveldb.pass_over("every record")
+            leveldb.pass_over(tr("every record"))
         return None
     ids = _store_ids(scan_committed(leveldb, Places((Prefix(database, 0, META),), _STORE), scopes))
     return {store: _rows(leveldb, database, ids[store], scopes) for store in stores if store in ids}
@@ -147,17 +148,17 @@ class _BlobReader:
             Malformed: it is missing, of another size or cannot be read.
         """
         if blob.number is None:
-            raise Malformed("a value lies in no blob")
+            raise Malformed(tr("a value lies in no blob"))
         name = join(self._folder, f"{blob.number >> 8 & 0xFF:02x}/{blob.number:x}")
         try:
             if self._tree.kind(name) != "file" or self._tree.size(name) != size:
-                raise Malformed("a blob is missing or of another size")
+                raise Malformed(tr("a blob is missing or of another size"))
             with self._tree.open(name) as file:
                 data = file.read(size)
         except OSError as error:
-            raise Malformed("a blob cannot be read") from error
+            raise Malformed(tr("a blob cannot be read")) from error
         if len(data) != size:
-            raise Malformed("a blob is cut off")
+            raise Malformed(tr("a blob is cut off"))
         return data
 
 
@@ -180,8 +181,8 @@ def _unwrapped(value: bytes, blobs: bytes, reader: _BlobReader) -> bytes:
             size, number = data.number(), data.number()
             listed = external_objects(blobs)
             if number >= len(listed):
-                raise Malformed("a value lies in no blob")
+                raise Malformed(tr("a value lies in no blob"))
             value = reader.read(listed[number], size)
         else:
-            raise Malformed(f"a value is wrapped in an unknown way ({how})")
-    raise Malformed("a value is wrapped too often")
+            raise Malformed(tr("a value is wrapped in an unknown way ({how})", how=how))
+    raise Malformed(tr("a value is wrapped too often"))

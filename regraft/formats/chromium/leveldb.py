@@ -17,6 +17,7 @@ from regraft.formats.chromium.damage import Found, Malformed, StorageChanged, St
 from regraft.formats.chromium.leveldb_log import LogReader, Record, batch_records, batch_sequence
 from regraft.formats.chromium.leveldb_manifest import TableFile, Version, read_manifest
 from regraft.formats.chromium.leveldb_table import Table, Wanted
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.tree import CHUNK_BYTES, Tree, join
 
@@ -58,7 +59,9 @@ def read_leveldb(tree: Tree, folder: str, comparator: str, work: Path, read: Cal
                 raise
             if not database.has_changed():
                 return Found(value, database.passed_over)
-    raise StorageChanged(f"{folder}: its files change while they are read; quit the application first")
+    raise StorageChanged(
+        tr("{folder}: its files change while they are read; quit the application first", folder=folder)
+    )
 
 
 class LevelDb:
@@ -110,7 +113,14 @@ class LevelDb:
             self._tables = [TableFile(number) for number in sorted(self._table_names)]
         else:
             if version.comparator != comparator:
-                raise StorageDamaged(f"{self.folder}: its keys are in the order {version.comparator}, not {comparator}")
+                raise StorageDamaged(
+                    tr(
+                        "{folder}: its keys are in the order {comparator}, not {comparator2}",
+                        folder=self.folder,
+                        comparator=version.comparator,
+                        comparator2=comparator,
+                    )
+                )
             self._tables = list(version.tables.values())
             logs = {n: name for n, name in logs.items() if n >= version.log or n == version.previous_log}
             # A log is made before the MANIFEST names it: what was written last was in one that is gone.
@@ -216,7 +226,9 @@ class LevelDb:
     def _scan_table(self, table: TableFile, wanted: Wanted, take: Callable[[Record], None]) -> None:
         name = self._table_names.get(table.number)
         if name is None:
-            raise StorageDamaged(f"{join(self.folder, f'{table.number:06}.ldb')}: missing, though it is in use")
+            raise StorageDamaged(
+                tr("{folder}: missing, though it is in use", folder=join(self.folder, f"{table.number:06}.ldb"))
+            )
         copy = self._copy(name)
         try:
             with copy.open("rb") as file:
@@ -277,13 +289,13 @@ class LevelDb:
             original = self.tree.open(source)
         except OSError as error:
             if name not in self.tree.children(self.folder):
-                raise StorageChanged(f"{source}: vanished while it was read") from error
+                raise StorageChanged(tr("{source}: vanished while it was read", source=source)) from error
             raise StorageDamaged(f"{source}: {_reason(error)}") from error
         with original, durable.open_binary(copy, "wb") as target:
             while chunk := _read(original, source):
                 target.write(chunk)
         if copy.stat().st_size < size:
-            raise StorageChanged(f"{source}: shrank while it was read")
+            raise StorageChanged(tr("{source}: shrank while it was read", source=source))
         return copy
 
 

@@ -12,6 +12,7 @@ from typing import BinaryIO, NamedTuple
 import crc32c
 
 from regraft.formats.chromium.damage import Bytes, Malformed
+from regraft.language import tr
 
 BLOCK_BYTES = 32 << 10
 _HEADER = struct.Struct("<IHB")
@@ -144,7 +145,7 @@ def batch_records(batch: bytes, holds: Callable[[bytes], bool]) -> list[Record]:
         Malformed: it is no write batch, as a whole.
     """
     if len(batch) < _BATCH_HEADER.size:
-        raise Malformed("a write batch is too short")
+        raise Malformed(tr("a write batch is too short"))
     sequence, count = _BATCH_HEADER.unpack_from(batch)
     data = Bytes(batch, _BATCH_HEADER.size)
     found: list[Record] = []
@@ -152,7 +153,7 @@ def batch_records(batch: bytes, holds: Callable[[bytes], bool]) -> list[Record]:
     while data.left:
         kind = data.byte()
         if kind not in (DELETED, PUT):
-            raise Malformed(f"a write batch holds a record of unknown type {kind}")
+            raise Malformed(tr("a write batch holds a record of unknown type {kind}", kind=kind))
         key = data.sized()
         wanted = holds(key)
         value: bytes | None = None
@@ -166,5 +167,5 @@ def batch_records(batch: bytes, holds: Callable[[bytes], bool]) -> list[Record]:
             found.append(Record(key, sequence + taken, value))
         taken += 1
     if taken != count:
-        raise Malformed(f"a write batch announces {count:,} records and holds {taken:,}")
+        raise Malformed(tr("a write batch announces {count:,} records and holds {taken:,}", count=count, taken=taken))
     return found

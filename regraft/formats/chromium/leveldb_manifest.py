@@ -8,6 +8,7 @@ from typing import BinaryIO
 from regraft.formats.chromium.damage import Bytes, Malformed
 from regraft.formats.chromium.leveldb_log import LogReader
 from regraft.formats.chromium.leveldb_table import user_key
+from regraft.language import tr
 
 _COMPARATOR, _LOG, _NEXT_FILE, _LAST_SEQUENCE, _COMPACT, _REMOVED, _ADDED = range(1, 8)
 _PREVIOUS_LOG = 9
@@ -106,4 +107,4 @@ def _pass_over(tag: int, edit: Bytes) -> None:
         edit.number()
         edit.sized()
     else:
-        raise Malformed(f"holds an edit of unknown type {tag}")
+        raise Malformed(tr("holds an edit of unknown type {tag}", tag=tag))

@@ -15,6 +15,7 @@ import crc32c
 
 from regraft.formats.chromium.damage import Bytes, Malformed, varint
 from regraft.formats.chromium.leveldb_log import DELETED, PUT, Record, masked
+from regraft.language import tr
 
 MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 FOOTER_BYTES = 48
@@ -53,11 +54,11 @@ def unsnapped(packed: bytes) -> bytes:
     """
     size, _ = varint(packed, 0)
     if size > _SNAPPY_RATIO * len(packed) + _SNAPPY_SLACK:
-        raise Malformed(f"{len(packed):,} packed bytes announce {size:,}")
+        raise Malformed(tr("{packed:,} packed bytes announce {size:,}", packed=len(packed), size=size))
     try:
         return bytes(cramjam.snappy.decompress_raw(packed))
     except Exception as error:  # cramjam's own error has no stable place to be imported from
-        raise Malformed(f"packed bytes are damaged: {error}") from error
+        raise Malformed(tr("packed bytes are damaged: {error}", error=error)) from error
 
 
 def user_key(internal: bytes) -> bytes:
@@ -67,7 +68,7 @@ def user_key(internal: bytes) -> bytes:
         Malformed: it is too short for one.
     """
     if len(internal) < _MARK_BYTES:
-        raise Malformed("a key is too short")
+        raise Malformed(tr("a key is too short"))
     return internal[:-_MARK_BYTES]
 
 
@@ -82,10 +83,10 @@ class Table:
         self._file = file
         self._size = size
         if size < FOOTER_BYTES:
-            raise Malformed("too short for a table")
+            raise Malformed(tr("too short for a table"))
         footer = Bytes(self._read(size - FOOTER_BYTES, FOOTER_BYTES))
         if not footer.data.endswith(MAGIC):
-            raise Malformed("does not end as a table does")
+            raise Malformed(tr("does not end as a table does"))
         _handle(footer)  # of the filters, which are not needed
         self._index = [(user_key(key), _handle(Bytes(value))) for key, value in _entries(self._block(_handle(footer)))]
 
@@ -108,16 +109,16 @@ class Table:
         self._file.seek(offset)
         data = self._file.read(size)
         if len(data) != size:
-            raise Malformed(f"ends before byte {offset + size:,}")
+            raise Malformed(tr("ends before byte {offset:,}", offset=offset + size))
         return data
 
     def _block(self, handle: _Handle) -> bytes:
         if handle.offset + handle.size + TRAILER_BYTES > self._size:
-            raise Malformed(f"a block at byte {handle.offset:,} reaches past the end")
+            raise Malformed(tr("a block at byte {offset:,} reaches past the end", offset=handle.offset))
         data = self._read(handle.offset, handle.size + TRAILER_BYTES)
         (checksum,) = struct.unpack_from("<I", data, handle.size + 1)
         if masked(crc32c.crc32c(memoryview(data)[:-4])) != checksum:
-            raise Malformed(f"the block at byte {handle.offset:,} fails its checksum")
+            raise Malformed(tr("the block at byte {offset:,} fails its checksum", offset=handle.offset))
         return _unpacked(data[handle.size], data[: handle.size], handle.offset)
 
 
@@ -126,8 +127,8 @@ def _unpacked(kind: int, data: bytes, offset: int) -> bytes:
         return data
     if kind == SNAPPY:
         return unsnapped(data)
-    how = "with zstd" if kind == ZSTD else f"in an unknown way ({kind})"
-    raise Malformed(f"the block at byte {offset:,} is packed {how}, which is not supported")
+    how = tr("with zstd") if kind == ZSTD else tr("in an unknown way ({kind})", kind=kind)
+    raise Malformed(tr("the block at byte {offset:,} is packed {how}, which is not supported", offset=offset, how=how))
 
 
 def _handle(data: Bytes) -> _Handle:
@@ -137,11 +138,11 @@ def _handle(data: Bytes) -> _Handle:
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Return the keys and values of a block. A key has only what differs from the one before it."""
     if len(block) < 4:
-        raise Malformed("a block is too short")
+        raise Malformed(tr("a block is too short"))
     (restarts,) = struct.unpack_from("<I", block, len(block) - 4)
     end = len(block) - 4 - 4 * restarts
     if end < 0:
-        raise Malformed("a block has more restarts than bytes")
+        raise Malformed(tr("a block has more restarts than bytes"))
     at = 0
     key = b""
     while at < end:
@@ -149,7 +150,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         added, at = varint(block, at)
         length, at = varint(block, at)
         if shared > len(key) or at + added + length > end:
-            raise Malformed("an entry reaches past its block")
+            raise Malformed(tr("an entry reaches past its block"))
         key = key[:shared] + block[at : at + added]
         at += added
         yield key, block[at : at + length]
@@ -159,5 +160,5 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _record(key: bytes, internal: bytes, value: bytes) -> Record:
     mark = int.from_bytes(internal[-_MARK_BYTES:], "little")
     if mark & 0xFF not in (DELETED, PUT):
-        raise Malformed(f"a key has the unknown type {mark & 0xFF}")
+        raise Malformed(tr("a key has the unknown type {mark}", mark=mark & 255))
     return Record(key, mark >> 8, value if mark & 0xFF == PUT else None)

@@ -8,6 +8,7 @@ from pathlib import Path
 from regraft.formats.chromium.damage import Found, Malformed, StorageDamaged
 from regraft.formats.chromium.leveldb import LevelDb, read_leveldb
 from regraft.formats.chromium.leveldb_log import Record
+from regraft.language import tr
 from regraft.tree import Tree
 
 COMPARATOR = "leveldb.BytewiseComparator"
@@ -80,11 +81,19 @@ def _texts(database: LevelDb, key: str, own: str) -> list[StoredText]:
         try:
             found.append(StoredText(origin, _text(record.value or b""), record.sequence))
         except Malformed as error:
-            problems[origin] = StorageDamaged(f"{database.folder}: the value of {key} of {origin} {error}")
+            problems[origin] = StorageDamaged(
+                tr(
+                    "{folder}: the value of {key} of {origin} {error}",
+                    folder=database.folder,
+                    key=key,
+                    origin=origin,
+                    error=error,
+                )
+            )
     if own in problems or (problems and not found):
         raise problems.get(own) or next(iter(problems.values()))
     for origin in problems:
-        database.pass_over(f"the value of {origin}")
+        database.pass_over(tr("the value of {origin}", origin=origin))
     return sorted(found, key=lambda stored: -stored.sequence)
 
 
@@ -111,7 +120,7 @@ def _text(value: bytes) -> str:
     if coding == bytes([_LATIN_1]):
         return coded.decode("latin-1")
     if coding != bytes([_UTF_16]):
-        raise Malformed("is in no known coding")
+        raise Malformed(tr("is in no known coding"))
     if len(coded) % 2:
-        raise Malformed("has half a character at its end")
+        raise Malformed(tr("has half a character at its end"))
     return coded.decode("utf-16-le", "surrogatepass")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from regraft.formats.chromium.damage import Bytes, Malformed
+from regraft.language import tr
 
 VERSION_TAG = 0xFF
 _TRAILER_TAG = 0xFE
@@ -49,12 +50,12 @@ def decode_script_value(data: bytes) -> Any:
     try:
         return _Decoder(source, version).value()
     except RecursionError as error:
-        raise Malformed("nested too deeply") from error
+        raise Malformed(tr("nested too deeply")) from error
 
 
 def _version(source: Bytes) -> int:
     if source.byte() != VERSION_TAG:
-        raise Malformed("is no serialized value")
+        raise Malformed(tr("is no serialized value"))
     return source.number()
 
 
@@ -78,14 +79,14 @@ class _Decoder:
         """Read the next value with what follows it."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise Malformed("nested too deeply")
+            raise Malformed(tr("nested too deeply"))
         tag = self._tag()
         if tag == _COUNT:
             self._source.number()
             tag = self._tag()
         read = self._READERS.get(tag)
         if read is None:
-            raise Malformed(f"holds something that is not data (tag {tag})")
+            raise Malformed(tr("holds something that is not data (tag {tag})", tag=tag))
         value = read(self)
         if self._source.left and self._source.data[self._source.at] == _VIEW and isinstance(value, bytes):
             value = self._view(value)
@@ -107,7 +108,7 @@ class _Decoder:
         """Count what is made without having been read: a few bytes must not become gigabytes."""
         self._room -= size
         if self._room < 0:
-            raise Malformed("announces far more than it holds")
+            raise Malformed(tr("announces far more than it holds"))
 
     # --- plain values ----------------------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class _Decoder:
         try:
             return self._source.sized().decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            raise Malformed("holds a text that is no UTF-8") from error
+            raise Malformed(tr("holds a text that is no UTF-8")) from error
 
     def _one_byte(self) -> str:
         return self._source.sized().decode("latin-1")
@@ -135,7 +136,7 @@ class _Decoder:
     def _two_byte(self) -> str:
         coded = self._source.sized()
         if len(coded) % 2:
-            raise Malformed("holds a text with half a character at its end")
+            raise Malformed(tr("holds a text with half a character at its end"))
         return coded.decode("utf-16-le", "surrogatepass")
 
     def _inner_text(self) -> str:
@@ -144,7 +145,7 @@ class _Decoder:
             return self._utf8()
         text = self.value()
         if not isinstance(text, str):
-            raise Malformed("has no text where one belongs")
+            raise Malformed(tr("has no text where one belongs"))
         return text
 
     # --- objects ---------------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ class _Decoder:
     def _reference(self) -> Any:
         number = self._source.number()
         if number >= len(self._objects):
-            raise Malformed("refers to an object that is not there")
+            raise Malformed(tr("refers to an object that is not there"))
         return self._objects[number]
 
     def _properties(self, end: str) -> dict[str, Any]:
@@ -169,7 +170,7 @@ class _Decoder:
             if isinstance(name, int | float) and not isinstance(name, bool):
                 name = _number_name(name)
             if not isinstance(name, str):
-                raise Malformed("has a property whose name is no text")
+                raise Malformed(tr("has a property whose name is no text"))
             found[name] = self.value()
         self._tag()
         self._source.number()
@@ -181,7 +182,7 @@ class _Decoder:
     def _dense_array(self) -> list[Any]:
         length = self._source.number()
         if length > self._source.left:
-            raise Malformed("announces far more than it holds")
+            raise Malformed(tr("announces far more than it holds"))
         found: list[Any] = []
         for _ in range(length):
             if self._peek() == _HOLE:
@@ -231,7 +232,7 @@ class _Decoder:
             elif tag == ord("c"):
                 self.value()
             elif tag not in b"ERFSTU":
-                raise Malformed("holds an error of an unknown shape")
+                raise Malformed(tr("holds an error of an unknown shape"))
 
     # --- buffers ---------------------------------------------------------------------------------------------------
 
@@ -250,7 +251,7 @@ class _Decoder:
         if self._version >= _VIEW_FLAGS:
             self._source.number()
         if offset + length > len(buffer):
-            raise Malformed("looks past the end of a buffer")
+            raise Malformed(tr("looks past the end of a buffer"))
         self._spend(length)
         view = buffer[offset : offset + length]
         self._objects.append(view)
@@ -265,7 +266,7 @@ class _Decoder:
         tag = self._source.byte()
         count = self._source.number() if tag == ord("L") else 1
         if tag not in b"ieL" or count > self._source.left:
-            raise Malformed("holds an object of the browser")
+            raise Malformed(tr("holds an object of the browser"))
         for _ in range(count):
             self._source.number()
 

@@ -22,6 +22,7 @@ from regraft.formats.codex_mem import sidecar
 from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
 from regraft.formats.codex_mem.notes import Counts, Notes, total
 from regraft.formats.codex_mem.sidecar import Meta, SidecarUnreadable, Vectors
+from regraft.language import tr
 from regraft.system import SidecarProblem
 
 
@@ -111,9 +112,11 @@ def incompatible(memory: Memory) -> str | None:
     there = vectors.count()
     of_size, of_version = vectors.fitting(CONTENT_VERSION)
     if there and not of_size:
-        return f"none of its vectors has its {vectors.meta.dimensions or 'unknown'} dimensions"
+        return tr(
+            "none of its vectors has its {dimensions} dimensions", dimensions=vectors.meta.dimensions or "unknown"
+        )
     if there and not of_version:
-        return "its vectors are of texts that were made by another rule"
+        return tr("its vectors are of texts that were made by another rule")
     return _of_other_model(memory, vectors.meta.model_id)
 
 
@@ -129,7 +132,7 @@ def _of_other_model(memory: Memory, model: str) -> str | None:
     ready, of_model, other = row
     if not ready or of_model:
         return None
-    return f"its vectors are of {model}, those of the notes of {other or 'no model'}"
+    return tr("its vectors are of {model}, those of the notes of {other}", model=model, other=other or tr("no model"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,11 +205,11 @@ def obstacle(found: Survey) -> str | None:
     """
     memory = found.memory
     if found.state is State.INCOMPATIBLE:
-        return f"the file of vectors does not fit: {incompatible(memory)}"
+        return tr("the file of vectors does not fit: {incompatible}", incompatible=incompatible(memory))
     return {
-        State.DISABLED: "no note has ever been given a vector",
-        State.MISSING: f"the file of vectors is of no use: {memory.problem or 'there is none'}",
-        State.REBUILDING: "a rebuild of the vectors was begun and is not at its end",
+        State.DISABLED: tr("no note has ever been given a vector"),
+        State.MISSING: tr("the file of vectors is of no use: {problem}", problem=memory.problem or tr("there is none")),
+        State.REBUILDING: tr("a rebuild of the vectors was begun and is not at its end"),
     }.get(found.state)
 
 

@@ -18,6 +18,7 @@ import apsw
 import msgspec
 
 from regraft import sqlite
+from regraft.language import tr
 from regraft.system import SidecarProblem
 
 #: The layout's version: a file of another one is not read.
@@ -97,13 +98,19 @@ def read_meta(db: apsw.Connection) -> Meta:
         SidecarProblem: it is none, or of another version.
     """
     if db.execute("PRAGMA application_id").get != APPLICATION_ID:
-        raise SidecarProblem("it is not a file of vectors that regraft wrote")
+        raise SidecarProblem(tr("it is not a file of vectors that regraft wrote"))
     try:
         version: Any = db.execute("SELECT version FROM meta").get
     except apsw.SQLError as error:
-        raise SidecarProblem(f"it has no identity row ({error})") from error
+        raise SidecarProblem(tr("it has no identity row ({error})", error=error)) from error
     if version != VERSION:
-        raise SidecarProblem(f"its layout has version {version}, and this regraft reads version {VERSION}")
+        raise SidecarProblem(
+            tr(
+                "its layout has version {version}, and this regraft reads version {version2}",
+                version=version,
+                version2=VERSION,
+            )
+        )
     _demand_schema(db)
     try:
         row: Any = db.execute(
@@ -113,7 +120,7 @@ def read_meta(db: apsw.Connection) -> Meta:
             f"SELECT note_id, content_hash, content_version, vector, embedded_at FROM {TABLE} LIMIT 0"
         ).fetchall()
     except apsw.SQLError as error:
-        raise SidecarProblem(f"a part of its layout is missing ({error})") from error
+        raise SidecarProblem(tr("a part of its layout is missing ({error})", error=error)) from error
     meta = Meta(*row)
     _demand_own_values(meta)
     return meta
@@ -123,11 +130,11 @@ def _demand_own_values(meta: Meta) -> None:
     """Refuse an identity row with values that regraft does not write."""
     is_length = meta.dimensions is None or (isinstance(meta.dimensions, int) and meta.dimensions > 0)
     if not is_length or not isinstance(meta.model_id, str):
-        raise SidecarProblem("its identity row names no model, or no number of dimensions")
+        raise SidecarProblem(tr("its identity row names no model, or no number of dimensions"))
     times = (meta.backfilled_at, meta.rebuilt_at)
     is_dated = isinstance(meta.created_at, str) and all(time is None or isinstance(time, str) for time in times)
     if meta.state not in ("ready", "rebuilding") or not is_dated:
-        raise SidecarProblem("its identity row says what regraft does not write")
+        raise SidecarProblem(tr("its identity row says what regraft does not write"))
 
 
 def _demand_schema(db: apsw.Connection) -> None:
@@ -135,7 +142,7 @@ def _demand_schema(db: apsw.Connection) -> None:
     wanted = {" ".join(statement.split()) for statement in _TABLES}
     for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_schema"):
         if sql is not None and " ".join(str(sql).split()) not in wanted:
-            raise SidecarProblem(f"it has a {kind} {name!r} that regraft does not make")
+            raise SidecarProblem(tr("it has a {kind} {name!r} that regraft does not make", kind=kind, name=name))
 
 
 @contextmanager
@@ -154,7 +161,7 @@ def reading(path: Path) -> Iterator[tuple[apsw.Connection, Meta]]:
             db = stack.enter_context(sqlite.reading(path, vectors=True, beside_writers=True))
             meta = read_meta(db)
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
-            raise SidecarUnreadable(f"it cannot be read ({error})") from error
+            raise SidecarUnreadable(tr("it cannot be read ({error})", error=error)) from error
         yield db, meta
 
 
@@ -267,7 +274,7 @@ class Vectors:
         except apsw.InterruptError:
             raise  # whoever asked for it knows why
         except (apsw.Error, UnicodeDecodeError) as error:
-            raise SidecarUnreadable(f"it cannot be read ({error})") from error
+            raise SidecarUnreadable(tr("it cannot be read ({error})", error=error)) from error
 
     def _held(self, row: Any) -> Held:
         note_id, content_hash, version, embedded_at, norm, fits = row

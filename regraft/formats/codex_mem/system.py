@@ -12,6 +12,7 @@ import apsw
 from regraft import links, sqlite
 from regraft.formats.codex_mem import database
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.located import Located
 from regraft.system import System
 from regraft.system_errors import ProjectUnknown
@@ -27,7 +28,7 @@ class CodexMem(System):
     part_unknown = ProjectUnknown
     commands = frozenset({"fix", "repair", "reconcile", "backfill", "rebuild", "clear-failed", "history", "undo"})
     full_text_tables = frozenset(database.FULL_TEXT_TABLES)
-    migrate_advice = "it is no knowledge base of the application; regraft backfill gives its notes vectors"
+    migrate_advice = tr("it is no knowledge base of the application; regraft backfill gives its notes vectors")
 
     def store_at(self, path: Path) -> Path | None:
         """See :class:`System`."""
@@ -46,7 +47,7 @@ class CodexMem(System):
         notes = database.database_of(path)
         if notes is None or not notes.is_file():
             return None
-        return f"the vectors of {shown(notes)}: give that"
+        return tr("the vectors of {notes}: give that", notes=shown(notes))
 
     def located(self, path: Path) -> Located:
         """See :class:`System`."""

@@ -21,6 +21,7 @@ from regraft.extras import needed
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.parquet import cells, metadata
 from regraft.formats.parquet.metadata import KEY, SCHEMA, VECTOR, About
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.text import shown
 
@@ -105,7 +106,7 @@ def arrow() -> tuple[Any, Any]:
     Raises:
         WrongUsage: pyarrow is not installed.
     """
-    return needed("pyarrow", "Parquet files", "parquet"), needed("pyarrow.parquet", "Parquet files", "parquet")
+    return needed("pyarrow", tr("Parquet files"), "parquet"), needed("pyarrow.parquet", tr("Parquet files"), "parquet")
 
 
 def _schema(pa: Any, about: About) -> Any:
@@ -173,16 +174,18 @@ def check_target(path: Path) -> None:
         TargetNotWritable
     """
     if path.suffix.lower() != SUFFIX:
-        problem = f"{shown(path)} is not called like a Parquet file"
-        raise WrongUsage(problem=problem, hint=f"give a name that ends in {SUFFIX}, or - for standard output")
+        problem = tr("{path} is not called like a Parquet file", path=shown(path))
+        raise WrongUsage(
+            problem=problem, hint=tr("give a name that ends in {suffix}, or - for standard output", suffix=SUFFIX)
+        )
     reason = ""
     if path.is_dir() or not path.absolute().parent.is_dir():
-        reason = "it is a folder" if path.is_dir() else "its folder does not exist"
+        reason = tr("it is a folder") if path.is_dir() else tr("its folder does not exist")
     elif path.exists():
         try:
             read_about(path)
         except (SourceUnreadable, SourceUnrecognised):
-            reason = "it is there already and regraft did not write it"
+            reason = tr("it is there already and regraft did not write it")
     if reason:
         raise TargetNotWritable(path=path, reason=reason)
 
@@ -248,7 +251,10 @@ def _demand_rows_fit(path: Path, rows: int) -> None:
     """Refuse a file with more rows than so few bytes hold: reading takes as long as its rows, not as its bytes."""
     size = path.stat().st_size
     if rows > ROWS_PER_BYTE * size:
-        raise SourceUnreadable(path=path, reason=f"it has {rows:,} rows in {size:,} bytes, and no file of units has")
+        raise SourceUnreadable(
+            path=path,
+            reason=tr("it has {rows:,} rows in {size:,} bytes, and no file of units has", rows=rows, size=size),
+        )
 
 
 def read_about(path: Path) -> About:
@@ -261,17 +267,21 @@ def read_about(path: Path) -> About:
     with _opened(path) as file, _blamed(path):
         stated = (file.schema_arrow.metadata or {}).get(KEY)
         if stated is None:
-            raise SourceUnrecognised(path=path, found="a Parquet file that regraft did not write")
+            raise SourceUnrecognised(path=path, found=tr("a Parquet file that regraft did not write"))
         try:
             about = msgspec.json.decode(stated, type=About)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise SourceUnrecognised(
-                path=path, found=f"a Parquet file whose `regraft` key is broken: {error}"
+                path=path, found=tr("a Parquet file whose `regraft` key is broken: {error}", error=error)
             ) from error
         missing = {*COLUMNS, VECTOR} - {BASE_NAME, *file.schema_arrow.names}
         if about.schema != SCHEMA or missing:
-            message = f"without the column {min(missing)}" if missing else f"of schema {about.schema}"
-            raise SourceUnrecognised(path=path, found=f"a Parquet file of units {message}")
+            message = (
+                tr("without the column {missing}", missing=min(missing))
+                if missing
+                else tr("of schema {schema}", schema=about.schema)
+            )
+            raise SourceUnrecognised(path=path, found=tr("a Parquet file of units {message_}", message_=message))
         _check_kinds(path, file.schema_arrow, about)
     return about
 
@@ -286,14 +296,19 @@ def _check_kinds(path: Path, schema: Any, about: About) -> None:
     pa, _ = arrow()
     for name in _columns_of(schema):
         if pa.types.is_nested(schema.field(name).type):
-            raise SourceUnreadable(path=path, reason=f"its column {name} is no column of single values")
+            raise SourceUnreadable(path=path, reason=tr("its column {name} is no column of single values", name=name))
     kind = schema.field(VECTOR).type
     if pa.types.is_nested(kind) and pa.types.is_nested(getattr(kind, "value_type", None) or pa.struct([])):
-        raise SourceUnreadable(path=path, reason="its vectors are no lists of numbers")
+        raise SourceUnreadable(path=path, reason=tr("its vectors are no lists of numbers"))
     size = getattr(kind, "list_size", None)
     if size is not None and size != about.dimensions:
         raise SourceUnreadable(
-            path=path, reason=f"its vectors have {size:,} numbers and not {about.dimensions}, as it says of itself"
+            path=path,
+            reason=tr(
+                "its vectors have {size:,} numbers and not {dimensions}, as it says of itself",
+                size=size,
+                dimensions=about.dimensions,
+            ),
         )
 
 
@@ -400,7 +415,7 @@ def _batches_of(path: Path, file: Any, group: int) -> Iterator[Any]:
             batch = next(batches, None)
         if batch is None and missing:
             # The head of a page has no checksum: pyarrow takes a damaged one for the end of the pages.
-            raise SourceUnreadable(path=path, reason=f"{missing:,} of its rows are not there")
+            raise SourceUnreadable(path=path, reason=tr("{missing:,} of its rows are not there", missing=missing))
         if batch is None:
             return
         missing -= len(batch)
@@ -437,7 +452,7 @@ def _check_vectors(path: Path, vectors: Any) -> None:
         return
     size, values = getattr(vectors.type, "list_size", None), vectors.values
     if size is None or str(values.type) != "float" or values.null_count > vectors.null_count * size:
-        raise SourceUnreadable(path=path, reason="its vectors are no lists of one length of float32")
+        raise SourceUnreadable(path=path, reason=tr("its vectors are no lists of one length of float32"))
 
 
 def _blobs(path: Path, vectors: Any) -> list[bytes | None]:

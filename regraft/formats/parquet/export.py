@@ -24,6 +24,7 @@ from regraft.formats.parquet.metadata import About, AboutBase
 from regraft.formats.parquet.stored import BaseLook
 from regraft.formats.vector_table import StoreProblem
 from regraft.kinds import NAMES, V1_SOURCES, Kind
+from regraft.language import tr
 from regraft.locate import Located
 from regraft.names import vector_file_name
 from regraft.report.document import Report
@@ -139,9 +140,13 @@ class Parts:
     def _dimensions(self) -> int | None:
         sized = [(part.about.id, part.vector_bytes) for part in self.bases if part.vector_bytes]
         if len({size for _, size in sized}) > 1:
-            listed = ", ".join(f"{base_id} has {size // 4}" for base_id, size in sized)
-            problem = f"one file holds vectors of one length, but the bases differ in dimensions: {listed}"
-            raise WrongUsage(problem=problem, hint="choose bases of one length with --base, and write a file for each")
+            listed = ", ".join(tr("{base_id} has {size}", base_id=base_id, size=size // 4) for base_id, size in sized)
+            problem = tr(
+                "one file holds vectors of one length, but the bases differ in dimensions: {listed}", listed=listed
+            )
+            raise WrongUsage(
+                problem=problem, hint=tr("choose bases of one length with --base, and write a file for each")
+            )
         return sized[0][1] // 4 if sized else None
 
     def _models(self) -> list[Row]:
@@ -174,7 +179,7 @@ def export(
     _check_kind(source, from_v1=from_v1)
     columns.check_target(target)
     if source.path.is_dir() and links.real_path(target).is_relative_to(links.real_path(source.path)):
-        raise TargetNotWritable(path=target, reason="it lies in the source")
+        raise TargetNotWritable(path=target, reason=tr("it lies in the source"))
     with ExitStack() as keep:
         parts = _v1_parts(source, bases, keep) if from_v1 else _v2_parts(source, bases, keep)
         about = parts.about()
@@ -195,11 +200,11 @@ def export(
 def _check_kind(source: Located, *, from_v1: bool) -> None:
     if source.kind in (V1_KINDS if from_v1 else V2_KINDS):
         return
-    advice = "export takes a library, profile, base or index, or v1 data with --v1"
+    advice = tr("export takes a library, profile, base or index, or v1 data with --v1")
     if source.kind in V1_KINDS:
-        advice = "give --v1 to export its old table, or migrate it first"
+        advice = tr("give --v1 to export its old table, or migrate it first")
     elif source.kind in V2_KINDS:
-        advice = "leave out --v1, or name v1's part of it with --kind v1-profile"
+        advice = tr("leave out --v1, or name v1's part of it with --kind v1-profile")
     raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=advice)
 
 
@@ -215,7 +220,7 @@ def _rows(part: Part, *, from_v1: bool) -> Iterator[UnitRow]:
     except Exception as error:
         if not part.has_moved and not isinstance(error, apsw.Error | UnicodeDecodeError):
             raise
-        part.problem = f"cannot be read to its end: {error}"
+        part.problem = tr("cannot be read to its end: {error}", error=error)
     if part.has_moved:
         part.problem = steady.MOVED
 
@@ -240,7 +245,7 @@ def _v2_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> Parts
         if part.about.id in files:
             _look_into(part, source, files[part.about.id], keep)
         elif source.is_slim:
-            part.problem = "a slim backup has neither its texts nor its vectors"
+            part.problem = tr("a slim backup has neither its texts nor its vectors")
     return Parts("v2", chosen, catalog)
 
 
@@ -282,10 +287,10 @@ def _look_into(part: Part, source: Located, name: str, keep: ExitStack) -> None:
         part.mark = steady.mark_of(part.file)
         part.look = stored.look(part.file)
     except _DAMAGE as error:
-        part.problem = f"its index cannot be read: {error}"
+        part.problem = tr("its index cannot be read: {error}", error=error)
         return
     if part.look.damage is not None:
-        part.problem = f"its index is damaged: {part.look.damage}"
+        part.problem = tr("its index is damaged: {damage}", damage=part.look.damage)
     part.about.index = True
     part.about.bare_materials = part.look.bare
     part.about.dimensions = part.look.vector_bytes // 4 if part.look.vector_bytes else None
@@ -322,17 +327,17 @@ def _legacy_base(raw: dict[str, Any]) -> Part:
 
 def _survey(part: Part, source: Located, name: str, keep: ExitStack) -> None:
     if source.tree.kind(name) != "file":
-        part.problem = "its vector file does not exist"
+        part.problem = tr("its vector file does not exist")
         return
     try:
         part.file = keep.enter_context(source.tree.local(name, None))
         part.mark = steady.mark_of(part.file)
         survey = embedjs.VECTORS.survey(part.file)
     except StoreProblem as problem:
-        part.problem = f"its vector file {problem}"
+        part.problem = tr("its vector file {problem}", problem=problem)
         return
     except _DAMAGE as error:
-        part.problem = f"its vector file cannot be read: {error}"
+        part.problem = tr("its vector file cannot be read: {error}", error=error)
         return
     part.look = BaseLook(vector_bytes=survey.vector_bytes, bodies=survey.rows)
     part.about.dimensions = (survey.vector_bytes or 0) // 4 or None

@@ -17,6 +17,7 @@ from regraft.formats.large_text import LARGE_BYTES, LargeText
 from regraft.formats.parquet.columns import UnitRow
 from regraft.formats.parquet.metadata import AboutBase, BareMaterial
 from regraft.formats.vector_table import StoreProblem
+from regraft.language import tr
 from regraft.text import decode_utf8, whole
 from regraft.untouched import column_for_numbers
 
@@ -65,7 +66,7 @@ def look(path: Path) -> BaseLook:
     with sqlite.reading(path) as db:
         odd = column_for_numbers(db, _TABLES)
         if odd is not None:
-            raise StoreProblem(f"its column {odd} stands in the place of the numbers of rows")
+            raise StoreProblem(tr("its column {odd} stands in the place of the numbers of rows", odd=odd))
         lengths: list[Any] = db.execute(
             "SELECT octet_length(vector_blob) AS size FROM embedding WHERE typeof(vector_blob) = 'blob'"
             " AND size > 0 AND size % 4 = 0 GROUP BY size ORDER BY count(*) DESC, min(rowid) LIMIT 1"

@@ -22,6 +22,7 @@ from regraft.errors import (
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import Row, base_key
+from regraft.language import tr
 from regraft.schema_errors import SchemaForeign
 from regraft.text import argument
 from repair.backfill.request import NewModel
@@ -75,8 +76,18 @@ class IndexTarget:
     def demand_fit(self, scope: Scope) -> None:
         """Refuse an index none of whose vectors is as long as the catalog, or the user, says."""
         if isinstance(scope, IndexScope) and scope.is_at_odds:
-            who, advice = ("--dimensions says", "") if self.is_said else ("the catalog says", ": regraft repair first")
-            reason = f"{who} {self.dimensions} dimensions, the vectors have {scope.dimensions}{advice}"
+            who, advice = (
+                (tr("--dimensions says"), "")
+                if self.is_said
+                else (tr("the catalog says"), tr(": regraft repair first"))
+            )
+            reason = tr(
+                "{who} {dimensions} dimensions, the vectors have {dimensions2}{advice}",
+                who=who,
+                dimensions=self.dimensions,
+                dimensions2=scope.dimensions,
+                advice=advice,
+            )
             raise Unfit(v2.BASE_DIMENSIONS, reason)
 
     def finding_of(self, error: RegraftError) -> str | None:
@@ -120,7 +131,7 @@ def targets_of(
     known = {**dict.fromkeys(_meant(store, listed)), **dict.fromkeys(filter(store.wants, store.stores))}
     found = [_one(store, base, rows, settings, new, dimensions) for base in known]
     if new is not None and not settings.serves(new.model_id):
-        reason = f"--model says {new.model_id}"
+        reason = tr("--model says {model_id}", model_id=new.model_id)
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=reason)
     targets = tuple(one for one in found if isinstance(one, IndexTarget))
     others = tuple(one for one in found if isinstance(one, Unresolved))
@@ -176,7 +187,7 @@ def _one(
 ) -> IndexTarget | Unresolved:
     row = None if rows is None else rows.get(base)
     if rows is not None and row is None:
-        return Unresolved(finding=v2.INDEX_ORPHAN, reason="the catalog has no such base", base=base)
+        return Unresolved(finding=v2.INDEX_ORPHAN, reason=tr("the catalog has no such base"), base=base)
     unfit = _unfit(store, base, row)
     if unfit is not None:
         return unfit
@@ -199,13 +210,13 @@ def _unfit(store: Store, base: str, row: Row | None) -> Unresolved | None:
         repair = shlex.join(["regraft", "restore", argument(store.path), "--base", base])
         return Unresolved(
             finding=v2.BASE_FAILED,
-            reason=f"the base failed ({row.get('error')}); restore makes a new one",
+            reason=tr("the base failed ({get}); restore makes a new one", get=row.get("error")),
             base=base,
             repair=repair,
         )
     index = store.stores.get(base)
     if index is None:
-        return Unresolved(finding=v2.BASE_NO_INDEX, reason="the base has no index", base=base)
+        return Unresolved(finding=v2.BASE_NO_INDEX, reason=tr("the base has no index"), base=base)
     return None if index.look.layout is Layout.CURRENT else _of_another_layout(index, base)
 
 
@@ -213,12 +224,12 @@ def _of_another_layout(index: layout.Store, base: str) -> Unresolved:
     if index.look.layout is Layout.UNREADABLE:
         return Unresolved(
             finding=v2.UNREADABLE,
-            reason=f"its index cannot be read ({index.look.problem})",
+            reason=tr("its index cannot be read ({problem})", problem=index.look.problem),
             base=base,
             severity="error",
         )
     return Unresolved(
-        finding=v2.SCHEMA_PREVIEW, reason="its index has another layout: regraft upgrade first", base=base
+        finding=v2.SCHEMA_PREVIEW, reason=tr("its index has another layout: regraft upgrade first"), base=base
     )
 
 
@@ -229,7 +240,7 @@ def _with_row(
     model: Any = row.get("embedding_model_id")
     if model is None:
         if new is None:
-            reason = "the base has no model, and finds words only; --model and --dimensions give it one"
+            reason = tr("the base has no model, and finds words only; --model and --dimensions give it one")
             return Unresolved(
                 finding=MODEL, reason=reason, base=base, severity="warning" if base in store.chosen else "note"
             )
@@ -239,9 +250,14 @@ def _with_row(
     if new is not None and new.model_id != model:
         if base in store.chosen:
             raise ModelSet(base=label, model=model, wanted=new.model_id)
-        return Unresolved(finding=MODEL, reason=f"its model is {model}", base=base, severity="note")
+        return Unresolved(finding=MODEL, reason=tr("its model is {model}", model=model), base=base, severity="note")
     if not settings.serves(str(model)):
-        return Unresolved(finding=MODEL, reason=f"the model of {label} is {model}", base=base, severity="note")
+        return Unresolved(
+            finding=MODEL,
+            reason=tr("the model of {label} is {model}", label=label, model=model),
+            base=base,
+            severity="note",
+        )
     size = row.get("dimensions")
     return IndexTarget(
         base_id=base,

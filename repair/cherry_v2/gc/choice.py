@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
+from regraft.language import tr
 from regraft.text import argument
 from repair.changes.plan import Unresolved
 from repair.changes.store import Store
@@ -38,7 +39,9 @@ def is_damage(finding: Finding) -> bool:
 
 def left_damaged(finding: Finding) -> Unresolved:
     """Return what is left of a base that is damaged: all of it."""
-    reason = f"what is reached cannot be told, so that nothing of this base is removed: {finding.message}"
+    reason = tr(
+        "what is reached cannot be told, so that nothing of this base is removed: {message_}", message_=finding.message
+    )
     return Unresolved(
         finding=finding.name, reason=reason, base=finding.base, severity=finding.severity, repair=finding.repair
     )
@@ -49,5 +52,9 @@ def left_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> U
     command = None
     if any(FINDINGS[name].command[:1] == ("repair",) for name in lacking):
         command = shlex.join(["regraft", "repair", argument(store.path), "--base", str(finding.base)])
-    reason = f"{finding.message}, and it may be what {', '.join(lacking)} lacks: mend that first"
+    reason = tr(
+        "{message_}, and it may be what {lacking} lacks: mend that first",
+        message_=finding.message,
+        lacking=", ".join(lacking),
+    )
     return Unresolved(finding=finding.name, reason=reason, base=finding.base, count=finding.count, repair=command)

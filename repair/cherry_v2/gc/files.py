@@ -15,6 +15,7 @@ from regraft import sqlite
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.formats.cherry_v2.layout import RAW_FOLDER
+from regraft.language import tr
 from regraft.text import counted, path_text, shown
 from repair.changes.plan import Plan, Unresolved
 from repair.changes.store import Store
@@ -45,13 +46,13 @@ def why_kept(store: Store, path: Path) -> str | None:
     try:
         path.relative_to(store.root).as_posix().encode()
         if path.is_symlink():
-            return "it is a link, and links are not followed"
+            return tr("it is a link, and links are not followed")
         if _youngest(path) > time.time() - raw_files.YOUNG:
-            return "something in it is younger than an hour" if path.is_dir() else "it is younger than an hour"
+            return tr("something in it is younger than an hour") if path.is_dir() else tr("it is younger than an hour")
     except UnicodeEncodeError:
-        return "its name is no UTF-8"
+        return tr("its name is no UTF-8")
     except OSError as error:
-        return f"it cannot be looked into: {error.strerror}"
+        return tr("it cannot be looked into: {strerror}", strerror=error.strerror)
     return None
 
 
@@ -79,7 +80,7 @@ def _plan_raw(store: Store, base: str, row: Row, items: list[Row]) -> Plan:
         return made
     reason = _why_unknown(raw, items)
     if reason is not None:
-        reason = f"{counted(len(names), 'file')} in raw/: {reason}"
+        reason = tr("{files} in raw/: {reason}", files=counted(len(names), "file"), reason=reason)
         return Plan(left=[Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=base, count=len(names))])
     why = _named_otherwise(store, base, items)
     for name in names:
@@ -88,7 +89,7 @@ def _plan_raw(store: Store, base: str, row: Row, items: list[Row]) -> Plan:
             reason = f"raw/{shown(name)}: {kept}"
             made.left.append(Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=base, subject=path_text(name)))
         else:
-            message = f"move raw/{name}, which no item names, to the trash"
+            message = tr("move raw/{name}, which no item names, to the trash", name=name)
             made.changes.append(trashed(store, raw / name, "trash-file", v2.RAW_ORPHAN, message, base))
     if not made.left:
         made.resolves.add((v2.RAW_ORPHAN, base))
@@ -108,12 +109,12 @@ def _raw_folder(store: Store, base: str, row: Row) -> Path | None:
 def _why_unknown(raw: Path, items: list[Row]) -> str | None:
     """Return why nobody can tell which files items name, None where that is known."""
     if raw.is_symlink() or raw.parent.is_symlink():
-        return "the folder is a link, and links are not followed"
+        return tr("the folder is a link, and links are not followed")
     for item in items:
         data = data_of(item)
         paths = (data.get(key) for key in ("relativePath", "indexedRelativePath"))
         if not data or any(not isinstance(path, str | None) for path in paths):
-            return f"what item {item.get('id')} names cannot be read"
+            return tr("what item {get} names cannot be read", get=item.get("id"))
     return None
 
 
@@ -131,8 +132,10 @@ def _named_otherwise(store: Store, base: str, items: list[Row]) -> Callable[[str
     def why(name: str) -> str | None:
         folded = _folded(name)
         if folded in known or folded.startswith(folders):
-            return "an item names it but for letter case or Unicode normalisation"
-        return "the index names it for an item that names another path: reconcile first" if folded in indexed else None
+            return tr("an item names it but for letter case or Unicode normalisation")
+        return (
+            tr("the index names it for an item that names another path: reconcile first") if folded in indexed else None
+        )
 
     return why
 
@@ -166,10 +169,10 @@ def plan_folders(store: Store, catalog: StoredCatalog | None, options: GcOptions
             continue
         kept = _why_claimed(items.get(path.name), catalog, options) or why_kept(store, path)
         if kept is not None:
-            reason = f"the folder {shown(path.name)} stays: {kept}"
+            reason = tr("the folder {name} stays: {kept}", name=shown(path.name), kept=kept)
             made.left.append(Unresolved(finding=v2.INDEX_ORPHAN, reason=reason, subject=path_text(path.name)))
         else:
-            message = f"move the folder {path.name}, which no row of the catalog names, to the trash"
+            message = tr("move the folder {name}, which no row of the catalog names, to the trash", name=path.name)
             made.changes.append(trashed(store, path, "trash-folder", v2.INDEX_ORPHAN, message))
             gone.add(path.name)
     if gone and len(gone) == len(found):
@@ -189,7 +192,7 @@ def _unnamed(store: Store, catalog: StoredCatalog) -> Iterator[Path]:
 def _why_claimed(items: list[Row] | None, catalog: StoredCatalog, options: GcOptions) -> str | None:
     """Return why a folder may be of a base all the same: it has ``items``, or the catalog may be another one's."""
     if items is not None:
-        return f"{counted(len(items), 'item')} of the catalog still belong to it"
+        return tr("{items} of the catalog still belong to it", items=counted(len(items), "item"))
     if not catalog.bases and not options.only:
-        return "the catalog names no base at all, so that it may be another one's; --only index.orphan removes it"
+        return tr("the catalog names no base at all, so that it may be another one's; --only index.orphan removes it")
     return None

@@ -20,6 +20,7 @@ from regraft import identity, sqlite
 from regraft.formats.cherry_v1.embedjs import VECTORS
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
 from regraft.formats.vector_table import StoreProblem, Survey, check_file
+from regraft.language import tr
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE
 from regraft.text import counted, one_line, path_text, shown
 from repair.changes.plan import FileChange, Plan, Unresolved
@@ -113,13 +114,17 @@ def _looked(store: Store, path: Path, proving: dict[str, Path]) -> _File | Unres
         survey = VECTORS.survey(path)
         return _File(path, survey, *_proven(path, survey, proving))
     except StoreProblem as problem:
-        return _left(path, f"it {problem}")
+        return _left(path, tr("it {problem}", problem=problem))
 
 
 def _left(path: Path, why: str, base: str | None = None, count: int = 1) -> Unresolved:
     name = path_text(path.name)
     return Unresolved(
-        finding=v2.LEFTOVER, reason=f"the vector file {name} of v1 stays: {why}", base=base, subject=name, count=count
+        finding=v2.LEFTOVER,
+        reason=tr("the vector file {name} of v1 stays: {why}", name=name, why=why),
+        base=base,
+        subject=name,
+        count=count,
     )
 
 
@@ -175,13 +180,26 @@ def _unproven(file: _File) -> Unresolved | None:
     if not usable:
         rows = file.survey.rows
         return _left(
-            path, f"none of its {counted(rows, 'row')} has a usable vector, so that nothing proves it", None, rows
+            path,
+            tr("none of its {rows} has a usable vector, so that nothing proves it", rows=counted(rows, "row")),
+            None,
+            rows,
         )
     if file.best is not None:
-        proven, first = file.best.proven, f"; first, {file.best.first}"
+        proven, first = file.best.proven, tr("; first, {first}", first=file.best.first)
         base = file.best.base if proven else None
-        return _left(path, f"{proven:,} of its {counted(usable, 'vector')} are in v2{first}", base, usable - proven)
-    return None if file.provers else _left(path, "no index is whole that could have its vectors", None, usable)
+        return _left(
+            path,
+            tr(
+                "{proven:,} of its {vectors} are in v2{first}",
+                proven=proven,
+                vectors=counted(usable, "vector"),
+                first=first,
+            ),
+            base,
+            usable - proven,
+        )
+    return None if file.provers else _left(path, tr("no index is whole that could have its vectors"), None, usable)
 
 
 def _decided(store: Store, file: _File, owner: str | None, in_doubt: dict[str, Path]) -> FileChange | Unresolved:
@@ -195,14 +213,24 @@ def _decided(store: Store, file: _File, owner: str | None, in_doubt: dict[str, P
     """
     usable, path = file.usable, file.path
     more = file.survey.rows - usable
-    where = f"its {counted(usable, 'vector')} are in v2, byte for byte" if file.survey.rows else "it has no rows"
+    where = (
+        tr("its {vectors} are in v2, byte for byte", vectors=counted(usable, "vector"))
+        if file.survey.rows
+        else tr("it has no rows")
+    )
     if file.survey.rows and owner is None:
-        return _left(path, f"{where}, but of a base that was made of another file", min(file.provers), usable)
+        return _left(
+            path, tr("{where}, but of a base that was made of another file", where=where), min(file.provers), usable
+        )
     if owner in in_doubt and owner != file.base and not _has_no_more(in_doubt[owner], file):
-        reason = f"{where}, but it may be that of a base which failed at the upgrade: bring those back first"
+        reason = tr(
+            "{where}, but it may be that of a base which failed at the upgrade: bring those back first", where=where
+        )
         return _left(path, reason, owner, usable)
-    rest = f"; {counted(more, 'row')} without a usable vector were never carried" if more else ""
-    message = f"move the vector file {shown(path.name)} of v1 to the trash: {where}{rest}"
+    rest = tr("; {rows} without a usable vector were never carried", rows=counted(more, "row")) if more else ""
+    message = tr(
+        "move the vector file {name} of v1 to the trash: {where}{rest}", name=shown(path.name), where=where, rest=rest
+    )
     return trashed(store, path, "trash-vector-file", v2.LEFTOVER, message, owner)
 
 
@@ -245,14 +273,18 @@ def _proof(path: Path, survey: Survey, base: str, index: Path, *, stop: bool) ->
                 if stop:
                     break
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
-        proof.first = proof.first or f"one of the two cannot be read: {error}"
+        proof.first = proof.first or tr("one of the two cannot be read: {error}", error=error)
     return proof
 
 
 def _lacks(body: str, has: object) -> str:
     """Return what is missing of a text, for a person."""
     quoted = one_line(body[:_QUOTED]) + ("…" if len(body) > _QUOTED else "")
-    return f"the text “{quoted}” {'is no body there' if has is None else 'has another vector there'}"
+    return tr(
+        "the text “{quoted}” {has}",
+        quoted=quoted,
+        has=tr("is no body there") if has is None else tr("has another vector there"),
+    )
 
 
 def _held(rows: Iterable[tuple[str, bytes]], index: apsw.Connection) -> Iterator[tuple[str, bytes, object]]:

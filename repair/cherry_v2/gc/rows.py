@@ -16,6 +16,7 @@ from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from regraft import sqlite
 from regraft.errors import PlanOutdated
+from regraft.language import tr
 from regraft.text import counted
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
@@ -52,7 +53,7 @@ _WASTE = (
         finding=v2.BODY_ORPHAN,
         action="delete-bodies",
         noun="body",
-        which="whose unit is gone",
+        which=tr("whose unit is gone"),
         table="search_text",
         where="NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = search_text.target_id)",
         size="text",
@@ -63,7 +64,7 @@ _WASTE = (
         finding=v2.VECTOR_UNEXPECTED,
         action="delete-embeddings",
         noun="vector",
-        which="of a base without a model",
+        which=tr("of a base without a model"),
         table="embedding",
         where="TRUE",
         size="vector_blob",
@@ -75,7 +76,7 @@ _WASTE = (
         finding=v2.VECTOR_ORPHAN,
         action="delete-embeddings",
         noun="vector",
-        which="that no body names",
+        which=tr("that no body names"),
         table="embedding",
         where="NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = embedding.embedding_text_hash)",
         size="vector_blob",
@@ -88,7 +89,7 @@ _WASTE = (
         finding=v2.CONTENT_ORPHAN,
         action="delete-contents",
         noun="text",
-        which="that nothing names",
+        which=tr("that nothing names"),
         table="content",
         where="NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = content.content_hash)"
         " AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = content.content_hash)",
@@ -152,7 +153,9 @@ class IndexFile:
         if finding is not None and needing:
             yield left_for_repair(self.store, finding, needing)
         elif finding is not None and self._is_odd(db, waste):
-            reason = f"{finding.message}, but not every id is a text: what is reached cannot be told"
+            reason = tr(
+                "{message_}, but not every id is a text: what is reached cannot be told", message_=finding.message
+            )
             yield Unresolved(finding=finding.name, reason=reason, base=self.base, count=finding.count)
 
     def _needing(self, waste: _Waste) -> list[str]:
@@ -175,7 +178,7 @@ class IndexFile:
         where = waste.then if bodies_go and waste.then else waste.where
         size = f"ifnull(sum(length(CAST({waste.size} AS BLOB))), 0)"
         count, held = next(db.execute(f"SELECT count(*), {size} FROM {waste.table} WHERE {where}"))
-        message = f"delete {counted(count, waste.noun)} {waste.which}"
+        message = tr("delete {counted} {which}", counted=counted(count, waste.noun), which=waste.which)
         return Action(
             action=waste.action,
             message=message,
@@ -193,8 +196,10 @@ class IndexFile:
             for waste, action in removed:
                 db.execute(f"DELETE FROM {waste.table} WHERE {waste.where}")
                 if db.changes() != action.count:
-                    rows = f"{action.count} rows of {waste.table}"
-                    reason = f"{rows} were to be deleted, and now it would be {db.changes()}"
+                    rows = tr("{count} rows of {table}", count=action.count, table=waste.table)
+                    reason = tr(
+                        "{rows} were to be deleted, and now it would be {changes}", rows=rows, changes=db.changes()
+                    )
                     raise PlanOutdated(path=path, reason=reason)
 
         actions = tuple(action for _, action in removed)

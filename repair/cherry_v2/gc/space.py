@@ -6,6 +6,7 @@ from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from regraft import sqlite
 from regraft.formats.cherry_v2.index import reclaim
+from regraft.language import tr
 from regraft.report.progress import human_bytes
 from repair.changes.plan import Action, Plan, Reclaim, RowsChange, Unresolved
 from repair.cherry_v2.gc.rows import IndexFile
@@ -22,7 +23,9 @@ def plan(file: IndexFile, removal: Plan) -> Plan:
     bodies_go = any(isinstance(change, RowsChange) and change.bodies for change in removal.changes)
     desync = None if bodies_go else _desync(file)
     if desync is not None:
-        reason = f"free space is not given back before the full-text index is mended: {desync.message}"
+        reason = tr(
+            "free space is not given back before the full-text index is mended: {message_}", message_=desync.message
+        )
         stays = Unresolved(
             finding=desync.name,
             reason=reason,
@@ -32,7 +35,9 @@ def plan(file: IndexFile, removal: Plan) -> Plan:
             repair=desync.repair,
         )
         return Plan(left=[stays])
-    message = f"give about {human_bytes(free)} of {human_bytes(size)} in the index file back to the disk"
+    message = tr(
+        "give about {free} of {size} in the index file back to the disk", free=human_bytes(free), size=human_bytes(size)
+    )
     action = Action(action="vacuum", message=message, base=file.base, subject=file.name, bytes=free)
     return Plan(reclaims=[Reclaim(file.name, action, size)])
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from regraft.extras import needed
 from regraft.formats.cherry_v2.defaults import Settings
+from regraft.language import tr
 from regraft.text import is_blank, utf16_len
 
 _DELIMITER = "delimiter"
@@ -35,7 +36,7 @@ def cut(text: str, settings: Settings) -> list[Span]:
         WrongUsage: the splitter is not installed.
     """
     size = settings.chunk_size
-    splitter = needed("semantic_text_splitter", "texts without units", "indexing").MarkdownSplitter(
+    splitter = needed("semantic_text_splitter", tr("texts without units"), "indexing").MarkdownSplitter(
         size, settings.chunk_overlap
     )
     spans = [

@@ -29,6 +29,7 @@ from regraft.formats.cherry_v2.index import rebuild, schema
 from regraft.formats.cherry_v2.index import units as index_units
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.formats.cherry_v2.settings import read_base_settings
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.names import FreeNames
 from regraft.text import counted, is_blank, whole
@@ -150,7 +151,7 @@ class _Base:
         lacking = [one for one in found if one.name in NAMES]
         blocking = next((finding for finding in found if finding.name in _BLOCKING), None)
         if blocking is not None:
-            reason = f"nothing of the index is changed: {blocking.message}"
+            reason = tr("nothing of the index is changed: {message_}", message_=blocking.message)
             return Plan(left=[Unresolved.of(one, reason) for one in lacking])
         self._find(lacking)
         resolved = {one.name for one in lacking}.difference(one.finding for one in self.left)
@@ -164,7 +165,7 @@ class _Base:
                 self._without_material({str(key): str(path) for key, path in db.execute(_MATERIALS)})
         except (apsw.Error, UnicodeDecodeError) as error:
             self.new, self.snapshots = [], {}
-            reason = f"the index cannot be read as a whole: {error}"
+            reason = tr("the index cannot be read as a whole: {error}", error=error)
             self.left = [
                 Unresolved(finding=one.name, reason=reason, base=self.key, severity=one.severity) for one in lacking
             ]
@@ -178,7 +179,7 @@ class _Base:
         for material, path, content_hash, text in db.execute(_NO_UNITS):
             key = str(material)
             if not isinstance(text, str) or identity.text_hash(text) != content_hash:
-                self._leave(v2.NO_UNITS, "its text is not what its hash says: regraft repair first", key)
+                self._leave(v2.NO_UNITS, tr("its text is not what its hash says: regraft repair first"), key)
                 continue
             spans = former.spans(key, str(content_hash), text, separator) or cut(text, self.settings)
             if spans:
@@ -256,7 +257,13 @@ class _Base:
         else:
             problem = path_problem(path.encode("utf-8", "surrogatepass"))
             if problem is not None or path in taken:
-                raise NoText(f'its path, "{path}", is {problem or "that of another text in the index"}')
+                raise NoText(
+                    tr(
+                        'its path, "{path}", is {problem}',
+                        path=path,
+                        problem=problem or tr("that of another text in the index"),
+                    )
+                )
             is_there = item.get("type") == "file" or os.path.lexists(self.raw / path)
         if not is_there:
             self.snapshots[path] = item
@@ -275,7 +282,7 @@ class _Base:
         name = f"{self.place.raw}/{path}"
         action = Action(
             action="write-snapshot",
-            message=f"write {path}, the text of a note",
+            message=tr("write {path}, the text of a note", path=path),
             base=self.key,
             subject=name,
             count=1,
@@ -294,7 +301,7 @@ class _Base:
         for one, item in moved:
             statements.set_path(self.key, item, one.path)
         if moved:
-            message = f"give {counted(len(moved), 'item')} the path of its snapshot"
+            message = tr("give {items} the path of its snapshot", items=counted(len(moved), "item"))
             yield Action(
                 action="update-items",
                 message=message,
@@ -316,7 +323,9 @@ class _Base:
                 for one in new:
                     text = one.read(db)
                     if text is None or identity.text_hash(text) != one.content_hash:
-                        raise PlanOutdated(path=path, reason=f"the text of {one.material} is another one now")
+                        raise PlanOutdated(
+                            path=path, reason=tr("the text of {material} is another one now", material=one.material)
+                        )
                     self._write(db, one, text)
 
         size = sum(one.bytes for one in new)
@@ -348,7 +357,7 @@ class _Base:
             new = [one for one in self.new if one.finding == finding]
             if new:
                 units = sum(len(one.spans) for one in new)
-                message = f"cut {counted(len(new), 'text')} into {counted(units, 'unit')}"
+                message = tr("cut {texts} into {units}", texts=counted(len(new), "text"), units=counted(units, "unit"))
                 name = "cut-texts" if finding == v2.NO_UNITS else "index-items"
                 yield Action(
                     action=name,
@@ -362,7 +371,7 @@ class _Base:
         for path, encoding in self.guessed.items():
             yield Action(
                 action="guess-encoding",
-                message=f"read {path} as {encoding}, by its letters",
+                message=tr("read {path} as {encoding}, by its letters", path=path, encoding=encoding),
                 base=self.key,
                 subject=path,
             )

@@ -15,6 +15,7 @@ from regraft.extras import needed
 from regraft.formats.cherry_v2 import okf
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import data_of
+from regraft.language import tr
 from regraft.links import leads_out
 from regraft.names import NO_TEXT_EXTENSIONS
 from regraft.text import decode_utf8, is_blank, whole
@@ -29,8 +30,8 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-BLANK = "its text is blank"
-_ELSEWHERE = "index it in the application"
+BLANK = tr("its text is blank")
+_ELSEWHERE = tr("index it in the application")
 
 
 class NoText(Exception):
@@ -64,9 +65,9 @@ def text_of(item: Row, raw: Path) -> Text:
         if is_blank(found.text) and kind == "note" and isinstance(data.get("content"), str):
             found = Text(data["content"])
     else:
-        raise NoText("it holds no text itself")
+        raise NoText(tr("it holds no text itself"))
     if is_blank(found.text):
-        raise NoText(f"no snapshot of it is there: {_ELSEWHERE}" if kind == "url" else BLANK)
+        raise NoText(tr("no snapshot of it is there: {elsewhere}", elsewhere=_ELSEWHERE) if kind == "url" else BLANK)
     return Text(whole(found.text), found.guessed)
 
 
@@ -92,23 +93,32 @@ def _of_file(processed: object, uploaded: object, raw: Path) -> Text:
     """Return what a file processor made of a file, else the file's own text."""
     file = file_of(processed, raw) or file_of(uploaded, raw)
     if file is None:
-        raise NoText(f"its file is not in raw/: {_ELSEWHERE}")
+        raise NoText(tr("its file is not in raw/: {elsewhere}", elsewhere=_ELSEWHERE))
     suffix = PurePosixPath(file.name).suffix.lower()
     if suffix in NO_TEXT_EXTENSIONS:
-        raise NoText(f"{file.name} is no plain text: {_ELSEWHERE}")
+        raise NoText(tr("{name} is no plain text: {elsewhere}", name=file.name, elsewhere=_ELSEWHERE))
     found = _decoded(_bytes(file))
     if found is None:
-        raise NoText(f"{file.name} is no text in an encoding that is known here: {_ELSEWHERE}")
+        raise NoText(
+            tr("{name} is no text in an encoding that is known here: {elsewhere}", name=file.name, elsewhere=_ELSEWHERE)
+        )
     return Text(_readable(found.text), found.guessed) if suffix in _WEB else found
 
 
 def _bytes(file: Path) -> bytes:
     try:
         if file.stat().st_size > LARGEST_FILE:
-            raise NoText(f"{file.name} is larger than {LARGEST_FILE >> 20} MiB: {_ELSEWHERE}")
+            raise NoText(
+                tr(
+                    "{name} is larger than {largest_file} MiB: {elsewhere}",
+                    name=file.name,
+                    largest_file=LARGEST_FILE >> 20,
+                    elsewhere=_ELSEWHERE,
+                )
+            )
         return links.content(file)
     except OSError as error:
-        raise NoText(f"{file.name} cannot be read ({error.strerror})") from error
+        raise NoText(tr("{name} cannot be read ({strerror})", name=file.name, strerror=error.strerror)) from error
 
 
 def _decoded(raw: bytes) -> Text | None:
@@ -117,7 +127,7 @@ def _decoded(raw: bytes) -> Text | None:
     try:
         found = Text(raw.removeprefix(mark).decode(encoding))
     except UnicodeDecodeError:
-        guessed = needed("chardet", "files in older encodings", "indexing").detect(raw)["encoding"]
+        guessed = needed("chardet", tr("files in older encodings"), "indexing").detect(raw)["encoding"]
         if guessed is None:
             return None
         found = Text(raw.decode(guessed, "replace"), guessed)
@@ -127,6 +137,6 @@ def _decoded(raw: bytes) -> Text | None:
 def _readable(page: str) -> str:
     """Return what a person reads of a web page, as Markdown."""
     try:
-        return str(needed("markdownify", "web pages", "indexing").markdownify(page, heading_style="ATX"))
+        return str(needed("markdownify", tr("web pages"), "indexing").markdownify(page, heading_style="ATX"))
     except RecursionError as error:
-        raise NoText(f"its page is nested too deeply: {_ELSEWHERE}") from error
+        raise NoText(tr("its page is nested too deeply: {elsewhere}", elsewhere=_ELSEWHERE)) from error

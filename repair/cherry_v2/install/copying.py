@@ -11,6 +11,7 @@ import apsw
 from regraft import links, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.index.opening import demand_identity
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.locate import INDEX_FILE
 from regraft.move_errors import CopyDiffers
@@ -62,7 +63,7 @@ class _Copied:
         else:
             is_same = files.mark_of(self.path) == files.mark_of(self.target)
         if not is_same:
-            raise CopyDiffers(path=self.target, reason=f"it differs from {self.path}")
+            raise CopyDiffers(path=self.target, reason=tr("it differs from {path}", path=self.path))
         return digest
 
 
@@ -107,7 +108,7 @@ class FolderCopy:
 
     def _copied(self, path: Path, mark: tuple[int, int], new: Path) -> _Copied:
         if not path.is_file() or _mark(path) != mark:
-            raise PlanOutdated(path=path, reason="it was written to meanwhile")
+            raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
         target = new / path.relative_to(self._source.folder(self._base))
         durable.make_folders(target.parent, flush=False)
         if sqlite.companions(links.real_path(path)) and sqlite.is_database(path):
@@ -118,7 +119,7 @@ class FolderCopy:
             return _Copied(path=path, target=target, crc32=self._source.crc32(path))
         digest = _copy(path, target)
         if _mark(path) != mark:
-            raise PlanOutdated(path=path, reason="it was written to meanwhile")
+            raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
         return _Copied(path=path, target=target, exact=digest.exact)
 
 

@@ -11,6 +11,7 @@ from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, ModelRow
 from regraft.formats.cherry_v2.catalog_generation import model_of
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.models import SEPARATOR, ModelOverrides
+from regraft.language import tr
 from repair.cherry_v2.source import BaseSource
 
 
@@ -51,13 +52,24 @@ class Models:
         if self._is_there(named) or self._created(str(named), EMBEDDING):
             return str(named)
         provider = str(named).partition(SEPARATOR)[0]
-        mapped = f"--map-model '{named}=PROVIDER::MODEL' gives one that is there"
+        mapped = tr("--map-model '{named}=PROVIDER::MODEL' gives one that is there", named=named)
         if provider in self.providers or provider in self.recreated:
             again = f"--recreate-model '{named}'"
-            raise ModelMissing(f"its model {named} is neither in the profile nor in the library: {again}, or {mapped}")
-        gone = f"its model {named} and the provider {provider} are not in the profile"
-        made = f"--recreate-provider '{provider}' makes it as one of your own, disabled and without keys"
-        raise ModelMissing(f"{gone}: {made}, or {mapped}")
+            raise ModelMissing(
+                tr(
+                    "its model {named} is neither in the profile nor in the library: {again}, or {mapped}",
+                    named=named,
+                    again=again,
+                    mapped=mapped,
+                )
+            )
+        gone = tr(
+            "its model {named} and the provider {provider} are not in the profile", named=named, provider=provider
+        )
+        made = tr(
+            "--recreate-provider '{provider}' makes it as one of your own, disabled and without keys", provider=provider
+        )
+        raise ModelMissing(tr("{gone}: {made}, or {mapped}", gone=gone, made=made, mapped=mapped))
 
     def rerank(self, named: Any) -> str | None:
         """Return the rerank model that a base keeps; None where it cannot."""
@@ -71,9 +83,9 @@ class Models:
         made = self.there | self.new.keys()
         providers = {model.provider_id for model in self.new.values()} | self.providers
         return [
-            *(f"the model {old}" for old in self.model_overrides.mapped if old not in self._used),
-            *(f"the model {model}" for model in sorted(self.model_overrides.recreated - made)),
-            *(f"the provider {provider}" for provider in sorted(self.recreated - providers)),
+            *(tr("the model {old}", old=old) for old in self.model_overrides.mapped if old not in self._used),
+            *(tr("the model {model}", model=model) for model in sorted(self.model_overrides.recreated - made)),
+            *(tr("the provider {provider}", provider=provider) for provider in sorted(self.recreated - providers)),
         ]
 
     def _is_there(self, named: Any) -> bool:

@@ -28,6 +28,7 @@ from regraft.formats.cherry_v2.catalog_generation import (
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
+from regraft.language import tr
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
 from regraft.report.progress import human_bytes
 from regraft.text import counted, decode_halves
@@ -48,7 +49,7 @@ from repair.cherry_v2.source import BaseSource
 BASES = f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}"
 #: What tells whether an item is as the library has it; its times do not.
 _ITEM = ("id", "group_id", "type", "data", "status", "error")
-_SAME = "the same base"
+_SAME = tr("the same base")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +77,13 @@ def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
         SourceUnreadable: one of both databases cannot be read.
         WrongUsage: the profile is the source itself.
     """
-    database = demand_profile(store, command="install", advice="give the application's profile folder with --profile")
+    database = demand_profile(
+        store, command="install", advice=tr("give the application's profile folder with --profile")
+    )
     if links.real_path(store.root) == links.real_path(source.store.root):
-        raise WrongUsage(problem="the source and the profile are one folder", hint="give another one with --profile")
+        raise WrongUsage(
+            problem=tr("the source and the profile are one folder"), hint=tr("give another one with --profile")
+        )
     path = store.root / database
     if not options.dry_run:
         _demand_early_room(store, path, source, options)
@@ -151,7 +156,8 @@ class _Planner:
             self._insert(tuple(one for one in new if not self._has_row(one.id)), rehearsal)
         unused = self._models.unused() if coming else ()
         self._made.left += [
-            Unresolved(finding=v2.BASE_MODEL, reason=f"no base that is installed uses {word}") for word in unused
+            Unresolved(finding=v2.BASE_MODEL, reason=tr("no base that is installed uses {word}", word=word))
+            for word in unused
         ]
         return self._made
 
@@ -165,7 +171,9 @@ class _Planner:
                 self._store.names[base] = self._library.name_of(base)
                 wanted.append(base)
             else:
-                self._leave(base, finding.name, f"the source's own audit finds: {finding.message}")
+                self._leave(
+                    base, finding.name, tr("the source's own audit finds: {message_}", message_=finding.message)
+                )
         return wanted
 
     # --- what is there already ----------------------------------------------------------------------------------------
@@ -182,8 +190,9 @@ class _Planner:
         if there is _SAME and not self._options.as_new:
             return None
         if not self._options.as_new:
-            message = (
-                f"the profile has {there} already, with other content: --as-new lets it come as a new base beside it"
+            message = tr(
+                "the profile has {there} already, with other content: --as-new lets it come as a new base beside it",
+                there=there,
             )
             self._leave(base, v2.BASE_STATUS, message)
             return None
@@ -200,21 +209,23 @@ class _Planner:
             self._store.names[ids.base] = self._library.name_of(base)
             return copy
         if there is not _SAME:
-            self._leave(base, v2.BASE_STATUS, f"its copy, base {ids.base}, is there already, with other content")
+            self._leave(
+                base, v2.BASE_STATUS, tr("its copy, base {base}, is there already, with other content", base=ids.base)
+            )
         return None
 
     def _there(self, new: NewBase) -> str | None:
         """Return what of a base the profile has already; None where nothing keeps it from coming."""
         place, has_files = self._place(new.id), bool(self._library.files(new.origin).files)
         if place.is_symlink() or (place.exists() and not self._is_same_folder(new, place)):
-            return f"a folder of base {new.id}"
+            return tr("a folder of base {id}", id=new.id)
         if self._has_row(new.id):
             if self._items(self._db, new.id) != self._own_items(new):
-                return f"base {new.id}"
+                return tr("base {id}", id=new.id)
             return _SAME if place.exists() or not has_files else None
         for row in self._own_items(new):
             if self._db.execute("SELECT 1 FROM knowledge_item WHERE id = ?", (row["id"],)).get is not None:
-                return f"item {row['id']}"
+                return tr("item {id}", id=row["id"])
         return None
 
     def _is_same_folder(self, new: NewBase, place: Path) -> bool:
@@ -258,10 +269,17 @@ class _Planner:
         new = replace(coming, model=model, rerank=rerank)
         problem = rehearsal.problem(new)
         if problem is not None:
-            self._leave(base, v2.BASE_STATUS, f"the profile's own rules refuse it: {problem}")
+            self._leave(base, v2.BASE_STATUS, tr("the profile's own rules refuse it: {problem}", problem=problem))
             return None
         if rerank is None and row.get("rerank_model_id") is not None:
-            self._leave(base, v2.BASE_MODEL, f"its rerank model {row['rerank_model_id']} is not there: it has none now")
+            self._leave(
+                base,
+                v2.BASE_MODEL,
+                tr(
+                    "its rerank model {rerank_model_id} is not there: it has none now",
+                    rerank_model_id=row["rerank_model_id"],
+                ),
+            )
         return new
 
     def _leave(self, base: str, finding: str, why: str) -> None:
@@ -270,7 +288,7 @@ class _Planner:
     def _folder(self, base: NewBase) -> None:
         found = self._library.files(base.origin)
         if found.links:
-            message = f"{counted(len(found.links), 'link')} in its folder, not followed and not copied"
+            message = tr("{links} in its folder, not followed and not copied", links=counted(len(found.links), "link"))
             self._made.left.append(
                 Unresolved(
                     finding=v2.RAW_MISSING, reason=message, base=base.id, subject=found.links[0], count=len(found.links)
@@ -283,7 +301,7 @@ class _Planner:
         name = f"{self._bases}/{base.id}"
         action = Action(
             action="copy-base",
-            message=f"copy its folder, {counted(len(own), 'file')}",
+            message=tr("copy its folder, {files}", files=counted(len(own), "file")),
             base=base.id,
             subject=name,
             count=len(own),
@@ -328,7 +346,7 @@ class _Planner:
         actions = [
             Action(
                 action="back-up-database",
-                message=f"back up {self._path.name}",
+                message=tr("back up {name}", name=self._path.name),
                 base=None,
                 subject=name,
                 count=1,
@@ -369,19 +387,21 @@ class _Planner:
     def _insert_provider(self, provider: str) -> Action:
         return Action(
             action="insert-provider",
-            message=f"add the provider {provider}, disabled and without keys",
+            message=tr("add the provider {provider}, disabled and without keys", provider=provider),
             base=None,
             subject=provider,
         )
 
     def _insert_model(self, row: Row) -> Action:
-        return Action(action="insert-model", message=f"add the model {row['id']}", base=None, subject=str(row["id"]))
+        return Action(
+            action="insert-model", message=tr("add the model {id}", id=row["id"]), base=None, subject=str(row["id"])
+        )
 
     def _link_action(self, row: Row) -> Action:
         assistant = row["assistant_id"]
         return Action(
             action="link-assistant",
-            message=f"let assistant {assistant} use it as it did in v1",
+            message=tr("let assistant {assistant} use it as it did in v1", assistant=assistant),
             base=row["knowledge_base_id"],
             subject=assistant,
         )
@@ -390,10 +410,10 @@ class _Planner:
         size = "ifnull(sum(length(CAST(data AS BLOB))), 0)"
         query = f"SELECT count(*), {size} FROM knowledge_item WHERE base_id = ?"
         (count, held), *_ = self._source.execute(query, (base.origin,))
-        model = "without a model" if base.model is None else f"with the model {base.model}"
-        message = f"list it {model} and {counted(count, 'item')}"
+        model = tr("without a model") if base.model is None else tr("with the model {model}", model=base.model)
+        message = tr("list it {model} and {items}", model=model, items=counted(count, "item"))
         if base.new_ids is not None:
-            message += f", as a new base of {base.origin}"
+            message += tr(", as a new base of {origin}", origin=base.origin)
         return Action(
             action="insert-base",
             message=message,

@@ -26,6 +26,7 @@ from regraft.formats.cherry_v2.catalog_generation import (
     dangling,
 )
 from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.text import decode_halves
 from repair.cherry_v2.install.rekeying import NewIds
@@ -72,7 +73,7 @@ class NewRows:
             PlanOutdated: the library was written to, or the profile's own rules refuse a row.
         """
         if sqlite.file_mark(self.catalog) != self.mark:
-            raise PlanOutdated(path=self.catalog, reason="it was written to meanwhile")
+            raise PlanOutdated(path=self.catalog, reason=tr("it was written to meanwhile"))
         before = set(dangling(db))
         try:
             db.execute("PRAGMA defer_foreign_keys = ON")
@@ -83,11 +84,16 @@ class NewRows:
                     insert_base(db, source, self.tables, base)
             insert(db, self.tables, ASSISTANT_LINKS, self.links)
         except apsw.ConstraintError as error:
-            raise PlanOutdated(path=self.tables.path, reason=f"its own rules refuse a row ({error})") from error
+            raise PlanOutdated(
+                path=self.tables.path, reason=tr("its own rules refuse a row ({error})", error=error)
+            ) from error
         new = set(dangling(db)) - before
         if new:
             table, parent = min(new)[:2]
-            raise PlanOutdated(path=self.tables.path, reason=f"a row of {table} would refer to none of {parent}")
+            raise PlanOutdated(
+                path=self.tables.path,
+                reason=tr("a row of {table} would refer to none of {parent}", table=table, parent=parent),
+            )
 
 
 def insert(db: apsw.Connection, tables: Tables, table: str, rows: Iterable[Row]) -> None:
@@ -154,7 +160,7 @@ class Rehearsal:
             except apsw.ConstraintError as error:
                 return str(error)
             if copy.execute(f"PRAGMA foreign_key_check('{ITEMS}')").fetchone() is not None:
-                return "an item's folder is not there"
+                return tr("an item's folder is not there")
         return None
 
     def demand(self, table: str, rows: Iterable[Row]) -> None:
@@ -167,7 +173,9 @@ class Rehearsal:
             try:
                 insert(copy, self._tables, table, rows)
             except apsw.ConstraintError as error:
-                raise ProfileUnknown(path=self._tables.path, what=f"rules of its own: {error}") from error
+                raise ProfileUnknown(
+                    path=self._tables.path, what=tr("rules of its own: {error}", error=error)
+                ) from error
 
     @contextmanager
     def _tried(self) -> Iterator[apsw.Connection]:

@@ -22,6 +22,7 @@ from regraft import areas, links
 from regraft.errors import PlanOutdated, TargetLocked, TargetNotWritable
 from regraft.formats.cherry_v2.pack import MANIFEST, Manifest, PackedFile
 from regraft.hashing import Update, in_background
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.locate import CATALOG_FILE
 from regraft.move_errors import CopyDiffers, PackThere
@@ -65,7 +66,7 @@ class Member:
             status = self.path.stat()
             if (status.st_size, status.st_mtime_ns) == (self.size, self.changed_ns):
                 return
-        raise PlanOutdated(path=self.path, reason="it was written to meanwhile")
+        raise PlanOutdated(path=self.path, reason=tr("it was written to meanwhile"))
 
 
 def hashed(members: Sequence[Member], progress: Progress) -> tuple[PackedFile, ...]:
@@ -89,7 +90,7 @@ def _packed(member: Member, write: Callable[[bytes], object], progress: Progress
             progress.step(len(chunk), 0)
     member.demand_unchanged()
     if size != member.size:
-        raise PlanOutdated(path=member.path, reason="it was written to meanwhile")
+        raise PlanOutdated(path=member.path, reason=tr("it was written to meanwhile"))
     return PackedFile(path=member.name, bytes=size, sha256=digest.hexdigest())
 
 
@@ -235,7 +236,7 @@ def problem_of(path: Path, manifest: Manifest) -> str | None:
                     while chunk := file.read(CHUNK_BYTES):
                         digest.update(chunk)
                 if digest.hexdigest() != packed.sha256:
-                    return f"{packed.path} does not read back"
+                    return tr("{path} does not read back", path=packed.path)
     except (zipfile.BadZipFile, KeyError, zlib.error, EOFError) as error:
         return str(error)
     return None
@@ -251,11 +252,11 @@ def _put(temporary: Path, target: Path) -> None:
         # Unlike a rename, a link never takes the place of a file that came meanwhile.
         durable.link(temporary, target)
     except FileExistsError as error:
-        raise PackThere(path=target, what="another file") from error
+        raise PackThere(path=target, what=tr("another file")) from error
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         if os.path.lexists(target):
-            raise PackThere(path=target, what="another file") from error
+            raise PackThere(path=target, what=tr("another file")) from error
         durable.replace(temporary, target)
     durable.sync_folder(target.parent)

@@ -19,6 +19,7 @@ from regraft.errors import NotEnoughSpace, RegraftError, SourceUnreadable, Targe
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.pack import MANIFEST, Manifest, PackedBase, PackedFile, read_manifest
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.move_errors import NothingToPack, PackThere, PackUnreadable
@@ -122,7 +123,7 @@ def pack(options: PackOptions, progress: Progress) -> PackReport:
 
 
 def _reasons(contents: _Contents) -> str:
-    return "; ".join(dict.fromkeys(left.reason for left in contents.left)) or "it has none"
+    return "; ".join(dict.fromkeys(left.reason for left in contents.left)) or tr("it has none")
 
 
 # --- where to --------------------------------------------------------------------------------------------------------
@@ -130,17 +131,19 @@ def _reasons(contents: _Contents) -> str:
 
 def _check_target(target: Path) -> None:
     if target.suffix.lower() != ".zip":
-        raise WrongUsage(problem=f"{one_line(str(target))} is no name of a pack", hint="give FILE.zip")
+        raise WrongUsage(
+            problem=tr("{target} is no name of a pack", target=one_line(str(target))), hint=tr("give FILE.zip")
+        )
     if target.is_dir():
         raise PackThere(path=target, what="a folder")
     if not target.parent.is_dir():
-        raise TargetNotWritable(path=target, reason="its folder does not exist")
+        raise TargetNotWritable(path=target, reason=tr("its folder does not exist"))
 
 
 def _check_outside(source: BaseSource, options: PackOptions) -> None:
     root = options.source if options.source.is_dir() else source.store.root
     if links.real_path(options.target).is_relative_to(links.real_path(root)):
-        raise TargetNotWritable(path=options.target, reason="it lies in the source")
+        raise TargetNotWritable(path=options.target, reason=tr("it lies in the source"))
 
 
 # --- what goes into it -----------------------------------------------------------------------------------------------
@@ -156,7 +159,11 @@ def _contents(source: BaseSource, work: Path) -> _Contents:
         if problem is None:
             chosen.append(base)
         else:
-            contents.left.append(Unresolved(finding=problem.name, reason=f"not packed: {problem.message}", base=base))
+            contents.left.append(
+                Unresolved(
+                    finding=problem.name, reason=tr("not packed: {message_}", message_=problem.message), base=base
+                )
+            )
     rows = work / CATALOG_FILE
     try:
         catalog.write(rows, source, chosen)
@@ -195,15 +202,15 @@ def _add_base(contents: _Contents, source: BaseSource, base: str, work: Path) ->
 def _left(base: str, row: Row, links: Sequence[str], unfit: Sequence[str]) -> Iterator[Unresolved]:
     """Yield what of a base stays out of a pack, and what is odd about what comes into it."""
     if links:
-        message = f"{counted(len(links), 'link')} in its folder, not followed and not packed"
+        message = tr("{links} in its folder, not followed and not packed", links=counted(len(links), "link"))
         yield Unresolved(finding=v2.RAW_MISSING, reason=message, base=base, subject=links[0], count=len(links))
     if unfit:
-        message = f"{counted(len(unfit), 'file')} with a name that no zip file can hold, not packed"
+        message = tr("{files} with a name that no zip file can hold, not packed", files=counted(len(unfit), "file"))
         yield Unresolved(
             finding=v2.RAW_MISSING, reason=message, base=base, subject=one_line(unfit[0]), count=len(unfit)
         )
     if row.get("status") == "failed":
-        message = f"it failed ({one_line(str(row.get('error')))}), and is packed as it is"
+        message = tr("it failed ({get}), and is packed as it is", get=one_line(str(row.get("error"))))
         yield Unresolved(finding=v2.BASE_FAILED, reason=message, base=base, severity="note")
 
 
@@ -277,12 +284,12 @@ def _demand_identical(target: Path, wanted: Manifest) -> None:
     except (PackUnreadable, RegraftError):
         there = None
     if there is None:
-        raise PackThere(path=target, what="another file")
+        raise PackThere(path=target, what=tr("another file"))
     if (there.files, [base.id for base in there.bases]) != (wanted.files, [base.id for base in wanted.bases]):
-        raise PackThere(path=target, what="a pack of something else")
+        raise PackThere(path=target, what=tr("a pack of something else"))
     problem = archive.problem_of(target, there)
     if problem is not None:
-        raise PackThere(path=target, what=f"the same pack, damaged ({problem}),")
+        raise PackThere(path=target, what=tr("the same pack, damaged ({problem}),", problem=problem))
 
 
 def _demand_early_room(source: BaseSource, options: PackOptions) -> None:

@@ -22,6 +22,7 @@ from regraft.formats.cherry_v2.catalog import ModelRow
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.language import tr
 from regraft.locate import RAW_FOLDER
 from regraft.names import FreeNames
 from regraft.report import notices
@@ -172,8 +173,10 @@ class RescuePlanner:
         self._check_model(base, draft)
         if base.has_texts_alone:
             raise _Stays(
-                "its index has the texts already, without vectors, and would keep them so: migrate v1's data anew with "
-                "its model named, or restore the base with a new model"
+                tr(
+                    "its index has the texts already, without vectors, and would keep them so: migrate "
+                    "v1's data anew with its model named, or restore the base with a new model"
+                )
             )
         found, vectors, tree, mark = self._v1.survey(draft)
         own, rows, name = self._adopted(base, draft, found)
@@ -181,7 +184,7 @@ class RescuePlanner:
         if planned.error is not None:
             raise _Stays(next(message.message for message in planned.notices if message.code == planned.error))
         if base.held is not None and base.held.vector_bytes not in (None, planned.vector_bytes):
-            raise _Stays("its index has vectors of another length than v1's file")
+            raise _Stays(tr("its index has vectors of another length than v1's file"))
         planned = replace(planned, items=tuple(map(name, planned.items)))
         whole = V1File(tree=tree, path=vectors, table=cherry_v1.PIPELINE.table, plan=planned, mark=mark)
         missing = tuple(self._missing(base, planned, rows))
@@ -190,7 +193,13 @@ class RescuePlanner:
         try:
             v1, snapshots = read_through(whole.carrying((*missing, *bare)), names, self._raw(base), base.materials)
         except SourceFailed as failed:
-            raise _Stays(f"its vector file {draft.vector_file} cannot be read: {failed}") from failed
+            raise _Stays(
+                tr(
+                    "its vector file {vector_file} cannot be read: {failed}",
+                    vector_file=draft.vector_file,
+                    failed=failed,
+                )
+            ) from failed
         return Rescued(
             base=base, v1=v1.carrying(missing), draft=draft, rows=rows, snapshots=snapshots, notices=planned.notices
         )
@@ -220,7 +229,14 @@ class RescuePlanner:
             raise _Stays(draft.embedding.problem)
         if model is not None and model != wanted.id:
             same = f"--map-model '{wanted.id}={model}'"
-            raise _Stays(f"its model is {model}, and v1's vectors are of {wanted.id}; {same} says that they are one")
+            raise _Stays(
+                tr(
+                    "its model is {model}, and v1's vectors are of {id}; {same} says that they are one",
+                    model=model,
+                    id=wanted.id,
+                    same=same,
+                )
+            )
         if wanted.id not in {row.get("id") for row in self._catalog.models or ()}:
             self._demand_word(wanted)
 
@@ -228,12 +244,21 @@ class RescuePlanner:
         """Refuse a model that the profile lacks, unless the user says that it is made."""
         mapped = f"--map-model '{wanted.id}=PROVIDER::MODEL'"
         if wanted.provider_id not in {row.get("provider_id") for row in self._catalog.providers or ()}:
-            gone = f"its model {wanted.id} and the provider {wanted.provider_id} are not in the profile"
-            raise _Stays(f"{gone}: add the provider in the application first, or {mapped}")
+            gone = tr(
+                "its model {id} and the provider {provider_id} are not in the profile",
+                id=wanted.id,
+                provider_id=wanted.provider_id,
+            )
+            raise _Stays(tr("{gone}: add the provider in the application first, or {mapped}", gone=gone, mapped=mapped))
         if wanted.id not in self._word.recreated:
             again = f"--recreate-model '{wanted.id}'"
             command = shlex.join(["regraft", "rescue", argument(self._store.path), "--recreate-model", wanted.id])
-            message = f"its model {wanted.id} is not in the profile: add it in the application, or {again}, or {mapped}"
+            message = tr(
+                "its model {id} is not in the profile: add it in the application, or {again}, or {mapped}",
+                id=wanted.id,
+                again=again,
+                mapped=mapped,
+            )
             raise _Stays(message, command)
 
     # --- its draft with the profile's ids -----------------------------------------------------------------------------
@@ -255,7 +280,7 @@ class RescuePlanner:
             self.left.append(
                 Unresolved(
                     finding=finding,
-                    reason="several items of v1 may be this one",
+                    reason=tr("several items of v1 may be this one"),
                     base=base.key,
                     subject=str(row.get("id")),
                 )
@@ -297,15 +322,15 @@ class RescuePlanner:
                 taken.add(path or item.id)
                 yield material
             else:
-                reason = f"its path is {path}: {why}"
+                reason = tr("its path is {path}: {why}", path=path, why=why)
                 self.left.append(Unresolved(finding=v2.ITEM_NO_MATERIAL, reason=reason, base=base.key, subject=item.id))
 
 
 def _why_unfit(path: Any, taken: set[str]) -> str | None:
     """Return why a text cannot have a path; None where it can."""
     if path in taken:
-        return "another text in its index has that"
-    return None if is_safe(path) else "it leads out of the base"
+        return tr("another text in its index has that")
+    return None if is_safe(path) else tr("it leads out of the base")
 
 
 def _snapshot_names(base: Base, planned: BasePlan) -> FreeNames:

@@ -32,6 +32,7 @@ from regraft.formats.cherry_v2.catalog_generation import (
     read_tables,
 )
 from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.text import whole
 from repair.changes.plan import Action, RowsChange
@@ -159,9 +160,11 @@ class Statements:
                 try:
                     db.execute(f"{sql} WHERE {sqlite.still(db, known)}" if known else sql, values)
                 except apsw.ConstraintError as error:
-                    raise PlanOutdated(path=path, reason=f"its own rules refuse a row ({error})") from error
+                    raise PlanOutdated(
+                        path=path, reason=tr("its own rules refuse a row ({error})", error=error)
+                    ) from error
                 if db.changes() != 1:
-                    raise PlanOutdated(path=path, reason="a row was changed since the plan was made")
+                    raise PlanOutdated(path=path, reason=tr("a row was changed since the plan was made"))
 
         return apply
 
@@ -216,7 +219,9 @@ def rehearse(statements: Statements) -> None:
         try:
             statements.applied()(copy)
         except PlanOutdated as error:
-            raise ProfileUnknown(path=path, what=f"rules of its own: {error.facts['reason']}") from error
+            raise ProfileUnknown(
+                path=path, what=tr("rules of its own: {reason}", reason=error.facts["reason"])
+            ) from error
 
 
 def _copy_rows(source: apsw.Connection, copy: apsw.Connection, table: str, key: str, value: str) -> None:

@@ -10,6 +10,7 @@ from migrators.pipeline import preflight
 from migrators.pipeline.plan_model import ItemPlan
 from regraft.formats.cherry_v2.catalog_reader import StoredCatalog
 from regraft.formats.cherry_v2.item_data import data_of
+from regraft.language import tr
 from regraft.locate import RAW_FOLDER
 from regraft.report import notices
 from regraft.text import counted
@@ -75,7 +76,11 @@ class Maker:
             return
         path = self._store.root / base.index
         size = preflight.planned_bytes(plan)
-        message = f"carry {counted(plan.units, 'chunk')} of {counted(len(plan.materials), 'text')} into its index"
+        message = tr(
+            "carry {chunks} of {texts} into its index",
+            chunks=counted(plan.units, "chunk"),
+            texts=counted(len(plan.materials), "text"),
+        )
         action = Action(
             action="write-index",
             message=message,
@@ -109,7 +114,7 @@ class Maker:
             tree, folder, size = found
             action = Action(
                 action="restore-upload",
-                message=f"copy {path} from v1's files",
+                message=tr("copy {path} from v1's files", path=path),
                 base=key,
                 subject=name,
                 count=1,
@@ -125,7 +130,7 @@ class Maker:
                 name = f"{self._store.bases}/{key}/{RAW_FOLDER}/{one.path}"
                 action = Action(
                     action="write-snapshot",
-                    message=f"write the snapshot {one.path}",
+                    message=tr("write the snapshot {path}", path=one.path),
                     base=key,
                     subject=name,
                     count=1,
@@ -148,10 +153,10 @@ class Maker:
         if model.id not in self._models and self._store.catalog is not None:
             self._models.add(model.id)
             self.statements.insert_model(model, self._now)
-            message = f"add the model {model.id}, as you said"
+            message = tr("add the model {id}, as you said", id=model.id)
             self.rows.append(Action(action="add-model", message=message, base=base.key, subject=model.id))
         self.statements.complete_base(base.row, plan.dimensions, model.id)
-        message = f"complete the base, with vectors of {plan.dimensions} dimensions"
+        message = tr("complete the base, with vectors of {dimensions} dimensions", dimensions=plan.dimensions)
         self.rows.append(Action(action="complete-base", message=message, base=base.key, finding=base.finding))
 
     def _item_rows(self, rescued: Rescued) -> None:
@@ -165,7 +170,9 @@ class Maker:
             files = sum(one.group_id == item.id for one in new)
             if item.type == "directory":
                 self._set_prefix(rescued, item)
-                message = f"expand the folder {item.data['source']} into {counted(files, 'file')}"
+                message = tr(
+                    "expand the folder {source} into {files}", source=item.data["source"], files=counted(files, "file")
+                )
                 self.rows.append(
                     Action(
                         action="complete-folder", message=message, base=key, subject=item.id, finding=v2.ITEM_TOMBSTONE
@@ -175,7 +182,7 @@ class Maker:
                 self.rows.append(
                     Action(
                         action="complete-item",
-                        message=f"complete the file {item.data['source']}",
+                        message=tr("complete the file {source}", source=item.data["source"]),
                         base=key,
                         subject=item.id,
                     )
@@ -183,7 +190,7 @@ class Maker:
         for item in new:
             self.statements.insert_item(key, item, rescued.rows[str(item.group_id)])
         if new:
-            message = f"list {counted(len(new), 'file')} of its folders"
+            message = tr("list {files} of its folders", files=counted(len(new), "file"))
             self.rows.append(Action(action="insert-items", message=message, base=key, subject=None, count=len(new)))
 
     def _set_prefix(self, rescued: Rescued, item: ItemPlan) -> None:
@@ -216,13 +223,13 @@ class Maker:
             if message.code == notices.NOT_MIGRATED
         }
         for folder in _tombstones(rescued):
-            why = told.get(folder, "v1 has no rows of its files")
+            why = told.get(folder, tr("v1 has no rows of its files"))
             self.plan.left.append(
                 Unresolved(finding=v2.ITEM_TOMBSTONE, reason=why, base=key, subject=folder, severity="warning")
             )
         without = _without_text(rescued)
         if without:
-            message = f"v1 has no rows of {counted(len(without), 'completed item')}"
+            message = tr("v1 has no rows of {completed_items}", completed_items=counted(len(without), "completed item"))
             self.plan.left.append(
                 Unresolved(
                     finding=v2.ITEM_NO_MATERIAL,

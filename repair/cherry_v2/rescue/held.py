@@ -11,6 +11,7 @@ from regraft.errors import ProfileUnknown, SourceUnreadable
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.formats.cherry_v2.index.opening import UNREADABLE, demand_identity
+from regraft.language import tr
 from repair.changes.store import Store
 
 
@@ -40,7 +41,7 @@ def held_by(path: Path, base_id: str) -> Held | None:
     """
     if not sqlite.is_database(path) and sqlite.companions(path):
         # SQLite would work it into whatever file comes in this place.
-        raise SourceUnreadable(path=path, reason="only its log or journal is whole")
+        raise SourceUnreadable(path=path, reason=tr("only its log or journal is whole"))
     if not path.exists():
         return None
     try:
@@ -70,7 +71,12 @@ def demand_known_version(store: Store) -> None:
     highest = max(versions, key=lambda one: one[1], default=None)
     for found in (highest, newest):
         if found is not None and found[1] != SCHEMA_VERSION and (found is newest or found[1] > SCHEMA_VERSION):
-            what = f"an index of version {found[1]}, not {SCHEMA_VERSION}, in its base {found[2]}"
+            what = tr(
+                "an index of version {found}, not {schema_version}, in its base {found2}",
+                found=found[1],
+                schema_version=SCHEMA_VERSION,
+                found2=found[2],
+            )
             raise ProfileUnknown(path=store.root, what=what)
 
 

@@ -13,6 +13,7 @@ from migrators.pipeline.drafts import BaseDraft
 from regraft.errors import RegraftError, SourceNotMigratable
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
 from regraft.formats.cherry_v2.models import ModelOverrides
+from regraft.language import tr
 from regraft.report import notices
 from regraft.tree import is_plain_name
 from repair.changes.plan import Plan, Unresolved
@@ -48,7 +49,7 @@ def plan(store: Store, options: RescueOptions) -> Plan:
         SourceNotMigratable: there is something to bring back, and nothing is known of v1.
         ProfileUnknown: the profile is of another time than this regraft.
     """
-    advice = "give the application's profile folder; regraft migrate tries failed bases of a library again"
+    advice = tr("give the application's profile folder; regraft migrate tries failed bases of a library again")
     database = demand_profile(store, command="rescue", advice=advice)
     catalog = catalog_of(store)
     stranded, left = _stranded(store, catalog)
@@ -102,7 +103,11 @@ def _stranded(store: Store, catalog: StoredCatalog) -> tuple[list[Base], list[Un
             held = held_by(store.root / name, key)
         except RegraftError as error:
             if _finding(row, items, Held()) is not None:
-                left.append(Unresolved(finding=v2.UNREADABLE, reason=f"its index stays as it is: {error}", base=key))
+                left.append(
+                    Unresolved(
+                        finding=v2.UNREADABLE, reason=tr("its index stays as it is: {error}", error=error), base=key
+                    )
+                )
             continue
         finding = _finding(row, items, held)
         if finding is not None:
@@ -133,7 +138,9 @@ def _without_draft(stranded: list[Base], drafts: dict[str, BaseDraft], unsure: s
     """Yield the bases of which nobody can tell what they were in v1."""
     for base in stranded:
         if base.key not in drafts and base.finding != v2.ITEM_NO_MATERIAL:
-            yield base.left("several bases of v1 may be this one" if base.key in unsure else "v1 has no such base")
+            yield base.left(
+                tr("several bases of v1 may be this one") if base.key in unsure else tr("v1 has no such base")
+            )
 
 
 def _unused_words(v1: V1Left, model_overrides: ModelOverrides) -> list[Unresolved]:

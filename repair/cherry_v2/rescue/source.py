@@ -21,6 +21,7 @@ from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_table import StoreProblem, Survey
 from regraft.kinds import NAMES, V1_SOURCES, Kind
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.locate import Located, located
 from regraft.room import demand_room
@@ -44,7 +45,7 @@ class V1Left:
             StoreProblem: it cannot be used; the text says why.
             WorkFolderTooSmall: it is in an archive, and there is no room for it.
         """
-        problem = "does not exist"
+        problem = tr("does not exist")
         for tree, places in self.places:
             if places.vectors is None:
                 continue
@@ -57,12 +58,14 @@ class V1Left:
                 survey = cherry_v1.PIPELINE.table.survey(path)
                 if steady.mark_of(path) == mark:
                     return survey, path, tree, mark
-                problem = f"cannot be read: {steady.MOVED}"
+                problem = tr("cannot be read: {moved}", moved=steady.MOVED)
             except StoreProblem as found:
                 problem = str(found)
             except SourceUnreadable as found:
-                problem = f"cannot be read: {found.facts['reason']}"
-        raise StoreProblem(f"its vector file {draft.vector_file} {problem}")
+                problem = tr("cannot be read: {reason}", reason=found.facts["reason"])
+        raise StoreProblem(
+            tr("its vector file {vector_file} {problem}", vector_file=draft.vector_file, problem=problem)
+        )
 
     def hints(self, draft: BaseDraft, survey: Survey, now_ms: int) -> Hints:
         """Return what other files tell of a base."""
@@ -113,5 +116,7 @@ def _found(path: Path, keep: ExitStack) -> tuple[Located, V1State]:
         state = read_state(source.tree, source.places)
         if state.bases:
             return source, state
-    advice = "--v1 SOURCE gives one: a backup, a profile or an export of v1"
-    raise SourceNotMigratable(path=path, what=f"{NAMES[found.kind]} without knowledge bases of v1", advice=advice)
+    advice = tr("--v1 SOURCE gives one: a backup, a profile or an export of v1")
+    raise SourceNotMigratable(
+        path=path, what=tr("{names} without knowledge bases of v1", names=NAMES[found.kind]), advice=advice
+    )

@@ -26,6 +26,7 @@ from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.index.bulk import IndexBuilder
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.formats.cherry_v2.settings import read_base_settings
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.ledger.values import Count
 from regraft.locate import INDEX_FILE, RAW_FOLDER
@@ -106,7 +107,7 @@ def build(source: Source, wanted: RestoredBase, staged: Path, now_ms: int, progr
     durable.make_folders((new / _BASE / INDEX_FILE).parent, flush=False)
     try:
         builder = _Builder(source, wanted, new / _BASE, now_ms)
-        with stage(progress, "Collecting texts", len(source.items), "items"):
+        with stage(progress, tr("Collecting texts"), len(source.items), "items"):
             restored = builder.run(mark, progress)
         _keep_vectors(new / _BASE / INDEX_FILE, staged, 4 * wanted.dimensions)
         _verify(new / _BASE / INDEX_FILE, restored.base)
@@ -137,19 +138,19 @@ def _found(record: Path, mark: str, source: str, base: str) -> Restored:
 
 def _decoded(record: Path) -> Restored:
     if record.is_symlink() or not record.is_file() or record.stat().st_size > _LARGEST_RECORD:
-        raise OSError(errno.EINVAL, "it is no ordinary file, or far too large")
+        raise OSError(errno.EINVAL, tr("it is no ordinary file, or far too large"))
     return msgspec.json.decode(links.content(record), type=Restored)
 
 
 def _unfit(found: Restored, mark: str, source: str, base: str) -> str | None:
     if (found.mark, found.source, found.base) != (mark, source, base):
-        return "it is of another base"
+        return tr("it is of another base")
     paths = (*found.files, *found.guessed, *(item.path for item in found.items if item.path is not None))
     outside = [path for path in paths if path_problem(path.encode("utf-8", "surrogatepass")) is not None]
     if outside:
-        return f"it names {outside[0]!r}, which is no path below raw/"
+        return tr("it names {outside!r}, which is no path below raw/", outside=outside[0])
     if any(one.finding not in FINDINGS for one in found.left):
-        return "it names a finding that there is not"
+        return tr("it names a finding that there is not")
     return None
 
 
@@ -218,12 +219,15 @@ class _Builder:
             index.finish()
             bodies: Any = db.execute("SELECT count(DISTINCT embedding_text_hash) FROM search_text").get
             if old.problem is not None:
-                message = f"its index cannot be read as a whole ({old.problem}): what is missing in it came from raw/"
+                message = tr(
+                    "its index cannot be read as a whole ({problem}): what is missing in it came from raw/",
+                    problem=old.problem,
+                )
                 self._left.insert(0, Missing(v2.UNREADABLE, message))
         texts = sum(leaf.missing is None for leaf in leaves.values())
         if rows and not texts:
-            first = next((str(leaf.missing) for leaf in leaves.values()), "its folders are empty")
-            reason = f"none of its items has a text here; first, {first}"
+            first = next((str(leaf.missing) for leaf in leaves.values()), tr("its folders are empty"))
+            reason = tr("none of its items has a text here; first, {first}", first=first)
             raise NotRestored(path=self._source.store.path, base=self._source.key, reason=reason)
         return Restored(
             base=self._base,
@@ -257,9 +261,13 @@ class _Builder:
             if problem is None:
                 yield row, data
             else:
-                self._left.append(Missing(v2.ITEM_DATA, f"an item stays behind: {problem}", str(row.get("id"))))
+                self._left.append(
+                    Missing(v2.ITEM_DATA, tr("an item stays behind: {problem}", problem=problem), str(row.get("id")))
+                )
         if going:
-            self._left.append(Missing(v2.MATERIAL_ORPHAN, "items that are being deleted stay behind", severity="note"))
+            self._left.append(
+                Missing(v2.MATERIAL_ORPHAN, tr("items that are being deleted stay behind"), severity="note")
+            )
 
     # --- one item ----------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from regraft import embedders, sqlite
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, DimensionsMissing
+from regraft.language import tr
 from regraft.report.progress import Progress
 from repair.backfill.budget import Budget, Limits
 from repair.backfill.embedding import Embedding, Part
@@ -114,7 +115,7 @@ class _Filler:
         asked = self.asked
         with sqlite.reading(index) as db:
             base: Any = db.execute("SELECT base_id FROM meta").get
-        label = asked.name or "The new base"
+        label = asked.name or tr("The new base")
         opened = partial(backfill_scope.opened, index, str(base), label=label, dimensions=dimensions)
         settings = asked.settings
         with opened() as scope:

@@ -12,6 +12,7 @@ from checks.cherry_v2.catalog_rows import group_problem
 from regraft import identity
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import DATA, data_problem
+from regraft.language import tr
 from regraft.text import is_blank
 from repair.cherry_v2.rules.items import INTERRUPTED
 
@@ -47,9 +48,9 @@ def new_id(base: str, row: Row) -> str:
 def problem_of(row: Row) -> str | None:
     """Return what keeps an item from being copied; None where nothing does. Its row has what it holds."""
     if not isinstance(row.get("id"), str):
-        return "its id is no text"
+        return tr("its id is no text")
     if row.get("type") not in DATA:
-        return f"its type is {row.get('type')}"
+        return tr("its type is {get}", get=row.get("type"))
     return data_problem(row)
 
 

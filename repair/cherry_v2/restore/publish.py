@@ -12,6 +12,7 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.index_file import Expected, audit_index
 from regraft import sqlite
 from regraft.errors import NotRestored, PlanOutdated, VerificationFailed
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.locate import RAW_FOLDER
 from regraft.report import notices
@@ -37,9 +38,11 @@ def place_of(source: Source, wanted: RestoredBase) -> Path:
     """
     base = wanted.base_id(source.key)
     if base in source.bases:
-        reason = (
-            f"that was done: base {base} has {wanted.model_id}; regraft backfill makes vectors that it lacks, and"
-            " --name or another model makes another base"
+        reason = tr(
+            "that was done: base {base} has {model_id}; regraft backfill makes vectors that it "
+            "lacks, and --name or another model makes another base",
+            base=base,
+            model_id=wanted.model_id,
         )
         raise NotRestored(path=source.store.path, base=source.key, reason=reason)
     return source.store.own / RESTORING / base
@@ -67,16 +70,27 @@ def plan(source: Source, wanted: RestoredBase, restored: Restored, staged: Path,
     base, index = restored.base, restored.index(staged)
     source.store.names[base] = wanted.name or str(source.row.get("name"))
     if source.mark() != restored.mark:
-        raise PlanOutdated(path=source.index.parent.parent, reason="the base was changed while its texts were embedded")
+        raise PlanOutdated(
+            path=source.index.parent.parent, reason=tr("the base was changed while its texts were embedded")
+        )
     missing = _missing(index, base, wanted.dimensions)
     name = source.folder(base)
     copied = sum((source.raw / path).stat().st_size for path in restored.files)
     size = copied + files.size_of(restored.folder(staged))
-    message = f"write the base: {counted(restored.texts, 'text')} in {counted(restored.units, 'unit')}, and"
-    message = f"{message} {counted(len(restored.files), 'file')} of the old one"
+    message = tr(
+        "write the base: {texts} in {units}, and",
+        texts=counted(restored.texts, "text"),
+        units=counted(restored.units, "unit"),
+    )
+    message = tr("{message_} {files} of the old one", message_=message, files=counted(len(restored.files), "file"))
     action = Action(action="write-base", message=message, base=base, subject=name, count=restored.units, bytes=size)
     guesses = [
-        Action(action="guess-encoding", message=f"read {path} as {encoding}, by its letters", base=base, subject=path)
+        Action(
+            action="guess-encoding",
+            message=tr("read {path} as {encoding}, by its letters", path=path, encoding=encoding),
+            base=base,
+            subject=path,
+        )
         for path, encoding in restored.guessed.items()
     ]
     make = _make(restored.folder(staged), source.raw, restored.files)
@@ -85,7 +99,7 @@ def plan(source: Source, wanted: RestoredBase, restored: Restored, staged: Path,
     made.left += _left(restored)
     promised = errors()
     if missing:
-        message = f"{counted(missing, 'body')} without a vector"
+        message = tr("{bodys} without a vector", bodys=counted(missing, "body"))
         made.left.append(
             Unresolved(
                 finding=v2.VECTOR_MISSING, reason=message, base=base, subject=None, count=missing, severity="error"
@@ -134,7 +148,7 @@ def _make(built: Path, raw: Path, paths: tuple[str, ...]) -> Callable[[Path], No
             try:
                 durable.copy_file(raw / path, target)
             except FileNotFoundError as error:
-                raise PlanOutdated(path=raw / path, reason="it is gone") from error
+                raise PlanOutdated(path=raw / path, reason=tr("it is gone")) from error
 
     return make
 

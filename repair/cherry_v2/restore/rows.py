@@ -12,6 +12,7 @@ from regraft.formats.cherry_v2.catalog import ModelRow
 from regraft.formats.cherry_v2.catalog_generation import BASES, ITEMS, PROVIDERS
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.models import SEPARATOR, is_model_id
+from regraft.language import tr
 from regraft.text import counted, is_blank
 from repair.changes.plan import Action, RowsChange
 from repair.changes.store import Store
@@ -62,7 +63,11 @@ def new_rows(source: Source, wanted: RestoredBase, items: Sequence[ItemCopy], no
             # Of an item that gets another path, what was indexed under the old one is no concern any more.
             moved = "json_set(json_remove(data, '$.indexedRelativePath'), '$.relativePath', ?)"
             statements.made.append((f"UPDATE knowledge_item SET data = {moved} WHERE id = ?", (item.path, item.id), ()))
-    message = f"list it with the model {wanted.model_id}, {wanted.dimensions} dimensions, and"
+    message = tr(
+        "list it with the model {model_id}, {dimensions} dimensions, and",
+        model_id=wanted.model_id,
+        dimensions=wanted.dimensions,
+    )
     message = f"{message} {counted(len(items), 'item')}"
     actions.append(
         Action(
@@ -98,18 +103,27 @@ def model_change(store: Store, base_id: str, model_id: str, dimensions: int, now
     except ModelUnfit as reason:
         raise ModelNotSet(path=store.path, base=source.key, reason=reason) from reason
     statements.set_model(row, model_id, dimensions, now_ms)
-    message = f"give it the model {model_id} with {dimensions} dimensions, searched by both lanes"
+    message = tr(
+        "give it the model {model_id} with {dimensions} dimensions, searched by both lanes",
+        model_id=model_id,
+        dimensions=dimensions,
+    )
     actions.append(Action(action="update-base", message=message, base=source.key))
     return _change(source, statements, actions)
 
 
 def _keeps_it_without(source: Source) -> str | None:
     row = source.row
-    again = "regraft restore makes a new base of its texts"
+    again = tr("regraft restore makes a new base of its texts")
     if row.get("status") != "completed":
-        return f"it failed ({row.get('error')}); {again}"
+        return tr("it failed ({get}); {again}", get=row.get("error"), again=again)
     if row.get("embedding_model_id") is not None:
-        return f"it has {row['embedding_model_id']} with {row.get('dimensions')} dimensions; {again} with another one"
+        return tr(
+            "it has {embedding_model_id} with {get} dimensions; {again} with another one",
+            embedding_model_id=row["embedding_model_id"],
+            get=row.get("dimensions"),
+            again=again,
+        )
     return None
 
 
@@ -123,21 +137,29 @@ def _model(source: Source, model: str, base: str, statements: Statements, now_ms
         ModelUnfit
     """
     if not is_model_id(model):
-        raise ModelUnfit(f"{model} is no model's id; write it as provider::model")
+        raise ModelUnfit(tr("{model} is no model's id; write it as provider::model", model=model))
     if model in source.models:
         return
     provider, _, name = model.partition(SEPARATOR)
     if source.store.is_profile and provider not in source.providers:
-        raise ModelUnfit(f"the profile has no provider {provider}; add it in the application first")
+        raise ModelUnfit(
+            tr("the profile has no provider {provider}; add it in the application first", provider=provider)
+        )
     with sqlite.reading(source.catalog) as db:
         query = "SELECT id FROM user_model WHERE provider_id = ? AND model_id = ?"
         other: Any = db.execute(query, (provider, name)).get
     if other is not None:
-        raise ModelUnfit(f"the provider {provider} has that model as {other}; give --model {other}")
+        raise ModelUnfit(
+            tr(
+                "the provider {provider} has that model as {other}; give --model {other}",
+                provider=provider,
+                other=other,
+            )
+        )
     if provider not in source.providers:
         statements.insert_provider(provider, now_ms)
     statements.insert_model(ModelRow(id=model, provider_id=provider, model_id=name, name=name, group=None), now_ms)
-    yield Action(action="insert-model", message=f"add the model {model}", base=base, subject=model)
+    yield Action(action="insert-model", message=tr("add the model {model}", model=model), base=base, subject=model)
 
 
 def _change(source: Source, statements: Statements, actions: list[Action]) -> RowsChange:

@@ -21,6 +21,7 @@ from regraft.formats.cherry_v2.index.opening import UNREADABLE
 from regraft.formats.cherry_v2.index.units import cut
 from regraft.formats.cherry_v2.layout import DATA_FOLDER, INDEX_FILE, RAW_FOLDER
 from regraft.kinds import NAMES
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.locate import KNOWLEDGE_FOLDER
 from regraft.text import decode_utf8, is_blank, path_text, shown
@@ -100,14 +101,17 @@ def read_source(store: Store, wanted: str | None) -> Source:
         NotRestored: its texts are in the table of a preview build.
     """
     if store.catalog is None:
-        what, advice = f"{NAMES[store.found.kind]} without a catalog", "give the library or profile that it is of"
+        what, advice = (
+            tr("{names} without a catalog", names=NAMES[store.found.kind]),
+            tr("give the library or profile that it is of"),
+        )
         raise NotChanged(path=store.path, what=what, command="restore", advice=advice)
     catalog = catalog_of(store, data=False)
     rows = {base_key(row): row for row in catalog.bases}
     key = _chosen(store, rows, wanted)
     one = store.stores.get(key)
     if one is not None and one.look.layout is Layout.PREVIEW:
-        reason = (
+        reason = tr(
             "its texts are in the table of a preview build; regraft upgrade brings them to the current layout first"
         )
         raise NotRestored(path=store.path, base=key, reason=reason)
@@ -125,8 +129,8 @@ def _chosen(store: Store, rows: dict[str, Row], wanted: str | None) -> str:
     if wanted is None and len(rows) == 1:
         return next(iter(rows))
     if wanted is None:
-        problem = f"{shown(store.path)} has {len(rows)} bases"
-        raise WrongUsage(problem=problem, hint=f"give --base, one of {', '.join(rows)}")
+        problem = tr("{path} has {rows} bases", path=shown(store.path), rows=len(rows))
+        raise WrongUsage(problem=problem, hint=tr("give --base, one of {rows}", rows=", ".join(rows)))
     return meant(wanted, {base: str(row.get("name")) for base, row in rows.items()})
 
 

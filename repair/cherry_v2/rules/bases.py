@@ -11,6 +11,7 @@ from typing import Any
 
 from checks.cherry_v2.catalog_rows import MODES, base_problem
 from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.language import tr
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE
 from regraft.text import is_blank
 from repair.cherry_v2.rules.evidence import Evidence
@@ -41,7 +42,7 @@ def mended(row: Row, models: Collection[Any] | None, evidence: Evidence) -> Colu
 def dimensions(evidence: Evidence) -> Columns | str:
     """Return the dimensions that the vectors of a base have, or why that cannot be told."""
     found = evidence.vectors()
-    return {"dimensions": found} if found else "its vectors are not all of one length"
+    return {"dimensions": found} if found else tr("its vectors are not all of one length")
 
 
 def _is_length(value: object) -> bool:
@@ -55,7 +56,7 @@ def _mend_status(new: Row, models: Collection[Any] | None, evidence: Evidence) -
     if evidence.is_readable:
         new["status"], new["error"] = "completed", None
     elif not evidence.is_missing:
-        return "its index cannot be read, so that nobody knows whether it failed"
+        return tr("its index cannot be read, so that nobody knows whether it failed")
     else:
         new["status"] = "failed"
         new["error"] = _why_failed(new.get("embedding_model_id"), models) if is_blank(error) else error
@@ -72,12 +73,12 @@ def _mend_search(new: Row, vectors: int | None) -> str | None:
     """Make model, dimensions and search mode of a completed base go together."""
     if new.get("embedding_model_id") is None:
         if vectors != 0:
-            return "it has no model, and which one made its vectors is not known"
+            return tr("it has no model, and which one made its vectors is not known")
         new["dimensions"] = None
         if "search_mode" in new:
             new["search_mode"] = "bm25"
     elif new["dimensions"] is None:
-        return "its vectors are not all of one length" if vectors is None else "it has no vectors to tell by"
+        return tr("its vectors are not all of one length") if vectors is None else tr("it has no vectors to tell by")
     # Only a base that is searched in this mode has the share of its two lanes.
     if "search_mode" in new and new["search_mode"] not in MODES and new.get("hybrid_alpha") is not None:
         new["search_mode"] = "hybrid"

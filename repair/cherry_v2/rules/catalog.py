@@ -22,6 +22,7 @@ from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_key, read_catalog
 from regraft.formats.cherry_v2.item_data import data_problem
+from regraft.language import tr
 from regraft.text import counted
 from repair.changes.found import Findings, Mends
 from repair.changes.plan import Action, RowsChange, Unresolved
@@ -53,7 +54,7 @@ def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[lis
     try:
         made.mend(wanted)
     except (CatalogProblem, apsw.Error, OSError, UnicodeDecodeError) as problem:
-        message = f"the catalog cannot be read as a whole: {problem}"
+        message = tr("the catalog cannot be read as a whole: {problem}", problem=problem)
         stays = ((name, base) for base, names in wanted.items() for name in sorted(names))
         return [], [Unresolved.registered(name, message, base=base) for name, base in stays], set()
     return made.changes(store.catalog), made.left(), made.resolves(wanted)
@@ -182,7 +183,7 @@ class _Mender:
                 )
                 row.update(found)
                 values = ", ".join(f"{key} {'NULL' if value is None else value}" for key, value in found.items())
-                self._actions["update-bases", f"set {values}", "base", base, name] += 1
+                self._actions["update-bases", tr("set {values}", values=values), "base", base, name] += 1
 
     def _mend_items(
         self, db: apsw.Connection, base_row: Row, names: set[str], is_running: bool, evidence: Evidence
@@ -212,9 +213,15 @@ class _Mender:
         noun = "folder" if row["type"] == "directory" else "item"
         if finding is not None:
             error = f" ({row['error']})" if row["error"] in (rules_items.INTERRUPTED, rules_items.NO_REASON) else ""
-            self._actions["update-items", f"set {{n}} to {row['status']}{error}", noun, base, finding] += 1
+            self._actions[
+                "update-items",
+                tr("set {{n}} to {status}{error}", status=row["status"], error=error),
+                noun,
+                base,
+                finding,
+            ] += 1
         if problem is not None:
-            message = f"move {{n}} to the top: {problem}"
+            message = tr("move {{n}} to the top: {problem}", problem=problem)
             self._actions["move-items", message, noun, base, v2.ITEM_CONTAINER] += 1
 
     def _items(self, db: apsw.Connection, base: Any) -> tuple[list[int], Items]:
@@ -234,11 +241,16 @@ class _Mender:
                 continue
             text = rules_data.mended(item, evidence)
             if text is None:
-                self._leave(v2.ITEM_DATA, f"{problem}, and nothing else tells what they have to be", base, item["id"])
+                self._leave(
+                    v2.ITEM_DATA,
+                    tr("{problem}, and nothing else tells what they have to be", problem=problem),
+                    base,
+                    item["id"],
+                )
                 continue
             made.digests[rowid] = _digest(text)
             self._bytes += len(text) + len(str(item["data"]))
-            self._actions["update-items", "write the data of {n} anew", str(item["type"]), base, v2.ITEM_DATA] += 1
+            self._actions["update-items", tr("write the data of {n} anew"), str(item["type"]), base, v2.ITEM_DATA] += 1
         if made.digests:
             self._data.append(made)
 
@@ -264,7 +276,7 @@ class _Mender:
 
     def _demand(self, condition: bool) -> None:
         if not condition:
-            raise PlanOutdated(path=self._path, reason="its rows are not those that were planned with")
+            raise PlanOutdated(path=self._path, reason=tr("its rows are not those that were planned with"))
 
 
 #: The items of a base in their order; a damaged index on them is of no use.

@@ -21,6 +21,7 @@ from checks.cherry_v2 import vectors
 from regraft import guarding, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
+from regraft.language import tr
 from regraft.text import counted
 from repair.changes.plan import Action, RowsChange, Unresolved
 from repair.cherry_v2.rules import keys
@@ -38,27 +39,27 @@ BLOCKING = {v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION}
 _FLAWS = (v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO)
 #: Of each action: the finding that it mends, what it says with the number of things, the thing, the tables it changes.
 _ACTIONS = {
-    "settle-journal": (v2.HOT_JOURNAL, "take {n} back", "unfinished transaction", ()),
-    "write-identity": (v2.META_MISSING, "write {n} with the base's id", "identity row", ("meta",)),
-    "restore-contents": (v2.CONTENT_HASH, "give {n} back what its hash says", "text", ("content",)),
+    "settle-journal": (v2.HOT_JOURNAL, tr("take {n} back"), "unfinished transaction", ()),
+    "write-identity": (v2.META_MISSING, tr("write {n} with the base's id"), "identity row", ("meta",)),
+    "restore-contents": (v2.CONTENT_HASH, tr("give {n} back what its hash says"), "text", ("content",)),
     "rekey-contents": (
         v2.CONTENT_HASH,
-        "store {n} under its true hash",
+        tr("store {n} under its true hash"),
         "text",
         ("content", "material", "search_unit", "search_text"),
     ),
-    "link-contents": (v2.NO_CONTENT, "have {n} name the text of its units", "material", ("material",)),
-    "rename-materials": (v2.PATH_UNSAFE, "give {n} a path below raw/", "material", ("material",)),
-    "place-units": (v2.UNIT_OFFSETS, "place {n} where the text holds its body", "unit", ("search_unit",)),
-    "number-units": (v2.UNIT_GAP, "number {n} anew", "unit", ("search_unit",)),
-    "link-bodies": (v2.NO_BODY, "give {n} back to its unit", "body", ("search_text",)),
-    "write-bodies": (v2.NO_BODY, "write {n} from the text of its unit", "body", ("search_text",)),
-    "restore-bodies": (v2.BODY_HASH, "give {n} back what was embedded", "body", ("search_text",)),
-    "rehash-bodies": (v2.BODY_HASH, "give {n} its true hash", "body", ("search_text",)),
-    "rekey-units": (v2.UNIT_ID, "give {n} the id that follows", "unit", ("search_unit", "search_text")),
-    "rekey-bodies": (v2.BODY_ID, "give {n} the id that follows", "body", ("search_text",)),
-    "number-bodies": (v2.BODY_ROWID, "number {n} for the full-text index", "body", ("search_text",)),
-    "rebuild-full-text": (v2.FTS_DESYNC, "build {n} anew", "full-text index", ()),
+    "link-contents": (v2.NO_CONTENT, tr("have {n} name the text of its units"), "material", ("material",)),
+    "rename-materials": (v2.PATH_UNSAFE, tr("give {n} a path below raw/"), "material", ("material",)),
+    "place-units": (v2.UNIT_OFFSETS, tr("place {n} where the text holds its body"), "unit", ("search_unit",)),
+    "number-units": (v2.UNIT_GAP, tr("number {n} anew"), "unit", ("search_unit",)),
+    "link-bodies": (v2.NO_BODY, tr("give {n} back to its unit"), "body", ("search_text",)),
+    "write-bodies": (v2.NO_BODY, tr("write {n} from the text of its unit"), "body", ("search_text",)),
+    "restore-bodies": (v2.BODY_HASH, tr("give {n} back what was embedded"), "body", ("search_text",)),
+    "rehash-bodies": (v2.BODY_HASH, tr("give {n} its true hash"), "body", ("search_text",)),
+    "rekey-units": (v2.UNIT_ID, tr("give {n} the id that follows"), "unit", ("search_unit", "search_text")),
+    "rekey-bodies": (v2.BODY_ID, tr("give {n} the id that follows"), "body", ("search_text",)),
+    "number-bodies": (v2.BODY_ROWID, tr("number {n} for the full-text index"), "body", ("search_text",)),
+    "rebuild-full-text": (v2.FTS_DESYNC, tr("build {n} anew"), "full-text index", ()),
 }
 _ROWS_OF = ("meta", "content", "material", "search_unit", "search_text", "embedding")
 #: What SQLite says of a value that a column does not allow.
@@ -128,7 +129,7 @@ def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Unresol
     with sqlite.reading(path, vectors=True) as db:
         broken = _broken_tree(db)
         if broken is not None:
-            reason = f"SQLite itself finds the file damaged ({broken}): a backup of it helps"
+            reason = tr("SQLite itself finds the file damaged ({broken}): a backup of it helps", broken=broken)
             return None, tuple(
                 _left(target, name, reason, target.found[name])
                 for name in sorted(target.wanted.intersection(target.found))
@@ -136,7 +137,7 @@ def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Unresol
         db.execute("PRAGMA query_only = 0")
         planned = _worked_out(db, target)
     if planned is None:
-        reason = "two rows would have one id afterwards: a person has to look at them"
+        reason = tr("two rows would have one id afterwards: a person has to look at them")
         names = sorted(target.wanted.intersection(target.found))
         return None, tuple(_left(target, name, reason, 1) for name in names)
     if not planned.actions:
@@ -145,7 +146,7 @@ def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Unresol
     def apply(db: apsw.Connection) -> None:
         sqlite.load_vectors(db)
         if _worked_out(db, target) != planned:
-            raise PlanOutdated(path=path, reason="other rows would be mended now than were planned")
+            raise PlanOutdated(path=path, reason=tr("other rows would be mended now than were planned"))
         _write(db, target)
 
     made = RowsChange(
@@ -220,7 +221,7 @@ def _worked_out(db: apsw.Connection, target: Target) -> Outcome | None:
 def _other_mends(job: Job, target: Target) -> None:
     if job.wants(v2.META_MISSING):
         if target.folder is None:
-            job.leave(v2.META_MISSING, "the file is in no base's folder, so that nobody knows the base's id")
+            job.leave(v2.META_MISSING, tr("the file is in no base's folder, so that nobody knows the base's id"))
         else:
             job.done["write-identity"] += 1
     job.done["settle-journal"] += int(job.wants(v2.HOT_JOURNAL))
@@ -270,11 +271,11 @@ def _drop_vectors(job: Job, target: Target) -> Iterator[Action]:
                 (flaw, rid, is_sure or flaw != v2.VECTOR_LENGTH),
             )
             if not db.changes():
-                job.leave(v2.VECTOR_LENGTH, "which of the lengths is the base's is not known")
+                job.leave(v2.VECTOR_LENGTH, tr("which of the lengths is the base's is not known"))
     for flaw, count, size in db.execute(
         "SELECT flaw, count(*), sum(bytes) FROM temp.m_vector GROUP BY flaw ORDER BY flaw"
     ):
-        message = f"delete {counted(count, 'vector')} that can never be right, to be embedded anew"
+        message = tr("delete {vectors} that can never be right, to be embedded anew", vectors=counted(count, "vector"))
         yield Action(
             action="delete-embeddings",
             message=message,
@@ -298,7 +299,7 @@ _ASIDE = (
     (
         v2.UNIT_CONTENT,
         "unit",
-        "of another text than the material, or of no material",
+        tr("of another text than the material, or of no material"),
         """SELECT count(*) FROM temp.m_unit u LEFT JOIN temp.m_material m ON m.id = u.material WHERE m.rid IS NULL
              OR (ifnull(m.new_content, m.content) IS NOT NULL
                  AND u.content IS NOT ifnull(m.new_content, m.content))""",
@@ -306,16 +307,16 @@ _ASIDE = (
     (
         v2.CONTENT_ORPHAN,
         "text",
-        "that neither a material nor a unit names",
+        tr("that neither a material nor a unit names"),
         """SELECT count(*) FROM temp.m_known k WHERE NOT EXISTS (SELECT 1 FROM temp.m_unit u WHERE u.content = k.key)
               AND k.key NOT IN (SELECT ifnull(new_content, content) FROM temp.m_material
                                  WHERE ifnull(new_content, content) IS NOT NULL)""",
     ),
-    (v2.BODY_ORPHAN, "body", "whose unit is gone", "SELECT count(*) FROM temp.m_body WHERE unit IS NULL"),
+    (v2.BODY_ORPHAN, "body", tr("whose unit is gone"), "SELECT count(*) FROM temp.m_body WHERE unit IS NULL"),
     (
         v2.VECTOR_MISSING,
         "body",
-        "without a vector: to be embedded anew",
+        tr("without a vector: to be embedded anew"),
         """SELECT count(*) FROM temp.m_body b WHERE NOT EXISTS (SELECT 1 FROM main.embedding e
             WHERE e.embedding_text_hash = ifnull(b.new_hash, b.hash)
               AND NOT EXISTS (SELECT 1 FROM temp.m_vector v WHERE v.rid = e.rowid))""",
@@ -323,7 +324,7 @@ _ASIDE = (
     (
         v2.VECTOR_ORPHAN,
         "vector",
-        "that no body names",
+        tr("that no body names"),
         """SELECT count(*) FROM main.embedding e WHERE NOT EXISTS (SELECT 1 FROM temp.m_vector v WHERE v.rid = e.rowid)
               AND NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE ifnull(b.new_hash, b.hash) = +e.embedding_text_hash)""",
     ),

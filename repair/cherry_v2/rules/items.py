@@ -15,6 +15,7 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import ACTIVE, group_problem, is_foreign, status_problem
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import DATA
+from regraft.language import tr
 from regraft.text import is_blank
 
 INTERRUPTED = "indexing_interrupted"
@@ -55,8 +56,12 @@ def mend_statuses(items: Items, is_running: bool, is_indexed: IsIndexed) -> None
         inside = [child.get("status") for child in children.get(row.get("id"), ())]
         found = _settled(row, any(status != "deleting" for status in inside), is_indexed)
         if found is None:
-            reason = f"its type is {row.get('type')}" if row.get("type") not in DATA else "its index cannot be read"
-            items.leave(v2.ITEM_STATUS, f"{reason}, so that nobody knows how it is doing", row)
+            reason = (
+                tr("its type is {get}", get=row.get("type"))
+                if row.get("type") not in DATA
+                else tr("its index cannot be read")
+            )
+            items.leave(v2.ITEM_STATUS, tr("{reason}, so that nobody knows how it is doing", reason=reason), row)
             continue
         row["status"], row["error"] = found
         items.statuses[number] = v2.ITEM_STATUS
@@ -97,7 +102,7 @@ def mend_folders(items: Items) -> None:
             continue
         above = by_id.get(row.get("group_id"))
         if above is not None and above.get("type") not in DATA:
-            items.leave(v2.ITEM_CONTAINER, f"the item that it is in is of type {above.get('type')}", row)
+            items.leave(v2.ITEM_CONTAINER, tr("the item that it is in is of type {get}", get=above.get("type")), row)
         elif above is not None and above.get("type") == "directory":
             inside_itself.append(row)
         else:
@@ -112,12 +117,12 @@ def _open_circles(items: Items, inside_itself: list[Row], by_id: dict[Any, Row])
     for row in inside_itself:
         circle = _circle(row, by_id)
         if any(one.get("type") not in DATA for one in circle):
-            items.leave(v2.ITEM_CONTAINER, "one of the items that it is in is of an unknown type", row)
+            items.leave(v2.ITEM_CONTAINER, tr("one of the items that it is in is of an unknown type"), row)
         elif circle:
             # Ids of items begin with the time at which they were made, and a folder is made before what is inside.
             oldest = min(circle, key=lambda one: str(one.get("id")))
             oldest["group_id"] = None
-            items.moves[places[oldest.get("id")]] = "inside itself"
+            items.moves[places[oldest.get("id")]] = tr("inside itself")
 
 
 def _circle(row: Row, by_id: dict[Any, Row]) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from checks.cherry_v2 import findings as v2
+from regraft.language import tr
 from repair.cherry_v2.rules.workbench import DERIVED, Job
 
 _BODILESS = "NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE b.unit = m_unit.rid)"
@@ -58,7 +59,7 @@ def link_contents(job: Job) -> None:
         f"UPDATE temp.m_material SET new_content = ({units.format('min(u.content)')}) WHERE {bare} AND ({agreed})",
     )
     left = job.count(f"SELECT count(*) FROM temp.m_material WHERE {bare}")
-    job.leave(v2.NO_CONTENT, "its units do not agree on a text that is there", left)
+    job.leave(v2.NO_CONTENT, tr("its units do not agree on a text that is there"), left)
 
 
 def order_units(job: Job) -> None:
@@ -100,7 +101,7 @@ def number_units(job: Job) -> None:
     order_units(job)
     job.done["number-units"] += job.count("SELECT count(*) FROM temp.m_unit WHERE idx IS NOT was_idx")
     left = job.count("SELECT count(*) FROM temp.m_gap WHERE NOT (by_place OR by_number)")
-    job.leave(v2.UNIT_GAP, "neither numbers nor places tell the order of its units, or it is gone", left)
+    job.leave(v2.UNIT_GAP, tr("neither numbers nor places tell the order of its units, or it is gone"), left)
 
 
 def rekey_units(job: Job) -> None:
@@ -113,7 +114,7 @@ def rekey_units(job: Job) -> None:
     )
     if wanted or job.count("SELECT max(touched) FROM temp.m_unit"):
         left = job.count(f"SELECT count(*) FROM temp.m_unit WHERE new_id IS NULL AND {DERIVED} IS NOT id")
-        job.leave(v2.UNIT_ID, "its material, text or body is not known, and its id may still tell", left)
+        job.leave(v2.UNIT_ID, tr("its material, text or body is not known, and its id may still tell"), left)
 
 
 def rekey_bodies(job: Job) -> None:
@@ -133,7 +134,7 @@ def rekey_bodies(job: Job) -> None:
     job.done["rekey-bodies"] += job.count(f"SELECT count(*) FROM temp.m_body WHERE NOT is_new AND {changed}")
     if wanted:
         left = job.count(f"SELECT count(*) FROM temp.m_body WHERE new_id IS NULL AND {derived} IS NOT id")
-        job.leave(v2.BODY_ID, "one of the fields that its id follows from is missing", left)
+        job.leave(v2.BODY_ID, tr("one of the fields that its id follows from is missing"), left)
 
 
 #: What cannot be a number in the full-text index, or has one above it.

@@ -24,6 +24,7 @@ from regraft import links, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import data_of
+from regraft.language import tr
 from regraft.ledger import durable
 from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
 from regraft.text import counted, decode_utf8
@@ -88,7 +89,7 @@ def renamed(root: Path, base: str, index: str, raw: str, items: Sequence[Row] | 
             new = files.free_name(material.raw, taken | names)
             found.items += _new_paths(material.id, item, path, new)
         elif path in taken:
-            reason = f"another material has the path of its item, {path}"
+            reason = tr("another material has the path of its item, {path}", path=path)
             found.left.append(Unresolved.registered(v2.PATH_UNSAFE, reason, base=base, subject=material.id))
             continue
         else:
@@ -158,7 +159,7 @@ class FileRename:
         if not os.path.lexists(target):
             action = Action(
                 action="move-files",
-                message=f"move a file to {new}",
+                message=tr("move a file to {new}", new=new),
                 base=self._base,
                 subject=new,
                 bytes=size,
@@ -215,7 +216,7 @@ def catalog_change(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) -
     actions = tuple(
         Action(
             action="rename-items",
-            message=f"give {counted(len(of_base), 'item')} a path below raw/",
+            message=tr("give {items} a path below raw/", items=counted(len(of_base), "item")),
             base=base,
             subject=None,
             count=len(of_base),
@@ -235,7 +236,9 @@ def catalog_change(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) -
                 (path.new, path.item, base, path.old),
             )
             if db.changes() != 1:
-                raise PlanOutdated(path=root / catalog, reason=f"the path of the item {path.item} is another one now")
+                raise PlanOutdated(
+                    path=root / catalog, reason=tr("the path of the item {item} is another one now", item=path.item)
+                )
 
     size = 2 * sum(len(path.new) for _, path in _each(paths)) + 4096
     return RowsChange(path=catalog, actions=actions, apply=apply, tables=("knowledge_item",), bytes=size)

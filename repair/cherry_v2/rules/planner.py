@@ -21,6 +21,7 @@ from checks.cherry_v2 import foreign_schema
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
+from regraft.language import tr
 from regraft.report import notices
 from regraft.text import argument
 from repair.changes import foreign_definitions
@@ -100,7 +101,7 @@ class _Planner:
                 try:
                     yield from self._of_index(base, one, moved)
                 except (apsw.Error, OSError, UnicodeDecodeError) as error:
-                    self._leave_all(base, f"the index cannot be read as a whole: {error}", None)
+                    self._leave_all(base, tr("the index cannot be read as a whole: {error}", error=error), None)
 
     def _of_index(self, base: str, one: layout.Store, moved: dict[str, Renamed]) -> Iterator[RowsChange]:
         found = self._counts(base)
@@ -136,7 +137,7 @@ class _Planner:
     def _renamed(self, base: str, one: layout.Store) -> Renamed:
         store, catalog = self._store, self._catalog
         if store.catalog is not None and (catalog is None or catalog.items is None):
-            reason = "the catalog cannot be read, which has the path, too"
+            reason = tr("the catalog cannot be read, which has the path, too")
             return Renamed(left=[Unresolved.registered(v2.PATH_UNSAFE, reason, base=base)])
         items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
         return rules_paths.renamed(store.root, base, one.name, one.raw, items)
@@ -164,8 +165,10 @@ class _Planner:
 
     def _leave_blocked(self, base: str, found: Collection[str]) -> None:
         upgrades = {v2.UNREADABLE, v2.CORRUPT}.isdisjoint(found)
-        reason = "the layout of the file is not whole" if upgrades else "the file is damaged"
-        self._leave_all(base, f"{reason}: that has to be mended first", "upgrade" if upgrades else None)
+        reason = tr("the layout of the file is not whole") if upgrades else tr("the file is damaged")
+        self._leave_all(
+            base, tr("{reason}: that has to be mended first", reason=reason), "upgrade" if upgrades else None
+        )
 
     def _leave_all(self, base: str, reason: str, command: str | None) -> None:
         repair = None if command is None else f"regraft {command} {shlex.quote(argument(self._store.path))}"
@@ -186,7 +189,7 @@ class _Planner:
             try:
                 paths = self._paths_of(base)
             except (apsw.Error, OSError, UnicodeDecodeError) as error:
-                paths.leave(f"its index cannot be read: {error}", None, finding.count)
+                paths.leave(tr("its index cannot be read: {error}", error=error), None, finding.count)
             self._plan.left += paths.left
             self._plan.resolves |= set() if paths.left else {(v2.ITEM_PATH_IS_ID, base)}
             made.append(paths)
@@ -196,7 +199,7 @@ class _Planner:
         one = self._store.stores.get(base)
         paths = NewPaths(base)
         if not index.BLOCKING.isdisjoint(self._counts(base)) or (one and one.look.layout is not Layout.CURRENT):
-            paths.leave("its index is damaged, or of another layout: that has to be mended first", None)
+            paths.leave(tr("its index is damaged, or of another layout: that has to be mended first"), None)
             return paths
         items = [] if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])
         self._materials[base] = {} if one is None else materials_of(self._store.root / one.name)

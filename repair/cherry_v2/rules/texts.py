@@ -14,6 +14,7 @@ import apsw
 
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import texts
+from regraft.language import tr
 from repair.cherry_v2.rules.workbench import DERIVED, Job, digest, text_of
 
 #: SQLite's longest text, in bytes.
@@ -180,7 +181,7 @@ def _rekey(job: Job) -> None:
     )
     job.done["rekey-contents"] += job.count("SELECT count(*) FROM temp.m_content WHERE state = 'rekeyed'")
     left = job.count("SELECT count(*) FROM temp.m_content WHERE state = 'left'")
-    job.leave(v2.CONTENT_HASH, "what is stored is no text, and the bodies of the units do not give it back", left)
+    job.leave(v2.CONTENT_HASH, tr("what is stored is no text, and the bodies of the units do not give it back"), left)
     follow = "FROM temp.m_content c WHERE c.state = 'rekeyed' AND c.key = "
     db.execute(f"UPDATE temp.m_unit SET content = c.new_key, touched = TRUE {follow} m_unit.content")
     db.execute(f"UPDATE temp.m_material SET new_content = c.new_key {follow} m_material.content")
@@ -268,7 +269,7 @@ def _mend_slices(job: Job, content: int, whole: _Whole) -> None:
 def _new_place(job: Job, unit: int, place: tuple[int, int] | None) -> list[tuple[int, int, int]]:
     """Return a unit with the place where the text holds its body, if that is to be mended; say where none does."""
     if place is None:
-        job.leave(v2.UNIT_OFFSETS, "the text does not hold the body, or holds it more than once")
+        job.leave(v2.UNIT_OFFSETS, tr("the text does not hold the body, or holds it more than once"))
         return []
     return [(*place, unit)] if v2.UNIT_OFFSETS in job.wanted else []
 
@@ -283,7 +284,7 @@ def _rehash(job: Job) -> None:
         " is_text(CAST(t.text AS BLOB)))",
     )
     left = job.count("SELECT count(*) FROM temp.m_body WHERE bad")
-    job.leave(v2.BODY_HASH, "what is stored is no text, and the text of its unit does not give it back", left)
+    job.leave(v2.BODY_HASH, tr("what is stored is no text, and the text of its unit does not give it back"), left)
 
 
 # --- bodies that are not there ---------------------------------------------------------------------------------------
@@ -320,4 +321,4 @@ def write_bodies(job: Job) -> None:
         )
         job.done["write-bodies"] += len(new)
         missing -= len(new)
-    job.leave(v2.NO_BODY, "its id does not prove which part of the text it is, or the text is not there", missing)
+    job.leave(v2.NO_BODY, tr("its id does not prove which part of the text it is, or the text is not there"), missing)

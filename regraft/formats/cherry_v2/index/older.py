@@ -21,6 +21,7 @@ from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.bulk import ROWS_CACHE_KIB, TEXT_CACHE_KIB, is_cjk, rebuild_full_text
 from regraft.formats.cherry_v2.index.layout import TABLES, TIME, Table
+from regraft.language import tr
 from regraft.text import counted
 
 #: The schema that an old file is attached as.
@@ -102,9 +103,9 @@ def examine(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldIndex:
         apsw.Error, UnicodeDecodeError: it is damaged.
     """
     version, has_identity = version_of(db)
-    problems = [] if has_identity or knows_base else ["nothing says whose index it is"]
+    problems = [] if has_identity or knows_base else [tr("nothing says whose index it is")]
     if db.execute("PRAGMA encoding").get != ENCODING:
-        problems.append(f"its texts are in another encoding than {ENCODING}")
+        problems.append(tr("its texts are in another encoding than {encoding}", encoding=ENCODING))
     tables = {name: _columns(db, "main", name) for name in TABLES}
     counts = {name: _count(db, name) if columns else 0 for name, columns in tables.items()}
     time = _time(db) or now_ms
@@ -169,11 +170,17 @@ def _select(
     """Return what a table's rows are read with, and what is in the way of that."""
     if not columns:
         needing = [other for other in table.needed_by if counts[other]]
-        return (), [f"its table {name} is missing, without which the rows of {needing[0]} mean nothing"] * bool(needing)
+        return (), [
+            tr(
+                "its table {name} is missing, without which the rows of {needing} mean nothing",
+                name=name,
+                needing=needing[0],
+            )
+        ] * bool(needing)
     if not counts[name]:
         return (), []
     if not _has_row_ids(db, name):
-        return (), [f"the rows of its table {name} have no order"]
+        return (), [tr("the rows of its table {name} have no order", name=name)]
     found = tuple(column if column in columns else table.fill.get(column, "NULL") for column in table.columns)
     select = tuple(f"{name}.{what}" if what in columns else what for what in found)
     return select, list(_wrong_columns(db, name, table, columns))
@@ -184,12 +191,14 @@ def _wrong_columns(db: apsw.Connection, name: str, table: Table, columns: dict[s
     for column in table.columns:
         if column not in columns:
             if column not in table.fill:
-                yield f"its column {name}.{column} is missing"
+                yield tr("its column {name}.{column} is missing", name=name, column=column)
         elif columns[column] != _type(column) and _has_others(db, name, column):
-            yield f"its column {name}.{column} is of another type"
+            yield tr("its column {name}.{column} is of another type", name=name, column=column)
     for column in columns:
         if column not in (*table.columns, _NUMBER) and _has_any(db, name, column):
-            yield f"its column {name}.{column} is none of the layout's, and holds something"
+            yield tr(
+                "its column {name}.{column} is none of the layout's, and holds something", name=name, column=column
+            )
 
 
 def _type(column: str) -> str:
@@ -228,7 +237,7 @@ def _strangers(db: apsw.Connection) -> Iterator[str]:
             continue
         quoted = sqlite.quoted(str(name))
         if db.execute(f"SELECT 1 FROM {quoted} LIMIT 1").get is not None:
-            yield f"its table {name} is none of the layout's, and has rows"
+            yield tr("its table {name} is none of the layout's, and has rows", name=name)
 
 
 def _refused(db: apsw.Connection, name: str, select: tuple[str, ...], time: int) -> Iterator[str]:
@@ -245,25 +254,25 @@ def _refused(db: apsw.Connection, name: str, select: tuple[str, ...], time: int)
     for condition, what in _row_faults(table):
         found = count(f"SELECT count(*) FROM {rows} WHERE {condition}")
         if found:
-            yield f"{counted(found, 'row')} of {name} {what}"
+            yield tr("{rows} of {name} {what}", rows=counted(found, "row"), name=name, what=what)
     for columns in table.unique:
         key = ", ".join(columns)
         known = " AND ".join(f"{column} IS NOT NULL" for column in columns)
         doubles = f"SELECT 1 FROM {rows} WHERE {known} GROUP BY {key} HAVING count(*) > 1"
         found = count(f"SELECT count(*) FROM ({doubles})")
         if found:
-            yield f"{name} has {counted(found, 'key')} ({key}) more than once"
+            yield tr("{name} has {keys} ({key}) more than once", name=name, keys=counted(found, "key"), key=key)
 
 
 def _row_faults(table: Table) -> Iterator[tuple[str, str]]:
     """Yield the conditions under which the layout refuses a row, each with what to say of such rows."""
     for column in table.columns:
         if column not in table.nullable:
-            yield f"{column} IS NULL", f"without {column}"
+            yield f"{column} IS NULL", tr("without {column}", column=column)
     for check in table.checks:
         # A path that is none is damage of its own, which a mend of the new file gives a name.
         if _PATH not in check:
-            yield f"({check}) IS FALSE", f"of which this does not hold: {check}"
+            yield f"({check}) IS FALSE", tr("of which this does not hold: {check}", check=check)
 
 
 def _from(place: str, name: str, select: tuple[str, ...]) -> str:
@@ -367,12 +376,14 @@ def _verify(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
             raise VerificationFailed(base=base_id, reason=reason)
 
     whole = {name: tuple(f"{name}.{column}" for column in TABLES[name].columns) for name in old.selects}
-    demand(_digest(db, "main", whole, old.time) == old.digest, "texts or vectors differ")
+    demand(_digest(db, "main", whole, old.time) == old.digest, tr("texts or vectors differ"))
     counts = {name: _count(db, name) for name in TABLES}
-    demand(counts == old.counts, f"it holds {counts} instead of {old.counts}")
+    demand(counts == old.counts, tr("it holds {counts} instead of {counts2}", counts=counts, counts2=old.counts))
     out_of_step = db.execute("SELECT count(*) FROM search_text WHERE rowid IS NOT fts_rowid").get
-    demand(out_of_step == 0, f"{out_of_step} bodies are out of step with the full-text index")
+    demand(
+        out_of_step == 0, tr("{out_of_step} bodies are out of step with the full-text index", out_of_step=out_of_step)
+    )
     try:
         db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)")
     except apsw.CorruptError:
-        demand(False, "the full-text index does not match the bodies")
+        demand(False, tr("the full-text index does not match the bodies"))

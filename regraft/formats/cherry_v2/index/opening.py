@@ -24,6 +24,7 @@ from regraft.errors import (
     SourceUnreadable,
 )
 from regraft.formats.cherry_v2.index import schema
+from regraft.language import tr
 
 #: How often a read is begun anew because somebody wrote meanwhile.
 ATTEMPTS = 20
@@ -92,7 +93,7 @@ def demand_identity(db: apsw.Connection, path: Path, base_id: str | None) -> Non
     """
     found = _identity(db, path)
     if base_id is not None and found != base_id:
-        advice = "give the index of that base's own folder"
+        advice = tr("give the index of that base's own folder")
         raise IndexForeign(path=path, found=found, base=base_id, advice=advice)
 
 
@@ -105,7 +106,7 @@ def _identity(db: apsw.Connection, path: Path) -> Any:
     if row is not None and row[0] != schema.SCHEMA_VERSION:
         raise IndexVersionUnknown(path=path, found=row[0], known=schema.SCHEMA_VERSION)
     if missing or row is None:
-        raise IndexIncomplete(path=path, missing=", ".join(missing) or "the identity row")
+        raise IndexIncomplete(path=path, missing=", ".join(missing) or tr("the identity row"))
     return row[1]
 
 
@@ -180,7 +181,7 @@ class Reader:
             raise IndexHotJournal(path=self._path, journal=journals[0].name)
         with ExitStack() as opened, _LOCK:
             if self._is_written():
-                raise apsw.BusyError("opened for writing by this process")  # the marks differ now
+                raise apsw.BusyError(tr("opened for writing by this process"))  # the marks differ now
             self._db = opened.enter_context(sqlite.reading(self._path))
             opened.callback(self._forget)
             demand_identity(self._db, self._path, self._base)

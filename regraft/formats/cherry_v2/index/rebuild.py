@@ -11,6 +11,7 @@ import apsw
 from regraft import identity
 from regraft.errors import CoverageGap, EmbeddingRefused, MaterialRefused
 from regraft.formats.cherry_v2.index.units import Unit
+from regraft.language import tr
 
 #: How many vectors are looked at to know the length of the file's vectors.
 _SAMPLE = 100
@@ -83,7 +84,9 @@ def _put_material(db: apsw.Connection, new: Rebuild) -> None:
         (new.relative_path, new.material_id),
     ).get
     if owner is not None:
-        reason = f'its path "{new.relative_path}" is that of the material {owner}'
+        reason = tr(
+            'its path "{relative_path}" is that of the material {owner}', relative_path=new.relative_path, owner=owner
+        )
         raise MaterialRefused(material=new.material_id, reason=reason)
     # A text that no longer has the hash that it is stored under is mended: units are cut from the one given.
     db.execute(

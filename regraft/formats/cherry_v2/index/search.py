@@ -17,6 +17,7 @@ import apsw
 from regraft.errors import QueryTooLong
 from regraft.formats.cherry_v2.index.queries import compiled
 from regraft.formats.large_text import LARGE_BYTES
+from regraft.language import tr
 from regraft.text import lenient_text
 
 #: The constant of reciprocal rank fusion.
@@ -134,9 +135,9 @@ def _contains(words: Sequence[str]) -> tuple[str, list[str]]:
     """
     patterns = [f"%{_escaped(word)}%" for word in sorted(dict.fromkeys(words), key=len, reverse=True)]
     if len(patterns) > _MAX_LIKES:
-        raise QueryTooLong(reason=f"{_MAX_LIKES:,} short words are the limit")
+        raise QueryTooLong(reason=tr("{max_likes:,} short words are the limit", max_likes=_MAX_LIKES))
     if any(len(pattern.encode()) > _MAX_PATTERN for pattern in patterns):
-        raise QueryTooLong(reason="one of its words is longer than SQLite looks for")
+        raise QueryTooLong(reason=tr("one of its words is longer than SQLite looks for"))
     # An escape costs a little on every body.
     likes = ["t.text LIKE ?" + " ESCAPE '\\'" * ("\\" in pattern) for pattern in patterns]
     return _all_of(likes), patterns

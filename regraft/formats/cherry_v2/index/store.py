@@ -26,6 +26,7 @@ from regraft.formats.cherry_v2.index import opening, rebuild, schema
 from regraft.formats.cherry_v2.index.bulk import ROWS_CACHE_KIB
 from regraft.formats.cherry_v2.index.reclaim import Reclaimed, Vacuum, reclaim
 from regraft.formats.cherry_v2.index.units import Unit, cut, demand_storable
+from regraft.language import tr
 
 Result = TypeVar("Result")
 
@@ -56,7 +57,7 @@ class IndexStore:
 
     def __init__(self, path: Path, base_id: str, *, read_only: bool = False, create: bool = False) -> None:
         if read_only and create:
-            raise WrongUsage(problem="read_only and create exclude each other", hint="give one of them")
+            raise WrongUsage(problem=tr("read_only and create exclude each other"), hint=tr("give one of them"))
         self.path = path
         self.base_id = base_id
         self.read_only = read_only
@@ -138,7 +139,7 @@ class IndexStore:
         """
         demand_storable(material_id, relative_path, content)
         if embeddings and not has_model:
-            raise MaterialRefused(material=material_id, reason="vectors are given, but the base has no model")
+            raise MaterialRefused(material=material_id, reason=tr("vectors are given, but the base has no model"))
         new = rebuild.Rebuild(
             material_id=material_id,
             relative_path=relative_path,
@@ -149,7 +150,7 @@ class IndexStore:
             now_ms=now_ms,
             has_model=has_model,
         )
-        with self._transaction(f"rebuilding {material_id}") as db:
+        with self._transaction(tr("rebuilding {material_id}", material_id=material_id)) as db:
             rebuild.rebuild(db, new)
 
     def delete_materials(self, material_ids: Iterable[str]) -> int:
@@ -160,7 +161,7 @@ class IndexStore:
             IndexReadOnly, StoreClosed: the store is not open for writing.
         """
         known = list(material_ids)
-        with self._transaction("deleting materials") as db:
+        with self._transaction(tr("deleting materials")) as db:
             return rebuild.delete(db, known)
 
     def list_units(self, material_id: str) -> list[Unit]:
@@ -201,8 +202,11 @@ class IndexStore:
         """
         self._demand_writable()
         if vacuum not in get_args(Vacuum):
-            raise WrongUsage(problem=f"vacuum cannot be {vacuum!r}", hint=f"one of {', '.join(get_args(Vacuum))}")
-        with self._explained("giving space back"):
+            raise WrongUsage(
+                problem=tr("vacuum cannot be {vacuum!r}", vacuum=vacuum),
+                hint=tr("one of {get_args}", get_args=", ".join(get_args(Vacuum))),
+            )
+        with self._explained(tr("giving space back")):
             return reclaim(self._db, self.path, vacuum)
 
     def _demand_open(self) -> None:
@@ -255,5 +259,5 @@ _TYPES = (str, int, str, int, int, str, str)
 def _typed(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return a row of a unit; SQLite itself keeps a value of any type in any column."""
     if not all(isinstance(value, kind) for value, kind in zip(row, _TYPES, strict=True)):
-        raise ValueError("a unit holds a value of the wrong type")
+        raise ValueError(tr("a unit holds a value of the wrong type"))
     return row

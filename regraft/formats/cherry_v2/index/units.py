@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from regraft import identity
 from regraft.errors import MaterialRefused, UnitRefused
+from regraft.language import tr
 from regraft.names import RESERVED_NAME
 from regraft.text import utf16_len
 
@@ -42,11 +43,11 @@ def cut(material_id: str, content: str, units: Iterable[tuple[int, int]]) -> lis
     found = []
     for index, (start, end) in enumerate(units):
         if not 0 <= start <= end <= length:
-            reason = "ends before it begins" if end < start else "lies beyond the text"
+            reason = tr("ends before it begins") if end < start else tr("lies beyond the text")
             raise UnitRefused(material=material_id, unit=index, start=start, end=end, reason=reason, length=length)
         body = content[start:end] if wide is None else _narrow(wide[2 * start : 2 * end])
         if body is None:
-            reason = "begins or ends inside a surrogate pair"
+            reason = tr("begins or ends inside a surrogate pair")
             raise UnitRefused(material=material_id, unit=index, start=start, end=end, reason=reason, length=length)
         unit = identity.unit_id(material_id, content_hash, index, start, end)
         found.append(
@@ -79,11 +80,11 @@ def demand_storable(material_id: str, relative_path: str, content: str) -> None:
     """
     reason = None
     if not material_id:
-        reason = "it has no id"
+        reason = tr("it has no id")
     elif any(_SURROGATE.search(text) for text in (material_id, relative_path, content)):
-        reason = "its id, path or text has an unpaired surrogate, which cannot be stored"
+        reason = tr("its id, path or text has an unpaired surrogate, which cannot be stored")
     elif not is_safe_path(relative_path):
-        reason = f'"{relative_path}" is no path below raw/'
+        reason = tr('"{relative_path}" is no path below raw/', relative_path=relative_path)
     if reason is not None:
         raise MaterialRefused(material=material_id, reason=reason)
 

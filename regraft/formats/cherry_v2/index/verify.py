@@ -14,6 +14,7 @@ from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.bulk import ROWS_CACHE_KIB, Tallies
 from regraft.formats.cherry_v2.index.large import LargeContent, WholeContent
 from regraft.formats.large_text import LARGE_BYTES, stored
+from regraft.language import tr
 
 _COUNTS = {
     "materials": "SELECT count(*) FROM material",
@@ -54,18 +55,18 @@ def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes
         db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         demand(
             db.execute("SELECT schema_version, base_id FROM meta").fetchall() == [(schema.SCHEMA_VERSION, base_id)],
-            "its identity row is wrong",
+            tr("its identity row is wrong"),
         )
         counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
         bodies = tallies.units
         expected = dict(zip(_COUNTS, (tallies.materials, bodies, bodies, tallies.embeddings, bodies), strict=True))
-        demand(counts == expected, f"it holds {counts} instead of {expected}")
-        demand(not db.execute("PRAGMA foreign_key_check").fetchall(), "a foreign key dangles")
+        demand(counts == expected, tr("it holds {counts} instead of {expected}", counts=counts, expected=expected))
+        demand(not db.execute("PRAGMA foreign_key_check").fetchall(), tr("a foreign key dangles"))
         bare = db.execute("SELECT count(*) FROM material WHERE current_content_hash IS NULL").get
-        demand(bare == 0, f"{bare} materials have no content")
+        demand(bare == 0, tr("{bare} materials have no content", bare=bare))
         in_order = tallies.embeddings == tallies.units
         read_back = _read_back(db, demand, vector_bytes, tallies.bare, in_order=in_order)
-        demand(read_back == digest, "texts or vectors differ")
+        demand(read_back == digest, tr("texts or vectors differ"))
 
 
 def _read_back(
@@ -90,16 +91,16 @@ def _read_back(
         is_bare = number == next_bare
         if is_bare:
             next_bare = next(without_vector, None)
-        demand_body(vector is not None or is_bare, "a body has no vector")
-        demand_body(unit is not None and rowid == number, "a body has no unit, or its row number is out of step")
+        demand_body(vector is not None or is_bare, tr("a body has no vector"))
+        demand_body(unit is not None and rowid == number, tr("a body has no unit, or its row number is out of step"))
         fits = isinstance(vector, bytes) and len(vector) == vector_bytes
-        demand_body(fits or vector is None, "a vector has another length")
-        demand_body(unit == identity.unit_id(material, content_hash, index, start, end), "a unit's id is wrong")
+        demand_body(fits or vector is None, tr("a vector has another length"))
+        demand_body(unit == identity.unit_id(material, content_hash, index, start, end), tr("a unit's id is wrong"))
         raw = hashlib.sha256()
         pieces = stored(db, "search_text", "text", rowid) if text is None else (text.encode(),)
         in_place = content.holds(content_hash, _hashed(pieces, raw.update), start, end)
-        demand_body(in_place, "a body is not where its unit says")
-        demand_body(raw.hexdigest() == body_hash, "a body does not match its hash")
+        demand_body(in_place, tr("a body is not where its unit says"))
+        demand_body(raw.hexdigest() == body_hash, tr("a body does not match its hash"))
         digest.update(raw.digest() + (b"" if is_bare else vector))
     return digest.hexdigest()
 

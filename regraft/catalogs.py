@@ -1,0 +1,165 @@
+"""Catalogs of messages: what there is to translate, as gettext has it (``docs/translating.md``). Needs Babel.
+
+``python -m regraft.catalogs LANGUAGE…`` brings the catalogs of languages up to date, and begins one that is not there.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+from babel.messages.catalog import Catalog
+from babel.messages.extract import extract_python
+from babel.messages.mofile import write_mo
+from babel.messages.pofile import read_po, write_po
+from jinja2.ext import babel_extract
+
+from regraft.cli import cli
+from regraft.cli.help_text import paragraphs
+from regraft.errors import error_classes
+from regraft.language import DOMAIN, FOLDER
+
+#: Of the head of a catalog: what changes with every run, and what is about other projects.
+_UNKEPT = (
+    *(b'"%s' % name for name in (b"POT-", b"PO-", b"Last-", b"Language-T", b"Report-", b"Generated-")),
+    *(b"# %s" % name for name in (b"Copyright", b"This file", b"FIRST")),
+)
+ROOT = Path(__file__).parent.parent
+_SOURCES = ("regraft", "migrators", "checks", "repair")
+#: What click says itself, by its releases from 8.1 on: that is looked up in the catalog of this package, too.
+_OF_CLICK = (
+    "(dynamic)",
+    "%(prog)s, version %(version)s",
+    "Commands",
+    "Invalid value for {param_hint}: {message}",
+    "Invalid value: {message}",
+    "Missing argument",
+    "Missing command.",
+    "Missing option",
+    "Missing parameter",
+    "Missing parameter: {param_name}",
+    "Missing {param_type}",
+    "No such command {name!r}.",
+    "No such option: {name}",
+    "No such option {name!r}.",
+    "Option {name!r} does not take a value.",
+    "Options",
+    "Show the version and exit.",
+    "Show this message and exit.",
+    "Usage:",
+    "Value must be an iterable.",
+    "default: {default}",
+    "required",
+    "{value!r} is not a valid {number_type}.",
+    "{value} is not in the range {range}.",
+    "directory",
+    "file",
+    "path",
+    "{name} {filename!r} does not exist.",
+    "{name} {filename!r} is a directory.",
+    "{name} {filename!r} is a file.",
+    "{name} {filename!r} is not readable.",
+    ("Did you mean {possibility}?", "(Did you mean one of: {possibilities}?)"),
+    ("Did you mean {possibility}?", "(Possible options: {possibilities})"),
+    ("Got unexpected extra argument ({args})", "Got unexpected extra arguments ({args})"),
+    ("Option {name!r} requires an argument.", "Option {name!r} requires {nargs} arguments."),
+    ("{value!r} is not {choice}.", "{value!r} is not one of {choices}."),
+)
+
+
+def messages() -> Catalog:
+    """Return the catalog of everything that there is to translate, with the places where it stands."""
+    catalog = Catalog(domain=DOMAIN, project="regraft", fuzzy=False)
+    for name, message in [*_of_python(), *_of_pages(), *_of_errors(), *_of_help()]:
+        catalog.add(message, locations=[(name, 0)])
+    for message in _OF_CLICK:
+        catalog.add(message, locations=[("click", 0)])
+    return catalog
+
+
+def _of_python() -> Iterator[tuple[str, str]]:
+    for folder in _SOURCES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            with path.open("rb") as file:
+                for _, _, message, _ in extract_python(file, ["tr"], [], {}):
+                    yield name, message if isinstance(message, str) else message[0]
+            for noun in _nouns(ast.parse(path.read_text("utf-8"))):
+                yield name, f"{{count:,}} {noun}"
+
+
+def _nouns(tree: ast.AST) -> Iterator[str]:
+    """Yield the nouns that a module counts: arguments of ``counted``, what is named ``noun``, values of ``NOUNS``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            is_counted = isinstance(node.func, ast.Name) and node.func.id == "counted"
+            given = [
+                *(node.args[1:2] if is_counted else ()),
+                *(one.value for one in node.keywords if one.arg == "noun"),
+            ]
+            yield from _texts(given)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            if isinstance(node.value, ast.Dict) and any(name.endswith("NOUNS") for name in names):
+                yield from _texts(node.value.values)
+
+
+def _texts(nodes: list[ast.expr]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _of_pages() -> Iterator[tuple[str, str]]:
+    for path in sorted((ROOT / "regraft" / "report" / "templates").glob("*.html")):
+        with path.open("rb") as file:
+            for _, _, message, _ in babel_extract(file, ["tr"], [], {"trim_blocks": "true", "lstrip_blocks": "true"}):
+                yield path.relative_to(ROOT).as_posix(), message if isinstance(message, str) else message[0]
+
+
+def _of_errors() -> Iterator[tuple[str, str]]:
+    for error in error_classes():
+        yield "regraft/errors.py", error.template()
+
+
+def _of_help() -> Iterator[tuple[str, str]]:
+    for command in [cli, *(cli.commands[name] for name in cli.commands)]:
+        for paragraph in paragraphs(command.help or ""):
+            yield "regraft/cli", paragraph
+
+
+def path_of(language: str) -> Path:
+    """Return where the catalog of a language is."""
+    return FOLDER / language / "LC_MESSAGES" / f"{DOMAIN}.po"
+
+
+def read(language: str) -> Catalog:
+    """Return the catalog of a language; one without a message where it is not there."""
+    path = path_of(language)
+    if not path.exists():
+        return Catalog(locale=language, domain=DOMAIN, project="regraft", fuzzy=False)
+    with path.open("rb") as file:
+        return read_po(file, locale=language, domain=DOMAIN)
+
+
+def update(language: str) -> None:
+    """Bring the catalog of a language up to date: what is new has no translation, what is gone goes, and compile it."""
+    catalog, path = read(language), path_of(language)
+    catalog.update(messages(), no_fuzzy_matching=True)
+    catalog.obsolete.clear()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = BytesIO()
+    write_po(text, catalog, width=110, no_location=True, sort_output=True)
+    lines = text.getvalue().splitlines(keepends=True)
+    path.write_bytes(b"".join(line for line in lines if not line.startswith(_UNKEPT)))
+    with path.with_suffix(".mo").open("wb") as file:
+        write_mo(file, catalog)
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:]:
+        update(wanted)

@@ -1,0 +1,148 @@
+"""The language in which regraft speaks: messages are English in the code, and translated where they are made.
+
+A process speaks one language, which is settled before the modules that have messages are loaded: ``REGRAFT_LANG`` says
+it, and the command line sets that from ``--lang`` or the locale. Programs, and ``--json``, get English. Catalogs are
+gettext's, ``locale/LANGUAGE/LC_MESSAGES/regraft.po`` (``docs/translating.md``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gettext
+import locale
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+#: Says in which language a process speaks.
+VARIABLE = "REGRAFT_LANG"
+DOMAIN = "regraft"
+FOLDER = Path(__file__).parent / "locale"
+ENGLISH = "en"
+OPTION = "--lang"
+_LOCALE_VARIABLES = ("LC_ALL", "LC_MESSAGES", "LANG")
+
+#: What was translated, by what became of it: what is kept in files is English.
+_english: dict[str, str] = {}
+
+
+def tr(message: str, /, **facts: object) -> str:
+    """Return a message in the language of this process.
+
+    Args:
+        message: English, a ``str.format`` template if there are facts.
+        facts: what stands in it by its names; a fact that is a message is translated already.
+    """
+    if _catalog() is None:
+        return message.format(**facts) if facts else message
+    plain = message.format(**{name: english(fact) for name, fact in facts.items()}) if facts else message
+    return in_other_words(plain, message, **facts)
+
+
+def in_other_words(plain: str, message: str, /, **facts: object) -> str:
+    """Return ``plain`` in the language of this process, by a message that a catalog has for it.
+
+    Args:
+        plain: what it is in English.
+        message: the English template of the catalog.
+        facts: what stands in it.
+    """
+    catalog = _catalog()
+    found = message if catalog is None else catalog.gettext(message)
+    if found == message:
+        return plain
+    translated = found.format(**facts) if facts else found
+    _english[translated] = plain
+    return translated
+
+
+def english(text: object) -> object:
+    """Return a translated message as it was before; anything else as it is."""
+    return _english.get(text, text) if isinstance(text, str) else text
+
+
+def language() -> str:
+    """Return the language of this process, such as "en" or "zh"."""
+    return os.environ.get(VARIABLE) or ENGLISH
+
+
+def languages() -> list[str]:
+    """Return the languages that there are: English and those with a catalog."""
+    return [ENGLISH, *sorted(path.parent.parent.name for path in FOLDER.glob(f"*/LC_MESSAGES/{DOMAIN}.mo"))]
+
+
+def translated(message: str, wanted: str) -> str:
+    """Return a message without facts in a language that there is, whatever this process speaks."""
+    return gettext.translation(DOMAIN, str(FOLDER), [wanted], fallback=True).gettext(message)
+
+
+@cache
+def _catalog() -> gettext.NullTranslations | None:
+    """Return the catalog of this process; None: it speaks English."""
+    if language() == ENGLISH:
+        return None
+    found = gettext.translation(DOMAIN, str(FOLDER), [language()], fallback=True)
+    return found if isinstance(found, gettext.GNUTranslations) else None
+
+
+# --- which language a command line speaks ----------------------------------------------------------------------------
+
+
+def settle(arguments: list[str]) -> list[str]:
+    """Settle in which language this process speaks: by ``--lang`` or the locale; return the arguments without ``--lang``.
+
+    JSON is for programs: with ``--json`` it speaks English. A language that is not there stays among the arguments.
+    """
+    left, asked = _taken_out(arguments)
+    chosen = asked or spoken_by(os.environ)
+    if "--json" in left:
+        chosen = ENGLISH
+    os.environ[VARIABLE] = chosen
+    # What click says itself is in our catalog, too, and comes by the way of the standard library.
+    os.environ["LANGUAGE"] = chosen
+    gettext.bindtextdomain(DOMAIN, str(FOLDER))
+    gettext.textdomain(DOMAIN)
+    _catalog.cache_clear()
+    return left
+
+
+def _taken_out(arguments: list[str]) -> tuple[list[str], str | None]:
+    """Return arguments without ``--lang`` and its value, if that is a language that there is; and that."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    for at in range(end):
+        name, is_one, value = arguments[at].partition("=")
+        if name != OPTION:
+            continue
+        last = at if is_one else at + 1
+        if not is_one:
+            value = arguments[last] if last < end else ""
+        if value in languages():
+            return [*arguments[:at], *arguments[last + 1 :]], value
+    return arguments, None
+
+
+def spoken_by(environment: Mapping[str, str]) -> str:
+    """Return the language that an environment asks for, as far as it is there; else English."""
+    wanted = environment.get(VARIABLE) or next(
+        (environment[name] for name in _LOCALE_VARIABLES if environment.get(name)), ""
+    )
+    if not wanted and sys.platform == "win32":
+        wanted = _of_windows()
+    return _known(wanted, languages())
+
+
+def _known(wanted: str, there: Sequence[str]) -> str:
+    """Return the language of a locale such as "zh_CN.UTF-8", if it is there; else English."""
+    name = wanted.replace("-", "_").split(".")[0].split("@")[0]
+    for candidate in (name, name.split("_")[0].lower()):
+        if candidate in there:
+            return candidate
+    return ENGLISH
+
+
+def _of_windows() -> str:
+    """Return the locale of Windows' own texts, which has no variable."""
+    number = ctypes.windll.kernel32.GetUserDefaultUILanguage()  # type: ignore[attr-defined,unused-ignore]
+    return locale.windows_locale.get(number, "")
