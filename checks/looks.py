@@ -11,6 +11,8 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from regraft.columns import padded, padded_left
+from regraft.labels import label_of
 from regraft.language import tr
 from regraft.report.progress import human_bytes
 from regraft.text import LONGEST_NAME, counted, one_line, shown
@@ -64,10 +66,10 @@ class IndexLook(Struct, frozen=True, kw_only=True):
     def coverage_lines(self) -> Iterator[str]:
         """Yield how well its texts are covered."""
         if self.coverage is not None:
-            yield f"  {'coverage':<11} {self.coverage:.2%}"
-        yield f"  {'orphans':<11} {self.orphans}"
+            yield f"  {padded(label_of('coverage'), 11)} {self.coverage:.2%}"
+        yield f"  {padded(label_of('orphans'), 11)} {self.orphans}"
         if self.stale is not None:
-            yield f"  {'stale':<11} {self.stale}"
+            yield f"  {padded(label_of('stale'), 11)} {self.stale}"
 
 
 class MaterialLook(Struct, frozen=True, kw_only=True):
@@ -85,7 +87,7 @@ class MaterialLook(Struct, frozen=True, kw_only=True):
         # A folder's file has its own id for a path: its source is what a person knows it by.
         if self.path == self.id and self.source:
             name = self.source
-        return f"    {counted(self.units, 'unit'):>10}  {one_line(name)}"
+        return f"    {padded_left(counted(self.units, 'unit'), 10)}  {one_line(name)}"
 
 
 class BaseLook(Struct, frozen=True, kw_only=True):
@@ -106,12 +108,13 @@ class BaseLook(Struct, frozen=True, kw_only=True):
         yield name_line(self.id, self.name)
         if self.status:
             error = f": {self.error}" if self.error else ""
-            yield tr("  status      {status}{error}", status=self.status, error=error)
+            yield tr("  status      {status}{error}", status=label_of(self.status), error=error)
         if self.model:
             yield tr("  model       {model}", model=self.model)
         if self.items:
             yield tr(
-                "  items       {items}", items=", ".join((f"{count:,} {name}" for name, count in self.items.items()))
+                "  items       {items}",
+                items=", ".join((f"{count:,} {label_of(name)}" for name, count in self.items.items())),
             )
         if self.store:
             yield f"  {self.store.line()}"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import get_args
 
 from babel.messages.catalog import Catalog
 from babel.messages.extract import extract_python
@@ -21,6 +22,7 @@ from regraft.cli import cli
 from regraft.cli.help_text import paragraphs
 from regraft.errors import error_classes
 from regraft.language import DOMAIN, FOLDER
+from regraft.report.registry import Severity
 
 #: Of the head of a catalog: what changes with every run, and what is about other projects.
 _UNKEPT = (
@@ -28,6 +30,7 @@ _UNKEPT = (
     *(b"# %s" % name for name in (b"Copyright", b"This file", b"FIRST")),
 )
 ROOT = Path(__file__).parent.parent
+_OPTIONS = {"trim_blocks": "true", "lstrip_blocks": "true"}
 _SOURCES = ("regraft", "migrators", "checks", "repair")
 #: What click says itself, by its releases from 8.1 on: that is looked up in the catalog of this package, too.
 _OF_CLICK = (
@@ -63,7 +66,6 @@ _OF_CLICK = (
     "{name} {filename!r} is a file.",
     "{name} {filename!r} is not readable.",
     ("Did you mean {possibility}?", "(Did you mean one of: {possibilities}?)"),
-    ("Did you mean {possibility}?", "(Possible options: {possibilities})"),
     ("Got unexpected extra argument ({args})", "Got unexpected extra arguments ({args})"),
     ("Option {name!r} requires an argument.", "Option {name!r} requires {nargs} arguments."),
     ("{value!r} is not {choice}.", "{value!r} is not one of {choices}."),
@@ -75,8 +77,10 @@ def messages() -> Catalog:
     catalog = Catalog(domain=DOMAIN, project="regraft", fuzzy=False)
     for name, message in [*_of_python(), *_of_pages(), *_of_errors(), *_of_help()]:
         catalog.add(message, locations=[(name, 0)])
-    for message in _OF_CLICK:
-        catalog.add(message, locations=[("click", 0)])
+    for context, message in _of_contexts():
+        catalog.add(message, context=context)
+    for words in _OF_CLICK:
+        catalog.add(words, locations=[("click", 0)])
     return catalog
 
 
@@ -85,10 +89,23 @@ def _of_python() -> Iterator[tuple[str, str]]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
             with path.open("rb") as file:
-                for _, _, message, _ in extract_python(file, ["tr"], [], {}):
-                    yield name, message if isinstance(message, str) else message[0]
+                for _, _, message, _ in extract_python(file, {"tr": None}, [], {}):
+                    # A name in the place of a text is not to be translated here.
+                    if _first(message):
+                        yield name, _first(message)
             for noun in _nouns(ast.parse(path.read_text("utf-8"))):
                 yield name, f"{{count:,}} {noun}"
+
+
+def _of_contexts() -> Iterator[tuple[str, str]]:
+    """Yield the messages that mean something of their own in a context, with that."""
+    for severity in get_args(Severity):
+        yield "severity", f"{{count:,}} {severity}"
+    for folder in _SOURCES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            with path.open("rb") as file:
+                for _, _, found, _ in extract_python(file, {"tr_in": None}, [], {}):
+                    yield str(found[0]), str(found[1])
 
 
 def _nouns(tree: ast.AST) -> Iterator[str]:
@@ -117,8 +134,14 @@ def _texts(nodes: list[ast.expr]) -> Iterator[str]:
 def _of_pages() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "regraft" / "report" / "templates").glob("*.html")):
         with path.open("rb") as file:
-            for _, _, message, _ in babel_extract(file, ["tr"], [], {"trim_blocks": "true", "lstrip_blocks": "true"}):
-                yield path.relative_to(ROOT).as_posix(), message if isinstance(message, str) else message[0]
+            for _, _, message, _ in babel_extract(file, ["tr"], [], _OPTIONS):
+                yield path.relative_to(ROOT).as_posix(), _first(message)
+
+
+def _first(message: object) -> str:
+    """Return the message of a call, which Babel gives with the other arguments; nothing where it is no text."""
+    first = message[0] if isinstance(message, tuple) and message else message
+    return first if isinstance(first, str) else ""
 
 
 def _of_errors() -> Iterator[tuple[str, str]]:
@@ -150,6 +173,8 @@ def update(language: str) -> None:
     """Bring the catalog of a language up to date: what is new has no translation, what is gone goes, and compile it."""
     catalog, path = read(language), path_of(language)
     catalog.update(messages(), no_fuzzy_matching=True)
+    for message in catalog:
+        message.flags.discard("fuzzy")
     catalog.obsolete.clear()
     path.parent.mkdir(parents=True, exist_ok=True)
     text = BytesIO()

@@ -288,7 +288,7 @@ class StoreDamaged(RegraftError, ValueError):
 
 
 class RunUnknown(RegraftError, LookupError):
-    """{path}: no run {run} that could be taken back; regraft history shows the runs."""
+    """{path}: {problem}; regraft history shows the runs."""
 
 
 class UndoRefused(RegraftError, ValueError):

@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 #: What a kind is called in a sentence.
 NAMES = {
-    Kind.V1_BACKUP: "a v1 backup",
+    Kind.V1_BACKUP: tr("a v1 backup"),
     Kind.V1_EXPORT: tr("a v1 export folder"),
     Kind.V1_KNOWLEDGE: tr("a v1 knowledge state beside its vector files"),
     Kind.V1_BACKUP_6: tr("a v1 backup of version 6"),
@@ -38,7 +38,7 @@ NAMES = {
     Kind.V1_VECTORS: tr("the vector file of one v1 base"),
     Kind.V2_BACKUP: tr("a v2 backup (version 7)"),
     Kind.V2_PROFILE: tr("a v2 profile folder"),
-    Kind.LIBRARY: "a v2 library",
+    Kind.LIBRARY: tr("a v2 library"),
     Kind.PACK: tr("a pack of bases"),
     Kind.BASE: tr("the folder of one v2 base"),
     Kind.INDEX: tr("the index file of one v2 base"),

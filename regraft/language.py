@@ -11,10 +11,13 @@ import ctypes
 import gettext
 import locale
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from string import Formatter
+from typing import Any
 
 #: Says in which language a process speaks.
 VARIABLE = "REGRAFT_LANG"
@@ -23,6 +26,9 @@ FOLDER = Path(__file__).parent / "locale"
 ENGLISH = "en"
 OPTION = "--lang"
 _LOCALE_VARIABLES = ("LC_ALL", "LC_MESSAGES", "LANG")
+
+#: Where a blank parts the two characters.
+_MIXED = re.compile("[\u4e00-\u9fff][0-9A-Za-z]|[0-9A-Za-z][\u4e00-\u9fff]")
 
 #: What was translated, by what became of it: what is kept in files is English.
 _english: dict[str, str] = {}
@@ -38,29 +44,60 @@ def tr(message: str, /, **facts: object) -> str:
     if _catalog() is None:
         return message.format(**facts) if facts else message
     plain = message.format(**{name: english(fact) for name, fact in facts.items()}) if facts else message
-    return in_other_words(plain, message, **facts)
+    return in_other_words(plain, message, facts)
 
 
-def in_other_words(plain: str, message: str, /, **facts: object) -> str:
+def tr_in(context: str, message: str, /) -> str:
+    """Return a message without facts that means something of its own in a context, such as "note" of a severity."""
+    return in_other_words(message, message, {}, context)
+
+
+def in_other_words(plain: str, message: str, facts: Mapping[str, object], context: str = "") -> str:
     """Return ``plain`` in the language of this process, by a message that a catalog has for it.
 
     Args:
         plain: what it is in English.
         message: the English template of the catalog.
         facts: what stands in it.
+        context: that of the message in the catalog, if it has one.
     """
     catalog = _catalog()
-    found = message if catalog is None else catalog.gettext(message)
+    if catalog is None:
+        return plain
+    found = catalog.pgettext(context, message) if context else catalog.gettext(message)
     if found == message:
         return plain
-    translated = found.format(**facts) if facts else found
+    translated = _filled(found, facts) if facts else found
     _english[translated] = plain
     return translated
+
+
+def _filled(template: str, facts: Mapping[str, object]) -> str:
+    """Return a template with its facts; between these and it a blank parts Chinese characters from Latin ones."""
+    parts = []
+    for literal, name, spec, conversion in Formatter().parse(template):
+        parts.append(literal)
+        if name is not None:
+            converted = f"!{conversion}" if conversion else ""
+            parts.append(f"{{{name}{converted}:{spec}}}".format(**facts))
+    text = ""
+    for part in parts:
+        text += f" {part}" if _MIXED.match(text[-1:] + part[:1]) else part
+    return text
 
 
 def english(text: object) -> object:
     """Return a translated message as it was before; anything else as it is."""
     return _english.get(text, text) if isinstance(text, str) else text
+
+
+def in_english(value: Any) -> Any:
+    """Return a document with every message in it as it was before it was translated."""
+    if isinstance(value, dict):
+        return {key: in_english(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [in_english(inner) for inner in value]
+    return english(value)
 
 
 def language() -> str:
@@ -91,7 +128,7 @@ def _catalog() -> gettext.NullTranslations | None:
 
 
 def settle(arguments: list[str]) -> list[str]:
-    """Settle in which language this process speaks: by ``--lang`` or the locale; return the arguments without ``--lang``.
+    """Settle in which language this process speaks: by ``--lang`` or the locale; return the arguments without it.
 
     JSON is for programs: with ``--json`` it speaks English. A language that is not there stays among the arguments.
     """

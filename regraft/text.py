@@ -150,10 +150,10 @@ def argument(path: object) -> str:
     return f".{os.sep}{name}" if name.startswith("-") else name
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, *, context: str = "") -> str:
     """Return a number with its English noun, in the plural where it is not one, in the language of this process.
 
-    A catalog has it as a message of its own: "{count:,} row".
+    A catalog has it as a message of its own, "{count:,} row", with ``context`` where the noun has several meanings.
     """
     if number == 1:
         plain = f"{number:,} {noun}"
@@ -161,7 +161,7 @@ def counted(number: int, noun: str) -> str:
         plain = f"{number:,} {noun[:-1]}ies"
     else:
         plain = f"{number:,} {noun}s"
-    return language.in_other_words(plain, f"{{count:,}} {noun}", count=number)
+    return language.in_other_words(plain, f"{{count:,}} {noun}", {"count": number}, context)
 
 
 def shown(value: object, limit: int | None = LONGEST_SHOWN, *, lines: bool = False) -> str:

@@ -15,6 +15,7 @@ from typing import Any, cast
 from msgspec import UNSET, Struct, UnsetType
 
 from regraft.errors import WrongUsage
+from regraft.labels import counted_severity, severity_heading
 from regraft.language import tr
 from regraft.report import notices
 from regraft.report.document import Head, Report
@@ -266,7 +267,7 @@ def as_text(audit: Audit, title: str, *, verbose: bool = False) -> str:
     """Return an audit as text for a person; ``title`` says what was looked at."""
     lines = [title]
     for severity, found in groupby(audit.in_order(), key=lambda finding: finding.severity):
-        lines += ["", f"{severity}s:", *_group(list(found), audit.names, verbose)]
+        lines += ["", f"{severity_heading(severity)}:", *_group(list(found), audit.names, verbose)]
     return shown_lines([*lines, "", _sum(audit)])
 
 
@@ -304,7 +305,7 @@ def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
 
 def _sum(audit: Audit) -> str:
     numbers = Counter(finding.severity for finding in audit.findings)
-    said = ", ".join(counted(numbers[severity], severity) for severity in _SEVERITIES if numbers[severity])
+    said = ", ".join(counted_severity(numbers[severity], severity) for severity in _SEVERITIES if numbers[severity])
     shown = [(what, noun) for what, noun in _NOUNS.items() if what in audit.checked]
     seen = ", ".join(counted(audit.checked[what], noun) for what, noun in shown)
-    return f"{seen}: {said or 'nothing found'}. {audit.closing}"
+    return tr("{seen}: {found}. {closing}", seen=seen, found=said or tr("nothing found"), closing=audit.closing)

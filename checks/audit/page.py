@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from checks.audit.findings import FINDINGS
 from regraft.formats.cherry_v2.layout import is_uuid
 from regraft.kinds import NAMES, Kind
+from regraft.labels import counted_severity, label_of, severity_heading
 from regraft.language import tr
 from regraft.report import notices, render
 from regraft.report.html import Part, percent, rendered
@@ -74,18 +75,20 @@ class _Page:
         """Return it by the names that the template has."""
         checked = dict(self._document["checked"])
         size = human_bytes(checked.pop("bytes"))
-        numbers = {name.replace("_", " "): f"{count:,}" for name, count in checked.items()}
+        numbers = {label_of(name.replace("_", " ")): f"{count:,}" for name, count in checked.items()}
         findings = self._grouped()
         has_indexes = bool(self._bases) and not self._is_planned
         return {
             "lead": self._verdict(),
             "run": self._document["run"],
             "facts": list(self._facts()),
-            "numbers": {**numbers, "size": size},
-            "severities": [Part(severity, f"{severity}s", number) for severity, number in self._severities.items()],
+            "numbers": {**numbers, label_of("size"): size},
+            "severities": [
+                Part(severity, severity_heading(severity), number) for severity, number in self._severities.items()
+            ],
             "findings": findings,
             "most": max((finding["cases"] for finding in findings), default=0),
-            "nothing_found": tr("{only} was found.", only=tr("Nothing of that name") if self._only else "Nothing"),
+            "nothing_found": tr("{only} was found.", only=tr("Nothing of that name") if self._only else tr("Nothing")),
             "coverage": [self._covered(label, base) for label, base in self._labelled()] if has_indexes else None,
             "rows": self._rows() if self._bases else None,
             "norms": self._norms() if has_indexes else None,
@@ -95,8 +98,10 @@ class _Page:
 
     def _verdict(self) -> str:
         """Return the sum of it in one sentence."""
-        message = ", ".join(counted(number, severity) for severity, number in self._severities.items() if number)
-        return f"{message or 'Nothing found'}."
+        message = ", ".join(
+            counted_severity(number, severity) for severity, number in self._severities.items() if number
+        )
+        return f"{message or tr('Nothing found')}."
 
     def _facts(self) -> Iterator[str]:
         run = self._document["run"]
@@ -151,7 +156,10 @@ class _Page:
         rest = sum(named.values(), Counter())
         if rows and rest:
             rows.append({"label": None, "cells": [() for _ in columns], "findings": rest})
-        return {"columns": [("wide", "base"), *(("n", name) for name in columns), ("wide", "findings")], "rows": rows}
+        return {
+            "columns": [("wide", label_of("base")), *(("n", name) for name in columns), ("wide", label_of("findings"))],
+            "rows": rows,
+        }
 
     def _covered(self, label: _Label, base: Document) -> Values:
         bodies, covered = base["bodies"], base["covered"]
@@ -161,7 +169,7 @@ class _Page:
         return {"label": label, "share": "", "reason": tr("no bodies") if bodies == 0 else self._not_counted}
 
     def _rows(self) -> Values:
-        title = tr("Where the rows {is_planned}", is_planned=tr("would go") if self._is_planned else "went")
+        title = tr("Where the rows {is_planned}", is_planned=tr("would go") if self._is_planned else tr("went"))
         if not any(base["rows"] for base in self._bases):
             why = tr("no vector file can be read") if self._is_planned else tr("there is no report of a migration here")
             return {"title": title, "unknown": tr("Not known: {why}.", why=why)}
@@ -248,17 +256,17 @@ def _not_carried(base: Document) -> tuple[str, ...]:
 
 #: What the table of bases says, in lines, of an index, and of a base that is only planned.
 _COUNTED: dict[str, Callable[[Document], tuple[str, ...]]] = {
-    "units": lambda base: _count(base["units"]),
-    "bodies": lambda base: _count(base["bodies"]),
-    "with a vector": lambda base: _count(base["covered"]),
-    "vectors": lambda base: _count(base["embeddings"]),
-    "dimensions": _dimensions,
+    label_of("units"): lambda base: _count(base["units"]),
+    label_of("bodies"): lambda base: _count(base["bodies"]),
+    tr("with a vector"): lambda base: _count(base["covered"]),
+    label_of("vectors"): lambda base: _count(base["embeddings"]),
+    label_of("dimensions"): _dimensions,
 }
 _PLANNED: dict[str, Callable[[Document], tuple[str, ...]]] = {
-    "rows": _row_count("read"),
-    "would be carried": _row_count("carried"),
-    "not carried": _not_carried,
-    "left out by v1": _row_count("v1_deduplicated"),
+    label_of("rows"): _row_count("read"),
+    tr("would be carried"): _row_count("carried"),
+    tr("not carried"): _not_carried,
+    tr("left out by v1"): _row_count("v1_deduplicated"),
 }
 
 

@@ -11,6 +11,7 @@ from checks.cherry_v2 import findings as v2
 from regraft.formats.cherry_v2.catalog_generation import MODEL_NEEDS
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
 from regraft.formats.cherry_v2.item_data import DATA, data_of, data_problem, unknown_fields
+from regraft.labels import label_of
 from regraft.language import tr
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
 from regraft.text import is_blank
@@ -39,7 +40,7 @@ def check_base(row: Row, models: set[Any] | None, ledger: FindingCollector, carr
     elif row.get("status") == "failed":
         known = row.get("error") in (MISSING_MODEL, MISSING_STORE)
         message = (
-            tr("failed at the {carried_by}: {error}", carried_by=carried_by, error=row["error"])
+            tr("failed at the {carried_by}: {error}", carried_by=label_of(carried_by), error=row["error"])
             if known
             else tr("failed: {error}", error=row["error"])
         )

@@ -22,6 +22,7 @@ from checks.cherry_v2 import full_text, texts, vectors
 from checks.cherry_v2.schema_shape import FULL_TEXT, Shape, shape_of
 from regraft import links, sqlite, steady
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
+from regraft.labels import label_of
 from regraft.language import tr
 from regraft.names import fold
 from regraft.text import decode_utf8
@@ -287,7 +288,7 @@ def path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule e
     Rules: ``docs/formats/index.md``, "What always holds".
     """
     if not raw:
-        return "empty"
+        return label_of("empty")
     try:
         path = raw.decode()
     except UnicodeDecodeError:
@@ -295,12 +296,12 @@ def path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule e
     if "\0" in path or "\\" in path:
         return tr("NUL or a backslash in it")
     if path.startswith("/") or (len(path) > 1 and path[1] == ":" and path[0].isascii() and path[0].isalpha()):
-        return "absolute"
+        return label_of("absolute")
     parts = path.split("/")
     if ".." in parts:
         return tr(".. in it")
     if parts[0].lower() == ".cherry":
-        return "inside .cherry"
+        return label_of("inside .cherry")
     return tr("not normalised") if "" in parts or "." in parts else None
 
 

@@ -10,10 +10,12 @@ from msgspec import UNSET, UnsetType, structs
 
 from checks.codex_mem import layout
 from checks.looks import BaseLook, HealthLook, Look, name_line
+from regraft.columns import padded
 from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem import health as codex_mem_health
 from regraft.formats.codex_mem.health import Signals, State, Survey
 from regraft.formats.codex_mem.notes import Counts
+from regraft.labels import label_of
 from regraft.language import tr
 from regraft.located import Located
 from regraft.text import counted, one_line
@@ -61,7 +63,7 @@ class NotesHealthLook(HealthLook, frozen=True, kw_only=True):
         yield tr("search by meaning: {state}", state=self.semantic.state)
         for name, value in structs.asdict(self.semantic).items():
             if name != "state":
-                yield f"  {name.replace('_', ' '):<22}{_written(value)}"
+                yield f"  {padded(label_of(name.replace('_', ' ')), 22)}{_written(value)}"
         yield ""
 
 

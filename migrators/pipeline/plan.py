@@ -44,7 +44,7 @@ __all__ = ["BasePlan", "ItemPlan", "MaterialPlan", "Rows", "TakenPaths", "plan_b
 #: SQLite's limit for one row is 1,000,000,000 bytes; a content text may take all of it but for its hash and time.
 MAX_CONTENT_BYTES = 1_000_000_000 - 1_000
 #: The error of an item whose text is larger.
-TOO_LARGE_TEXT = tr("The text of this item is over SQLite's limit of 1 GB.")
+TOO_LARGE_TEXT = "The text of this item is over SQLite's limit of 1 GB."
 
 
 def plan_base(

@@ -30,7 +30,7 @@ from regraft.errors import (
     TargetNotWritable,
 )
 from regraft.formats.cherry_v2.catalog import ItemRow
-from regraft.language import tr
+from regraft.language import in_english, tr
 from regraft.ledger import durable
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import Entry, Ledger
@@ -133,7 +133,8 @@ class Session:
         self.run.end()
         report = structs.replace(report, head=self.run.head())
         document = encoded(report)
-        self.target.publish_report(self._ledger, render.as_json(document), render.as_page(document))
+        text = render.as_json(in_english(document))
+        self.target.publish_report(self._ledger, text, render.as_page(document))
         self.target.clean()
         self._ledger.end_run("finished")
         return Migration(report, wrote=True)

@@ -132,7 +132,7 @@ def confirmed(lines: Iterable[str], *, yes: bool, as_json: bool) -> bool:
         return True
     if as_json or not sys.stdin.isatty():
         raise ConsentMissing(command=click.get_current_context().info_name)
-    say(shown_lines(["Plan:", *lines]))
+    say(shown_lines([tr("Plan:"), *lines]))
     return ask(tr("Go on?"))
 
 

@@ -15,9 +15,11 @@ from migrators.compare_report import OUTCOMES, BaseComparison, CompareReport, Di
 from regraft import clock
 from regraft.cli.options import PATH, model_word, output_options, plan_options
 from regraft.cli.output import echo_json, reports_errors, say
+from regraft.columns import padded
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.index.search import vector_blob
 from regraft.kinds import Kind
+from regraft.labels import label_of
 from regraft.language import tr
 from regraft.locate import located
 from regraft.ranking import cherry_v2
@@ -153,15 +155,20 @@ def _as_text(told: list[BaseComparison], count: int, sides: tuple[str, str], *, 
         differences = base.differences if every else base.differences[:1]
         lines += [_difference(parted, sides) for parted in differences]
     outcomes = Counter(base.outcome for base in told)
-    message = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])
-    return shown_lines([*lines, f"{counted(len(told), 'base')}: {message or 'nothing to compare'}."])
+    counts = [f"{outcomes[name]} {label_of(name)}" for name in OUTCOMES if outcomes[name]]
+    total = tr(
+        "{bases}: {outcomes}.",
+        bases=counted(len(told), "base"),
+        outcomes=", ".join(counts) or tr("nothing to compare"),
+    )
+    return shown_lines([*lines, total])
 
 
 def _base_line(base: BaseComparison, count: int) -> str:
     recalled = "" if base.recall is None else f", recall@{count} {base.recall:.4f}"
     asked = f" ({_queries(base.queries)}{recalled})" if base.queries else ""
     why = f": {base.problem}" if base.problem else ""
-    return f"{base.outcome:<12} {one_line(base.name)}{asked}{why}"
+    return f"{padded(label_of(base.outcome), 12)} {one_line(base.name)}{asked}{why}"
 
 
 def _difference(parted: Difference, sides: tuple[str, str]) -> str:
@@ -179,9 +186,9 @@ def _difference(parted: Difference, sides: tuple[str, str]) -> str:
 
 
 def _side(side: Side | None) -> str:
-    return (
-        "nothing" if side is None else tr("{text_hash} at {score:.6f}", text_hash=side.text_hash[:12], score=side.score)
-    )
+    if side is None:
+        return label_of("nothing")
+    return tr("{text_hash} at {score:.6f}", text_hash=side.text_hash[:12], score=side.score)
 
 
 def _queries(count: int) -> str:

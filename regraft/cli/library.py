@@ -33,7 +33,7 @@ def asking(*, yes: bool, silent: bool) -> Callable[[migrators.MigrationReport], 
         if not asks:
             say(render.as_line(document) + "\n")
             return True
-        say(f"Plan:\n{render.as_text(document)}")
+        say(f"{tr('Plan:')}\n{render.as_text(document)}")
         return confirmed(tr("Some of it cannot be carried. Go on?"))
 
     return show_plan

@@ -159,4 +159,4 @@ def finished(status: int) -> int:
 
 def written_list(paths: Iterable[Path]) -> str:
     """Return the list of what a run has written, which stands at its end."""
-    return "Written:\n" + shown_lines(f"  {shown(path)}" for path in paths)
+    return tr("Written:") + "\n" + shown_lines(f"  {shown(path)}" for path in paths)

@@ -13,12 +13,27 @@ from typing import TextIO
 
 import click
 
+from regraft.columns import columns
+from regraft.labels import label_of, severity_label
 from regraft.text import shown
 
-#: The words that are coloured.
-_COLOURS = {"error": "red", "failed": "red", "warning": "yellow", "done": "green"}
-#: They tell something where they begin a line or a column, or are counted; elsewhere they may be a name's, or a text's.
-_COLOURED = re.compile(r"(?im:(?:^|(?<=^ )|(?<=  )|(?<=\d ))(?:(error|warning)s?|failed|done))(?=[\s:,;.)]|$)(?!\.\w)")
+#: The words that are coloured, in English and in the language of this process.
+_COLOURS = {
+    "error": "red",
+    "failed": "red",
+    "warning": "yellow",
+    "done": "green",
+    severity_label("error"): "red",
+    label_of("failed"): "red",
+    severity_label("warning"): "yellow",
+    label_of("done"): "green",
+}
+_ALTERNATIVES = "|".join(map(re.escape, sorted(_COLOURS, key=len, reverse=True)))
+#: They tell something where they begin a line or a column, or are counted; elsewhere they may be of a name or a text.
+_COLOURED = re.compile(
+    rf"(?im:(?:^|(?<=^ )|(?<=  )|(?<=\d )|(?<=\d 个))({_ALTERNATIVES})(?:(?<=[a-z])s)?)"
+    r"(?=[\s:,;.)：，；。）]|$)(?!\.\w)"
+)
 #: A command stands at the end of a line, after a colon or alone: it is copied as a whole.
 _COMMAND = re.compile(r"(?:(?<=: )|(?<=^)|(?<=  ))regraft [a-z-]+ .*$")
 #: A path in a list of paths takes a line of its own, and may have blanks in it.
@@ -68,7 +83,7 @@ def has_colour(stream: TextIO) -> bool:
 
 def coloured(text: str) -> str:
     """Return text with its telling words in colour."""
-    return _COLOURED.sub(lambda word: click.style(word[0], fg=_COLOURS[(word[1] or word[0]).lower()]), text)
+    return _COLOURED.sub(lambda word: click.style(word[0], fg=_COLOURS[word[1].lower()]), text)
 
 
 def wrapped(line: str, width: int) -> str:
@@ -94,17 +109,6 @@ def hanging_indent(line: str, width: int) -> int:
     label = _LABEL.match(line, start)
     behind = start + 2 if label is None else columns(line[: label.end()])
     return behind if behind <= width // 2 else start + 2
-
-
-def columns(text: str) -> int:
-    """Return how many columns a text takes in a terminal."""
-    text = text.rstrip("\n")
-    if text.isascii():
-        return len(text)
-    from wcwidth import wcswidth  # noqa: PLC0415 - takes its time, and ASCII needs none of it
-
-    width = wcswidth(text)
-    return width if width >= 0 else len(text)
 
 
 def _parts(text: str) -> Iterator[str]:

@@ -17,6 +17,7 @@ import msgspec
 
 from regraft import sqlite
 from regraft.errors import LedgerUnreadable
+from regraft.language import in_english
 from regraft.ledger.values import (
     Detail,
     Means,
@@ -63,7 +64,7 @@ class ChangeLog:
         with sqlite.transaction(self._db):
             self._db.executemany(
                 "INSERT OR REPLACE INTO action (run_id, number, detail) VALUES (?, ?, ?)",
-                ((run_id, number, msgspec.json.encode(action)) for number, action in enumerate(actions)),
+                ((run_id, number, _kept(action)) for number, action in enumerate(actions)),
             )
 
     def intend(self, run_id: str, means: Means, path: str, kept: str | None, detail: Detail) -> int:
@@ -129,3 +130,8 @@ class ChangeLog:
             yield
         except UNFIT as error:
             raise LedgerUnreadable(path=Path(self._db.filename), reason=error) from error
+
+
+def _kept(action: msgspec.Struct) -> bytes:
+    """Return an action as a ledger keeps it: in English, whoever made it."""
+    return msgspec.json.encode(in_english(msgspec.to_builtins(action)))

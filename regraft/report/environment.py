@@ -10,6 +10,8 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from regraft.labels import label_of, severity_label
+from regraft.language import tr
 from regraft.report.html import Part, percent
 from regraft.text import shown
 
@@ -55,7 +57,9 @@ def _environment() -> Environment:
     )
     environment.filters.update(number="{:,}".format, prose=_prose)
     style = (files("regraft.report") / "style.css").read_text("utf-8")
-    environment.globals.update(segments=_segments, style=Markup(style))
+    environment.globals.update(
+        tr=tr, label_of=label_of, severity_label=severity_label, segments=_segments, style=Markup(style)
+    )
     return environment
 
 

@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 from regraft import __version__, areas, clock, links
 from regraft.errors import ReportNotWritable
-from regraft.language import tr
+from regraft.labels import label_of
+from regraft.language import language, languages, tr
 from regraft.ledger import durable
 from regraft.text import shown
 
 #: How a page of a command begins; its version follows.
 _START = (
-    '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="regraft {} '
+    '<!doctype html>\n<html lang="{}">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="regraft {} '
 )
 #: Bytes of a file that tell whose page it is.
 _START_BYTES = 200
@@ -45,7 +46,9 @@ def rendered(template: str, command: str, **values: object) -> str:
     """
     # Jinja takes a while to load, and few runs make a page.
     templates = import_module("regraft.report.environment").ENVIRONMENT
-    return str(templates.get_template(template).render(command=command, version=__version__, **values))
+    return str(
+        templates.get_template(template).render(command=command, version=__version__, language=language(), **values)
+    )
 
 
 def percent(part: float, whole: float) -> str:
@@ -55,7 +58,7 @@ def percent(part: float, whole: float) -> str:
 
 def is_page(command: str, start: str) -> bool:
     """Tell whether a file that starts so is a page of this command."""
-    return start.startswith(_START.format(command))
+    return any(start.startswith(_START.format(language, command)) for language in languages())
 
 
 def check_place(command: str, path: Path, *read: Path) -> None:
@@ -79,7 +82,7 @@ def _other_thing(command: str, path: Path) -> str:
     if not path.exists():
         return ""
     if not path.is_file():
-        return tr("it is a {is_dir}", is_dir="folder" if path.is_dir() else "device")
+        return tr("it is a {is_dir}", is_dir=label_of("folder" if path.is_dir() else "device"))
     with path.open("rb") as file:
         start = file.read(_START_BYTES).decode("utf-8", "replace")
     return (

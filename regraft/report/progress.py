@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from regraft.labels import label_of
 from regraft.language import tr
 from regraft.text import one_line
 
@@ -79,7 +80,7 @@ class Bar:
             total=rows,
             # A part of a row, and the next name, are worth showing, too.
             miniters=0,
-            desc=what,
+            desc=label_of(what),
             file=sys.stderr,
             leave=False,
             dynamic_ncols=True,
@@ -111,7 +112,7 @@ class Bar:
         if self._unit == "bytes":
             parts = [tr("{done} of {total}", done=human_bytes(done), total=human_bytes(total))]
         else:
-            parts = [f"{done:,.0f}/{total:,} {self._unit}"]
+            parts = [f"{done:,.0f}/{total:,} {label_of(self._unit)}"]
             if self._bytes:
                 parts.append(human_bytes(self._bytes))
         rate = bar.format_dict["rate"] or (done / bar.format_dict["elapsed"] if bar.format_dict["elapsed"] else 0)

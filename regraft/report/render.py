@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from wcwidth import wcswidth
-
+from regraft.columns import columns, padded, padded_left
+from regraft.labels import label_of, severity_label
 from regraft.language import tr
 from regraft.report import html as report_html
 from regraft.report import notices
@@ -79,28 +79,31 @@ def as_text(document: Document, *, verbose: bool = False) -> str:
 
 def _base_row(base: Document) -> tuple[str, ...]:
     numbers = (sum(base["items"].values()), base["rows"]["read"], base["rows"]["carried"])
-    outcome = f"{base['outcome']} ({base['error']})" if base["error"] else base["outcome"]
+    outcome = label_of(base["outcome"])
+    if base["error"]:
+        outcome += f" ({base['error']})"
     dimensions = "-" if base["dimensions"] is None else str(base["dimensions"])
     return (_cut(base["name"], 36), dimensions, *(f"{number:,}" for number in numbers), outcome)
 
 
 def _bases(document: Document, *, planned: bool) -> Iterator[str]:
-    head = ("base", "dimensions", "items", "rows", "carried", tr("will be") if planned else "outcome")
+    names = [label_of(name) for name in ("base", "dimensions", "items", "rows", "carried")]
+    head = (*names, tr("will be") if planned else label_of("outcome"))
     rows = [head, *map(_base_row, document["bases"])]
     if len(rows) == 1:
         yield tr("No bases.")
         return
-    widths = [max(_width(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(columns(row[column]) for row in rows) for column in range(len(rows[0]))]
     for first, *middle, last in rows:
-        cells = [_pad(first, widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
+        cells = [padded(first, widths[0])]
+        cells += [padded_left(cell, width) for cell, width in zip(middle, widths[1:-1], strict=True)]
         yield "  ".join([*cells, last]).rstrip()
 
 
 def _totals(document: Document, *, planned: bool) -> Iterator[str]:
     totals = document["totals"]
     rows = totals["rows"]
-    verb = tr("will be carried") if planned else "carried"
+    verb = tr("will be carried") if planned else label_of("carried")
     unread = _unread(document)
     of = tr(" of {bases}", bases=counted(len(document["bases"]) - len(unread), "base")) if unread else ""
     yield tr(
@@ -198,7 +201,7 @@ def _warnings(document: Document, verbose: bool) -> Iterator[str]:
         if verbose or more[code] <= SHOWN_PER_CODE:
             where = names.get(warning["base"], warning["base"])
             about = f"{one_line(where, LONGEST_NAME)}: " if where else ""
-            lines.append(f"{severity}: {about}{warning['message']} [{code}]")
+            lines.append(f"{severity_label(severity)}: {about}{warning['message']} [{code}]")
     if not verbose:
         lines += left_out(more, SHOWN_PER_CODE)
     if lines:
@@ -215,18 +218,9 @@ def left_out(seen: Mapping[str, int], shown: int) -> Iterator[str]:
 
 def _cut(text: str, width: int) -> str:
     text = one_line(text, 4 * width)
-    while _width(text) > width:
+    while columns(text) > width:
         text = text[:-2] + "…"
     return text
-
-
-def _width(text: str) -> int:
-    """Return the columns that ``text`` takes in a terminal."""
-    return max(wcswidth(text), 0) or len(text)
-
-
-def _pad(text: str, width: int) -> str:
-    return text + " " * (width - _width(text))
 
 
 # --- page ----------------------------------------------------------------------------------------------------------
@@ -250,11 +244,11 @@ def as_page(document: Document) -> str:
         ),
         run=document["run"],
         numbers={
-            "bases": f"{totals['bases']['all']:,}",
-            "items": f"{totals['items']['all']:,}",
-            "rows": f"{rows['read']:,}",
-            "carried": f"{rows['carried']:,}",
-            "indexes": human_bytes(totals["bytes"] or 0),
+            label_of("bases"): f"{totals['bases']['all']:,}",
+            label_of("items"): f"{totals['items']['all']:,}",
+            label_of("rows"): f"{rows['read']:,}",
+            label_of("carried"): f"{rows['carried']:,}",
+            label_of("indexes"): human_bytes(totals["bytes"] or 0),
         },
         parts=parts_of(rows),
         restored=_restored(rows) if rows["restored_duplicate"] else "",
@@ -266,7 +260,9 @@ def as_page(document: Document) -> str:
 
 
 def _page_base(base: Document) -> dict[str, object]:
-    outcome = f"{base['outcome']}: {base['error']}" if base["error"] else base["outcome"]
+    outcome = label_of(base["outcome"])
+    if base["error"]:
+        outcome += f": {base['error']}"
     numbers = (
         f"{base['dimensions'] or '-'}",
         f"{sum(base['items'].values()):,}",
@@ -310,7 +306,7 @@ def parts_of(rows: Document) -> list[Part]:
     shades = ("skipped", "other")
     skipped = (Part(shades[place % 2], name, count) for place, (name, count) in enumerate(reasons.items()))
     return [
-        Part("carried", "carried", rows["carried"] - _bare(rows)),
+        Part("carried", label_of("carried"), rows["carried"] - _bare(rows)),
         Part("bare", notices.WITHOUT_VECTOR, _bare(rows)),
         Part("restored", "restored_duplicate", rows["restored_duplicate"]),
         Part("left", "v1_deduplicated", rows["v1_deduplicated"]),

@@ -17,7 +17,7 @@ import apsw
 import msgspec
 
 from regraft import sqlite
-from regraft.language import tr
+from regraft.language import english, tr
 
 FILE = "backfill.sqlite"
 #: How long a claim holds unless it is renewed, in ms: a process that was killed holds what it had no longer.
@@ -172,7 +172,7 @@ class Queue:
             self._db.execute(
                 "UPDATE job SET state = 'failed', worker = NULL, claim = NULL, code = ?, reason = ?"
                 " WHERE scope = ? AND key = ? AND claim IS ?",
-                (code, reason, claim.scope, key, claim.token),
+                (code, english(reason), claim.scope, key, claim.token),
             )
 
     def renew(self, now_ms: int) -> None:

@@ -113,13 +113,30 @@ def _state(record: RunRecord) -> str:
 def chosen_run(root: Path, runs: list[RunRecord], run_id: str | None) -> RunRecord:
     """Return the run that is to be taken back: the one that is named, else the latest that can be.
 
+    Args:
+        root: the store.
+        runs: all of its runs, the latest last.
+        run_id: the id of one, a beginning of it that no other has, or what stands behind its last hyphen.
+
     Raises:
-        RunUnknown: there is none.
+        RunUnknown: there is none, or several begin so.
     """
-    possible = [run for run in runs if _state(run) in ("possible", "unsettled") and run_id in (None, run.run_id)]
+    named = runs if run_id is None else _named(runs, run_id)
+    possible = [run for run in named if _state(run) in ("possible", "unsettled")]
+    if run_id is None and not possible:
+        raise RunUnknown(path=root, problem=tr("no run here can be taken back"))
+    if not named:
+        raise RunUnknown(path=root, problem=tr("there is no run {run}", run=run_id))
+    if run_id is not None and len(named) > 1:
+        raise RunUnknown(path=root, problem=tr("the ids of several runs begin with {run}", run=run_id))
     if not possible:
-        raise RunUnknown(path=root, run=run_id or tr("at all"))
+        raise RunUnknown(path=root, problem=tr("nothing of run {run} can be taken back", run=run_id))
     return possible[-1]
+
+
+def _named(runs: list[RunRecord], name: str) -> list[RunRecord]:
+    exact = [run for run in runs if name in (run.run_id, run.run_id.rpartition("-")[2])]
+    return exact or [run for run in runs if run.run_id.startswith(name)]
 
 
 def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> None:

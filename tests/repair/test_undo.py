@@ -449,7 +449,7 @@ def test_undo_says_what_it_would_do_and_touches_nothing(store: Path) -> None:
 
 def test_undo_of_nothing_leaves_no_trace(store: Path) -> None:
     with untouched(store):
-        assert "no run at all" in line(run("undo", store), REFUSED)
+        assert "no run here can be taken back" in line(run("undo", store), REFUSED)
     assert not (store / ".regraft").exists()
 
 

@@ -26,7 +26,7 @@ from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.index.bulk import IndexBuilder
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.formats.cherry_v2.settings import read_base_settings
-from regraft.language import tr
+from regraft.language import in_english, tr
 from regraft.ledger import durable
 from regraft.ledger.values import Count
 from regraft.locate import INDEX_FILE, RAW_FOLDER
@@ -111,7 +111,7 @@ def build(source: Source, wanted: RestoredBase, staged: Path, now_ms: int, progr
             restored = builder.run(mark, progress)
         _keep_vectors(new / _BASE / INDEX_FILE, staged, 4 * wanted.dimensions)
         _verify(new / _BASE / INDEX_FILE, restored.base)
-        durable.put_bytes(new / _RECORD, msgspec.json.encode(restored))
+        durable.put_bytes(new / _RECORD, msgspec.json.encode(in_english(msgspec.to_builtins(restored))))
         durable.sync_tree(new)
         durable.replace(new, place)
     finally:

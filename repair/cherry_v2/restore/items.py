@@ -12,7 +12,7 @@ from checks.cherry_v2.catalog_rows import group_problem
 from regraft import identity
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import DATA, data_problem
-from regraft.language import tr
+from regraft.language import english, tr
 from regraft.text import is_blank
 from repair.cherry_v2.rules.items import INTERRUPTED
 
@@ -103,7 +103,9 @@ def _leaf_status(leaf: Leaf) -> tuple[str, str | None]:
     status, error = leaf.row.get("status"), leaf.row.get("error")
     if status == "idle":
         return "idle", None
-    return "failed", str(error) if status == "failed" and not is_blank(error) else f"Not restored: {leaf.missing}."
+    return "failed", str(error) if status == "failed" and not is_blank(
+        error
+    ) else f"Not restored: {english(leaf.missing)}."
 
 
 def _folder_status(row: Row, has_items: bool, has_text: bool) -> tuple[str, str | None]:

@@ -1,0 +1,165 @@
+"""What names of statuses, outcomes, kinds and the like are called to a person; in JSON they stay as they are."""
+
+from __future__ import annotations
+
+from regraft.language import tr, tr_in
+from regraft.text import counted
+
+_LABELS = {
+    # Statuses of bases, items, notes and runs
+    "completed": tr("completed"),
+    "failed": tr("failed"),
+    "idle": tr("idle"),
+    "processing": tr("processing"),
+    "preparing": tr("preparing"),
+    "reading": tr("reading"),
+    "embedding": tr("embedding"),
+    "deleting": tr("deleting"),
+    "pending": tr("pending"),
+    "ready": tr("ready"),
+    "stale": tr("stale"),
+    "excluded": tr("excluded"),
+    "running": tr("running"),
+    "finished": tr("finished"),
+    "interrupted": tr("interrupted"),
+    "stopped": tr("stopped"),
+    "undone": tr("undone"),
+    "done": tr("done"),
+    # What a migration or a comparison comes to
+    "written": tr("written"),
+    "unchanged": tr("unchanged"),
+    "rewritten": tr("rewritten"),
+    "kept": tr("kept"),
+    "equal": tr("equal"),
+    "different": tr("different"),
+    "missing": tr("missing"),
+    "damaged": tr("damaged"),
+    "not-compared": tr("not-compared"),
+    # Types of items, and what stores of other systems are made of
+    "file": tr("file"),
+    "url": tr("url"),
+    "note": tr("note"),
+    "directory": tr("directory"),
+    "sitemap": tr("sitemap"),
+    "folder": tr("folder"),
+    "memory": tr("memory"),
+    "video": tr("video"),
+    "project": tr("project"),
+    "workspace": tr("workspace"),
+    "session": tr("session"),
+    "handoff": tr("handoff"),
+    "system": tr("system"),
+    "chunk": tr("chunk"),
+    "relation": tr("relation"),
+    "device": tr("device"),
+    # What is counted
+    "bases": tr("bases"),
+    "items": tr("items"),
+    "rows": tr("rows"),
+    "units": tr("units"),
+    "bodies": tr("bodies"),
+    "materials": tr("materials"),
+    "contents": tr("contents"),
+    "embeddings": tr("embeddings"),
+    "vectors": tr("vectors"),
+    "texts": tr("texts"),
+    "notes": tr("notes"),
+    "records": tr("records"),
+    "tags": tr("tags"),
+    "files": tr("files"),
+    "collections": tr("collections"),
+    "providers": tr("providers"),
+    "projects": tr("projects"),
+    "handoffs": tr("handoffs"),
+    "workspaces": tr("workspaces"),
+    "sessions": tr("sessions"),
+    "parts": tr("parts"),
+    "databases": tr("databases"),
+    "indexes": tr("indexes"),
+    "size": tr("size"),
+    "requests": tr("requests"),
+    "changes": tr("changes"),
+    "queries": tr("queries"),
+    "carried": tr("carried"),
+    "dimensions": tr("dimensions"),
+    "coverage": tr("coverage"),
+    "orphans": tr("orphans"),
+    "outcome": tr("outcome"),
+    "base": tr("base"),
+    "findings": tr("findings"),
+    "count": tr("count"),
+    "reason": tr("reason"),
+    "means": tr("means"),
+    "severity": tr("severity"),
+    "code": tr("code"),
+    # Parts of an audit
+    "structure": tr("structure"),
+    "identity": tr("identity"),
+    "counts": tr("counts"),
+    "relations": tr("relations"),
+    "integrity": tr("integrity"),
+    "migration": tr("migration"),
+    "scope": tr("scope"),
+    "full text": tr("full text"),
+    "checksums": tr("checksums"),
+    "upgrade": tr("upgrade"),
+    # Stages of work
+    "Writing": tr("Writing"),
+    "Comparing": tr("Comparing"),
+    "Carrying": tr("Carrying"),
+    "Reading": tr("Reading"),
+    "Checking": tr("Checking"),
+    "Changing": tr("Changing"),
+    "Embedding": tr("Embedding"),
+    "Packing": tr("Packing"),
+    # Ways of searching
+    "vector": tr("vector"),
+    "bm25": tr("bm25"),
+    "hybrid": tr("hybrid"),
+    "words": tr("words"),
+    # Others
+    "none": tr("none"),
+    "nothing": tr("nothing"),
+    "unknown": tr("unknown"),
+    "yes": tr("yes"),
+    "no": tr("no"),
+    "absolute": tr("absolute"),
+    "empty": tr("empty"),
+    "inside .cherry": tr("inside .cherry"),
+    "table": tr("table"),
+    "column": tr("column"),
+    "view": tr("view"),
+    "trigger": tr("trigger"),
+    "index": tr("index"),
+    "key": tr("key"),
+}
+_SEVERITIES = {
+    "error": tr_in("severity", "error"),
+    "warning": tr_in("severity", "warning"),
+    "note": tr_in("severity", "note"),
+}
+_HEADINGS = {
+    "error": tr_in("severity", "errors"),
+    "warning": tr_in("severity", "warnings"),
+    "note": tr_in("severity", "notes"),
+}
+
+
+def label_of(name: object) -> str:
+    """Return what a name is called; one that is not known, as a file may have any, stays as it is."""
+    return _LABELS.get(str(name), str(name))
+
+
+def severity_label(severity: str) -> str:
+    """Return what a severity is called."""
+    return _SEVERITIES[severity]
+
+
+def severity_heading(severity: str) -> str:
+    """Return what stands over all that is of a severity."""
+    return _HEADINGS[severity]
+
+
+def counted_severity(number: int, severity: str) -> str:
+    """Return how many there are of a severity."""
+    return counted(number, severity, context="severity")
