@@ -15,7 +15,7 @@ class CompileCatalogs(BuildHookInterface):  # type: ignore[type-arg,unused-ignor
 
     PLUGIN_NAME = "custom"
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - as hatchling calls it
         """Compile the catalogs; ``build_data`` names them as part of the package."""
         for path in sorted(Path(self.root, "regraft", "locale").glob("*/LC_MESSAGES/*.po")):
             with path.open("rb") as file:

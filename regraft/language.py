@@ -87,7 +87,9 @@ def _filled(template: str, facts: Mapping[str, object]) -> str:
 
 
 def english(text: object) -> object:
-    """Return a translated message as it was before; anything else as it is."""
+    """Return a translated message, an error's, too, as it was before; anything else as it is."""
+    if isinstance(text, BaseException):
+        text = str(text)
     return _english.get(text, text) if isinstance(text, str) else text
 
 

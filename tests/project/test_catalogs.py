@@ -18,3 +18,38 @@ def places(text: str) -> set[str]:
     if re.search(r"%\(\w+\)s", text):
         return set(re.findall(r"%\(\w+\)s", text))
     return {f"{name}!{conversion}:{spec}" for _, name, spec, conversion in Formatter().parse(text) if name is not None}
+
+
+def test_there_is_a_language_besides_english() -> None:
+    assert "zh" in LANGUAGES
+    assert "zh" in language.languages(), "the catalogs are not compiled: install the package"
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_every_message_has_its_translation_and_none_is_stale(name: str) -> None:
+    wanted = {(message.context, message.id) for message in catalogs.messages() if message.id}
+    catalog = catalogs.read(name)
+    there = {(message.context, message.id) for message in catalog if message.id}
+    advice = f"python -m regraft.catalogs {name}"
+    assert sorted(map(str, wanted - there)) == [], f"missing: {advice}"
+    assert sorted(map(str, there - wanted)) == [], f"stale: {advice}"
+    assert [message.id for message in catalog if message.id and not all(_strings(message.string))] == []
+    assert not catalog.obsolete
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_a_translation_has_the_facts_of_its_message(name: str) -> None:
+    for message in catalogs.read(name):
+        if message.id:
+            first = message.id if isinstance(message.id, str) else message.id[0]
+            for translation in _strings(message.string):
+                assert places(translation) == places(first), first
+                assert translation.endswith("\n") == first.endswith("\n"), first
+:1] == " ") == (
+                    translation.endswith("\n"),
+                    translation[:1] == " ",
+                ), first
+
+
+def _strings(value: object) -> list[str]:
+    return [value] if isinstance(value, str) else [str(one) for one in value]  # type: ignore[attr-defined]

@@ -1,0 +1,197 @@
+"""Messages in Chinese: by locale or --lang; JSON, what is kept in files, names and codes are the same in every one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPO
+
+from regraft import language
+
+SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
+NOW = "2026-01-31T12:00:00Z"
+#: Three words in a row are a sentence that nobody has translated.
+_ENGLISH = re.compile(r"(?<![\w/.:`'-])[a-z]{2,} [a-z]{2,} [a-z]{2,}(?![\w/`'-])")
+#: Names, commands and paths of the sample that are in what is printed.
+_AS_IT_IS = re.compile(r"regraft [a-z-]+( \S+)*|`[^`]*`|/\S+( \S+)*")
+
+
+def spoken(*words: object, locale: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "REGRAFT_"))
+    }
+    environment |= {"LANG": locale or "C.UTF-8", "PYTHONUTF8": "1", **more}
+    command = [sys.executable, "-m", "regraft", *map(str, words)]
+    return subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chinese") / "library"
+    done = spoken("migrate", SAMPLE, "--to", folder, "--now", NOW, "--yes", locale="zh_CN.UTF-8")
+    assert "完成：4 个知识库中的 3 个。" in done.stdout, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("locale", "words"),
+    [
+        ("zh_CN.UTF-8", ()),
+        ("zh_TW.UTF-8", ()),
+        ("zh", ()),
+        ("en_US.UTF-8", ("--lang", "zh")),
+        ("C.UTF-8", ("--lang=zh",)),
+    ],
+)
+def test_the_locale_or_an_option_chooses_chinese(locale: str, words: tuple[str, ...]) -> None:
+    assert spoken(*words, "inspect", "nowhere", locale=locale).stderr == (
+        "regraft：nowhere：这个路径上没有任何内容；请检查拼写。\n"
+    )
+    assert spoken("inspect", "nowhere", *words, locale=locale).stderr.startswith("regraft：nowhere：")
+
+
+@pytest.mark.parametrize(
+    ("locale", "words"),
+    [("zh_CN.UTF-8", ("--lang", "en")), ("de_DE.UTF-8", ()), ("C.UTF-8", ()), ("zh_CN.UTF-8", ("--json",))],
+)
+def test_other_locales_and_json_are_english(locale: str, words: tuple[str, ...]) -> None:
+    done = spoken("inspect", "nowhere", *words, locale=locale)
+    assert "there is nothing at this path" in done.stdout + done.stderr
+
+
+def test_a_language_that_is_not_there_is_refused_with_those_that_are() -> None:
+    done = spoken("--lang", "xx", "inspect", "nowhere")
+    assert (done.returncode, "'en', 'zh'" in done.stderr) == (2, True)
+
+
+def test_behind_two_hyphens_an_option_is_a_path() -> None:
+    arguments = ["inspect", "--", "--lang", "zh"]
+    assert language._taken_out(arguments) == (arguments, None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check",),
+        ("check", "--quick", "-v"),
+        ("inspect",),
+        ("inspect", "-v"),
+        ("search", "QUERY", "tomato seedlings"),
+        ("repair", "--dry-run"),
+        ("fix", "--dry-run"),
+        ("gc", "--dry-run"),
+        ("reconcile", "--dry-run"),
+        ("upgrade", "--dry-run"),
+        ("history",),
+        ("undo", "--dry-run"),
+        ("rescue", "--dry-run"),
+        ("export", "TARGET"),
+        ("repair",),
+        ("backfill", "--dry-run"),
+    ],
+)
+def test_everything_is_said_in_chinese(library: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    name, *options = words
+    given = [option for option in options if option.startswith("-")]
+    more = [tmp_path / "units.parquet"] if "TARGET" in options else options[1:] if "QUERY" in options else []
+    done = spoken(name, library, *more, *given, locale="zh_CN.UTF-8")
+    text = done.stdout + done.stderr
+    assert re.search("[\u4e00-\u9fff]", text), text
+    for line in text.splitlines():
+        if not line.lstrip().startswith(("… ", "“")):
+            assert not _ENGLISH.search(_AS_IT_IS.sub("", line)), line
+
+
+@pytest.mark.parametrize("name", ["migrate", "check", "install", "backfill", "search", "undo", "compare", "export", ""])
+def test_help_is_chinese(name: str) -> None:
+    text = spoken(*filter(None, [name]), "--help", locale="zh_CN.UTF-8").stdout
+    assert "用法" in text
+    assert "选项" in text
+    for line in text.splitlines():
+        if not line.startswith("    regraft") and "Usage" not in line:
+            assert not _ENGLISH.search(_AS_IT_IS.sub("", line)), line
+
+
+@pytest.mark.parametrize(
+    "words", [("check",), ("inspect",), ("history",), ("repair", "--dry-run"), ("search", "tomato")]
+)
+def test_json_is_the_same_in_every_locale(library: Path, words: tuple[str, ...]) -> None:
+    name, *options = words
+
+    def document(locale: str) -> dict[str, object]:
+        found = json.loads(spoken(name, library, *options, "--json", locale=locale).stdout)
+        found.pop("run")
+        return dict(found)
+
+    assert document("zh_CN.UTF-8") == document("en_US.UTF-8")
+
+
+def test_what_is_kept_in_files_is_english(library: Path, tmp_path: Path) -> None:
+    other = tmp_path / "library"
+    spoken("migrate", SAMPLE, "--to", other, "--now", NOW, "--yes", "-q", locale="en_US.UTF-8")
+    texts = [(folder / "report.json").read_text("utf-8").replace(str(folder), "X") for folder in (library, other)]
+    reports = [json.loads(text) for text in texts]
+    for report in reports:
+        for key in ("run", "target", "preflight"):
+            report.pop(key, None)
+    assert reports[0] == reports[1]
+    pages = [(folder / "report.html").read_text("utf-8") for folder in (library, other)]
+    assert ['<html lang="zh">' in pages[0], '<html lang="en">' in pages[1]] == [True, True]
+    assert "迁移报告" in pages[0]
+
+
+def test_a_page_in_one_language_replaces_that_in_another(library: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    for locale, start in (
+        ("zh_CN.UTF-8", '<!doctype html>\n<html lang="zh">'),
+        ("C.UTF-8", '<!doctype html>\n<html lang="en">'),
+    ):
+        done = spoken("check", library, "--report", page, locale=locale)
+        assert done.returncode in (0, 1), done.stderr
+        assert page.read_text("utf-8").startswith(f'<!doctype html>\n<html lang="{name}">')
+
+
+def test_actions_of_a_run_are_kept_in_english(library: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(library, copy)
+    orphan = next((copy / "KnowledgeBase").iterdir()) / "raw" / "left over.txt"
+    orphan.parent.mkdir(exist_ok=True)
+    orphan.write_text("of nothing")
+    os.utime(orphan, (1_600_000_000, 1_600_000_000))
+    done = spoken("gc", copy, "--yes", locale="zh_CN.UTF-8")
+    assert "移到回收区" in done.stdout, done.stdout
+    actions = json.loads(spoken("history", copy, "--json").stdout)["runs"][0]["actions"]
+    assert any("which no item names, to the trash" in action["message"] for action in actions), actions
+
+
+def test_counted_things_and_labels_are_aligned_by_columns(library: Path) -> None:
+    from wcwidth import wcswidth
+
+    lines = spoken("migrate", SAMPLE, "--to", library, "--now", NOW, "--yes", locale="zh_CN.UTF-8").stdout.splitlines()
+    head, *rows = lines[: lines.index("")]
+    ends = {
+        wcswidth(line[: line.index(word)])
+        for line, word in ((head, "结果"), (rows[0], "没有变化"), (rows[1], "没有变化"))
+    }
+    assert len(ends) == 1, lines
+
+
+def test_a_blank_parts_chinese_from_latin() -> None:
+    assert language._filled("上面的{count:,}个", {"count": 3}) == "上面的 3 个"
+    assert language._filled("{path} 是{names}。", {"path": "/a", "names": "v2 备份"}) == "/a 是 v2 备份。"
+    assert language._filled("知识库{name!r}", {"name": "社区"}) == "知识库'社区'"
