@@ -6,7 +6,7 @@ BIN := $(VENV)/Scripts
 else
 BIN := $(VENV)/bin
 endif
-SOURCES := $(shell find regraft migrators checks repair \( -name '*.py' -o -name '*.css' -o -name '*.html' \) -o -name py.typed 2>/dev/null)
+SOURCES := $(shell find regraft migrators checks repair \( -name '*.py' -o -name '*.css' -o -name '*.html' -o -name '*.po' \) -o -name py.typed 2>/dev/null)
 DEMO := demo-library
 DEXIE := tests/browser/node_modules/dexie/package.json
 
@@ -28,7 +28,7 @@ $(VENV)/.made:
 	@touch $@
 
 # The package is installed, not linked: tests see what a user gets.
-$(VENV)/.installed: $(VENV)/.made pyproject.toml README.md LICENSE $(SOURCES)
+$(VENV)/.installed: $(VENV)/.made pyproject.toml hatch_build.py README.md LICENSE $(SOURCES)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps .
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check .
 	@touch $@

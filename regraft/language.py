@@ -67,12 +67,12 @@ def in_other_words(plain: str, message: str, facts: Mapping[str, object], contex
     found = catalog.pgettext(context, message) if context else catalog.gettext(message)
     if found == message:
         return plain
-    translated = _filled(found, facts) if facts else found
+    translated = filled(found, facts) if facts else found
     _english[translated] = plain
     return translated
 
 
-def _filled(template: str, facts: Mapping[str, object]) -> str:
+def filled(template: str, facts: Mapping[str, object]) -> str:
     """Return a template with its facts; between these and it a blank parts Chinese characters from Latin ones."""
     parts = []
     for literal, name, spec, conversion in Formatter().parse(template):
@@ -112,18 +112,34 @@ def languages() -> list[str]:
     return [ENGLISH, *sorted(path.parent.parent.name for path in FOLDER.glob(f"*/LC_MESSAGES/{DOMAIN}.mo"))]
 
 
-def translated(message: str, wanted: str) -> str:
-    """Return a message without facts in a language that there is, whatever this process speaks."""
-    return gettext.translation(DOMAIN, str(FOLDER), [wanted], fallback=True).gettext(message)
+class Catalog(gettext.GNUTranslations):
+    """The messages of a language."""
+
+    _catalog: dict[str | tuple[str, int], str]
+
+    def messages(self) -> list[str]:
+        """Return the messages that it has a translation of, but for those with a context."""
+        return [one for one in self._catalog if isinstance(one, str) and one and "\x04" not in one]
 
 
 @cache
-def _catalog() -> gettext.NullTranslations | None:
+def catalog_of(wanted: str) -> Catalog:
+    """Return the catalog of a language.
+
+    Raises:
+        FileNotFoundError: it has none.
+    """
+    return gettext.translation(DOMAIN, str(FOLDER), [wanted], class_=Catalog)
+
+
+def _catalog() -> Catalog | None:
     """Return the catalog of this process; None: it speaks English."""
     if language() == ENGLISH:
         return None
-    found = gettext.translation(DOMAIN, str(FOLDER), [language()], fallback=True)
-    return found if isinstance(found, gettext.GNUTranslations) else None
+    try:
+        return catalog_of(language())
+    except FileNotFoundError:
+        return None
 
 
 # --- which language a command line speaks ----------------------------------------------------------------------------
@@ -143,7 +159,6 @@ def settle(arguments: list[str]) -> list[str]:
     os.environ["LANGUAGE"] = chosen
     gettext.bindtextdomain(DOMAIN, str(FOLDER))
     gettext.textdomain(DOMAIN)
-    _catalog.cache_clear()
     return left
 
 

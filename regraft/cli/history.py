@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
+from regraft import kept_text
 from regraft.cli.changing import action_lines, as_text, confirmed
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
 from regraft.kinds import Kind
-from regraft.language import tr
+from regraft.language import language, tr
 from regraft.report import progress
 from regraft.report.document import Report, Run, encoded
 from regraft.report.progress import human_bytes
@@ -70,7 +71,7 @@ def _run_lines(run: PastRun) -> list[str]:
 
 def _action_lines(run: PastRun, *, verbose: bool) -> list[str]:
     shown_actions = run.actions if verbose else run.actions[:_SHOWN]
-    lines = [f"  - {one_line(action.message)}" for action in shown_actions]
+    lines = [f"  - {one_line(kept_text.translated(action.message, language()))}" for action in shown_actions]
     more = len(run.actions) - len(shown_actions)
     if more:
         lines.append(tr("  … and {more_actions} (-v shows all)", more_actions=counted(more, "more action")))

@@ -6,13 +6,21 @@ Codes are part of the output contract and never change. ``docs/codes.md`` is gen
 from __future__ import annotations
 
 from regraft.language import tr
+from regraft.report.import_notices import DUPLICATE_ROW as DUPLICATE_ROW
+from regraft.report.import_notices import ITEM_DELETED as ITEM_DELETED
+from regraft.report.import_notices import MODEL_NOT_NAMED as MODEL_NOT_NAMED
+from regraft.report.import_notices import NO_BASE as NO_BASE
+from regraft.report.import_notices import NOT_AN_ITEM as NOT_AN_ITEM
+from regraft.report.import_notices import NOT_WHOLE as NOT_WHOLE
+from regraft.report.import_notices import REMADE as REMADE
+from regraft.report.import_notices import TEXT_CHANGED as TEXT_CHANGED
 from regraft.report.registry import CODES as CODES
 from regraft.report.registry import EVERY_CODE as EVERY_CODE
 from regraft.report.registry import IMPORT_CODES as IMPORT_CODES
 from regraft.report.registry import Notice as Notice
 from regraft.report.registry import Severity as Severity
 from regraft.report.registry import at_least as at_least
-from regraft.report.registry import register, register_import
+from regraft.report.registry import register
 
 # Bases that are not migrated.
 INVALID_BASE = register(
@@ -473,32 +481,4 @@ CHILD_SHARED = register(
     "directory_child_loader_shared",
     "v1.shared-loader",
     tr("A later file of a folder has the same loader: its rows went there."),
-)
-
-# Rows and items of a Parquet file that are not imported, and what is imported otherwise than it was.
-NOT_WHOLE = register_import("row", "warning", "not_whole", tr("The row of the file has no item, text, hash or index."))
-TEXT_CHANGED = register_import(
-    "row", "warning", "text_changed", tr("The row's text does not match its hash: the vector belongs to another text.")
-)
-DUPLICATE_ROW = register_import(
-    "row", "warning", "duplicate", tr("An earlier row of the file has the same item and index.")
-)
-NO_BASE = register_import("row", "warning", "no_base", tr("The row is of a base that the file does not describe."))
-ITEM_DELETED = register_import("item", "note", "deleted", tr("The item was deleted in the application."))
-NOT_AN_ITEM = register_import(
-    "item", "warning", "invalid", tr("The item in the file is none that a catalog takes, or its folder is missing.")
-)
-REMADE = register_import(
-    "base",
-    "warning",
-    "material_made_anew",
-    tr(
-        "Units of a material were not slices of its content: offsets and ids are made anew, each text keeps its vector."
-    ),
-)
-MODEL_NOT_NAMED = register_import(
-    "base",
-    "warning",
-    "model_not_named",
-    tr("The file does not say of which model the base's vectors are: the base is complete and stands as failed."),
 )

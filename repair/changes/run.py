@@ -16,9 +16,10 @@ from msgspec import structs
 
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
+from regraft import kept_text
 from regraft.errors import Declined, NotEnoughSpace, NotMended
 from regraft.kinds import SYSTEMS, Kind
-from regraft.language import tr
+from regraft.language import language, tr
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.changes import RunRecord
 from regraft.report.document import Run
@@ -136,7 +137,8 @@ def _undo_report(store: Store, run: Run, chosen: RunRecord) -> ChangeReport:
     actions = []
     for made in undo.made_actions(chosen):
         fields = structs.asdict(made)
-        actions.append(Action(**{**fields, "message": tr("take back: {message_}", message_=made.message)}))
+        message = tr("take back: {message_}", message_=kept_text.translated(made.message, language()))
+        actions.append(Action(**{**fields, "message": message}))
     bases = base_names(store, {action.base for action in actions if action.base is not None})
     run.end()
     return ChangeReport(head=run.head(), bases=bases, actions=actions, left=[], undo=None, undone=chosen.run_id)

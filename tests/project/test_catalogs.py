@@ -45,10 +45,6 @@ def test_a_translation_has_the_facts_of_its_message(name: str) -> None:
             for translation in _strings(message.string):
                 assert places(translation) == places(first), first
                 assert translation.endswith("\n") == first.endswith("\n"), first
-:1] == " ") == (
-                    translation.endswith("\n"),
-                    translation[:1] == " ",
-                ), first
 
 
 def _strings(value: object) -> list[str]:

@@ -53,11 +53,20 @@ GUIDES = [
         "docs/findings.md",
         "docs/errors.md",
         "docs/rules.md",
+        "docs/rescue.md",
+        "docs/translating.md",
         "docs/zh/README.md",
+        "docs/zh/backfill.md",
+        "docs/zh/embedders.md",
+        "docs/zh/move.md",
+        "docs/zh/rescue.md",
         "docs/zh/upgrade.md",
     )
 ]
-TRANSLATED = [("README.md", "README.zh.md"), ("docs/upgrade.md", "docs/zh/upgrade.md")]
+TRANSLATED = [
+    ("README.md", "README.zh.md"),
+    *((f"docs/{name}.md", f"docs/zh/{name}.md") for name in ("upgrade", "rescue", "move", "backfill", "embedders")),
+]
 
 # --- Markdown ------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 
-from regraft import language
+from regraft import kept_text, language
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
 NOW = "2026-01-31T12:00:00Z"
@@ -157,10 +157,7 @@ def test_what_is_kept_in_files_is_english(library: Path, tmp_path: Path) -> None
 
 def test_a_page_in_one_language_replaces_that_in_another(library: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    for locale, start in (
-        ("zh_CN.UTF-8", '<!doctype html>\n<html lang="zh">'),
-        ("C.UTF-8", '<!doctype html>\n<html lang="en">'),
-    ):
+    for locale, name in (("zh_CN.UTF-8", "zh"), ("C.UTF-8", "en")):
         done = spoken("check", library, "--report", page, locale=locale)
         assert done.returncode in (0, 1), done.stderr
         assert page.read_text("utf-8").startswith(f'<!doctype html>\n<html lang="{name}">')
@@ -177,6 +174,7 @@ def test_actions_of_a_run_are_kept_in_english(library: Path, tmp_path: Path) -> 
     assert "移到回收区" in done.stdout, done.stdout
     actions = json.loads(spoken("history", copy, "--json").stdout)["runs"][0]["actions"]
     assert any("which no item names, to the trash" in action["message"] for action in actions), actions
+    assert "移到回收区" in spoken("history", copy, locale="zh_CN.UTF-8").stdout
 
 
 def test_counted_things_and_labels_are_aligned_by_columns(library: Path) -> None:
@@ -191,7 +189,19 @@ def test_counted_things_and_labels_are_aligned_by_columns(library: Path) -> None
     assert len(ends) == 1, lines
 
 
+def test_kept_text_is_translated_by_the_messages_that_it_was_made_of() -> None:
+    again = kept_text.translated
+    assert again("nothing was written", "zh") == "没有写入任何内容"
+    assert again("Next: regraft check x", "zh") == "下一步：regraft check x"
+    assert again("copy its folder, 1,204 files", "zh") == "复制它的文件夹，1,204 个文件"
+    assert again("its vector file ABC is cut off: 10,384 bytes are missing at its end", "zh") == (
+        "它的向量文件 ABC 被截断：末尾缺少 10,384 字节"
+    )
+    assert again("of a stranger's making", "zh") == "of a stranger's making"
+    assert again("nothing was written", "en") == "nothing was written"
+
+
 def test_a_blank_parts_chinese_from_latin() -> None:
-    assert language._filled("上面的{count:,}个", {"count": 3}) == "上面的 3 个"
-    assert language._filled("{path} 是{names}。", {"path": "/a", "names": "v2 备份"}) == "/a 是 v2 备份。"
-    assert language._filled("知识库{name!r}", {"name": "社区"}) == "知识库'社区'"
+    assert language.filled("上面的{count:,}个", {"count": 3}) == "上面的 3 个"
+    assert language.filled("{path} 是{names}。", {"path": "/a", "names": "v2 备份"}) == "/a 是 v2 备份。"
+    assert language.filled("知识库{name!r}", {"name": "社区"}) == "知识库'社区'"
