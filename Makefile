@@ -10,7 +10,7 @@ SOURCES := $(shell find regraft migrators checks repair \( -name '*.py' -o -name
 DEMO := demo-library
 DEXIE := tests/browser/node_modules/dexie/package.json
 
-.PHONY: help demo test test-all test-dose browser lint docs bench clean
+.PHONY: help demo test test-all test-dose browser lint docs messages bench clean
 
 help:
 	@echo "make demo     migrate sample_v1 and show the result"
@@ -19,6 +19,7 @@ help:
 	@echo "make browser  install what the tests with a real Chromium need besides it (npm)"
 	@echo "make lint     ruff, mypy --strict, and how hard the code is to read"
 	@echo "make docs     render the generated parts of the docs anew"
+	@echo "make messages bring the messages into the catalog of LANGUAGE (zh)"
 	@echo "make bench    measure against the floor (minutes)"
 	@echo "make clean    remove what these commands made"
 
@@ -81,6 +82,11 @@ lint: $(VENV)/.linting
 
 docs: $(VENV)/.testing
 	$(BIN)/cog -r docs/*.md README.md README.zh.md docs/zh/*.md
+
+# What there is to translate, brought into the catalog of a language (docs/translating.md).
+LANGUAGE ?= zh
+messages: $(VENV)/.testing
+	$(BIN)/python tests/support/catalogs.py $(LANGUAGE)
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.compare

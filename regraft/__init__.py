@@ -1,3 +1,69 @@
-"""regraft carries a knowledge base to a new layout with its vectors alive, and keeps it healthy there."""
+"""regraft carries a knowledge base to a new layout with its vectors alive, and keeps it healthy there.
+
+The commands as functions: ``regraft.migrate``, ``regraft.check`` and so on (``docs/api.md``).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regraft.api import backfill as backfill
+    from regraft.api import check as check
+    from regraft.api import compare as compare
+    from regraft.api import encoded as encoded
+    from regraft.api import export as export
+    from regraft.api import fix as fix
+    from regraft.api import gc as gc
+    from regraft.api import history as history
+    from regraft.api import import_ as import_
+    from regraft.api import inspect as inspect
+    from regraft.api import install as install
+    from regraft.api import migrate as migrate
+    from regraft.api import pack as pack
+    from regraft.api import reconcile as reconcile
+    from regraft.api import repair as repair
+    from regraft.api import rescue as rescue
+    from regraft.api import search as search
+    from regraft.api import undo as undo
+    from regraft.api import upgrade as upgrade
 
 __version__ = "0.1.0"
+
+#: What :mod:`regraft.api` has, loaded when the first of it is asked for.
+_FUNCTIONS = frozenset(
+    [
+        "backfill",
+        "check",
+        "compare",
+        "encoded",
+        "export",
+        "fix",
+        "gc",
+        "history",
+        "import_",
+        "inspect",
+        "install",
+        "migrate",
+        "pack",
+        "reconcile",
+        "repair",
+        "rescue",
+        "search",
+        "undo",
+        "upgrade",
+    ]
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Return a function of :mod:`regraft.api`; Python asks here for what a module does not have."""
+    if name in _FUNCTIONS:
+        return getattr(import_module("regraft.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names of this module, with those that are not loaded yet."""
+    return sorted({*globals(), *_FUNCTIONS})

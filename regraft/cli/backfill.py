@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 import click
 
+from regraft.api.embedding import limited_embedder
+from regraft.api.given import model_id
 from regraft.cli.changing import (
     ChangeRequest,
     action_lines,
@@ -17,8 +19,7 @@ from regraft.cli.changing import (
     left_lines,
     parted,
 )
-from regraft.cli.embedding import embedder_options, limit_options, limited_embedder
-from regraft.cli.options import model_option
+from regraft.cli.embedding import embedder_options, limit_options
 from regraft.cli.output import reports_errors
 from regraft.errors import WrongUsage
 from regraft.language import tr
@@ -100,10 +101,10 @@ def filled(command: str, path: Path, options: dict[str, Any], **more: Any) -> tu
 def _new_model(model: str | None, dimensions: int | None) -> NewModel | None:
     if model is None:
         return None
-    model_id = model_option("--model", model)
+    tidy = model_id("--model", model)
     if dimensions is None:
         raise WrongUsage(problem=tr("--model says nothing of its dimensions"), hint=tr("give --dimensions too"))
-    return NewModel(model_id, dimensions)
+    return NewModel(tidy, dimensions)
 
 
 # --- for a person ----------------------------------------------------------------------------------------------------

@@ -112,6 +112,20 @@ def change(command: str, path: Path, planner: Planner, asked: ChangeRequest) -> 
     end_with(report, asked, as_text(report, verbose=asked.verbose > 0))
 
 
+def carry_out(function: Callable[..., ChangeReport], path: Path, asked: ChangeRequest, **options: Any) -> NoReturn:
+    """Call a function of :mod:`regraft.api`, say what was done, and end the process with its exit status."""
+    report = function(
+        path,
+        kind=asked.kind,
+        bases=asked.bases,
+        dry_run=asked.dry_run,
+        progress=asked.progress(),
+        confirm=asked.agreed,
+        **options,
+    )
+    end_with(report, asked, as_text(report, verbose=asked.verbose > 0))
+
+
 def end_with(report: ChangeReport | BackfillReport, asked: ChangeRequest, text: str) -> NoReturn:
     """Say what was done, to a person by ``text``, and end the process."""
     if asked.as_json:

@@ -9,22 +9,18 @@ from pathlib import Path
 import click
 import msgspec
 
-import migrators
-from migrators import compare as migrators_compare
-from migrators.compare_report import OUTCOMES, BaseComparison, CompareReport, Difference, Query, Question, Side, summary
-from regraft import clock
-from regraft.cli.options import PATH, model_word, output_options, plan_options
+from migrators.compare_report import OUTCOMES, BaseComparison, Difference, Query, Side
+from regraft import api
+from regraft.cli.options import PATH, mapped, output_options, plan_options
 from regraft.cli.output import echo_json, reports_errors, say
 from regraft.columns import padded
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.index.search import vector_blob
-from regraft.kinds import Kind
 from regraft.labels import label_of
 from regraft.language import tr
-from regraft.locate import located
 from regraft.ranking import cherry_v2
 from regraft.report import progress
-from regraft.report.document import Run, encoded
+from regraft.report.document import encoded
 from regraft.text import counted, one_line, shown, shown_lines
 
 #: What the two sides are called, by whether the first is v1 data.
@@ -123,22 +119,24 @@ def compare(  # noqa: PLR0913, PLR0917 - one parameter for every option
     Example:
       regraft compare cherry-studio.202503141200.zip library
     """
-    run = Run(command="compare")
-    asked = Question(count, sample, None if queries is None else read_queries(queries))
-    model_overrides = model_word(map_model, recreate_model)
-    options = migrators.Options(now_ms=clock.now_ms(), model_overrides=model_overrides, bases=bases, while_running=True)
-    bar = progress.for_person(quiet=quiet or as_json)
-    with located(v1, Kind(kind) if kind else None) as old, located(v2) as new:
-        run.source_kind, run.source = old.kind.value, v1
-        run.target_kind, run.target = new.kind.value, v2
-        told = migrators_compare.compare(old, new, options, asked, bar)
-        is_v1 = old.kind not in cherry_v2.SEARCHED
-    run.end()
+    report = api.compare(
+        v1,
+        v2,
+        kind=kind,
+        bases=bases,
+        queries=None if queries is None else read_queries(queries),
+        sample=sample,
+        count=count,
+        map_model=mapped(map_model),
+        recreate_model=recreate_model,
+        progress=progress.for_person(quiet=quiet or as_json),
+    )
     if as_json:
-        echo_json(encoded(CompareReport(head=run.head(), k=count, bases=told, summary=summary(told))))
+        echo_json(encoded(report))
     else:
-        say(_as_text(told, count, SIDES[is_v1], every=verbose > 0, quiet=quiet))
-    sys.exit(_exit_status(told, fail_on))
+        is_v1 = report.head.source is None or report.head.source.kind not in cherry_v2.SEARCHED
+        say(_as_text(report.bases, count, SIDES[is_v1], every=verbose > 0, quiet=quiet))
+    sys.exit(_exit_status(report.bases, fail_on))
 
 
 def _exit_status(told: list[BaseComparison], fail_on: str) -> int:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from regraft import clock
-from regraft.cli.changing import ChangeRequest, as_text, change_options, end_with
-from regraft.cli.check import command_line
+from regraft import api
+from regraft.cli.changing import ChangeRequest, carry_out, change_options
 from regraft.cli.output import reports_errors
-from repair import fix as fixing
-from repair.changes.steps import Steps, run_steps
 
 
 @click.command()
@@ -30,19 +25,4 @@ def fix(path: Path, **options: Any) -> None:
     Example:
       regraft fix library --dry-run
     """
-    asked = ChangeRequest(**options)
-    with ExitStack() as keep:
-        report = run_steps(
-            "fix",
-            path,
-            Steps(
-                planners=fixing.planners(clock.now_ms(), keep),
-                remains=partial(fixing.remaining, command_line=partial(command_line, path, asked.kind)),
-            ),
-            kind=asked.of_kind(),
-            bases=asked.bases,
-            dry_run=asked.dry_run,
-            progress=asked.progress(),
-            show_plan=asked.agreed,
-        )
-        end_with(report, asked, as_text(report, verbose=asked.verbose > 0))
+    carry_out(api.fix, path, ChangeRequest(**options))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from checks.audit.findings import chosen_names
-from regraft import clock
-from regraft.cli.changing import ChangeRequest, change, change_options
+from regraft import api
+from regraft.cli.changing import ChangeRequest, carry_out, change_options
 from regraft.cli.options import only_option
 from regraft.cli.output import reports_errors
 from regraft.language import tr
-from repair import systems
-from repair.options import GRACE_DAYS, GcOptions
+from repair.options import GRACE_DAYS
 
 
 @click.command()
@@ -41,6 +38,5 @@ def gc(path: Path, grace: float, vacuum: bool, v1_leftovers: bool, only: tuple[s
     Example:
       regraft gc library --vacuum
     """
-    names = chosen_names(only, systems.COLLECTED, "gc")
-    wanted = GcOptions(now_ms=clock.now_ms(), grace=grace, vacuum=vacuum, v1_leftovers=v1_leftovers, only=names)
-    change("gc", path, partial(systems.plan_gc, options=wanted), ChangeRequest(**options))
+    more: dict[str, Any] = {"only": only, "grace": grace, "vacuum": vacuum, "v1_leftovers": v1_leftovers}
+    carry_out(api.gc, path, ChangeRequest(**options), **more)

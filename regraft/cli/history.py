@@ -7,29 +7,19 @@ from pathlib import Path
 
 import click
 
-from regraft import kept_text
+from regraft import api, kept_text
 from regraft.cli.changing import action_lines, as_text, confirmed
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
-from regraft.kinds import Kind
 from regraft.language import language, tr
 from regraft.report import progress
-from regraft.report.document import Report, Run, encoded
+from regraft.report.document import encoded
 from regraft.report.progress import human_bytes
 from regraft.text import counted, one_line, shown, shown_lines
-from repair.changes import undo as undoing
-from repair.changes.run import undo_run
-from repair.changes.store import recognised
 from repair.changes.undo import PastRun
 
 #: Actions of a run that are shown before the rest is counted.
 _SHOWN = 5
-
-
-class HistoryReport(Report, kw_only=True):
-    """What was done to a store, latest first."""
-
-    runs: list[PastRun]
 
 
 @click.command()
@@ -43,15 +33,12 @@ def history(path: Path, as_json: bool, quiet: bool, verbose: int, kind: str | No
     Example:
       regraft history library
     """
-    with recognised(path, Kind(kind) if kind else None, "history") as store:
-        run = Run(command="history", source_kind=store.found.kind.value, source=path)
-        runs = undoing.history(store.root, store.runs)
-    run.end()
+    report = api.history(path, kind=kind)
     if as_json:
-        echo_json(encoded(HistoryReport(head=run.head(), runs=runs)))
+        echo_json(encoded(report))
         return
     lines: list[str] = []
-    for one in runs:
+    for one in report.runs:
         lines += _run_lines(one)
         if not quiet:
             lines += _action_lines(one, verbose=verbose > 0)
@@ -103,13 +90,13 @@ def undo(
     Example:
       regraft undo library --dry-run
     """
-    report = undo_run(
+    report = api.undo(
         path,
         run_id,
-        kind=Kind(kind) if kind else None,
+        kind=kind,
         dry_run=dry_run,
         progress=progress.for_person(quiet=quiet or as_json),
-        show_plan=lambda planned: confirmed(
+        confirm=lambda planned: confirmed(
             action_lines(planned.bases, planned.actions, verbose=False), yes=yes, as_json=as_json
         ),
     )

@@ -7,15 +7,14 @@ from pathlib import Path
 import click
 
 from checks import inspect as checks_inspect
+from regraft import api
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, reports_errors, say
 from regraft.cli.places import tell_installed
 from regraft.errors import WrongUsage
-from regraft.kinds import Kind
 from regraft.language import tr
-from regraft.locate import located
 from regraft.report import progress
-from regraft.report.document import Run, encoded
+from regraft.report.document import encoded
 
 
 @click.command()
@@ -39,10 +38,7 @@ def inspect(path: Path | None, as_json: bool, quiet: bool, verbose: int, kind: s
             raise WrongUsage(problem=tr("--kind is said of a path"), hint=tr("give PATH"))
         tell_installed(as_json=as_json, quiet=quiet)
         return
-    run = Run(command="inspect")
-    with located(path, Kind(kind) if kind else None) as source:
-        run.source_kind, run.source = source.kind.value, source.path if source.notices else path
-        report = checks_inspect.inspect(source, run, progress.for_person(quiet=quiet or as_json))
+    report = api.inspect(path, kind=kind, progress=progress.for_person(quiet=quiet or as_json))
     if as_json:
         echo_json(encoded(report))
     else:

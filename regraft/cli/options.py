@@ -12,6 +12,7 @@ import click
 
 import migrators
 from regraft import links
+from regraft.api.given import models_of
 from regraft.cli import completion, decisions
 from regraft.errors import ModelOptionInvalid
 from regraft.kinds import Kind
@@ -154,29 +155,26 @@ def plan_options(command: F) -> F:
     return command
 
 
-def model_option(option: str, value: str) -> str:
-    """Return the id of a model that an option names.
+def mapped(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Return what ``--map-model`` says: new ids by old ones.
 
     Raises:
-        ModelOptionInvalid: it is none.
+        ModelOptionInvalid: it is not of the form OLD=NEW.
     """
-    if not migrators.is_model_id(value):
-        raise ModelOptionInvalid(option=option, value=value, reason=tr("write it as provider::model"))
-    return migrators.tidy_model_id(value)
+    words = {}
+    for text in pairs:
+        old, separator, new = text.partition("=")
+        if not separator:
+            reason = tr("write OLD=NEW, NEW as provider::model")
+            raise ModelOptionInvalid(option="--map-model", value=text, reason=reason)
+        words[old] = new
+    return words
 
 
-def model_word(mapped: tuple[str, ...], recreated: tuple[str, ...]) -> migrators.ModelOverrides:
+def model_word(pairs: tuple[str, ...], recreated: tuple[str, ...]) -> migrators.ModelOverrides:
     """Return what the user says of models.
 
     Raises:
         ModelOptionInvalid: an option is not of its form.
     """
-    words = {}
-    for text in mapped:
-        old, separator, new = text.partition("=")
-        if not separator or not old.strip() or not migrators.is_model_id(new):
-            raise ModelOptionInvalid(
-                option="--map-model", value=text, reason=tr("write OLD=NEW, NEW as provider::model")
-            )
-        words[migrators.tidy_model_id(old)] = migrators.tidy_model_id(new)
-    return migrators.ModelOverrides(words, frozenset(model_option("--recreate-model", text) for text in recreated))
+    return models_of(mapped(pairs), recreated)

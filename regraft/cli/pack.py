@@ -7,12 +7,11 @@ from pathlib import Path
 
 import click
 
-from regraft import clock
+from regraft import api
 from regraft.cli import completion
 from regraft.cli.changing import left_lines
 from regraft.cli.options import PATH, output_options, time_of
 from regraft.cli.output import echo_json, reports_errors, say, written_list
-from regraft.kinds import Kind
 from regraft.language import tr
 from regraft.report import notices, progress
 from regraft.report.document import encoded
@@ -59,15 +58,15 @@ def pack(  # noqa: PLR0913, PLR0917 - one parameter for every option
     Example:
       regraft pack ~/.config/CherryStudio handbook.zip --base Handbook
     """
-    options = packing.PackOptions(
-        source=source,
-        target=target,
-        now_ms=clock.now_ms() if now is None else now,
-        kind=Kind(kind) if kind else None,
+    report = api.pack(
+        source,
+        target,
+        kind=kind,
         bases=bases,
         dry_run=dry_run,
+        now_ms=now,
+        progress=progress.for_person(quiet=quiet or as_json),
     )
-    report = packing.pack(options, progress.for_person(quiet=quiet or as_json))
     if as_json:
         echo_json(encoded(report))
     else:

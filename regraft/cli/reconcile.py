@@ -8,10 +8,12 @@ from typing import Any, NoReturn
 
 import click
 
+from regraft import api
+from regraft.api.embedding import chosen_embedder
 from regraft.cli.backfill import as_text as filled_text
 from regraft.cli.backfill import filled, planned_lines, sent_lines
-from regraft.cli.changing import ChangeRequest, as_text, change, change_options, end_with
-from regraft.cli.embedding import chosen_embedder, embedder_options, limit_options
+from regraft.cli.changing import ChangeRequest, as_text, carry_out, change_options, end_with
+from regraft.cli.embedding import embedder_options, limit_options
 from regraft.cli.output import reports_errors
 from regraft.errors import EmbedderUnnamed, ModelDiffers, WrongUsage
 from regraft.kinds import Kind
@@ -19,7 +21,6 @@ from regraft.language import tr
 from regraft.system_errors import SidecarUnfit
 from repair.angel_memory import reconcile as angel_memory
 from repair.changes.store import recognised
-from repair.systems import plan_reconcile
 
 #: The parameters that only some kinds of stores take, with the options that they are of.
 _LIMITS = {"texts": "--limit", "requests": "--max-requests", "cost": "--max-cost"}
@@ -59,7 +60,7 @@ def reconcile(path: Path, **options: Any) -> None:
         _codex_mem(path, asked, {**options, **more})
     hint = tr("regraft backfill embeds what an index lacks")
     _refuse(more, {**_LIMITS, **_EMBEDDING}, tr("an index follows its catalog without an embedder"), hint)
-    change("reconcile", path, plan_reconcile, asked)
+    carry_out(api.reconcile, path, asked)
 
 
 def _refuse(given: dict[str, Any], options: dict[str, str], problem: str, hint: str) -> None:
@@ -81,7 +82,7 @@ def _codex_mem(path: Path, asked: ChangeRequest, options: dict[str, Any]) -> NoR
     except (EmbedderUnnamed, ModelDiffers, SidecarUnfit):
         if options["embedder_name"] is not None:
             raise
-        change("reconcile", path, plan_reconcile, asked)
+        carry_out(api.reconcile, path, asked)
     end_with(report, asked, filled_text(report, verbose=asked.verbose > 0))
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from checks.audit.findings import chosen_names
-from regraft import clock
-from regraft.cli.changing import ChangeRequest, change, change_options
+from regraft import api
+from regraft.cli.changing import ChangeRequest, carry_out, change_options
 from regraft.cli.options import only_option
 from regraft.cli.output import reports_errors
-from repair import systems
-from repair.options import RepairOptions
 
 
 @click.command()
@@ -31,5 +27,4 @@ def repair(path: Path, only: tuple[str, ...], **options: Any) -> None:
     Example:
       regraft repair library --dry-run
     """
-    wanted = RepairOptions(now_ms=clock.now_ms(), only=chosen_names(only, systems.REPAIRED, "repair"))
-    change("repair", path, partial(systems.plan_repair, options=wanted), ChangeRequest(**options))
+    carry_out(api.repair, path, ChangeRequest(**options), only=only)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from regraft import clock
-from regraft.cli.changing import ChangeRequest, change, change_options
-from regraft.cli.options import PATH, model_options, model_word, time_of
+from regraft import api
+from regraft.cli.changing import ChangeRequest, carry_out, change_options
+from regraft.cli.options import PATH, mapped, model_options, time_of
 from regraft.cli.output import reports_errors
 from regraft.language import tr
-from repair.cherry_v2 import rescue as rescuing
 
 
 @click.command()
@@ -42,8 +39,5 @@ def rescue(
     Example:
       regraft rescue ~/.config/CherryStudio --dry-run
     """
-    overrides = model_word(map_model, recreate_model)
-    now_ms = clock.now_ms() if now is None else now
-    with ExitStack() as keep:
-        wanted = rescuing.RescueOptions(now_ms=now_ms, keep=keep, v1=v1, model_overrides=overrides)
-        change("rescue", path, partial(rescuing.plan, options=wanted), ChangeRequest(**options))
+    words: dict[str, Any] = {"map_model": mapped(map_model), "recreate_model": recreate_model}
+    carry_out(api.rescue, path, ChangeRequest(**options), v1=v1, now_ms=now, **words)

@@ -8,10 +8,12 @@ from typing import Any
 import click
 
 from regraft import clock
+from regraft.api.embedding import chosen_embedder
+from regraft.api.given import model_id
 from regraft.cli.backfill import scope_lines, sent_lines
 from regraft.cli.changing import ChangeRequest, as_text, change_options, end_with
-from regraft.cli.embedding import chosen_embedder, embedder_options
-from regraft.cli.options import model_option, time_of
+from regraft.cli.embedding import embedder_options
+from regraft.cli.options import time_of
 from regraft.cli.output import reports_errors
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import ModelDiffers, WrongUsage
@@ -88,7 +90,7 @@ def _model_id(settings: EmbedderSettings, model: str | None) -> str:
         raise WrongUsage(
             problem=problem, hint=tr("give --model provider::model, or one model_ids in the configuration")
         )
-    tidy = model_option("--model", model)
+    tidy = model_id("--model", model)
     if not settings.serves(tidy):
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=tr("--model says {tidy}", tidy=tidy))
     return tidy

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 import msgspec
 
-from regraft import config
+from regraft.api.embedding import embed_for, embedding
 from regraft.cli import completion, search_notes, search_results
-from regraft.cli.embedding import config_option, query_vector
+from regraft.cli.embedding import config_option
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, note, reports_errors, say
 from regraft.cli.search_results import EXCERPT
-from regraft.errors import ModelDiffers, SourceUnreadable, WrongUsage
+from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.index.search import vector_blob
 from regraft.kinds import NAMES, Kind
 from regraft.language import tr
 from regraft.locate import located
-from regraft.ranking import codex_mem, several_bases
+from regraft.ranking import codex_mem, notes_report, search_report, several_bases
 from regraft.ranking.cherry_v2 import Mode, Request
 from regraft.ranking.several_bases import Answers
 from regraft.report.document import Report, Run, encoded
@@ -103,21 +103,21 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
         report: Report
         if source.kind is Kind.CODEX_MEM:
             search_notes.refuse({"--alpha": alpha is not None, "--raw": raw, "--mode vector": wanted is Mode.VECTOR})
-            embed_for = None if embedder_name is None else search_notes.embed_for(query, embedder_name, config_path)
+            of_notes_model = None if embedder_name is None else embed_for(query, embedder_name, config_path)
             question = codex_mem.Request(
-                query=query, project=base, mode=wanted, count=count, vector=numbers, embed=embed_for
+                query=query, project=base, mode=wanted, count=count, vector=numbers, embed=of_notes_model
             )
             of_notes = codex_mem.search(source.path, question)
             run.end()
-            notes, report = of_notes.notes, search_notes.report(run.head(), of_notes)
+            notes, report = of_notes.notes, notes_report.report(run.head(), of_notes)
             text = search_notes.as_text(of_notes, title, None if verbose else EXCERPT)
         else:
-            embed = None if embedder_name is None else _embedding(query, embedder_name, config_path)
+            embed = None if embedder_name is None else embedding(query, embedder_name, config_path)
             request = Request(query=query, mode=wanted, count=count, alpha=alpha, vector=numbers, embed=embed, raw=raw)
             found = several_bases.search(source, base, request)
             run.end()
             status = int(isinstance(found, Answers) and found.is_damaged)
-            notes, report = found.notes, search_results.report(run.head(), found)
+            notes, report = found.notes, search_report.report(run.head(), found)
             text = search_results.as_text(found, title, whole=verbose > 0, raw=raw)
     if not quiet:
         _note_all(notes)
@@ -137,28 +137,6 @@ def _given_vector(name: str | None, embedder: str | None) -> tuple[float, ...] |
     if name is not None and embedder is not None:
         raise WrongUsage(problem=tr("--vector and --embedder exclude each other"), hint=tr("give one of them"))
     return None if name is None else _read_vector(name)
-
-
-def _embedding(query: str, name: str, config_path: Path | None) -> Callable[[str | None], tuple[float, ...]]:
-    """Return what has an embedder make a query's vector, once for all bases of its model."""
-    made: list[tuple[float, ...]] = []
-
-    def embed(model_id: str | None) -> tuple[float, ...]:
-        """Return the query's vector, of the base's model.
-
-        Raises:
-            ModelDiffers: the embedder is another one.
-            QueryNotEmbedded: it gives no vector.
-        """
-        settings = config.load(config_path).embedder(name)
-        if model_id is not None and not settings.serves(model_id):
-            reason = tr("the base's model is {model_id}", model_id=model_id)
-            raise ModelDiffers(embedder=name, model=settings.model, reason=reason)
-        if not made:
-            made.append(query_vector(settings, query))
-        return made[0]
-
-    return embed
 
 
 def _read_vector(name: str) -> tuple[float, ...]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from regraft import clock
-from regraft.cli.changing import ChangeRequest, change, change_options
-from regraft.cli.options import model_options, model_word
+from regraft import api
+from regraft.cli.changing import ChangeRequest, carry_out, change_options
+from regraft.cli.options import mapped, model_options
 from regraft.cli.output import reports_errors
-from repair.cherry_v2 import upgrade as upgrading
 
 
 @click.command()
@@ -29,5 +27,5 @@ def upgrade(path: Path, map_model: tuple[str, ...], recreate_model: tuple[str, .
     Example:
       regraft upgrade library
     """
-    wanted = upgrading.UpgradeOptions(clock.now_ms(), model_word(map_model, recreate_model))
-    change("upgrade", path, partial(upgrading.plan, options=wanted), ChangeRequest(**options))
+    words: dict[str, Any] = {"map_model": mapped(map_model), "recreate_model": recreate_model}
+    carry_out(api.upgrade, path, ChangeRequest(**options), **words)

@@ -21,6 +21,7 @@ from regraft.ledger import ledger as ledgers
 from regraft.ledger.changes import RunRecord
 from regraft.ledger.ledger import FOLDER, Ledger
 from regraft.ledger.values import Recorded, RecordedAction
+from regraft.report.document import Report
 from regraft.text import shown
 from repair.changes import apply, changesets, copies, files
 
@@ -96,6 +97,12 @@ def made_actions(record: RunRecord) -> Iterator[RecordedAction]:
             begins[start + count] -= 1
     doing = accumulate(begins[number] for number in range(len(record.actions)))
     yield from (action for action, does in zip(record.actions, doing, strict=True) if does and action.count != 0)
+
+
+class HistoryReport(Report, kw_only=True):
+    """What was done to a store, latest first."""
+
+    runs: list[PastRun]
 
 
 def _state(record: RunRecord) -> str:

@@ -31,6 +31,11 @@ def is_command_line(module: str) -> bool:
     return module == "regraft.__main__" or module.split(".")[:2] == ["regraft", "cli"]
 
 
+def brings_together(module: str) -> bool:
+    """Tell whether a module may import all four packages: the command line, and the functions that it calls."""
+    return is_command_line(module) or module == "regraft" or module.split(".")[:2] == ["regraft", "api"]
+
+
 MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
@@ -110,7 +115,7 @@ def test_the_four_packages_are_there():
 
 @each_module
 def test_packages_import_only_what_they_may(module):
-    if is_command_line(module):
+    if brings_together(module):
         return
     for name in imports(module):
         package = name.partition(".")[0]
@@ -132,7 +137,8 @@ def test_imports_lead_to_modules_that_are_there(module):
 
 def test_no_import_cycles():
     try:
-        TopologicalSorter({module: own_modules(module) for module in SOURCES}).prepare()
+        # The package itself names the functions of regraft.api for those who check types, and loads them when asked.
+        TopologicalSorter({module: own_modules(module) for module in SOURCES if module != "regraft"}).prepare()
     except CycleError as error:
         pytest.fail(" → ".join(error.args[1]), pytrace=False)
 

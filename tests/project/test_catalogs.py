@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from string import Formatter
 
+import catalogs
 import pytest
 
-from regraft import catalogs, language
+from regraft import language
 
 pytest.importorskip("babel")
 
-LANGUAGES = sorted(path.parent.parent.name for path in language.FOLDER.glob("*/LC_MESSAGES/*.po"))
+LANGUAGES = sorted(path.parent.parent.name for path in catalogs.FOLDER.glob("*/LC_MESSAGES/*.po"))
 
 
 def places(text: str) -> set[str]:
@@ -30,7 +31,7 @@ def test_every_message_has_its_translation_and_none_is_stale(name: str) -> None:
     wanted = {(message.context, message.id) for message in catalogs.messages() if message.id}
     catalog = catalogs.read(name)
     there = {(message.context, message.id) for message in catalog if message.id}
-    advice = f"python -m regraft.catalogs {name}"
+    advice = f"make messages LANGUAGE={name}"
     assert sorted(map(str, wanted - there)) == [], f"missing: {advice}"
     assert sorted(map(str, there - wanted)) == [], f"stale: {advice}"
     assert [message.id for message in catalog if message.id and not all(_strings(message.string))] == []

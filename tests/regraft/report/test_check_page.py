@@ -31,7 +31,7 @@ from regraft.report import html as report_html
 
 SECRET = "unmistakable"
 #: How the page begins.
-CHECK = report_html._START.format("check")
+CHECK = report_html._START.format("en", "check")
 
 
 class Charts(HTMLParser):
@@ -380,7 +380,7 @@ REFUSED = {
     "another file": (lambda place: with_text(place / "a.html", "<!doctype html>"), "no report page of regraft check"),
     "a file of no text": (lambda place: with_text(place / "a.html", "\0" * 999), "no report page of regraft check"),
     "a migration's page": (
-        lambda place: with_text(place / "a.html", f"{report_html._START.format('migrate')}1"),
+        lambda place: with_text(place / "a.html", report_html._START.format("en", "migrate") + "1"),
         "no report page of regraft check",
     ),
     "a name that is too long": (lambda place: place / ("x" * 300), os.strerror(errno.ENAMETOOLONG)),

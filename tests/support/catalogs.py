@@ -1,6 +1,6 @@
 """Catalogs of messages: what there is to translate, as gettext has it (``docs/translating.md``). Needs Babel.
 
-``python -m regraft.catalogs LANGUAGE…`` brings the catalogs of languages up to date, and begins one that is not there.
+``make messages LANGUAGE=zh`` brings the catalog of a language up to date, or begins one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jinja2.ext import babel_extract
 from regraft.cli import cli
 from regraft.cli.help_text import paragraphs
 from regraft.errors import error_classes
-from regraft.language import DOMAIN, FOLDER
+from regraft.language import DOMAIN
 from regraft.report.registry import Severity
 
 #: Of the head of a catalog: what changes with every run, and what is about other projects.
@@ -29,7 +29,8 @@ _UNKEPT = (
     *(b'"%s' % name for name in (b"POT-", b"PO-", b"Last-", b"Language-T", b"Report-", b"Generated-")),
     *(b"# %s" % name for name in (b"Copyright", b"This file", b"FIRST")),
 )
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "regraft" / "locale"
 _OPTIONS = {"trim_blocks": "true", "lstrip_blocks": "true"}
 _SOURCES = ("regraft", "migrators", "checks", "repair")
 #: What click says itself, by its releases from 8.1 on: that is looked up in the catalog of this package, too.

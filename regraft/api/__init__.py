@@ -1,0 +1,33 @@
+"""What programs call: the commands as functions (``docs/api.md``). ``import regraft`` gives each of them.
+
+Every function returns the typed document that ``regraft COMMAND --json`` prints, raises errors by their classes
+(:mod:`regraft.errors`), and prints nothing. The command line is a layer over these functions.
+"""
+
+from regraft.api.carrying import export, import_, migrate, pack
+from regraft.api.changing import fix, gc, history, install, reconcile, repair, rescue, undo, upgrade
+from regraft.api.filling import backfill
+from regraft.api.looking import check, compare, inspect, search
+from regraft.report.document import encoded
+
+__all__ = [
+    "backfill",
+    "check",
+    "compare",
+    "encoded",
+    "export",
+    "fix",
+    "gc",
+    "history",
+    "import_",
+    "inspect",
+    "install",
+    "migrate",
+    "pack",
+    "reconcile",
+    "repair",
+    "rescue",
+    "search",
+    "undo",
+    "upgrade",
+]

@@ -1,0 +1,151 @@
+"""An audit of whatever a path is, as ``regraft check`` and programs ask for it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import migrators
+from checks import systems
+from checks.audit import findings
+from checks.audit.collector import Level
+from checks.audit.options import CheckOptions
+from checks.cherry_v1 import audit as cherry_v1_audit
+from checks.cherry_v2 import audit as store
+from regraft import clock
+from regraft.api.given import models_of
+from regraft.errors import NotChecked, SourceNotMigratable, SourceUnreadable, SourceUnrecognised, WrongUsage
+from regraft.kinds import NAMES, V2_STORES, Kind
+from regraft.language import tr
+from regraft.locate import INDEX_FILE, Located, located
+from regraft.report.document import Head, Run
+from regraft.report.progress import Progress, Silent
+from regraft.text import argument
+from regraft.unpacking import on_disk
+from repair.cherry_v2 import proven_hints
+
+
+@contextmanager
+def recognised(path: Path, kind: Kind | None) -> Iterator[Located | SourceUnreadable]:
+    """Recognise a path; where an index lies, damage to it is a finding and no refusal."""
+    with ExitStack() as keep:
+        found: Located | SourceUnreadable
+        try:
+            found = keep.enter_context(located(path, kind))
+        except (SourceUnreadable, SourceUnrecognised) as error:
+            if not path.is_file() or (path.name != Path(INDEX_FILE).name and kind != Kind.INDEX):
+                raise
+            found = SourceUnreadable(path=path, reason=error.facts.get("reason", error.facts.get("found")))
+        yield found
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditRequest:
+    """What an audit is asked; ``max_duration`` in seconds, ``bases`` are names or ids, empty: all."""
+
+    level: Level = Level.DEFAULT
+    max_duration: float | None = None
+    bases: tuple[str, ...] = ()
+    map_model: Mapping[str, str] = field(default_factory=dict)
+    recreate_model: tuple[str, ...] = ()
+    progress: Progress = field(default_factory=Silent)
+
+
+def audited(
+    path: Path, found: Located | SourceUnreadable, kind: Kind | None, wanted: AuditRequest
+) -> tuple[Head, findings.Audit]:
+    """Return what an audit of a recognised path comes to.
+
+    Raises:
+        WrongUsage: an option says nothing about such data.
+        NotChecked: there is nothing in it that is audited.
+        RegraftError: it cannot be read.
+    """
+    models = {"--map-model": wanted.map_model, "--recreate-model": wanted.recreate_model}
+    if isinstance(found, SourceUnreadable):
+        return _head(path, Kind.INDEX), store.unreadable(path, str(found.facts["reason"]))
+    if found.kind in systems.AUDITED:
+        _refuse(models, tr("of a v1 source or a preview build"))
+        options = CheckOptions(
+            level=wanted.level, max_duration=wanted.max_duration, bases=wanted.bases, progress=wanted.progress
+        )
+        return _v2_audit(path, found, options, kind)
+    levels = {"--quick": wanted.level is Level.QUICK, "--deep": wanted.level is Level.DEEP}
+    _refuse({**levels, "--max-duration": wanted.max_duration is not None}, tr("of v2 data"))
+    return _v1_audit(path, found, kind, wanted)
+
+
+def _refuse(options: Mapping[str, object], about: str) -> None:
+    for name, given in options.items():
+        if given:
+            raise WrongUsage(
+                problem=tr("{name} is for a check {about}", name=name, about=about), hint=tr("leave it out")
+            )
+
+
+def _v2_audit(path: Path, found: Located, options: CheckOptions, kind: Kind | None) -> tuple[Head, findings.Audit]:
+    run = Run(command="check", source_kind=found.kind, source=path)
+    line_for = partial(command_line, path, kind)
+    # What lies in an archive, or is a backup, is nothing that a command mends.
+    is_fixed = found.is_archive or found.kind is Kind.V2_BACKUP
+    with on_disk(found, _chosen_in(found, options.bases)) as unpacked:
+        options = replace(options, bases=systems.chosen_bases(unpacked, options.bases))
+        audit = systems.audit(unpacked, options, None if is_fixed else line_for)
+    if found.kind in V2_STORES and not is_fixed:
+        audit = proven_hints.with_hints(audit, found, options.level, options.bases, line_for)
+    run.end()
+    return run.head(), audit
+
+
+def _chosen_in(found: Located, bases: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the bases that have to be extracted; none where that is all, or where only the catalog can tell."""
+    known = {store.base_id for store in (*found.stores.current, *found.stores.preview)}
+    return bases if known.issuperset(bases) else ()
+
+
+def _head(path: Path, kind: Kind) -> Head:
+    run = Run(command="check", source_kind=kind, source=path)
+    run.end()
+    return run.head()
+
+
+def _v1_audit(path: Path, found: Located, kind: Kind | None, wanted: AuditRequest) -> tuple[Head, findings.Audit]:
+    try:
+        migrators.pipeline_of(found)
+    except SourceNotMigratable as error:
+        advice = tr(
+            "regraft inspect gives a first look{v1_left}",
+            v1_left=tr("; --kind v1-profile checks what v1 left") if found.v1_left else "",
+        )
+        raise NotChecked(path=path, what=NAMES[found.kind], advice=advice) from error
+    # A look harms nobody: that the application is running is a finding.
+    options = migrators.Options(
+        now_ms=clock.now_ms(),
+        model_overrides=models_of(wanted.map_model, wanted.recreate_model),
+        bases=wanted.bases,
+        while_running=True,
+    )
+    plan = migrators.plan_only(found, options, wanted.progress)
+    return plan.report.head, cherry_v1_audit.audit(plan, _migrate_command(path, kind, wanted))
+
+
+def command_line(path: Path, kind: Kind | None, command: Sequence[str], options: Sequence[str]) -> str:
+    """Return the command line for the path that was given."""
+    kind_option = ("--kind", kind) if kind else ()
+    return shlex.join(["regraft", *command, argument(path), *options, *kind_option])
+
+
+def _migrate_command(path: Path, kind: Kind | None, wanted: AuditRequest) -> list[str]:
+    """Return the words of the command that migrates a source, with options that were given for it."""
+    words = ["regraft", "migrate", argument(path), "--to", "OUT", *(("--kind", kind) if kind else ())]
+    for base in wanted.bases:
+        words += ["--base", base]
+    for old, new in wanted.map_model.items():
+        words += ["--map-model", f"{old}={new}"]
+    for model in wanted.recreate_model:
+        words += ["--recreate-model", model]
+    return words

@@ -1,0 +1,133 @@
+"""Bases from one layout or place to another: ``migrate``, ``export``, ``import_``, ``pack``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import migrators
+from migrators.parquet.run import import_files
+from regraft.api.given import kind_of, models_of, moment, path_of, watch_of
+from regraft.formats.parquet.export import ExportReport
+from regraft.formats.parquet.export import export as write_parquet
+from regraft.kinds import Kind
+from regraft.locate import located
+from regraft.report.document import Run
+from regraft.report.progress import Progress
+from repair.cherry_v2.pack import run as packing
+
+#: Is shown a plan; False stops before anything is written.
+Confirm = Callable[[migrators.MigrationReport], bool]
+
+
+def migrate(
+    source: str | Path,
+    to: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    map_model: Mapping[str, str] | None = None,
+    recreate_model: Iterable[str] = (),
+    jobs: int | None = None,
+    dry_run: bool = False,
+    while_running: bool = False,
+    restore_duplicates: bool = True,
+    carry_text: bool = False,
+    verify: bool = False,
+    now_ms: int | None = None,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+) -> migrators.MigrationReport:
+    """Migrate a knowledge base to a v2 library; options as of ``regraft migrate``.
+
+    Raises:
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    options = migrators.Options(
+        now_ms=moment(now_ms),
+        model_overrides=models_of(map_model or {}, recreate_model),
+        bases=tuple(bases),
+        jobs=jobs,
+        dry_run=dry_run,
+        while_running=while_running,
+        restore_duplicates=restore_duplicates,
+        carry_text=carry_text,
+        verify=verify,
+    )
+    with located(path_of(source), kind_of(kind)) as found:
+        return migrators.migrate(found, path_of(to), options, watch_of(progress), confirm or _agreed).report
+
+
+def _agreed(_: migrators.MigrationReport) -> bool:
+    return True
+
+
+def import_(
+    files: Iterable[str | Path],
+    to: str | Path,
+    *,
+    bases: Sequence[str] = (),
+    dry_run: bool = False,
+    now_ms: int | None = None,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+) -> migrators.MigrationReport:
+    """Write the library that Parquet files of :func:`export` hold; options as of ``regraft import``.
+
+    Raises:
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    options = migrators.Options(now_ms=moment(now_ms), bases=tuple(bases), dry_run=dry_run)
+    paths = tuple(path_of(file) for file in files)
+    return import_files(paths, path_of(to), options, watch_of(progress), confirm or _agreed).report
+
+
+def export(
+    path: str | Path,
+    to: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    from_v1: bool = False,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Write units with texts and vectors to a Parquet file; options as of ``regraft export``. Needs pyarrow.
+
+    Raises:
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    place, target = path_of(path), path_of(to)
+    run = Run(command="export", target_kind="parquet", target=target)
+    with located(place, kind_of(kind)) as found:
+        run.source_kind, run.source = found.kind.value, found.path if found.notices else place
+        parts = write_parquet(found, target, tuple(bases), watch_of(progress), from_v1=from_v1)
+    run.end()
+    return ExportReport(head=run.head(), bases=[part.report() for part in parts.bases])
+
+
+def pack(
+    source: str | Path,
+    to: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    dry_run: bool = False,
+    now_ms: int | None = None,
+    progress: Progress | None = None,
+) -> packing.PackReport:
+    """Write bases to one zip file for another machine; options as of ``regraft pack``.
+
+    Raises:
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    options = packing.PackOptions(
+        source=path_of(source),
+        target=path_of(to),
+        now_ms=moment(now_ms),
+        kind=kind_of(kind),
+        bases=tuple(bases),
+        dry_run=dry_run,
+    )
+    return packing.pack(options, watch_of(progress))

@@ -1,0 +1,281 @@
+"""What changes a store, and what takes that back, as functions (``docs/api.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from msgspec import structs
+
+from checks.audit.findings import chosen_names
+from regraft.api.auditing import command_line
+from regraft.api.given import kind_of, models_of, moment, path_of, watch_of
+from regraft.kinds import Kind
+from regraft.report.document import End, Run
+from regraft.report.progress import Progress
+from regraft.text import path_text
+from repair import fix as fixing
+from repair import systems
+from repair.changes import undo as undoing
+from repair.changes.report import ChangeReport
+from repair.changes.run import Planner, run_command, undo_run
+from repair.changes.steps import Steps, run_steps
+from repair.changes.store import recognised
+from repair.changes.undo import HistoryReport
+from repair.cherry_v2 import install as installing
+from repair.cherry_v2 import rescue as rescuing
+from repair.cherry_v2 import upgrade as upgrading
+from repair.cherry_v2.source import opened
+from repair.options import GRACE_DAYS, GcOptions, RepairOptions
+from repair.systems import plan_reconcile
+
+#: Is shown a plan; False stops before anything is changed.
+Confirm = Callable[[ChangeReport], bool]
+
+
+def _agreed(_: ChangeReport) -> bool:
+    return True
+
+
+def _run(
+    command: str,
+    path: str | Path,
+    planner: Planner,
+    kind: Kind | str | None,
+    bases: Sequence[str],
+    dry_run: bool,
+    progress: Progress | None,
+    confirm: Confirm | None,
+) -> ChangeReport:
+    return run_command(
+        command,
+        path_of(path),
+        planner,
+        kind=kind_of(kind),
+        bases=tuple(bases),
+        dry_run=dry_run,
+        progress=watch_of(progress),
+        show_plan=confirm or _agreed,
+    )
+
+
+def repair(
+    path: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    only: Iterable[str] = (),
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+) -> ChangeReport:
+    """Mend what :func:`check` finds, where other data prove what is right; options as of ``regraft repair``.
+
+    Raises:
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    options = RepairOptions(now_ms=moment(None), only=chosen_names(only, systems.REPAIRED, "repair"))
+    planner = partial(systems.plan_repair, options=options)
+    return _run("repair", path, planner, kind, bases, dry_run, progress, confirm)
+
+
+def gc(
+    path: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    only: Iterable[str] = (),
+    grace: float = GRACE_DAYS,
+    vacuum: bool = False,
+    v1_leftovers: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+) -> ChangeReport:
+    """Remove what nothing reaches; options as of ``regraft gc``, ``grace`` in days.
+
+    Raises:
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    names = chosen_names(only, systems.COLLECTED, "gc")
+    options = GcOptions(now_ms=moment(None), grace=grace, vacuum=vacuum, v1_leftovers=v1_leftovers, only=names)
+    return _run("gc", path, partial(systems.plan_gc, options=options), kind, bases, dry_run, progress, confirm)
+
+
+def reconcile(
+    path: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+) -> ChangeReport:
+    """Make indexes follow their catalog, and the rows of codex-mem their vectors; nothing is embedded.
+
+    Raises:
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    return _run("reconcile", path, plan_reconcile, kind, bases, dry_run, progress, confirm)
+
+
+def upgrade(
+    path: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    map_model: Mapping[str, str] | None = None,
+    recreate_model: Iterable[str] = (),
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+) -> ChangeReport:
+    """Bring older files to the current layout, every vector kept; options as of ``regraft upgrade``.
+
+    Raises:
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    options = upgrading.UpgradeOptions(moment(None), models_of(map_model or {}, recreate_model))
+    return _run("upgrade", path, partial(upgrading.plan, options=options), kind, bases, dry_run, progress, confirm)
+
+
+def rescue(
+    path: str | Path,
+    *,
+    v1: str | Path | None = None,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    map_model: Mapping[str, str] | None = None,
+    recreate_model: Iterable[str] = (),
+    now_ms: int | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+) -> ChangeReport:
+    """Bring back what the application's own upgrade left behind; options as of ``regraft rescue``.
+
+    Raises:
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    models = models_of(map_model or {}, recreate_model)
+    source = None if v1 is None else path_of(v1)
+    with ExitStack() as keep:
+        options = rescuing.RescueOptions(now_ms=moment(now_ms), keep=keep, v1=source, model_overrides=models)
+        return _run("rescue", path, partial(rescuing.plan, options=options), kind, bases, dry_run, progress, confirm)
+
+
+def fix(
+    path: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+) -> ChangeReport:
+    """Do all that :func:`check` offers, in the right order, as one run that one :func:`undo` takes back.
+
+    Raises:
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    place, of_kind = path_of(path), kind_of(kind)
+    line_for = partial(command_line, place, of_kind)
+    with ExitStack() as keep:
+        steps = Steps(
+            planners=fixing.planners(moment(None), keep), remains=partial(fixing.remaining, command_line=line_for)
+        )
+        return run_steps(
+            "fix",
+            place,
+            steps,
+            kind=of_kind,
+            bases=tuple(bases),
+            dry_run=dry_run,
+            progress=watch_of(progress),
+            show_plan=confirm or _agreed,
+        )
+
+
+def install(
+    path: str | Path,
+    profile: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    map_model: Mapping[str, str] | None = None,
+    recreate_model: Iterable[str] = (),
+    recreate_provider: Iterable[str] = (),
+    as_new: bool = False,
+    now_ms: int | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+) -> ChangeReport:
+    """Put bases of a library, a pack, a v2 backup or another profile into a v2 profile; as ``regraft install`` does.
+
+    Raises:
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    options = installing.InstallOptions(
+        now_ms=moment(now_ms),
+        models=models_of(map_model or {}, recreate_model),
+        providers=frozenset(recreate_provider),
+        as_new=as_new,
+        dry_run=dry_run,
+    )
+    with opened(path_of(path), kind_of(kind), bases, "install") as source:
+        planner = partial(installing.plan, source=source, options=options)
+        report = _run("install", profile, planner, None, (), dry_run, progress, confirm)
+        # What is changed is the profile: it is the run's store, and the target of what the user asked for.
+        came_from = End(kind=source.store.found.kind.value, path=path_text(path_of(path)))
+        head = structs.replace(report.head, source=came_from, target=report.head.source)
+        return structs.replace(report, head=head)
+
+
+def history(path: str | Path, *, kind: Kind | str | None = None) -> HistoryReport:
+    """Return what regraft did to a store, latest first, and what of it can be taken back. Nothing is written.
+
+    Raises:
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    place = path_of(path)
+    with recognised(place, kind_of(kind), "history") as store:
+        run = Run(command="history", source_kind=store.found.kind.value, source=place)
+        runs = undoing.history(store.root, store.runs)
+    run.end()
+    return HistoryReport(head=run.head(), runs=runs)
+
+
+def undo(
+    path: str | Path,
+    run: str | None = None,
+    *,
+    kind: Kind | str | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+) -> ChangeReport:
+    """Take back what a run did to a store: the one with the id ``run``, else the latest that can be.
+
+    Raises:
+        Declined: ``confirm`` said no.
+        RunUnknown, UndoRefused: there is none, or what it changed was changed since.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    return undo_run(
+        path_of(path),
+        run,
+        kind=kind_of(kind),
+        dry_run=dry_run,
+        progress=watch_of(progress),
+        show_plan=confirm or _agreed,
+    )

@@ -1,0 +1,67 @@
+"""What callers give: paths and kinds as text, words on models, and what they leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import migrators
+from regraft import clock
+from regraft.errors import ModelOptionInvalid
+from regraft.kinds import Kind
+from regraft.language import tr
+from regraft.report.progress import Progress, Silent
+
+
+def path_of(path: str | Path) -> Path:
+    """Return a path that is given in either way."""
+    return Path(path)
+
+
+def kind_of(kind: Kind | str | None) -> Kind | None:
+    """Return the kind that a caller names.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    return None if kind is None else Kind(kind)
+
+
+def watch_of(progress: Progress | None) -> Progress:
+    """Return what is told how far work is."""
+    return Silent() if progress is None else progress
+
+
+def moment(now_ms: int | None) -> int:
+    """Return the time of a run, in ms."""
+    return clock.now_ms() if now_ms is None else now_ms
+
+
+def models_of(mapped: Mapping[str, str], recreated: Iterable[str]) -> migrators.ModelOverrides:
+    """Return what a caller says of models.
+
+    Args:
+        mapped: the new ids by the old ones, or by the ids of v1 bases.
+        recreated: ids of models that v1 lost, and that will be there again.
+
+    Raises:
+        ModelOptionInvalid: an id is not of the form provider::model.
+    """
+    words = {}
+    for old, new in mapped.items():
+        if not old.strip() or not migrators.is_model_id(new):
+            reason = tr("write OLD=NEW, NEW as provider::model")
+            raise ModelOptionInvalid(option="--map-model", value=f"{old}={new}", reason=reason)
+        words[migrators.tidy_model_id(old)] = migrators.tidy_model_id(new)
+    return migrators.ModelOverrides(words, frozenset(model_id("--recreate-model", text) for text in recreated))
+
+
+def model_id(option: str, text: str) -> str:
+    """Return a model's id in its usual form.
+
+    Raises:
+        ModelOptionInvalid: it is not of the form provider::model.
+    """
+    if not migrators.is_model_id(text):
+        raise ModelOptionInvalid(option=option, value=text, reason=tr("write it as provider::model"))
+    return migrators.tidy_model_id(text)
