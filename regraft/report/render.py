@@ -9,7 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from regraft.columns import columns, padded, padded_left
 from regraft.labels import label_of, severity_label
@@ -255,8 +255,32 @@ def as_page(document: Document) -> str:
         bases=[_page_base(base) for base in document["bases"]],
         left=counted_codes({**rows["skipped"], **document["skipped"]}),
         unread=counted(len(unread), "base") if unread else "",
-        codes=counted_codes(Counter(warning["code"] for warning in document["warnings"])),
+        codes=_gravest_first(counted_codes(Counter(warning["code"] for warning in document["warnings"]))),
+        steps=list(_steps(document)),
     )
+
+
+def _gravest_first(codes: list[CountedCode]) -> list[CountedCode]:
+    gravest = get_args(notices.Severity)
+    return sorted(codes, key=lambda code: gravest.index(code.severity))
+
+
+class Step(NamedTuple):
+    """A command to go on with, and what it does; a path, which says who somebody is, stands as a word."""
+
+    does: str
+    command: str
+
+
+def _steps(document: Document) -> Iterator[Step]:
+    """Yield what to do after a run."""
+    for code in dict.fromkeys(base["error"] for base in document["bases"] if base["error"]):
+        yield Step(tr("See why bases failed, and what helps"), f"regraft explain {code}")
+    if document["run"]["dry_run"]:
+        yield Step(tr("Carry it out"), f"regraft {document['regraft']['command']} SOURCE --to LIBRARY")
+        return
+    yield Step(tr("Audit what was written"), "regraft check LIBRARY")
+    yield Step(tr("Use it in the application"), "regraft install LIBRARY --profile PROFILE")
 
 
 def _page_base(base: Document) -> dict[str, object]:

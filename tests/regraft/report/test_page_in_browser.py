@@ -14,7 +14,7 @@ import chromium_driver
 import pytest
 from browser_tab import Box, Pixel, Tab, showing
 from chromium_driver import Browser, browsing
-from conftest import run
+from conftest import HERE, run
 from planted_v1 import PLANTED as PLANTED_V1
 from planted_v1 import whole
 from planted_v2 import library, plant
@@ -158,7 +158,7 @@ some_pages = pytest.mark.parametrize(
 # --- layout --------------------------------------------------------------------------------------------------------
 
 #: Elements that reach beyond the window, or that hold more than they show.
-STICKING_OUT = """[...document.querySelectorAll("body *")].filter(one => {
+STICKING_OUT = """[...document.querySelectorAll("body *:not(main)")].filter(one => {
   const box = one.getBoundingClientRect();
   return box.left < 0 || box.right > innerWidth + 0.5 ||
     (one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).display === "block" && one.clientWidth > 0);
@@ -311,6 +311,27 @@ def test_words_and_bars_stand_out(browser: Browser, made: Made, dark: bool) -> N
         # Parts that stand side by side are told apart in grey, too.
         for one, other in (("carried", "restored"), ("restored", "left"), ("skipped", "other"), ("covered", "track")):
             assert contrast(color_of(tab, f"rect.{one}"), color_of(tab, f"rect.{other}")) >= 1.5, (one, other)
+
+
+# --- people who see or hear it otherwise ---------------------------------------------------------------------------
+
+
+AXE = HERE / "browser" / "node_modules" / "axe-core" / "axe.min.js"
+_LOOKED_FOR = """axe.run(document, {resultTypes: ["violations"]}).then(
+  found => found.violations.map(one => [one.id, one.nodes.map(node => node.html.slice(0, 120)).slice(0, 3)]))"""
+
+
+@each_page
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_keeps_anybody_out(browser: Browser, made: Made, name: str, dark: bool) -> None:
+    """What axe-core looks for: contrast, names of charts, order of headings, heads of tables, the language."""
+    chromium_driver.need(None if AXE.is_file() else "the npm package axe-core is not installed (make browser)")
+    with showing(browser, made(name)[0]) as tab:
+        for width in (PHONE, SCREEN):
+            tab.look(width, dark=dark)
+            tab.value("document.querySelectorAll('details').forEach(one => { one.open = true })")
+            tab.value(f"(() => {{ {AXE.read_text('utf-8')} ; return 1 }})()")
+            assert tab.value(_LOOKED_FOR) == []
 
 
 # --- paper ---------------------------------------------------------------------------------------------------------
