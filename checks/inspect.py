@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from checks import systems
 from checks.looks import BaseLook, HealthLook
 from regraft.kinds import SYSTEMS, Kind
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.located import Located
 from regraft.report.document import Report, Run
 from regraft.report.progress import Progress, human_bytes
@@ -73,7 +73,7 @@ def _health_lines(path: str, health: HealthLook, bases: Sequence[BaseLook]) -> I
     if worth:
         yield tr(
             "Worth a look: {worth}; {value} says more.",
-            worth=", ".join(worth),
+            worth=joined(worth),
             value=shlex.join(["regraft", "check", argument(path)]),
         )
     elif not health.problems:

@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from regraft.columns import padded, padded_left
 from regraft.labels import label_of
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.report.progress import human_bytes
 from regraft.text import LONGEST_NAME, counted, one_line, shown
 
@@ -114,7 +114,7 @@ class BaseLook(Struct, frozen=True, kw_only=True):
         if self.items:
             yield tr(
                 "  items       {items}",
-                items=", ".join((f"{count:,} {label_of(name)}" for name, count in self.items.items())),
+                items=joined((f"{count:,} {label_of(name)}" for name, count in self.items.items())),
             )
         if self.store:
             yield f"  {self.store.line()}"

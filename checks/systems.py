@@ -19,7 +19,7 @@ from checks.looks import Look
 from regraft import systems
 from regraft.base_names import meant
 from regraft.kinds import PREVIEW_SOURCES, SYSTEMS, Kind
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.located import Located
 from regraft.report.progress import Progress
 
@@ -104,5 +104,5 @@ def chosen_bases(found: Located, words: Sequence[str]) -> tuple[str, ...]:
     for word in words:
         if word not in ids:
             unknown = systems.system_of(found.kind).part_unknown
-            raise unknown(base=word, known=", ".join(known) or "none")
+            raise unknown(base=word, known=joined(known) or "none")
     return tuple(ids[word] for word in words)

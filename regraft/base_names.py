@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from regraft import identity
 from regraft.errors import BaseUnknown
+from regraft.language import joined
 from regraft.move_errors import BaseAmbiguous
 from regraft.text import one_line
 
@@ -38,10 +39,10 @@ def meant(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str] = _NO
     matching = [base for base, name in names.items() if name.strip() == wanted.strip()]
     matching = matching or _by_prefix(wanted, names, legacy)
     if not matching:
-        listed = ", ".join(base if name == base else f"{one_line(name)} ({base})" for base, name in names.items())
+        listed = joined(base if name == base else f"{one_line(name)} ({base})" for base, name in names.items())
         raise BaseUnknown(base=wanted, known=listed or "none")
     if len(matching) > 1:
-        raise BaseAmbiguous(base=wanted, known=", ".join(matching))
+        raise BaseAmbiguous(base=wanted, known=joined(matching))
     return matching[0]
 
 

@@ -18,7 +18,7 @@ import yaml
 from regraft.embedders.settings import PROVIDERS, Batch, EmbedderSettings, Field, fields
 from regraft.errors import ConfigInvalid, EmbedderUnknown, SourceNotFound, SourceUnreadable
 from regraft.keys import looks_like_key, redacted
-from regraft.language import tr
+from regraft.language import joined, tr
 
 DEFAULT_PATH = Path("regraft.yaml")
 _NO_TEXT = tr("there is a character that no text has")
@@ -48,7 +48,7 @@ class Config:
         """
         if name in self.embedders:
             return self.embedders[name]
-        known = tr("it has {sorted}", sorted=", ".join(sorted(self.embedders))) if self.embedders else tr("it has none")
+        known = tr("it has {sorted}", sorted=joined(sorted(self.embedders))) if self.embedders else tr("it has none")
         raise EmbedderUnknown(path=self.path, name=name, known=known if self.there else tr("there is no such file"))
 
 
@@ -178,7 +178,7 @@ class _Reader:
 
     def _refuse_provider(self, where: str, node: yaml.Node, written: dict[Any, Any]) -> NoReturn:
         message = tr("is not one that regraft knows") if "provider" in written else tr("is missing")
-        choices = " or ".join(f"`provider: {one}`" for one in PROVIDERS)
+        choices = joined((f"`provider: {one}`" for one in PROVIDERS), tr(" or "))
         self._refuse(
             _key(node, "provider"),
             tr("the provider of {where} {message_}", where=where, message_=message),
@@ -252,7 +252,7 @@ class _Reader:
                     _NO_KEYS,
                 )
             near = get_close_matches(str(key), known, 1, 0.7)
-            advice = tr("write `{near}`", near=near[0]) if near else tr("it can have {known}", known=", ".join(known))
+            advice = tr("write `{near}`", near=near[0]) if near else tr("it can have {known}", known=joined(known))
             self._refuse(
                 _key(node, key), tr("`{key}` of {where} is no field that there is", key=key, where=where), advice
             )

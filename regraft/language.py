@@ -13,7 +13,7 @@ import locale
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from string import Formatter
@@ -52,6 +52,30 @@ def tr_in(context: str, message: str, /) -> str:
     return in_other_words(message, message, {}, context)
 
 
+def joined(parts: Iterable[object], last: str = "") -> str:
+    """Return things one after the other, as a list is written in the language of this process: "a, b".
+
+    Args:
+        parts: texts, those that were translated among them.
+        last: what stands before the last one instead of a comma, such as ``tr(" and ")``.
+    """
+    texts = [str(part) for part in parts]
+    plain = [str(english(text)) for text in texts]
+    comma = tr(", ")
+    if not last:
+        return _remembered(comma.join(texts), ", ".join(plain))
+    front, end = texts[:-1], texts[-1:]
+    translated = last.join([comma.join(front), *end] if front else end)
+    return _remembered(translated, str(english(last)).join([", ".join(plain[:-1]), *plain[-1:]] if front else plain))
+
+
+def _remembered(translated: str, plain: str) -> str:
+    """Return a translated text after its English was noted."""
+    if translated != plain:
+        _english[translated] = plain
+    return translated
+
+
 def in_other_words(plain: str, message: str, facts: Mapping[str, object], context: str = "") -> str:
     """Return ``plain`` in the language of this process, by a message that a catalog has for it.
 
@@ -67,9 +91,7 @@ def in_other_words(plain: str, message: str, facts: Mapping[str, object], contex
     found = catalog.pgettext(context, message) if context else catalog.gettext(message)
     if found == message:
         return plain
-    translated = filled(found, facts) if facts else found
-    _english[translated] = plain
-    return translated
+    return _remembered(filled(found, facts) if facts else found, plain)
 
 
 def filled(template: str, facts: Mapping[str, object]) -> str:

@@ -34,7 +34,7 @@ from regraft.formats.cherry_v1.layout import (
 from regraft.formats.cherry_v2 import layout as cherry_v2_layout
 from regraft.formats.cherry_v2 import pack
 from regraft.kinds import NAMES, SYSTEMS, V1_SOURCES, V2_LAYOUTS, Kind
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ledger import ledger
 from regraft.located import Located as Located  # noqa: PLC0414 - callers find it here, too
 from regraft.report import notices
@@ -118,7 +118,7 @@ def _moved(path: Path) -> tuple[Path, tuple[Notice, ...]]:
         beside = _beside_data(path)
         return (path if beside is None else beside), ()
     if len(folders) > 1:
-        raise ProfileAmbiguous(path=path, folders=", ".join(shown(folder) for folder in folders))
+        raise ProfileAmbiguous(path=path, folders=joined(shown(folder) for folder in folders))
     named = shown(folders[0])
     message = tr(
         "the application's settings name {named} for its data: that is read (--kind v1-profile reads the given one)",
@@ -215,7 +215,7 @@ def _described(path: Path, tree: FolderTree | ZipTree, folder: str) -> str:
         return part
     if isinstance(tree, FolderTree) and tree.not_followed:
         return str(next(notices_of(tree)).message)
-    inside = ", ".join(tree.children(folder)[:4])
+    inside = joined(tree.children(folder)[:4])
     return tr(
         "{isinstance} with {inside} in it",
         isinstance=tr("an archive") if isinstance(tree, ZipTree) else "a folder",

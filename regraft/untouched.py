@@ -15,7 +15,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.schema_errors import OtherRowsChanged, RowsMayBeRefused, SchemaForeign
 from regraft.sqlite import quoted
 
@@ -210,6 +210,6 @@ def others_untouched(db: apsw.Connection, path: Path, tables: Collection[str]) -
         finally:
             db.set_update_hook(None)
         if touched or not session.is_empty:
-            raise OtherRowsChanged(path=path, tables=", ".join(sorted(touched)) or tr("other tables"))
+            raise OtherRowsChanged(path=path, tables=joined(sorted(touched)) or tr("other tables"))
     finally:
         session.close()

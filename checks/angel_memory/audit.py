@@ -31,7 +31,7 @@ from regraft.formats.angel_memory.database import (
     IndexedFile,
     ProviderFolder,
 )
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.locate import Located
 from regraft.report.progress import human_bytes, stage
 from regraft.text import counted
@@ -237,7 +237,7 @@ def _check_providers(seen: _Seen) -> None:
             tr(
                 ", and in it the {collections} {others}",
                 collections=counted(len(others), "collection"),
-                others=", ".join(others),
+                others=joined(others),
             )
             if others
             else ""

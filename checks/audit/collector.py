@@ -12,7 +12,7 @@ import apsw
 
 from checks.audit.file_findings import CORRUPT
 from checks.audit.findings import FINDINGS, SAMPLES, Finding
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.report.notices import Severity
 from regraft.report.progress import Progress, Silent
 from regraft.text import counted, decode_utf8
@@ -138,7 +138,7 @@ class FindingCollector:
             return tr(
                 "Time was over: {checks} missing ({left}{more}).",
                 checks=counted(len(left), "check"),
-                left=", ".join(left[:_NAMED]),
+                left=joined(left[:_NAMED]),
                 more=more,
             )
         if self.level is Level.QUICK:

@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from regraft.errors import WrongUsage
 from regraft.labels import counted_severity, severity_heading
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.report import notices
 from regraft.report.document import Head, Report
 from regraft.report.notices import Severity
@@ -82,7 +82,7 @@ def check_names(names: Iterable[str]) -> None:
     """
     for name in names:
         if name not in FINDINGS:
-            near = ", ".join(difflib.get_close_matches(name, FINDINGS, n=3, cutoff=0))
+            near = joined(difflib.get_close_matches(name, FINDINGS, n=3, cutoff=0))
             raise WrongUsage(
                 problem=tr("--only {name}: no finding has this name", name=name),
                 hint=tr("the nearest are {near}", near=near),
@@ -98,7 +98,7 @@ def chosen_names(names: Iterable[str], taken: Collection[str], command: str) -> 
     chosen = frozenset(names)
     check_names(sorted(chosen))
     for name in sorted(chosen.difference(taken)):
-        hint = tr("{command} takes {taken}", command=command, taken=", ".join(taken))
+        hint = tr("{command} takes {taken}", command=command, taken=joined(taken))
         raise WrongUsage(problem=tr("--only {name}: {remedy}", name=name, remedy=FINDINGS[name].remedy), hint=hint)
     return chosen
 
@@ -198,7 +198,8 @@ class Audit:
     """What an audit came to.
 
     ``checked`` says how much was looked at, ``names`` holds what a person calls a base, by its id, in the store's
-    order. ``closing`` is the last sentence for a person, which says how to go on.
+    order. ``closing`` is the last sentence for a person, which says how to go on; ``opening`` is the first, where
+    there is something to do that matters more than all that follows.
     """
 
     findings: tuple[Finding, ...]
@@ -211,6 +212,7 @@ class Audit:
     not_checked: tuple[str, ...] = ()
     #: How deep it was looked at; empty for a source, of which a migration is planned.
     level: str = ""
+    opening: str = ""
 
     def only(self, names: Collection[str]) -> Audit:
         """Return the part of it that was asked for; without names, all of it."""
@@ -218,7 +220,10 @@ class Audit:
             return self
         kept = tuple(finding for finding in self.findings if finding.name in names)
         return replace(
-            self, findings=kept, closing=tr("Looked for {fromkeys} only.", fromkeys=", ".join(dict.fromkeys(names)))
+            self,
+            findings=kept,
+            opening="",
+            closing=tr("Looked for {fromkeys} only.", fromkeys=joined(dict.fromkeys(names))),
         )
 
     def in_order(self) -> list[Finding]:
@@ -265,7 +270,7 @@ class Audit:
 
 def as_text(audit: Audit, title: str, *, verbose: bool = False) -> str:
     """Return an audit as text for a person; ``title`` says what was looked at."""
-    lines = [title]
+    lines = [title, *([audit.opening] if audit.opening else [])]
     for severity, found in groupby(audit.in_order(), key=lambda finding: finding.severity):
         lines += ["", f"{severity_heading(severity)}:", *_group(list(found), audit.names, verbose)]
     return shown_lines([*lines, "", _sum(audit)])
@@ -305,7 +310,7 @@ def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
 
 def _sum(audit: Audit) -> str:
     numbers = Counter(finding.severity for finding in audit.findings)
-    said = ", ".join(counted_severity(numbers[severity], severity) for severity in _SEVERITIES if numbers[severity])
+    said = joined(counted_severity(numbers[severity], severity) for severity in _SEVERITIES if numbers[severity])
     shown = [(what, noun) for what, noun in _NOUNS.items() if what in audit.checked]
-    seen = ", ".join(counted(audit.checked[what], noun) for what, noun in shown)
+    seen = joined(counted(audit.checked[what], noun) for what, noun in shown)
     return tr("{seen}: {found}. {closing}", seen=seen, found=said or tr("nothing found"), closing=audit.closing)

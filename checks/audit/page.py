@@ -16,7 +16,7 @@ from checks.audit.findings import FINDINGS
 from regraft.formats.cherry_v2.layout import is_uuid
 from regraft.kinds import NAMES, Kind
 from regraft.labels import counted_severity, label_of, severity_heading
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.report import notices, render
 from regraft.report.html import Part, percent, rendered
 from regraft.report.progress import human_bytes
@@ -98,9 +98,7 @@ class _Page:
 
     def _verdict(self) -> str:
         """Return the sum of it in one sentence."""
-        message = ", ".join(
-            counted_severity(number, severity) for severity, number in self._severities.items() if number
-        )
+        message = joined(counted_severity(number, severity) for severity, number in self._severities.items() if number)
         return f"{message or tr('Nothing found')}."
 
     def _facts(self) -> Iterator[str]:
@@ -118,7 +116,7 @@ class _Page:
                 not_looked_at=_NOT_LOOKED_AT,
             )
         if self._only:
-            yield tr("only findings of the name {only}", only=", ".join(self._only))
+            yield tr("only findings of the name {only}", only=joined(self._only))
 
     @property
     def _is_cut(self) -> bool:
@@ -197,7 +195,7 @@ class _Page:
         if not counts:
             message = self._not_counted if base["norms"] is None else tr("no vector with a norm")
             return {"label": label, "columns": [], "message": message}
-        numbers = ", ".join(f"{_step(step)}: {count:,}" for step, count in counts.items())
+        numbers = joined(f"{_step(step)}: {count:,}" for step, count in counts.items())
         steps, ends = (_USUAL_STEPS, "012") if max(counts) < _USUAL_STEPS else (_ALL_STEPS, ("0", "5", "10+"))
         columns = list(_columns(counts, steps))
         shown = {"label": label, "columns": columns, "ends": ends, "steps": numbers}

@@ -12,7 +12,7 @@ from regraft.formats.cherry_v2.catalog_generation import MODEL_NEEDS
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
 from regraft.formats.cherry_v2.item_data import DATA, data_of, data_problem, unknown_fields
 from regraft.labels import label_of
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
 from regraft.text import is_blank
 
@@ -125,7 +125,7 @@ def check_models(models: Sequence[Row], used: Collection[Any], ledger: FindingCo
         lacking = [name for name in MODEL_NEEDS if name in row and row[name] is None]
         if lacking and row.get("preset_model_id") is None:
             of_bases = tr(" that bases use,") if row.get("id") in used else ""
-            message = tr("{{n}}{of_bases} without {lacking}", of_bases=of_bases, lacking=", ".join(lacking))
+            message = tr("{{n}}{of_bases} without {lacking}", of_bases=of_bases, lacking=joined(lacking))
             ledger.add(v2.MODEL_INCOMPLETE, message, noun="model", sample=row.get("id"))
 
 

@@ -16,7 +16,7 @@ from regraft.formats.codex_mem import health as codex_mem_health
 from regraft.formats.codex_mem.health import Signals, State, Survey
 from regraft.formats.codex_mem.notes import Counts
 from regraft.labels import label_of
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.located import Located
 from regraft.text import counted, one_line
 
@@ -47,7 +47,7 @@ class ProjectLook(BaseLook, frozen=True, kw_only=True):
         else:
             yield tr("  notes       none")
         rest = (counted(self.handoffs, "handoff"), counted(self.workspaces, "workspace"))
-        yield tr("  beside      {rest}, {sessions}", rest=", ".join(rest), sessions=counted(self.sessions, "session"))
+        yield tr("  beside      {rest}, {sessions}", rest=joined(rest), sessions=counted(self.sessions, "session"))
         yield ""
 
 
@@ -75,7 +75,7 @@ def look(source: Located) -> Look:
         with codex_mem_health.opened(source.path) as memory:
             missing = layout.lacking(memory.db)
             if missing:
-                return _nothing(size, tr("tables of codex-mem are missing: {missing}", missing=", ".join(missing)))
+                return _nothing(size, tr("tables of codex-mem are missing: {missing}", missing=joined(missing)))
             survey = codex_mem_health.survey(memory)
             bases = [_project(survey, one) for one in database.projects(memory.db).values()]
             signals, problems = codex_mem_health.signals(survey), list(_problems(survey))
@@ -130,7 +130,7 @@ def _project(survey: Survey, project: database.Project) -> BaseLook:
 
 
 def _listed(numbers: dict[str, int]) -> str:
-    return ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number)
+    return joined(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number)
 
 
 def _written(value: object) -> str:

@@ -16,7 +16,7 @@ from checks.codex_mem import findings as codex
 from regraft import sqlite
 from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem.database import COLUMNS, FULL_TEXT, MIGRATION, MIGRATIONS, NOTES
-from regraft.language import tr
+from regraft.language import joined, tr
 
 _SCOPE = ("session_id", "system_id", "project_id", "workspace_id")
 #: What is read of each table.
@@ -151,7 +151,7 @@ def check_migration(db: apsw.Connection, ledger: FindingCollector, *, has_vector
         message = tr("a column that migration 006 makes is there, and must not be empty")
         ledger.add(codex.MIGRATION, message, sample=foreign, is_beyond_repair=True)
     elif missing and there:
-        message = tr("only some columns of migration 006 are there, {missing} not", missing=", ".join(missing))
+        message = tr("only some columns of migration 006 are there, {missing} not", missing=joined(missing))
         ledger.add(codex.MIGRATION, message, sample=missing[0])
     elif missing:
         _check_absent(ledger, is_recorded=recorded is not None, has_vectors=has_vectors)

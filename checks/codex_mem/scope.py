@@ -9,7 +9,7 @@ import apsw
 from checks.audit.collector import FindingCollector
 from checks.codex_mem import findings as codex
 from regraft.formats.codex_mem.database import NOTES
-from regraft.language import tr
+from regraft.language import joined, tr
 
 #: What each table's rows name of the scope above them.
 _ABOVE = {
@@ -54,7 +54,7 @@ def _queries(table: str) -> Iterator[tuple[str, str]]:
     # Without an id nothing can name a row.
     yield tr("{n} without an id"), f"{select} WHERE typeof(t.id) <> 'text'"
     gone = " OR ".join(f"NOT EXISTS (SELECT 1 FROM {one}s a WHERE a.id = t.{one}_id)" for one in above)
-    named = " or ".join((", ".join(above[:-1]), above[-1]) if len(above) > 1 else above)
+    named = joined(above, tr(" or "))
     yield tr("{{n}} whose {named} is gone", named=named), f"{select} WHERE {gone}"
     odds = [
         f"EXISTS (SELECT 1 FROM {one}s a WHERE a.id = t.{one}_id AND a.{other}_id IS NOT t.{other}_id)"

@@ -23,7 +23,7 @@ from regraft.formats.cherry_v2.layout import INDEX_FILE, RAW_FOLDER, Store
 from regraft.formats.cherry_v2.models import ModelChoice, ModelOverrides
 from regraft.formats.cherry_v2.settings import read_base_settings
 from regraft.formats.cherry_v2.values import read_time, whole_number
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.locate import Located
 from regraft.names import FreeNames, fold, is_folder_name
 from regraft.report import notices
@@ -161,7 +161,7 @@ class _Drafter:
         found_notices: list[Notice] = []
         settings, invalid = read_base_settings(row)
         if invalid:
-            text = tr("not valid: {invalid}", invalid=", ".join(invalid))
+            text = tr("not valid: {invalid}", invalid=joined(invalid))
             found_notices.append(Notice(code=notices.INVALID_CONFIG, message=text, base=base_id, count=len(invalid)))
         processor = row.get("file_processor_id")
         processor = None if is_blank(processor) else str(processor)

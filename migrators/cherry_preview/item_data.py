@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from migrators.pipeline.drafts import Content, Upload, cut_note
 from regraft.formats import json_text
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -117,10 +117,10 @@ def _notices_of_derived(given: dict[str, Any], known: dict[str, str], item_id: s
     derived = [key for key in known if not _is_given(given, key)]
     unknown = [key for key in derived if is_blank(known[key])]
     if unknown:
-        text = tr("nothing says its {unknown}", unknown=" and ".join(unknown))
+        text = tr("nothing says its {unknown}", unknown=joined(unknown, tr(" and ")))
         yield _said(notices.DATA_INCOMPLETE, text, item_id, place)
     elif derived:
-        text = tr("its {derived} follows from what else is known of it", derived=" and ".join(derived))
+        text = tr("its {derived} follows from what else is known of it", derived=joined(derived, tr(" and ")))
         yield _said(notices.DATA_MENDED, text, item_id, place)
 
 

@@ -14,7 +14,7 @@ from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v1.tables import Items
 from regraft.formats.cherry_v2.models import ModelOverrides, Models
 from regraft.formats.cherry_v2.values import read_settings, read_time, whole_number
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.names import FreeNames, vector_file_name
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -86,7 +86,7 @@ def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context
         found_notices.append(
             Notice(
                 code=notices.INVALID_CONFIG,
-                message=tr("not valid: {invalid}", invalid=", ".join(invalid)),
+                message=tr("not valid: {invalid}", invalid=joined(invalid)),
                 base=legacy_id,
                 count=len(invalid),
             )

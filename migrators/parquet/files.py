@@ -12,7 +12,7 @@ from regraft.errors import BaseUnknown, SourceNotMigratable, SourceUnreadable, W
 from regraft.formats.parquet import columns
 from regraft.formats.parquet.columns import Held, UnitRow
 from regraft.formats.parquet.metadata import About, AboutBase
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.names import fold, is_folder_name
 from regraft.tree import crc32_of
 
@@ -120,7 +120,7 @@ def chosen(files: list[UnitsFile], wanted: tuple[str, ...]) -> list[tuple[int, U
     known = [base.id for _, base in every]
     for one in wanted:
         if one not in known:
-            raise BaseUnknown(base=one, known=", ".join(known) or tr("no bases"))
+            raise BaseUnknown(base=one, known=joined(known) or tr("no bases"))
     return [(at, file, base) for at, (file, base) in enumerate(every) if not wanted or base.id in wanted]
 
 

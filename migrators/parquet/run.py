@@ -30,7 +30,7 @@ from regraft.errors import Declined, SourceUnreadable
 from regraft.formats.cherry_v2 import catalog
 from regraft.formats.cherry_v2.item_data import data_damage
 from regraft.formats.parquet.metadata import AboutBase
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ledger import durable
 from regraft.ledger.ledger import Entry
 from regraft.locate import INDEX_FILE
@@ -95,7 +95,7 @@ def import_files(
             return at.without_writing(planned)
         if not show_plan(planned):
             raise Declined(path=target)
-        at.begin(", ".join(map(shown, paths)), plan.jobs)
+        at.begin(joined(map(shown, paths)), plan.jobs)
         with stage(progress, "Carrying", plan.rows), _still_readable():
             for job, base_plan in _marked(plan, progress):
                 progress.at(base_plan.about.name)
@@ -324,7 +324,7 @@ def _prove(plans: list[Plan]) -> None:
     try:
         catalog.prove((plan.record, plan.expected_items()) for plan in plans)
     except (apsw.ConstraintError, TypeError, OverflowError) as error:
-        names = ", ".join(shown(name) for name in dict.fromkeys(plan.file.path for plan in plans))
+        names = joined(shown(name) for name in dict.fromkeys(plan.file.path for plan in plans))
         raise SourceUnreadable(
             path=names, reason=tr("its bases and items cannot stand in a catalog: {error}", error=error)
         ) from error

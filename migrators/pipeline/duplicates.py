@@ -13,7 +13,7 @@ from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.ownership import Owners
 from migrators.pipeline.source import Duplicate
 from regraft.formats.vector_table import LoaderRows, Survey
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import counted, utf16_cut, utf16_len
@@ -184,7 +184,7 @@ def said_without_rows(base: str, files: Sequence[ItemDraft]) -> Iterator[Notice]
 def listed_names(names: Sequence[str]) -> str:
     """Return a few names as text, the rest counted."""
     more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (tr(" and {more:,} more", more=more) if more > 0 else "")
+    return joined(names[:NAMED]) + (tr(" and {more:,} more", more=more) if more > 0 else "")
 
 
 def name_in(folder: str, source: str) -> str:

@@ -32,7 +32,7 @@ from migrators.pipeline.packed import Packed
 from migrators.pipeline.plan_model import BasePlan, Directories, ItemPlan, MaterialPlan, Rows
 from migrators.pipeline.source import Found, Hints
 from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import counted
@@ -412,7 +412,7 @@ class _Planner:
     def _say_bare(self) -> None:
         bare = self._books.bare
         if bare.rows:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in bare.rows.items())
+            reasons = joined(f"{count:,} {reason}" for reason, count in bare.rows.items())
             samples = tuple(sample for some in bare.examples.values() for sample in some)[:EXAMPLES]
             count = bare.rows.total()
             said = tr(
@@ -454,7 +454,7 @@ def _runs(rows: LoaderRows) -> Iterator[tuple[int, int]]:
 
 
 def _examples(samples: tuple[str, ...]) -> str:
-    return tr(" (for example {samples})", samples=", ".join(samples)) if samples else ""
+    return tr(" (for example {samples})", samples=joined(samples)) if samples else ""
 
 
 def _called(item: ItemPlan) -> str:

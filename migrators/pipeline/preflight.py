@@ -31,7 +31,7 @@ from regraft.formats.cherry_v1 import profile as cherry_v1_profile
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
 from regraft.kinds import Kind
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ledger import ledger
 from regraft.ledger.ledger import Entry
 from regraft.locate import Located
@@ -82,7 +82,7 @@ def _check_ours(target: Path) -> None:
         raise TargetNotOurs(path=target, found=tr("it is a file"))
     names = _names_in(target)
     if names and names != [ledger.FOLDER] and not ledger.path_of(target).is_file():
-        raise TargetNotOurs(path=target, found=tr("it holds {names}", names=", ".join(names[:3])))
+        raise TargetNotOurs(path=target, found=tr("it holds {names}", names=joined(names[:3])))
 
 
 def _names_in(target: Path) -> list[str]:

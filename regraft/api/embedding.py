@@ -10,7 +10,7 @@ from regraft import config, embedders
 from regraft.embedders import ServerFailing, TextsRejected
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import EmbedderUnnamed, ModelDiffers, QueryNotEmbedded, RegraftError, WrongUsage
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ranking.codex_mem import Embed, NoVector
 from regraft.text import counted
 from repair.backfill.budget import Limits
@@ -58,7 +58,7 @@ def chosen_embedder(path: Path | None, name: str | None, models: frozenset[str])
         problem = tr(
             "{embedders} of {every} could be meant", embedders=counted(len(fitting), "embedder"), every=len(every)
         )
-        known = tr("one of {sorted}", sorted=", ".join(sorted(one.name for one in fitting or every)))
+        known = tr("one of {sorted}", sorted=joined(sorted(one.name for one in fitting or every)))
     raise EmbedderUnnamed(path=found.path, problem=problem, known=known)
 
 

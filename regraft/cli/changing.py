@@ -21,7 +21,7 @@ from regraft.cli.options import PATH, output_options
 from regraft.cli.output import confirmed as ask
 from regraft.cli.output import echo_json, say
 from regraft.kinds import Kind
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ledger import interrupts
 from regraft.ledger.ledger import FOLDER
 from regraft.report import notices, progress
@@ -235,7 +235,7 @@ def _not_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved])
     more = len(named) - _SHOWN
     if more > 0:
         named = [*named[:_SHOWN], tr("{more:,} more", more=more)]
-    return [tr("Not all of it is done, for the reasons above: {named}", named=", ".join(named))]
+    return [tr("Not all of it is done, for the reasons above: {named}", named=joined(named))]
 
 
 def _command(name: str, path: str) -> str:

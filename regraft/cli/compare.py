@@ -17,7 +17,7 @@ from regraft.columns import padded
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.index.search import vector_blob
 from regraft.labels import label_of
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ranking import cherry_v2
 from regraft.report import progress
 from regraft.report.document import encoded
@@ -157,7 +157,7 @@ def _as_text(told: list[BaseComparison], count: int, sides: tuple[str, str], *, 
     total = tr(
         "{bases}: {outcomes}.",
         bases=counted(len(told), "base"),
-        outcomes=", ".join(counts) or tr("nothing to compare"),
+        outcomes=joined(counts) or tr("nothing to compare"),
     )
     return shown_lines([*lines, total])
 

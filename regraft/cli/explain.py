@@ -16,7 +16,7 @@ from regraft import pages
 from regraft.cli.options import verbose_option
 from regraft.cli.output import echo_json, reports_errors, say
 from regraft.errors import WrongUsage, error_classes
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.report.document import Report, Run, encoded
 from regraft.report.registry import EVERY_CODE
 from regraft.text import shown_lines
@@ -111,7 +111,7 @@ def _explained(name: str) -> list[Explanation]:
         near = difflib.get_close_matches(name, every, n=3, cutoff=0)
         raise WrongUsage(
             problem=tr("{name}: nothing has this name", name=name),
-            hint=tr("the nearest are {near}", near=", ".join(near)),
+            hint=tr("the nearest are {near}", near=joined(near)),
         )
     return found
 
@@ -123,7 +123,7 @@ def _as_text(one: Explanation) -> str:
     if one.remedy is not None:
         lines.append(tr("  What mends it: {remedy}", remedy=one.remedy))
     if one.kind == "finding" and one.related:
-        lines.append(tr("  A migration says it as: {related}", related=", ".join(one.related)))
+        lines.append(tr("  A migration says it as: {related}", related=joined(one.related)))
     if one.kind == "code" and one.related:
         lines.append(tr("  regraft check finds it as: {related}", related=one.related[0]))
     return shown_lines(lines)

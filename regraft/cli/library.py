@@ -11,7 +11,7 @@ from typing import Any
 import migrators
 from regraft.cli.output import confirmed, echo_json, say, written_list
 from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ledger import interrupts, ledger
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.report import notices, render
@@ -95,7 +95,7 @@ def _unwritten(document: dict[str, Any]) -> list[str]:
     if not changed:
         return [tr("Nothing has changed since the last run: nothing was written.")]
     names = {base.get("legacy_id", base["id"]): base["name"] for base in document["bases"]}
-    named = ", ".join(one_line(names.get(base, base), LONGEST_NAME) for base in changed)
+    named = joined(one_line(names.get(base, base), LONGEST_NAME) for base in changed)
     target = document["target"]["path"]
     return [
         tr(

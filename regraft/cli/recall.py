@@ -10,7 +10,7 @@ import click
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, note, reports_errors, say
 from regraft.kinds import NAMES, Kind
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.locate import located
 from regraft.ranking import angel_memory as recalling
 from regraft.ranking.angel_memory import Recalled, Span
@@ -135,7 +135,7 @@ def _report(run: Run, found: Recalled) -> RecallReport:
 def _head(found: Recalled, *, verbose: bool) -> str:
     """Return what stands above the lines for a person."""
     record = found.record
-    place = ", ".join(filter(None, (record.path, " > ".join(filter(None, record.headings)))))
+    place = joined(filter(None, (record.path, " > ".join(filter(None, record.headings)))))
     title = tr("Note {short_id}: {place}", short_id=record.short_id, place=place)
     tokens = counted(found.tokens, "token")
     lines = [
@@ -149,5 +149,5 @@ def _head(found: Recalled, *, verbose: bool) -> str:
         ),
     ]
     if verbose:
-        lines += [tr("tags {names}", names=one_line(", ".join(record.names))), record.source_id]
+        lines += [tr("tags {names}", names=one_line(joined(record.names))), record.source_id]
     return shown_lines([*lines, ""])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from regraft.formats.cherry_v2.index.search import Hit
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ranking.cherry_v2 import Answer
 from regraft.ranking.several_bases import Answers, label
 from regraft.text import counted, one_line, shown_lines
@@ -36,15 +36,13 @@ def as_text(found: Answer | Answers, title: str, *, whole: bool, raw: bool) -> s
 
 def _several_as_text(found: Answers, title: str, *, whole: bool) -> str:
     modes = Counter(answer.mode.value for answer in found.answers)
-    said = ", ".join(
-        tr("{bases} by {mode}", bases=counted(number, "base"), mode=mode) for mode, number in modes.items()
-    )
+    said = joined(tr("{bases} by {mode}", bases=counted(number, "base"), mode=mode) for mode, number in modes.items())
     lines = [
         title,
         tr("{hits} in all bases, merged by rank; searched: {said}.", hits=counted(len(found.hits), "hit"), said=said),
     ]
     if found.not_searched:
-        names = ", ".join(label(one.base_id, one.base_name) for one in found.not_searched)
+        names = joined(label(one.base_id, one.base_name) for one in found.not_searched)
         lines.append(tr("Not searched: {names}.", names=names))
     names_of = Counter(answer.base_name for answer in found.answers)
     for rank, ranked in enumerate(found.hits, 1):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from regraft.language import tr
+from regraft.language import joined, tr
 
 #: An address without user, password, query and fragment, any of which might hold a key.
 _ADDRESS = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:\d{1,5})?(/[^\s?#]*)?(?<!/embeddings)$"
@@ -180,6 +180,6 @@ def _form(kind: msgspec.inspect.Type) -> str:
                 tr("a number from {ge}", ge=kind.ge) if kind.ge is not None else tr("a number above {gt}", gt=kind.gt)
             )
         case msgspec.inspect.LiteralType():
-            return " or ".join(f"`{value}`" for value in kind.values)
+            return joined((f"`{value}`" for value in kind.values), tr(" or "))
         case _:
             return _FORMS.get(type(kind), "text")

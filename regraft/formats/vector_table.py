@@ -20,7 +20,7 @@ import apsw
 from regraft import links, sqlite
 from regraft.formats.large_text import LARGE_BYTES, LargeText, hash_of
 from regraft.formats.vector_numbers import DEGENERATE, NON_FINITE, flaw_of, prepare
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ledger.durable import NO_ROOM
 from regraft.text import JS_WHITESPACE, decode_utf8, is_blank
 from regraft.untouched import ROW_NUMBERS, is_virtual
@@ -333,7 +333,7 @@ class VectorTable:
         if missing:
             length = self._usual_length(db) if self.vector in columns else None
             raise StoreProblem(
-                tr("has a table `{name}` without the column {missing}", name=self.name, missing=", ".join(missing)),
+                tr("has a table `{name}` without the column {missing}", name=self.name, missing=joined(missing)),
                 length,
             )
         return columns

@@ -14,7 +14,7 @@ from regraft.embedders.counting import estimate
 from regraft.errors import SourceUnreadable
 from regraft.formats.angel_memory import database, notes
 from regraft.formats.angel_memory.database import RECORDS, AngelProblem, Record
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.system_errors import NoteAmbiguous, NoteGone, NoteOutside, NoteUnknown
 
 #: Short ids that are given as the nearest to one that no note has.
@@ -105,7 +105,7 @@ def _record(root: Path, short_id: int) -> Record:
     except (AngelProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=root / database.DATABASE, reason=error) from error
     if len(found) > 1:
-        files = ", ".join(record.path for record in found)
+        files = joined(record.path for record in found)
         raise NoteAmbiguous(path=root, short_id=short_id, files=files)
     return found[0]
 
@@ -117,5 +117,5 @@ def _known(db: apsw.Connection, short_id: int) -> str:
         return tr("there are no notes")
     nearest = f"SELECT DISTINCT note_short_id FROM {RECORDS} WHERE note_short_id IS NOT NULL"
     rows = db.execute(f"{nearest} ORDER BY abs(note_short_id - ?), 1 LIMIT ?", (short_id, _NEAREST))
-    near = ", ".join(str(number) for (number,) in sorted(rows))
+    near = joined(str(number) for (number,) in sorted(rows))
     return tr("the nearest are {near}, the highest is {highest}", near=near, highest=highest)

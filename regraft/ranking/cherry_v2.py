@@ -45,7 +45,7 @@ from regraft.formats.cherry_v2.index.search import (
 from regraft.formats.cherry_v2.item_names import item_name
 from regraft.formats.cherry_v2.layout import Store
 from regraft.kinds import NAMES, SYSTEMS, Kind
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.locate import Located
 from regraft.move_errors import BackupSlim
 from regraft.system import System
@@ -148,7 +148,7 @@ def chosen_base(source: Located, bases: dict[str, Store | None], rows: list[Row]
         what = tr("{names} without a base", names=NAMES[source.kind])
         raise NotSearchable(path=source.path, what=what, advice=tr("see regraft inspect"))
     problem = tr("{path} has {bases} bases", path=shown(source.path), bases=len(bases))
-    raise WrongUsage(problem=problem, hint=tr("give --base, one of {bases}", bases=", ".join(bases)))
+    raise WrongUsage(problem=problem, hint=tr("give --base, one of {bases}", bases=joined(bases)))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from regraft.formats.codex_mem.health import State, Survey
 from regraft.formats.codex_mem.notes import Counts, Note, Status
 from regraft.formats.codex_mem.sidecar import SidecarUnreadable
 from regraft.formats.vector_table import decoder
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ranking.cherry_v2 import Mode
 from regraft.system_errors import ProjectUnknown
 from regraft.text import counted
@@ -101,7 +101,7 @@ def search(database: Path, request: Request) -> Answer:
                 request.project if request.project is None else codex_mem_database.project_id(projects, request.project)
             )
             if project is None and request.project is not None:
-                raise ProjectUnknown(base=request.project, known=", ".join(projects) or "none")
+                raise ProjectUnknown(base=request.project, known=joined(projects) or "none")
             return _Search(health.survey(memory), project, request).answer()
     except (apsw.Error, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=database, reason=error) from error
@@ -215,7 +215,7 @@ class _Search:
         counts = self._counts()
         missing = {"pending": counts.pending, "stale": counts.stale, "failed": counts.failed}
         if any(missing.values()):
-            message = ", ".join(f"{number:,} {name}" for name, number in missing.items() if number)
+            message = joined(f"{number:,} {name}" for name, number in missing.items() if number)
             number = counted(sum(missing.values()), "note")
             self.notes.append(
                 tr("{number} could be found by words alone ({message_})", number=number, message_=message)

@@ -24,7 +24,7 @@ from regraft.errors import (
 )
 from regraft.formats.cherry_v2.index.queries import tokens
 from regraft.formats.cherry_v2.index.search import Hit
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.locate import Located
 from regraft.move_errors import BackupSlim
 from regraft.ranking import cherry_v2
@@ -205,7 +205,7 @@ class _Several:
             problem = tr(
                 "vectors of {models} models are as long as the query's: {models2}",
                 models=len(models),
-                models2=", ".join(models),
+                models2=joined(models),
             )
             hint = tr("--base names the base that is meant; --mode bm25 searches all by words")
             raise WrongUsage(problem=problem, hint=hint)

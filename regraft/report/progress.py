@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from regraft.labels import label_of
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.text import one_line
 
 #: Code points of what is being worked on, beside a bar.
@@ -120,7 +120,7 @@ class Bar:
             parts.append(tr("{format_interval} left", format_interval=bar.format_interval((total - done) / rate)))
         if self._label:
             parts.append(self._label)
-        return ", ".join(parts)
+        return joined(parts)
 
     def end(self) -> None:
         """See :class:`Progress`."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 from regraft.columns import columns, padded, padded_left
 from regraft.labels import label_of, severity_label
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.report import html as report_html
 from regraft.report import notices
 from regraft.report.html import Part
@@ -114,7 +114,7 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
         of_those=_of_those(document),
     )
     if unread:
-        named = ", ".join(one_line(name, LONGEST_NAME) for name in unread[:SHOWN_PER_CODE])
+        named = joined(one_line(name, LONGEST_NAME) for name in unread[:SHOWN_PER_CODE])
         more = tr(" and {unread:,} more", unread=len(unread) - SHOWN_PER_CODE) if len(unread) > SHOWN_PER_CODE else ""
         yield tr(
             "Not carried, and nobody knows how many: all rows of {named}{more}. The vector file cannot be read.",
@@ -127,7 +127,7 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
         yield tr("About {needed} will be written, {free} are free.", needed=needed, free=free)
     elif totals["bytes"]:
         counts = (counted(totals["materials"], "material"), counted(totals["embeddings"], "vector"))
-        yield tr("{counts}, {bytes} of indexes.", counts=", ".join(counts), bytes=human_bytes(totals["bytes"]))
+        yield tr("{counts}, {bytes} of indexes.", counts=joined(counts), bytes=human_bytes(totals["bytes"]))
 
 
 def _reasons(document: Document) -> Iterator[str]:

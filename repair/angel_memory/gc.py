@@ -20,7 +20,7 @@ from checks.audit.findings import Finding
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import MEMORY_TAGS, NOTE_TAGS, TAGS, AngelProblem, ProviderFolder
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.text import argument, counted
 from repair.changes import expiry
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
@@ -189,7 +189,7 @@ def _why_kept(found: Providers, folder: ProviderFolder, options: GcOptions) -> s
         return tr("it is a link, and links are not followed")
     others = _others(folder)
     if others and not options.only:
-        why = tr("it has entries in {others}, which may be nowhere else", others=", ".join(others))
+        why = tr("it has entries in {others}, which may be nowhere else", others=joined(others))
         return tr("{why}; --only {provider_leftover} removes it", why=why, provider_leftover=angel.PROVIDER_LEFTOVER)
     return None
 

@@ -19,7 +19,7 @@ from checks.audit.findings import Finding
 from regraft import kept_text
 from regraft.errors import Declined, NotEnoughSpace, NotMended
 from regraft.kinds import SYSTEMS, Kind
-from regraft.language import language, tr
+from regraft.language import joined, language, tr
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.changes import RunRecord
 from regraft.report.document import Run
@@ -177,7 +177,7 @@ def check_resolved(current: Session, run: Run, plan: Plan) -> None:
     still = sorted({name for name, base in plan.resolves if (name, base) in found})
     if still:
         undo.take_back(store.root, current.ledger, run.id)
-        raise NotMended(path=store.path, findings=", ".join(still), run=run.id)
+        raise NotMended(path=store.path, findings=joined(still), run=run.id)
 
 
 def _found_after(after: Store, plan: Plan) -> Iterator[Finding]:

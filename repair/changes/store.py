@@ -19,7 +19,7 @@ from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_key, read_catalog
 from regraft.kinds import NAMES, PREVIEW_SOURCES, SYSTEMS, V2_STORES, Kind
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ledger import ledger
 from regraft.ledger.changes import RunRecord
 from regraft.locate import Located, located
@@ -136,10 +136,10 @@ def _advice(command: str, found: Located) -> str:
     if found.is_archive:
         return tr("unpack it first")
     if found.kind in SYSTEMS:
-        return tr("what changes it is {sorted}", sorted=", ".join(sorted(systems.system_of(found.kind).commands)))
+        return tr("what changes it is {sorted}", sorted=joined(sorted(systems.system_of(found.kind).commands)))
     if command in _ONLY_SYSTEMS:
         names = (NAMES[system.kind] for system in systems.every() if command in system.commands)
-        return tr("it is for {names}", names=" and ".join(names))
+        return tr("it is for {names}", names=joined(names, tr(" and ")))
     return _ADVICE.get(command, tr("regraft migrate makes a library of it"))
 
 

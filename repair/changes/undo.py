@@ -15,7 +15,7 @@ import msgspec
 from regraft import sqlite
 from regraft.clock import iso_time
 from regraft.errors import LedgerUnreadable, RunUnknown, UndoRefused
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ledger import durable
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.changes import RunRecord
@@ -209,7 +209,7 @@ def _changed_rows(
     except sqlite.CONTENT_ERRORS:
         # No database any more, or a damaged one.
         return "it"
-    return tr("its rows ({tables})", tables=", ".join(tables)) if tables else None
+    return tr("its rows ({tables})", tables=joined(tables)) if tables else None
 
 
 def _demand_fit(root: Path, change: Recorded) -> None:
@@ -273,7 +273,7 @@ def _take_back_rows(root: Path, change: Recorded) -> None:
     with changesets.locked(root / change.path) as db:
         tables = changesets.take_back(db, root / FOLDER / str(change.kept), change.rows.dangling)
         if tables:
-            what = tr("its rows ({tables})", tables=", ".join(tables))
+            what = tr("its rows ({tables})", tables=joined(tables))
             raise UndoRefused(path=root / change.path, what=what, run=change.run_id)
 
 

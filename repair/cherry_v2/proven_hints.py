@@ -6,7 +6,7 @@ of v1's vector files whether ``regraft gc`` would remove them (``docs/findings.m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from checks.audit.options import CommandLine
 from checks.cherry_v2 import findings as v2
 from regraft.errors import RegraftError
 from regraft.kinds import Kind
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.locate import Located
 from regraft.text import counted
 from repair.changes.plan import Plan, Unresolved
@@ -54,7 +54,26 @@ def with_hints(audit: Audit, found: Located, level: Level, bases: Collection[str
     if v2.LEFTOVER in names:
         is_needed = bool(rescued.changes or helped)
         findings = _with_leftovers(findings, store, level, command_line, is_needed=is_needed)
-    return replace(audit, findings=findings)
+    return replace(audit, findings=findings, opening=_opening(rescued, helped, command_line))
+
+
+def _opening(plan: Plan, helped: Mapping[tuple[str, str | None], str | None], command_line: CommandLine) -> str:
+    """Return how much a rescue brings back, for a person to read first; nothing where that is nothing."""
+    of_bases = {base: command for (name, base), command in helped.items() if name in (v2.BASE_FAILED, v2.BASE_NO_INDEX)}
+    folders = sum(action.action == "complete-folder" for action in plan.actions)
+    counts = [counted(len(of_bases), "base")] if of_bases else []
+    if folders:
+        counts.append(counted(folders, "folder"))
+    if not counts:
+        return ""
+    own = set(of_bases.values())
+    # Where all that comes back needs the same word of the user's, the command has it.
+    given = own.pop() if len(own) == 1 and not folders else None
+    return tr(
+        "{counts} can be brought back: {command}",
+        counts=joined(counts, tr(" and ")),
+        command=given or command_line(("rescue",), ()),
+    )
 
 
 def _with_leftovers(

@@ -15,7 +15,7 @@ from regraft import sqlite, untouched
 from regraft.clock import iso_time
 from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem.database import COLUMNS, MIGRATION, MIGRATIONS, NOTES
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.system_errors import MigrationForeign
 from regraft.text import counted
 from repair.changes.copies import copy_database
@@ -52,7 +52,9 @@ def changes_of(store: Store, now_ms: int) -> list[FileChange]:
         )
     if not is_recorded:
         steps.append(tr("record migration {migration}", migration=MIGRATION[1]))
-    action = Action(action="migrate-metadata", message=" and ".join(steps), subject=path.name, count=len(missing) or 1)
+    action = Action(
+        action="migrate-metadata", message=joined(steps, tr(" and ")), subject=path.name, count=len(missing) or 1
+    )
     applied_at = iso_time(now_ms)
 
     def make(new: Path) -> None:

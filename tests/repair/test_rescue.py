@@ -208,6 +208,13 @@ def test_what_a_rescue_brings_back_is_an_error_with_that_command(stranded, level
     assert "clean-up" not in after["v1.leftover"][0]["message"]
 
 
+def test_check_says_first_what_a_rescue_brings_back(stranded):
+    _title, first, *_ = run("check", stranded).stdout.splitlines()
+    assert first == f"1 base and 2 folders can be brought back: regraft rescue {stranded}"
+    rescued(stranded)
+    assert "brought back" not in run("check", stranded).stdout
+
+
 def test_what_no_rescue_brings_back_is_a_warning_without_a_command(stranded):
     (stranded / "Data" / "KnowledgeBase" / "kb").unlink()
     found_there = told(stranded)
@@ -220,6 +227,7 @@ def test_a_rescue_that_needs_a_word_is_offered_with_it(without_model):
     (base,) = told(without_model)["base.failed"]
     assert base["severity"] == "error"
     assert base["repair"].endswith("--recreate-model acme::gone-1")
+    assert run("check", without_model).stdout.splitlines()[1] == f"1 base can be brought back: {base['repair']}"
 
 
 def test_folders_of_which_only_some_come_back_are_told_apart(tmp_path):

@@ -20,7 +20,7 @@ from regraft import links, sqlite
 from regraft.formats import json_text
 from regraft.formats.angel_memory import chroma
 from regraft.formats.angel_memory.notes import LEVELS, vector_text
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.system_errors import GenerationUnknown
 
 #: The truth about notes and tags, below the data folder.
@@ -150,7 +150,7 @@ def root_of(path: Path) -> Path | None:
     if root is not None:
         signs = _later_signs(root)
         if signs:
-            what = tr("a data folder of AngelMemory with {signs}", signs=" and ".join(signs))
+            what = tr("a data folder of AngelMemory with {signs}", signs=joined(signs, tr(" and ")))
             raise GenerationUnknown(path=root, what=what, known=_KNOWN)
     return root
 

@@ -20,7 +20,7 @@ from regraft.formats import json_text
 from regraft.formats.cherry_v2.catalog import EMBEDDING, ModelRow
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.order_keys import key_after
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.text import is_blank
 
 #: One row that changes: the statement, and its values.
@@ -104,7 +104,7 @@ class Tables:
         missing = [name for name in needed if name not in there]
         if missing:
             raise ProfileUnknown(
-                path=self.path, what=tr("a table {table} without {missing}", table=table, missing=", ".join(missing))
+                path=self.path, what=tr("a table {table} without {missing}", table=table, missing=joined(missing))
             )
 
     def insertable(self, table: str, used: Collection[str] | None = None) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class Tables:
             what = tr(
                 "a table {table} that needs {unknown}, and else is that of {generation}",
                 table=table,
-                unknown=", ".join(unknown),
+                unknown=joined(unknown),
                 generation=self.generation,
             )
             raise ProfileUnknown(path=self.path, what=what)

@@ -8,7 +8,7 @@ from typing import Any
 from regraft.formats import json_text
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
 from regraft.formats.cherry_v2.catalog_reader import Row
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.text import is_blank, utf16_len
 
 #: Texts that the data of each type has, and those that it may have.
@@ -46,11 +46,11 @@ def data_problem(item: Row) -> str | None:
         return tr("its data is no JSON object")
     wrong = _without_text(kind, data)
     if wrong:
-        return tr("its data has no text for {wrong}", wrong=", ".join(wrong))
+        return tr("its data has no text for {wrong}", wrong=joined(wrong))
     if unknown_fields(item):
         return tr(
             "its data has {unknown_fields}, which no {kind} has",
-            unknown_fields=", ".join(unknown_fields(item)),
+            unknown_fields=joined(unknown_fields(item)),
             kind=kind,
         )
     if kind == "note" and utf16_len(data["content"].encode("utf-8", "replace").decode()) > MAX_NOTE_UNITS:

@@ -24,7 +24,7 @@ from regraft.formats.parquet.metadata import About, AboutBase
 from regraft.formats.parquet.stored import BaseLook
 from regraft.formats.vector_table import StoreProblem
 from regraft.kinds import NAMES, V1_SOURCES, Kind
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.locate import Located
 from regraft.names import vector_file_name
 from regraft.report.document import Report
@@ -140,7 +140,7 @@ class Parts:
     def _dimensions(self) -> int | None:
         sized = [(part.about.id, part.vector_bytes) for part in self.bases if part.vector_bytes]
         if len({size for _, size in sized}) > 1:
-            listed = ", ".join(tr("{base_id} has {size}", base_id=base_id, size=size // 4) for base_id, size in sized)
+            listed = joined(tr("{base_id} has {size}", base_id=base_id, size=size // 4) for base_id, size in sized)
             problem = tr(
                 "one file holds vectors of one length, but the bases differ in dimensions: {listed}", listed=listed
             )

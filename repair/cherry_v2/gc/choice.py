@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.text import argument
 from repair.changes.plan import Unresolved
 from repair.changes.store import Store
@@ -55,6 +55,6 @@ def left_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> U
     reason = tr(
         "{message_}, and it may be what {lacking} lacks: mend that first",
         message_=finding.message,
-        lacking=", ".join(lacking),
+        lacking=joined(lacking),
     )
     return Unresolved(finding=finding.name, reason=reason, base=finding.base, count=finding.count, repair=command)

@@ -21,7 +21,7 @@ from regraft.formats.cherry_v2.index.opening import UNREADABLE
 from regraft.formats.cherry_v2.index.units import cut
 from regraft.formats.cherry_v2.layout import DATA_FOLDER, INDEX_FILE, RAW_FOLDER
 from regraft.kinds import NAMES
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ledger import durable
 from regraft.locate import KNOWLEDGE_FOLDER
 from regraft.text import decode_utf8, is_blank, path_text, shown
@@ -130,7 +130,7 @@ def _chosen(store: Store, rows: dict[str, Row], wanted: str | None) -> str:
         return next(iter(rows))
     if wanted is None:
         problem = tr("{path} has {rows} bases", path=shown(store.path), rows=len(rows))
-        raise WrongUsage(problem=problem, hint=tr("give --base, one of {rows}", rows=", ".join(rows)))
+        raise WrongUsage(problem=problem, hint=tr("give --base, one of {rows}", rows=joined(rows)))
     return meant(wanted, {base: str(row.get("name")) for base, row in rows.items()})
 
 

@@ -22,7 +22,7 @@ from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_key, read_catalog
 from regraft.formats.cherry_v2.item_data import data_problem
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.text import counted
 from repair.changes.found import Findings, Mends
 from repair.changes.plan import Action, RowsChange, Unresolved
@@ -182,7 +182,7 @@ class _Mender:
                     _Edit(table="knowledge_base", rowid=rowid, old={key: row[key] for key in found}, new=found)
                 )
                 row.update(found)
-                values = ", ".join(f"{key} {'NULL' if value is None else value}" for key, value in found.items())
+                values = joined(f"{key} {'NULL' if value is None else value}" for key, value in found.items())
                 self._actions["update-bases", tr("set {values}", values=values), "base", base, name] += 1
 
     def _mend_items(

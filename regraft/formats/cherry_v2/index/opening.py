@@ -24,7 +24,7 @@ from regraft.errors import (
     SourceUnreadable,
 )
 from regraft.formats.cherry_v2.index import schema
-from regraft.language import tr
+from regraft.language import joined, tr
 
 #: How often a read is begun anew because somebody wrote meanwhile.
 ATTEMPTS = 20
@@ -106,7 +106,7 @@ def _identity(db: apsw.Connection, path: Path) -> Any:
     if row is not None and row[0] != schema.SCHEMA_VERSION:
         raise IndexVersionUnknown(path=path, found=row[0], known=schema.SCHEMA_VERSION)
     if missing or row is None:
-        raise IndexIncomplete(path=path, missing=", ".join(missing) or tr("the identity row"))
+        raise IndexIncomplete(path=path, missing=joined(missing) or tr("the identity row"))
     return row[1]
 
 

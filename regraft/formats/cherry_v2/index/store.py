@@ -26,7 +26,7 @@ from regraft.formats.cherry_v2.index import opening, rebuild, schema
 from regraft.formats.cherry_v2.index.bulk import ROWS_CACHE_KIB
 from regraft.formats.cherry_v2.index.reclaim import Reclaimed, Vacuum, reclaim
 from regraft.formats.cherry_v2.index.units import Unit, cut, demand_storable
-from regraft.language import tr
+from regraft.language import joined, tr
 
 Result = TypeVar("Result")
 
@@ -204,7 +204,7 @@ class IndexStore:
         if vacuum not in get_args(Vacuum):
             raise WrongUsage(
                 problem=tr("vacuum cannot be {vacuum!r}", vacuum=vacuum),
-                hint=tr("one of {get_args}", get_args=", ".join(get_args(Vacuum))),
+                hint=tr("one of {get_args}", get_args=joined(get_args(Vacuum))),
             )
         with self._explained(tr("giving space back")):
             return reclaim(self._db, self.path, vacuum)
