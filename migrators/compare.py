@@ -217,7 +217,7 @@ def _asked(pair: Pair, texts: OldTexts, index: apsw.Connection, asked: Question)
         given = (
             tr("no vector to sample")
             if asked.queries is None
-            else tr("no query of {vector_bytes} numbers", vector_bytes=vector_bytes // 4)
+            else tr("not a query of {vector_bytes} numbers", vector_bytes=vector_bytes // 4)
         )
         return pair.told("not-compared", given)
     if dimensions_of(index) not in (None, vector_bytes // 4):

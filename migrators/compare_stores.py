@@ -180,7 +180,7 @@ def _asked(pair: Pair, old: _Index, new: _Index, asked: Question) -> BaseCompari
         given = (
             tr("no vector to sample")
             if asked.queries is None
-            else tr("no query of {dimensions} numbers", dimensions=dimensions)
+            else tr("not a query of {dimensions} numbers", dimensions=dimensions)
         )
         return pair.told("not-compared", given)
     if new.dimensions() not in (None, dimensions):

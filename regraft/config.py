@@ -172,7 +172,7 @@ class _Reader:
         raise ConfigInvalid(
             path=self._path,
             line=line,
-            problem=tr("this is no YAML ({message_})", message_=message),
+            problem=tr("this is not YAML ({message_})", message_=message),
             advice=tr("mend it there"),
         )
 
@@ -190,9 +190,9 @@ class _Reader:
         bounds = _Bounds()
         for event in yaml.parse(self._raw, yaml.SafeLoader):
             if much := bounds.add(event):
-                self._refuse(event, tr("this is no configuration ({much})", much=much), tr("mend it there"))
+                self._refuse(event, tr("this is not a configuration ({much})", much=much), tr("mend it there"))
             if isinstance(event, yaml.ScalarEvent) and _SURROGATE.search(event.value):
-                self._refuse(event, tr("this is no YAML ({no_text})", no_text=_NO_TEXT), tr("mend it there"))
+                self._refuse(event, tr("this is not YAML ({no_text})", no_text=_NO_TEXT), tr("mend it there"))
             if isinstance(event, yaml.ScalarEvent) and looks_like_key(event.value):
                 self._refuse(event, tr("this looks like a key, and keys have no place in this file"), _NO_KEYS)
 
@@ -253,9 +253,7 @@ class _Reader:
                 )
             near = get_close_matches(str(key), known, 1, 0.7)
             advice = tr("write `{near}`", near=near[0]) if near else tr("it can have {known}", known=joined(known))
-            self._refuse(
-                _key(node, key), tr("`{key}` of {where} is no field that there is", key=key, where=where), advice
-            )
+            self._refuse(_key(node, key), tr("`{key}` of {where} is not a known field", key=key, where=where), advice)
 
     def _mapping(self, node: yaml.Node, data: Any, where: str) -> None:
         """Refuse what has no fields."""

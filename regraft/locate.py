@@ -81,7 +81,7 @@ def located(path: Path, kind: Kind | None = None) -> Iterator[Located]:
         if not message:
             raise
         found_there = tr(
-            "the application's settings name {moved} for its data, which is no profile", moved=shown(moved)
+            "the application's settings name {moved} for its data, which is not a profile", moved=shown(moved)
         )
         raise SourceUnrecognised(path=path, found=found_there) from error
     logger.info("%s is read as %s%s", path, found.kind.value, "" if kind is None else tr(", as asked for"))

@@ -6,7 +6,7 @@ from regraft.errors import STOPPED, RegraftError
 
 
 class PackUnreadable(RegraftError, ValueError):
-    """{path}: this is no manifest of a pack that can be read ({reason}); take another copy of the pack, or a newer
+    """{path}: the manifest of this pack cannot be read ({reason}); take another copy of the pack, or a newer
     regraft."""
 
 

@@ -72,11 +72,11 @@ def _read(path: Path) -> tuple[str | None, dict[str, Any] | None]:
         if not os.path.lexists(path):
             return None, None
         if not path.is_file():
-            return tr("is no file"), None
+            return tr("is not a file"), None
         with path.open("rb") as file:
             # The application reads UTF-8 and takes no byte order mark; from bytes Python would take both and more.
             found: Any = json_text.loads(file.read(_LARGEST).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else tr("no JSON")
+        reason = error.strerror if isinstance(error, OSError) else tr("not JSON")
         return tr("cannot be read ({reason})", reason=reason), None
-    return (None, found) if isinstance(found, dict) else (tr("is no JSON object"), None)
+    return (None, found) if isinstance(found, dict) else (tr("is not a JSON object"), None)

@@ -420,7 +420,7 @@ def _demand_file(path: Path) -> None:
         # It opens one, and fails at the first page.
         raise apsw.CantOpenError(tr("unable to open database file"))
     if not stat.S_ISREG(mode):
-        raise apsw.CantOpenError(tr("{name} is no file", name=path.name))
+        raise apsw.CantOpenError(tr("{name} is not a file", name=path.name))
 
 
 def _writable(path: Path) -> Path:

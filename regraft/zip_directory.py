@@ -445,7 +445,7 @@ def _large(extra: bytes, *numbers: int) -> tuple[int, int, int]:
         else:
             raise zipfile.BadZipFile(tr("a size is missing in its directory"))
     if max(found) >= 1 << 62:
-        raise zipfile.BadZipFile(tr("a size in its directory is none"))
+        raise zipfile.BadZipFile(tr("a size in its directory is not valid"))
     return found[0], found[1], found[2]
 
 

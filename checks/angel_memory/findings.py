@@ -50,7 +50,7 @@ FILE_OUTSIDE = register(
 FILE_MISSING = register(
     "error",
     "angel.file-missing",
-    tr("The file of records is gone from `raw/`, or is none that the system reads."),
+    tr("The file of records is gone from `raw/`, or the system would not read it."),
     tr("`regraft repair`, which removes the records; or putting the file back."),
     "repair",
 )

@@ -143,7 +143,7 @@ class FindingCollector:
             )
         if self.level is Level.QUICK:
             return tr("Looked at structure and counts; without --quick, {missed} are read too.", missed=missed)
-        return tr("That is all of it.")
+        return tr("Everything was checked.")
 
     def missing(self) -> tuple[str, ...]:
         """Return the checks that time did not suffice for, each once."""

@@ -15,7 +15,7 @@ PERSON = tr("A person has to decide; the message says about what.")
 UNREADABLE = register(
     "error",
     "file.unreadable",
-    tr("A catalog or an index is no SQLite file, is cut off, holds none of the known tables, or may not be read."),
+    tr("A catalog or an index is not a SQLite file, is cut off, holds none of the known tables, or may not be read."),
     tr("A permission, or a backup of the file."),
 )
 CORRUPT = register(

@@ -13,11 +13,11 @@ def problem_with(path: Path) -> str | None:
     """Return why a file cannot be opened as a database, for a person; None where it can."""
     try:
         if not path.is_file():
-            return tr("it is no file")
+            return tr("it is not a file")
         with path.open("rb") as file:
             start = file.read(16)
         if start != sqlite.MAGIC:
-            return tr("it is empty") if not start else tr("it is no SQLite file")
+            return tr("it is empty") if not start else tr("it is not a SQLite file")
         # A log or journal may bring what is missing.
         lost = 0 if sqlite.companions(links.real_path(path)) else sqlite.missing_bytes(path)
     except (OSError, ValueError) as error:

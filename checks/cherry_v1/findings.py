@@ -47,9 +47,9 @@ MODEL = register(
         "is retired, or an option met no base. Note: a model is re-created or mapped."
     ),
     tr(
-        "For an error, your word: the command that the finding gives; if you do not know, "
-        "`regraft migrate --carry-text` and then `regraft restore`. For a warning, a look at "
-        "the base's models in the application."
+        "For an error, a person has to say which model it is: the finding gives the command; if you do not "
+        "know, `regraft migrate --carry-text` and then `regraft restore`. For a warning, look at the base's "
+        "models in the application."
     ),
 )
 DISK_SPACE = register(
@@ -76,7 +76,7 @@ SLIM = register(
 UNNAMED = register(
     "note",
     "v1.unnamed-file",
-    tr("Vector files that no base of the state names: left of bases that are gone. They are not read."),
+    tr("Vector files that belong to no base in v1's state, left over from bases that are gone. They are not read."),
     _NOTHING,
 )
 RUNNING = register(
@@ -164,8 +164,8 @@ UNUSABLE_VECTOR = register(
     "warning",
     "v1.unusable-vector",
     tr(
-        "Rows have no vector, something that is none, or one that holds a NaN or an infinity, "
-        "on which the application fails at every search of the base. They are not carried."
+        "Rows have no vector, something that is not a vector, or one that holds a NaN or an infinity, on which "
+        "the application fails at every search of the base. They are not carried."
     ),
     _TEXT_ALONE,
 )

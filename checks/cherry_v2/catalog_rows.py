@@ -286,7 +286,7 @@ def group_problem(item: Row, by_id: Mapping[Any, Row]) -> str | None:
     if is_foreign(item) or is_foreign(container):
         return None
     if container.get("type") != "directory":
-        return tr("inside what is no folder")
+        return tr("inside something that is not a folder")
     seen = {item.get("id")}
     above: Row | None = container
     while above is not None:

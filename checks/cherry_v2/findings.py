@@ -34,7 +34,7 @@ META_BASE = register(
 CONTENT_HASH = register(
     "error",
     "content.hash",
-    tr("A text does not match its hash, or is no text."),
+    tr("A text does not match its hash, or what is stored is not text."),
     tr(
         "`regraft repair`: the text is put together from its bodies where that gives the hash; "
         "else it gets its own hash."
@@ -59,7 +59,7 @@ PATH_UNSAFE = register(
     "error",
     "material.path-unsafe",
     tr(
-        "A path below `raw/` that is none: absolute, with `..`, a backslash or NUL, inside "
+        "A path below `raw/` that is not valid: absolute, with `..`, a backslash or NUL, inside "
         "`.cherry`, not normalised, or not UTF-8."
     ),
     tr("`regraft repair`, which gives the material and its item a new name."),
@@ -94,7 +94,7 @@ UNIT_OFFSETS = register(
 UNIT_ID = register(
     "error",
     "unit.id",
-    tr("A unit's id does not follow from its fields."),
+    tr("A unit's id is wrong: it has to be the hash of the unit's own fields."),
     tr("`regraft repair`."),
     "repair",
 )
@@ -118,7 +118,7 @@ NO_BODY = register(
 BODY_ID = register(
     "error",
     "body.id",
-    tr("A body's id does not follow from its fields."),
+    tr("A body's id is wrong: it has to be the hash of the body's own fields."),
     tr("`regraft repair`."),
     "repair",
 )
@@ -178,7 +178,7 @@ VECTOR_UNEXPECTED = register(
 VECTOR_LENGTH = register(
     "error",
     "embedding.length",
-    tr("A vector is no vector, or has another length than most of the file's."),
+    tr("What is stored is not a vector, or a vector has another length than most of the file's."),
     tr("`regraft backfill`, which embeds its text again; `regraft repair` only drops the vector."),
     "backfill",
 )
@@ -195,7 +195,7 @@ VECTOR_NON_FINITE = register(
 VECTOR_ZERO = register(
     "warning",
     "embedding.zero",
-    tr("A vector of no length: vector search never gives it."),
+    tr("A vector of zeros: vector search never finds it."),
     tr("`regraft backfill`, which embeds its text again; `regraft repair` only drops the vector."),
     "backfill",
 )
@@ -232,8 +232,8 @@ ITEM_STATUS = register(
     "error",
     "item.status",
     tr(
-        "Status, error and type of an item do not go together, or it is being worked on and "
-        "nobody is working. Or its type is no text."
+        "Status, error and type of an item do not go together, or it is being worked on and nobody is working, "
+        "or its type is not text."
     ),
     tr("`regraft repair`."),
     "repair",
@@ -252,8 +252,8 @@ ITEM_CONTAINER = register(
     "warning",
     "item.container",
     tr(
-        "A folder's status does not follow from its children, or an item's folder is missing, "
-        "no folder, or inside itself."
+        "A folder's status is not what its children make it, or an item's folder is missing, not a folder, or "
+        "inside itself."
     ),
     tr("`regraft repair`."),
     "repair",

@@ -231,7 +231,7 @@ class _Audit:
         ):
             problem = stored_problem(raw)
             if problem is not None:
-                message = tr("a path that is none: {problem}", problem=problem)
+                message = tr("a path that is not valid: {problem}", problem=problem)
                 self._add(v2.PATH_UNSAFE, message, sample=raw)
             path = named(b"" if raw is None else raw)
             whole = decode_utf8(raw) if raw is not None else ""
@@ -294,12 +294,12 @@ def path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule e
     except UnicodeDecodeError:
         return tr("not UTF-8")
     if "\0" in path or "\\" in path:
-        return tr("NUL or a backslash in it")
+        return tr("it has a NUL or a backslash")
     if path.startswith("/") or (len(path) > 1 and path[1] == ":" and path[0].isascii() and path[0].isalpha()):
         return label_of("absolute")
     parts = path.split("/")
     if ".." in parts:
-        return tr(".. in it")
+        return tr("it has ..")
     if parts[0].lower() == ".cherry":
         return label_of("inside .cherry")
     return tr("not normalised") if "" in parts or "." in parts else None

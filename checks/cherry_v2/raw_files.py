@@ -113,7 +113,7 @@ def _lack(item: Row, raw: Path) -> str | None:
     file = next((path for path in _paths_in(data) if _leads_to_file(raw, path)), None)
     if file is not None:
         is_plain = PurePosixPath(file).suffix.lower() not in NO_TEXT_EXTENSIONS
-        return None if is_plain else tr("with a file that is no plain text")
+        return None if is_plain else tr("with a file that is not plain text")
     return tr("with no text of its own") if item.get("type") == "note" else tr("with no file to read it from")
 
 

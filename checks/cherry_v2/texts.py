@@ -55,12 +55,20 @@ def check(db: apsw.Connection, shape: Shape, ledger: FindingCollector, base: str
                 ledger.check_time()
             wrong_hash = is_wrong if large is None else not large_texts.has_hash(db, "search_text", large, body_hash)
             if wrong_id:
-                ledger.add(v2.BODY_ID, tr("{n} whose id does not follow"), base=base, noun="body", sample=key)
+                ledger.add(
+                    v2.BODY_ID,
+                    tr("{n} with a wrong id (not the hash of its fields)"),
+                    base=base,
+                    noun="body",
+                    sample=key,
+                )
             if wrong_hash:
                 ledger.add(v2.BODY_HASH, tr("{n} whose hash is not the text's"), base=base, noun="body", sample=key)
     if shape.has("search_unit"):
         for (key,) in db.execute(_UNITS):
-            ledger.add(v2.UNIT_ID, tr("{n} whose id does not follow"), base=base, noun="unit", sample=key)
+            ledger.add(
+                v2.UNIT_ID, tr("{n} with a wrong id (not the hash of its fields)"), base=base, noun="unit", sample=key
+            )
     if shape.has("content"):
         _contents(db, shape, ledger, base)
 

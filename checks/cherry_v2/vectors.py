@@ -23,9 +23,9 @@ _STEP = 0.1
 _HIGHEST = 10.0
 
 _SAID = {
-    v2.VECTOR_LENGTH: tr("that is no vector of {dimensions} dimensions, as most are"),
+    v2.VECTOR_LENGTH: tr("without the {dimensions} dimensions that most have"),
     v2.VECTOR_NON_FINITE: tr("with NaN or infinity: the released application throws on every vector query of the base"),
-    v2.VECTOR_ZERO: tr("of no length"),
+    v2.VECTOR_ZERO: tr("of zeros"),
 }
 _ROWS = """SELECT rowid, CAST(embedding_text_hash AS BLOB),
        typeof(vector_blob) = 'blob' AND length(vector_blob) = :usual,

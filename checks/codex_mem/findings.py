@@ -95,7 +95,9 @@ INDEX_MISSING = register(
 INDEX_INCOMPATIBLE = register(
     "error",
     "codex.index-incompatible",
-    tr("The file of vectors is of another layout, model or length, or is none at all: searched by words alone."),
+    tr(
+        "The file of vectors has another layout, model or length, or is not a file of vectors: searched by words alone."
+    ),
     tr("`regraft rebuild`."),
     "rebuild",
 )

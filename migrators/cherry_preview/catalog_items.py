@@ -126,7 +126,7 @@ def _grouped(items: Iterable[ItemDraft], base_id: str, found_notices: list[Notic
         for one in reversed(_chain(item, folders, ordered)):
             # A circle of folders is cut where it was entered.
             if one.group_id is not None and one.group_id not in ordered:
-                text = tr("group: {group_id}, which is no folder of this base", group_id=one.group_id)
+                text = tr("group: {group_id}, which is not a folder of this base", group_id=one.group_id)
                 found_notices.append(Notice(code=notices.DROPPED_FIELD, message=text, base=base_id, item=one.id))
                 one = replace(one, group_id=None)  # noqa: PLW2901 - the same item
             ordered[one.id] = one

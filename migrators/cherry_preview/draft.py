@@ -65,11 +65,11 @@ def _read_catalog(source: Located) -> tuple[StoredCatalog | None, list[Notice]]:
             else tr("cannot be read: {reason}", reason=error.facts["reason"])
         )
         return None, [
-            _catalog_notice(tr("{name} {reason}; bases and items are told from their rows", name=name, reason=reason))
+            _catalog_notice(tr("{name} {reason}; bases and items are known from their rows", name=name, reason=reason))
         ]
     if catalog.items is None:
         return catalog, [
-            _catalog_notice(tr("{name} has no table `knowledge_item`; items are told from their rows", name=name))
+            _catalog_notice(tr("{name} has no table `knowledge_item`; items are known from their rows", name=name))
         ]
     return catalog, []
 

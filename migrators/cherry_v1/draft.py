@@ -104,7 +104,7 @@ def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context
     raw_items = raw.get("items")
     if raw_items is not None and not isinstance(raw_items, list | Items):
         found_notices.append(
-            Notice(code=notices.INVALID_ITEMS, message=tr("the list of items is no list"), base=legacy_id)
+            Notice(code=notices.INVALID_ITEMS, message=tr("the list of items is not a list"), base=legacy_id)
         )
         raw_items = None
     drafted = item_rules.draft_items(raw_items or [], legacy_id, context, names)

@@ -44,7 +44,7 @@ def record_of(file: Path, about: About, base: AboutBase, now_ms: int) -> BaseRec
         providers = [known.get(key) or ProviderRow(key, key, is_enabled=False) for key in keys]
     except (msgspec.MsgspecError, KeyError) as error:
         raise SourceUnreadable(
-            path=file, reason=tr("what it says of base {id} is no row: {error}", id=base.id, error=error)
+            path=file, reason=tr("what it says of base {id} is not a row: {error}", id=base.id, error=error)
         ) from error
     return BaseRecord(base=row, models=tuple(models), providers=tuple(providers), now_ms=now_ms)
 

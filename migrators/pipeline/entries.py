@@ -62,7 +62,7 @@ def base_entry(subject: str, entry: Entry) -> BaseEntry:
     unknown = {*reasons, *(notice.code for notice in found.notices)} - set(notices.EVERY_CODE)
     if unknown:
         raise UnfitValue(
-            tr("it has {unknown!r} of base {subject}, which is no code", unknown=min(unknown), subject=subject)
+            tr("it has {unknown!r} of base {subject}, which is not a code", unknown=min(unknown), subject=subject)
         )
     if not (_HASH.fullmatch(known.index_hash) and _HASH.fullmatch(known.raw_hash)):
         raise UnfitValue(tr("it has no hash of what is in base {subject}", subject=subject))

@@ -322,7 +322,7 @@ class _Planner:
         if count:
             said = tr(
                 "{files} of the folder {source} named by the last part of what v1 recorded of them, "
-                "which is no path in the folder",
+                "which is not a path in the folder",
                 files=counted(count, "file"),
                 source=draft.data["source"],
             )
@@ -337,7 +337,7 @@ class _Planner:
             known = [name_in(folder, paths[entry]) for entry in without if entry in paths]
             names = f" ({listed_names(known)})" if known else ""
             said = tr(
-                "without rows: {without} of {entries} files of the folder {folder}{names}",
+                "{without} of {entries} files of the folder {folder} have no rows in v1{names}",
                 without=len(without),
                 entries=len(entries),
                 folder=folder,

@@ -115,11 +115,11 @@ def _check_kinds(target: Path) -> None:
     """
     for name in (CATALOG_FILE, REPORT_FILE, REPORT_PAGE):
         if (target / name).exists() and not (target / name).is_file():
-            raise TargetNotWritable(path=target / name, reason=tr("it is no file"))
+            raise TargetNotWritable(path=target / name, reason=tr("it is not a file"))
     own = (f"{ledger.FOLDER}/{name}" for name in (STAGING, REPLACED, WORK))
     for name in (KNOWLEDGE_FOLDER, ledger.FOLDER, *own):
         if (target / name).exists() and not (target / name).is_dir():
-            raise TargetNotWritable(path=target / name, reason=tr("it is no folder"))
+            raise TargetNotWritable(path=target / name, reason=tr("it is not a folder"))
 
 
 def check_running(profile: Path | None, options: Options) -> tuple[Notice, ...]:

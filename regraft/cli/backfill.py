@@ -206,7 +206,9 @@ def _done_lines(scope: ScopeReport, verbose: bool) -> list[str]:
             requests=counted(probe.requests, "request"),
             tokens=counted(probe.tokens, "token"),
         )
-        lines.append(tr("  its model was compared by {texts}: {sent}", texts=counted(probe.texts, "text"), sent=sent))
+        lines.append(
+            tr("  checking that it is the same model: {texts}, {sent}", texts=counted(probe.texts, "text"), sent=sent)
+        )
     if scope.shared:
         lines.append(tr("  {shared:,} of them are those of equal texts that had theirs", shared=scope.shared))
     if scope.requests:

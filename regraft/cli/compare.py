@@ -57,7 +57,7 @@ def read_queries(path: Path) -> tuple[Query, ...]:
         ) from error
     if not lines:
         raise WrongUsage(
-            problem=tr("--queries {path}: no query in it", path=shown(path)), hint=tr("leave it out to use a sample")
+            problem=tr("--queries {path}: it has no query", path=shown(path)), hint=tr("leave it out to use a sample")
         )
     named = (
         (tr("query {place}", place=place) if line.id is None else str(line.id), line)

@@ -56,7 +56,7 @@ class ExplainReport(Report, kw_only=True):
 @verbose_option
 @reports_errors
 def explain(names: tuple[str, ...], as_json: bool, **_: Any) -> None:
-    """Say what NAME means: a finding, a code, an error, or a page of the documentation.
+    """Explain NAME: a finding, a code, an error, or a page of the documentation.
 
     Without a NAME the pages are listed. Nothing but regraft itself is read.
 

@@ -68,7 +68,7 @@ def _action_lines(run: PastRun, *, verbose: bool) -> list[str]:
 @click.command()
 @click.argument("path", type=PATH)
 @click.argument("run_id", metavar="[RUN]", required=False)
-@click.option("--dry-run", is_flag=True, help=tr("Say what would be taken back and touch nothing."))
+@click.option("--dry-run", is_flag=True, help=tr("Show what would be taken back and touch nothing."))
 @click.option("-y", "--yes", is_flag=True, help=tr("Do not ask; needed where nobody is there to answer."))
 @output_options
 @reports_errors

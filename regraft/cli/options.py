@@ -78,7 +78,7 @@ verbose_option = click.option(
     "--verbose",
     count=True,
     callback=_show_decisions,
-    help=tr("Say every note; -vv shows what was decided and where an error came from."),
+    help=tr("Show every note; -vv shows what was decided and where an error came from."),
 )
 
 
@@ -99,7 +99,7 @@ def output_options(command: F) -> F:
             "--kind",
             type=click.Choice([kind.value for kind in Kind]),
             metavar="KIND",
-            help=tr("What the path is, where it is told wrongly: v1-backup, v1-export, library…"),
+            help=tr("What PATH is, if regraft takes it for something else: v1-backup, v1-export, library…"),
         ),
     ):
         command = option(command)
@@ -122,14 +122,14 @@ def model_options(command: F) -> F:
             "--recreate-model",
             multiple=True,
             metavar="ID",
-            help=tr("Your word that model ID, which v1 lost, will be there again."),
+            help=tr("Carry bases of model ID, which v1 no longer lists: the model is made again."),
         ),
         click.option(
             "--map-model",
             multiple=True,
             metavar="OLD=NEW",
             help=tr(
-                "Your word that vectors of model OLD (or of the v1 base OLD) are model NEW's; ids are provider::model."
+                "Treat vectors of model OLD (or of the v1 base OLD) as those of model NEW; ids are provider::model."
             ),
         ),
     ):

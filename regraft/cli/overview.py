@@ -21,7 +21,7 @@ GROUPS = {
         "search": tr("Search a base as the application does."),
         "compare": tr("Ask v1's vectors and a v2 index the same."),
         "history": tr("List what regraft did, and what can be taken back."),
-        "explain": tr("Say what a finding, code or error means."),
+        "explain": tr("Explain a finding, a code or an error."),
     },
     tr("Repair"): {
         "fix": tr("Do all that check offers, in the right order."),

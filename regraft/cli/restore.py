@@ -86,7 +86,7 @@ def _model_id(settings: EmbedderSettings, model: str | None) -> str:
     if model is None:
         if len(settings.model_ids) == 1:
             return settings.model_ids[0]
-        problem = tr("nothing says what the catalog calls the model of embedder {name}", name=settings.name)
+        problem = tr("nobody says under which id the catalog has the model of embedder {name}", name=settings.name)
         raise WrongUsage(
             problem=problem, hint=tr("give --model provider::model, or one model_ids in the configuration")
         )

@@ -75,7 +75,7 @@ def _loose(body: bytes) -> _LooseAnswer:
     try:
         found = json_text.loads(body)
     except (ValueError, RecursionError):
-        raise BrokenAnswer(tr("the answer is cut off, or no JSON")) from None
+        raise BrokenAnswer(tr("the answer is cut off, or not JSON")) from None
     try:
         return msgspec.convert(found, _LooseAnswer)
     except (msgspec.ValidationError, UnicodeEncodeError):

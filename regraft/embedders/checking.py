@@ -16,7 +16,7 @@ _SHORTEST = 2.0**-63
 _SMALL = bytes(byte for byte in range(256) if byte & 0x7F < 0x20)
 _LARGE = (0x7F, 0xFF)
 _SAID = {
-    "not_numbers": tr("is no list of numbers"),
+    "not_numbers": tr("is not a list of numbers"),
     "non_finite": tr("has a NaN or an infinity"),
     "zero_vector": tr("has only zeros"),
 }

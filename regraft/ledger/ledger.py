@@ -253,7 +253,7 @@ def _writing(target: Path) -> Iterator[apsw.Connection]:
 
 def _demand_file(path: Path) -> None:
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise LedgerUnreadable(path=path, reason=tr("it is no ordinary file"))
+        raise LedgerUnreadable(path=path, reason=tr("it is not an ordinary file"))
 
 
 def _prepare(db: apsw.Connection) -> None:

@@ -59,7 +59,7 @@ MAX_CANDIDATES = 200
 #: Kinds in which there are bases to search.
 SEARCHED = (Kind.LIBRARY, Kind.PACK, Kind.V2_PROFILE, Kind.V2_BACKUP, Kind.BASE, Kind.INDEX)
 #: Where a base has no model, it has no vectors.
-_NO_VECTORS = tr("it has no vectors: searched by bm25")
+_NO_VECTORS = tr("it has no vectors: searched by words")
 #: What a base with a model is searched by needs more than the query's words.
 _NO_QUERY_VECTOR = tr("searched by words alone: by meaning, too, as the application does, with --embedder or --vector")
 

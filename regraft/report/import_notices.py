@@ -16,7 +16,7 @@ DUPLICATE_ROW = register_import(
 NO_BASE = register_import("row", "warning", "no_base", tr("The row is of a base that the file does not describe."))
 ITEM_DELETED = register_import("item", "note", "deleted", tr("The item was deleted in the application."))
 NOT_AN_ITEM = register_import(
-    "item", "warning", "invalid", tr("The item in the file is none that a catalog takes, or its folder is missing.")
+    "item", "warning", "invalid", tr("No catalog would take the item that is in the file, or its folder is missing.")
 )
 REMADE = register_import(
     "base",

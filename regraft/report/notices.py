@@ -240,7 +240,7 @@ UNNAMED_VECTORS = register(
     "note",
     "unnamed_vector_files",
     "v1.unnamed-file",
-    tr("Vector files that no base of the state names: left of bases that are gone. They are not read."),
+    tr("Vector files that belong to no base in v1's state, left over from bases that are gone. They are not read."),
 )
 OLDER_LAYOUT = register(
     "run",
@@ -288,7 +288,7 @@ RENAMED = register(
     tr("Files got another name because theirs was taken, also where only case or accents' coding differ."),
 )
 INVALID_ITEMS = register(
-    "base", "warning", "invalid_item_list", "v1.item", tr("The base's list of items is no list; it has no items.")
+    "base", "warning", "invalid_item_list", "v1.item", tr("The base's list of items is not a list, so it has no items.")
 )
 DROPPED_FIELD = register(
     "base",
@@ -305,7 +305,7 @@ MODEL_RECREATED = register(
     tr("The model was gone, its provider is there: an entry for it is created."),
 )
 MODEL_MAPPED = register(
-    "base", "note", "model_mapped", "v1.model", tr("Your word: the base's vectors are of the model you named.")
+    "base", "note", "model_mapped", "v1.model", tr("You said which model the base's vectors are of.")
 )
 PROVIDER_RETIRED = register(
     "base",
@@ -336,8 +336,8 @@ WITHOUT_VECTOR = register(
     "carried_without_vector",
     "v1.unusable-vector",
     tr(
-        "By your word (`--carry-text`) the texts of rows came along whose vector could not. "
-        "Words find them, vector search does not before they get one."
+        "With `--carry-text`, the texts of rows came along whose vector could not. Words find them; "
+        "vector search does once they have a vector."
     ),
 )
 DIFFERING_VECTOR = register(
@@ -373,7 +373,10 @@ LOST_DUPLICATE = register(
     "note",
     "lost_duplicate",
     "v1.deduplicated",
-    tr("v1 kept nothing of this file, since another one has the same bytes; by your word it stays without chunks."),
+    tr(
+        "v1 kept nothing of this file, since another one has the same bytes; with "
+        "--no-restore-duplicates it stays without chunks."
+    ),
 )
 FILE_WITHOUT_ROWS = register(
     "base",

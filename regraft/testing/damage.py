@@ -380,7 +380,7 @@ DAMAGES: dict[str, Damage] = {
             rows="SELECT 0, 'c'",
         ),
     ),
-    "no JSON": Damage("item.data", _of_file("data = '{'")),
+    "not JSON": Damage("item.data", _of_file("data = '{'")),
     "deep JSON": Damage("item.data", _of_file(f"data = '{'[' * 100_000}'")),
     "no path": Damage("item.data", _of_file(_data(source="a"))),
     "a long note": Damage(

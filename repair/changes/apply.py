@@ -322,7 +322,9 @@ def kept_of(root: Path, change: Recorded) -> Path | None:
         mode = kept.lstat().st_mode
         # Nothing but a file is a record of rows; a pipe would be waited for.
         if not stat.S_ISREG(mode) and (change.means == "rows" or not (stat.S_ISDIR(mode) or stat.S_ISLNK(mode))):
-            raise LedgerUnreadable(path=path_of(root), reason=tr("what is kept at {kept} is no file", kept=change.kept))
+            raise LedgerUnreadable(
+                path=path_of(root), reason=tr("what is kept at {kept} is not a file", kept=change.kept)
+            )
     return kept
 
 

@@ -214,7 +214,7 @@ class _Follows:
     def _orphaned(self, items: apsw.Connection, key: bytes) -> None:
         material = _text(key)
         if material is None:
-            self._leave(v2.MATERIAL_ORPHAN, tr("its id is no text"), None)
+            self._leave(v2.MATERIAL_ORPHAN, tr("its id is not text"), None)
             return
         elsewhere = items.execute("SELECT base_id FROM knowledge_item WHERE id = ?", (material,)).fetchall()
         if any(base != self.base for (base,) in elsewhere):
@@ -228,7 +228,7 @@ class _Follows:
         material, old, new = _text(key), _text(found), _text(wanted)
         # A half surrogate is found again by nobody.
         if material is None or old is None or new is None or "\ufffd" in old:
-            self._leave(v2.MATERIAL_PATH, tr("one of its two paths is no text"), material)
+            self._leave(v2.MATERIAL_PATH, tr("one of its two paths is not text"), material)
         else:
             self.moves.append(_Move(material, old, new))
 
@@ -236,10 +236,10 @@ class _Follows:
         """Delete nothing where an item may be there that nobody finds."""
         odd = index.execute("SELECT count(*) FROM material WHERE typeof(material_id) <> 'text'").get
         if odd:
-            self._leave(v2.MATERIAL_ORPHAN, tr("its id is no text"), None, odd)
+            self._leave(v2.MATERIAL_ORPHAN, tr("its id is not text"), None, odd)
         reason = None
         if items.execute("SELECT 1 FROM knowledge_item WHERE typeof(id) <> 'text' LIMIT 1").get:
-            reason = tr("the id of an item is no text, so that nobody knows whose they are")
+            reason = tr("the id of an item is not text, so that nobody knows whose they are")
         if lacks_any and len(self.gone) == index.execute("SELECT count(*) FROM material").get:
             reason = tr("no material at all has an item, and items lack theirs: the index may be that of other items")
         if self.gone and reason is not None:

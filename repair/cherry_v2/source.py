@@ -123,7 +123,7 @@ class BaseSource:
     def crc32(self, path: Path) -> int:
         """Return the CRC-32 that the archive gives of an extracted file."""
         if self.archive is None:
-            raise ValueError(tr("no archive"))
+            raise ValueError(tr("not an archive"))
         return self.archive.crc32(join(self.archive_folder, self.inside(path)))
 
     def base_of(self, name: str) -> str | None:
@@ -203,7 +203,7 @@ class BaseSource:
         """Return what keeps a base where it is, of what was found; None where nothing does."""
         if not isinstance(self.bases[base].get("id"), str) or not is_folder_name(base):
             return Finding(
-                name=v2.BASE_STATUS, severity="error", message=tr("its id is no name of a folder"), base=base
+                name=v2.BASE_STATUS, severity="error", message=tr("its id cannot be the name of a folder"), base=base
             )
         if self.is_slim and base not in self.store.stores:
             message = tr(

@@ -18,8 +18,8 @@ from toys import library as small_library
 
 from regraft.errors import BackfillInterrupted, SourceUnreadable
 from repair.changes import session as changes_session
-from repair.cherry_v2 import pack
 from repair.cherry_v2.pack import catalog
+from repair.cherry_v2.pack import run as packing
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has none of these signals")
 
@@ -208,7 +208,7 @@ def test_what_a_stop_tore_is_not_said_in_its_place(
         finally:
             raise error
 
-    monkeypatch.setattr(pack, "pack", torn)
+    monkeypatch.setattr(packing, "pack", torn)
     done = run("pack", small_library(tmp_path), tmp_path / "bases.zip", "--json")
     assert (done.status, done.document["error"]["code"]) == (status, code)
 

@@ -95,7 +95,7 @@ def test_a_base_without_a_model_is_searched_by_words(library, vector):
     wanted = found(library, "needle", "--mode", "hybrid", "--vector", vector)
     assert wanted["mode"] == "bm25"
     assert wanted["notes"] == [
-        "it has no vectors: searched by bm25",
+        "it has no vectors: searched by words",
         "the vector is not used: bm25 looks for words only",
     ]
     assert len(wanted["hits"]) == 10

@@ -127,7 +127,7 @@ def collection(db: apsw.Connection, name: str) -> Collection | None:
 def demand_dimension(of: Collection) -> None:
     """Raise ChromaProblem where the dimension of a collection is none."""
     if not (of.dimension is None or (isinstance(of.dimension, int) and of.dimension > 0)):
-        raise ChromaProblem(tr("the dimension of its collection {name} is no number of dimensions", name=of.name))
+        raise ChromaProblem(tr("the dimension of its collection {name} is not a number of dimensions", name=of.name))
 
 
 def names(db: apsw.Connection) -> list[str]:

@@ -344,7 +344,9 @@ def _unnamed(tree: Tree, folder: str, names: list[str], bases: list[Any], pendin
         code = notices.UNNAMED_VECTORS if len(unnamed) < len(files) else notices.LOST_STATE
         count = counted(len(unnamed), "vector file")
         message = tr(
-            "{count} of no base that the state names, not read: {first_of}", count=count, first_of=_first_of(unnamed)
+            "{count} without a base in v1's state, not read: {first_of}",
+            count=count,
+            first_of=_first_of(unnamed),
         )
         yield Notice(code=code, message=message, count=len(unnamed))
 

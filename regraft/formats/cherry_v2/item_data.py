@@ -43,7 +43,7 @@ def data_problem(item: Row) -> str | None:
         return None  # the type itself is what is wrong
     data = data_of(item)
     if not data:
-        return tr("its data is no JSON object")
+        return tr("its data is not a JSON object")
     wrong = _without_text(kind, data)
     if wrong:
         return tr("its data has no text for {wrong}", wrong=joined(wrong))

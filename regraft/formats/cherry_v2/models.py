@@ -136,11 +136,10 @@ class Models:
         if unique in self._models or (self._all_exist and not is_recreated):
             return self._exists(unique, named)
         if is_recreated or _provider_of(unique) in self._providers:
-            message = tr(
-                "{unique} is re-created, {is_recreated}",
-                unique=unique,
-                is_recreated=tr("as you said") if is_recreated else tr("its provider exists"),
-            )
+            if is_recreated:
+                message = tr("{unique} is re-created, as --recreate-model says", unique=unique)
+            else:
+                message = tr("{unique} is re-created: its provider exists", unique=unique)
             return self._exists(unique, named, Notice(code=notices.MODEL_RECREATED, message=message, base=legacy_base))
         return _gone(unique)
 

@@ -55,7 +55,7 @@ def decode_script_value(data: bytes) -> Any:
 
 def _version(source: Bytes) -> int:
     if source.byte() != VERSION_TAG:
-        raise Malformed(tr("is no serialized value"))
+        raise Malformed(tr("is not a serialized value"))
     return source.number()
 
 
@@ -128,7 +128,7 @@ class _Decoder:
         try:
             return self._source.sized().decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            raise Malformed(tr("holds a text that is no UTF-8")) from error
+            raise Malformed(tr("holds a text that is not UTF-8")) from error
 
     def _one_byte(self) -> str:
         return self._source.sized().decode("latin-1")
@@ -170,7 +170,7 @@ class _Decoder:
             if isinstance(name, int | float) and not isinstance(name, bool):
                 name = _number_name(name)
             if not isinstance(name, str):
-                raise Malformed(tr("has a property whose name is no text"))
+                raise Malformed(tr("has a property whose name is not text"))
             found[name] = self.value()
         self._tag()
         self._source.number()

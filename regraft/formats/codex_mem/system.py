@@ -28,7 +28,7 @@ class CodexMem(System):
     part_unknown = ProjectUnknown
     commands = frozenset({"fix", "repair", "reconcile", "backfill", "rebuild", "clear-failed", "history", "undo"})
     full_text_tables = frozenset(database.FULL_TEXT_TABLES)
-    migrate_advice = tr("it is no knowledge base of the application; regraft backfill gives its notes vectors")
+    migrate_advice = tr("it is not a knowledge base of the application; regraft backfill gives its notes vectors")
 
     def store_at(self, path: Path) -> Path | None:
         """See :class:`System`."""

@@ -296,10 +296,12 @@ def _check_kinds(path: Path, schema: Any, about: About) -> None:
     pa, _ = arrow()
     for name in _columns_of(schema):
         if pa.types.is_nested(schema.field(name).type):
-            raise SourceUnreadable(path=path, reason=tr("its column {name} is no column of single values", name=name))
+            raise SourceUnreadable(
+                path=path, reason=tr("its column {name} is not a column of single values", name=name)
+            )
     kind = schema.field(VECTOR).type
     if pa.types.is_nested(kind) and pa.types.is_nested(getattr(kind, "value_type", None) or pa.struct([])):
-        raise SourceUnreadable(path=path, reason=tr("its vectors are no lists of numbers"))
+        raise SourceUnreadable(path=path, reason=tr("its vectors are not lists of numbers"))
     size = getattr(kind, "list_size", None)
     if size is not None and size != about.dimensions:
         raise SourceUnreadable(
@@ -452,7 +454,7 @@ def _check_vectors(path: Path, vectors: Any) -> None:
         return
     size, values = getattr(vectors.type, "list_size", None), vectors.values
     if size is None or str(values.type) != "float" or values.null_count > vectors.null_count * size:
-        raise SourceUnreadable(path=path, reason=tr("its vectors are no lists of one length of float32"))
+        raise SourceUnreadable(path=path, reason=tr("its vectors are not lists of float32 of one length"))
 
 
 def _blobs(path: Path, vectors: Any) -> list[bytes | None]:

@@ -50,7 +50,7 @@ def why_kept(store: Store, path: Path) -> str | None:
         if _youngest(path) > time.time() - raw_files.YOUNG:
             return tr("something in it is younger than an hour") if path.is_dir() else tr("it is younger than an hour")
     except UnicodeEncodeError:
-        return tr("its name is no UTF-8")
+        return tr("its name is not UTF-8")
     except OSError as error:
         return tr("it cannot be looked into: {strerror}", strerror=error.strerror)
     return None

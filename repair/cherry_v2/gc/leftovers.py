@@ -186,7 +186,7 @@ def _unproven(file: _File) -> Unresolved | None:
             rows,
         )
     if file.best is not None:
-        proven, first = file.best.proven, tr("; first, {first}", first=file.best.first)
+        proven, first = file.best.proven, tr("; for example, {first}", first=file.best.first)
         base = file.best.base if proven else None
         return _left(
             path,
@@ -280,11 +280,9 @@ def _proof(path: Path, survey: Survey, base: str, index: Path, *, stop: bool) ->
 def _lacks(body: str, has: object) -> str:
     """Return what is missing of a text, for a person."""
     quoted = one_line(body[:_QUOTED]) + ("…" if len(body) > _QUOTED else "")
-    return tr(
-        "the text “{quoted}” {has}",
-        quoted=quoted,
-        has=tr("is no body there") if has is None else tr("has another vector there"),
-    )
+    if has is None:
+        return tr("the text “{quoted}” is not in it", quoted=quoted)
+    return tr("the text “{quoted}” has another vector in it", quoted=quoted)
 
 
 def _held(rows: Iterable[tuple[str, bytes]], index: apsw.Connection) -> Iterator[tuple[str, bytes, object]]:

@@ -96,11 +96,15 @@ def _of_file(processed: object, uploaded: object, raw: Path) -> Text:
         raise NoText(tr("its file is not in raw/: {elsewhere}", elsewhere=_ELSEWHERE))
     suffix = PurePosixPath(file.name).suffix.lower()
     if suffix in NO_TEXT_EXTENSIONS:
-        raise NoText(tr("{name} is no plain text: {elsewhere}", name=file.name, elsewhere=_ELSEWHERE))
+        raise NoText(tr("{name} is not plain text: {elsewhere}", name=file.name, elsewhere=_ELSEWHERE))
     found = _decoded(_bytes(file))
     if found is None:
         raise NoText(
-            tr("{name} is no text in an encoding that is known here: {elsewhere}", name=file.name, elsewhere=_ELSEWHERE)
+            tr(
+                "{name} is not text in an encoding that is known here: {elsewhere}",
+                name=file.name,
+                elsewhere=_ELSEWHERE,
+            )
         )
     return Text(_readable(found.text), found.guessed) if suffix in _WEB else found
 

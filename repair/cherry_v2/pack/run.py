@@ -132,7 +132,7 @@ def _reasons(contents: _Contents) -> str:
 def _check_target(target: Path) -> None:
     if target.suffix.lower() != ".zip":
         raise WrongUsage(
-            problem=tr("{target} is no name of a pack", target=one_line(str(target))), hint=tr("give FILE.zip")
+            problem=tr("{target} is not a name for a pack", target=one_line(str(target))), hint=tr("give FILE.zip")
         )
     if target.is_dir():
         raise PackThere(path=target, what="a folder")

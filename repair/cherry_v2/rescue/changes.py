@@ -153,7 +153,7 @@ class Maker:
         if model.id not in self._models and self._store.catalog is not None:
             self._models.add(model.id)
             self.statements.insert_model(model, self._now)
-            message = tr("add the model {id}, as you said", id=model.id)
+            message = tr("add the model {id}, as --recreate-model says", id=model.id)
             self.rows.append(Action(action="add-model", message=message, base=base.key, subject=model.id))
         self.statements.complete_base(base.row, plan.dimensions, model.id)
         message = tr("complete the base, with vectors of {dimensions} dimensions", dimensions=plan.dimensions)

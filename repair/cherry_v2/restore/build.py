@@ -138,7 +138,7 @@ def _found(record: Path, mark: str, source: str, base: str) -> Restored:
 
 def _decoded(record: Path) -> Restored:
     if record.is_symlink() or not record.is_file() or record.stat().st_size > _LARGEST_RECORD:
-        raise OSError(errno.EINVAL, tr("it is no ordinary file, or far too large"))
+        raise OSError(errno.EINVAL, tr("it is not an ordinary file, or far too large"))
     return msgspec.json.decode(links.content(record), type=Restored)
 
 
@@ -148,7 +148,7 @@ def _unfit(found: Restored, mark: str, source: str, base: str) -> str | None:
     paths = (*found.files, *found.guessed, *(item.path for item in found.items if item.path is not None))
     outside = [path for path in paths if path_problem(path.encode("utf-8", "surrogatepass")) is not None]
     if outside:
-        return tr("it names {outside!r}, which is no path below raw/", outside=outside[0])
+        return tr("it names {outside!r}, which is not a path below raw/", outside=outside[0])
     if any(one.finding not in FINDINGS for one in found.left):
         return tr("it names a finding that there is not")
     return None
@@ -227,7 +227,7 @@ class _Builder:
         texts = sum(leaf.missing is None for leaf in leaves.values())
         if rows and not texts:
             first = next((str(leaf.missing) for leaf in leaves.values()), tr("its folders are empty"))
-            reason = tr("none of its items has a text here; first, {first}", first=first)
+            reason = tr("none of its items has a text here; for example, {first}", first=first)
             raise NotRestored(path=self._source.store.path, base=self._source.key, reason=reason)
         return Restored(
             base=self._base,

@@ -48,7 +48,7 @@ def new_id(base: str, row: Row) -> str:
 def problem_of(row: Row) -> str | None:
     """Return what keeps an item from being copied; None where nothing does. Its row has what it holds."""
     if not isinstance(row.get("id"), str):
-        return tr("its id is no text")
+        return tr("its id is not text")
     if row.get("type") not in DATA:
         return tr("its type is {get}", get=row.get("type"))
     return data_problem(row)

@@ -137,7 +137,7 @@ def _model(source: Source, model: str, base: str, statements: Statements, now_ms
         ModelUnfit
     """
     if not is_model_id(model):
-        raise ModelUnfit(tr("{model} is no model's id; write it as provider::model", model=model))
+        raise ModelUnfit(tr("{model} is not the id of a model; write it as provider::model", model=model))
     if model in source.models:
         return
     provider, _, name = model.partition(SEPARATOR)

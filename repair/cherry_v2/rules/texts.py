@@ -181,7 +181,7 @@ def _rekey(job: Job) -> None:
     )
     job.done["rekey-contents"] += job.count("SELECT count(*) FROM temp.m_content WHERE state = 'rekeyed'")
     left = job.count("SELECT count(*) FROM temp.m_content WHERE state = 'left'")
-    job.leave(v2.CONTENT_HASH, tr("what is stored is no text, and the bodies of the units do not give it back"), left)
+    job.leave(v2.CONTENT_HASH, tr("what is stored is not text, and the bodies of the units do not give it back"), left)
     follow = "FROM temp.m_content c WHERE c.state = 'rekeyed' AND c.key = "
     db.execute(f"UPDATE temp.m_unit SET content = c.new_key, touched = TRUE {follow} m_unit.content")
     db.execute(f"UPDATE temp.m_material SET new_content = c.new_key {follow} m_material.content")
@@ -284,7 +284,7 @@ def _rehash(job: Job) -> None:
         " is_text(CAST(t.text AS BLOB)))",
     )
     left = job.count("SELECT count(*) FROM temp.m_body WHERE bad")
-    job.leave(v2.BODY_HASH, tr("what is stored is no text, and the text of its unit does not give it back"), left)
+    job.leave(v2.BODY_HASH, tr("what is stored is not text, and the text of its unit does not give it back"), left)
 
 
 # --- bodies that are not there ---------------------------------------------------------------------------------------

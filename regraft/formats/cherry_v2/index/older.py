@@ -197,7 +197,7 @@ def _wrong_columns(db: apsw.Connection, name: str, table: Table, columns: dict[s
     for column in columns:
         if column not in (*table.columns, _NUMBER) and _has_any(db, name, column):
             yield tr(
-                "its column {name}.{column} is none of the layout's, and holds something", name=name, column=column
+                "its column {name}.{column} is not one of the layout's, and holds something", name=name, column=column
             )
 
 
@@ -237,7 +237,7 @@ def _strangers(db: apsw.Connection) -> Iterator[str]:
             continue
         quoted = sqlite.quoted(str(name))
         if db.execute(f"SELECT 1 FROM {quoted} LIMIT 1").get is not None:
-            yield tr("its table {name} is none of the layout's, and has rows", name=name)
+            yield tr("its table {name} is not one of the layout's, and has rows", name=name)
 
 
 def _refused(db: apsw.Connection, name: str, select: tuple[str, ...], time: int) -> Iterator[str]:

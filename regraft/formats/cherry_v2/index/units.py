@@ -84,7 +84,7 @@ def demand_storable(material_id: str, relative_path: str, content: str) -> None:
     elif any(_SURROGATE.search(text) for text in (material_id, relative_path, content)):
         reason = tr("its id, path or text has an unpaired surrogate, which cannot be stored")
     elif not is_safe_path(relative_path):
-        reason = tr('"{relative_path}" is no path below raw/', relative_path=relative_path)
+        reason = tr('"{relative_path}" is not a path below raw/', relative_path=relative_path)
     if reason is not None:
         raise MaterialRefused(material=material_id, reason=reason)
 
