@@ -24,13 +24,14 @@ class InspectReport(Report, kw_only=True):
     health: HealthLook
 
 
-def inspect(source: Located, run: Run, progress: Progress) -> InspectReport:
-    """Look at a recognised path; ``run`` ends with it.
+def inspect(source: Located, run: Run, progress: Progress, *, items: bool = False) -> InspectReport:
+    """Look at a recognised path; ``run`` ends with it. ``items`` asks for every item of its bases.
 
     Raises:
+        WrongUsage: it has no items.
         BrokenJson, SourceUnreadable: its state cannot be read.
     """
-    found = systems.look(source, progress)
+    found = systems.look(source, progress, items=items)
     run.end()
     return InspectReport(head=run.head(), kind=source.kind.value, bases=found.bases, health=found.health)
 

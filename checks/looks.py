@@ -17,6 +17,9 @@ from regraft.language import joined, tr
 from regraft.report.progress import human_bytes
 from regraft.text import LONGEST_NAME, counted, one_line, shown
 
+#: Characters of an item's name in a list: a note is called by its first line.
+_LONGEST_ITEM = 60
+
 
 class VectorFileLook(Struct, frozen=True, kw_only=True):
     """A vector file of v1 or of a preview build; ``lengths`` counts its vectors by their dimensions."""
@@ -90,6 +93,34 @@ class MaterialLook(Struct, frozen=True, kw_only=True):
         return f"    {padded_left(counted(self.units, 'unit'), 10)}  {one_line(name)}"
 
 
+class ItemLook(Struct, frozen=True, kw_only=True):
+    """An item of a base as its list shows it; ``units`` is how many of its base's index are its, where that is known.
+
+    What a catalog says of it may be of any type; ``folder`` is the id of the folder that it is in.
+    """
+
+    id: Any
+    name: str
+    type: Any
+    status: Any = UNSET
+    error: Any = UNSET
+    folder: Any = UNSET
+    units: int | UnsetType | None = UNSET
+
+    def line(self) -> str:
+        """Return it as a line for a person."""
+        parts = [padded(label_of(self.type), 9)]
+        if self.status is not UNSET:
+            parts.append(padded("" if self.status is None else label_of(self.status), 11))
+        if self.units is not UNSET:
+            units = "" if self.units is None else counted(self.units, "unit")
+            parts.append(padded_left(units, 10) + " ")
+        name = one_line(self.name, _LONGEST_ITEM)
+        error = f": {one_line(str(self.error), LONGEST_NAME)}" if self.error else ""
+        inside = "" if self.folder in (UNSET, None) else "  "
+        return f"    {' '.join(parts)} {inside}{name}{error}"
+
+
 class BaseLook(Struct, frozen=True, kw_only=True):
     """A base, or what a store of another system is divided into; what a catalog says of it may be of any type."""
 
@@ -99,6 +130,7 @@ class BaseLook(Struct, frozen=True, kw_only=True):
     error: Any = UNSET
     model: Any = UNSET
     items: dict[str, int] | UnsetType = UNSET
+    item_list: list[ItemLook] | UnsetType = UNSET
     store: VectorFileLook | IndexLook | UnsetType | None
     problem: str | None
     materials: list[MaterialLook] | UnsetType = UNSET
@@ -116,6 +148,8 @@ class BaseLook(Struct, frozen=True, kw_only=True):
                 "  items       {items}",
                 items=joined((f"{count:,} {label_of(name)}" for name, count in self.items.items())),
             )
+        if self.item_list:
+            yield from (item.line() for item in self.item_list)
         if self.store:
             yield f"  {self.store.line()}"
         if isinstance(self.store, IndexLook) and (verbose or self.store.coverage != 1):

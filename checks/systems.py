@@ -18,7 +18,8 @@ from checks.codex_mem import inspect as codex_mem_inspect
 from checks.looks import Look
 from regraft import systems
 from regraft.base_names import meant
-from regraft.kinds import PREVIEW_SOURCES, SYSTEMS, Kind
+from regraft.errors import WrongUsage
+from regraft.kinds import NAMES, PREVIEW_SOURCES, SYSTEMS, Kind
 from regraft.language import joined, tr
 from regraft.located import Located
 from regraft.report.progress import Progress
@@ -28,8 +29,9 @@ from regraft.report.progress import Progress
 class Checks:
     """What can be told of the stores of a system without writing."""
 
-    #: Looks at a store, and never raises for what is in the data but where all of its state is unreadable.
-    inspect: Callable[[Located, Progress], Look]
+    #: Looks at a store, with its items if those are wanted, and never raises for what is in the data but where all of
+    #: its state is unreadable.
+    inspect: Callable[[Located, Progress, bool], Look]
     #: Audits it, and never raises for what is in the data; with command lines where it can make them. None: a source
     #: that is migrated is audited by a plan of its migration.
     audit: Callable[[Located, CheckOptions, CommandLine | None], Audit] | None = None
@@ -39,10 +41,10 @@ class Checks:
     ids_by_name: Callable[[Located], Mapping[str, str]] = lambda _: {}
 
 
-_V1 = Checks(inspect=cherry_v1_inspect.look)
-_PREVIEW = Checks(inspect=lambda found, _: cherry_preview_inspect.look(found))
+_V1 = Checks(inspect=lambda found, watch, items: cherry_v1_inspect.look(found, watch, items=items))
+_PREVIEW = Checks(inspect=lambda found, _, items: cherry_preview_inspect.look(found, items=items))
 _V2 = Checks(
-    inspect=lambda found, _: cherry_v2_inspect.look(found),
+    inspect=lambda found, _, items: cherry_v2_inspect.look(found, items=items),
     audit=cherry_v2_audit.audit,
     part_ids=cherry_v2_audit.base_ids,
 )
@@ -51,13 +53,13 @@ CHECKS: dict[Kind, Checks] = {
     **dict.fromkeys(PREVIEW_SOURCES, _PREVIEW),
     **dict.fromkeys(cherry_v2_audit.AUDITED, _V2),
     Kind.CODEX_MEM: Checks(
-        inspect=lambda found, _: codex_mem_inspect.look(found),
+        inspect=lambda found, _, __: codex_mem_inspect.look(found),
         audit=codex_mem_audit.audit,
         part_ids=codex_mem_audit.base_ids,
         ids_by_name=codex_mem_audit.ids_by_name,
     ),
     Kind.ANGEL_MEMORY: Checks(
-        inspect=lambda found, _: angel_memory_inspect.look(found),
+        inspect=lambda found, _, __: angel_memory_inspect.look(found),
         audit=angel_memory_audit.audit,
     ),
 }
@@ -65,13 +67,19 @@ CHECKS: dict[Kind, Checks] = {
 AUDITED = frozenset(kind for kind, checks in CHECKS.items() if checks.audit is not None)
 
 
-def look(found: Located, progress: Progress) -> Look:
-    """Look at any store.
+def look(found: Located, progress: Progress, *, items: bool = False) -> Look:
+    """Look at any store; ``items`` asks for every item of its bases.
 
     Raises:
+        WrongUsage: it is no knowledge base of the application, and has no items.
         BrokenJson, SourceUnreadable: its state cannot be read.
     """
-    return CHECKS[found.kind].inspect(found, progress)
+    if items and found.kind in SYSTEMS:
+        raise WrongUsage(
+            problem=tr("--items is for knowledge bases of the application, and this is {kind}", kind=NAMES[found.kind]),
+            hint=tr("leave it out"),
+        )
+    return CHECKS[found.kind].inspect(found, progress, items)
 
 
 def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:

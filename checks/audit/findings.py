@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, cast
@@ -122,6 +122,8 @@ class Finding:
     repair: str | None = None
     #: Whether no command mends this very instance, although one mends others of the name.
     is_beyond_repair: bool = False
+    #: What a person calls the items that samples are, or are of, by those samples.
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def report(self) -> FindingReport:
         """Return it as the document of an audit has it."""
@@ -134,6 +136,7 @@ class Finding:
             count=self.count,
             samples=self.samples,
             repair=self.repair,
+            names=self.names or UNSET,
         )
 
 
@@ -163,7 +166,7 @@ class Statistics(Struct, frozen=True, kw_only=True):
 
 
 class FindingReport(Struct, frozen=True, kw_only=True):
-    """A finding in the document of an audit (``docs/commands.md``, "check")."""
+    """A finding in the document of an audit (``docs/commands.md``, "check"); ``names`` by samples, where there are."""
 
     name: str
     severity: Severity
@@ -173,6 +176,7 @@ class FindingReport(Struct, frozen=True, kw_only=True):
     count: int
     samples: tuple[str, ...]
     repair: str | None
+    names: Mapping[str, str] | UnsetType = UNSET
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -304,8 +308,19 @@ def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
     if len(message) > LONGEST_MESSAGE and not verbose:
         message = f"{message[:LONGEST_MESSAGE]}…"
     yield f"{indent}{message} [{finding.name}]"
+    if verbose and finding.samples:
+        samples = [_sample(finding, one) for one in finding.samples]
+        yield tr("{indent}  for example: {samples}", indent=indent, samples=joined(samples))
     if finding.repair is not None:
         yield tr("{indent}  mend it: {repair}", indent=indent, repair=finding.repair)
+
+
+def _sample(finding: Finding, sample: str) -> str:
+    """Return what names an instance of a finding, for a person: with the item's name, where it has one."""
+    shown = one_line(sample, LONGEST_NAME)
+    if sample not in finding.names:
+        return shown
+    return f"{one_line(finding.names[sample], LONGEST_NAME)} ({shown})"
 
 
 def _sum(audit: Audit) -> str:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from msgspec import structs
 
-from checks.looks import BaseLook, HealthLook, Look, VectorFileLook, by_dimensions, bytes_of, problems_of
+from checks.looks import BaseLook, HealthLook, ItemLook, Look, VectorFileLook, by_dimensions, bytes_of, problems_of
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_preview.libsql import Layout
+from regraft.formats.cherry_v2.catalog_lookup import item_data
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from regraft.formats.cherry_v2.item_names import item_name
 from regraft.formats.cherry_v2.layout import Store
 from regraft.formats.vector_table import StoreProblem
 from regraft.language import tr
@@ -23,13 +25,15 @@ INVISIBLE = tr("in the layout of preview builds: the application sees none of it
 _TRAP = tr("; a vector index that only libSQL can read makes other programs count 0 rows")
 
 
-def look(source: Located) -> Look:
-    """Look at one store, or at every base of a library whose stores are all a preview build's."""
+def look(source: Located, *, items: bool = False) -> Look:
+    """Look at one store, or at every base of a library with only a preview build's stores; ``items``: with those."""
     stores = {store.base_id: store for store in source.stores.preview}
-    rows, problem = _catalog(source)
+    rows, problem = _catalog(source, data=items)
     bases = []
-    for row, items in rows:
-        listed = _listed(row, items)
+    for row, own in rows:
+        listed = _listed(row, own)
+        if items:
+            listed = structs.replace(listed, item_list=[_item(one) for one in own])
         store = stores.pop(str(row.get("id")), None)
         if store is not None:
             found = _look_at(source, store)
@@ -48,12 +52,24 @@ def look(source: Located) -> Look:
     return Look(bases, HealthLook(bytes=bytes_of(bases), problems=problems))
 
 
-def _catalog(source: Located) -> tuple[list[tuple[Row, list[Row]]], str | None]:
+def _item(row: Row) -> ItemLook:
+    """Return what the catalog says of an item."""
+    return ItemLook(
+        id=row.get("id"),
+        name=item_name(row.get("type"), item_data(row)) or str(row.get("id")),
+        type=row.get("type"),
+        status=row.get("status"),
+        error=row.get("error"),
+        folder=row.get("group_id"),
+    )
+
+
+def _catalog(source: Located, *, data: bool) -> tuple[list[tuple[Row, list[Row]]], str | None]:
     if source.stores.catalog is None:
         return [], None
     try:
         with source.tree.local(source.stores.catalog, None) as path:
-            catalog = read_catalog(path, data=False)
+            catalog = read_catalog(path, data=data)
     except (CatalogProblem, SourceUnreadable) as error:
         return [], tr("the catalog {error}", error=error)
     return [(row, (catalog.items or {}).get(row.get("id"), [])) for row in catalog.bases], None

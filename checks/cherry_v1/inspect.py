@@ -6,10 +6,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
+
+from checks.cherry_v1.item_list import item_list
 from checks.looks import BaseLook, HealthLook, Look, VectorFileLook, by_dimensions, bytes_of, problems_of
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v1 import embedjs, profile
-from regraft.formats.cherry_v1.state import read_state
+from regraft.formats.cherry_v1.state import V1State, read_state
 from regraft.formats.cherry_v1.tables import Items
 from regraft.formats.vector_table import StoreProblem
 from regraft.kinds import NAMES, V1_SOURCES, Kind
@@ -21,23 +24,23 @@ from regraft.report.progress import Progress, stage
 from regraft.tree import join, notices_of
 
 
-def look(source: Located, progress: Progress) -> Look:
-    """Look at v1 data: at all bases of a source, or at the vector file of one."""
+def look(source: Located, progress: Progress, *, items: bool = False) -> Look:
+    """Look at v1 data: at all bases of a source, with their items or without, or at the vector file of one."""
     if source.kind is Kind.V1_VECTORS:
         return _look_at_file(source.path)
     if source.kind in V1_SOURCES:
-        return _look_at_source(source, progress)
+        return _look_at_source(source, progress, items=items)
     return _look_without_state(source)
 
 
-def _look_at_source(source: Located, progress: Progress) -> Look:
+def _look_at_source(source: Located, progress: Progress, *, items: bool) -> Look:
     state = read_state(source.tree, source.places)
     raws = [raw for raw in state.bases if isinstance(raw, dict) and isinstance(raw.get("id"), str)]
     bases = []
     with stage(progress, "Reading", len(raws), "bases"):
         for raw in raws:
             progress.at(str(raw.get("name")))
-            bases.append(_base(source, raw))
+            bases.append(_base(source, state, raw, items=items))
             progress.step(1, 0)
     sign = None if source.profile is None else profile.sign_of_life(source.profile)
     problems = [] if sign is None else [tr("the application is running ({sign}): its data may change", sign=sign)]
@@ -82,9 +85,9 @@ def _look_at_member(source: Located, name: str) -> tuple[VectorFileLook | None, 
         return None, str(error.facts["reason"])
 
 
-def _base(source: Located, raw: dict[str, Any]) -> BaseLook:
-    items = raw.get("items") if isinstance(raw.get("items"), list | Items) else []
-    types = Counter(str(item.get("type")) for item in items or [] if isinstance(item, dict))
+def _base(source: Located, state: V1State, raw: dict[str, Any], *, items: bool) -> BaseLook:
+    own = raw.get("items") if isinstance(raw.get("items"), list | Items) else []
+    types = Counter(str(item.get("type")) for item in own or [] if isinstance(item, dict))
     store: VectorFileLook | None = None
     problem: str | None = tr("the source holds no vector files")
     if source.places.vectors is not None:
@@ -94,6 +97,7 @@ def _base(source: Located, raw: dict[str, Any]) -> BaseLook:
         name=str(raw.get("name")),
         model=_model_of(raw),
         items=dict(sorted(types.items())),
+        item_list=item_list(state, own or ()) if items else UNSET,
         store=store,
         problem=problem,
     )

@@ -13,9 +13,9 @@ import apsw
 
 from checks.audit import foreign_schema
 from checks.audit.collector import FindingCollector, named
-from checks.audit.findings import Audit
+from checks.audit.findings import Audit, Finding
 from checks.audit.options import CheckOptions, CommandLine
-from checks.cherry_v2 import catalog_rows, packs, raw_files
+from checks.cherry_v2 import catalog_rows, packs, raw_files, sample_names
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import foreign_schema as v2_schema
 from checks.cherry_v2.index_file import Expected, Index, audit_index, rows_of
@@ -408,7 +408,7 @@ def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:
     checked = {name: sum(one[name] for one in rows) for name in ("materials", "units", "bodies", "embeddings")}
     ledger = seen.ledger
     return Audit(
-        findings=ledger.findings(),
+        findings=_named_findings(found, seen, root),
         checked={
             "bases": len(seen.names),
             "items": seen.items,
@@ -422,6 +422,15 @@ def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:
         not_checked=ledger.missing(),
         level=ledger.level.name.lower(),
     )
+
+
+def _named_findings(found: Located | None, seen: _Seen, root: Path) -> tuple[Finding, ...]:
+    """Return all that was found, with the names of items."""
+    findings = seen.ledger.findings()
+    if found is None or found.stores.catalog is None:
+        return findings
+    indexes = {base: root / store.name for base, store in _stores_by_base(found).items()}
+    return sample_names.with_names(findings, root / found.stores.catalog, indexes)
 
 
 def base_names(found: Located) -> dict[str, str]:

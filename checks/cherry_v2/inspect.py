@@ -16,6 +16,7 @@ from checks.looks import (
     BaseLook,
     HealthLook,
     IndexLook,
+    ItemLook,
     Look,
     MaterialLook,
     VectorFileLook,
@@ -24,8 +25,10 @@ from checks.looks import (
 )
 from regraft import sqlite
 from regraft.formats.cherry_preview import libsql
+from regraft.formats.cherry_v2.catalog_lookup import item_data
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
+from regraft.formats.cherry_v2.item_names import item_name
 from regraft.kinds import Kind
 from regraft.language import tr
 from regraft.locate import INDEX_FILE
@@ -56,15 +59,18 @@ _COUNTS = {
 }
 
 
-def look(source: Located) -> Look:
-    """Look at a library, a profile, one base folder or one index file; an archive is unpacked first."""
+def look(source: Located, *, items: bool = False) -> Look:
+    """Look at a library, a profile, one base folder or one index file; an archive is unpacked first.
+
+    ``items`` asks for the items of every base, as far as a catalog says them.
+    """
     with on_disk(source, raw=False) as unpacked:
         if source.kind is Kind.INDEX:
-            bases = [_one_base(unpacked, unpacked.path)]
+            bases = [_one_base(unpacked, unpacked.path, items=items)]
         elif source.kind is Kind.BASE:
-            bases = [_one_base(unpacked, unpacked.path / INDEX_FILE)]
+            bases = [_one_base(unpacked, unpacked.path / INDEX_FILE, items=items)]
         else:
-            bases = _library(unpacked)
+            bases = _library(unpacked, items=items)
         return Look(bases, _health(unpacked, bases))
 
 
@@ -114,12 +120,12 @@ def _stale_copy(source: Located) -> Iterator[str]:
         )
 
 
-def _one_base(source: Located, index: Path) -> BaseLook:
+def _one_base(source: Located, index: Path, *, items: bool) -> BaseLook:
     """Look at one base by its index file: closer than at a whole library, with every material."""
     folder, catalog = index.parent.parent, _catalog_path(source)
     known: list[BaseLook] = []
     if catalog and index == folder / INDEX_FILE:
-        known = _catalog(catalog, {folder.name: index}, folder.name)
+        known = _catalog(catalog, {folder.name: index}, folder.name, items=items)
     if known:
         base = known[0]
     else:
@@ -174,11 +180,11 @@ def _catalog_path(source: Located) -> Path | None:
     return None if source.stores.catalog is None else source.tree.path / source.stores.catalog
 
 
-def _library(source: Located) -> list[BaseLook]:
+def _library(source: Located, *, items: bool) -> list[BaseLook]:
     catalog = _catalog_path(source)
     stores = (*source.stores.current, *source.stores.preview)
     indexes = {str(store.base_id): source.tree.path / store.name for store in stores}
-    known = _catalog(catalog, indexes, is_slim=source.is_slim) if catalog else []
+    known = _catalog(catalog, indexes, is_slim=source.is_slim, items=items) if catalog else []
     named = {base.id for base in known}
     for base_id, path in sorted(indexes.items()):
         if base_id not in named:
@@ -190,11 +196,11 @@ def _library(source: Located) -> list[BaseLook]:
 
 
 def _catalog(
-    catalog: Path, indexes: dict[str, Path], only: str | None = None, *, is_slim: bool = False
+    catalog: Path, indexes: dict[str, Path], only: str | None = None, *, is_slim: bool = False, items: bool
 ) -> list[BaseLook]:
     """Return what a catalog says of its bases (or of one of them), with a look into each index, by its base's id."""
     try:
-        found = read_catalog(catalog, data=False)
+        found = read_catalog(catalog, data=items)
     except CatalogProblem as error:
         return [
             BaseLook(id=catalog.name, name=catalog.name, store=None, problem=tr("the catalog {error}", error=error))
@@ -205,8 +211,40 @@ def _catalog(
         if only in (None, base_id):
             own = None if found.items is None else found.items.get(base_id, [])
             store, problem = _stored(row, own, indexes.get(str(base_id)), is_slim=is_slim)
-            bases.append(_stated(row, own or [], store, problem))
+            base = _stated(row, own or [], store, problem)
+            if items:
+                base = structs.replace(base, item_list=_items(own or [], indexes.get(str(base_id))))
+            bases.append(base)
     return bases
+
+
+def _items(rows: list[Row], index: Path | None) -> list[ItemLook]:
+    """Return the items of a base, with how many units of its index are theirs."""
+    units = _units_by_material(index)
+    return [
+        ItemLook(
+            id=_readable(row.get("id")),
+            name=item_name(row.get("type"), item_data(row)) or str(_readable(row.get("id"))),
+            type=_readable(row.get("type")),
+            status=_readable(row.get("status")),
+            error=_readable(row.get("error")),
+            folder=_readable(row.get("group_id")),
+            units=units.get(str(row.get("id"))),
+        )
+        for row in rows
+    ]
+
+
+def _units_by_material(index: Path | None) -> dict[str, int]:
+    """Return how many units each material of an index has; nothing of one that cannot be read."""
+    query = "SELECT CAST(material_id AS BLOB), count(*) FROM search_unit GROUP BY material_id"
+    if index is None:
+        return {}
+    try:
+        with sqlite.reading(index) as db:
+            return {lenient_text(material): count for material, count in db.execute(query) if material is not None}
+    except (apsw.Error, OSError, UnicodeDecodeError):
+        return {}
 
 
 def _stated(row: Row, items: list[Row], store: Store | None, problem: str | None) -> BaseLook:

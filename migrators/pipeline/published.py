@@ -103,10 +103,11 @@ def base_folder(target: Path, base_id: str) -> Path:
 
 
 def _is_damaged(index: Path) -> bool:
+    # A full-text table whose own settings are damaged is no error of the file, but of the statement.
     try:
         with sqlite.reading(index) as db:
             return str(db.execute("PRAGMA integrity_check(1)").get) != "ok"
-    except (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError):
+    except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError):
         return True
 
 

@@ -25,9 +25,9 @@ from regraft.report.progress import Progress
 
 
 def inspect(
-    path: str | Path, *, kind: Kind | str | None = None, progress: Progress | None = None
+    path: str | Path, *, kind: Kind | str | None = None, items: bool = False, progress: Progress | None = None
 ) -> checks_inspect.InspectReport:
-    """Return what a path is and what is in it; as ``regraft inspect PATH`` does.
+    """Return what a path is and what is in it, with every item if ``items``; as ``regraft inspect PATH`` does.
 
     Raises:
         RegraftError: as ``docs/errors.md`` has them.
@@ -36,7 +36,7 @@ def inspect(
     run = Run(command="inspect")
     with located(place, kind_of(kind)) as source:
         run.source_kind, run.source = source.kind.value, source.path if source.notices else place
-        return checks_inspect.inspect(source, run, watch_of(progress))
+        return checks_inspect.inspect(source, run, watch_of(progress), items=items)
 
 
 def check(

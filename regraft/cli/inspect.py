@@ -19,9 +19,10 @@ from regraft.report.document import encoded
 
 @click.command()
 @click.argument("path", type=PATH, required=False)
+@click.option("--items", is_flag=True, help=tr("Name every item of every base."))
 @output_options
 @reports_errors
-def inspect(path: Path | None, as_json: bool, quiet: bool, verbose: int, kind: str | None) -> None:
+def inspect(path: Path | None, items: bool, as_json: bool, quiet: bool, verbose: int, kind: str | None) -> None:
     """Tell what PATH is and what is in it. Nothing is written.
 
     PATH may be a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file, a v1 vector
@@ -34,11 +35,11 @@ def inspect(path: Path | None, as_json: bool, quiet: bool, verbose: int, kind: s
       regraft inspect ~/.config/CherryStudio
     """
     if path is None:
-        if kind is not None:
-            raise WrongUsage(problem=tr("--kind is said of a path"), hint=tr("give PATH"))
+        if kind is not None or items:
+            raise WrongUsage(problem=tr("--kind and --items are about a path"), hint=tr("give PATH"))
         tell_installed(as_json=as_json, quiet=quiet)
         return
-    report = api.inspect(path, kind=kind, progress=progress.for_person(quiet=quiet or as_json))
+    report = api.inspect(path, kind=kind, items=items, progress=progress.for_person(quiet=quiet or as_json))
     if as_json:
         echo_json(encoded(report))
     else:

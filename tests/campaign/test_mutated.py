@@ -170,7 +170,7 @@ def test_a_collection_of_an_impossible_dimension_is_a_finding_and_not_embedded(
     db.close()
     done = run("check", store.root, "--json")
     assert done.status == 1, done.stderr
-    assert "no number of dimensions" in json.dumps(done.document["findings"])
+    assert "not a number of dimensions" in json.dumps(done.document["findings"])
     before = snapshot(store.root)
     settings = configured(tmp_path / "regraft.yaml", server)
     assert refused("reconcile", store.root, "--config", settings, "--yes") == "SourceUnreadable"

@@ -119,7 +119,7 @@ def test_damage_is_found_and_nothing_written(name: str, damaged: Callable[[str],
     with untouched(*(path for path in place.iterdir() if path.name != "temporary")):
         answer = found(source, *case.options)
     assert {finding["name"] for finding in answer} == {case.finding, *case.more}
-    assert all(set(finding) == FINDING for finding in answer)
+    assert all(set(finding) - {"names"} == FINDING for finding in answer)
     about = [one for one in answer if one["name"] == case.finding and one["base"] == case.base]
     wanted = (case.severity, case.subject, case.count)
     [finding] = [one for one in about if (one["severity"], one["subject"], one["count"]) == wanted]

@@ -95,7 +95,7 @@ def demand_found(name: str, store: Path, levels: Iterable[str]) -> dict[str, lis
     for answer in (answers[one] for one in LEVELS[LEVELS.index(level) :] if one in answers):
         about = [one for one in answer if (one["name"], one["base"]) == (planted.finding, planted.base)]
         assert about, [(one["name"], one["base"], one["message"]) for one in answer]
-        assert all(set(one) == FINDING for one in about)
+        assert all(set(one) - {"names"} == FINDING for one in about)
         assert about[0]["severity"] == WITHOUT_V1.get(planted.finding, FINDINGS[planted.finding].severity)
         assert about[0]["count"] >= 1
         if planted.subject is not None:
@@ -208,6 +208,26 @@ def test_counts_and_samples(store: Path) -> None:
     assert (finding["name"], finding["count"], len(finding["samples"])) == ("embedding.missing", 4, 3)
     assert finding["message"] == "4 bodies without a vector"
     assert finding["subject"] is None
+
+
+def test_items_are_called_by_their_names(store: Path) -> None:
+    """Whatever row a finding gives for an example, a person is told the item that it is of."""
+    items = look(store)
+    run_sql(index(store), "UPDATE embedding SET vector_blob = zeroblob(length(vector_blob)) WHERE rowid = 1")
+    run_sql(index(store), "UPDATE material SET current_content_hash = NULL WHERE rowid = 1")
+    told = {finding["name"]: finding for finding in found(store)}
+    [zero], [material] = told["embedding.zero"]["samples"], told["material.no-content"]["samples"]
+    assert told["embedding.zero"]["names"][zero] in items.values()
+    assert told["material.no-content"]["names"] == {material: items[material]}
+    shown = run("check", store, "-v").stdout
+    assert f"for example: {items[material]} ({material})" in shown
+    assert "for example:" not in run("check", store).stdout
+
+
+def look(store: Path) -> dict[str, str]:
+    """Return the names of all items by their ids."""
+    bases = run("inspect", store, "--items", "--json").document["bases"]
+    return {item["id"]: item["name"] for one in bases for item in one["item_list"]}
 
 
 def test_a_material_with_text_and_no_unit(store: Path) -> None:
@@ -409,6 +429,8 @@ def test_every_key_is_in_the_reference(store: Path) -> None:
     plant("no vector", store)
     document = check(store)
     document["summary"].pop("by_name")
+    for finding in document["findings"]:
+        finding["names"] = {}
     for base in document["statistics"]["bases"]:
         base.pop("norms")
         base.pop("lengths")

@@ -101,6 +101,39 @@ def test_a_vector_file(v1: Path) -> None:
     assert (entry["id"], entry["store"]["rows"], entry["problem"]) == ("kb", 8, None)
 
 
+def test_every_item_of_a_v1_source_is_named(v1: Path) -> None:
+    kb, _lost, none = look(v1 / "export", "--items")["bases"]
+    names = {item["id"]: (item["type"], item["name"]) for item in kb["item_list"]}
+    assert names == {
+        "f": ("file", "report.pdf"),
+        "p": ("url", "https://example.com/guide/start"),
+        "n": ("note", "A note"),
+        "n2": ("note", "A note"),
+        "d": ("directory", "docs"),
+    }
+    assert none["item_list"] == []
+    shown = run("inspect", v1 / "export", "--items").stdout
+    assert "report.pdf" in shown
+    assert "report.pdf" not in run("inspect", v1 / "export").stdout
+    assert "item_list" not in look(v1 / "export")["bases"][0]
+
+
+@pytest.mark.parametrize("inside", ["library", "library/KnowledgeBase"])
+def test_every_item_of_a_library_is_named_with_its_units(v1: Path, inside: str) -> None:
+    kb, *_ = look(v1 / inside, "--items")["bases"]
+    by_name = {item["name"]: item for item in kb["item_list"]}
+    assert (by_name["report.pdf"]["status"], by_name["report.pdf"]["units"]) == ("completed", 2)
+    folder_id = by_name["docs"]["id"]
+    assert [item["units"] for item in kb["item_list"] if item["folder"] == folder_id] == [2]
+    assert sum(item["units"] or 0 for item in kb["item_list"]) == kb["store"]["units"]
+
+
+def test_items_are_of_a_path_and_of_knowledge_bases() -> None:
+    done = run("inspect", "--items")
+    assert (done.status, done.stdout) == (2, "")
+    assert "--kind and --items are about a path (give PATH)" in done.stderr
+
+
 def test_odd_bases_harm_nothing(tmp_path: Path) -> None:
     odd = [None, 5, {"name": "no id"}, base("kb", items="none", model=None, name=None), base("x", None, 7, model=["m"])]
     source = Source(odd, {"kb": b"no database", "x": b""}).write(tmp_path / "v1")

@@ -187,7 +187,7 @@ def test_backups_and_copies_beside_it(home: Path) -> None:
     v1(home / ".config" / "CherryStudio")
     backup = Path(shutil.copy(SAMPLE, home / ".config" / "my cherry backup.zip"))
     copy = v1(home / ".config" / "CherryStudio - Copy", 1)
-    (home / ".config" / "cherry.zip").write_bytes(b"no archive")
+    (home / ".config" / "cherry.zip").write_bytes(b"not an archive")
     (home / ".config" / "cherrytree").mkdir()
     shutil.copy(SAMPLE, home / ".config" / "another program.zip")
     _, *beside = found()

@@ -251,7 +251,7 @@ def test_queries_of_another_dimension_compare_nothing(upgraded, tmp_path):
     path.write_text('{"vector": [1, 2, 3]}')
     done = compared(upgraded, "--json", "--queries", path)
     assert done.status == 1
-    assert {told["problem"] for told in done.document["bases"]} == {"no query of 4 numbers"}
+    assert {told["problem"] for told in done.document["bases"]} == {"not a query of 4 numbers"}
     assert done.document["summary"]["recall"] is None
 
 
@@ -267,8 +267,8 @@ def test_an_index_of_another_dimension_is_a_difference(upgraded):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "no query in it"),
-        ("[]", "no query in it"),
+        ("", "it has no query"),
+        ("[]", "it has no query"),
         ("nonsense", "not queries"),
         ('{"id": "no vector"}', "not queries"),
         ('{"vector": [1e39]}', "not queries"),
@@ -440,7 +440,7 @@ def test_queries_of_another_length_compare_nothing_in_two_stores_either(upgraded
     queries.write_text('[{"vector": [1, 2]}]')
     done = both(upgraded, copied, "--json", "--queries", queries)
     assert {(one["outcome"], one["problem"]) for one in done.document["bases"]} == {
-        ("not-compared", "no query of 4 numbers")
+        ("not-compared", "not a query of 4 numbers")
     }
 
 

@@ -696,7 +696,7 @@ def test_foreign_and_damaged_files_are_one_line(tmp_path):
         refused(run("import", path, "--to", tmp_path / "back"), "odd.parquet: cannot be read")
     pq.write_table(pa.table({"mine": [1]}), path)
     refused(run("import", path, "--to", tmp_path / "back"), "regraft did not write")
-    for stated in (b"no JSON", b'{"schema":7,"layout":"v2","dimensions":4,"bases":[]}'):
+    for stated in (b"not JSON", b'{"schema":7,"layout":"v2","dimensions":4,"bases":[]}'):
         pq.write_table(pa.table({"mine": [1]}).replace_schema_metadata({b"regraft": stated}), path)
         refused(run("import", path, "--to", tmp_path / "back"), "odd.parquet")
     assert not (tmp_path / "back").exists()
@@ -779,7 +779,7 @@ def test_items_that_have_no_place_in_a_catalog_are_counted(tmp_path):
         item("child", group_id="folder"),
         item("folder", type="directory"),
         item("gone", deleted_at=5),
-        item("odd", data="no JSON"),
+        item("odd", data="not JSON"),
         item("lost", group_id="nowhere"),
         {"id": "bare"},
     ]
@@ -799,7 +799,7 @@ def test_a_completed_base_without_an_index_is_refused(tmp_path):
     assert [found.name for found in tmp_path.iterdir()] == ["units.parquet"]
 
 
-@pytest.mark.parametrize("data", ["{}", '{"source":"n"}', '{"a":1}', "no JSON", '{"source":1,"content":"c"}', None])
+@pytest.mark.parametrize("data", ["{}", '{"source":"n"}', '{"a":1}', "not JSON", '{"source":1,"content":"c"}', None])
 def test_an_item_with_texts_that_nobody_can_read_is_refused(data, tmp_path):
     path = described(tmp_path / "units.parquet", {}, [item("odd", data=data)])
     about = columns.read_about(path)

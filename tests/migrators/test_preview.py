@@ -387,7 +387,7 @@ def test_rows_of_nobody_are_counted_and_not_carried(tmp_path):
     rows = [
         Row(A, "somebody's"),
         Row(None, "no id at all", external_id=None, metadata={}),
-        Row(None, "metadata that is no JSON", external_id=None, metadata="{itemId:"),
+        Row(None, "metadata that is not JSON", external_id=None, metadata="{itemId:"),
         Row(None, "metadata that is no object", external_id="", metadata="[1]"),
         Row(None, "metadata that is null", external_id=None, metadata=None),
         Row(None, "an id that is a number", external_id=None, metadata={"itemId": 7}),
@@ -834,7 +834,7 @@ MENDED = {
         {"content": "The harbour lamp 😀\n\nis lit at dusk\n\nshared text"},
     ),
     "a folder by its path": ("directory", {"path": "/docs"}, {"source": "/docs"}),
-    "no JSON": ("file", "{broken", {"source": "/home/alice/docs/plan.md", "relativePath": "plan.md"}),
+    "not JSON": ("file", "{broken", {"source": "/home/alice/docs/plan.md", "relativePath": "plan.md"}),
     "nothing": ("file", None, {"source": "/home/alice/docs/plan.md", "relativePath": "plan.md"}),
     "a list": ("url", [1, 2], {"url": "/home/alice/docs/plan.md"}),
     "JSON in JSON": ("url", json.dumps(json.dumps({"url": "https://x.example"})), {"url": "https://x.example"}),

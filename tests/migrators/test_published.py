@@ -69,6 +69,14 @@ def test_noise_in_an_index_is_noticed_and_the_index_written_anew(place: Path) ->
     assert outcomes(again(place)) == {KB: "unchanged", OTHER: "unchanged"}
 
 
+def test_a_full_text_table_that_no_statement_can_read_is_written_anew(place: Path) -> None:
+    before = index(place / "library").read_bytes()
+    with closing(apsw.Connection(str(index(place / "library")))) as db:
+        db.execute("UPDATE search_text_fts_config SET v = '1e+308' WHERE k = 'version'")
+    assert outcomes(again(place)) == {KB: "rewritten", OTHER: "unchanged"}
+    assert index(place / "library").read_bytes() == before
+
+
 def test_noise_that_no_time_tells_of_is_found_where_all_is_verified(place: Path) -> None:
     noise(index(place / "library"), keeps_time=True)
     assert outcomes(again(place)) == {KB: "unchanged", OTHER: "unchanged"}

@@ -121,7 +121,7 @@ def test_a_report_page_may_replace_an_earlier_one(library: Path, tmp_path: Path)
 # --- odd paths and numbers -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has file names that are no UTF-8")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has file names that are not UTF-8")
 def test_paths_that_are_no_utf8(tmp_path: Path) -> None:
     place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     source = shutil.copytree(BACKUP, place)

@@ -347,12 +347,12 @@ def test_a_file_of_a_folder_gets_an_item_and_the_rows_of_its_twin(tmp_path: Path
     assert library.base("kb")["directories"] == {"expanded": 1, "children": 3, "tombstones": 0}
     said = "copy.MD: v1 kept nothing of it, since report.md has the same bytes; it gets the same 1 chunk"
     assert messages(library, "restored_duplicate") == [("d", said, 1)]
-    said = f"without rows: 1 of 4 files of the folder {docs} (table.csv)"
+    said = f"1 of 4 files of the folder {docs} have no rows in v1 (table.csv)"
     assert messages(library, "directory_entries_without_rows") == [("d", said, 1)]
     plain = moved(tmp_path / "v1", tmp_path / "plain", "--no-restore-duplicates")
     assert plain.children("d") == children[1:], "other files of the folder are what they were"
     [(_, said, count)] = messages(plain, "directory_entries_without_rows")
-    assert (count, said) == (2, f"without rows: 2 of 4 files of the folder {docs} (sub/copy.MD, table.csv)")
+    assert (count, said) == (2, f"2 of 4 files of the folder {docs} have no rows in v1 (sub/copy.MD, table.csv)")
     assert [item for item, _, _ in messages(plain, "lost_duplicate")] == ["d"]
 
 
@@ -401,7 +401,7 @@ def test_a_folder_that_is_not_there_gives_nothing(tmp_path: Path, docs: Path) ->
     shutil.rmtree(docs)
     library = migrated(tmp_path, *items, rows=rows)
     assert len(library.children("d")) == 1
-    said = f"without rows: 1 of 2 files of the folder {docs}"
+    said = f"1 of 2 files of the folder {docs} have no rows in v1"
     assert messages(library, "directory_entries_without_rows") == [("d", said, 1)]
 
 

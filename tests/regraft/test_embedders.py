@@ -231,12 +231,14 @@ UNFIT = {
     "zeros": (zero, "zero_vector", 3, "vector 4 has only zeros"),
     "next to zero": (last(lambda _: [1e-40] * 8), "zero_vector", 3, "vector 4 has only zeros"),
     "all zeros": (changed(lambda vectors: [bytes(32)] * 4), "zero_vector", None, "vector 1 has only zeros"),
-    "null": (last(lambda _: None), "not_numbers", 3, "vector 4 is no list of numbers"),
-    "nulls": (last(lambda _: [None] * 8), "not_numbers", 3, "vector 4 is no list of numbers"),
-    "words": (last(lambda _: [KEY] * 8), "not_numbers", 3, "vector 4 is no list of numbers"),
-    "an object": (last(lambda _: {"1": 2}), "not_numbers", 3, "vector 4 is no list of numbers"),
-    "no base64": (last(lambda _: "A=A"), "not_numbers", 3, "vector 4 is no list of numbers"),
-    "lists in lists": (changed(lambda vectors: [[[1.0]]] * 4), "not_numbers", None, "vector 1 is no list of numbers"),
+    "null": (last(lambda _: None), "not_numbers", 3, "vector 4 is not a list of numbers"),
+    "nulls": (last(lambda _: [None] * 8), "not_numbers", 3, "vector 4 is not a list of numbers"),
+    "words": (last(lambda _: [KEY] * 8), "not_numbers", 3, "vector 4 is not a list of numbers"),
+    "an object": (last(lambda _: {"1": 2}), "not_numbers", 3, "vector 4 is not a list of numbers"),
+    "no base64": (last(lambda _: "A=A"), "not_numbers", 3, "vector 4 is not a list of numbers"),
+    "lists in lists": (
+        changed(lambda vectors: [[[1.0]]] * 4), "not_numbers", None, "vector 1 is not a list of numbers"
+    ),
 }  # fmt: skip
 
 
@@ -344,12 +346,12 @@ PASSING = {
     "a request that took too long": (failing(408), "http_408", "408: no"),
     "half a body": (half, "connection", ""),
     "a closed connection": (closing, "connection", ""),
-    "half a text of JSON": (saying(200, b'{"data": [{"index"'), "broken_answer", "cut off, or no JSON"),
-    "no JSON": (saying(200, b"<html>hello</html>"), "broken_answer", "cut off, or no JSON"),
-    "nothing": (saying(200, b""), "broken_answer", "cut off, or no JSON"),
+    "half a text of JSON": (saying(200, b'{"data": [{"index"'), "broken_answer", "cut off, or not JSON"),
+    "not JSON": (saying(200, b"<html>hello</html>"), "broken_answer", "cut off, or not JSON"),
+    "nothing": (saying(200, b""), "broken_answer", "cut off, or not JSON"),
     "an error as if it were none": (saying(200, b'{"error": "busy"}'), "broken_answer", 'vectors: {"error": "busy"}'),
     "a list": (saying(200, b"[]"), "broken_answer", "the answer has no vectors: []"),
-    "lists without end": (saying(200, b"[" * 100_000), "broken_answer", "cut off, or no JSON"),
+    "lists without end": (saying(200, b"[" * 100_000), "broken_answer", "cut off, or not JSON"),
 }  # fmt: skip
 
 

@@ -175,7 +175,7 @@ DAMAGE = {
     "a body": "UPDATE search_text SET text = 'other text' WHERE rowid = 2",
     "a body's hash": "UPDATE search_text SET embedding_text_hash = 'x' WHERE rowid = 2",
     "a content": "UPDATE content SET text = text || 'x' WHERE rowid = 1",
-    "a content that is no UTF-8": "UPDATE content SET text = CAST(x'ff61626364656667' AS TEXT) WHERE rowid = 1",
+    "a content that is not UTF-8": "UPDATE content SET text = CAST(x'ff61626364656667' AS TEXT) WHERE rowid = 1",
     "a half of a pair in a body": "UPDATE search_text SET text = text || CAST(x'eda0bd' AS TEXT) WHERE rowid = 2",
     "a place": "UPDATE search_unit SET char_start = char_start + 1, char_end = char_end + 1 WHERE rowid = 2",
     "a place beyond": "UPDATE search_unit SET char_end = 1000000 WHERE rowid = 2",

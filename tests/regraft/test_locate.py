@@ -508,7 +508,7 @@ def test_nothing_there(tmp_path: Path) -> None:
         ("你好".encode(), "a text file"),
         (b"\x7fELF\0\0", "a file of another kind"),
         (b"%PDF-1.7\0", "a file of another kind"),
-        (b"PK but no archive", "a text file"),
+        (b"PK but not an archive", "a text file"),
         (b"{}", "a JSON file without a knowledge state"),
         (b'{"a": {"bases": []}}', "a JSON file without a knowledge state"),
         (b"[]", "a JSON file without a knowledge state"),

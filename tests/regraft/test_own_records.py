@@ -49,8 +49,8 @@ def values(**changed: Any) -> Callable[[Path], None]:
 
 
 RECORDS: dict[str, Callable[[Path], object]] = {
-    "no JSON": lambda record: record.write_bytes(b"{"),
-    "no UTF-8": lambda record: record.write_bytes(b'"\xff"'),
+    "not JSON": lambda record: record.write_bytes(b"{"),
+    "not UTF-8": lambda record: record.write_bytes(b'"\xff"'),
     "deep": lambda record: record.write_bytes(b"[" * 100_000),
     "nothing": lambda record: record.unlink(),
     "a folder": lambda record: (record.unlink(), record.mkdir()),

@@ -19,18 +19,18 @@ from regraft.pending import pending_in
 STATES = {
     "staged": ("Data/restore-journal.json", {"version": 1, "state": "staged"}, "a restore is staged"),
     "promoting": ("Data/restore-journal.json", {"version": 1, "state": "promoting"}, "being put into place"),
-    "cut off": ("Data/restore-journal.json", '{"version": 1, "st', "cannot be read (no JSON)"),
+    "cut off": ("Data/restore-journal.json", '{"version": 1, "st', "cannot be read (not JSON)"),
     "another version": ("Data/restore-journal.json", {"version": 2, "state": "completed"}, "a restore may be pending"),
     "another state": ("Data/restore-journal.json", {"version": 1, "state": "waiting"}, "a restore may be pending"),
     "a state in a list": ("Data/restore-journal.json", {"version": 1, "state": ["staged"]}, "none of the known states"),
     "a byte order mark": (
         "Data/restore-journal.json",
         '\ufeff{"version": 1, "state": "completed"}',
-        "cannot be read (no JSON)",
+        "cannot be read (not JSON)",
     ),
-    "a list": ("Data/restore-journal.json", [], "is no JSON object"),
-    "empty": ("Data/restore-journal.json", "", "cannot be read (no JSON)"),
-    "nested too deep": ("Data/restore-journal.json", "[" * 200_000, "cannot be read (no JSON)"),
+    "a list": ("Data/restore-journal.json", [], "is not a JSON object"),
+    "empty": ("Data/restore-journal.json", "", "cannot be read (not JSON)"),
+    "nested too deep": ("Data/restore-journal.json", "[" * 200_000, "cannot be read (not JSON)"),
     "reset": ("data-reset.pending.json", {"status": "pending"}, "a reset is pending"),
     "reset cut off": ("data-reset.pending.json", "{", "a reset may be pending"),
     "reset without status": ("data-reset.pending.json", {}, "has no status"),
@@ -103,10 +103,10 @@ def test_what_is_pending_is_told(tmp_path: Path, case: str) -> None:
 def test_a_record_that_is_no_file_is_pending(tmp_path: Path) -> None:
     made = live(tmp_path / "p")
     (made / "Data" / "restore-journal.json").mkdir()
-    assert "is no file" in str(pending_in(made))
+    assert "is not a file" in str(pending_in(made))
     (made / "Data" / "restore-journal.json").rmdir()
     (made / "data-reset.pending.json").symlink_to(made / "nowhere")
-    assert "is no file" in str(pending_in(made))
+    assert "is not a file" in str(pending_in(made))
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="who may read everything")

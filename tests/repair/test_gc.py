@@ -270,10 +270,10 @@ def test_links_are_not_followed(store: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="names are text there")
 def test_a_name_that_is_no_text_stays(store: Path) -> None:
     raw = os.fsencode(index(store).parent.parent / "raw")
-    with open(raw + b"/\xff", "wb"):  # noqa: PTH123 - such a name is no text
+    with open(raw + b"/\xff", "wb"):  # noqa: PTH123 - such a name is not text
         pass
     os.utime(raw + b"/\xff", (OLD, OLD))
-    assert "no UTF-8" in left_by(gc(store, status=1))["raw.orphan"]
+    assert "not UTF-8" in left_by(gc(store, status=1))["raw.orphan"]
 
 
 #: A foreign trigger is set aside, and the others change nothing.
@@ -676,10 +676,10 @@ def v1_file(target: Path, rows: list[Row], ddl: str = PLAIN) -> Path:
 UNPROVEN = {
     "another vector": ([*kb_rows()[:14], Row("D2", "text 2 of D2", vector_of("another"))], "14 of its 15 vectors"),
     "another text": ([*kb_rows(), Row("F", "text 9 of F")], "15 of its 16 vectors"),
-    "other bytes of the same text": ([Row("F", "text 0 of F ")], "is no body there"),
+    "other bytes of the same text": ([Row("F", "text 0 of F ")], "is not in it"),
     "a text twice, once with another vector": (
         [*kb_rows(), Row("F", "text 0 of F", vector_of("another"))],
-        "has another vector there",
+        "has another vector in it",
     ),
     "a text of another base": ([Row("F", "text 0 of F"), Row("O", "text of O")], "1 of its 2 vectors"),
     "no usable vector": ([Row("F", "text 0 of F", None)], "none of its 1 row"),
@@ -701,9 +701,9 @@ def test_a_vector_file_that_is_not_proven_stays(name: str, store: Path) -> None:
     ("damage", "words"),
     [
         (sql("UPDATE embedding SET vector_blob = " + vector(1, 2, 3, 4) + " WHERE rowid = 15"), "another vector"),
-        (sql("DELETE FROM embedding WHERE rowid = 1"), "is no body there"),
-        (sql(UNIT_GONE), "is no body there"),
-        (sql("UPDATE search_text SET text = 'x' WHERE rowid = 3"), "is no body there"),
+        (sql("DELETE FROM embedding WHERE rowid = 1"), "is not in it"),
+        (sql(UNIT_GONE), "is not in it"),
+        (sql("UPDATE search_text SET text = 'x' WHERE rowid = 3"), "is not in it"),
         (catalog(f"DELETE FROM knowledge_base WHERE id = '{KB}'"), "0 of its 15 vectors"),
         (catalog(KB_ROW.format("status = 'failed', error = 'x'")), "0 of its 15 vectors"),
         (sql("DROP TRIGGER search_text_ad"), "0 of its 15 vectors"),

@@ -188,9 +188,9 @@ def test_a_file_is_read_as_text(name, content, text, guessed, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.pdf", b"text", "a.pdf is no plain text"),
-        ("a.bin", bytes(range(256)) * 9, "no text in an encoding"),
-        ("a.txt", b"NUL \0 in it", "no text in an encoding"),
+        ("a.pdf", b"text", "a.pdf is not plain text"),
+        ("a.bin", bytes(range(256)) * 9, "not text in an encoding"),
+        ("a.txt", b"NUL \0 in it", "not text in an encoding"),
         ("a.txt", b" \n ", "its text is blank"),
         ("a.html", b"<div>" * 3000, "nested too deeply"),
     ],
@@ -404,7 +404,7 @@ def test_files_of_every_kind(store):
     assert sorted(left(document)) == [
         ("item.no-material", "its file is not in raw/: index it in the application"),
         ("item.no-material", "no snapshot of it is there: index it in the application"),
-        ("item.no-material", "scan.pdf is no plain text: index it in the application"),
+        ("item.no-material", "scan.pdf is not plain text: index it in the application"),
     ]
     assert bodies(store, "i2") == [RUSSIAN]
     assert findings(store) == {"embedding.missing", "item.no-material"}

@@ -459,7 +459,7 @@ def test_a_base_of_which_nobody_knows_stays(damage: Plant, finding: str, reason:
 
 
 def test_several_findings_are_mended_in_one_change(store: Path) -> None:
-    names = ["other dimensions", "no JSON", "a folder that is gone", "nobody works", "a folder at work"]
+    names = ["other dimensions", "not JSON", "a folder that is gone", "nobody works", "a folder at work"]
     several(*(PLANTED[name].damage for name in names))(store)
     before = state(store)
     document = mend(store)
@@ -581,7 +581,7 @@ def test_any_items_are_mended_as_far_as_they_can_be(rows: list[dict[str, Any]], 
 
 def test_killed_at_any_step_the_next_run_finishes(healthy: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(healthy, tmp_path / "damaged")
-    several(PLANTED["nobody works"].damage, PLANTED["no JSON"].damage)(damaged)
+    several(PLANTED["nobody works"].damage, PLANTED["not JSON"].damage)(damaged)
     old = state(damaged)
     finished = shutil.copytree(damaged, tmp_path / "finished")
     mend(finished)

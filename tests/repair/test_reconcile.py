@@ -200,7 +200,7 @@ def test_all_materials_go_where_all_items_are_gone(store: Path) -> None:
 def test_a_material_whose_id_is_no_text_stays(damage: Any, store: Path) -> None:
     damage(store)
     with untouched(store):
-        assert left(reconcile(store, status=1)) == [("material.orphan", "its id is no text")]
+        assert left(reconcile(store, status=1)) == [("material.orphan", "its id is not text")]
 
 
 def test_where_an_items_id_is_no_text_nothing_is_deleted(store: Path) -> None:

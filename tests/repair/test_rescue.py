@@ -786,12 +786,12 @@ def test_a_path_that_an_index_cannot_have_leaves_its_item(whole, path, texts):
 ODD = {
     "an id of bytes": "UPDATE knowledge_item SET id = CAST(id AS BLOB) WHERE type = 'note'",
     "no id": "UPDATE knowledge_item SET id = NULL WHERE type = 'note'",
-    "no JSON": "UPDATE knowledge_item SET data = '{' WHERE type = 'file'",
+    "not JSON": "UPDATE knowledge_item SET data = '{' WHERE type = 'file'",
     "a path that climbs": "UPDATE knowledge_item SET data = json_set(data, '$.relativePath', '../../x')"
     " WHERE type = 'file'",
     "a name of bytes": "UPDATE knowledge_base SET name = x'ff'",
     "a time in words": "UPDATE knowledge_item SET group_id = 7 WHERE type = 'url'",
-    "text that is no UTF-8": "UPDATE knowledge_item SET data = CAST(x'ff7b' AS TEXT) WHERE type = 'url'",
+    "text that is not UTF-8": "UPDATE knowledge_item SET data = CAST(x'ff7b' AS TEXT) WHERE type = 'url'",
 }
 
 

@@ -252,7 +252,7 @@ def test_a_failed_base_without_an_index_is_made_of_its_files(store):
     assert actions(document)["write-base"] == 4
     assert {reason for _, reason in left(document)} == {
         "its file is not in raw/: index it in the application",
-        "report.pdf is no plain text: index it in the application",
+        "report.pdf is not plain text: index it in the application",
     }
     statuses = {(item["type"], item["status"]) for item in items(store, NEW)}
     assert statuses == {
@@ -303,7 +303,7 @@ def test_what_is_damaged_in_the_old_index_is_whole_in_the_new_one(damage, store)
 
 @pytest.mark.parametrize(
     "damage",
-    ["no JSON", "a type of bytes", "a folder at work", "a folder that is gone", "folders in a circle", "nobody works",
+    ["not JSON", "a type of bytes", "a folder at work", "a folder that is gone", "folders in a circle", "nobody works",
      "failed without an error", "a tombstone", "a material being deleted", "a material of no item", "another path"],
 )  # fmt: skip
 def test_what_is_damaged_in_the_catalog_is_whole_in_the_new_base(damage, store):
@@ -401,7 +401,7 @@ def test_what_is_refused_writes_nothing(store):
             restored_by(store, nobody, base="gone")
         with fails("WrongUsage", match="2 bases .*give --base"):
             restored_by(store, nobody, base=None)
-        with fails("NotRestored", match="word is no model's id"):
+        with fails("NotRestored", match="word is not the id of a model"):
             restored_by(store, nobody, wanted=RestoredBase("word", 3))
         with fails("NotChanged", match="without a catalog"):
             restored_by(alone, nobody, base=None)
@@ -421,7 +421,7 @@ def test_a_base_without_any_text(store):
     run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE base_id = '{OTHER}'")
     put_item(store, "i1", "url", source="u", url="u")
     run_sql(store / "catalog.sqlite", f"UPDATE knowledge_item SET base_id = '{OTHER}' WHERE id = 'i1'")
-    with untouched(store), fails("NotRestored", match="none of its items has a text here; first, no snapshot"):
+    with untouched(store), fails("NotRestored", match="none of its items has a text here; for example, no snapshot"):
         restored_by(store, Embedder(most=0), base=OTHER)
     run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE base_id = '{OTHER}'")
     put_item(store, "d1", "directory", source="/d")

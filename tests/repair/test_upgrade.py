@@ -196,12 +196,12 @@ LEFT: dict[str, tuple[Plant, str, str]] = {
     "a strange table": (
         sql(V1, "CREATE TABLE stranger (x)", "INSERT INTO stranger VALUES (1)"),
         "schema.version",
-        "its table stranger is none of the layout's, and has rows",
+        "its table stranger is not one of the layout's, and has rows",
     ),
     "a strange column": (
         sql(V1, "ALTER TABLE material ADD COLUMN rank", "UPDATE material SET rank = 1"),
         "schema.version",
-        "its column material.rank is none of the layout's, and holds something",
+        "its column material.rank is not one of the layout's, and holds something",
     ),
     "half a file": (PLANTED["half a file"].damage, "file.unreadable", "cannot be read"),
     "random bytes": (PLANTED["random bytes"].damage, "file.unreadable", "cannot be read"),

@@ -953,7 +953,7 @@ def test_a_change_that_fails_midway_is_taken_back(
 
 
 DAMAGE = {
-    "a body that is no UTF-8": "UPDATE search_text SET text = CAST(x'ff' AS TEXT)",
+    "a body that is not UTF-8": "UPDATE search_text SET text = CAST(x'ff' AS TEXT)",
     "a body that is a blob": "UPDATE search_text SET text = x'00'",
     "an offset that is none": "UPDATE search_unit SET char_end = 'x'",
 }

@@ -290,7 +290,7 @@ def test_the_ledger_is_an_ordinary_file(how: str, made: Path, store: Path) -> No
         "pipe": lambda: os.mkfifo(path),
     }[how]()
     for read in (ledger.read_entries, ledger.read_runs, lambda one: ledger.opened(one).__enter__()):
-        with pytest.raises(LedgerUnreadable, match="no ordinary file"):
+        with pytest.raises(LedgerUnreadable, match="not an ordinary file"):
             read(store)
     assert ledger.read_runs(made)
 

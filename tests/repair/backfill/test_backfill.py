@@ -488,7 +488,7 @@ def test_words_of_its_own_are_asked_for_once(store: Path, server: FaultServer, c
 
 def test_a_probe_is_told_to_a_person(store: Path, config: Path) -> None:
     done = run("backfill", store, "--config", config)
-    assert f"  its model was compared by {len(COMPARED)} texts: 2 requests, " in done.stdout
+    assert f"  checking that it is the same model: {len(COMPARED)} texts, 2 requests, " in done.stdout
 
 
 def test_a_probe_takes_no_more_than_a_request_may(store: Path, tmp_path: Path, server: FaultServer) -> None:
