@@ -61,7 +61,7 @@ def _health_lines(path: str, health: HealthLook, bases: Sequence[BaseLook]) -> I
                 stale=health.stale or 0,
             )
         )
-    above = {f"{base.name}: {base.problem}" for base in bases}
+    above = {tr("{what}: {why}", what=base.name, why=base.problem) for base in bases}
     for problem in health.problems:
         if problem not in above:
             yield tr("problem: {problem}", problem=problem)

@@ -197,7 +197,7 @@ def _store_line(parts: str, dimensions: int | None, size: int) -> str:
 
 def problems_of(bases: Iterable[BaseLook]) -> list[str]:
     """Return the problems of bases, each with its base's name."""
-    return [f"{base.name}: {base.problem}" for base in bases if base.problem]
+    return [tr("{what}: {why}", what=base.name, why=base.problem) for base in bases if base.problem]
 
 
 def bytes_of(bases: Iterable[BaseLook]) -> int:

@@ -52,21 +52,37 @@ def tr_in(context: str, message: str, /) -> str:
     return in_other_words(message, message, {}, context)
 
 
-def joined(parts: Iterable[object], last: str = "") -> str:
+def joined(parts: Iterable[object], last: str = "", *, between: str = "") -> str:
     """Return things one after the other, as a list is written in the language of this process: "a, b".
 
     Args:
         parts: texts, those that were translated among them.
         last: what stands before the last one instead of a comma, such as ``tr(" and ")``.
+        between: what stands between them instead of a comma, such as ``tr("; ")``.
     """
-    texts = [str(part) for part in parts]
-    plain = [str(english(text)) for text in texts]
-    comma = tr(", ")
-    if not last:
-        return _remembered(comma.join(texts), ", ".join(plain))
-    front, end = texts[:-1], texts[-1:]
-    translated = last.join([comma.join(front), *end] if front else end)
-    return _remembered(translated, str(english(last)).join([", ".join(plain[:-1]), *plain[-1:]] if front else plain))
+    between = between or tr(", ")
+    texts: list[str] = []
+    for part in parts:
+        texts += [between, str(part)]
+    if last and len(texts) > 2:
+        texts[-2] = last
+    return together(texts[1:])
+
+
+def together(parts: Iterable[str]) -> str:
+    """Return parts of a text, those that were translated among them, as one text (:func:`filled`)."""
+    texts = list(parts)
+    return _remembered(_spaced(texts), "".join(str(english(text)) for text in texts))
+
+
+def put_in(message: str, mark: str, text: str) -> str:
+    """Return a message with a text in the place of a mark, such as "{n}"; nothing else in it is read as a template."""
+    plain = str(english(message)).replace(mark, str(english(text)))
+    before, *after = message.split(mark)
+    parts = [before]
+    for one in after:
+        parts += [text, one]
+    return _remembered(_spaced(parts), plain)
 
 
 def _remembered(translated: str, plain: str) -> str:
@@ -102,6 +118,11 @@ def filled(template: str, facts: Mapping[str, object]) -> str:
         if name is not None:
             converted = f"!{conversion}" if conversion else ""
             parts.append(f"{{{name}{converted}:{spec}}}".format(**facts))
+    return _spaced(parts)
+
+
+def _spaced(parts: Iterable[str]) -> str:
+    """Return parts of a text one after the other, with a blank where Chinese meets Latin."""
     text = ""
     for part in parts:
         text += f" {part}" if _MIXED.match(text[-1:] + part[:1]) else part

@@ -13,7 +13,7 @@ from regraft.kinds import PREVIEW_SOURCES, V2_STORES
 from repair.changes.plan import Plan, Unresolved
 from repair.changes.run import Planner
 from repair.changes.store import Store
-from repair.cherry_v2 import upgrade
+from repair.cherry_v2 import proven_hints, upgrade
 from repair.cherry_v2.gc.choice import BY_NAME
 from repair.cherry_v2.rescue.plan import RescueOptions
 from repair.cherry_v2.rescue.plan import plan as plan_rescue
@@ -38,9 +38,12 @@ def planners(now_ms: int, keep: ExitStack) -> tuple[Planner, ...]:
 
 
 def remaining(store: Store, command_line: CommandLine) -> Iterator[Unresolved]:
-    """Yield what ``check`` still finds, each with the command that may help."""
+    """Yield what ``check`` still finds, each with its reason and the command that may help."""
     wanted = CheckOptions(bases=tuple(sorted(store.chosen)))
-    for finding in audits.audit(store.found, wanted, command_line).findings:
+    audit = audits.audit(store.found, wanted, command_line)
+    if store.found.kind in V2_STORES:
+        audit = proven_hints.with_hints(audit, store.found, wanted.level, wanted.bases, command_line)
+    for finding in audit.findings:
         if store.wants(finding.base):
             yield Unresolved.of(finding, finding.message, repair=finding.repair)
 

@@ -12,7 +12,7 @@ import apsw
 
 from checks.audit.file_findings import CORRUPT
 from checks.audit.findings import FINDINGS, SAMPLES, Finding
-from regraft.language import joined, tr
+from regraft.language import joined, put_in, tr
 from regraft.report.notices import Severity
 from regraft.report.progress import Progress, Silent
 from regraft.text import counted, decode_utf8
@@ -107,7 +107,7 @@ class FindingCollector:
         places = {name: place for place, name in enumerate(FINDINGS)}
         found = []
         for (name, base, _), tally in self._tallies.items():
-            message = tally.said.replace("{n}", counted(tally.count, tally.noun)) if tally.noun else tally.said
+            message = put_in(tally.said, "{n}", counted(tally.count, tally.noun)) if tally.noun else tally.said
             subject = tally.samples[0] if tally.samples and tally.count == 1 else None
             severity = tally.severity or FINDINGS[name].severity
             samples = tuple(tally.samples)

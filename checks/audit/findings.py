@@ -276,7 +276,7 @@ def as_text(audit: Audit, title: str, *, verbose: bool = False) -> str:
     """Return an audit as text for a person; ``title`` says what was looked at."""
     lines = [title, *([audit.opening] if audit.opening else [])]
     for severity, found in groupby(audit.in_order(), key=lambda finding: finding.severity):
-        lines += ["", f"{severity_heading(severity)}:", *_group(list(found), audit.names, verbose)]
+        lines += ["", tr("{heading}:", heading=severity_heading(severity)), *_group(list(found), audit.names, verbose)]
     return shown_lines([*lines, "", _sum(audit)])
 
 

@@ -175,7 +175,7 @@ def _check_item(item: Row, base: str, is_running: bool, ledger: FindingCollector
         is_unknown = item.get("type") not in DATA
         ledger.add(
             v2.ITEM_STATUS,
-            f"{{n}}: {problem}",
+            tr("{what}: {why}", what="{n}", why=problem),
             base=base,
             noun="item",
             sample=item.get("id"),
@@ -183,7 +183,7 @@ def _check_item(item: Row, base: str, is_running: bool, ledger: FindingCollector
         )
     problem = data_problem(item)
     if problem is not None:
-        message, more = f"{{n}}: {problem}", bool(unknown_fields(item))
+        message, more = tr("{what}: {why}", what="{n}", why=problem), bool(unknown_fields(item))
         ledger.add(v2.ITEM_DATA, message, base=base, noun="item", sample=item.get("id"), is_beyond_repair=more)
     if is_tombstone(item):
         message = tr("{n} that the upgrade left behind")

@@ -30,7 +30,7 @@ from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_c
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.formats.cherry_v2.item_names import item_name
 from regraft.kinds import Kind
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.locate import INDEX_FILE
 from regraft.located import Located
 from regraft.pending import pending_in
@@ -275,7 +275,7 @@ def _stored(row: Row, items: list[Row] | None, path: Path | None, *, is_slim: bo
     ids = None if items is None else {str(item.get("id")) for item in items}
     # A failed base may have texts, which miss their vectors also where its model is gone.
     store, problem = _index(path, ids, has_model=row.get("embedding_model_id") is not None or failed is not None)
-    return store, "; ".join(filter(None, (failed, problem))) or None
+    return store, joined(filter(None, (failed, problem)), between=tr("; ")) or None
 
 
 #: Columns hold values of any type, and text that may be no UTF-8.

@@ -396,7 +396,7 @@ class _Planner:
         lost = (
             tr("{rows} not carried{examples}", rows=counted(count, "row"), examples=_examples(samples)) if count else ""
         )
-        message = "; ".join(filter(None, (why, lost)))
+        message = joined(filter(None, (why, lost)), between=tr("; "))
         self._said.append(
             Notice(
                 code=reason,

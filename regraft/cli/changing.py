@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -79,6 +79,8 @@ class ChangeRequest:
     quiet: bool
     verbose: int
     kind: str | None
+    #: The lines of the plan that a person was shown and agreed to.
+    shown: list[str] = field(default_factory=list)
 
     def progress(self) -> progress.Progress:
         """Return what shows a person how far a run is."""
@@ -90,7 +92,11 @@ class ChangeRequest:
 
     def confirmed(self, lines: Iterable[str]) -> bool:
         """Show the lines of a plan, and ask whether to go on (:func:`confirmed`)."""
-        return confirmed(lines, yes=self.yes, as_json=self.as_json)
+        lines = list(lines)
+        agrees = confirmed(lines, yes=self.yes, as_json=self.as_json)
+        if not self.yes:
+            self.shown.extend(lines)
+        return agrees
 
     def agreed(self, planned: ChangeReport) -> bool:
         """Show a plan, and ask whether to go on (:func:`confirmed`)."""
@@ -109,7 +115,7 @@ def change(command: str, path: Path, planner: Planner, asked: ChangeRequest) -> 
         progress=asked.progress(),
         show_plan=asked.agreed,
     )
-    end_with(report, asked, as_text(report, verbose=asked.verbose > 0))
+    end_with(report, asked, as_text(report, verbose=asked.verbose > 0, shown=asked.shown))
 
 
 def carry_out(function: Callable[..., ChangeReport], path: Path, asked: ChangeRequest, **options: Any) -> NoReturn:
@@ -123,7 +129,7 @@ def carry_out(function: Callable[..., ChangeReport], path: Path, asked: ChangeRe
         confirm=asked.agreed,
         **options,
     )
-    end_with(report, asked, as_text(report, verbose=asked.verbose > 0))
+    end_with(report, asked, as_text(report, verbose=asked.verbose > 0, shown=asked.shown))
 
 
 def end_with(report: ChangeReport | BackfillReport, asked: ChangeRequest, text: str) -> NoReturn:
@@ -150,9 +156,17 @@ def confirmed(lines: Iterable[str], *, yes: bool, as_json: bool) -> bool:
     return ask(tr("Go on?"))
 
 
-def as_text(report: ChangeReport, *, verbose: bool) -> str:
-    """Return what a run did, or would do, as text for a person."""
+def as_text(report: ChangeReport, *, verbose: bool, shown: Sequence[str] = ()) -> str:
+    """Return what a run did, or would do, as text for a person.
+
+    Args:
+        report: what the run came to.
+        verbose: name every action.
+        shown: the lines of the plan, if a person has just seen them: they are not said again.
+    """
     lines = action_lines(report.bases, report.actions, verbose=verbose)
+    if shown and action_lines(report.bases, report.actions, verbose=False) == list(shown):
+        lines = []
     lines = parted(lines, left_lines(report.bases, report.left, verbose=verbose))
     if report.undone is UNSET:
         lines += closing_lines(report, is_done=bool(report.actions))

@@ -16,6 +16,7 @@ from regraft.report import progress
 from regraft.report.document import encoded
 from regraft.report.progress import human_bytes
 from regraft.text import counted, one_line, shown, shown_lines
+from repair.changes.report import ChangeReport
 from repair.changes.undo import PastRun
 
 #: Actions of a run that are shown before the rest is counted.
@@ -90,20 +91,26 @@ def undo(
     Example:
       regraft undo library --dry-run
     """
+    shown_plan: list[str] = []
+
+    def agreed(planned: ChangeReport) -> bool:
+        lines = action_lines(planned.bases, planned.actions, verbose=False)
+        agrees = confirmed(lines, yes=yes, as_json=as_json)
+        shown_plan.extend([] if yes else lines)
+        return agrees
+
     report = api.undo(
         path,
         run_id,
         kind=kind,
         dry_run=dry_run,
         progress=progress.for_person(quiet=quiet or as_json),
-        confirm=lambda planned: confirmed(
-            action_lines(planned.bases, planned.actions, verbose=False), yes=yes, as_json=as_json
-        ),
+        confirm=agreed,
     )
     if as_json:
         echo_json(encoded(report))
         sys.exit(0)
-    text = as_text(report, verbose=verbose > 0)
+    text = as_text(report, verbose=verbose > 0, shown=shown_plan)
     if not dry_run:
         text += tr("Taken back: run {undone}; {path} was written.\n", undone=report.undone, path=shown(path))
     say(text)

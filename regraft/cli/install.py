@@ -75,15 +75,15 @@ def install(
             progress=asked.progress(),
             show_plan=asked.agreed,
         )
-        text = _as_text(report, source, verbose=asked.verbose > 0)
+        text = _as_text(report, source, asked)
         # What is changed is the profile: it is the run's store, and the target of what the user asked for.
         came_from = End(kind=source.store.found.kind.value, path=path_text(path))
         head = structs.replace(report.head, source=came_from, target=report.head.source)
         end_with(structs.replace(report, head=head), asked, text)
 
 
-def _as_text(report: ChangeReport, source: BaseSource, *, verbose: bool) -> str:
-    text = as_text(report, verbose=verbose)
+def _as_text(report: ChangeReport, source: BaseSource, asked: ChangeRequest) -> str:
+    text = as_text(report, verbose=asked.verbose > 0, shown=asked.shown)
     if report.undo is None:
         return text
     came = {one.base for one in report.actions if one.action in ("insert-base", "copy-base")}

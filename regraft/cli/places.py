@@ -46,7 +46,7 @@ def _found_lines(found: list[Installed], *, quiet: bool) -> Iterator[str]:
         yield f"{shown(one.path)}  ({one.why})"
         yield from (f"  {fact}" for fact in one.facts)
         for step in one.next:
-            yield f"  {step.does}:"
+            yield tr("  {does}:", does=step.does)
             yield f"    {step.command}"
 
 

@@ -99,4 +99,4 @@ def _angel_memory(path: Path, asked: ChangeRequest, more: dict[str, Any]) -> NoR
     )
     verbose = asked.verbose > 0
     sent = "".join(f"{line}\n" for line in sent_lines(report, verbose=verbose))
-    end_with(report, asked, sent + as_text(report, verbose=verbose))
+    end_with(report, asked, sent + as_text(report, verbose=verbose, shown=asked.shown))

@@ -200,8 +200,9 @@ def _warnings(document: Document, verbose: bool) -> Iterator[str]:
         more[code] = more.get(code, 0) + 1
         if verbose or more[code] <= SHOWN_PER_CODE:
             where = names.get(warning["base"], warning["base"])
-            about = f"{one_line(where, LONGEST_NAME)}: " if where else ""
-            lines.append(f"{severity_label(severity)}: {about}{warning['message']} [{code}]")
+            about = tr("{heading}: ", heading=one_line(where, LONGEST_NAME)) if where else ""
+            what = tr("{what}: {why}", what=severity_label(severity), why=f"{about}{warning['message']}")
+            lines.append(f"{what} [{code}]")
     if not verbose:
         lines += left_out(more, SHOWN_PER_CODE)
     if lines:

@@ -82,11 +82,12 @@ def _with_leftovers(
     """Return findings that say what may become of v1's vector files, which a rescue may need."""
     collects = not is_needed and level >= Level.DEEP and _would_collect(store)
     repair = command_line(("gc",), ("--v1-leftovers",)) if collects else None
-    end = f"; {_CLEANED_UP}" if is_needed else ""
-    return tuple(
-        replace(one, repair=repair, message=f"{one.message}{end}") if one.name == v2.LEFTOVER else one
-        for one in findings
-    )
+
+    def told(one: Finding) -> Finding:
+        parts = [one.message, *([_CLEANED_UP] if is_needed else [])]
+        return replace(one, repair=repair, message=joined(parts, between=tr("; ")))
+
+    return tuple(told(one) if one.name == v2.LEFTOVER else one for one in findings)
 
 
 def _rescue_plan(store: Store) -> Plan:
@@ -167,7 +168,9 @@ def _without_rescue(finding: Finding, plan: Plan) -> Finding:
     reasons = [one for one in plan.left if (one.finding, one.base) == (finding.name, finding.base)]
     if finding.name == v2.ITEM_NO_MATERIAL:
         return _never_there(finding, plan, reasons)
-    return replace(finding, message=f"{finding.message}: {reasons[0].reason}") if reasons else finding
+    if not reasons:
+        return finding
+    return replace(finding, message=tr("{what}: {why}", what=finding.message, why=reasons[0].reason))
 
 
 def _never_there(finding: Finding, plan: Plan, reasons: list[Unresolved]) -> Finding:

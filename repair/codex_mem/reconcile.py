@@ -26,7 +26,7 @@ from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
 from regraft.formats.codex_mem.health import Memory
 from regraft.formats.codex_mem.notes import Note, Status
 from regraft.formats.codex_mem.sidecar import Held, SidecarUnreadable, Vectors
-from regraft.language import tr
+from regraft.language import put_in, tr
 from regraft.text import argument, counted
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
@@ -225,7 +225,7 @@ class _Follows:
             by_kind[one.project, one.status].append(one.note)
         for (project, status), notes in by_kind.items():
             name, message, finding = _MARKED[status]
-            yield _action(name, message.replace("{n}", counted(len(notes), "note")), project, notes, 0, finding)
+            yield _action(name, put_in(message, "{n}", counted(len(notes), "note")), project, notes, 0, finding)
 
     def _vectors_change(self) -> RowsChange | None:
         if self.vectors is None or not self.gone:

@@ -19,7 +19,7 @@ from regraft.errors import NotEnoughSpace, RegraftError, SourceUnreadable, Targe
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.pack import MANIFEST, Manifest, PackedBase, PackedFile, read_manifest
 from regraft.kinds import Kind
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.ledger import durable
 from regraft.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.move_errors import NothingToPack, PackThere, PackUnreadable
@@ -123,7 +123,7 @@ def pack(options: PackOptions, progress: Progress) -> PackReport:
 
 
 def _reasons(contents: _Contents) -> str:
-    return "; ".join(dict.fromkeys(left.reason for left in contents.left)) or tr("it has none")
+    return joined(dict.fromkeys(left.reason for left in contents.left), between=tr("; ")) or tr("it has none")
 
 
 # --- where to --------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_key, read_catalog
 from regraft.formats.cherry_v2.item_data import data_problem
-from regraft.language import joined, tr
+from regraft.language import joined, put_in, tr
 from regraft.text import counted
 from repair.changes.found import Findings, Mends
 from repair.changes.plan import Action, RowsChange, Unresolved
@@ -109,7 +109,7 @@ class _Mender:
         actions = tuple(
             Action(
                 action=action,
-                message=message.replace("{n}", counted(count, noun)),
+                message=put_in(message, "{n}", counted(count, noun)),
                 base=base,
                 subject=None,
                 count=count,
