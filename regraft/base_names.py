@@ -1,4 +1,4 @@
-"""Which base a user means: by its id in v2 or in v1, by its name, or by the unique beginning of an id."""
+"""Which base a user means: by its id in v2 or in v1, by its name, or by the unique beginning of either."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from regraft.text import one_line
 
 #: A shorter beginning of an id is more likely a name that nothing has.
 _SHORTEST_PREFIX = 4
+#: A name may have two characters in all.
+_SHORTEST_NAME = 2
 _NO_LEGACY: Mapping[str, str] = {}
 
 
@@ -37,7 +39,7 @@ def meant(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str] = _NO
     if known is not None:
         return known
     matching = [base for base, name in names.items() if name.strip() == wanted.strip()]
-    matching = matching or _by_prefix(wanted, names, legacy)
+    matching = matching or _by_prefix(wanted, names, legacy) or _by_name(wanted, names)
     if not matching:
         listed = joined(base if name == base else f"{one_line(name)} ({base})" for base, name in names.items())
         raise BaseUnknown(base=wanted, known=listed or "none")
@@ -52,3 +54,13 @@ def _by_prefix(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str])
         return []
     ids = [*((base, base) for base in names), *legacy.items()]
     return list(dict.fromkeys(base for key, base in ids if key.startswith(wanted) and base in names))
+
+
+def _by_name(wanted: str, names: Mapping[str, str]) -> list[str]:
+    """Return the bases that are called so in other letter case; else those whose name begins so."""
+    word = wanted.strip().casefold()
+    if len(word) < _SHORTEST_NAME:
+        return []
+    folded = {base: name.strip().casefold() for base, name in names.items()}
+    same = [base for base, name in folded.items() if name == word]
+    return same or [base for base, name in folded.items() if name.startswith(word)]

@@ -11,7 +11,7 @@ import click
 import migrators
 from migrators.parquet import import_files
 from regraft import clock
-from regraft.cli.library import asking, tell
+from regraft.cli.library import PlanView, tell
 from regraft.cli.options import PATH, fail_on_option, time_of, verbose_option
 from regraft.cli.output import reports_errors, say
 from regraft.language import tr
@@ -66,9 +66,9 @@ def import_(  # noqa: PLR0913, PLR0917 - one parameter for every option
     moment = clock.now_ms() if now is None else now
     options = migrators.Options(now_ms=moment, bases=bases, dry_run=dry_run)
     silent = as_json or quiet
-    asked = asking(yes=yes, silent=silent)
+    asked = PlanView(yes=yes, silent=silent)
     migration = import_files(paths, target, options, progress.for_person(quiet=silent), asked)
-    tell(migration, target, None, as_json=as_json, quiet=quiet, verbose=verbose)
+    tell(migration, target, None, asked, as_json=as_json, quiet=quiet, verbose=verbose)
     if not silent:
         say(_WITHOUT_FILES)
     sys.exit(migrators.exit_status(migration.report, fail_on))

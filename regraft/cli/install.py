@@ -52,7 +52,7 @@ def install(
 
     PATH is a library, a pack, a v2 backup or another v2 profile; it is only read. The application must not be running.
     Its database is backed up first, nothing that is there is overwritten, and regraft undo PROFILE takes all of it
-    back. --base takes names, v1 or v2 ids, or a unique beginning of an id.
+    back. --base takes names, v1 or v2 ids, or a unique beginning of either.
 
     \b
     Example:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +22,57 @@ from regraft.text import LONGEST_NAME, argument, counted, one_line, shown, shown
 _SHOWN = 5
 
 
-def asking(*, yes: bool, silent: bool) -> Callable[[migrators.MigrationReport], bool]:
-    """Return what shows a plan and asks, in a terminal, before something is left behind; it tells whether to go on."""
+@dataclass
+class PlanView:
+    """Shows a plan and asks, in a terminal, before something is left behind; a call tells whether to go on."""
 
-    def show_plan(planned: migrators.MigrationReport) -> bool:
-        if silent:
+    yes: bool
+    silent: bool
+    #: The warnings that a person has read in the plan.
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+
+    def __call__(self, planned: migrators.MigrationReport) -> bool:
+        """Show a plan, and ask if something would be left behind; return whether to go on."""
+        if self.silent:
             return True
-        asks = not yes and sys.stdin.isatty() and migrators.exit_status(planned, "error") != 0
+        asks = not self.yes and sys.stdin.isatty() and migrators.exit_status(planned, "error") != 0
         document = encoded(planned)
         if not asks:
             say(render.as_line(document) + "\n")
             return True
         say(f"{tr('Plan:')}\n{render.as_text(document)}")
+        self.warnings = document["warnings"]
         return confirmed(tr("Some of it cannot be carried. Go on?"))
-
-    return show_plan
 
 
 def tell(
-    migration: migrators.Migration, target: Path, page: Path | None, *, as_json: bool, quiet: bool, verbose: int
+    migration: migrators.Migration,
+    target: Path,
+    page: Path | None,
+    asked: PlanView,
+    *,
+    as_json: bool,
+    quiet: bool,
+    verbose: int,
 ) -> None:
-    """Print what a run came to; ``page`` is the second place of its report page, ``quiet`` leaves out what it wrote."""
+    """Print what a run came to.
+
+    Args:
+        migration: the run.
+        target: the library.
+        page: the second place of its report page.
+        asked: what was shown before: warnings that were read there are not said again.
+        as_json: print the document alone.
+        quiet: leave out what was written.
+        verbose: name every note, too.
+    """
     document = encoded(migration.report)
     if as_json:
         echo_json(document)
     else:
-        text = render.as_text(document, verbose=verbose > 0) + "\n"
+        known = [] if verbose else asked.warnings
+        news = {**document, "warnings": [one for one in document["warnings"] if one not in known]}
+        text = render.as_text(news, verbose=verbose > 0) + "\n"
         say(text + _closing(document, _written(target, page, wrote=migration.wrote), quiet=quiet))
     interrupts.over()
 

@@ -9,7 +9,7 @@ import click
 
 import migrators
 from regraft import clock
-from regraft.cli.library import asking, tell
+from regraft.cli.library import PlanView, tell
 from regraft.cli.options import PATH, model_word, output_options, plan_options, time_of
 from regraft.cli.output import note, reports_errors
 from regraft.errors import OutputLost
@@ -94,10 +94,10 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     with located(source, Kind(kind) if kind else None) as found:
         _say_found(found, quiet=quiet or as_json)
         bar = progress.for_person(quiet=quiet or as_json)
-        asked = asking(yes=yes, silent=as_json or quiet)
+        asked = PlanView(yes=yes, silent=as_json or quiet)
         migration = migrators.migrate(found, target, options, bar, asked)
     lost = None if page is None else _page_problem(page, migration.report)
-    tell(migration, target, page if lost is None else None, as_json=as_json, quiet=quiet, verbose=verbose)
+    tell(migration, target, page if lost is None else None, asked, as_json=as_json, quiet=quiet, verbose=verbose)
     if lost is not None:
         raise lost
     sys.exit(migrators.exit_status(migration.report, fail_on))

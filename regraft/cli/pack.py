@@ -51,7 +51,7 @@ def pack(  # noqa: PLR0913, PLR0917 - one parameter for every option
     """Write bases of SOURCE to FILE.zip: vectors, files, rows and checksums, for another machine.
 
     SOURCE is a library, a v2 profile, a v2 backup or another pack. It is only read. Without --base all bases are
-    packed; a base is named by its name or id, or a unique beginning of the id. Unpacked, FILE.zip is a library;
+    packed; a base is named by its name or id, or a unique beginning of either. Unpacked, FILE.zip is a library;
     regraft install puts it into another profile.
 
     \b

@@ -107,7 +107,9 @@ def hanging_indent(line: str, width: int) -> int:
     """Return the column at which what follows of a line begins: below its text, behind its sign or label."""
     start = len(line) - len(line.lstrip())
     label = _LABEL.match(line, start)
-    behind = start + 2 if label is None else columns(line[: label.end()])
+    # An id in brackets is no text behind a label.
+    is_label = label is not None and line[label.end() : label.end() + 1] != "("
+    behind = columns(line[: label.end()]) if label is not None and is_label else start + 2
     return behind if behind <= width // 2 else start + 2
 
 

@@ -597,7 +597,7 @@ def test_a_file_that_changes_before_its_checksum_is_taken_stops_the_import(tmp_p
 
 def test_an_answer_of_no_writes_nothing_of_an_import(tmp_path, monkeypatch):
     exported(tmp_path, ["a"])
-    monkeypatch.setattr(sys.modules["regraft.cli.import_"], "asking", lambda **_: lambda _: False)
+    monkeypatch.setattr(sys.modules["regraft.cli.import_"], "PlanView", lambda **_: lambda _: False)
     said(imported(tmp_path), "Declined", 2)
     assert not (tmp_path / "back").exists()
 

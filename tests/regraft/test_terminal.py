@@ -7,8 +7,10 @@ import re
 import struct
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import apsw
 import pytest
 from conftest import NOW, REPO, run
 
@@ -34,8 +36,11 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
 
-def on_terminal(width: int, *arguments: object, stream: str = "stdout", **more: str) -> str:
-    """Return what the command shows in one of its streams, which is a terminal of so many columns."""
+def on_terminal(width: int, *arguments: object, stream: str = "stdout", typed: str = "", **more: str) -> str:
+    """Return what the command shows in one of its streams, which is a terminal of so many columns.
+
+    Whatever is typed is its input, before it asks for any.
+    """
     import fcntl
     import pty
     import termios
@@ -47,6 +52,9 @@ def on_terminal(width: int, *arguments: object, stream: str = "stdout", **more: 
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment = {**environment, "TERM": "xterm", "PYTHONIOENCODING": "utf-8", **more}
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: slave}
+    if typed:
+        streams["stdin"] = slave
+        os.write(master, typed.encode())
     with subprocess.Popen(command, env=environment, **streams):
         os.close(slave)
         shown = b"".join(iter(lambda: _read(master), b""))
@@ -104,6 +112,22 @@ def test_a_terminal_gets_what_fits_and_the_same_words(width: int, library: Path)
         for line in shown.splitlines():
             fits = terminal.columns(line) <= width
             assert fits or "regraft " in line or str(library) in line or len(line.split()) == 1, line
+
+
+@posix
+def test_what_a_plan_said_is_not_said_again(tmp_path: Path) -> None:
+    """A person who has read the plan, and agreed, is told what came of it."""
+    made = tmp_path / "library"
+    shown = on_terminal(80, "migrate", SAMPLE, "--to", made, typed="y\n", NO_COLOR="1")
+    assert shown.count("[missing_vector_store]") == 1
+    assert "Done: 3 of 4 bases." in shown
+    assert "[missing_vector_store]" in run("migrate", SAMPLE, "--to", tmp_path / "other", "-y").stdout
+    for index in made.glob("KnowledgeBase/*/.cherry/index.sqlite"):
+        with closing(apsw.Connection(str(index))) as db:
+            db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('delete-all')")
+    shown = on_terminal(80, "repair", made, typed="y\n", NO_COLOR="1")
+    assert shown.count("[rebuild-full-text]") == 3
+    assert "\nDone" in shown
 
 
 @posix

@@ -157,9 +157,11 @@ def test_names_that_no_base_or_several_have(library, target):
     assert "Base alpha" in refused(library, target, "BaseUnknown", "--base", "nobody")
     catalog(library, "UPDATE knowledge_base SET name = 'Base beta'")
     assert BETA in refused(library, target, "BaseAmbiguous", "--base", "Base beta")
+    assert BETA in refused(library, target, "BaseAmbiguous", "--base", "ba")
+    assert "Base beta" in refused(library, target, "BaseUnknown", "--base", "b")
 
 
-@pytest.mark.parametrize("name", ["beta", BETA, BETA[:6], "Base beta"])
+@pytest.mark.parametrize("name", ["beta", BETA, BETA[:6], "Base beta", "base BETA", "Base b"])
 def test_every_command_takes_a_base_by_its_name_or_id(library, tmp_path, name):
     assert run("search", library, "lamp", "--base", name, "--mode", "bm25", "--json").document["base"] == BETA
     checked = run("check", library, "--base", name, "--json").document
