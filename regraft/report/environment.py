@@ -58,7 +58,12 @@ def _environment() -> Environment:
     environment.filters.update(number="{:,}".format, prose=_prose)
     style = (files("regraft.report") / "style.css").read_text("utf-8")
     environment.globals.update(
-        tr=tr, label_of=label_of, severity_label=severity_label, segments=_segments, style=Markup(style)
+        tr=tr,
+        label_of=label_of,
+        severity_label=severity_label,
+        segments=_segments,
+        style=Markup(style),
+        colon=tr("{heading}: ", heading=""),
     )
     return environment
 

@@ -287,7 +287,7 @@ def _steps(document: Document) -> Iterator[Step]:
 def _page_base(base: Document) -> dict[str, object]:
     outcome = label_of(base["outcome"])
     if base["error"]:
-        outcome += f": {base['error']}"
+        outcome = tr("{what}: {why}", what=outcome, why=base["error"])
     numbers = (
         f"{base['dimensions'] or '-'}",
         f"{sum(base['items'].values()):,}",
