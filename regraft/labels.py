@@ -143,6 +143,32 @@ _HEADINGS = {
     "warning": tr_in("severity", "warnings"),
     "note": tr_in("severity", "notes"),
 }
+_MODES = {
+    "vector": tr_in("search", "meaning"),
+    "bm25": tr_in("search", "words"),
+    "hybrid": tr_in("search", "words and meaning"),
+}
+#: Whether notes of codex-mem are found by meaning.
+_STATES = {
+    "disabled": tr("off"),
+    "ready": tr("ready"),
+    "degraded_missing_index": tr("not possible, the file of vectors is missing or cannot be read"),
+    "rebuilding": tr("not possible before a rebuild is at its end"),
+    "degraded_incompatible_index": tr("not possible, the file of vectors does not fit"),
+    "degraded_failed_embeddings": tr("in part, some notes could not be embedded"),
+    "degraded_stale_embeddings": tr("in part, some notes were changed since"),
+    "degraded_partial_coverage": tr("in part, some notes have no vector yet"),
+}
+
+
+def mode_label(mode: str) -> str:
+    """Return by what a mode of search finds."""
+    return _MODES[mode]
+
+
+def state_label(state: str) -> str:
+    """Return whether notes are found by meaning, by the state of their vectors (``docs/formats/codex_mem.md``)."""
+    return _STATES[state]
 
 
 def label_of(name: object) -> str:

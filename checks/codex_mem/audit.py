@@ -23,6 +23,7 @@ from regraft.formats.codex_mem import database, health, sidecar
 from regraft.formats.codex_mem.database import NOTES, Project
 from regraft.formats.codex_mem.health import Memory, State, Survey
 from regraft.formats.codex_mem.notes import Counts
+from regraft.labels import state_label
 from regraft.language import tr
 from regraft.locate import Located
 from regraft.report.progress import stage
@@ -189,7 +190,7 @@ def _as_audit(path: Path, seen: _Seen) -> Audit:
 
 
 def _state_of(seen: _Seen) -> str:
-    return "" if seen.signals is None else tr("Search by meaning: {state}. ", state=seen.signals.state)
+    return "" if seen.signals is None else tr("Search by meaning: {state}. ", state=state_label(seen.signals.state))
 
 
 def _statistics(project: Project, survey: Survey | None) -> BaseStatistics:

@@ -15,7 +15,7 @@ from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem import health as codex_mem_health
 from regraft.formats.codex_mem.health import Signals, State, Survey
 from regraft.formats.codex_mem.notes import Counts
-from regraft.labels import label_of
+from regraft.labels import label_of, state_label
 from regraft.language import joined, tr
 from regraft.located import Located
 from regraft.text import counted, one_line
@@ -60,9 +60,10 @@ class NotesHealthLook(HealthLook, frozen=True, kw_only=True):
         """See :class:`HealthLook`."""
         if self.semantic is None:
             return
-        yield tr("search by meaning: {state}", state=self.semantic.state)
+        yield tr("search by meaning: {state}", state=state_label(self.semantic.state))
         for name, value in structs.asdict(self.semantic).items():
-            if name != "state":
+            # What nobody knows says nothing to a person.
+            if name != "state" and value is not None:
                 yield f"  {padded(label_of(name.replace('_', ' ')), 22)}{_written(value)}"
         yield ""
 
@@ -101,7 +102,10 @@ def _nothing(size: int, problem: str) -> Look:
 def _problems(survey: Survey) -> Iterator[str]:
     if survey.state not in (State.READY, State.DISABLED):
         why = codex_mem_health.obstacle(survey)
-        yield survey.state.value if why is None else f"{survey.state}: {why}"
+        state = state_label(survey.state)
+        if why is not None:
+            state = tr("{what}: {why}", what=state, why=why)
+        yield tr("search by meaning: {state}", state=state)
 
 
 def _project(survey: Survey, project: database.Project) -> BaseLook:
@@ -135,5 +139,5 @@ def _listed(numbers: dict[str, int]) -> str:
 
 def _written(value: object) -> str:
     if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "unknown" if value is None else one_line(str(value))
+        return label_of("yes" if value else "no")
+    return one_line(str(value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from regraft.errors import WrongUsage
 from regraft.kinds import NAMES, Kind
+from regraft.labels import mode_label, state_label
 from regraft.language import tr
 from regraft.ranking.codex_mem import Answer
 from regraft.text import counted, one_line, shown_lines
@@ -33,11 +34,11 @@ def as_text(answer: Answer, title: str, excerpt: int | None) -> str:
     lines = [
         title,
         tr(
-            "{where}: {hits} by {mode}, {state}.",
+            "{where}: {hits} by {mode}; search by meaning: {state}.",
             where=where,
             hits=counted(len(answer.found), "hit"),
-            mode=answer.mode,
-            state=answer.state,
+            mode=mode_label(answer.mode),
+            state=state_label(answer.state),
         ),
     ]
     for rank, found in enumerate(answer.found, 1):

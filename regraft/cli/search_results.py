@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from regraft.formats.cherry_v2.index.search import Hit
+from regraft.labels import mode_label
 from regraft.language import joined, tr
 from regraft.ranking.cherry_v2 import Answer
 from regraft.ranking.several_bases import Answers, label
@@ -36,7 +37,9 @@ def as_text(found: Answer | Answers, title: str, *, whole: bool, raw: bool) -> s
 
 def _several_as_text(found: Answers, title: str, *, whole: bool) -> str:
     modes = Counter(answer.mode.value for answer in found.answers)
-    said = joined(tr("{bases} by {mode}", bases=counted(number, "base"), mode=mode) for mode, number in modes.items())
+    said = joined(
+        tr("{bases} by {mode}", bases=counted(number, "base"), mode=mode_label(mode)) for mode, number in modes.items()
+    )
     lines = [
         title,
         tr("{hits} in all bases, merged by rank; searched: {said}.", hits=counted(len(found.hits), "hit"), said=said),
@@ -60,7 +63,7 @@ def _counted(answer: Answer) -> str:
     return tr(
         "{hits} by {mode}{weight}{dropped}",
         hits=counted(len(answer.hits), "hit"),
-        mode=answer.mode,
+        mode=mode_label(answer.mode),
         weight=weight,
         dropped=dropped,
     )

@@ -168,7 +168,7 @@ class _Search:
         if told is None and (self.survey.memory.vectors is None or not self._counts().ready):
             told = tr("no note has its vector")
         if told is not None:
-            return f"{told} ({self.survey.state})"
+            return told
         if self.request.vector is None and self.request.embed is None:
             return tr("there is no vector of the query; --vector or --embedder gives one")
         return None

@@ -466,7 +466,7 @@ def test_a_person_reads_rank_score_place_and_the_start_of_the_text(tmp_path):
     made = carried(tmp_path, base("big", file("i", "L", name="f.pdf")), stores={"big": [Row("L", body)]})
     done = run("search", made.path, "needle", "--mode", "bm25")
     assert done.status == 0
-    assert "1 hit by bm25." in done.stdout
+    assert "1 hit by words." in done.stdout
     assert "f.pdf, unit 0" in done.stdout
     assert "\x1b" not in done.stdout
     assert "…" in done.stdout

@@ -86,7 +86,7 @@ def test_without_a_vector_all_are_searched_by_words_and_that_is_said_once(librar
     done = asked(library)
     assert (done.status, done.stderr.count("\n")) == (0, 1)
     assert done.stderr.startswith("note: searched by words alone")
-    assert "7 hits in all bases, merged by rank; searched: 3 bases by bm25." in done.stdout
+    assert "7 hits in all bases, merged by rank; searched: 3 bases by words." in done.stdout
     assert "  1  Base one: one.pdf, unit " in done.stdout
     assert asked(library, "--quiet").stderr == ""
 
