@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regraft.api import backfill as backfill
     from regraft.api import check as check
+    from regraft.api import clear_failed as clear_failed
     from regraft.api import compare as compare
     from regraft.api import encoded as encoded
     from regraft.api import export as export
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from regraft.api import install as install
     from regraft.api import migrate as migrate
     from regraft.api import pack as pack
+    from regraft.api import recall as recall
     from regraft.api import reconcile as reconcile
     from regraft.api import repair as repair
     from regraft.api import rescue as rescue
@@ -36,6 +38,7 @@ _FUNCTIONS = frozenset(
     [
         "backfill",
         "check",
+        "clear_failed",
         "compare",
         "encoded",
         "export",
@@ -47,6 +50,7 @@ _FUNCTIONS = frozenset(
         "install",
         "migrate",
         "pack",
+        "recall",
         "reconcile",
         "repair",
         "rescue",

@@ -5,14 +5,15 @@ Every function returns the typed document that ``regraft COMMAND --json`` prints
 """
 
 from regraft.api.carrying import export, import_, migrate, pack
-from regraft.api.changing import fix, gc, history, install, reconcile, repair, rescue, undo, upgrade
+from regraft.api.changing import clear_failed, fix, gc, history, install, reconcile, repair, rescue, undo, upgrade
 from regraft.api.filling import backfill
-from regraft.api.looking import check, compare, inspect, search
+from regraft.api.looking import check, compare, inspect, recall, search
 from regraft.report.document import encoded
 
 __all__ = [
     "backfill",
     "check",
+    "clear_failed",
     "compare",
     "encoded",
     "export",
@@ -24,6 +25,7 @@ __all__ = [
     "install",
     "migrate",
     "pack",
+    "recall",
     "reconcile",
     "repair",
     "rescue",

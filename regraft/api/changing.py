@@ -28,6 +28,7 @@ from repair.cherry_v2 import install as installing
 from repair.cherry_v2 import rescue as rescuing
 from repair.cherry_v2 import upgrade as upgrading
 from repair.cherry_v2.source import opened
+from repair.codex_mem import clear_failed as clearing
 from repair.options import GRACE_DAYS, GcOptions, RepairOptions
 from repair.systems import plan_reconcile
 
@@ -122,6 +123,24 @@ def reconcile(
         RegraftError: as ``docs/errors.md`` has them.
     """
     return _run("reconcile", path, plan_reconcile, kind, bases, dry_run, progress, confirm)
+
+
+def clear_failed(
+    path: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+) -> ChangeReport:
+    """Mark the notes of codex-mem as pending that an embedder refused; options as of ``regraft clear-failed``.
+
+    Raises:
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    return _run("clear-failed", path, clearing.plan, kind, bases, dry_run, progress, confirm)
 
 
 def upgrade(

@@ -14,14 +14,15 @@ from migrators.compare_report import CompareReport, Query, Question, summary
 from regraft.api.auditing import AuditRequest, audited, recognised
 from regraft.api.embedding import embed_for, embedding
 from regraft.api.given import kind_of, models_of, moment, path_of, watch_of
-from regraft.kinds import Kind
+from regraft.kinds import NAMES, Kind
 from regraft.locate import located
-from regraft.ranking import codex_mem, notes_report, search_report, several_bases
+from regraft.ranking import angel_memory, codex_mem, notes_report, recall_report, search_report, several_bases
 from regraft.ranking.cherry_v2 import Mode, Request
 from regraft.ranking.notes_report import NotesReport
 from regraft.ranking.search_report import SearchReport
 from regraft.report.document import Run
 from regraft.report.progress import Progress
+from regraft.system_errors import NotRecalled
 
 
 def inspect(
@@ -122,6 +123,40 @@ def search(
         found = several_bases.search(source, base, request)
         run.end()
         return search_report.report(run.head(), found)
+
+
+def recall(
+    path: str | Path,
+    short_id: int,
+    *,
+    kind: Kind | str | None = None,
+    first: int | None = None,
+    last: int | None = None,
+    token_budget: int | None = None,
+) -> recall_report.RecallReport:
+    """Return lines of a note of AngelMemory, from its file as it is now; as ``regraft recall``.
+
+    Args:
+        path: a data folder of AngelMemory.
+        short_id: the note's.
+        kind: what the path is, where that is not recognised rightly.
+        first: the first line, from 1 on; None: from the beginning.
+        last: the last line; None: to the end.
+        token_budget: about how many tokens the lines may have.
+
+    Raises:
+        ValueError: there are no such lines.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    place, span = path_of(path), angel_memory.Span(first, last)
+    run = Run(command="recall")
+    with located(place, kind_of(kind)) as source:
+        if source.kind is not Kind.ANGEL_MEMORY:
+            raise NotRecalled(path=place, what=NAMES[source.kind])
+        run.source_kind, run.source = source.kind.value, place
+        found = angel_memory.recall(source.tree.path, short_id, span, token_budget)
+    run.end()
+    return recall_report.report(run.head(), found)
 
 
 def compare(

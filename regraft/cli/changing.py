@@ -32,7 +32,6 @@ from regraft.text import LONGEST_NAME, argument, counted, one_line, shown, shown
 from repair.backfill.report import BackfillReport, EmbeddingReport
 from repair.changes.plan import Action, Unresolved
 from repair.changes.report import BaseName, ChangeReport
-from repair.changes.run import Planner, run_command
 
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", Action, Unresolved)
@@ -101,21 +100,6 @@ class ChangeRequest:
     def agreed(self, planned: ChangeReport) -> bool:
         """Show a plan, and ask whether to go on (:func:`confirmed`)."""
         return self.confirmed(action_lines(planned.bases, planned.actions, verbose=False))
-
-
-def change(command: str, path: Path, planner: Planner, asked: ChangeRequest) -> NoReturn:
-    """Run a planner's plan, say what was done, and end the process with its exit status."""
-    report = run_command(
-        command,
-        path,
-        planner,
-        kind=asked.of_kind(),
-        bases=asked.bases,
-        dry_run=asked.dry_run,
-        progress=asked.progress(),
-        show_plan=asked.agreed,
-    )
-    end_with(report, asked, as_text(report, verbose=asked.verbose > 0, shown=asked.shown))
 
 
 def carry_out(function: Callable[..., ChangeReport], path: Path, asked: ChangeRequest, **options: Any) -> NoReturn:

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from regraft.cli.changing import ChangeRequest, change, change_options
+from regraft import api
+from regraft.cli.changing import ChangeRequest, carry_out, change_options
 from regraft.cli.output import reports_errors
-from repair.codex_mem import clear_failed as planned
 
 
 @click.command(name="clear-failed")
@@ -24,4 +24,4 @@ def clear_failed(path: Path, **options: Any) -> None:
     Example:
       regraft clear-failed ~/.codex-mem/codex-mem.db
     """
-    change("clear-failed", path, planned.plan, ChangeRequest(**options))
+    carry_out(api.clear_failed, path, ChangeRequest(**options))

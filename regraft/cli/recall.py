@@ -7,15 +7,13 @@ from pathlib import Path
 
 import click
 
+from regraft import api
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, note, reports_errors, say
-from regraft.kinds import NAMES, Kind
 from regraft.language import joined, tr
-from regraft.locate import located
-from regraft.ranking import angel_memory as recalling
-from regraft.ranking.angel_memory import Recalled, Span
-from regraft.report.document import Report, Run, encoded
-from regraft.system_errors import NotRecalled
+from regraft.ranking.angel_memory import Span
+from regraft.ranking.recall_report import RecallReport
+from regraft.report.document import encoded
 from regraft.text import counted, one_line, shown_lines
 
 _LINES = re.compile(r"(?=.*\d)(\d*):(\d*)", re.ASCII)
@@ -76,78 +74,38 @@ def recall(
     Example:
       regraft recall data/plugin_data/AngelMemory 8
     """
-    run = Run(command="recall")
-    with located(path, Kind(kind) if kind else None) as source:
-        if source.kind is not Kind.ANGEL_MEMORY:
-            raise NotRecalled(path=path, what=NAMES[source.kind])
-        run.source_kind, run.source = source.kind.value, path
-        found = recalling.recall(source.tree.path, short_id, span, token_budget)
-    run.end()
+    found = api.recall(path, short_id, kind=kind, first=span.first, last=span.last, token_budget=token_budget)
     if as_json:
-        echo_json(encoded(_report(run, found)))
-    else:
-        if not quiet:
-            say(_head(found, verbose=verbose > 0))
-        text = found.content.replace("\r\n", "\n")
-        say(f"{text}\n", as_it_is=True)
-        if found.is_cut and not quiet:
-            left = tr(
-                "the budget of {token_budget} tokens ends here; go on with --lines {end}:",
-                token_budget=token_budget,
-                end=found.end + 1,
-            )
-            note(tr("note: {left}", left=left))
+        echo_json(encoded(found))
+        return
+    if not quiet:
+        say(_head(found, verbose=verbose > 0))
+    text = found.content.replace("\r\n", "\n")
+    say(f"{text}\n", as_it_is=True)
+    if found.truncated and not quiet:
+        left = tr(
+            "the budget of {token_budget} tokens ends here; go on with --lines {end}:",
+            token_budget=token_budget,
+            end=found.actual_end_line + 1,
+        )
+        note(tr("note: {left}", left=left))
 
 
-class RecallReport(Report, kw_only=True):
-    """What ``regraft recall`` tells (``docs/commands.md``); lines count from 1."""
-
-    note_short_id: int | None
-    source_id: str
-    path: str
-    headings: list[str]
-    tags: list[str]
-    total_lines: int
-    actual_start_line: int
-    actual_end_line: int
-    tokens: int
-    truncated: bool
-    content: str
-
-
-def _report(run: Run, found: Recalled) -> RecallReport:
-    return RecallReport(
-        head=run.head(),
-        note_short_id=found.record.short_id,
-        source_id=found.record.source_id,
-        path=found.record.path,
-        headings=list(filter(None, found.record.headings)),
-        tags=list(found.record.names),
-        total_lines=found.total_lines,
-        actual_start_line=found.start,
-        actual_end_line=found.end,
-        tokens=found.tokens,
-        truncated=found.is_cut,
-        content=found.content,
-    )
-
-
-def _head(found: Recalled, *, verbose: bool) -> str:
+def _head(found: RecallReport, *, verbose: bool) -> str:
     """Return what stands above the lines for a person."""
-    record = found.record
-    place = joined(filter(None, (record.path, " > ".join(filter(None, record.headings)))))
-    title = tr("Note {short_id}: {place}", short_id=record.short_id, place=place)
+    place = joined(filter(None, (found.path, " > ".join(found.headings))))
+    title = tr("Note {short_id}: {place}", short_id=found.note_short_id, place=place)
     tokens = counted(found.tokens, "token")
     lines = [
         one_line(title),
         tr(
             "lines {start} to {end} of {total_lines}, about {tokens}",
-            start=found.start,
-            end=found.end,
+            start=found.actual_start_line,
+            end=found.actual_end_line,
             total_lines=found.total_lines,
             tokens=tokens,
         ),
     ]
     if verbose:
-        lines += [tr("tags {names}", names=one_line(joined(record.names))), record.source_id]
+        lines += [tr("tags {names}", names=one_line(joined(found.tags))), found.source_id]
     return shown_lines([*lines, ""])

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import angel_store
+import codex_mem_store
 import pytest
 from conftest import REPO, run
 
@@ -207,3 +209,21 @@ def test_the_package_lists_the_functions_and_loads_none_before() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
     code = "import regraft, sys; regraft.check; print('click' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_lines_of_a_note_are_read(tmp_path: Path) -> None:
+    store = angel_store.build(tmp_path / "data", {"a.txt": "one\ntwo\nthree\n"})
+    found = regraft.recall(store.root, 0, first=2)
+    assert (found.content, found.actual_start_line, found.total_lines) == ("two\nthree", 2, 3)
+    assert document(found) == printed("recall", store.root, 0, "--lines", "2:")
+    with pytest.raises(ValueError, match="line 3 comes after line 2"):
+        regraft.recall(store.root, 0, first=3, last=2)
+
+
+def test_failed_notes_are_tried_again(tmp_path: Path) -> None:
+    path = codex_mem_store.write(tmp_path)
+    codex_mem_store.embed(path, [codex_mem_store.note_id(1, 0)])
+    codex_mem_store.mark_failed(path, codex_mem_store.note_id(0, 0))
+    report = regraft.clear_failed(path)
+    assert [(action.action, action.count) for action in report.actions] == [("clear-failed", 1)]
+    assert regraft.clear_failed(path).actions == []
