@@ -45,7 +45,8 @@ def as_text(report: InspectReport, *, verbose: bool = False) -> str:
     lines += report.health.lines()
     part = system_of(kind).part if kind in SYSTEMS else "base"
     if part:
-        lines.append(f"{counted(len(report.bases), part)}, {human_bytes(report.health.bytes)}.")
+        size = human_bytes(report.health.bytes)
+        lines.append(tr("{parts}, {size}.", parts=counted(len(report.bases), part), size=size))
     path = report.head.source.path if report.head.source else ""
     lines += _health_lines(path, report.health, report.bases)
     return shown_lines(lines)

@@ -116,9 +116,10 @@ class ItemLook(Struct, frozen=True, kw_only=True):
             units = "" if self.units is None else counted(self.units, "unit")
             parts.append(padded_left(units, 10) + " ")
         name = one_line(self.name, _LONGEST_ITEM)
-        error = f": {one_line(str(self.error), LONGEST_NAME)}" if self.error else ""
+        if self.error:
+            name = tr("{what}: {why}", what=name, why=one_line(str(self.error), LONGEST_NAME))
         inside = "" if self.folder in (UNSET, None) else "  "
-        return f"    {' '.join(parts)} {inside}{name}{error}"
+        return f"    {' '.join(parts)} {inside}{name}"
 
 
 class BaseLook(Struct, frozen=True, kw_only=True):
@@ -139,8 +140,10 @@ class BaseLook(Struct, frozen=True, kw_only=True):
         """Yield what a person is told of it."""
         yield name_line(self.id, self.name)
         if self.status:
-            error = f": {self.error}" if self.error else ""
-            yield tr("  status      {status}{error}", status=label_of(self.status), error=error)
+            status = label_of(self.status)
+            if self.error:
+                status = tr("{what}: {why}", what=status, why=self.error)
+            yield tr("  status      {status}", status=status)
         if self.model:
             yield tr("  model       {model}", model=self.model)
         if self.items:

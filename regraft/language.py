@@ -28,7 +28,7 @@ OPTION = "--lang"
 _LOCALE_VARIABLES = ("LC_ALL", "LC_MESSAGES", "LANG")
 
 #: Where a blank parts the two characters.
-_MIXED = re.compile("[\u4e00-\u9fff][0-9A-Za-z]|[0-9A-Za-z][\u4e00-\u9fff]")
+_MIXED = re.compile("[\u4e00-\u9fff][0-9A-Za-z/~._]|[0-9A-Za-z/_.][\u4e00-\u9fff]")
 
 #: What was translated, by what became of it: what is kept in files is English.
 _english: dict[str, str] = {}

@@ -265,10 +265,21 @@ def test_the_readme_names_the_commands_of_a_clone():
 def test_a_translation_names_the_same_as_its_original(original, translation):
     first, second = text_of(original), text_of(translation)
     assert set(spans(first)) ^ set(spans(second)) == set()
-    typed = [fence for fence in fences(first) if fence[0]]
-    assert typed == [fence for fence in fences(second) if fence[0]]
+    assert typed_in(first) == typed_in(second)
     levels = [re.findall(r"^#+ ", prose(text), re.MULTILINE) for text in (first, second)]
     assert levels[0] == levels[1]
+
+
+def typed_in(page: str) -> list[tuple[str, str]]:
+    """Return what a page has for a reader to type or to put into a file: of a session the commands alone."""
+    typed = []
+    for language, content in fences(page):
+        if language == "console":
+            commands = [line for line in content.splitlines() if line.startswith("$ ")]
+            typed.append((language, "\n".join(commands)))
+        elif language:
+            typed.append((language, content))
+    return typed
 
 
 @pytest.mark.parametrize(("page", "heading"), [("upgrade.md", "Troubleshooting"), ("zh/upgrade.md", "常见问题")])
