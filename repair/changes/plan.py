@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -161,6 +161,8 @@ class Plan:
     level: Level = Level.DEFAULT
     #: Whether what takes this run back is kept; else it is deleted at its end.
     keeps_undo: bool = True
+    #: What reads the texts that are going to be embedded once this is done, by the base: each with its key.
+    bodies: dict[str, Callable[[], Iterator[tuple[str, str]]]] = field(default_factory=dict)
 
     def add(self, other: Plan) -> None:
         """Do all that another plan does, too, behind what this one does."""
@@ -170,6 +172,7 @@ class Plan:
         self.expired += other.expired
         self.expiring += other.expiring
         self.reclaims += other.reclaims
+        self.bodies |= other.bodies
 
     @property
     def actions(self) -> list[Action]:
