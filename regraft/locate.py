@@ -41,6 +41,7 @@ from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import shown
 from regraft.tree import FolderTree, Tree, ZipTree, join, notices_of, open_tree
+from regraft.unfinished import unfinished_in
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +200,8 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
         return found
     if tree.is_denied(cherry_v2_layout.INDEX_FILE):
         raise SourceUnreadable(path=path / cherry_v2_layout.INDEX_FILE, reason=os.strerror(errno.EACCES))
-    raise SourceUnrecognised(path=path, found=_described(path, tree, folder))
+    unfinished = unfinished_in(path) if isinstance(tree, FolderTree) else None
+    raise unfinished or SourceUnrecognised(path=path, found=_described(path, tree, folder))
 
 
 def _unpacked(path: Path, tree: Tree, folder: str) -> Located | None:

@@ -151,7 +151,7 @@ def _needs(path: Path, kind: Kind | None, bases: tuple[str, ...], run: Run) -> l
             return []
         filler = systems.FILLERS.get(found.kind)
         if filler is None or found.is_archive:
-            advice = tr("unpack it first") if found.is_archive else tr("regraft migrate makes a library of it")
+            advice = tr("unpack it first") if filler is not None else tr("regraft migrate makes a library of it")
             raise NotChanged(path=path, what=NAMES[found.kind], command="backfill", advice=advice)
         chosen = frozenset(audits.chosen_bases(found, bases))
         store = Store(path=path, root=found.tree.path, found=found, chosen=chosen)
@@ -199,6 +199,9 @@ def _tested(settings: EmbedderSettings) -> TestedEmbedder:
     start = time.monotonic()
     code = problem = tokens = None
     vectors: list[bytes] = []
+    if isinstance(settings, ServerSettings):
+        # Somebody waits for what comes of it.
+        settings = msgspec.structs.replace(settings, retries=0)
     try:
         with embedders.opened(settings) as embedder:
             start = time.monotonic()

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -48,18 +49,7 @@ _ALL = "*"
 )
 @output_options
 @reports_errors
-def embedders(
-    path: Path | None,
-    config_path: Path | None,
-    bases: tuple[str, ...],
-    snippet: bool,
-    write: bool,
-    test: str | None,
-    as_json: bool,
-    quiet: bool,
-    verbose: int,
-    kind: str | None,
-) -> None:
+def embedders(path: Path | None, snippet: bool, test: str | None, as_json: bool, quiet: bool, **options: Any) -> None:
     """List the embedders of regraft.yaml, and the bases of the store at PATH that each is for.
 
     Nothing is sent but by --test, and nothing is written but by --write. Without a configuration, what to write into it
@@ -70,17 +60,24 @@ def embedders(
       regraft embedders library --snippet
     """
     report = api.list_embedders(
-        path, kind=kind, bases=bases, config=config_path, test=test == _ALL or test or False, write=write
+        path,
+        kind=options["kind"],
+        bases=options["bases"],
+        config=options["config_path"],
+        test=test == _ALL or test or False,
+        write=options["write"],
     )
     if as_json:
         echo_json(encoded(report))
+    elif snippet:
+        say(report.snippet, as_it_is=True)
     else:
-        say(as_text(report, path, with_snippet=snippet, quiet=quiet))
+        say(as_text(report, path, quiet=quiet))
     if any(one.problem is not None for one in report.tested):
         sys.exit(WORTH_READING)
 
 
-def as_text(report: EmbeddersReport, path: Path | None, *, with_snippet: bool, quiet: bool) -> str:
+def as_text(report: EmbeddersReport, path: Path | None, *, quiet: bool) -> str:
     """Return the embedders as text for a person."""
     lines = []
     if report.written:
@@ -93,9 +90,9 @@ def as_text(report: EmbeddersReport, path: Path | None, *, with_snippet: bool, q
         lines.append(tr("{config} names no embedder.", config=report.config))
     lines += _table(report) + _without(report)
     lines += [_test_line(one) for one in report.tested]
-    if with_snippet or not report.embedders:
+    if not report.embedders:
         lines += ["", *report.snippet.splitlines()] if lines else report.snippet.splitlines()
-    if not quiet and not with_snippet:
+    if not quiet:
         lines += ["", tr("Next: {command}", command=_next(report, path))]
     return shown_lines(lines)
 
