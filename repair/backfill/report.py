@@ -71,9 +71,10 @@ class BackfillReport(Report, kw_only=True):
 class EmbeddingReport(ChangeReport, kw_only=True):
     """What a change did for which texts were embedded first; ``embedder`` None: none was needed, or named.
 
-    ``suggestion`` says what it takes where none is configured.
+    ``suggestion`` says what it takes where none is configured, ``missing`` what is to be installed before a run.
     """
 
     embedder: EmbedderName | None
     scopes: list[ScopeReport]
     suggestion: Suggestion | None = None
+    missing: str | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import apsw
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from checks.audit.collector import Level
 from checks.audit.findings import FINDINGS, Finding
@@ -21,7 +22,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
     ``action`` is its name in the output contract (``docs/commands.md``, "Commands that change a store"), ``count`` how
     many things it is done to, ``bytes`` what that frees or writes, ``message`` the same for a person. ``finding`` is
-    what it mends, None where it mends nothing that ``check`` would find.
+    what it mends, None where it mends nothing that ``check`` would find. ``gone`` and ``come`` are the ids of records
+    that go and that come, where the action says them.
     """
 
     action: str
@@ -31,6 +33,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     finding: str | None = None
     message: str
+    gone: list[int] | UnsetType = UNSET
+    come: list[int] | UnsetType = UNSET
 
 
 class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
