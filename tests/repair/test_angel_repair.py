@@ -59,8 +59,8 @@ def test_the_records_of_a_changed_file_are_replaced(store: AngelStore, seconds: 
     assert actions(done) == ["index-files", "replace-records"]
     action = done.document["actions"][1]
     assert (action["gone"], action["come"]) == (gone, [11, 12])
-    ids = ", ".join(map(str, gone)) if len(gone) < 2 else f"{gone[0]}–{gone[-1]}"  # noqa: RUF001
-    assert action["message"] == f"notes/dup.md changed: records {ids} go, 11–12 come"  # noqa: RUF001
+    ids = ", ".join(map(str, gone)) if len(gone) < 2 else f"{gone[0]}–{gone[-1]}"
+    assert action["message"] == f"notes/dup.md changed: records {ids} go, 11–12 come"
     assert of_path(store, "notes/dup.md") == [("Same", 11, str(highest + 1)), ("New", 12, str(highest + 1))]
     assert [one for one in store.records() if one.path != "notes/dup.md"] == others
     assert indexed(store)["notes/dup.md"] == (highest + 1, seconds)
