@@ -92,7 +92,8 @@ def _embedder(model_id: str, needs: Sequence[Need], names: list[str]) -> list[st
         lines.append(f"    # {about}")
     lines.append("    provider: openai")
     if known is None:
-        lines.append(f"    # {tr('write here the address of a server that has this model')}")
+        to_do = tr("write here the address of a server that has this model")
+        lines.append(f"    # {to_do}")
     lines += [f"    base_url: {server.url}", f"    model: {_written(model)}"]
     if provider:
         lines.append(f"    model_ids: [{json.dumps(model_id, ensure_ascii=False)}]")
