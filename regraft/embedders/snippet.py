@@ -1,4 +1,4 @@
-"""A ready configuration for the models that vectors are of (``docs/embedders.md``, "Which embedders there are")."""
+"""A ready configuration for the models that vectors are of (``docs/embedders.md``)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from repair.changes.store import Store
 _AT_ONCE = 256
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SurveyedTarget:
     """A target as it was looked at: nothing was written."""
 
@@ -103,7 +103,7 @@ def _seen(
     sample: list[tuple[str, bytes]] | None = [] if target.is_new else None
     if options.probes and (is_embedded or target.is_new):
         sample = scope.sample(probing.SAMPLE)
-    return SurveyedTarget(target, outcome, sample, expected)
+    return SurveyedTarget(target=target, outcome=outcome, sample=sample, expected=expected)
 
 
 def kind_of(one: SurveyedTarget) -> tuple[str | None, int | None]:

@@ -75,3 +75,14 @@ def test_texts_and_vectors_of_several_sizes(
 @pytest.mark.parametrize(("length", "bytes_"), [(32, 132), (512, 683), (2048, 4096), (4096, 4608), (6144, 8192)])
 def test_what_a_vector_takes_in_pages(length: int, bytes_: int) -> None:
     assert preflight._on_pages(length) == pytest.approx(bytes_, abs=2)
+
+
+def test_an_import(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    library, units, back = tmp_path / "library", tmp_path / "units.parquet", tmp_path / "back"
+    regraft.migrate(REPO / "sample_v1" / "cherry-studio.202503141200.zip", library, now_ms=NOW_MS)
+    regraft.export(library, units)
+    planned = regraft.import_([units], back, dry_run=True, now_ms=NOW_MS)
+    assert planned.preflight is not None
+    regraft.import_([units], back, now_ms=NOW_MS)
+    assert 1 <= planned.preflight.bytes_needed / size_of(back) <= 1.6
