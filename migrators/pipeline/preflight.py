@@ -48,8 +48,8 @@ ROW_BYTES = 1_300
 #: Bytes of an index without any row.
 EMPTY_INDEX_BYTES = 130_000
 #: Bytes on disk for one byte of text: content, body, and the trigram index. Documents take about 5, text
-#: in which nothing comes again 7 where it is English and 10 where it is Chinese.
-TEXT_FACTOR = 10.2
+#: in which nothing comes again 7 where it is English and up to 10.5 where it is Chinese.
+TEXT_FACTOR = 10.8
 #: Bytes of a library besides its indexes: catalog, ledger and report, with what each base and item adds to them.
 LIBRARY_BYTES, BASE_BYTES, ITEM_BYTES = 130_000, 15_000, 2_500
 #: A page of an index, and of one what no row takes.
