@@ -146,4 +146,6 @@ def _next(report: EmbeddersReport, path: Path | None) -> str:
         return shlex.join(["regraft", "embedders", *place, "--write"])
     if report.written or path is None:
         return shlex.join(["regraft", "embedders", *place, "--test"])
+    if report.models and not any(one.embedders for one in report.models):
+        return shlex.join(["regraft", "embedders", *place, "--snippet"])
     return shlex.join(["regraft", "backfill", *place, "--dry-run"])

@@ -86,6 +86,15 @@ def test_the_table(store: Path, server: FaultServer, tmp_path: Path) -> None:
     assert regraft.list_embedders(store, bases=[KB]).embedders[0].bases == ["Base kb"]
 
 
+def test_a_model_that_no_embedder_is_of(store: Path, server: FaultServer, tmp_path: Path) -> None:
+    configured(tmp_path / "regraft.yaml", server, model="another")
+    text = run("embedders", store).stdout
+    assert f"\nno embedder is of {MODEL}, 8 dimensions: Base kb, Base other\n" in text
+    assert text.endswith(f"Next: regraft embedders {store} --snippet\n")
+    written = yaml.safe_load(run("embedders", store, "--snippet").stdout)
+    assert written["embedders"]["acme"]["model"] == "embed-small"
+
+
 @pytest.mark.parametrize("words", [("--test",), ("--test", "mine")])
 def test_two_texts_are_sent(store: Path, server: FaultServer, tmp_path: Path, words: tuple[str, ...]) -> None:
     configured(tmp_path / "regraft.yaml", server)

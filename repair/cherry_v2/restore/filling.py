@@ -122,12 +122,11 @@ def stood_in(path: Path, base: str | None, kind: Any, model_id: str | None, dime
         source = read_source(store, key)
         others = sorted(catalog_of(store, data=False).bases, key=lambda row: base_key(row) != source.key)
     label = str(source.row.get("name"))
-    for row in others:
-        model, length = row.get("embedding_model_id"), row.get("dimensions")
-        if isinstance(model, str) and model_id in (None, model):
-            known = length if isinstance(length, int) and length > 0 else None
-            return Need(model_id=model, dimensions=dimensions or known, label=label)
-    return Need(model_id=model_id or DEFAULT.model_id, dimensions=dimensions, label=label)
+    models = [str(row["embedding_model_id"]) for row in others if row.get("embedding_model_id")]
+    model = model_id or next(iter(models), DEFAULT.model_id)
+    lengths = (row.get("dimensions") for row in others if row.get("embedding_model_id") == model)
+    known = next((length for length in lengths if isinstance(length, int) and length > 0), None)
+    return Need(model_id=model, dimensions=dimensions or known, label=label)
 
 
 @dataclass(kw_only=True)
