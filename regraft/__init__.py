@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from regraft.api import import_ as import_
     from regraft.api import inspect as inspect
     from regraft.api import install as install
+    from regraft.api import list_embedders as list_embedders
     from regraft.api import migrate as migrate
     from regraft.api import pack as pack
     from regraft.api import recall as recall
@@ -48,6 +49,7 @@ _FUNCTIONS = frozenset(
         "import_",
         "inspect",
         "install",
+        "list_embedders",
         "migrate",
         "pack",
         "recall",

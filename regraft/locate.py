@@ -41,6 +41,7 @@ from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import shown
 from regraft.tree import FolderTree, Tree, ZipTree, join, notices_of, open_tree
+from regraft.unfinished import unfinished_in
 
 logger = logging.getLogger(__name__)
 
@@ -195,11 +196,30 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
         found = _unpacked(path, tree, folder)
     if kind is not None and (found is None or found.kind is not kind):
         found = _forced(path, tree, folder, kind)
+    if found is not None and kind is None and found.kind is Kind.LIBRARY and _is_bare(tree, folder):
+        _demand_finished(path, tree)
     if found is not None:
         return found
     if tree.is_denied(cherry_v2_layout.INDEX_FILE):
         raise SourceUnreadable(path=path / cherry_v2_layout.INDEX_FILE, reason=os.strerror(errno.EACCES))
+    _demand_finished(path, tree)
     raise SourceUnrecognised(path=path, found=_described(path, tree, folder))
+
+
+def _is_bare(tree: Tree, folder: str) -> bool:
+    """Tell whether a library has neither a catalog nor any base."""
+    return tree.kind(join(folder, CATALOG_FILE)) != "file" and not tree.children(join(folder, KNOWLEDGE_FOLDER))
+
+
+def _demand_finished(path: Path, tree: Tree) -> None:
+    """Refuse what a run left that was killed before it put anything into its place.
+
+    Raises:
+        MigrationUnfinished
+    """
+    unfinished = unfinished_in(path) if isinstance(tree, FolderTree) else None
+    if unfinished is not None:
+        raise unfinished
 
 
 def _unpacked(path: Path, tree: Tree, folder: str) -> Located | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regraft.errors import STOPPED, RegraftError
+from regraft.errors import STOPPED, RegraftError, SourceUnrecognised
 
 
 class PackUnreadable(RegraftError, ValueError):
@@ -40,3 +40,8 @@ class CopyDiffers(RegraftError, OSError):
     """{path}: this copy is not what was copied ({reason}); it was not used, check the disk."""
 
     exit_status = STOPPED
+
+
+class MigrationUnfinished(SourceUnrecognised):
+    """{path}: an unfinished migration, nothing of which is in its place yet; run it again: {command} (or delete the
+    folder)."""

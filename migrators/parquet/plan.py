@@ -51,4 +51,6 @@ class Plan:
         if not self.about.index:
             return items
         bare = sum(len(one.content or "") for one in self.about.bare_materials)
-        return items + preflight.index_bytes(self.held.rows, self.held.vector_bytes, self.held.text_bytes + bare)
+        return items + preflight.index_bytes(
+            self.held.rows, self.held.rows, self.held.vector_bytes, self.held.text_bytes + bare
+        )

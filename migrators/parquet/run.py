@@ -117,7 +117,9 @@ class ImportPlan:
     @property
     def bytes(self) -> int:
         """Estimate the bytes that carrying them takes on the target's disk."""
-        return sum(plan.bytes for plan in self.planned)
+        planned = self.planned
+        around = preflight.library_bytes(len(planned), sum(len(plan.materials) for plan in planned))
+        return around + sum(plan.bytes for plan in planned)
 
     @property
     def rows(self) -> int:

@@ -138,7 +138,8 @@ def plan_library(
     preflight.check_items(at.path, items, at.entries)
     uploads = [item.upload for plan in plans for item in plan.items if item.upload is not None]
     indexes = sum(map(preflight.planned_bytes, plans))
-    return LibraryPlan(jobs=jobs, bytes=indexes + preflight.upload_bytes(planner.source, uploads))
+    around = preflight.library_bytes(len(plans), sum(len(plan.items) for plan in plans))
+    return LibraryPlan(jobs=jobs, bytes=indexes + around + preflight.upload_bytes(planner.source, uploads))
 
 
 def carried(

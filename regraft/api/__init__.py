@@ -6,6 +6,7 @@ Every function returns the typed document that ``regraft COMMAND --json`` prints
 
 from regraft.api.carrying import export, import_, migrate, pack
 from regraft.api.changing import clear_failed, fix, gc, history, install, reconcile, repair, rescue, undo, upgrade
+from regraft.api.embedders import list_embedders
 from regraft.api.filling import backfill
 from regraft.api.looking import check, compare, inspect, recall, search
 from regraft.report.document import encoded
@@ -23,6 +24,7 @@ __all__ = [
     "import_",
     "inspect",
     "install",
+    "list_embedders",
     "migrate",
     "pack",
     "recall",

@@ -59,7 +59,7 @@ def chosen_embedder(path: Path | None, name: str | None, models: frozenset[str])
             "{embedders} of {every} could be meant", embedders=counted(len(fitting), "embedder"), every=len(every)
         )
         known = tr("one of {sorted}", sorted=joined(sorted(one.name for one in fitting or every)))
-    raise EmbedderUnnamed(path=found.path, problem=problem, known=known)
+    raise EmbedderUnnamed(path=found.path, problem=problem, known=known, count=len(every))
 
 
 def query_vector(settings: EmbedderSettings, query: str) -> tuple[float, ...]:

@@ -47,6 +47,7 @@ def backfill(
     if (model is None) != (dimensions is None):
         raise WrongUsage(problem=tr("--model says nothing of its dimensions"), hint=tr("give --dimensions too"))
     new = None if model is None or dimensions is None else NewModel(model_id("--model", model), dimensions)
+    place = None if config is None else path_of(config)
     options = BackfillOptions(
         path=path_of(path),
         kind=kind_of(kind),
@@ -58,8 +59,8 @@ def backfill(
         new=new,
         dimensions=dimensions,
         all_projects=all_projects,
+        config=place,
     )
-    place = None if config is None else path_of(config)
     return run_backfill(
         partial(limited_embedder, place, embedder, limits),
         options,

@@ -39,6 +39,7 @@ _MODULES = {
     "backfill": "backfill",
     "rebuild": "rebuild",
     "restore": "restore",
+    "embedders": "embedders",
     "upgrade": "upgrade",
     "rescue": "rescue",
     "install": "install",

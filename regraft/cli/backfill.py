@@ -23,6 +23,7 @@ from regraft.cli.embedding import embedder_options, limit_options
 from regraft.cli.output import reports_errors
 from regraft.errors import WrongUsage
 from regraft.language import tr
+from regraft.suggestion import Suggestion
 from regraft.text import counted, one_line, shown_lines
 from repair import systems
 from repair.backfill.budget import Limits
@@ -86,6 +87,7 @@ def filled(command: str, path: Path, options: dict[str, Any], **more: Any) -> tu
         limits=limits,
         probes=not no_probe,
         command=command,
+        config=config_path,
         **more,
     )
     report = run_backfill(
@@ -125,6 +127,7 @@ def as_text(report: BackfillReport, *, verbose: bool) -> str:
         ]
     if report.head.run.dry_run:
         lines += ["", tr("Dry run: nothing was sent, and nothing was written.")]
+        lines += suggestion_lines(report.suggestion)
     elif _was_run(report) or report.undo is not None:
         lines += closing_lines(report, is_done=True)
     else:
@@ -136,8 +139,14 @@ def sent_lines(report: BackfillReport | EmbeddingReport, *, verbose: bool) -> li
     """Return what was sent, or would be, as lines for a person."""
     lines = []
     for scope in report.scopes:
-        lines += _done_lines(scope, verbose) if _was_run(report) else scope_lines(scope)
+        is_unnamed = report.suggestion is not None
+        lines += _done_lines(scope, verbose) if _was_run(report) else scope_lines(scope, is_unnamed=is_unnamed)
     return lines
+
+
+def suggestion_lines(suggestion: Suggestion | None) -> list[str]:
+    """Return what to write into a configuration that names no embedder, as lines for a person."""
+    return [] if suggestion is None else ["", *suggestion.lines()]
 
 
 def planned_lines(report: BackfillReport | EmbeddingReport) -> list[str]:
@@ -168,8 +177,8 @@ def _heading(scope: ScopeReport) -> str:
     return one_line(f"{scope.name}  ({scope.scope}{model})")
 
 
-def scope_lines(scope: ScopeReport) -> list[str]:
-    """Return what is going to be sent of one scope, as lines for a person."""
+def scope_lines(scope: ScopeReport, *, is_unnamed: bool = False) -> list[str]:
+    """Return what is going to be sent of one scope, as lines for a person; ``is_unnamed``: nobody has said to whom."""
     planned = scope.planned
     lines = [
         _heading(scope),
@@ -187,7 +196,11 @@ def scope_lines(scope: ScopeReport) -> list[str]:
         )
         if planned.cost is not None:
             sent += tr(", about {money}", money=_money(planned.cost, planned.currency))
+        elif is_unnamed:
+            sent += tr(", cost unknown")
         lines.append(tr("  embed {texts}: {sent}", texts=counted(planned.texts, "text"), sent=sent))
+    if planned.shared:
+        lines.append(tr("  {shared} more: the vector of an equal text", shared=counted(planned.shared, "text")))
     return lines
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
+import msgspec
 
 from regraft import sqlite, streams
 from regraft.cli import terminal
@@ -31,6 +32,7 @@ from regraft.language import tr
 from regraft.ledger import interrupts
 from regraft.report import render
 from regraft.report.document import Run
+from regraft.suggestion import Suggestion
 from regraft.text import shown, shown_lines
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -70,15 +72,22 @@ def _as_it_came(error: BaseException) -> RegraftError:
 
 
 def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> NoReturn:
-    """Say an error in one line (with ``as_json`` in a document too) and end with its exit status."""
+    """Say an error in one line (with ``as_json`` in a document too), what to write where it says that something has
+    to be written, and end with its exit status.
+    """
     interrupts.over()
+    found = error.facts.get("suggestion")
+    suggestion = found if isinstance(found, Suggestion) else None
     if verbose > 1:
         note_traceback(error)
     if as_json and not _is_told():
         head = {"regraft": Run(command=command).document()["regraft"]}
         message = {"code": error.code, "message": str(error), "exit_status": error.exit_status}
-        echo_json({**head, "error": message})
+        advised = {} if suggestion is None else {"suggestion": msgspec.to_builtins(suggestion)}
+        echo_json({**head, "error": {**message, **advised}})
     note(tr("regraft: {error}", error=error))
+    for line in suggestion.lines() if suggestion is not None and not as_json else ():
+        note(line)
     sys.exit(error.exit_status)
 
 

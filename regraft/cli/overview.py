@@ -35,6 +35,7 @@ GROUPS = {
     tr("Embed"): {
         "backfill": tr("Embed what has no vector yet, and nothing else."),
         "restore": tr("Make a new base with another model, of the same texts."),
+        "embedders": tr("List what makes vectors, and for which bases; test it."),
     },
     tr("codex-mem and AngelMemory"): {
         "rebuild": tr("codex-mem: make the vectors of all notes anew."),

@@ -19,6 +19,7 @@ from regraft.errors import EmbedderUnnamed, ModelDiffers, WrongUsage
 from regraft.kinds import Kind
 from regraft.language import tr
 from regraft.system_errors import SidecarUnfit
+from regraft.text import shown_lines
 from repair.angel_memory import reconcile as angel_memory
 from repair.changes.store import recognised
 
@@ -99,4 +100,6 @@ def _angel_memory(path: Path, asked: ChangeRequest, more: dict[str, Any]) -> NoR
     )
     verbose = asked.verbose > 0
     sent = "".join(f"{line}\n" for line in sent_lines(report, verbose=verbose))
-    end_with(report, asked, sent + as_text(report, verbose=verbose, shown=asked.shown))
+    missing = [] if report.missing is None else ["", tr("Before a run: {missing}", missing=report.missing)]
+    text = sent + as_text(report, verbose=verbose, shown=asked.shown)
+    end_with(report, asked, text + shown_lines(missing))

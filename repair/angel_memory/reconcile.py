@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from msgspec import structs
+
 from checks.angel_memory.providers import providers
 from regraft import clock, embedders
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import Declined, EmbedderUnnamed
+from regraft.errors import Declined, EmbedderUnnamed, WrongUsage
 from regraft.kinds import Kind
 from regraft.ledger import durable, ledger
 from regraft.report.document import Run
@@ -128,6 +130,10 @@ class _Work:
         """Return what a run would do, as far as plain SQLite can tell."""
         self._choose()
         self._estimate(dict.fromkeys(self.look.donors(), b""))
+        try:
+            collection.demand_chromadb()
+        except WrongUsage as error:
+            return structs.replace(self._planned(), missing=str(error))
         return self._planned()
 
     def _choose(self) -> None:

@@ -29,9 +29,13 @@ from repair.changes.store import Store
 from repair.options import RepairOptions
 
 _OF_STATE = {
-    State.CHANGED: (angel.RECORD_CHANGED, "replace-records", tr("{path} changed: make {records} of it anew")),
-    State.NEW: (angel.RECORD_MISSING, "add-records", tr("{path} has no record: make {records} of it")),
-    State.GONE: (angel.FILE_MISSING, "delete-records", tr("{path} is gone: delete {records} of it")),
+    State.CHANGED: (
+        angel.RECORD_CHANGED,
+        "replace-records",
+        tr("{path} changed: records {gone} go, {come} come"),
+    ),
+    State.NEW: (angel.RECORD_MISSING, "add-records", tr("{path} has no record: {come} come")),
+    State.GONE: (angel.FILE_MISSING, "delete-records", tr("{path} is gone: records {gone} go")),
 }
 #: Findings that are mended.
 NAMES = (*(finding for finding, _, _ in _OF_STATE.values()), angel.SHORT_ID_SEQUENCE, angel.SHORT_ID_DOUBLE)
@@ -145,7 +149,7 @@ def _of_files(work: _Work) -> RowsChange | None:
 
 
 def _of_records(work: _Work) -> RowsChange | None:
-    actions = [*map(_action, (one for one, _ in work.files)), *_numbering(work)]
+    actions = [*_replacing(work), *_numbering(work)]
     if not actions:
         return None
 
@@ -173,11 +177,36 @@ def _of_records(work: _Work) -> RowsChange | None:
     )
 
 
-def _action(one: Compared) -> Action:
-    finding, name, said = _OF_STATE[one.state]
-    count = len(one.records) if one.state is State.GONE else len(one.notes)
-    message = said.format(path=one.path, records=counted(count, "record"))
-    return Action(action=name, message=message, base=None, subject=one.path, count=count, finding=finding)
+def _replacing(work: _Work) -> Iterator[Action]:
+    """Yield what is done to the records of each file, with the short ids that go and those that come."""
+    following = work.next_id + len(work.doubles)
+    for one, _ in work.files:
+        finding, name, said = _OF_STATE[one.state]
+        come = list(range(following, following + len(one.notes)))
+        following += len(come)
+        gone = sorted(record.short_id for record in one.records if record.short_id is not None)
+        count = len(one.records) if one.state is State.GONE else len(one.notes)
+        yield Action(
+            action=name,
+            message=said.format(path=one.path, gone=_ranges(gone), come=_ranges(come)),
+            base=None,
+            subject=one.path,
+            count=count,
+            finding=finding,
+            gone=gone,
+            come=come,
+        )
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Return numbers, which ascend, for a person: those in a row by the first and the last of them."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return ", ".join("–".join(map(str, one)) for one in found) or tr("none")
 
 
 def _numbering(work: _Work) -> Iterable[Action]:

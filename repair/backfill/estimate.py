@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Iterable
 
 import msgspec
 
 from regraft.embedders.settings import EmbedderSettings
 from repair.backfill.budget import Limits
-from repair.backfill.filling import packed, sendable
-from repair.backfill.scope import Scope
-
-#: How many texts are held at once.
-_AT_ONCE = 256
+from repair.backfill.expected import Sized
+from repair.backfill.filling import packed
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts, tokens and requests that a run would send, and what that costs; None where there is no price."""
+    """Texts, tokens and requests that a run would send, and what that costs; None where there is no price.
+
+    ``shared`` texts more take the vector of an equal one that another base has, or gets: a text is paid for once.
+    """
 
     texts: int
     tokens: int
     requests: int
     cost: float | None
     currency: str
+    shared: int = 0
 
     def plus(self, other: Estimate) -> Estimate:
         """Return both together."""
@@ -45,15 +45,12 @@ def nothing(settings: EmbedderSettings) -> Estimate:
     return Estimate(texts=0, tokens=0, requests=0, cost=cost_of(0, settings), currency=settings.currency)
 
 
-def estimate(
-    scope: Scope, settings: EmbedderSettings, tokens_of: Callable[[str], int], limits: Limits, sent: Estimate
-) -> Estimate:
-    """Return what filling a scope would send.
+def estimate(sized: Iterable[Sized], settings: EmbedderSettings, limits: Limits, sent: Estimate) -> Estimate:
+    """Return what sending these texts takes.
 
     Args:
-        scope: opened.
+        sized: the texts, in their order.
         settings: the embedder's.
-        tokens_of: counts the tokens of a text.
         limits: what the run may send.
         sent: what it sends before.
 
@@ -61,7 +58,7 @@ def estimate(
         apsw.Error: the scope is damaged.
     """
     texts = tokens = requests = 0
-    for sizes in _batches(scope, settings, tokens_of):
+    for sizes in ([size for _, size in batch] for batch in packed(sized, settings.batch)):
         batch = sizes if limits.texts is None else sizes[: max(0, limits.texts - sent.texts - texts)]
         size = sum(batch)
         cost = cost_of(sent.tokens + tokens + size, settings) or 0.0
@@ -79,16 +76,3 @@ def estimate(
         cost=cost_of(tokens, settings),
         currency=settings.currency,
     )
-
-
-def _batches(scope: Scope, settings: EmbedderSettings, tokens_of: Callable[[str], int]) -> Iterator[list[int]]:
-    """Return the tokens of the texts of each request."""
-    for batch in packed(_sized(scope, tokens_of), settings.batch):
-        yield [tokens for _, tokens in batch]
-
-
-def _sized(scope: Scope, tokens_of: Callable[[str], int]) -> Iterator[tuple[str, int]]:
-    keys = scope.lacking()
-    while chunk := list(islice(keys, _AT_ONCE)):
-        for key, lacking in sendable(scope.texts(chunk)).items():
-            yield key, tokens_of(lacking.text or "")

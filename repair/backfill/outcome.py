@@ -11,6 +11,7 @@ from regraft.clock import iso_time
 from regraft.embedders.settings import EmbedderSettings
 from repair.backfill.budget import Limits
 from repair.backfill.estimate import Estimate, estimate, nothing
+from repair.backfill.expected import lacking
 from repair.backfill.filling import Filled
 from repair.backfill.probing import Probe
 from repair.backfill.queue import Failure
@@ -84,10 +85,8 @@ def estimated(
     name: str,
     model_id: str | None,
     dimensions: int | None,
-    limits: Limits | None = None,
-    sent: Estimate | None = None,
 ) -> Outcome:
-    """Return what filling a scope would come to; nothing is written.
+    """Return what filling a scope alone would come to; nothing is written.
 
     Args:
         scope: opened.
@@ -96,10 +95,8 @@ def estimated(
         name: what a person calls the scope.
         model_id: the model of its vectors, None where nothing says so.
         dimensions: of its vectors, None where nobody knows.
-        limits: what the run may send; None: as much as it takes.
-        sent: what it sends before; None: nothing.
     """
-    planned = estimate(scope, settings, tokens_of, limits or Limits(), sent or nothing(settings))
+    planned = estimate(lacking(scope, tokens_of), settings, Limits(), nothing(settings))
     return Outcome(
         scope=scope.name,
         name=name,

@@ -6,6 +6,7 @@ import msgspec
 
 from regraft.embedders.settings import EmbedderSettings
 from regraft.report.document import Report
+from regraft.suggestion import Suggestion
 from repair.backfill.estimate import Estimate
 from repair.backfill.probing import Probe
 from repair.backfill.queue import Failure
@@ -53,18 +54,27 @@ class ScopeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackfillReport(Report, kw_only=True):
-    """What a backfill did, or would do: ``undo`` is the run that can be taken back, None where nothing can."""
+    """What a backfill did, or would do: ``undo`` is the run that can be taken back, None where nothing can.
 
-    embedder: EmbedderName
+    ``embedder`` is None for a dry run without any; ``suggestion`` says then what it takes.
+    """
+
+    embedder: EmbedderName | None
     bases: list[BaseName]
     scopes: list[ScopeReport]
     actions: list[Action]
     left: list[Unresolved]
     undo: str | None
+    suggestion: Suggestion | None = None
 
 
 class EmbeddingReport(ChangeReport, kw_only=True):
-    """What a change did for which texts were embedded first; ``embedder`` None: none was needed, or named."""
+    """What a change did for which texts were embedded first; ``embedder`` None: none was needed, or named.
+
+    ``suggestion`` says what it takes where none is configured, ``missing`` what is to be installed before a run.
+    """
 
     embedder: EmbedderName | None
     scopes: list[ScopeReport]
+    suggestion: Suggestion | None = None
+    missing: str | None = None

@@ -39,3 +39,5 @@ class BackfillOptions:
     all_projects: bool = False
     #: What the user runs: ``backfill``, ``rebuild`` or ``reconcile``.
     command: str = "backfill"
+    #: The file of the embedders; None: the usual one.
+    config: Path | None = None

@@ -13,6 +13,7 @@ from itertools import islice
 from regraft import clock, embedders
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
+from regraft.embedders.snippet import Need, suggested
 from regraft.errors import Declined, StoreNotWritable, TargetLocked
 from regraft.kinds import Kind
 from regraft.language import tr
@@ -21,6 +22,7 @@ from regraft.ledger.ledger import Ledger
 from regraft.ledger.values import UNDO
 from regraft.report.document import Run
 from regraft.report.progress import Progress
+from regraft.suggestion import Suggestion
 from regraft.text import counted
 from repair.backfill.embedding import Around, Embedding, Part
 from repair.backfill.outcome import Outcome
@@ -28,7 +30,8 @@ from repair.backfill.report import BackfillReport, EmbedderName
 from repair.backfill.request import BackfillOptions, Choice
 from repair.backfill.scope import Filler, Scope, Step, Target
 from repair.backfill.sharing import PATIENCE
-from repair.backfill.survey import BackfillSurvey, SurveyedTarget, look
+from repair.backfill.survey import BackfillSurvey, SurveyedTarget, kind_of, look
+from repair.backfill.unnamed import StandIn, chosen, command_of
 from repair.changes.incremental import IncrementalChange
 from repair.changes.plan import Action, Unresolved
 from repair.changes.report import ChangeReport, base_names
@@ -68,7 +71,7 @@ def backfill(
     with recognised(options.path, options.kind, options.command, options.bases) as store:
         run.source_kind = store.found.kind.value
         filler = fillers[store.found.kind]
-        settings = choose(filler.models(store, options))
+        settings = chosen(choose, store, filler, options)
         seen = look(store, filler, settings, options)
         work = _Backfill(store=store, settings=settings, options=options, run=run, look=seen, progress=progress)
         planned = work.report()
@@ -206,7 +209,7 @@ class _Backfill:
         for other in self.look.seen:
             # What nobody has compared may be called so and be of another model.
             is_proven = other.outcome.probe is not None or not self.options.probes
-            if other is one or not is_proven or _kind_of(other) != _kind_of(one):
+            if other is one or not is_proven or kind_of(other) != kind_of(one):
                 continue
             with other.target.opened(self.store.root) as source:
                 _copy_vectors(source, scope, one.outcome)
@@ -290,13 +293,26 @@ class _Backfill:
         bases.update(one.base for one in left)
         return BackfillReport(
             head=self.run.head(),
-            embedder=EmbedderName.of(self.settings),
+            embedder=None if self._has_none else EmbedderName.of(self.settings),
             bases=base_names(self.store, filter(None, bases)),
             scopes=[one.outcome.report() for one in seen],
             actions=actions,
             left=left,
             undo=self._undo(),
+            suggestion=self._suggestion(),
         )
+
+    @property
+    def _has_none(self) -> bool:
+        return isinstance(self.settings, StandIn)
+
+    def _suggestion(self) -> Suggestion | None:
+        """Return what to write into a configuration that names no embedder."""
+        if not self._has_none or not self.look.is_needed:
+            return None
+        outcomes = [one.outcome for one in self.look.seen if one.outcome.planned.texts or one.target.is_new]
+        needs = [Need(model_id=one.model_id, dimensions=one.dimensions, label=one.name) for one in outcomes]
+        return suggested(needs, self.options.config, command_of(self.options))
 
     def _other_actions(self) -> list[Action]:
         """Return what is done besides: as it is planned, or as other runs did it."""
@@ -318,11 +334,6 @@ class _Backfill:
         if self.written:
             return self.run.id
         return next((done.undo for done in reversed(self.others or ()) if done.undo), None)
-
-
-def _kind_of(one: SurveyedTarget) -> tuple[str | None, int | None]:
-    """Return what vectors have to have in common; an index without a catalog has nothing in common with others."""
-    return one.target.model_id or one.target.files[0], one.outcome.dimensions
 
 
 def _copy_vectors(source: Scope, scope: Scope, outcome: Outcome) -> None:

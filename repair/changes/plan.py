@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import apsw
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from checks.audit.collector import Level
 from checks.audit.findings import FINDINGS, Finding
@@ -21,7 +22,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
     ``action`` is its name in the output contract (``docs/commands.md``, "Commands that change a store"), ``count`` how
     many things it is done to, ``bytes`` what that frees or writes, ``message`` the same for a person. ``finding`` is
-    what it mends, None where it mends nothing that ``check`` would find.
+    what it mends, None where it mends nothing that ``check`` would find. ``gone`` and ``come`` are the ids of records
+    that go and that come, where the action says them.
     """
 
     action: str
@@ -31,6 +33,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     finding: str | None = None
     message: str
+    gone: list[int] | UnsetType = UNSET
+    come: list[int] | UnsetType = UNSET
 
 
 class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +165,8 @@ class Plan:
     level: Level = Level.DEFAULT
     #: Whether what takes this run back is kept; else it is deleted at its end.
     keeps_undo: bool = True
+    #: What reads the texts that are going to be embedded once this is done, by the base: each with its key.
+    bodies: dict[str, Callable[[], Iterator[tuple[str, str]]]] = field(default_factory=dict)
 
     def add(self, other: Plan) -> None:
         """Do all that another plan does, too, behind what this one does."""
@@ -170,6 +176,7 @@ class Plan:
         self.expired += other.expired
         self.expiring += other.expiring
         self.reclaims += other.reclaims
+        self.bodies |= other.bodies
 
     @property
     def actions(self) -> list[Action]:

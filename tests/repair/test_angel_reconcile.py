@@ -348,6 +348,10 @@ def test_without_chromadb_the_plan_is_shown(damaged, config, server, monkeypatch
             planned.document["scopes"][0]["planned"]["texts"]
             == planned.document["scopes"][0]["eligible"] - (planned.document["scopes"][0]["skipped_ready"])
         )
+        said_so = 'chromadb, which is not installed (install it: pip install "regraft[chroma]")'
+        assert said_so in planned.document["missing"]
+        text = run("reconcile", damaged.root, "--config", config, "--dry-run").stdout
+        assert f"Before a run: {planned.document['missing']}" in text
         assert 'pip install "regraft[chroma]"' in said(reconcile(damaged, "--config", config), "WrongUsage", 2)
     assert server.texts == []
 

@@ -52,10 +52,15 @@ def indexed(store: AngelStore) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("seconds", [LATER, EARLIER], ids=["seen", "unseen"])
 def test_the_records_of_a_changed_file_are_replaced(store: AngelStore, seconds: int) -> None:
     others = [one for one in store.records() if one.path != "notes/dup.md"]
+    gone = sorted(one.short_id for one in store.records() if one.path == "notes/dup.md" and one.short_id is not None)
     highest = max(number for number, _ in indexed(store).values())
     store.write("notes/dup.md", "# Same\n# New\n", seconds=seconds)
     done = repair(store)
     assert actions(done) == ["index-files", "replace-records"]
+    action = done.document["actions"][1]
+    assert (action["gone"], action["come"]) == (gone, [11, 12])
+    ids = ", ".join(map(str, gone)) if len(gone) < 2 else f"{gone[0]}–{gone[-1]}"
+    assert action["message"] == f"notes/dup.md changed: records {ids} go, 11–12 come"
     assert of_path(store, "notes/dup.md") == [("Same", 11, str(highest + 1)), ("New", 12, str(highest + 1))]
     assert [one for one in store.records() if one.path != "notes/dup.md"] == others
     assert indexed(store)["notes/dup.md"] == (highest + 1, seconds)

@@ -650,7 +650,9 @@ def test_what_is_no_library_or_no_profile(case, tmp_path):
     v1 = small_source(tmp_path / "v1").write()
     assert "regraft migrate" in refused(Case(v1, case.profile), "NotChanged")
     assert "profile folder" in refused(Case(case.library, case.library), "NotChanged")
-    assert BETA in refused(case, "BaseUnknown", "--base", "nobody")
+    unknown = refused(case, "BaseUnknown", "--base", "nobody")
+    assert unknown.startswith("nobody: no base has this name or id; there are: ")
+    assert BETA in unknown
     assert said(Case(tmp_path / "nothing", case.profile).install(), "SourceNotFound", REFUSED)
     assert run("install", case.library).status == REFUSED
 

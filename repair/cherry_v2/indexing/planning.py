@@ -72,6 +72,7 @@ def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Pla
         if key in wanted and key in store.stores:
             base = _Base(store=store, row=row, items=items, now_ms=now_ms)
             made.add(base.plan(wanted[key]))
+            made.bodies[key] = base.bodies
             indexes += base.index()
             rows += base.update(statements)
     if rows and store.catalog is not None:
@@ -330,6 +331,16 @@ class _Base:
 
         size = sum(one.bytes for one in new)
         yield RowsChange(path=self.place.name, actions=tuple(self._actions()), apply=apply, tables=_TABLES, bytes=size)
+
+    def bodies(self) -> Iterator[tuple[str, str]]:
+        """Read the texts of the units that are going to be made, each with its key."""
+        if not self.new:
+            return
+        with sqlite.reading(self.store.root / self.place.name) as db:
+            for one in self.new:
+                text = one.read(db)
+                for unit in index_units.cut(one.material, text or "", one.spans if text else ()):
+                    yield unit.embedding_text_hash, unit.text
 
     def _write(self, db: apsw.Connection, one: _New, text: str) -> None:
         units = index_units.cut(one.material, text, one.spans)

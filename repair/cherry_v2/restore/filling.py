@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,19 +15,29 @@ from checks.cherry_v2 import findings as v2
 from regraft import embedders, sqlite
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
+from regraft.embedders.snippet import DEFAULT, Need, suggested
 from regraft.errors import Declined, DimensionsMissing
+from regraft.formats.cherry_v2.catalog_reader import base_key
 from regraft.language import tr
 from regraft.report.progress import Progress
+from regraft.suggestion import Suggestion
+from regraft.text import argument
 from repair.backfill.budget import Budget, Limits
 from repair.backfill.embedding import Embedding, Part
 from repair.backfill.outcome import Outcome, embedding_report, estimated
 from repair.backfill.report import EmbeddingReport, ScopeReport
 from repair.backfill.stopping import stops_whole
+from repair.backfill.unnamed import StandIn
 from repair.backfill.workers import CONTROL
 from repair.changes.store import recognised
 from repair.cherry_v2.backfill import scope as backfill_scope
+from repair.cherry_v2.catalogs import catalog_of
 from repair.cherry_v2.restore import RestoredBase, RestoreOptions, restore
 from repair.cherry_v2.restore.run import whole_of
+from repair.cherry_v2.restore.source import read_source
+
+#: How long vectors are that are only imagined, where nobody has said how long they are to be.
+_IMAGINED = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +52,8 @@ class RestoreRequest:
     base: str | None
     now_ms: int
     kind: Any = None
+    #: The file of the embedders; None: the usual one.
+    config: Path | None = None
 
 
 def restored(
@@ -65,17 +78,55 @@ def restored(
         RegraftError: see :func:`repair.cherry_v2.restore.restore`.
     """
     if dry_run:
-        if asked.dimensions is None:
+        is_unnamed = isinstance(asked.settings, StandIn)
+        if asked.dimensions is None and not is_unnamed:
             raise DimensionsMissing(base=asked.model_id)
-        return _Filler(asked=asked, embedder=None, progress=progress, show_plan=show_plan).restored(asked.dimensions)
+        looking = _Filler(asked=asked, embedder=None, progress=progress, show_plan=show_plan)
+        done = looking.restored(asked.dimensions or _IMAGINED)
+        return _with_suggestion(done, asked) if is_unnamed else done
     with embedders.opened(asked.settings) as embedder:
         filler = _Filler(asked=asked, embedder=embedder, progress=progress, show_plan=show_plan)
         with stops_whole(asked.path, asked.settings.name, lambda: filler.written):
             return filler.restored(asked.dimensions or _dimensions(embedder))
 
 
+def suggestion_of(asked: RestoreRequest) -> Suggestion:
+    """Return what to write into a configuration that names no embedder."""
+    words = ["regraft", "restore", argument(asked.path), "--model", asked.model_id]
+    given = {"--base": asked.base, "--dimensions": asked.dimensions, "--name": asked.name, "--config": asked.config}
+    for option, value in given.items():
+        words += [] if value is None else [option, str(value)]
+    need = Need(model_id=asked.model_id, dimensions=asked.dimensions)
+    return suggested([need], asked.config, shlex.join(words))
+
+
+def _with_suggestion(done: EmbeddingReport, asked: RestoreRequest) -> EmbeddingReport:
+    scopes = [structs.replace(scope, dimensions=asked.dimensions) for scope in done.scopes]
+    return structs.replace(done, embedder=None, scopes=scopes, suggestion=suggestion_of(asked))
+
+
 def _dimensions(embedder: Embedder) -> int:
     return len(Budget(embedder, Limits()).embedded((CONTROL,))[0]) // 4
+
+
+def stood_in(path: Path, base: str | None, kind: Any, model_id: str | None, dimensions: int | None) -> Need:
+    """Return of which model a base is going to be that nobody has named an embedder for.
+
+    It is what the user says, else the base's own model, else that of another base of the store.
+
+    Raises:
+        RegraftError: see :func:`repair.cherry_v2.restore.restore`.
+    """
+    root, key = whole_of(path, base)
+    with recognised(root, kind if root == path else None, "restore") as store:
+        source = read_source(store, key)
+        others = sorted(catalog_of(store, data=False).bases, key=lambda row: base_key(row) != source.key)
+    label = str(source.row.get("name"))
+    models = [str(row["embedding_model_id"]) for row in others if row.get("embedding_model_id")]
+    model = model_id or next(iter(models), DEFAULT.model_id)
+    lengths = (row.get("dimensions") for row in others if row.get("embedding_model_id") == model)
+    known = next((length for length in lengths if isinstance(length, int) and length > 0), None)
+    return Need(model_id=model, dimensions=dimensions or known, label=label)
 
 
 @dataclass(kw_only=True)

@@ -92,6 +92,7 @@ def test_the_document(store: Path, config: Path) -> None:
     document = done.document
     assert list(document) == [
         "regraft", "source", "target", "run", "embedder", "bases", "scopes", "actions", "left", "undo",
+        "suggestion",
     ]  # fmt: skip
     assert document["embedder"] == {"name": "mine", "model": "embed-small"}
     assert [base["name"] for base in document["bases"]] == ["Base kb", "Base other"]
@@ -119,7 +120,14 @@ def test_the_document(store: Path, config: Path) -> None:
         # The server counts characters.
         "tokens": sum(map(len, LACKING)),
         "cost": None,
-        "planned": {"texts": count, "tokens": tokens(LACKING), "requests": 3, "cost": None, "currency": "USD"},
+        "planned": {
+            "texts": count,
+            "tokens": tokens(LACKING),
+            "requests": 3,
+            "cost": None,
+            "currency": "USD",
+            "shared": 0,
+        },
         "probe": {
             "texts": len(COMPARED),
             "cosine": pytest.approx(1, abs=1e-6),

@@ -1,0 +1,246 @@
+"""Which embedders a configuration has, for which bases they are, and whether they answer (``docs/embedders.md``)."""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from checks import systems as audits
+from regraft import areas, config, embedders
+from regraft.api.given import kind_of, path_of
+from regraft.embedders import ServerFailing, TextsRejected
+from regraft.embedders.settings import PROVIDERS, EmbedderSettings, LocalSettings, ServerSettings
+from regraft.embedders.snippet import Need, snippet
+from regraft.errors import NotChanged, RegraftError, WrongUsage
+from regraft.kinds import NAMES, Kind
+from regraft.language import tr
+from regraft.ledger import durable
+from regraft.locate import located
+from regraft.report.document import Report, Run
+from regraft.text import path_text, shown
+from repair import systems
+from repair.backfill.request import BackfillOptions
+from repair.backfill.unnamed import needed
+from repair.changes.store import Store
+
+#: What is sent to see whether an embedder answers.
+_TEXTS = ("the quick brown fox", "敏捷的棕色狐狸")
+#: So far a vector's length may be from 1 to be called that.
+_NEARLY = 1e-3
+
+
+class ListedEmbedder(msgspec.Struct, frozen=True, kw_only=True):
+    """An embedder of the configuration, and the bases of the path whose model it is; ``dimensions`` None: its own."""
+
+    name: str
+    provider: str
+    model: str
+    model_ids: list[str]
+    place: str
+    dimensions: int | None
+    bases: list[str]
+
+
+class NeededModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that bases of the path have, and the embedders that are of it."""
+
+    model_id: str | None
+    dimensions: int | None
+    bases: list[str]
+    embedders: list[str]
+
+
+class TestedEmbedder(msgspec.Struct, frozen=True, kw_only=True):
+    """What an embedder made of two short texts: ``problem`` None where it made vectors of them."""
+
+    name: str
+    dimensions: int | None
+    seconds: float
+    unit_length: bool | None
+    tokens: int | None
+    code: str | None
+    problem: str | None
+
+
+class EmbeddersReport(Report, kw_only=True):
+    """The embedders of a configuration; ``snippet`` is one for the models that none of them is of.
+
+    ``there`` tells whether the file is; ``written`` whether this run has made it.
+    """
+
+    config: str
+    there: bool
+    written: bool
+    embedders: list[ListedEmbedder]
+    models: list[NeededModel]
+    tested: list[TestedEmbedder]
+    snippet: str
+
+
+def list_embedders(
+    path: str | Path | None = None,
+    *,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    config: str | Path | None = None,
+    test: bool | str = False,
+    write: bool = False,
+) -> EmbeddersReport:
+    """List the embedders of a configuration; options as of ``regraft embedders``.
+
+    Args:
+        path: a store whose bases are looked at; None: none.
+        kind: what the path is, where it is told wrongly.
+        bases: of the path; none: all.
+        config: the file; None: ``regraft.yaml`` of the working directory.
+        test: send two short texts to every embedder, or to that of a name.
+        write: write the file, which must not be there.
+
+    Raises:
+        EmbedderUnknown: there is none of the name.
+        WrongUsage: the file that is to be written is there already.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    place = None if config is None else path_of(config)
+    run = Run(command="embedders", source=None if path is None else path_of(path))
+    needs = [] if path is None else _needs(path_of(path), kind_of(kind), tuple(bases), run)
+    if write:
+        _write(place, snippet(needs))
+    found = _load(place)
+    every = list(found.embedders.values())
+    lacking = [one for one in needs if not any(_fits(settings, one) for settings in every)]
+    tested = []
+    if test:
+        meant = every if test is True else [found.embedder(test)]
+        tested = [_tested(settings) for settings in meant]
+    run.end()
+    return EmbeddersReport(
+        head=run.head(),
+        config=path_text(found.path),
+        there=found.there,
+        written=write,
+        embedders=[_listed(settings, needs) for settings in every],
+        models=_models(needs, every),
+        tested=tested,
+        snippet=snippet(lacking or needs),
+    )
+
+
+def _load(place: Path | None) -> config.Config:
+    """Read the configuration; one that is not there has no embedders."""
+    if place is not None and not place.exists():
+        return config.Config(place)
+    return config.load(place)
+
+
+def _needs(path: Path, kind: Kind | None, bases: tuple[str, ...], run: Run) -> list[Need]:
+    """Return what vectors the bases of a store need.
+
+    Raises:
+        NotChanged: it is nothing that an embedder works for.
+    """
+    with located(path, kind) as found:
+        run.source_kind = found.kind.value
+        if found.kind is Kind.ANGEL_MEMORY:
+            return []
+        filler = systems.FILLERS.get(found.kind)
+        if filler is None or found.is_archive:
+            advice = tr("unpack it first") if filler is not None else tr("regraft migrate makes a library of it")
+            raise NotChanged(path=path, what=NAMES[found.kind], command="backfill", advice=advice)
+        chosen = frozenset(audits.chosen_bases(found, bases))
+        store = Store(path=path, root=found.tree.path, found=found, chosen=chosen)
+        return needed(store, filler, BackfillOptions(path=path, kind=kind, bases=bases, all_projects=True))
+
+
+def _fits(settings: EmbedderSettings, need: Need) -> bool:
+    return need.model_id is not None and settings.serves(need.model_id)
+
+
+def _listed(settings: EmbedderSettings, needs: Sequence[Need]) -> ListedEmbedder:
+    provider = next(name for name, kind in PROVIDERS.items() if isinstance(settings, kind))
+    place, dimensions = "", None
+    if isinstance(settings, ServerSettings):
+        place, dimensions = settings.base_url, settings.dimensions
+    elif isinstance(settings, LocalSettings):
+        place = path_text(settings.path)
+    return ListedEmbedder(
+        name=settings.name,
+        provider=provider,
+        model=settings.model,
+        model_ids=list(settings.model_ids),
+        place=place,
+        dimensions=dimensions,
+        bases=[need.label for need in needs if _fits(settings, need)],
+    )
+
+
+def _models(needs: Sequence[Need], every: Sequence[EmbedderSettings]) -> list[NeededModel]:
+    grouped: dict[tuple[str | None, int | None], list[Need]] = {}
+    for need in needs:
+        grouped.setdefault((need.model_id, need.dimensions), []).append(need)
+    return [
+        NeededModel(
+            model_id=model_id,
+            dimensions=dimensions,
+            bases=[one.label for one in group],
+            embedders=[settings.name for settings in every if _fits(settings, group[0])],
+        )
+        for (model_id, dimensions), group in grouped.items()
+    ]
+
+
+def _tested(settings: EmbedderSettings) -> TestedEmbedder:
+    start = time.monotonic()
+    code = problem = tokens = None
+    vectors: list[bytes] = []
+    if isinstance(settings, ServerSettings):
+        # Somebody waits for what comes of it.
+        settings = msgspec.structs.replace(settings, retries=0)
+    try:
+        with embedders.opened(settings) as embedder:
+            start = time.monotonic()
+            answer = embedder.embed(list(_TEXTS))
+            vectors, tokens = answer.vectors, answer.tokens
+        embedders.check(vectors, len(_TEXTS), None, embedder=settings.name)
+    except (TextsRejected, ServerFailing) as error:
+        code, problem = type(error).__name__, error.reason
+    except RegraftError as error:
+        code, problem = error.code, str(error)
+    seconds = time.monotonic() - start
+    is_good = problem is None
+    return TestedEmbedder(
+        name=settings.name,
+        dimensions=len(vectors[0]) // 4 if is_good else None,
+        seconds=round(seconds, 3),
+        unit_length=all(map(_is_unit, vectors)) if is_good else None,
+        tokens=tokens,
+        code=code,
+        problem=problem,
+    )
+
+
+def _is_unit(vector: bytes) -> bool:
+    return abs(math.hypot(*array("f", vector)) - 1) <= _NEARLY
+
+
+def _write(place: Path | None, text: str) -> None:
+    """Write a configuration that is not there.
+
+    Raises:
+        WrongUsage: it is there.
+    """
+    path = place or config.DEFAULT_PATH
+    try:
+        with areas.opened(path.absolute().parent, entries_only=True), durable.open_text(path.absolute(), "x") as file:
+            file.write(text)
+    except FileExistsError as error:
+        problem = tr("{path} is there already, and is never overwritten", path=shown(path))
+        raise WrongUsage(problem=problem, hint=tr("regraft embedders --snippet shows what to write into it")) from error
+    with suppress(OSError):
+        durable.sync_file(path.absolute())
