@@ -8,8 +8,10 @@ from functools import partial
 
 from checks import systems as audits
 from checks.audit.options import CheckOptions, CommandLine
+from regraft import clock
 from regraft.errors import SourceNotMigratable
 from regraft.kinds import PREVIEW_SOURCES, V2_STORES
+from repair import proven_lines
 from repair.changes.plan import Plan, Unresolved
 from repair.changes.run import Planner
 from repair.changes.store import Store
@@ -42,6 +44,7 @@ def remaining(store: Store, command_line: CommandLine) -> Iterator[Unresolved]:
     wanted = CheckOptions(bases=tuple(sorted(store.chosen)))
     audit = audits.audit(store.found, wanted, command_line)
     if store.found.kind in V2_STORES:
+        audit = proven_lines.with_working_lines(audit, store.found, wanted.bases, clock.now_ms())
         audit = proven_hints.with_hints(audit, store.found, wanted.level, wanted.bases, command_line)
     for finding in audit.findings:
         if store.wants(finding.base):

@@ -55,8 +55,12 @@ def with_commands(audit: Audit, command_line: CommandLine, *, is_whole: bool, or
     has_catalog = v2.UNREADABLE not in together[None]
 
     def mended(finding: Finding) -> Finding:
-        goes_with_folder = finding.name in _BY_CATALOG and finding.base in orphans
-        words = FINDINGS[v2.INDEX_ORPHAN].command if goes_with_folder else _words(finding, together[finding.base])
+        words = _words(finding, together[finding.base])
+        # Nothing is embedded for a base that no catalog names.
+        asks_catalog = finding.name in _BY_CATALOG or words == FINDINGS[v2.VECTOR_MISSING].command
+        goes_with_folder = asks_catalog and finding.base in orphans
+        if goes_with_folder:
+            words = FINDINGS[v2.INDEX_ORPHAN].command
         if finding.repair is not None or not words or (words[0] in _NEED_CATALOG and not has_catalog):
             return finding
         if goes_with_folder:

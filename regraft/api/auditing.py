@@ -17,7 +17,7 @@ from checks.audit.options import CheckOptions
 from checks.cherry_v1 import audit as cherry_v1_audit
 from checks.cherry_v2 import audit as store
 from regraft import clock
-from regraft.api.given import models_of
+from regraft.api.given import models_of, moment
 from regraft.errors import NotChecked, SourceNotMigratable, SourceUnreadable, SourceUnrecognised, WrongUsage
 from regraft.kinds import NAMES, V2_STORES, Kind
 from regraft.language import tr
@@ -26,6 +26,7 @@ from regraft.report.document import Head, Run
 from regraft.report.progress import Progress, Silent
 from regraft.text import argument
 from regraft.unpacking import on_disk
+from repair import proven_lines
 from repair.cherry_v2 import proven_hints
 
 
@@ -96,6 +97,7 @@ def _v2_audit(path: Path, found: Located, options: CheckOptions, kind: Kind | No
         options = replace(options, bases=systems.chosen_bases(unpacked, options.bases))
         audit = systems.audit(unpacked, options, None if is_fixed else line_for)
     if found.kind in V2_STORES and not is_fixed:
+        audit = proven_lines.with_working_lines(audit, found, options.bases, moment(None))
         audit = proven_hints.with_hints(audit, found, options.level, options.bases, line_for)
     run.end()
     return run.head(), audit

@@ -176,6 +176,7 @@ COMMANDS: dict[str, Callable[[World], list[list[object]]]] = {
         [world.source, world.library, "--queries", queries(world)],
     ],
     "recall": lambda world: [[angel(world), 0], [world.place / EVIL_FILE / "angel", 7]],
+    "embedders": in_place("--snippet"),
     "export": in_place(Path("units.parquet")),
     "import": lambda world: [[parquet(world), "--to", world.place / EVIL_FILE / "imported"]],
     "explain": lambda _: [[EVIL], ["item.tombstone"]],

@@ -1,0 +1,101 @@
+"""Whether the commands that an audit offers would do something about what they are offered for (``docs/findings.md``).
+
+What a plan leaves as it is gets no command: the finding says why instead.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import apsw
+
+from checks.audit.collector import Level
+from checks.audit.findings import Audit, Finding
+from regraft.errors import RegraftError
+from regraft.language import tr
+from regraft.located import Located
+from repair.changes.plan import Plan
+from repair.changes.store import Store
+from repair.cherry_v2 import gc, upgrade
+from repair.cherry_v2.rules import planner
+from repair.options import GcOptions, RepairOptions
+
+#: Finding and base.
+Key = tuple[str, str | None]
+
+
+@dataclass(frozen=True)
+class _AuditedStore(Store):
+    """A store of which an audit was just made."""
+
+    known: tuple[Finding, ...] = ()
+
+    def findings(self, level: Level = Level.DEFAULT) -> list[Finding]:  # noqa: ARG002 - as deep as the audit was
+        """Return what that audit found."""
+        return [one for one in self.known if self.wants(one.base)]
+
+
+def with_working_lines(audit: Audit, found: Located, bases: Collection[str], now_ms: int) -> Audit:
+    """Return an audit of v2 data without the commands that would leave what they are offered for.
+
+    Args:
+        audit: with command lines.
+        found: what was audited.
+        bases: ids of the bases that were chosen; empty: all.
+        now_ms: the time of a run, in ms.
+    """
+    store = _AuditedStore(
+        path=found.path, root=found.tree.path, found=found, chosen=frozenset(bases), known=audit.findings
+    )
+    offered: dict[str, set[str]] = defaultdict(set)
+    for finding in audit.findings:
+        verb, name = _offered(finding)
+        offered[verb].add(name)
+    plans = {verb: _plan(verb, store, frozenset(names), now_ms) for verb, names in offered.items()}
+    return replace(audit, findings=tuple(_proven(finding, plans) for finding in audit.findings))
+
+
+def _offered(finding: Finding) -> tuple[str, str]:
+    """Return the command that a finding offers, "" where it offers none, and the finding that this mends."""
+    if finding.repair is None:
+        return "", ""
+    words = shlex.split(finding.repair)
+    name = words[words.index("--only") + 1] if "--only" in words else finding.name
+    return words[1], name
+
+
+def _plan(verb: str, store: Store, names: frozenset[str], now_ms: int) -> Plan:
+    """Return what a command would do about findings; nothing where that cannot be told."""
+    try:
+        match verb:
+            case "repair":
+                return planner.plan(store, RepairOptions(now_ms=now_ms, only=names))
+            case "gc":
+                return gc.plan(store, GcOptions(now_ms=now_ms, only=names))
+            case "upgrade":
+                return upgrade.plan(store, upgrade.UpgradeOptions(now_ms))
+    except (RegraftError, OSError, apsw.Error, UnicodeDecodeError):
+        pass
+    return Plan()
+
+
+def _proven(finding: Finding, plans: Mapping[str, Plan]) -> Finding:
+    verb, name = _offered(finding)
+    if not verb:
+        return finding
+    keys = set(_keys(name, finding.base))
+    plan = plans[verb]
+    is_mended = keys & plan.resolves or any((one.finding, one.base) in keys for one in plan.actions)
+    reasons = [one.reason for one in plan.left if (one.finding, one.base) in keys]
+    if is_mended or not reasons:
+        return finding
+    return replace(finding, repair=None, message=tr("{what}: {why}", what=finding.message, why=reasons[0]))
+
+
+def _keys(name: str, base: str | None) -> Iterator[Key]:
+    """Yield how a plan may name what is mended: folders of no base are of the whole store."""
+    yield name, base
+    yield name, None

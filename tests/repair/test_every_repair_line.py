@@ -1,0 +1,118 @@
+"""Every command that ``check`` offers does something about what it is offered for, in every kind of store.
+
+Where none would, the finding says why. Of profiles, ``test_rescue.py`` has the same.
+"""
+
+from __future__ import annotations
+
+import shlex
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import angel_store
+import codex_mem_store
+import pytest
+from conftest import run_as_given
+from fault_server import FaultServer, answer
+from lacking import configured
+from planted_v2 import library, plant
+from test_codex_mem_check import PLANTINGS, copied, templates
+
+from regraft.testing import DAMAGES
+
+__all__ = ["templates"]
+
+#: What v2 findings need an embedder of.
+MODEL = "acme::embed-3"
+#: One line may bring up what another mends.
+MOST_LINES = 12
+
+
+pytest.importorskip("openai", reason="the client of embedding servers is not installed")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultServer]:
+    with FaultServer() as started:
+        yield started
+
+
+def findings(store: Path) -> list[dict[str, Any]]:
+    """Return what the deepest look finds."""
+    return list(run_as_given("check", store, "--deep", "--json").document["findings"])
+
+
+def counts(found: list[dict[str, Any]]) -> Counter[tuple[str, str | None]]:
+    """Return how many things there are of each name in each base."""
+    numbers: Counter[tuple[str, str | None]] = Counter()
+    for one in found:
+        numbers[one["name"], one["base"]] += one["count"]
+    return numbers
+
+
+def run_all_lines(store: Path, *more: str) -> list[dict[str, Any]]:
+    """Run each line that is offered, and assert that less is found of what it was offered for; return what is left."""
+    tried: set[str] = set()
+    for _ in range(MOST_LINES):
+        found = findings(store)
+        new = next((one for one in found if one["repair"] is not None and one["repair"] not in tried), None)
+        if new is None:
+            assert not [one["repair"] for one in found if one["repair"] is not None]
+            return found
+        tried.add(new["repair"])
+        words = shlex.split(new["repair"])[1:]
+        options = more if words[0] == "backfill" else ()
+        done = run_as_given(*words, *options, "--yes", "--json")
+        key = new["name"], new["base"]
+        assert counts(findings(store))[key] < counts(found)[key], (new["repair"], done.stdout, done.stderr)
+    raise AssertionError(f"more is offered after {MOST_LINES} runs: {tried}")
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_of_a_library(name, tmp_path, server, monkeypatch):
+    store = library(tmp_path)
+    plant(name, store)
+    configured(tmp_path / "regraft.yaml", server, model_ids=[MODEL], dimensions=4)
+    monkeypatch.chdir(tmp_path)
+    run_all_lines(store, "--no-probe")
+
+
+def test_what_a_plan_leaves_says_why(tmp_path):
+    store = library(tmp_path)
+    plant("a unit of another text", store)
+    [one] = [one for one in findings(store) if one["name"] == "unit.id"]
+    assert one["repair"] is None
+    assert one["message"].endswith(": its material, text or body is not known, and its id may still tell")
+
+
+def test_what_is_young_stays_without_a_command(tmp_path):
+    store = library(tmp_path)
+    plant("a folder of no base", store)
+    orphans = [one for one in findings(store) if one["name"] == "index.orphan"]
+    assert [(one["repair"], one["message"].endswith("younger than an hour")) for one in orphans] == [(None, True)]
+
+
+@pytest.mark.parametrize("name", PLANTINGS)
+def test_of_codex_mem(name, templates, tmp_path, server, monkeypatch):
+    path = copied(templates, "whole", tmp_path)
+    PLANTINGS[name].damage(path)
+    configured(tmp_path / "regraft.yaml", server, model=codex_mem_store.MODEL, dimensions=8)
+    monkeypatch.chdir(tmp_path)
+    run_all_lines(path, "--no-probe")
+
+
+def test_of_angel_memory(tmp_path, monkeypatch):
+    pytest.importorskip("chromadb", reason="chromadb is not installed")
+    store = angel_store.damaged(tmp_path / "data", real=True)
+    with FaultServer() as server:
+        server.behave = lambda request: answer(request, list(map(packed, request.texts)))
+        configured(tmp_path / "regraft.yaml", server)
+        monkeypatch.chdir(tmp_path)
+        assert run_all_lines(store.root) == []
+
+
+def packed(text: str) -> bytes:
+    return struct.pack(f"<{angel_store.DIMENSION}f", *angel_store.embed(text))
