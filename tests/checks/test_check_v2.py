@@ -123,7 +123,8 @@ def demand_understood(finding: dict[str, Any], store: Path) -> None:
     """Assert that the repair of a finding is a command line that the program takes."""
     if finding["repair"] is not None:
         program, command, *words = shlex.split(finding["repair"])
-        assert (program, words[0]) == ("regraft", str(store))
+        # A migration is given where its result goes behind its source.
+        assert (program, words[-1 if command == "migrate" else 0]) == ("regraft", str(store))
         parent = click.Context(cli, help_option_names=["-h", "--help"])
         context = cli.commands[command].make_context(command, words, parent=parent)
         if finding["name"] in context.params.get("only", ()):
