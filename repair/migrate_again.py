@@ -1,4 +1,4 @@
-"""Bases of a library that another run of a migration writes anew (``docs/upgrade.md``, "Stopping, going on, running again")."""
+"""Bases of a library that another migration writes anew (``docs/upgrade.md``, "Stopping, going on, running again")."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ class RepairOptions:
     now_ms: int
     #: Names of findings; empty: all that are repaired.
     only: frozenset[str] = frozenset()
+    #: The id of the model of bases that have vectors and no model; None: nobody says it.
+    model: str | None = None
 
     def wanted(self, names: Iterable[str]) -> frozenset[str]:
         """Return the names of the findings that are to be repaired: those that the caller named, or ``names``."""

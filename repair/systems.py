@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from regraft.kinds import V2_STORES, Kind
+from regraft.errors import WrongUsage
+from regraft.kinds import NAMES, V2_STORES, Kind
 from regraft.language import tr
 from repair.angel_memory import gc as angel_gc
 from repair.angel_memory import records as angel_records
@@ -71,7 +72,16 @@ COLLECTED = tuple(dict.fromkeys(name for one in REPAIRS.values() for name in one
 
 
 def plan_repair(store: Store, options: RepairOptions) -> Plan:
-    """Return what ``repair`` is going to do; nothing is written."""
+    """Return what ``repair`` is going to do; nothing is written.
+
+    Raises:
+        WrongUsage: a model is named, and the store has no bases.
+    """
+    if options.model is not None and store.found.kind not in V2_STORES:
+        problem = tr(
+            "--model is for knowledge bases of the application, and this is {kind}", kind=NAMES[store.found.kind]
+        )
+        raise WrongUsage(problem=problem, hint=tr("leave it out"))
     return REPAIRS[store.found.kind].repair(store, options)
 
 

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from checks.audit.findings import chosen_names
 from regraft.api.auditing import command_line
-from regraft.api.given import kind_of, models_of, moment, path_of, watch_of
+from regraft.api.given import kind_of, model_id, models_of, moment, path_of, watch_of
 from regraft.kinds import Kind
 from regraft.report.document import End, Run
 from regraft.report.progress import Progress
@@ -68,6 +68,7 @@ def repair(
     kind: Kind | str | None = None,
     bases: Sequence[str] = (),
     only: Iterable[str] = (),
+    model: str | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
@@ -78,7 +79,8 @@ def repair(
         Declined: ``confirm`` said no.
         RegraftError: as ``docs/errors.md`` has them.
     """
-    options = RepairOptions(now_ms=moment(None), only=chosen_names(only, systems.REPAIRED, "repair"))
+    named = None if model is None else model_id("--model", model)
+    options = RepairOptions(now_ms=moment(None), only=chosen_names(only, systems.REPAIRED, "repair"), model=named)
     planner = partial(systems.plan_repair, options=options)
     return _run("repair", path, planner, kind, bases, dry_run, progress, confirm)
 

@@ -11,13 +11,19 @@ from regraft import api
 from regraft.cli.changing import ChangeRequest, carry_out, change_options
 from regraft.cli.options import only_option
 from regraft.cli.output import reports_errors
+from regraft.language import tr
 
 
 @click.command()
 @change_options
 @only_option
+@click.option(
+    "--model",
+    metavar="ID",
+    help=tr("Of bases with vectors and without a model: the model of these vectors, provider::model."),
+)
 @reports_errors
-def repair(path: Path, only: tuple[str, ...], **options: Any) -> None:
+def repair(path: Path, only: tuple[str, ...], model: str | None, **options: Any) -> None:
     """Mend what regraft check finds in the store at PATH, where other data prove what is right.
 
     Nothing is guessed: what cannot be derived stays as it is and is said. Vectors that could still be right are kept;
@@ -27,4 +33,4 @@ def repair(path: Path, only: tuple[str, ...], **options: Any) -> None:
     Example:
       regraft repair library --dry-run
     """
-    carry_out(api.repair, path, ChangeRequest(**options), only=only)
+    carry_out(api.repair, path, ChangeRequest(**options), only=only, model=model)

@@ -423,7 +423,7 @@ MIXED = sql("UPDATE embedding SET vector_blob = zeroblob(8) WHERE rowid = 1")
         (
             catalog(KB_ROW.format("embedding_model_id = NULL")),
             "base.status",
-            "it has no model, and which one made its vectors is not known",
+            "it has no model, and which one made its vectors is not known; regraft repair --model ID says it",
         ),
         (
             several(catalog(KB_ROW.format("dimensions = NULL")), MIXED),
@@ -453,6 +453,32 @@ def test_a_base_of_which_nobody_knows_stays(damage: Plant, finding: str, reason:
         document = mend(store, dry_run=True)
     assert left(document) == [(finding, reason)]
     assert document["actions"] == []
+
+
+def test_a_person_says_of_which_model_vectors_are(store: Path) -> None:
+    model, before = base_row(store)["embedding_model_id"], state(store)
+    catalog(KB_ROW.format("embedding_model_id = NULL"))(store)
+    [found] = [one for one in run("check", store, "--json").document["findings"] if one["name"] == "base.status"]
+    assert (found["repair"], "regraft repair --model ID" in found["message"]) == (None, True)
+    done = run("repair", store, "--model", model, "--base", KB, "--yes", "--json")
+    assert (done.status, [one["finding"] for one in done.document["actions"]]) == (0, ["base.status"])
+    assert state(store) == before
+    assert run("undo", store, "--yes").status == 0
+    assert base_row(store)["embedding_model_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "said"),
+    [
+        ("acme::unheard-of", 1, "the catalog has no model acme::unheard-of: add it in the application first"),
+        ("unheard-of", 2, "provider::model"),
+    ],
+)
+def test_a_model_has_to_be_there(model: str, status: int, said: str, store: Path) -> None:
+    catalog(KB_ROW.format("embedding_model_id = NULL"))(store)
+    with untouched(store):
+        done = run("repair", store, "--model", model, "--yes", "--json")
+    assert (done.status, said in json.dumps(done.document)) == (status, True)
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------

@@ -19,13 +19,14 @@ from repair.cherry_v2.rules.evidence import Evidence
 Columns = dict[str, Any]
 
 
-def mended(row: Row, models: Collection[Any] | None, evidence: Evidence) -> Columns | str:
+def mended(row: Row, models: Collection[Any] | None, evidence: Evidence, model: str | None = None) -> Columns | str:
     """Return the columns of a base that have to change, or why that cannot be told.
 
     Args:
         row: the base.
         models: ids of the models that there are; None where that is not known.
         evidence: what there is of it.
+        model: the model of its vectors, as a person says, where it has none.
     """
     new = dict(row)
     reason = _mend_status(new, models, evidence)
@@ -33,7 +34,7 @@ def mended(row: Row, models: Collection[Any] | None, evidence: Evidence) -> Colu
     if not _is_length(new.get("dimensions")):
         new["dimensions"] = vectors or None
     if reason is None and new["status"] == "completed":
-        reason = _mend_search(new, vectors)
+        reason = _mend_model(new, vectors, models, model) or _mend_search(new, vectors)
     if reason is None and base_problem(new) is not None:
         reason = base_problem(new)
     return reason if reason is not None else {name: new[name] for name in new if new[name] != row.get(name)}
@@ -69,11 +70,23 @@ def _why_failed(model: Any, models: Collection[Any] | None) -> str:
     return MISSING_MODEL if is_gone else MISSING_STORE
 
 
+def _mend_model(new: Row, vectors: int | None, models: Collection[Any] | None, model: str | None) -> str | None:
+    """Give a completed base with vectors the model that a person says they are of."""
+    if new.get("embedding_model_id") is not None or vectors == 0:
+        return None
+    if model is None:
+        return tr("it has no model, and which one made its vectors is not known; regraft repair --model ID says it")
+    if models is not None and model not in models:
+        return tr("the catalog has no model {model}: add it in the application first", model=model)
+    if vectors is None:
+        return tr("its vectors are not all of one length")
+    new["embedding_model_id"], new["dimensions"] = model, vectors
+    return None
+
+
 def _mend_search(new: Row, vectors: int | None) -> str | None:
     """Make model, dimensions and search mode of a completed base go together."""
     if new.get("embedding_model_id") is None:
-        if vectors != 0:
-            return tr("it has no model, and which one made its vectors is not known")
         new["dimensions"] = None
         if "search_mode" in new:
             new["search_mode"] = "bm25"

@@ -39,18 +39,21 @@ _TABLES = ("knowledge_base", "knowledge_item")
 _ITEM = ("id", "group_id", "type", "status", "error")
 
 
-def changes(store: Store, findings: Findings, only: frozenset[str]) -> tuple[list[RowsChange], list[Unresolved], Mends]:
+def changes(
+    store: Store, findings: Findings, only: frozenset[str], *, model: str | None = None
+) -> tuple[list[RowsChange], list[Unresolved], Mends]:
     """Return what resolves the catalog: at most one change, what stays as it is, and what is gone afterwards.
 
     Args:
         store: the store; nothing is written.
         findings: what the audit found, by base.
         only: names of findings; empty: all.
+        model: that of bases with vectors and without a model, as a person says.
     """
     wanted = _wanted(findings, (only or frozenset(NAMES)).intersection(NAMES))
     if store.catalog is None or not wanted:
         return [], [], set()
-    made = _Mender(store, findings, store.root / store.catalog, drops_lengths=v2.VECTOR_LENGTH in only)
+    made = _Mender(store, findings, store.root / store.catalog, drops_lengths=v2.VECTOR_LENGTH in only, model=model)
     try:
         made.mend(wanted)
     except (CatalogProblem, apsw.Error, OSError, UnicodeDecodeError) as problem:
@@ -90,8 +93,9 @@ class _Data:
 
 
 class _Mender:
-    def __init__(self, store: Store, findings: Findings, path: Path, *, drops_lengths: bool) -> None:
+    def __init__(self, store: Store, findings: Findings, path: Path, *, drops_lengths: bool, model: str | None) -> None:
         self._store = store
+        self._model = model
         #: Whether the same run drops vectors of another length than most.
         self._drops_lengths = drops_lengths
         self._findings = findings
@@ -169,7 +173,7 @@ class _Mender:
     ) -> None:
         base = base_key(row)
         resolves: dict[str, Callable[[], bases.Columns | str]] = {
-            v2.BASE_STATUS: lambda: bases.mended(row, models, evidence),
+            v2.BASE_STATUS: lambda: bases.mended(row, models, evidence, self._model),
             v2.BASE_DIMENSIONS: lambda: bases.dimensions(evidence),
         }
         for name, mend in resolves.items():

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 
 import apsw
@@ -26,7 +26,7 @@ from regraft.report import notices
 from regraft.text import argument
 from repair.changes import foreign_definitions
 from repair.changes.foreign_definitions import joined
-from repair.changes.found import Findings, Mends, by_base
+from repair.changes.found import Findings, by_base
 from repair.changes.plan import Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2 import readable_paths
@@ -38,10 +38,6 @@ from repair.cherry_v2.rules.index import Target
 from repair.cherry_v2.rules.paths import Renamed
 from repair.options import RepairOptions
 
-#: Mends rows of the catalog: at most one change of that file, what is left, and what must be gone afterwards.
-CatalogMender = Callable[[Store, Findings, frozenset[str]], tuple[list[RowsChange], list[Unresolved], Mends]]
-
-CATALOG_MENDERS: tuple[CatalogMender, ...] = (definitions.changes, rules_catalog.changes)
 _OF_INDEX: tuple[str, ...] = (*foreign_definitions.NAMES, *index.NAMES)
 #: Findings that are mended.
 NAMES: tuple[str, ...] = (*_OF_INDEX, *rules_catalog.NAMES)
@@ -216,7 +212,7 @@ class _Planner:
 
     def _of_catalog(self, moved: Mapping[str, Renamed], readable: list[NewPaths]) -> list[RowsChange]:
         changes: list[RowsChange] = []
-        for mender in CATALOG_MENDERS:
+        for mender in (definitions.changes, partial(rules_catalog.changes, model=self._options.model)):
             more, left, resolves = mender(self._store, self._findings, self._wanted)
             changes += more
             self._plan.left += left
