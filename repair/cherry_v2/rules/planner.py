@@ -245,6 +245,9 @@ class _Planner:
         """Tell whether a finding goes with what is mended of its base: so many materials get other ``paths``."""
         if finding.name in index.ASIDE:
             return finding.base in self._said
+        # Vectors are expected of a base that gets the model that they are of.
+        if finding.name == v2.VECTOR_UNEXPECTED and self._options.model is not None:
+            return (v2.BASE_STATUS, finding.base) in self._plan.resolves
         # With a new path a material has that of its item, and its file.
         return finding.name in (v2.MATERIAL_PATH, v2.RAW_MISSING) and finding.count <= paths
 
