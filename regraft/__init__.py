@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from regraft.api import list_embedders as list_embedders
     from regraft.api import migrate as migrate
     from regraft.api import pack as pack
+    from regraft.api import rebuild as rebuild
     from regraft.api import recall as recall
     from regraft.api import reconcile as reconcile
     from regraft.api import repair as repair
     from regraft.api import rescue as rescue
+    from regraft.api import restore as restore
     from regraft.api import search as search
     from regraft.api import undo as undo
     from regraft.api import upgrade as upgrade
@@ -52,10 +54,12 @@ _FUNCTIONS = frozenset(
         "list_embedders",
         "migrate",
         "pack",
+        "rebuild",
         "recall",
         "reconcile",
         "repair",
         "rescue",
+        "restore",
         "search",
         "undo",
         "upgrade",

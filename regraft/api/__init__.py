@@ -7,8 +7,9 @@ Every function returns the typed document that ``regraft COMMAND --json`` prints
 from regraft.api.carrying import export, import_, migrate, pack
 from regraft.api.changing import clear_failed, fix, gc, history, install, reconcile, repair, rescue, undo, upgrade
 from regraft.api.embedders import list_embedders
-from regraft.api.filling import backfill
+from regraft.api.filling import backfill, rebuild
 from regraft.api.looking import check, compare, inspect, recall, search
+from regraft.api.restoring import restore
 from regraft.report.document import encoded
 
 __all__ = [
@@ -27,10 +28,12 @@ __all__ = [
     "list_embedders",
     "migrate",
     "pack",
+    "rebuild",
     "recall",
     "reconcile",
     "repair",
     "rescue",
+    "restore",
     "search",
     "undo",
     "upgrade",

@@ -1,4 +1,4 @@
-"""Embedding what has no vector yet, as a function (``docs/api.md``)."""
+"""Embedding what has no vector yet, and all notes anew, as functions (``docs/api.md``)."""
 
 from __future__ import annotations
 
@@ -43,26 +43,66 @@ def backfill(
         Declined: ``confirm`` said no.
         RegraftError: as ``docs/errors.md`` has them.
     """
-    limits = Limits(limit, max_requests, max_cost)
     if (model is None) != (dimensions is None):
         raise WrongUsage(problem=tr("--model says nothing of its dimensions"), hint=tr("give --dimensions too"))
     new = None if model is None or dimensions is None else NewModel(model_id("--model", model), dimensions)
-    place = None if config is None else path_of(config)
     options = BackfillOptions(
         path=path_of(path),
         kind=kind_of(kind),
         bases=tuple(bases),
         dry_run=dry_run,
-        limits=limits,
+        limits=Limits(limit, max_requests, max_cost),
         probes=probe,
         command="backfill",
         new=new,
         dimensions=dimensions,
         all_projects=all_projects,
-        config=place,
+        config=None if config is None else path_of(config),
     )
+    return _filled(options, embedder, progress, confirm)
+
+
+def rebuild(
+    path: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    embedder: str | None = None,
+    config: str | Path | None = None,
+    limit: int | None = None,
+    max_requests: int | None = None,
+    max_cost: float | None = None,
+    probe: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Callable[[BackfillReport], bool] | None = None,
+) -> BackfillReport:
+    """Make the vectors of all notes of codex-mem anew, with any model; options as of ``regraft rebuild``.
+
+    Raises:
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    options = BackfillOptions(
+        path=path_of(path),
+        kind=kind_of(kind),
+        bases=(),
+        dry_run=dry_run,
+        limits=Limits(limit, max_requests, max_cost),
+        probes=probe,
+        command="rebuild",
+        config=None if config is None else path_of(config),
+    )
+    return _filled(options, embedder, progress, confirm)
+
+
+def _filled(
+    options: BackfillOptions,
+    embedder: str | None,
+    progress: Progress | None,
+    confirm: Callable[[BackfillReport], bool] | None,
+) -> BackfillReport:
     return run_backfill(
-        partial(limited_embedder, place, embedder, limits),
+        partial(limited_embedder, options.config, embedder, options.limits),
         options,
         fillers=systems.FILLERS,
         progress=watch_of(progress),

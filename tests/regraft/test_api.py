@@ -227,3 +227,16 @@ def test_failed_notes_are_tried_again(tmp_path: Path) -> None:
     report = regraft.clear_failed(path)
     assert [(action.action, action.count) for action in report.actions] == [("clear-failed", 1)]
     assert regraft.clear_failed(path).actions == []
+
+
+def test_what_would_be_embedded_is_planned_without_an_embedder(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    planned = regraft.restore(library, base="Boat workshop", model="acme::new", dimensions=8, dry_run=True)
+    assert planned.scopes[0].planned.texts == 22
+    words = ("--base", "Boat workshop", "--model", "acme::new", "--dimensions", 8, "--dry-run")
+    again = printed("restore", library, *words)
+    assert again["scopes"] == document(planned)["scopes"]
+    path = codex_mem_store.write(tmp_path)
+    assert document(regraft.rebuild(path, dry_run=True))["scopes"] == printed("rebuild", path, "--dry-run")["scopes"]
