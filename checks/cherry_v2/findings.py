@@ -306,7 +306,10 @@ BASE_STATUS = register(
     "error",
     "base.status",
     tr("Status, error, model, dimensions and search mode of a base do not go together."),
-    tr("`regraft repair`, where the vectors tell what is right; else a person has to decide."),
+    tr(
+        "`regraft repair`, where the vectors tell what is right; `regraft repair --model ID`, "
+        "where only a person knows whose they are."
+    ),
     "repair",
 )
 BASE_MODEL = register(
