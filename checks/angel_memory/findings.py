@@ -107,7 +107,7 @@ METADATA = register(
     "warning",
     "angel.metadata",
     tr("A vector's metadata is not its record's source id."),
-    tr("{reconcile}; nothing is embedded for it.", reconcile=_RECONCILE[:-1]),
+    tr("`regraft reconcile`, which makes the collection follow the records; nothing is embedded for it."),
     "reconcile",
 )
 RELATION_DANGLING = register(
