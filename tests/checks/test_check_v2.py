@@ -16,7 +16,7 @@ import apsw
 import click
 import pytest
 import v1
-from conftest import GOLDEN, NOW_MS, run
+from conftest import GOLDEN, NOW_MS, REPO, run
 from doc_text import keys, section, spans, text_of
 from faults import said, untouched
 from planted_v2 import KB, OLD, OTHER, index, library, plant, run_sql
@@ -456,3 +456,20 @@ def test_a_vector_file_alone_is_not_checked(tmp_path):
     done = run("check", path, "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "NotChecked")
     assert "regraft inspect gives a first look" in done.stderr
+
+
+def graver_than_notes(path: Path) -> list[tuple[str, str]]:
+    """Return what is worth more than a note, each with the name of its base."""
+    bases = {one["id"]: one["name"] for one in run("inspect", path, "--json").document["bases"]}
+    return [(one["name"], bases[one["base"]]) for one in found(path) if one["severity"] != "note"]
+
+
+def test_of_the_migrated_sample_only_the_base_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    run("migrate", REPO / "sample_v1" / "cherry-studio.202503141200.zip", "--to", tmp_path / "library", "--yes", "-q")
+    assert graver_than_notes(tmp_path / "library") == [("base.failed", "Old clippings")]
+
+
+@pytest.mark.skipif(not (GOLDEN / "basic").is_dir(), reason="no golden cases: REGRAFT_GOLDEN is not set")
+def test_a_migration_of_a_golden_case_audits_clean(tmp_path: Path) -> None:
+    assert run("migrate", GOLDEN / "basic" / "v1", "--to", tmp_path / "library", "-q").status == 0
+    assert graver_than_notes(tmp_path / "library") == []
