@@ -1,0 +1,36 @@
+"""Reads redb, the key-value store of Rust programs: file formats 2 and 3 (``docs/formats/redb.md``)."""
+
+from __future__ import annotations
+
+from regraft.formats.redb.damage import PageDamage
+from regraft.formats.redb.errors import (
+    NotRedb,
+    RedbChanged,
+    RedbDamaged,
+    RedbError,
+    RedbInUse,
+    RedbSlotsDamaged,
+    RedbTableUnknown,
+    RedbTooNew,
+    RedbTooOld,
+    RedbTooShort,
+)
+from regraft.formats.redb.reader import RedbFile, read_redb
+from regraft.formats.redb.tables import Table
+
+__all__ = [
+    "NotRedb",
+    "PageDamage",
+    "RedbChanged",
+    "RedbDamaged",
+    "RedbError",
+    "RedbFile",
+    "RedbInUse",
+    "RedbSlotsDamaged",
+    "RedbTableUnknown",
+    "RedbTooNew",
+    "RedbTooOld",
+    "RedbTooShort",
+    "Table",
+    "read_redb",
+]

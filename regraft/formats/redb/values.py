@@ -1,0 +1,263 @@
+"""Keys and values by the names of their types (``docs/formats/redb.md``, "Types")."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from regraft.language import tr
+
+#: What a type's name has before it: who made the type, and for tuples how they are encoded.
+BUILT_IN, USER_DEFINED, TUPLE, COMPOSITE = 1, 2, 3, 4
+#: Lengths below stand in one byte; this one has two more behind it, the next one four.
+_SHORT = 254
+_SURROGATES = range(0xD800, 0xE000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codec:
+    """How bytes of a type are read; both functions raise ValueError for bytes that are none."""
+
+    #: How many bytes each value has; None where they differ.
+    width: int | None
+    decode: Callable[[bytes], object]
+    #: Gives what the order of keys follows; None where nobody knows it.
+    rank: Callable[[bytes], Any] | None
+
+
+def _same(data: bytes) -> bytes:
+    return data
+
+
+#: For types that nobody here knows.
+RAW = Codec(width=None, decode=_same, rank=None)
+_BYTES = Codec(width=None, decode=_same, rank=_same)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8")
+
+
+def _integer(width: int, signed: bool) -> Codec:
+    def decode(data: bytes) -> int:
+        return int.from_bytes(data, "little", signed=signed)
+
+    return Codec(width=width, decode=decode, rank=decode)
+
+
+def _float(form: str) -> Codec:
+    number = struct.Struct(form)
+    return Codec(width=number.size, decode=lambda data: number.unpack(data)[0], rank=None)
+
+
+def _truth(data: bytes) -> bool:
+    if data[0] > 1:
+        raise ValueError(tr("a truth value is neither 0 nor 1"))
+    return data[0] == 1
+
+
+def _character(data: bytes) -> str:
+    point = int.from_bytes(data, "little")
+    if point in _SURROGATES:
+        raise ValueError(tr("no character has this code"))
+    return chr(point)
+
+
+def _nothing(_: bytes) -> tuple[()]:
+    return ()
+
+
+_PLAIN = {
+    "()": Codec(width=0, decode=_nothing, rank=_nothing),
+    "bool": Codec(width=1, decode=_truth, rank=_truth),
+    "char": Codec(width=3, decode=_character, rank=_character),
+    "&str": Codec(width=None, decode=_text, rank=_same),
+    "String": Codec(width=None, decode=_text, rank=_same),
+    "&[u8]": _BYTES,
+    "f32": _float("<f"),
+    "f64": _float("<d"),
+    **{f"u{8 * width}": _integer(width, signed=False) for width in (1, 2, 4, 8, 16)},
+    **{f"i{8 * width}": _integer(width, signed=True) for width in (1, 2, 4, 8, 16)},
+}
+
+
+def plain(name: str) -> Codec | None:
+    """Return the codec of a type that has no other types in it; None where there is none of this name."""
+    return _PLAIN.get(name)
+
+
+# --- types made of others ------------------------------------------------------------------------------------------
+
+Split = Callable[[bytes], Sequence[bytes]]
+
+
+def _composed(inner: Sequence[Codec], width: int | None, split: Split, build: Callable[[Any], object]) -> Codec:
+    """Return the codec of values that are split into pieces, each with a codec of its own."""
+    decoders = [codec.decode for codec in inner]
+    ranks = [codec.rank for codec in inner if codec.rank is not None]
+
+    def decode(data: bytes) -> object:
+        return build([read(piece) for read, piece in zip(decoders, split(data), strict=True)])
+
+    def rank(data: bytes) -> object:
+        return tuple(read(piece) for read, piece in zip(ranks, split(data), strict=True))
+
+    return Codec(width=width, decode=decode, rank=rank if len(ranks) == len(decoders) else None)
+
+
+def option(inner: Codec) -> Codec:
+    """Return the codec of ``Option<T>``: None stands before everything else."""
+    wanted = inner.rank
+
+    def some(data: bytes) -> bytes | None:
+        if not data or data[0] > 1:
+            raise ValueError(tr("an option is neither there nor absent"))
+        return data[1:] if data[0] else None
+
+    def decode(data: bytes) -> object:
+        value = some(data)
+        return None if value is None else inner.decode(value)
+
+    def rank(data: bytes) -> object:
+        value = some(data)
+        return () if value is None or wanted is None else (wanted(value),)
+
+    return Codec(
+        width=None if inner.width is None else inner.width + 1, decode=decode, rank=None if wanted is None else rank
+    )
+
+
+def sequence(inner: Codec, count: int) -> Codec | None:
+    """Return the codec of ``[T; N]``: bytes for ``[u8; N]``, else a list. None where it cannot be read with care."""
+    if inner.width == 0:
+        return None
+    if inner is _PLAIN["u8"]:
+        return Codec(width=count, decode=_same, rank=_same)
+    fixed = inner.width
+
+    def split(data: bytes) -> Sequence[bytes]:
+        if fixed is not None:
+            return _even(data, fixed, count)
+        if len(data) < 4 * count:
+            raise ValueError(tr("a sequence is cut off"))
+        ends = struct.unpack_from(f"<{count}I", data)
+        starts = (4 * count, *ends)[:count]
+        return [_cut(data, start, end) for start, end in zip(starts, ends, strict=True)]
+
+    return _repeated(inner, None if fixed is None else fixed * count, split)
+
+
+def vector(inner: Codec) -> Codec | None:
+    """Return the codec of ``Vec<T>``: bytes for ``Vec<u8>``, else a list. None where it cannot be read with care."""
+    if inner.width == 0:
+        return None
+    fixed = inner.width
+
+    def split(data: bytes) -> Sequence[bytes]:
+        count, at = _length(data, 0)
+        if fixed is not None:
+            return _even(data[at:], fixed, count)
+        pieces = []
+        for _ in range(count):
+            length, at = _length(data, at)
+            pieces.append(_cut(data, at, at + length))
+            at += length
+        if at != len(data):
+            raise ValueError(tr("something follows the end of a sequence"))
+        return pieces
+
+    if inner is _PLAIN["u8"]:
+        return Codec(width=None, decode=lambda data: b"".join(split(data)), rank=None)
+    return Codec(width=None, decode=_repeated(inner, None, split).decode, rank=None)
+
+
+def _repeated(inner: Codec, width: int | None, split: Split) -> Codec:
+    decode, wanted = inner.decode, inner.rank
+
+    def rank(data: bytes) -> object:
+        return [wanted(piece) for piece in split(data)] if wanted is not None else None
+
+    return Codec(
+        width=width,
+        decode=lambda data: [decode(piece) for piece in split(data)],
+        rank=rank if wanted is not None else None,
+    )
+
+
+def tuple_of(inner: Sequence[Codec], *, has_wide_lengths: bool) -> Codec:
+    """Return the codec of a tuple.
+
+    Args:
+        inner: the codecs of its elements.
+        has_wide_lengths: redb up to 2 writes the length of every element but the last as 4 bytes; later ones write
+            short lengths, and those alone that the type leaves open.
+    """
+    if len(inner) == 1:
+        return _composed(inner, inner[0].width, lambda data: (data,), tuple)
+    widths = [codec.width for codec in inner]
+    fixed = [width for width in widths if width is not None]
+    if len(fixed) == len(widths):
+        return _composed(inner, sum(fixed), lambda data: _pieces(data, 0, fixed[:-1]), tuple)
+
+    def split_wide(data: bytes) -> Sequence[bytes]:
+        count = len(widths) - 1
+        if len(data) < 4 * count:
+            raise ValueError(tr("a tuple is cut off"))
+        return _pieces(data, 4 * count, struct.unpack_from(f"<{count}I", data))
+
+    def split_short(data: bytes) -> Sequence[bytes]:
+        at = 0
+        lengths = []
+        for width in widths[:-1]:
+            length = width
+            if length is None:
+                length, at = _length(data, at)
+            lengths.append(length)
+        return _pieces(data, at, lengths)
+
+    return _composed(inner, None, _exact(split_wide if has_wide_lengths else split_short, widths), tuple)
+
+
+def _exact(split: Split, widths: Sequence[int | None]) -> Split:
+    """Return a split that refuses pieces of another width than their types have."""
+
+    def checked(data: bytes) -> Sequence[bytes]:
+        pieces = split(data)
+        if any(width not in (None, len(piece)) for width, piece in zip(widths, pieces, strict=True)):
+            raise ValueError(tr("an element has another width than its type"))
+        return pieces
+
+    return checked
+
+
+def _pieces(data: bytes, at: int, lengths: Sequence[int]) -> Sequence[bytes]:
+    """Cut bytes into pieces of these lengths, and the rest."""
+    pieces = []
+    for length in lengths:
+        pieces.append(_cut(data, at, at + length))
+        at += length
+    pieces.append(data[at:])
+    return pieces
+
+
+def _even(data: bytes, width: int, count: int) -> Sequence[bytes]:
+    if len(data) != width * count:
+        raise ValueError(tr("a sequence has another length than it should have"))
+    return [data[at : at + width] for at in range(0, len(data), width)]
+
+
+def _cut(data: bytes, start: int, end: int) -> bytes:
+    if not start <= end <= len(data):
+        raise ValueError(tr("an element reaches past its end"))
+    return data[start:end]
+
+
+def _length(data: bytes, at: int) -> tuple[int, int]:
+    """Read a short length; return it and where it ends."""
+    first = _cut(data, at, at + 1)[0]
+    if first < _SHORT:
+        return first, at + 1
+    width = 2 if first == _SHORT else 4
+    return int.from_bytes(_cut(data, at + 1, at + 1 + width), "little"), at + 1 + width
