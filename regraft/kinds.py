@@ -26,6 +26,7 @@ class Kind(StrEnum):
     PREVIEW_LIBRARY = "preview-library"
     CODEX_MEM = "codex-mem"
     ANGEL_MEMORY = "angel-memory"
+    RSCLAW = "rsclaw"
 
 
 #: What a kind is called in a sentence.
@@ -46,6 +47,7 @@ NAMES = {
     Kind.PREVIEW_LIBRARY: tr("a library of a preview build"),
     Kind.CODEX_MEM: tr("a database of codex-mem"),
     Kind.ANGEL_MEMORY: tr("a data folder of AngelMemory"),
+    Kind.RSCLAW: tr("a knowledge base of rsclaw"),
 }
 #: Kinds of v2 data that are changed in place.
 V2_STORES = (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE)
@@ -53,6 +55,7 @@ V2_STORES = (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE)
 SYSTEM_MODULES = {
     Kind.CODEX_MEM: "regraft.formats.codex_mem.system",
     Kind.ANGEL_MEMORY: "regraft.formats.angel_memory.system",
+    Kind.RSCLAW: "regraft.formats.rsclaw.system",
 }
 SYSTEMS = tuple(SYSTEM_MODULES)
 #: Kinds whose state and vector files can be migrated.

@@ -1,0 +1,1 @@
+"""rsclaw's knowledge base (``docs/formats/rsclaw.md``)."""

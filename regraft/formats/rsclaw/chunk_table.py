@@ -1,0 +1,118 @@
+"""The chunks of a KB as a table that a migration reads, and an export (``docs/formats/rsclaw.md``, "What is carried").
+
+A row has the text that its vector is of, and the vector as float32. One that is not carried has a reason, and neither
+vector nor, but for reasons that are about the vector alone, text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from regraft import sqlite
+from regraft.formats.redb import PageDamage, read_redb
+from regraft.formats.rsclaw import carrying, database, rows, selection
+from regraft.formats.rsclaw.carrying import Choice
+from regraft.formats.rsclaw.scope import Scope
+from regraft.formats.rsclaw.vectors import NotNumbers, float32_bytes
+from regraft.formats.vector_table import VectorTable
+from regraft.ledger import durable
+from regraft.room import demand_room
+
+#: A row that is not of its form.
+ROW_UNREADABLE = "row_unreadable"
+#: How :func:`written` lays the chunks out.
+TABLE = VectorTable(
+    name="chunks",
+    loader=(("doc_id", "doc_id"),),
+    source=(("source", "source"),),
+    row_id=(("id", "id"),),
+    body="body",
+    vector="vector",
+    needed=("id", "doc_id", "body", "vector", "reason"),
+    reason="reason",
+)
+_COLUMNS = "id TEXT, doc_id TEXT, seq INTEGER, title TEXT, path TEXT, source TEXT, body TEXT, vector, reason TEXT"
+_BATCH = 200
+#: Where a chunk goes, why it is not carried, and its document's title, file and source.
+_PLACE = f"""SELECT p.row, p.reason, d.title, d.md_path, {selection.SOURCE}
+               FROM placed p LEFT JOIN doc d ON d.id = ?2 WHERE p.id = ?1"""
+
+
+@contextmanager
+def written(
+    path: Path, work: Path | None, scope: Scope, on_damage: Callable[[PageDamage], None] = lambda _: None
+) -> Iterator[tuple[Path, Choice]]:
+    """Write the chunks of a KB to a temporary file with the table :data:`TABLE`, and remove it at the end.
+
+    Args:
+        path: the KB's database.
+        work: the folder that the file lies in (default: the system's).
+        scope: who may see what is carried.
+        on_damage: told of pages that cannot be read.
+
+    Raises:
+        RedbError: the database is in use, of another format, or damaged as a whole.
+        NotEnoughSpace: there is no room.
+        OSError: it cannot be read, or the file cannot be written.
+    """
+    with durable.temporary_folder(work) as folder, database.mirrored(path, carrying.TABLES) as mirror:
+        demand_room(folder, path.stat().st_size)
+        choice = carrying.choose(mirror.db, path.parent, scope)
+        place = folder / "chunks.sqlite"
+        with contextlib.closing(apsw.Connection(str(place))) as db:
+            # It is thrown away whatever happens.
+            db.execute("PRAGMA journal_mode = OFF").fetchall()
+            db.execute("PRAGMA synchronous = OFF")
+            db.execute(f"CREATE TABLE chunks ({_COLUMNS})")
+            with sqlite.transaction(db), read_redb(path, on_damage=on_damage) as file:
+                if rows.CHUNKS in file.tables:
+                    _write(db, file.raw_rows(rows.CHUNKS), mirror.db)
+        yield place, choice
+
+
+def _write(db: apsw.Connection, chunks: Iterator[tuple[bytes, bytes]], mirror: apsw.Connection) -> None:
+    waiting: list[tuple[Any, ...]] = []
+    unreadable = int(str(mirror.execute("SELECT coalesce(max(row), 0) FROM placed").get))
+    for key, value in chunks:
+        try:
+            chunk = rows.decode_chunk(value)
+            placed: Any = mirror.execute(_PLACE, (chunk.id, chunk.doc_id)).fetchone()
+        except msgspec.MsgspecError:
+            placed = None
+        if placed is None:
+            unreadable += 1
+            waiting.append((unreadable, database.shown_key(key), *[None] * 7, ROW_UNREADABLE))
+        else:
+            row, reason, *about = placed
+            waiting.append((row, chunk.id, chunk.doc_id, chunk.seq, *about, *_carried(chunk, reason)))
+        if len(waiting) == _BATCH:
+            _insert(db, waiting)
+    _insert(db, waiting)
+
+
+def _insert(db: apsw.Connection, waiting: list[tuple[Any, ...]]) -> None:
+    columns = "rowid, id, doc_id, seq, title, path, source, body, vector, reason"
+    db.executemany(f"INSERT INTO chunks ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", waiting)
+    waiting.clear()
+
+
+def _carried(chunk: rows.Chunk, reason: Any) -> tuple[str | None, bytes | str | None, Any]:
+    """Return the text, the vector and the reason of a chunk's row."""
+    if reason is not None:
+        return (chunk.indexed_text if reason in carrying.OF_VECTOR else None), None, reason
+    return chunk.indexed_text, _vector(chunk), None
+
+
+def _vector(chunk: rows.Chunk) -> bytes | str | None:
+    """Return a vector as a migration takes it: text where it is not one of numbers, None where it is empty."""
+    try:
+        return float32_bytes(chunk.vector) or None
+    except NotNumbers:
+        return bytes(chunk.vector[:20]).decode("utf-8", "replace")

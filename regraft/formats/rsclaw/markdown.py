@@ -1,0 +1,60 @@
+"""The markdown files of a KB: a block of YAML, a blank line, and the body (``docs/formats/rsclaw.md``, "Markdown").
+
+The YAML is never interpreted: what it says stands in the database, too, and a date in it has to stay text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from regraft import links
+
+_BEGIN, _END = b"---\n", b"\n---\n"
+#: A block of YAML is looked for in so many bytes.
+_MOST_HEAD = 1 << 20
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Body:
+    """What a file's body is: its length in bytes, and the SHA-256 of them in hex."""
+
+    size: int
+    sha256: str
+
+
+def body_of(path: Path) -> Body:
+    """Read a file and return what its body is; memory does not grow with it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest, size = hashlib.sha256(), 0
+    with links.reading(path) as file:
+        for piece in _body_pieces(file):
+            digest.update(piece)
+            size += len(piece)
+    return Body(size=size, sha256=digest.hexdigest())
+
+
+def body_start(head: bytes) -> int:
+    """Return where the body begins in the first bytes of a file: 0 where no block of YAML is."""
+    if not head.startswith(_BEGIN):
+        return 0
+    # An empty block ends where it begins.
+    end = head.find(_END, len(_BEGIN) - 1)
+    if end < 0:
+        return 0
+    start = end + len(_END)
+    return start + (head[start : start + 1] == b"\n")
+
+
+def _body_pieces(file: BinaryIO) -> Iterator[bytes]:
+    head = file.read(_MOST_HEAD)
+    yield head[body_start(head) :]
+    while piece := file.read(_PIECE):
+        yield piece
