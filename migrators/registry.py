@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from migrators import cherry_preview, cherry_v1
+from migrators import cherry_preview, cherry_v1, rsclaw
 from migrators.pipeline import run
 from migrators.pipeline.options import Options
 from migrators.pipeline.session import Migration
 from migrators.pipeline.source import Pipeline
 from regraft import systems
-from regraft.errors import SourceNotMigratable
+from regraft.errors import SourceNotMigratable, WrongUsage
 from regraft.kinds import NAMES, V1_SOURCES, Kind
 from regraft.language import tr
 from regraft.locate import Located
@@ -39,6 +39,8 @@ def pipeline_of(source: Located) -> Pipeline:
     """
     if source.kind in V1_SOURCES:
         return cherry_v1.PIPELINE
+    if source.kind is Kind.RSCLAW:
+        return rsclaw.PIPELINE
     if source.kind is Kind.PREVIEW or source.stores.has_preview:
         return cherry_preview.PIPELINE
     advice = _ADVICE[source.kind]
@@ -54,8 +56,17 @@ def migrate(
     progress: Progress,
     show_plan: Callable[[MigrationReport], bool] = lambda _: True,
 ) -> Migration:
-    """Migrate a source into ``target`` by the pipeline of its layout; see :func:`migrators.pipeline.run.migrate`."""
-    return run.migrate(pipeline_of(source), source, target, options, progress, show_plan)
+    """Migrate a source into ``target`` by the pipeline of its layout; see :func:`migrators.pipeline.run.migrate`.
+
+    Raises:
+        WrongUsage: an option says nothing about the source.
+    """
+    pipeline = pipeline_of(source)
+    if options.visible_to and not pipeline.has_visibility:
+        raise WrongUsage(
+            problem=tr("--visible-to is for documents of {kind}", kind=NAMES[Kind.RSCLAW]), hint=tr("leave it out")
+        )
+    return run.migrate(pipeline, source, target, options, progress, show_plan)
 
 
 def plan_only(source: Located, options: Options, progress: Progress) -> SourcePlan:

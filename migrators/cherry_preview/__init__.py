@@ -7,6 +7,9 @@ stages do the rest.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from pathlib import Path
+
 from migrators.cherry_preview.draft import draft_library
 from migrators.pipeline.drafts import BaseDraft, LibraryDraft
 from migrators.pipeline.options import Options
@@ -25,4 +28,8 @@ def _hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) 
     return Hints()
 
 
-PIPELINE = Pipeline(table=libsql.PREVIEW, read=_read, hints=_hints, opened=libsql.readable)
+def _opened(path: Path, work: Path | None, _: Options) -> AbstractContextManager[Path]:
+    return libsql.readable(path, work)
+
+
+PIPELINE = Pipeline(table=libsql.PREVIEW, read=_read, hints=_hints, opened=_opened)

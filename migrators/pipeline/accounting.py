@@ -24,6 +24,7 @@ WITHOUT_VECTOR = frozenset(
         notices.MISSING_PAYLOAD,
         notices.UNSUPPORTED_ENCODING,
         notices.DIMENSION_MISMATCH,
+        notices.OTHER_EMBEDDER,
         notices.NON_FINITE,
     }
 )
@@ -112,19 +113,26 @@ class RowAccounting:
     def _book(self, loader: str | None, rows: LoaderRows) -> None:
         owner, share = self._owners.owner(loader), CarriedRows(rows)
         unowned = self._unowned(owner)
+        for reason, tally in rows.refused.items():
+            self._book_unusable(reason, tally, share, has_owner=unowned is None and reason in WITHOUT_VECTOR)
         for kind, tally in rows.kinds.items():
-            reason = self._terms.error or unowned or self._unusable(kind)
-            if reason is None:
+            unusable = self._terms.error or unowned or self._unusable(kind)
+            if unusable is None:
                 share.whole = tally
-            elif self._terms.carry_text and unowned is None:
-                # Without a text there is nothing that a vector could be made of.
-                self.skipped.add(reason, tally.without_text)
-                if tally.with_text.count:
-                    share.bare.append((reason, tally.with_text))
             else:
-                self.skipped.add(reason, tally)
+                self._book_unusable(unusable, tally, share, has_owner=unowned is None)
         if share.tallies and owner is not None:
             self.carried.setdefault(owner, []).append(share)
+
+    def _book_unusable(self, reason: str, tally: Tally, share: CarriedRows, *, has_owner: bool) -> None:
+        """Book rows whose vector is not carried: where texts are, those of an item come along without one."""
+        if not self._terms.carry_text or not has_owner:
+            self.skipped.add(reason, tally)
+            return
+        # Without a text there is nothing that a vector could be made of.
+        self.skipped.add(reason, tally.without_text)
+        if tally.with_text.count:
+            share.bare.append((reason, tally.with_text))
 
     def _unowned(self, owner: str | None) -> str | None:
         if owner is None:

@@ -25,5 +25,7 @@ class Options:
     restore_duplicates: bool = True
     #: Carry the texts of rows that have no vector which could be carried.
     carry_text: bool = False
+    #: Of a source whose documents are for some people only: whose, besides everybody's, are carried.
+    visible_to: tuple[str, ...] = ()
     #: Read back every byte that earlier runs published, also where size and time of a file are what they were.
     verify: bool = False

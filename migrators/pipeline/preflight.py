@@ -30,7 +30,7 @@ from regraft.errors import (
 from regraft.formats.cherry_v1 import profile as cherry_v1_profile
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
-from regraft.kinds import Kind
+from regraft.kinds import SYSTEMS, Kind
 from regraft.language import joined, tr
 from regraft.ledger import ledger
 from regraft.ledger.ledger import Entry
@@ -167,6 +167,8 @@ def roots(source: Located) -> list[Path]:
         return [source.path]
     if source.kind is Kind.PREVIEW:
         return [source.path]
+    if source.kind in SYSTEMS:
+        return [source.tree.path]
     beside = {source.places.vectors, source.places.uploads} - {None}
     return [source.path, *(source.tree.path / str(name) for name in beside)]
 

@@ -66,7 +66,7 @@ class Hints:
         return replace(self, paths={**found.paths, **self.paths}, twins=(*self.twins, *earlier))
 
 
-def _as_it_is(path: Path, _work: Path | None) -> AbstractContextManager[Path]:
+def _as_it_is(path: Path, _work: Path | None, _options: Options) -> AbstractContextManager[Path]:
     return nullcontext(path)
 
 
@@ -81,4 +81,6 @@ class Pipeline:
     read: Callable[[Located, Options], LibraryDraft]
     hints: Callable[[Located, BaseDraft, Survey, Options], Hints]
     #: Gives a file on disk in a form that SQLite reads: itself, or a temporary copy below a folder.
-    opened: Callable[[Path, Path | None], AbstractContextManager[Path]] = _as_it_is
+    opened: Callable[[Path, Path | None, Options], AbstractContextManager[Path]] = _as_it_is
+    #: Whether documents of the source are for some people only (``--visible-to``).
+    has_visibility: bool = False

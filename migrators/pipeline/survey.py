@@ -248,7 +248,7 @@ class BasePlanner:
             return _Surveyed(found=StoreProblem(tr("cannot be read: {reason}", reason=problem.facts["reason"])))
         mark = steady.mark_of(origin)
         try:
-            vectors = self._keep.enter_context(self._journey.opened(origin, self._work))
+            vectors = self._keep.enter_context(self._journey.opened(origin, self._work, self._options))
             found = _Surveyed(
                 found=self._journey.table.survey(vectors, self._work, texts=texts),
                 vectors=vectors,

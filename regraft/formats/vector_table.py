@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
@@ -25,6 +25,7 @@ from regraft.ledger.durable import NO_ROOM
 from regraft.text import JS_WHITESPACE, decode_utf8, is_blank
 from regraft.untouched import ROW_NUMBERS, is_virtual
 
+T = TypeVar("T")
 #: Row ids kept as examples for each loader and kind of vector.
 SAMPLES = 3
 #: Different sources of one loader that are told apart; of a file there is one, of a sitemap one for every page.
@@ -102,6 +103,8 @@ class LoaderRows:
     #: By kind: a usable length in bytes, one below 0 where the numbers are not finite, :data:`MISSING` or
     #: :data:`UNSUPPORTED`.
     kinds: dict[int, Tally] = field(default_factory=dict)
+    #: By reason: rows that are not carried, whatever their vector.
+    refused: dict[str, Tally] = field(default_factory=dict)
     #: First and last rowid of every run of rows without another loader's between them, flat.
     runs: array[int] = field(default_factory=lambda: array("q"))
     _last_source: bytes | None = None
@@ -174,7 +177,8 @@ class VectorTable:
     All of it is our own text, never a file's. ``loader`` says whose row it is; ``row_id`` names it for a person, and
     carries its number where ``number`` reads one out of it. Where a column may be missing there are several
     expressions, each with the column that it needs: the first that gives a text counts. ``needed`` are the columns that
-    must be there.
+    must be there. ``reason`` is why a row is not carried, NULL where nothing but its vector decides; such a row has no
+    vector.
     """
 
     name: str
@@ -186,6 +190,7 @@ class VectorTable:
     needed: tuple[str, ...]
     #: Reads a chunk's number out of a row id and its loader id; None where the layout has no use for one.
     number: Callable[[bytes, bytes], int] | None = None
+    reason: str | None = None
 
     def survey(self, path: Path, work: Path | None = None, *, texts: bool = False) -> Survey:
         """Read every row of a file once and return what it holds.
@@ -364,12 +369,15 @@ class VectorTable:
     def _survey_rows(self, db: apsw.Connection, found: Survey, columns: set[str], *, texts: bool) -> None:
         seen = _Seen(found, self.number)
         recoded = _recoder(db)
-        for rowid, loader, source, row_id, length, body_bytes, flaw, has_text in db.execute(
+        for rowid, loader, source, row_id, length, body_bytes, flaw, has_text, reason in db.execute(
             self._survey_query(columns, texts=texts)
         ):
             seen.row(rowid, recoded(loader), recoded(source), recoded(row_id))
-            kind = non_finite(length) if flaw == NON_FINITE else length
-            tally = seen.vector(rowid, kind, body_bytes or 0, flaw == DEGENERATE)
+            if reason is None:
+                kind = non_finite(length) if flaw == NON_FINITE else length
+                tally = seen.vector(rowid, kind, body_bytes or 0, flaw == DEGENERATE)
+            else:
+                tally = seen.refused(rowid, str(reason), body_bytes or 0)
             if texts:
                 seen.text(tally, rowid, body_bytes or 0, flaw == DEGENERATE, is_there=bool(has_text))
 
@@ -387,7 +395,8 @@ class VectorTable:
                    octet_length({self.body}),
                    CASE WHEN typeof({vector}) = 'blob' AND {length} > 0 AND {length} % 4 = 0
                         THEN {flaw_of(vector)} ELSE 0 END,
-                   {self._has_text if texts else "NULL"}
+                   {self._has_text if texts else "NULL"},
+                   {self.reason or "NULL"}
               FROM {self.name} NOT INDEXED
              ORDER BY rowid"""
 
@@ -435,16 +444,25 @@ class _Seen:
     def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: bool) -> Tally:
         """Count the row's vector, and return where."""
         assert self._loader is not None
-        tally = self._loader.kinds.get(kind)
-        if tally is None:
-            tally = self._loader.kinds[kind] = Tally(first_rowid=rowid)
-        tally.count += 1
+        tally = self._counted(self._loader.kinds, kind, rowid, body_bytes)
         tally.degenerate += degenerate
+        if kind not in (MISSING, UNSUPPORTED):
+            self._found.lengths[abs(kind)] = self._found.lengths.get(abs(kind), 0) + 1
+        return tally
+
+    def refused(self, rowid: int, reason: str, body_bytes: int) -> Tally:
+        """Count a row that is not carried, and return where."""
+        assert self._loader is not None
+        return self._counted(self._loader.refused, reason, rowid, body_bytes)
+
+    def _counted(self, tallies: dict[T, Tally], key: T, rowid: int, body_bytes: int) -> Tally:
+        tally = tallies.get(key)
+        if tally is None:
+            tally = tallies[key] = Tally(first_rowid=rowid)
+        tally.count += 1
         tally.body_bytes += body_bytes
         if len(tally.samples) < SAMPLES:
             tally.samples.append(self._name(rowid))
-        if kind not in (MISSING, UNSUPPORTED):
-            self._found.lengths[abs(kind)] = self._found.lengths.get(abs(kind), 0) + 1
         self._found.body_bytes += body_bytes
         return tally
 

@@ -14,6 +14,16 @@ from regraft.report.import_notices import NOT_AN_ITEM as NOT_AN_ITEM
 from regraft.report.import_notices import NOT_WHOLE as NOT_WHOLE
 from regraft.report.import_notices import REMADE as REMADE
 from regraft.report.import_notices import TEXT_CHANGED as TEXT_CHANGED
+from regraft.report.kb_notices import NOT_INDEXED as NOT_INDEXED
+from regraft.report.kb_notices import NOT_VISIBLE as NOT_VISIBLE
+from regraft.report.kb_notices import OTHER_EMBEDDER as OTHER_EMBEDDER
+from regraft.report.kb_notices import PAGES_DAMAGED as PAGES_DAMAGED
+from regraft.report.kb_notices import RANGE_OUTSIDE as RANGE_OUTSIDE
+from regraft.report.kb_notices import ROW_UNREADABLE as ROW_UNREADABLE
+from regraft.report.kb_notices import SUPERSEDED as SUPERSEDED
+from regraft.report.kb_notices import TOMBSTONED as TOMBSTONED
+from regraft.report.kb_notices import UPDATING as UPDATING
+from regraft.report.kb_notices import VISIBILITY_DROPPED as VISIBILITY_DROPPED
 from regraft.report.registry import CODES as CODES
 from regraft.report.registry import EVERY_CODE as EVERY_CODE
 from regraft.report.registry import IMPORT_CODES as IMPORT_CODES

@@ -1,0 +1,255 @@
+"""The draft of the base that a KB becomes: its items, its model, and what is worth saying of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from migrators.pipeline.drafts import (
+    INTERRUPTED_TEXT,
+    BaseDraft,
+    DraftedItems,
+    ItemDraft,
+    LibraryDraft,
+    SkippedItem,
+    Upload,
+)
+from migrators.pipeline.options import Options
+from regraft import identity
+from regraft.errors import SourceUnreadable
+from regraft.formats.cherry_v2.defaults import Settings
+from regraft.formats.cherry_v2.models import ModelChoice, ModelOverrides, Models
+from regraft.formats.rsclaw import carrying, database, rows, selection
+from regraft.formats.rsclaw.database import Mirror
+from regraft.formats.rsclaw.scope import Scope, parsed
+from regraft.language import joined, tr
+from regraft.located import Located
+from regraft.names import sanitise
+from regraft.report import notices
+from regraft.report.notices import Notice
+from regraft.text import counted, is_blank, trim, without_nul
+
+#: The provider of the models that a KB's embedders become, and what the base is called.
+PROVIDER, NAME = carrying.PROVIDER, carrying.NAME
+#: Names of collections in the report.
+_MOST_NAMES = 20
+
+
+def scope_of(options: Options) -> Scope:
+    """Return for whom is migrated.
+
+    Raises:
+        WrongUsage: somebody is named in another form.
+    """
+    return parsed(options.visible_to, "--visible-to")
+
+
+def draft_library(source: Located, options: Options) -> LibraryDraft:
+    """Draft the one base of a KB; one without documents has none.
+
+    Raises:
+        RedbError, SourceUnreadable: the database cannot be read.
+    """
+    scope = scope_of(options)
+    try:
+        with database.mirrored(source.path, (*carrying.TABLES, rows.COLLECTIONS)) as mirror:
+            return _Drafter(mirror, source.path, options, scope).library()
+    except OSError as error:
+        raise SourceUnreadable(path=source.path, reason=error.strerror or error) from error
+
+
+class _Drafter:
+    """Drafts the base of one KB; used once."""
+
+    def __init__(self, mirror: Mirror, file: Path, options: Options, scope: Scope) -> None:
+        self._mirror = mirror
+        self._db = mirror.db
+        self._root, self._file = file.parent, file.name
+        self._options = options
+        self._scope = scope
+        self._drafted = DraftedItems()
+        self._said: list[Notice] = []
+
+    def library(self) -> LibraryDraft:
+        """Return the draft of all."""
+        legacy_id = carrying.legacy_id(self._db)
+        self._say_damage(legacy_id or None)
+        if not legacy_id:
+            return LibraryDraft((), (), tuple(self._said))
+        choice = carrying.choose(self._db, self._root, self._scope)
+        models = Models(
+            [{"id": PROVIDER, "name": PROVIDER, "models": []}], _with_provider(self._options.model_overrides)
+        )
+        embedding = _embedding(models, choice.embedder, legacy_id)
+        self._draft_items(legacy_id)
+        self._say_dropped(legacy_id)
+        base = self._base(legacy_id, embedding, choice.dimensions)
+        return LibraryDraft((base,), (), tuple(models.unused_words()))
+
+    def _base(self, legacy_id: str, embedding: ModelChoice, dimensions: int | None) -> BaseDraft:
+        times: Any = self._db.execute("SELECT min(created_at), max(updated_at) FROM doc").fetchone()
+        created_at, updated_at = (_time(time) for time in times)
+        return BaseDraft(
+            legacy_id=legacy_id,
+            id=carrying.base_id(legacy_id),
+            name=NAME,
+            embedding=embedding,
+            rerank=ModelChoice(),
+            stated_dimensions=dimensions,
+            file_processor_id=None,
+            settings=Settings(),
+            created_at=created_at,
+            updated_at=updated_at,
+            items=self._drafted.items,
+            skipped_items=tuple(self._drafted.skipped),
+            taken_names=frozenset(),
+            vector_file=self._file,
+            notices=(*self._said, *embedding.notices, *self._drafted.notices),
+        )
+
+    # --- items -----------------------------------------------------------------------------------------------------
+
+    def _draft_items(self, legacy_id: str) -> None:
+        self._say_visibility(legacy_id)
+        bare = carrying.OF_VECTOR if self._options.carry_text else frozenset()
+        for doc in _docs(self._db, bare):
+            if doc.reason is not None:
+                self._drafted.skipped.append(SkippedItem(doc.id, doc.reason))
+                continue
+            self._drafted.items.append(_item(doc, legacy_id, self._root))
+            if not doc.rows:
+                message = tr("{title} is carried without a text", title=doc.title)
+                self._drafted.notices.append(
+                    Notice(code=notices.NOT_INDEXED, message=message, base=legacy_id, item=doc.id)
+                )
+        for (key,) in self._db.execute("SELECT key FROM broken WHERE tbl = ? ORDER BY 1", (rows.DOCS,)):
+            self._drafted.skipped.append(SkippedItem(str(key), notices.ROW_UNREADABLE))
+
+    # --- notices ---------------------------------------------------------------------------------------------------
+
+    def _say_damage(self, legacy_id: str | None) -> None:
+        mirror = self._mirror
+        if mirror.damaged_pages:
+            lost = {table: read.lost for table, read in mirror.tables.items() if read.lost}
+            named = joined(f"{count:,} {table}" for table, count in lost.items())
+            message = tr(
+                "{pages} of {file} damaged; rows lost with them: {named}",
+                pages=counted(mirror.damaged_pages, "page"),
+                file=self._file,
+                named=named or tr("none that is needed here"),
+            )
+            self._said.append(
+                Notice(code=notices.PAGES_DAMAGED, message=message, base=legacy_id, count=sum(lost.values()) or 1)
+            )
+
+    def _say_visibility(self, legacy_id: str) -> None:
+        query = """SELECT count(*) FROM doc d JOIN verdict v ON v.doc_id = d.id
+                    WHERE v.reason IS NULL AND d.visibility <> 'global'"""
+        count = int(str(self._db.execute(query).get))
+        if count:
+            message = tr(
+                "{documents} for {scope} alone are in the base, for everybody who opens it",
+                documents=counted(count, "document"),
+                scope=str(self._scope),
+            )
+            self._said.append(Notice(code=notices.VISIBILITY_DROPPED, message=message, base=legacy_id, count=count))
+
+    def _say_dropped(self, legacy_id: str) -> None:
+        names = [
+            str(name) for (name,) in self._db.execute("SELECT name FROM collection ORDER BY id LIMIT ?", (_MOST_NAMES,))
+        ]
+        tagged = int(
+            str(
+                self._db.execute(
+                    "SELECT count(*) FROM doc d JOIN verdict v ON v.doc_id = d.id WHERE v.reason IS NULL AND d.tags > 0"
+                ).get
+            )
+        )
+        for count, message in (
+            (len(names), tr("collections: {names}", names=joined(names))),
+            (tagged, tr("tags of {documents}", documents=counted(tagged, "document"))),
+        ):
+            if count:
+                self._said.append(Notice(code=notices.DROPPED_FIELD, message=message, base=legacy_id, count=count))
+
+
+def _with_provider(overrides: ModelOverrides) -> ModelOverrides:
+    """Return what the user says of models, with the KB's provider before an embedder that is named alone."""
+
+    def whole(name: str) -> str:
+        return name if "::" in name else f"{PROVIDER}::{name}"
+
+    both = {**{whole(old): new for old, new in overrides.mapped.items()}, **overrides.mapped}
+    return replace(overrides, mapped=both, recreated=frozenset(map(whole, overrides.recreated)))
+
+
+def _embedding(models: Models, embedder: str | None, legacy_id: str) -> ModelChoice:
+    if is_blank(embedder):
+        return replace(
+            models.embedding(None, legacy_id),
+            problem=tr("no chunk that could be carried names the embedder that made its vector"),
+        )
+    return models.embedding({"provider": PROVIDER, "id": embedder}, legacy_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Doc:
+    """A document, why it is not carried, and how many of its chunks are."""
+
+    id: str
+    title: str
+    source: str
+    md_path: str
+    created_at: int
+    updated_at: int
+    reason: str | None
+    rows: int
+
+
+def _docs(db: apsw.Connection, bare: frozenset[str]) -> Iterator[_Doc]:
+    reasons = ", ".join("?" * len(bare))
+    query = f"""
+        SELECT d.id, d.title, {selection.SOURCE}, d.md_path, d.created_at, d.updated_at, v.reason,
+               (SELECT count(*) FROM chunk c JOIN placed p ON p.id = c.id
+                 WHERE c.doc_id = d.id AND (p.reason IS NULL OR p.reason IN ({reasons})))
+          FROM doc d JOIN verdict v ON v.doc_id = d.id ORDER BY v.place"""
+    for key, title, source, md_path, created_at, updated_at, reason, count in db.execute(query, tuple(bare)):
+        yield _Doc(
+            id=str(key),
+            title=trim(without_nul(str(title))),
+            source=str(source),
+            md_path=str(md_path),
+            created_at=int(str(created_at)),
+            updated_at=int(str(updated_at)),
+            reason=None if reason is None else str(reason),
+            rows=int(str(count)),
+        )
+
+
+def _item(doc: _Doc, legacy_id: str, root: Path) -> ItemDraft:
+    folder, _, name = doc.md_path.rpartition("/")
+    is_inside = carrying.inside(root, doc.md_path) is not None
+    created_at = _time(doc.created_at)
+    return ItemDraft(
+        legacy_id=doc.id,
+        id=identity.item_id(legacy_id, doc.id, created_at),
+        type="file",
+        data={"source": without_nul(doc.source)},
+        status="completed" if doc.rows else "failed",
+        error=None if doc.rows else INTERRUPTED_TEXT,
+        created_at=created_at,
+        updated_at=_time(doc.updated_at),
+        loader_ids=(doc.id,),
+        # What its path leads to elsewhere is no file of the KB, and counts as missing.
+        upload=Upload(name, folder) if is_inside else Upload(doc.md_path),
+        file_name=sanitise(f"{doc.title or PROVIDER}.md"),
+    )
+
+
+def _time(value: int) -> int | None:
+    """Return a time in ms that a catalog can hold, None for one that is none."""
+    return value if 0 < value < 1 << 52 else None
