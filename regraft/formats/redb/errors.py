@@ -14,7 +14,7 @@ class NotRedb(RedbError, ValueError):
 
 
 class RedbTooShort(RedbError, ValueError):
-    """{path}: ends after {size:,} bytes, within the header of a redb file; take another copy of it."""
+    """{path}: ends after {size} bytes, within the header of a redb file; take another copy of it."""
 
 
 class RedbTooOld(RedbError, ValueError):
@@ -41,7 +41,7 @@ class RedbSlotsDamaged(RedbError, ValueError):
 
 
 class RedbDamaged(RedbError, ValueError):
-    """{path}: damaged at byte {offset:,} ({page}): {reason}; take another copy of it.
+    """{path}: damaged at byte {offset} ({page}): {reason}; take another copy of it.
 
     ``table`` is the name of the table that the place belongs to, or None.
     """
