@@ -94,7 +94,9 @@ def read_files(paths: tuple[Path, ...]) -> list[UnitsFile]:
         mark, about = _mark(path), columns.read_about(path)
         if about.layout != "v2":
             advice = tr("regraft migrate carries the source that it was exported from")
-            raise SourceNotMigratable(path=path, what=tr("the old table of a v1 base"), advice=advice)
+            is_v1 = about.layout == "v1"
+            what = tr("the old table of a v1 base") if is_v1 else tr("the chunks of a knowledge base of rsclaw")
+            raise SourceNotMigratable(path=path, what=what, advice=advice)
         for base in about.bases:
             if fold(base.id) in owners:
                 problem = tr(

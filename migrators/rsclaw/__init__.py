@@ -29,8 +29,8 @@ def _hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) 
 @contextmanager
 def _opened(path: Path, work: Path | None, options: Options) -> Iterator[Path]:
     try:
-        with chunk_table.written(path, work, scope_of(options)) as (table, _):
-            yield table
+        with chunk_table.written(path, work, scope_of(options)) as chunks:
+            yield chunks.path
     except RedbError as error:
         raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
 

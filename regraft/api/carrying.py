@@ -33,6 +33,7 @@ def migrate(
     while_running: bool = False,
     restore_duplicates: bool = True,
     carry_text: bool = False,
+    visible_to: Sequence[str] = (),
     verify: bool = False,
     now_ms: int | None = None,
     progress: Progress | None = None,
@@ -53,6 +54,7 @@ def migrate(
         while_running=while_running,
         restore_duplicates=restore_duplicates,
         carry_text=carry_text,
+        visible_to=tuple(visible_to),
         verify=verify,
     )
     with located(path_of(source), kind_of(kind)) as found:
@@ -91,6 +93,7 @@ def export(
     kind: Kind | str | None = None,
     bases: Sequence[str] = (),
     from_v1: bool = False,
+    visible_to: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> ExportReport:
     """Write units with texts and vectors to a Parquet file; options as of ``regraft export``. Needs pyarrow.
@@ -102,7 +105,8 @@ def export(
     run = Run(command="export", target_kind="parquet", target=target)
     with located(place, kind_of(kind)) as found:
         run.source_kind, run.source = found.kind.value, found.path if found.notices else place
-        parts = write_parquet(found, target, tuple(bases), watch_of(progress), from_v1=from_v1)
+        wanted = tuple(bases)
+        parts = write_parquet(found, target, wanted, watch_of(progress), from_v1=from_v1, visible_to=tuple(visible_to))
     run.end()
     return ExportReport(head=run.head(), bases=[part.report() for part in parts.bases])
 

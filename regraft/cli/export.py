@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from regraft.cli import completion
-from regraft.cli.options import PATH, output_options
+from regraft.cli.options import PATH, output_options, visible_option
 from regraft.cli.output import echo_json, note, reports_errors, say, say_bytes, written_list
 from regraft.errors import WrongUsage
 from regraft.formats.parquet.export import ExportedBase, ExportReport, Parts
@@ -37,13 +37,15 @@ STDOUT = Path("-")
     shell_complete=completion.bases,
     help=tr("Only this base; may be repeated."),
 )
+@visible_option
 @click.option("--v1", "from_v1", is_flag=True, help=tr("Of v1 data: its old table, in the same columns."))
 @output_options
 @reports_errors
-def export(
+def export(  # noqa: PLR0913, PLR0917 - one parameter for every option
     path: Path,
     target: Path,
     bases: tuple[str, ...],
+    visible_to: tuple[str, ...],
     from_v1: bool,
     as_json: bool,
     quiet: bool,
@@ -52,9 +54,9 @@ def export(
 ) -> None:
     """Write the units of PATH, with texts and vectors, to FILE.parquet.
 
-    PATH is a library, a v2 profile or backup, one base's folder or an index.sqlite; with --v1 a v1 source or one vector
-    file. It is only read. - instead of FILE.parquet is standard output. The file needs pyarrow: pip install
-    "regraft[parquet]".
+    PATH is a library, a v2 profile or backup, one base's folder, an index.sqlite or a knowledge base of rsclaw; with
+    --v1 a v1 source or one vector file. It is only read. - instead of FILE.parquet is standard output. The file needs
+    pyarrow: pip install "regraft[parquet]".
 
     \b
     Example:
@@ -67,9 +69,9 @@ def export(
     with located(path, Kind(kind) if kind else None) as found:
         run.source_kind, run.source = found.kind.value, found.path if found.notices else path
         if target == STDOUT:
-            parts = _to_stdout(found, bases, watch, from_v1=from_v1)
+            parts = _to_stdout(found, bases, watch, from_v1=from_v1, visible_to=visible_to)
         else:
-            parts = write_parquet(found, target, bases, watch, from_v1=from_v1)
+            parts = write_parquet(found, target, bases, watch, from_v1=from_v1, visible_to=visible_to)
     run.end()
     report = ExportReport(head=run.head(), bases=[part.report() for part in parts.bases])
     lines = [_line(base, verbose=verbose > 0) for base in report.bases]
@@ -97,11 +99,13 @@ def _check_stdout(*, as_json: bool) -> None:
         raise WrongUsage(problem=tr("a Parquet file is not text, and standard output is a terminal"), hint=hint)
 
 
-def _to_stdout(source: Located, bases: tuple[str, ...], watch: Progress, *, from_v1: bool) -> Parts:
+def _to_stdout(
+    source: Located, bases: tuple[str, ...], watch: Progress, *, from_v1: bool, visible_to: tuple[str, ...]
+) -> Parts:
     """Write the file to standard output once it is whole."""
     with durable.temporary_folder() as folder:
         whole = folder / "units.parquet"
-        parts = write_parquet(source, whole, bases, watch, from_v1=from_v1)
+        parts = write_parquet(source, whole, bases, watch, from_v1=from_v1, visible_to=visible_to)
         say_bytes(whole)
     return parts
 

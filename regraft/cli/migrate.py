@@ -10,7 +10,7 @@ import click
 import migrators
 from regraft import clock
 from regraft.cli.library import PlanView, tell
-from regraft.cli.options import PATH, model_word, output_options, plan_options, time_of
+from regraft.cli.options import PATH, model_word, output_options, plan_options, time_of, visible_option
 from regraft.cli.output import note, reports_errors
 from regraft.errors import OutputLost
 from regraft.kinds import Kind
@@ -26,6 +26,7 @@ from regraft.report.document import encoded
 @click.option("--to", "target", type=PATH, required=True, metavar="OUT", help=tr("The library's folder: new or empty."))
 @click.option("--dry-run", is_flag=True, help=tr("Show the plan and the report; touch nothing."))
 @plan_options
+@visible_option
 @click.option(
     "--jobs", type=click.IntRange(1, 64), metavar="N", help=tr("Bases carried at once. [default: cores, up to 4]")
 )
@@ -53,6 +54,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     bases: tuple[str, ...],
     map_model: tuple[str, ...],
     recreate_model: tuple[str, ...],
+    visible_to: tuple[str, ...],
     jobs: int | None,
     while_running: bool,
     no_restore_duplicates: bool,
@@ -70,8 +72,8 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     """Migrate the knowledge base in SOURCE to a v2 library in OUT.
 
     SOURCE is a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file beside its
-    vector files, or what a preview build wrote. It is only read. A second run goes on where the first one stopped, and
-    leaves alone what is done.
+    vector files, what a preview build wrote, or a knowledge base of rsclaw. It is only read. A second run goes on where
+    the first one stopped, and leaves alone what is done.
 
     \b
     Example:
@@ -88,6 +90,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         while_running=while_running,
         restore_duplicates=not no_restore_duplicates,
         carry_text=carry_text,
+        visible_to=visible_to,
         verify=verify,
     )
 

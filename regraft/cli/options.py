@@ -115,6 +115,14 @@ fail_on_option = click.option(
 )
 
 
+visible_option = click.option(
+    "--visible-to",
+    multiple=True,
+    metavar="WHO",
+    help=tr("rsclaw: also documents for user:ID, agent:ID or channel:ID; may be repeated.  [default: everybody's]"),
+)
+
+
 def model_options(command: F) -> F:
     """Add the user's word on models (:func:`model_word`)."""
     for option in (

@@ -1,8 +1,8 @@
-"""From a library, profile, base or index, or from v1's vector files, to a Parquet file of units."""
+"""From a library, profile, base or index, from v1's vector files, or from a KB, to a Parquet file of units."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from regraft.formats.cherry_v1 import embedjs
 from regraft.formats.cherry_v1.state import read_state
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.cherry_v2.layout import Store
-from regraft.formats.parquet import columns, legacy, metadata, stored
+from regraft.formats.parquet import chunks, columns, legacy, metadata, stored
 from regraft.formats.parquet.columns import UnitRow
 from regraft.formats.parquet.metadata import About, AboutBase
 from regraft.formats.parquet.stored import BaseLook
@@ -29,7 +29,7 @@ from regraft.locate import Located
 from regraft.names import vector_file_name
 from regraft.report.document import Report
 from regraft.report.progress import Progress, stage
-from regraft.text import shown, whole
+from regraft.text import counted, shown, whole
 from regraft.tree import join
 
 #: Kinds whose bases have an index of the current layout.
@@ -79,6 +79,8 @@ class Part:
     problem: str | None = None
     #: What told the state of the file before anything of it was read.
     mark: steady.Mark = ()
+    #: Streams its rows, once it was looked at.
+    rows_of: Callable[[Path, AboutBase, BaseLook], Iterator[UnitRow]] = stored.rows
 
     @property
     def has_moved(self) -> bool:
@@ -106,7 +108,8 @@ class Part:
         )
 
     def _skipped(self, look: BaseLook) -> dict[str, int]:
-        skipped = {name: count for name, count in look.left_out.items() if name == "body.orphan"}
+        orphans = {name: count for name, count in look.left_out.items() if name == "body.orphan"}
+        skipped = {**look.skipped, **orphans}
         unread = look.bodies - self.rows - sum(skipped.values())
         return {**skipped, "unreadable": unread} if unread else skipped
 
@@ -157,7 +160,13 @@ class Parts:
 
 
 def export(
-    source: Located, target: Path, bases: tuple[str, ...], progress: Progress, *, from_v1: bool = False
+    source: Located,
+    target: Path,
+    bases: tuple[str, ...],
+    progress: Progress,
+    *,
+    from_v1: bool = False,
+    visible_to: tuple[str, ...] = (),
 ) -> Parts:
     """Write the units of a source to ``target``, all of the file or nothing; the source is only read.
 
@@ -167,6 +176,7 @@ def export(
         bases: ids of the only bases to write; empty for all.
         progress: told of rows.
         from_v1: write v1's own table instead of an index.
+        visible_to: of documents that are for some people only: whose are written, besides everybody's.
 
     Raises:
         SourceNotMigratable: the kind of source has no such table.
@@ -177,17 +187,21 @@ def export(
     """
     columns.arrow()
     _check_kind(source, from_v1=from_v1)
+    if visible_to and source.kind is not Kind.RSCLAW:
+        problem = tr("--visible-to is for documents of {kind}", kind=NAMES[Kind.RSCLAW])
+        raise WrongUsage(problem=problem, hint=tr("leave it out"))
     columns.check_target(target)
-    if source.path.is_dir() and links.real_path(target).is_relative_to(links.real_path(source.path)):
+    root = source.tree.path if source.kind is Kind.RSCLAW else source.path
+    if root.is_dir() and links.real_path(target).is_relative_to(links.real_path(root)):
         raise TargetNotWritable(path=target, reason=tr("it lies in the source"))
     with ExitStack() as keep:
-        parts = _v1_parts(source, bases, keep) if from_v1 else _v2_parts(source, bases, keep)
+        parts = _parts(source, bases, keep, from_v1=from_v1, visible_to=visible_to)
         about = parts.about()
         total = sum(part.look.bodies for part in parts.bases if part.look)
         with stage(progress, "Writing", total, "texts"), columns.writing(target, about) as file:
             for part in parts.bases:
                 progress.at(part.about.name)
-                for row in _rows(part, from_v1=from_v1):
+                for row in _rows(part):
                     file.add(row)
                     part.rows += 1
                     part.vectors += row.vector is not None
@@ -198,7 +212,7 @@ def export(
 
 
 def _check_kind(source: Located, *, from_v1: bool) -> None:
-    if source.kind in (V1_KINDS if from_v1 else V2_KINDS):
+    if source.kind in (V1_KINDS if from_v1 else (*V2_KINDS, Kind.RSCLAW)):
         return
     advice = tr("export takes a library, profile, base or index, or v1 data with --v1")
     if source.kind in V1_KINDS:
@@ -208,15 +222,20 @@ def _check_kind(source: Located, *, from_v1: bool) -> None:
     raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=advice)
 
 
-def _rows(part: Part, *, from_v1: bool) -> Iterator[UnitRow]:
+def _parts(
+    source: Located, bases: tuple[str, ...], keep: ExitStack, *, from_v1: bool, visible_to: tuple[str, ...]
+) -> Parts:
+    if source.kind is Kind.RSCLAW:
+        return _kb_parts(source, bases, visible_to, keep)
+    return _v1_parts(source, bases, keep) if from_v1 else _v2_parts(source, bases, keep)
+
+
+def _rows(part: Part) -> Iterator[UnitRow]:
     """Stream a base's rows; damage ends it, with what was read until then."""
     if part.file is None or part.look is None:
         return
     try:
-        if from_v1:
-            yield from legacy.rows(part.file, part.about, part.vector_bytes)
-        else:
-            yield from stored.rows(part.file, part.about, part.look)
+        yield from part.rows_of(part.file, part.about, part.look)
     except Exception as error:
         if not part.has_moved and not isinstance(error, apsw.Error | UnicodeDecodeError):
             raise
@@ -332,6 +351,7 @@ def _survey(part: Part, source: Located, name: str, keep: ExitStack) -> None:
     try:
         part.file = keep.enter_context(source.tree.local(name, None))
         part.mark = steady.mark_of(part.file)
+        part.rows_of = legacy.rows
         survey = embedjs.VECTORS.survey(part.file)
     except StoreProblem as problem:
         part.problem = tr("its vector file {problem}", problem=problem)
@@ -341,3 +361,19 @@ def _survey(part: Part, source: Located, name: str, keep: ExitStack) -> None:
         return
     part.look = BaseLook(vector_bytes=survey.vector_bytes, bodies=survey.rows)
     part.about.dimensions = (survey.vector_bytes or 0) // 4 or None
+
+
+# --- rsclaw --------------------------------------------------------------------------------------------------------
+
+
+def _kb_parts(source: Located, bases: tuple[str, ...], visible_to: tuple[str, ...], keep: ExitStack) -> Parts:
+    written = keep.enter_context(chunks.written(source, visible_to))
+    part = Part(chunks.about(written), file=written.path, look=chunks.look(written), rows_of=chunks.rows)
+    part.mark = steady.mark_of(written.path)
+    if written.damaged_pages:
+        part.problem = tr(
+            "{pages} of its database damaged: {chunks} lost with them",
+            pages=counted(written.damaged_pages, "page"),
+            chunks=counted(written.lost, "chunk"),
+        )
+    return Parts("rsclaw", _chosen([part], bases))

@@ -10,14 +10,15 @@ from pathlib import Path
 from regraft import sqlite
 from regraft.formats.parquet.columns import UnitRow
 from regraft.formats.parquet.metadata import AboutBase
+from regraft.formats.parquet.stored import BaseLook
 from regraft.formats.vector_table import decoder
 from regraft.text import whole
 
 _QUERY = """SELECT {texts}, vector FROM vectors NOT INDEXED ORDER BY rowid"""
 
 
-def rows(path: Path, base: AboutBase, vector_bytes: int | None) -> Iterator[UnitRow]:
-    """Stream the rows of a v1 vector file in their order; a vector of another length than ``vector_bytes`` is None.
+def rows(path: Path, base: AboutBase, look: BaseLook) -> Iterator[UnitRow]:
+    """Stream the rows of a v1 vector file in their order; a vector of another length than most is None.
 
     Raises:
         apsw.Error: it is damaged.
@@ -31,7 +32,7 @@ def rows(path: Path, base: AboutBase, vector_bytes: int | None) -> Iterator[Unit
         texts = ", ".join(f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) END" for name in columns)
         for *raws, vector in db.execute(_QUERY.format(texts=texts)):
             row_id, loader, source, text = map(text_of, raws)
-            usable = isinstance(vector, bytes) and len(vector) == vector_bytes
+            usable = isinstance(vector, bytes) and len(vector) == look.vector_bytes
             yield UnitRow(
                 base=base.id,
                 base_name=base_name,

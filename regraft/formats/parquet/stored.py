@@ -37,6 +37,8 @@ class BaseLook:
     bodies: int = 0
     #: What no row can hold, by the name that ``check`` has for it.
     left_out: dict[str, int] = field(default_factory=dict)
+    #: Bodies that are no row, by reason.
+    skipped: dict[str, int] = field(default_factory=dict)
     bare: list[BareMaterial] = field(default_factory=list)
     #: Materials whose content is not their bodies joined by a blank line.
     own_content: set[str] = field(default_factory=set)

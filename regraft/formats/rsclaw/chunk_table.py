@@ -7,8 +7,9 @@ vector nor, but for reasons that are about the vector alone, text.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import apsw
 import msgspec
 
 from regraft import sqlite
-from regraft.formats.redb import PageDamage, read_redb
+from regraft.formats.redb import read_redb
 from regraft.formats.rsclaw import carrying, database, rows, selection
 from regraft.formats.rsclaw.carrying import Choice
 from regraft.formats.rsclaw.scope import Scope
@@ -40,22 +41,33 @@ TABLE = VectorTable(
 )
 _COLUMNS = "id TEXT, doc_id TEXT, seq INTEGER, title TEXT, path TEXT, source TEXT, body TEXT, vector, reason TEXT"
 _BATCH = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
+    """The chunks of a KB as a table in a file: the base that they become, whose vectors they have, what is damaged."""
+
+    path: Path
+    base_id: str
+    choice: Choice
+    damaged_pages: int
+    #: Chunks that lie in damaged pages.
+    lost: int
+
+
 #: Where a chunk goes, why it is not carried, and its document's title, file and source.
 _PLACE = f"""SELECT p.row, p.reason, d.title, d.md_path, {selection.SOURCE}
                FROM placed p LEFT JOIN doc d ON d.id = ?2 WHERE p.id = ?1"""
 
 
 @contextmanager
-def written(
-    path: Path, work: Path | None, scope: Scope, on_damage: Callable[[PageDamage], None] = lambda _: None
-) -> Iterator[tuple[Path, Choice]]:
+def written(path: Path, work: Path | None, scope: Scope) -> Iterator[Chunks]:
     """Write the chunks of a KB to a temporary file with the table :data:`TABLE`, and remove it at the end.
 
     Args:
         path: the KB's database.
         work: the folder that the file lies in (default: the system's).
         scope: who may see what is carried.
-        on_damage: told of pages that cannot be read.
 
     Raises:
         RedbError: the database is in use, of another format, or damaged as a whole.
@@ -71,10 +83,16 @@ def written(
             db.execute("PRAGMA journal_mode = OFF").fetchall()
             db.execute("PRAGMA synchronous = OFF")
             db.execute(f"CREATE TABLE chunks ({_COLUMNS})")
-            with sqlite.transaction(db), read_redb(path, on_damage=on_damage) as file:
+            with sqlite.transaction(db), read_redb(path, on_damage=lambda _: None) as file:
                 if rows.CHUNKS in file.tables:
                     _write(db, file.raw_rows(rows.CHUNKS), mirror.db)
-        yield place, choice
+        yield Chunks(
+            path=place,
+            base_id=carrying.base_id(carrying.legacy_id(mirror.db)),
+            choice=choice,
+            damaged_pages=mirror.damaged_pages,
+            lost=mirror.tables[rows.CHUNKS].lost,
+        )
 
 
 def _write(db: apsw.Connection, chunks: Iterator[tuple[bytes, bytes]], mirror: apsw.Connection) -> None:

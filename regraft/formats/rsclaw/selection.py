@@ -1,7 +1,9 @@
 """Which documents of a KB are for a caller, and why the others are not.
 
 A document is searched if the caller may see it, it is active, and it is the latest version of its source. Whether
-it may be seen is asked first: nothing else is told of one that is hidden (``docs/formats/rsclaw.md``, "What is searched").
+it may be seen is asked first: nothing else is told of one that is hidden.
+
+Rules: ``docs/formats/rsclaw.md``, "What is searched".
 """
 
 from __future__ import annotations
