@@ -18,7 +18,11 @@ PRIMARY, RECOVERY, TWO_PHASE = 1, 2, 4
 INTERNAL, USER_DEFINED, INTERNAL2, INTERNAL3 = 1, 2, 3, 4
 WIDTHS = {
     **{f"{sign}{8 * width}": width for sign in "ui" for width in (1, 2, 4, 8, 16)},
-    **{"()": 0, "bool": 1, "char": 3, "f32": 4, "f64": 8},
+    "()": 0,
+    "bool": 1,
+    "char": 3,
+    "f32": 4,
+    "f64": 8,
 }
 #: A page number with its order, and the checksum of the page.
 Node = tuple[int, bytes]

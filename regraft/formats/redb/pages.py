@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 from array import array
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +56,7 @@ class StoredFile:
         self._file = _opened(path)
         try:
             _probe(self._file, path)
-            self.size = os.fstat(self._file).st_size
+            self.size = os.fstat(self._file.fileno()).st_size
             self.header = self.read(0, HEADER_BYTES)
             self._check_beginning()
         except BaseException:
@@ -64,9 +65,7 @@ class StoredFile:
 
     def close(self) -> None:
         """Close the file; closing it again does nothing."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._file.close()
 
     def read(self, offset: int, length: int) -> bytes:
         """Return bytes of the file; fewer where it ends before.
@@ -74,6 +73,8 @@ class StoredFile:
         Raises:
             RedbError: the disk fails, or the file was closed.
         """
+        if self._file.closed:
+            raise RedbError(path=self.path, reason=tr("it was closed"))
         try:
             data = _pread(self._file, length, offset)
             while len(data) < length and (more := _pread(self._file, length - len(data), offset + len(data))):
@@ -89,10 +90,9 @@ class StoredFile:
 
         Raises:
             RedbChanged: it is another.
+            RedbError: the disk fails, or the file was closed.
         """
-        if self._file < 0:
-            raise RedbError(path=self.path, reason=tr("it was closed"))
-        if os.fstat(self._file).st_size != self.size or self.read(0, HEADER_BYTES) != self.header:
+        if self.read(0, HEADER_BYTES) != self.header or os.fstat(self._file.fileno()).st_size != self.size:
             raise RedbChanged(path=self.path)
 
     def _check_beginning(self) -> None:
@@ -103,19 +103,19 @@ class StoredFile:
             raise RedbTooShort(path=self.path, size=len(self.header))
 
 
-def _opened(path: Path) -> int:
-    """Open a file for reading and return its descriptor; a pipe is never waited for."""
+def _opened(path: Path) -> FileIO:
+    """Open a file for reading; a pipe is never waited for."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise RedbError(path=path, reason=tr("it is not a file"))
-        return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+        return path.open("rb", buffering=0)
     except OSError as error:
         raise RedbError(path=path, reason=error.strerror or error) from error
     except ValueError as error:  # a NUL in the path
         raise RedbError(path=path, reason=error) from error
 
 
-def _probe(file: int, path: Path) -> None:
+def _probe(file: FileIO, path: Path) -> None:
     """See that no other program has the file open: redb locks it as long as it does."""
     if sys.platform == "win32":
         return  # reading what is locked is refused there
@@ -129,11 +129,11 @@ def _probe(file: int, path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _pread(file: int, length: int, offset: int) -> bytes:
+def _pread(file: FileIO, length: int, offset: int) -> bytes:
     if sys.platform == "win32":
-        os.lseek(file, offset, os.SEEK_SET)
-        return os.read(file, length)
-    return os.pread(file, length, offset)
+        file.seek(offset)
+        return file.read(length) or b""
+    return os.pread(file.fileno(), length, offset)
 
 
 class Pages:
