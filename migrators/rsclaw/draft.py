@@ -20,7 +20,7 @@ from migrators.pipeline.drafts import (
 )
 from migrators.pipeline.options import Options
 from regraft import identity
-from regraft.errors import SourceUnreadable
+from regraft.errors import RegraftError, SourceUnreadable
 from regraft.formats.cherry_v2.defaults import Settings
 from regraft.formats.cherry_v2.models import ModelChoice, ModelOverrides, Models
 from regraft.formats.rsclaw import carrying, database, rows, selection
@@ -58,6 +58,8 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
     try:
         with database.mirrored(source.path, (*carrying.TABLES, rows.COLLECTIONS)) as mirror:
             return _Drafter(mirror, source.path, options, scope).library()
+    except RegraftError:
+        raise
     except OSError as error:
         raise SourceUnreadable(path=source.path, reason=error.strerror or error) from error
 
@@ -82,7 +84,8 @@ class _Drafter:
             return LibraryDraft((), (), tuple(self._said))
         choice = carrying.choose(self._db, self._root, self._scope)
         models = Models(
-            [{"id": PROVIDER, "name": PROVIDER, "models": []}], _with_provider(self._options.model_overrides)
+            [{"id": PROVIDER, "name": PROVIDER, "models": []}],
+            _with_provider(self._options.model_overrides, choice.embedder),
         )
         embedding = _embedding(models, choice.embedder, legacy_id)
         self._draft_items(legacy_id)
@@ -177,14 +180,17 @@ class _Drafter:
                 self._said.append(Notice(code=notices.DROPPED_FIELD, message=message, base=legacy_id, count=count))
 
 
-def _with_provider(overrides: ModelOverrides) -> ModelOverrides:
-    """Return what the user says of models, with the KB's provider before an embedder that is named alone."""
+def _with_provider(overrides: ModelOverrides, embedder: str | None) -> ModelOverrides:
+    """Return what the user says of models, with the provider before an embedder that is named alone."""
+    if embedder is None:
+        return overrides
+    whole = f"{PROVIDER}::{embedder}"
 
-    def whole(name: str) -> str:
-        return name if "::" in name else f"{PROVIDER}::{name}"
+    def named(old: str) -> str:
+        return whole if old == embedder else old
 
-    both = {**{whole(old): new for old, new in overrides.mapped.items()}, **overrides.mapped}
-    return replace(overrides, mapped=both, recreated=frozenset(map(whole, overrides.recreated)))
+    mapped = {named(old): new for old, new in overrides.mapped.items()}
+    return replace(overrides, mapped=mapped, recreated=frozenset(map(named, overrides.recreated)))
 
 
 def _embedding(models: Models, embedder: str | None, legacy_id: str) -> ModelChoice:

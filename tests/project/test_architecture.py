@@ -148,7 +148,7 @@ ENGINES = ("migrators.pipeline", "checks.audit", "repair.changes", "repair.backf
 #: Systems by the name of their folders. The layouts of one application know each other; nobody else does.
 FAMILIES = {
     **dict.fromkeys(("cherry_v1", "cherry_v2", "cherry_preview"), "cherry"),
-    **dict.fromkeys(("codex_mem", "angel_memory", "parquet"), None),
+    **dict.fromkeys(("codex_mem", "angel_memory", "rsclaw", "parquet"), None),
 }
 #: The only modules that bring systems together, each for one package.
 REGISTRIES = {"migrators.registry", "checks.systems", "repair.systems"}

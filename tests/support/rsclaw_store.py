@@ -106,7 +106,10 @@ class RsclawStore:
         job: str = "done",
         **more: Any,
     ) -> dict[str, Any]:
-        """Add a document with its file, chunks, ledger entry and job; return its row, which may still be changed."""
+        """Add a document with its file, chunks, ledger entry and job; return its row, which may still be changed.
+
+        ``more`` replaces fields of it; at a path that is given so, no file is written.
+        """
         body = "\n\n".join(paragraphs)
         raw = f"raw of {title} {version}: {body}".encode()
         key, at = self.ulid(), int(self.now_ms - age_days * DAY_MS)
@@ -137,8 +140,9 @@ class RsclawStore:
         before = self.tables["kb_doc_latest_version"].get(lsid.encode())
         if before is None or before["version"] < version:
             self.put("kb_doc_latest_version", lsid, {"doc_id": key, "version": version})
-        self.file(doc["markdown_path"], markdown_file(doc, body).encode())
-        self.file(doc["raw_path"], raw)
+        for name, content in ((doc["markdown_path"], markdown_file(doc, body).encode()), (doc["raw_path"], raw)):
+            if name and name not in more.values():
+                self.file(name, content)
         self.ledger(doc, job)
         if job in ("done", "running"):
             self.chunks(doc, paragraphs, embedder, dimensions)
@@ -162,6 +166,7 @@ class RsclawStore:
         text: str,
         place: tuple[int, int],
         *,
+        embedder: str = EMBEDDER,
         dimensions: int = DIMENSIONS,
         **more: Any,
     ) -> dict[str, Any]:
@@ -182,7 +187,7 @@ class RsclawStore:
             "locator": {"type": "md_section", "heading_path": [doc["title"]]},
             "status": "active",
             "source_quality": 1.0,
-            "embedder_id": EMBEDDER,
+            "embedder_id": embedder,
             **more,
         }
         self.put("kb_chunks", chunk["id"], chunk)
@@ -236,8 +241,9 @@ class RsclawStore:
         return key
 
     def file(self, name: str, content: bytes, age_hours: float = 48) -> Path:
-        """Write a file that is so old."""
+        """Write a file that is so old; never one outside the KB, whatever its name."""
         path = self.root / name
+        assert path.resolve().is_relative_to(self.root.resolve()), name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         self.age(path, age_hours)

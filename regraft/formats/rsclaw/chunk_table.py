@@ -133,4 +133,4 @@ def _vector(chunk: rows.Chunk) -> bytes | str | None:
     try:
         return float32_bytes(chunk.vector) or None
     except NotNumbers:
-        return bytes(chunk.vector[:20]).decode("utf-8", "replace")
+        return bytes(chunk.vector)[:20].decode("utf-8", "replace")

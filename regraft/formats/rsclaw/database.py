@@ -20,6 +20,7 @@ from regraft.errors import RegraftError
 from regraft.formats.redb import PageDamage, RedbFile, read_redb
 from regraft.formats.rsclaw import rows
 from regraft.formats.rsclaw.rows import Doc
+from regraft.formats.rsclaw.vectors import flaw_of
 
 FILE = "kb.redb"
 MARKDOWN, RAW, FULL_TEXT, HNSW = "md", "raw", "idx/tantivy", "hnsw"
@@ -39,7 +40,7 @@ CREATE TABLE doc (id TEXT PRIMARY KEY, lsid TEXT, title TEXT, kind TEXT, source_
                   WITHOUT ROWID;
 CREATE TABLE latest (lsid TEXT PRIMARY KEY, doc_id TEXT, version INTEGER) WITHOUT ROWID;
 CREATE TABLE chunk (id TEXT PRIMARY KEY, doc_id TEXT, lsid TEXT, doc_version INTEGER, seq INTEGER, first INTEGER,
-                    last INTEGER, status TEXT, embedder TEXT, dimensions INTEGER) WITHOUT ROWID;
+                    last INTEGER, status TEXT, embedder TEXT, dimensions INTEGER, flaw TEXT) WITHOUT ROWID;
 CREATE TABLE by_source (lsid TEXT, chunk_id TEXT, PRIMARY KEY (lsid, chunk_id)) WITHOUT ROWID;
 CREATE TABLE entity (id TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE mention (entity_id TEXT, chunk_id TEXT);
@@ -60,6 +61,8 @@ INDEXES = """
 CREATE INDEX chunk_of_doc ON chunk (doc_id, seq);
 CREATE INDEX doc_of_source ON doc (lsid);
 CREATE INDEX path_of_entry ON entry_path (path);
+CREATE INDEX job_of_doc ON job (doc_id);
+CREATE INDEX job_in_queue ON queue (job_id);
 """
 
 
@@ -108,6 +111,8 @@ class Read:
     rows: int = 0
     broken: int = 0
     stated: int = 0
+    #: Whether the database has the table at all.
+    is_there: bool = False
 
     @property
     def lost(self) -> int:
@@ -126,10 +131,13 @@ class Mirror:
     damage: list[PageDamage] = field(default_factory=list)
     #: How many pages are damaged: no more than some are kept.
     damaged_pages: int = 0
+    #: The tables that these are of; None: what says which tables there are.
+    damaged_tables: set[str | None] = field(default_factory=set)
 
     def see(self, damage: PageDamage) -> None:
         """Take note of a page that cannot be read."""
         self.damaged_pages += 1
+        self.damaged_tables.add(damage.table)
         if len(self.damage) < _BATCH:
             self.damage.append(damage)
 
@@ -137,6 +145,13 @@ class Mirror:
         """Take note of a row that is not of its form."""
         self.tables[table].broken += 1
         self.db.execute("INSERT INTO broken VALUES (?, ?, ?)", (table, shown_key(key), str(reason)))
+
+    def is_whole(self, *names: str) -> bool:
+        """Tell whether every row of these tables was read: only then does what is not among them not exist."""
+        if None in self.damaged_tables or self.damaged_tables.intersection(names):
+            return False
+        tables = [self.tables[name] for name in names]
+        return all(table.is_there and not table.lost and not table.broken for table in tables)
 
     @property
     def lost_rows(self) -> int:
@@ -184,7 +199,7 @@ def _read_table(file: RedbFile, table: str, mirror: Mirror, go_on: Callable[[int
     read = mirror.tables[table] = Read()
     if table not in file.tables:
         return
-    read.stated = file.tables[table].length
+    read.is_there, read.stated = True, file.tables[table].length
     writer = _Writer(mirror, table)
     with sqlite.transaction(mirror.db):
         for key, value in file.raw_rows(table):
@@ -260,7 +275,7 @@ def _chunk(key: bytes, value: bytes) -> _Rows:
     chunk = rows.decode_chunk(value)
     _demand_key(key, chunk.id)
     place = (chunk.doc_version, chunk.seq, *chunk.byte_offset)
-    more = (chunk.status, chunk.embedder_id, _numbers(chunk.vector))
+    more = (chunk.status, chunk.embedder_id, _numbers(chunk.vector), flaw_of(chunk.vector))
     return [("chunk", (chunk.id, chunk.doc_id, chunk.logical_source_id, *place, *more))]
 
 

@@ -41,9 +41,14 @@ class Scope:
             case _:
                 return False
 
-    def __str__(self) -> str:
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return those for whom is asked as a user names them: ``user:ID``, ``agent:ID`` and ``channel:ID``."""
         named = {"user": self.users, "agent": self.agents, "channel": self.channels}
-        return " ".join(f"{kind}:{one}" for kind, ids in named.items() for one in sorted(ids))
+        return tuple(f"{kind}:{one}" for kind, ids in named.items() for one in sorted(ids))
+
+    def __str__(self) -> str:
+        return " ".join(self.words)
 
 
 def parsed(words: Iterable[str], option: str) -> Scope:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import sys
 from array import array
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
+from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 
@@ -21,10 +22,56 @@ _TEXTS = msgspec.json.Decoder(list[msgspec.Raw])
 _CUT, _HALF = 0x1FFFFFFF, 0x10000000
 #: The exponent of a float32: where it is 0, the number is zero or has fewer bits.
 _EXPONENT = 0x7F800000
+#: How zeros are written: there are many of them in some vectors.
+_ZEROS = (b"0.0", b"-0.0")
+#: No number that a program writes is longer, in bytes; and the exponent of ten from which on all is zero.
+_LONGEST, _SMALLEST = 1_100, -60
+#: What numbers are written with besides their digits, and what is left of zeros without it.
+_MARKS = b".,-+eE[] \t\r\n"
+_OF_NUMBERS, _OF_ZEROS = b"0123456789" + _MARKS, b"0" + _MARKS
+#: All digits are one, and so are both letters of an exponent.
+_FORMS = bytes.maketrans(b"123456789E", b"000000000e")
+#: What a number that is beyond float32 has in it, unless it has an exponent.
+_LONG = b"0" * 39
 
 
 class NotNumbers(ValueError):
     """The text is no JSON array of numbers."""
+
+
+class Flaw(StrEnum):
+    """Why a vector can be found by nobody."""
+
+    EMPTY = "empty"
+    NOT_NUMBERS = "not_numbers"
+    #: A number that is not finite: the system writes ``null`` for it.
+    NOT_FINITE = "not_finite"
+    ZERO = "zero"
+
+
+def flaw_of(text: bytes | msgspec.Raw) -> Flaw | None:
+    """Return what is wrong with a vector, which is JSON, whatever its length; None where nothing is.
+
+    Its characters tell, without reading one number.
+    """
+    json = bytes(text)
+    if not json.startswith(b"[") or json.count(b"[") > 1:
+        return Flaw.NOT_NUMBERS
+    others = json.translate(None, _OF_NUMBERS)
+    if others:
+        return Flaw.NOT_NUMBERS if others.replace(b"null", b"") else Flaw.NOT_FINITE
+    if not json.translate(None, _OF_ZEROS):
+        return Flaw.ZERO if b"0" in json else Flaw.EMPTY
+    forms = json.translate(_FORMS, b"+")
+    may_be_large = _LONG in forms or (b"e" in forms and b"e0" in forms)
+    return Flaw.NOT_FINITE if may_be_large and not _are_finite(json) else None
+
+
+def _are_finite(json: bytes) -> bool:
+    try:
+        return all(map(math.isfinite, array("f", float32_bytes(json))))
+    except NotNumbers:  # beyond double precision, too
+        return False
 
 
 def float32_bytes(text: bytes | msgspec.Raw) -> bytes:
@@ -74,15 +121,17 @@ def _has_small(singles: array[float]) -> bool:
 
 def _nearest(text: msgspec.Raw, guess: float) -> float:
     """Return the float32 nearest to a decimal; ``guess`` is that or one beside it."""
-    if not math.isfinite(guess):
+    written = bytes(text)
+    if not math.isfinite(guess) or written in _ZEROS or len(written) > _LONGEST:
         return guess
-    try:
-        exact = Fraction(Decimal(bytes(text).decode()))
-    except (InvalidOperation, ValueError):  # null
-        return guess
+    decimal = Decimal(written.decode())
+    sign = -1 if decimal.is_signed() else 1
+    if not decimal or decimal.adjusted() < _SMALLEST:
+        return math.copysign(0.0, sign)
+    exact = Fraction(decimal)
     around = (guess, _beside(guess, 1), _beside(guess, -1))
     nearest = min(around, key=lambda one: (abs(Fraction(one) - exact), _bits(one) & 1))
-    return math.copysign(nearest, guess)
+    return math.copysign(nearest, sign)
 
 
 def _bits(single: float) -> int:
