@@ -22,6 +22,8 @@ if sys.platform != "win32":
 _ORDER_AT, _REGION_AT = 59, 20
 _FIELD = 0xFFFFF
 _MOST_ORDER = 20
+#: Of the smallest pages of a file, so many are kept track of, and in parts of so many.
+MOST_PAGES, _PART = 1 << 24, 1 << 12
 
 
 class Place(NamedTuple):
@@ -189,25 +191,27 @@ class Pages:
 
 
 class Claims:
-    """Which tree has which part of the file: no part belongs to two, and no walk comes to one twice."""
+    """Which tree has which part of the file: no part belongs to two tables, and no walk comes to one twice."""
 
     def __init__(self, pages: Pages) -> None:
-        self._pages = pages
-        self._owners = array("I", bytes(4 * pages.units))
+        self.pages = pages
+        #: For each of the smallest pages who has it, and, where a page begins, its order and 1.
+        self.owners = array("I", [0]) * pages.units
+        self.begins = bytearray(pages.units)
 
     def walk(self, owner: int) -> Claim:
         """Return the claims of a new walk on behalf of an owner, a number from 1."""
-        return Claim(self._pages, self._owners, owner)
+        return Claim(self, owner)
 
 
 class Claim:
     """The claims of one walk."""
 
-    def __init__(self, pages: Pages, owners: array[int], owner: int) -> None:
-        self._pages = pages
-        self._owners = owners
+    def __init__(self, claims: Claims, owner: int) -> None:
+        self._claims = claims
         self._owner = owner
-        self._seen = bytearray(len(owners))
+        #: Where pages begin that this walk came to, in parts of the file: a small table has few of them.
+        self._seen: dict[int, bytearray] = {}
 
     def take(self, place: Place) -> None:
         """Claim a page.
@@ -215,20 +219,28 @@ class Claim:
         Raises:
             Malformed: a part of it was claimed before.
         """
-        first, count = self._pages.span(place)
-        if self._seen[first] or (count > 1 and 1 in self._seen[first : first + count]):
+        first, count = self._claims.pages.span(place)
+        part = self._seen.setdefault(first // _PART, bytearray(_PART))
+        if part[first % _PART] or not self._is_own(first, count):
             raise Malformed(tr("the page is reached a second time"))
-        if not self._is_free(first, count):
-            raise Malformed(tr("the page belongs to another table"))
-        if count == 1:
-            self._seen[first] = 1
-            self._owners[first] = self._owner
-        else:
-            self._seen[first : first + count] = b"\x01" * count
-            self._owners[first : first + count] = array("I", [self._owner]) * count
+        part[first % _PART] = 1
 
-    def _is_free(self, first: int, count: int) -> bool:
-        allowed = (0, self._owner)
-        return self._owners[first] in allowed and (
-            count == 1 or set(self._owners[first : first + count]) <= set(allowed)
-        )
+    def _is_own(self, first: int, count: int) -> bool:
+        """Take a page, unless parts of it are a page of another size.
+
+        Raises:
+            Malformed: another table has a part of it.
+        """
+        owners, begins = self._claims.owners, self._claims.begins
+        having = {owners[first]} if count == 1 else set(owners[first : first + count])
+        if not having <= {0, self._owner}:
+            raise Malformed(tr("the page belongs to another table"))
+        mark = count.bit_length()
+        if having != {0}:
+            return begins[first] == mark
+        begins[first] = mark
+        if count == 1:
+            owners[first] = self._owner
+        else:
+            owners[first : first + count] = array("I", [self._owner]) * count
+        return True

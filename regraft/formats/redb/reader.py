@@ -16,6 +16,7 @@ from regraft.formats.redb import slots
 from regraft.formats.redb.damage import PageDamage
 from regraft.formats.redb.errors import (
     RedbDamaged,
+    RedbError,
     RedbSlotsDamaged,
     RedbTableUnknown,
     RedbTooNew,
@@ -29,7 +30,7 @@ from regraft.formats.redb.header import (
     Slot,
     read_header,
 )
-from regraft.formats.redb.pages import Claims, Pages, StoredFile
+from regraft.formats.redb.pages import MOST_PAGES, Claims, Pages, StoredFile
 from regraft.formats.redb.rows import Rows, definitions, is_right
 from regraft.formats.redb.tables import Table
 from regraft.language import tr
@@ -69,6 +70,8 @@ class RedbFile:
         header = read_header(file.header)
         self._check_layout(header)
         self._pages = Pages(file, header.layout)
+        if self._pages.units > MOST_PAGES:
+            raise RedbError(path=file.path, reason=tr("it has more pages than can be kept track of"))
         slot = self._slot(header)
         self._claims = Claims(self._pages)
         self._definitions = definitions(self._pages, self._claims.walk(_LIST), slot.tables, self._report)

@@ -58,6 +58,27 @@ def test_widths_that_no_row_has_cost_nothing(tmp_path, file, widths):
     assert (len(rows), len(damages)) == ((0xFFFF, 0) if widths == (0, 0) else (0, 1))
 
 
+def test_a_file_that_is_almost_all_hole_takes_no_memory(tmp_path, file):
+    path = made(tmp_path, file, root(file.leaf(ROWS[:2], TEXT), 2))
+    with path.open("r+b") as opened:
+        opened.truncate(512 << 24)
+    assert read(path) == (ROWS[:2], [])
+    with path.open("r+b") as opened:
+        opened.truncate((512 << 24) + 1)
+    with pytest.raises(RedbError, match="more pages than can be kept track of"):
+        read_redb(path)
+
+
+def test_many_tables_that_share_one_tree_read_it_once(tmp_path, file):
+    tree = root(file.branch([file.leaf(ROWS[:6], TEXT), file.leaf(ROWS[6:], TEXT)], [b"k05"], None), 12)
+    entry = definition(RedbTable("&str", "&[u8]", {}), tree, 12)
+    tables = file.tree(((f"{at:04}".encode(), entry) for at in range(2000)), TEXT)
+    damages: list[PageDamage] = []
+    with read_redb(finished(tmp_path, file, tables), on_damage=damages.append) as opened:
+        assert sum(len(list(opened.rows(name))) for name in opened.tables) == 12
+    assert reasons(damages) == ["the page belongs to another table"] * 1999
+
+
 # --- any damage at all ---------------------------------------------------------------------------------------------
 
 
