@@ -143,9 +143,10 @@ class RedbFile:
         if not choice.slots:
             self._refuse_version(max(versions) if len(versions) == 1 else OLDEST_VERSION)
             raise RedbSlotsDamaged(path=self._file.path)
-        for slot in choice.slots:
-            self._refuse_version(slot.version)
-        return slots.settle(choice, lambda slot: is_right(self._pages, slot), self._report)
+        self._refuse_version(choice.slots[0].version)
+        slot = slots.settle(choice, lambda slot: is_right(self._pages, slot), self._report)
+        self._refuse_version(slot.version)
+        return slot
 
     def _refuse_version(self, version: int) -> None:
         if version < OLDEST_VERSION:

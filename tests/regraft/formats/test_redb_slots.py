@@ -63,8 +63,9 @@ def test_a_damaged_slot_gives_way_to_the_other(tmp_path, version, primary, clean
         (None, f"commit slot {primary}", SLOTS[primary], 128)
     ]
     assert damages[0].reason == "its checksum is wrong, and the other commit was read"
-    with pytest.raises(RedbDamaged, match=f"commit slot {primary}"):
+    with pytest.raises(RedbDamaged, match=f"commit slot {primary}") as caught:
         read_redb(path)
+    assert caught.value.code == "RedbDamaged"
 
 
 @BOTH
@@ -176,6 +177,14 @@ def test_the_version_is_that_of_the_commit(tmp_path):
     path = file.finish(tmp_path / "x.redb", [file.slot(5, file.tables(NEW)), old], TWO_PHASE)
     with read_redb(path) as opened:
         assert (opened.format_version, opened.transaction_id) == (3, 5)
+
+
+def test_a_version_that_is_not_read_does_no_harm_in_a_slot_that_is_not_read(tmp_path):
+    file = Redb(version=1)
+    old = file.slot(4, None)
+    file.version = 3
+    path = file.finish(tmp_path / "x.redb", [file.slot(5, file.tables(NEW)), old], RECOVERY)
+    assert read(path) == ("new", 5, False, [])
 
 
 # --- a length that does not fit ------------------------------------------------------------------------------------
