@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from checks import systems
-from checks.looks import BaseLook, HealthLook
+from checks.looks import BaseLook, HealthLook, LookOptions
 from regraft.kinds import SYSTEMS, Kind
 from regraft.language import joined, tr
 from regraft.located import Located
 from regraft.report.document import Report, Run
-from regraft.report.progress import Progress, human_bytes
+from regraft.report.progress import human_bytes
 from regraft.systems import system_of
 from regraft.text import argument, counted, shown_lines
 
@@ -24,14 +24,14 @@ class InspectReport(Report, kw_only=True):
     health: HealthLook
 
 
-def inspect(source: Located, run: Run, progress: Progress, *, items: bool = False) -> InspectReport:
-    """Look at a recognised path; ``run`` ends with it. ``items`` asks for every item of its bases.
+def inspect(source: Located, run: Run, asked: LookOptions) -> InspectReport:
+    """Look at a recognised path; ``run`` ends with it.
 
     Raises:
         WrongUsage: it has no items.
         BrokenJson, SourceUnreadable: its state cannot be read.
     """
-    found = systems.look(source, progress, items=items)
+    found = systems.look(source, asked)
     run.end()
     return InspectReport(head=run.head(), kind=source.kind.value, bases=found.bases, health=found.health)
 

@@ -6,15 +6,16 @@ Every kind of store says it with these. Fields that a kind does not have stay ``
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from regraft import clock
 from regraft.columns import padded, padded_left
 from regraft.labels import label_of
 from regraft.language import joined, tr
-from regraft.report.progress import human_bytes
+from regraft.report.progress import Progress, Silent, human_bytes
 from regraft.text import LONGEST_NAME, counted, one_line, shown
 
 #: Characters of an item's name in a list: a note is called by its first line.
@@ -177,6 +178,16 @@ class HealthLook(Struct, frozen=True, kw_only=True):
     def lines(self) -> Iterator[str]:
         """Yield what a person is told of the whole, before the sums."""
         yield from ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookOptions:
+    """What a caller asks of a first look: every item of the bases, and the time that ages are relative to."""
+
+    items: bool = False
+    now_ms: int = field(default_factory=clock.now_ms)
+    #: Shows a person how far it is.
+    progress: Progress = field(default_factory=Silent)
 
 
 @dataclass(frozen=True)

@@ -15,23 +15,23 @@ from checks.cherry_v2 import audit as cherry_v2_audit
 from checks.cherry_v2 import inspect as cherry_v2_inspect
 from checks.codex_mem import audit as codex_mem_audit
 from checks.codex_mem import inspect as codex_mem_inspect
-from checks.looks import Look
+from checks.looks import Look, LookOptions
+from checks.rsclaw import audit as rsclaw_audit
+from checks.rsclaw import inspect as rsclaw_inspect
 from regraft import systems
 from regraft.base_names import meant
 from regraft.errors import WrongUsage
 from regraft.kinds import NAMES, PREVIEW_SOURCES, SYSTEMS, Kind
 from regraft.language import joined, tr
 from regraft.located import Located
-from regraft.report.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
     """What can be told of the stores of a system without writing."""
 
-    #: Looks at a store, with its items if those are wanted, and never raises for what is in the data but where all of
-    #: its state is unreadable.
-    inspect: Callable[[Located, Progress, bool], Look]
+    #: Looks at a store, and never raises for what is in the data but where all of its state is unreadable.
+    inspect: Callable[[Located, LookOptions], Look]
     #: Audits it, and never raises for what is in the data; with command lines where it can make them. None: a source
     #: that is migrated is audited by a plan of its migration.
     audit: Callable[[Located, CheckOptions, CommandLine | None], Audit] | None = None
@@ -41,10 +41,10 @@ class Checks:
     ids_by_name: Callable[[Located], Mapping[str, str]] = lambda _: {}
 
 
-_V1 = Checks(inspect=lambda found, watch, items: cherry_v1_inspect.look(found, watch, items=items))
-_PREVIEW = Checks(inspect=lambda found, _, items: cherry_preview_inspect.look(found, items=items))
+_V1 = Checks(inspect=lambda found, asked: cherry_v1_inspect.look(found, asked.progress, items=asked.items))
+_PREVIEW = Checks(inspect=lambda found, asked: cherry_preview_inspect.look(found, items=asked.items))
 _V2 = Checks(
-    inspect=lambda found, _, items: cherry_v2_inspect.look(found, items=items),
+    inspect=lambda found, asked: cherry_v2_inspect.look(found, items=asked.items),
     audit=cherry_v2_audit.audit,
     part_ids=cherry_v2_audit.base_ids,
 )
@@ -53,33 +53,37 @@ CHECKS: dict[Kind, Checks] = {
     **dict.fromkeys(PREVIEW_SOURCES, _PREVIEW),
     **dict.fromkeys(cherry_v2_audit.AUDITED, _V2),
     Kind.CODEX_MEM: Checks(
-        inspect=lambda found, _, __: codex_mem_inspect.look(found),
+        inspect=lambda found, _: codex_mem_inspect.look(found),
         audit=codex_mem_audit.audit,
         part_ids=codex_mem_audit.base_ids,
         ids_by_name=codex_mem_audit.ids_by_name,
     ),
     Kind.ANGEL_MEMORY: Checks(
-        inspect=lambda found, _, __: angel_memory_inspect.look(found),
+        inspect=lambda found, _: angel_memory_inspect.look(found),
         audit=angel_memory_audit.audit,
+    ),
+    Kind.RSCLAW: Checks(
+        inspect=lambda found, asked: rsclaw_inspect.look(found, asked.now_ms),
+        audit=rsclaw_audit.audit,
     ),
 }
 #: Kinds that are audited as they are.
 AUDITED = frozenset(kind for kind, checks in CHECKS.items() if checks.audit is not None)
 
 
-def look(found: Located, progress: Progress, *, items: bool = False) -> Look:
-    """Look at any store; ``items`` asks for every item of its bases.
+def look(found: Located, asked: LookOptions) -> Look:
+    """Look at any store.
 
     Raises:
         WrongUsage: it is no knowledge base of the application, and has no items.
         BrokenJson, SourceUnreadable: its state cannot be read.
     """
-    if items and found.kind in SYSTEMS:
+    if asked.items and found.kind in SYSTEMS:
         raise WrongUsage(
             problem=tr("--items is for knowledge bases of the application, and this is {kind}", kind=NAMES[found.kind]),
             hint=tr("leave it out"),
         )
-    return CHECKS[found.kind].inspect(found, progress, items)
+    return CHECKS[found.kind].inspect(found, asked)
 
 
 def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:

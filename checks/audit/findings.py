@@ -38,6 +38,8 @@ _NOUNS = {
     "units": "unit",
     "notes": "note",
     "records": "record",
+    "documents": "document",
+    "chunks": "chunk",
     "vectors": "vector",
 }
 #: From the gravest down, as findings are listed.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from checks.audit.collector import Level
+from regraft import clock
 from regraft.report.progress import Progress, Silent
 
 #: Returns the command line for a path: it is given the words of the command, and those that come after the path.
@@ -20,5 +21,7 @@ class CheckOptions:
     max_duration: float | None = None
     #: Ids of the bases; empty: all.
     bases: tuple[str, ...] = ()
+    #: What ages are relative to.
+    now_ms: int = field(default_factory=clock.now_ms)
     #: Shows a person how far it is.
     progress: Progress = field(default_factory=Silent)

@@ -13,7 +13,7 @@ import migrators
 from checks import systems
 from checks.audit import findings
 from checks.audit.collector import Level
-from checks.audit.options import CheckOptions
+from checks.audit.options import CheckOptions, CommandLine
 from checks.cherry_v1 import audit as cherry_v1_audit
 from checks.cherry_v2 import audit as store
 from regraft import clock
@@ -28,6 +28,9 @@ from regraft.text import argument
 from regraft.unpacking import on_disk
 from repair import migrate_again, proven_lines
 from repair.cherry_v2 import proven_hints
+
+#: Commands that go by how old something is.
+_OF_AGES = ("gc",)
 
 
 @contextmanager
@@ -53,6 +56,8 @@ class AuditRequest:
     bases: tuple[str, ...] = ()
     map_model: Mapping[str, str] = field(default_factory=dict)
     recreate_model: tuple[str, ...] = ()
+    #: What ages are relative to; None: the present time.
+    now_ms: int | None = None
     progress: Progress = field(default_factory=Silent)
 
 
@@ -72,9 +77,13 @@ def audited(
     if found.kind in systems.AUDITED:
         _refuse(models, tr("of a v1 source or a preview build"))
         options = CheckOptions(
-            level=wanted.level, max_duration=wanted.max_duration, bases=wanted.bases, progress=wanted.progress
+            level=wanted.level,
+            max_duration=wanted.max_duration,
+            bases=wanted.bases,
+            now_ms=moment(wanted.now_ms),
+            progress=wanted.progress,
         )
-        return _v2_audit(path, found, options, kind)
+        return _v2_audit(path, found, options, partial(command_line, path, kind, now_ms=wanted.now_ms))
     levels = {"--quick": wanted.level is Level.QUICK, "--deep": wanted.level is Level.DEEP}
     _refuse({**levels, "--max-duration": wanted.max_duration is not None}, tr("of v2 data"))
     return _v1_audit(path, found, kind, wanted)
@@ -88,16 +97,15 @@ def _refuse(options: Mapping[str, object], about: str) -> None:
             )
 
 
-def _v2_audit(path: Path, found: Located, options: CheckOptions, kind: Kind | None) -> tuple[Head, findings.Audit]:
+def _v2_audit(path: Path, found: Located, options: CheckOptions, line_for: CommandLine) -> tuple[Head, findings.Audit]:
     run = Run(command="check", source_kind=found.kind, source=path)
-    line_for = partial(command_line, path, kind)
     # What lies in an archive, or is a backup, is nothing that a command mends.
     is_fixed = found.is_archive or found.kind is Kind.V2_BACKUP
     with on_disk(found, _chosen_in(found, options.bases)) as unpacked:
         options = replace(options, bases=systems.chosen_bases(unpacked, options.bases))
         audit = systems.audit(unpacked, options, None if is_fixed else line_for)
     if found.kind in V2_STORES and not is_fixed:
-        audit = proven_lines.with_working_lines(audit, found, options.bases, moment(None))
+        audit = proven_lines.with_working_lines(audit, found, options.bases, options.now_ms)
         audit = proven_hints.with_hints(audit, found, options.level, options.bases, line_for)
         audit = migrate_again.with_migrations(audit, found, path)
     run.end()
@@ -127,7 +135,7 @@ def _v1_audit(path: Path, found: Located, kind: Kind | None, wanted: AuditReques
         raise NotChecked(path=path, what=NAMES[found.kind], advice=advice) from error
     # A look harms nobody: that the application is running is a finding.
     options = migrators.Options(
-        now_ms=clock.now_ms(),
+        now_ms=moment(wanted.now_ms),
         model_overrides=models_of(wanted.map_model, wanted.recreate_model),
         bases=wanted.bases,
         while_running=True,
@@ -136,10 +144,13 @@ def _v1_audit(path: Path, found: Located, kind: Kind | None, wanted: AuditReques
     return plan.report.head, cherry_v1_audit.audit(plan, _migrate_command(path, kind, wanted))
 
 
-def command_line(path: Path, kind: Kind | None, command: Sequence[str], options: Sequence[str]) -> str:
-    """Return the command line for the path that was given."""
+def command_line(
+    path: Path, kind: Kind | None, command: Sequence[str], options: Sequence[str], *, now_ms: int | None = None
+) -> str:
+    """Return the command line for the path that was given, with the time that was, where ages decide."""
     kind_option = ("--kind", kind) if kind else ()
-    return shlex.join(["regraft", *command, argument(path), *options, *kind_option])
+    now_option = ("--now", clock.iso_time(now_ms)) if now_ms is not None and command[0] in _OF_AGES else ()
+    return shlex.join(["regraft", *command, argument(path), *options, *now_option, *kind_option])
 
 
 def _migrate_command(path: Path, kind: Kind | None, wanted: AuditRequest) -> list[str]:

@@ -9,6 +9,7 @@ import migrators
 from checks import inspect as checks_inspect
 from checks.audit import findings
 from checks.audit.collector import Level
+from checks.looks import LookOptions
 from migrators import compare as migrators_compare
 from migrators.compare_report import CompareReport, Query, Question, summary
 from regraft.api.auditing import AuditRequest, audited, recognised
@@ -26,7 +27,12 @@ from regraft.system_errors import NotRecalled
 
 
 def inspect(
-    path: str | Path, *, kind: Kind | str | None = None, items: bool = False, progress: Progress | None = None
+    path: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    items: bool = False,
+    now_ms: int | None = None,
+    progress: Progress | None = None,
 ) -> checks_inspect.InspectReport:
     """Return what a path is and what is in it, with every item if ``items``; as ``regraft inspect PATH`` does.
 
@@ -37,7 +43,8 @@ def inspect(
     run = Run(command="inspect")
     with located(place, kind_of(kind)) as source:
         run.source_kind, run.source = source.kind.value, source.path if source.notices else place
-        return checks_inspect.inspect(source, run, watch_of(progress), items=items)
+        asked = LookOptions(items=items, now_ms=moment(now_ms), progress=watch_of(progress))
+        return checks_inspect.inspect(source, run, asked)
 
 
 def check(
@@ -50,6 +57,7 @@ def check(
     max_duration: float | None = None,
     map_model: Mapping[str, str] | None = None,
     recreate_model: Iterable[str] = (),
+    now_ms: int | None = None,
     progress: Progress | None = None,
 ) -> findings.CheckReport:
     """Return what an audit finds; options as of ``regraft check``.
@@ -63,6 +71,7 @@ def check(
         max_duration: seconds after which it ends with what was found so far.
         map_model: of v1 data: new ids of models by old ones, or by ids of v1 bases.
         recreate_model: of v1 data: ids of models that will be there again.
+        now_ms: what ages are relative to, in ms; None: the present time.
         progress: is told how far it is.
 
     Raises:
@@ -77,6 +86,7 @@ def check(
         bases=tuple(bases),
         map_model=map_model or {},
         recreate_model=tuple(recreate_model),
+        now_ms=now_ms,
         progress=watch_of(progress),
     )
     with recognised(place, of_kind) as found:

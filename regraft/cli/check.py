@@ -13,7 +13,7 @@ from checks.audit import page as audit_page
 from checks.audit.collector import Level
 from regraft import links
 from regraft.api.auditing import AuditRequest, audited, recognised
-from regraft.cli.options import PATH, mapped, only_option, output_options, plan_options
+from regraft.cli.options import PATH, mapped, now_option, only_option, output_options, plan_options
 from regraft.cli.output import echo_json, note, reports_errors, say, written_list
 from regraft.errors import (
     SourceUnreadable,
@@ -50,6 +50,7 @@ def _levels(command: Any) -> Any:
 @click.option(
     "--report", "page", type=PATH, metavar="FILE.html", help=tr("Write numbers and charts, and no text or name, here.")
 )
+@now_option
 @plan_options
 @output_options
 @reports_errors
@@ -60,6 +61,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     deep: bool,
     max_duration: float | None,
     page: Path | None,
+    now: int | None,
     bases: tuple[str, ...],
     map_model: tuple[str, ...],
     recreate_model: tuple[str, ...],
@@ -85,6 +87,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
         bases=bases,
         map_model=mapped(map_model),
         recreate_model=recreate_model,
+        now_ms=now,
         progress=progress.for_person(quiet=quiet or as_json),
     )
     with recognised(path, Kind(kind) if kind else None) as found:

@@ -8,7 +8,7 @@ import click
 
 from checks import inspect as checks_inspect
 from regraft import api
-from regraft.cli.options import PATH, output_options
+from regraft.cli.options import PATH, now_option, output_options
 from regraft.cli.output import echo_json, reports_errors, say
 from regraft.cli.places import tell_installed
 from regraft.errors import WrongUsage
@@ -20,9 +20,12 @@ from regraft.report.document import encoded
 @click.command()
 @click.argument("path", type=PATH, required=False)
 @click.option("--items", is_flag=True, help=tr("Name every item of every base."))
+@now_option
 @output_options
 @reports_errors
-def inspect(path: Path | None, items: bool, as_json: bool, quiet: bool, verbose: int, kind: str | None) -> None:
+def inspect(
+    path: Path | None, items: bool, now: int | None, as_json: bool, quiet: bool, verbose: int, kind: str | None
+) -> None:
     """Tell what PATH is and what is in it. Nothing is written.
 
     PATH may be a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file, a v1 vector
@@ -37,9 +40,11 @@ def inspect(path: Path | None, items: bool, as_json: bool, quiet: bool, verbose:
     if path is None:
         if kind is not None or items:
             raise WrongUsage(problem=tr("--kind and --items are about a path"), hint=tr("give PATH"))
+        if now is not None:
+            raise WrongUsage(problem=tr("--now is about a path"), hint=tr("give PATH"))
         tell_installed(as_json=as_json, quiet=quiet)
         return
-    report = api.inspect(path, kind=kind, items=items, progress=progress.for_person(quiet=quiet or as_json))
+    report = api.inspect(path, kind=kind, items=items, now_ms=now, progress=progress.for_person(quiet=quiet or as_json))
     if as_json:
         echo_json(encoded(report))
     else:

@@ -53,6 +53,14 @@ def time_of(_context: click.Context, _parameter: click.Parameter, value: str | N
     raise click.BadParameter(tr("{value!r} has no time zone; write it with a Z at its end", value=value))
 
 
+#: Of the commands that go by how old something is.
+now_option = click.option(
+    "--now",
+    "now",
+    callback=time_of,
+    metavar="TIME",
+    help=tr("What ages are relative to, ISO 8601 with Z. [default: now]"),
+)
 #: Of the commands that are about findings.
 only_option = click.option(
     "--only",

@@ -6,10 +6,8 @@ The YAML is never interpreted: what it says stands in the database, too, and a d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from regraft import links
 
@@ -21,8 +19,9 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Body:
-    """What a file's body is: its length in bytes, and the SHA-256 of them in hex."""
+    """What a file's body is: where it begins, its length in bytes, and the SHA-256 of them in hex."""
 
+    start: int
     size: int
     sha256: str
 
@@ -33,12 +32,14 @@ def body_of(path: Path) -> Body:
     Raises:
         OSError: it cannot be read.
     """
-    digest, size = hashlib.sha256(), 0
     with links.reading(path) as file:
-        for piece in _body_pieces(file):
+        head = file.read(_MOST_HEAD)
+        start = body_start(head)
+        digest, size = hashlib.sha256(head[start:]), len(head) - start
+        while piece := file.read(_PIECE):
             digest.update(piece)
             size += len(piece)
-    return Body(size=size, sha256=digest.hexdigest())
+    return Body(start=start, size=size, sha256=digest.hexdigest())
 
 
 def body_start(head: bytes) -> int:
@@ -51,10 +52,3 @@ def body_start(head: bytes) -> int:
         return 0
     start = end + len(_END)
     return start + (head[start : start + 1] == b"\n")
-
-
-def _body_pieces(file: BinaryIO) -> Iterator[bytes]:
-    head = file.read(_MOST_HEAD)
-    yield head[body_start(head) :]
-    while piece := file.read(_PIECE):
-        yield piece

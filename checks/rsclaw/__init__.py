@@ -1,0 +1,1 @@
+"""Auditing and inspecting a knowledge base of rsclaw."""

@@ -1,0 +1,184 @@
+"""The audit of a knowledge base of rsclaw, without a trace (``docs/findings.md``, "rsclaw")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import apsw
+
+from checks.audit.collector import FindingCollector, Level, OutOfTime
+from checks.audit.findings import FINDINGS, Audit, Finding
+from checks.audit.options import CheckOptions, CommandLine
+from checks.rsclaw import caches, chunks, documents, jobs, named_files
+from checks.rsclaw import findings as kb
+from checks.rsclaw.seen import Seen
+from regraft.formats.redb import NotRedb, PageDamage, RedbDamaged, RedbSlotsDamaged, RedbTooShort, read_redb
+from regraft.formats.rsclaw import database, rows
+from regraft.formats.rsclaw.database import Mirror
+from regraft.language import tr
+from regraft.located import Located
+from regraft.report.progress import stage
+from regraft.text import counted
+
+#: What says that a database is damaged as a whole: nothing of it can be read.
+DAMAGED = (NotRedb, RedbDamaged, RedbSlotsDamaged, RedbTooShort)
+#: How often time is looked at while rows are read.
+_EVERY = 256
+
+
+def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
+    """Check a KB without writing anything.
+
+    Args:
+        found: of the kind ``rsclaw``.
+        options: how deep to look, how long, and the time that ages are relative to.
+        command_line: gives the command lines that mend what is found; without it, none is given.
+
+    Raises:
+        RedbError: the database is in use, or of a format that is not known. Damage is a finding.
+    """
+    ledger = FindingCollector(options.level, options.max_duration)
+    checked = dict.fromkeys(("documents", "chunks", "files", "bytes"), 0)
+    try:
+        with database.mirrored(found.path, go_on=_watched(ledger)) as mirror:
+            seen = Seen(
+                root=found.tree.path,
+                path=found.path,
+                now_ms=options.now_ms,
+                mirror=mirror,
+                ledger=ledger,
+                checked=checked,
+            )
+            _check(seen, options)
+    except DAMAGED as error:
+        ledger.add(kb.UNREADABLE, str(error), sample=found.path.name)
+    except OutOfTime:
+        ledger.not_checked.append(found.path.name)
+    audited = Audit(
+        findings=ledger.findings(),
+        checked=checked,
+        names={},
+        closing=ledger.closing(tr("files and texts")),
+        not_checked=ledger.missing(),
+        level=ledger.level.name.lower(),
+    )
+    return audited if command_line is None else _with_commands(audited, command_line)
+
+
+def _watched(ledger: FindingCollector) -> Callable[[int], None]:
+    """Return what ends the reading of rows when time is over."""
+    count = 0
+
+    def go_on(_: int) -> None:
+        nonlocal count
+        count += 1
+        if count % _EVERY == 1:
+            ledger.check_time()
+
+    return go_on
+
+
+def _check(seen: Seen, options: CheckOptions) -> None:
+    steps: list[tuple[str, Callable[[Seen], None]]] = [
+        (tr("documents"), documents.check),
+        (tr("jobs"), jobs.check),
+        (tr("files of documents"), named_files.check),
+        (tr("chunks"), chunks.check),
+        (tr("other files"), named_files.check_loose),
+        (tr("caches"), caches.check),
+    ]
+    if options.level is Level.DEEP:
+        steps.append((tr("pages and ids"), _check_pages))
+    for table, name in ((rows.DOCS, "documents"), (rows.CHUNKS, "chunks")):
+        seen.checked[name] = seen.mirror.tables[table].rows
+    documents.prepare(seen.mirror)
+    _tell_rows(seen)
+    with stage(options.progress, "Checking", len(steps), "parts"):
+        for name, step in steps:
+            options.progress.at(name)
+            _guarded(seen, name, partial(step, seen))
+            options.progress.step(1, 0)
+    _tell_damage(seen.mirror, seen.ledger)
+
+
+def _guarded(seen: Seen, name: str, step: Callable[[], None]) -> None:
+    """Run a check; damage in what it looks at does not end the others."""
+    try:
+        seen.ledger.check_time()
+        with seen.ledger.watched(seen.db, seen.path.stat().st_size):
+            step()
+    except OutOfTime:
+        seen.ledger.not_checked.append(name)
+    except apsw.InterruptError:
+        # Only time ends a statement over tables of our own.
+        seen.ledger.not_checked.append(name)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        seen.ledger.add(kb.UNREADABLE, tr("{name} cannot be read: {error}", name=name, error=reason), sample=name)
+
+
+# --- the database itself ---------------------------------------------------------------------------------------------
+
+
+def _check_pages(seen: Seen) -> None:
+    """Read every page of every table once more, to the last value, and hold ids against texts."""
+    again = Mirror(db=seen.db)
+    with read_redb(seen.path, on_damage=again.see) as file:
+        file.verify()
+        chunks.check_ids(seen, file)
+    known = {(one.table, one.offset) for one in seen.mirror.damage}
+    for one in again.damage:
+        if (one.table, one.offset) not in known:
+            known.add((one.table, one.offset))
+            seen.mirror.see(one)
+
+
+def _tell_rows(seen: Seen) -> None:
+    query = "SELECT tbl, key, reason FROM broken ORDER BY tbl, key"
+    told = (f"{table}, {key}: {reason}" for table, key, reason in seen.db.execute(query))
+    seen.say(kb.ROW, tr("{n} not of the form that rsclaw writes: {named}"), "row", told)
+
+
+def _tell_damage(mirror: Mirror, ledger: FindingCollector) -> None:
+    """Add a finding for each table with damaged pages, and say how many rows that costs."""
+    for table in sorted({one.table for one in mirror.damage}, key=str):
+        pages = {(one.offset, one.length): one for one in mirror.damage if one.table == table}
+        first = next(iter(pages.values()))
+        message = _damage_message(table, len(pages), first, mirror)
+        for one in pages.values():
+            sample = tr("{page} at byte {offset:,}: {reason}", page=one.page, offset=one.offset, reason=one.reason)
+            ledger.add(kb.PAGE, message, sample=sample)
+
+
+def _damage_message(table: str | None, count: int, first: PageDamage, mirror: Mirror) -> str:
+    pages = counted(count, "damaged page")
+    if table is None:
+        return tr(
+            "{pages} of what says which tables there are ({page}, {reason})",
+            pages=pages,
+            page=first.page,
+            reason=first.reason,
+        )
+    lost = mirror.tables[table].lost if table in mirror.tables else 0
+    return tr(
+        "{table}: {pages}, {rows} lost ({page}, {reason})",
+        table=table,
+        pages=pages,
+        rows=counted(lost, "row"),
+        page=first.page,
+        reason=first.reason,
+    )
+
+
+def _with_commands(audited: Audit, command_line: CommandLine) -> Audit:
+    """Return an audit whose findings give the command line that mends them."""
+
+    def mended(one: Finding) -> Finding:
+        words = FINDINGS[one.name].command
+        if not words or one.is_beyond_repair:
+            return one
+        return replace(one, repair=command_line(words[:1], words[1:]))
+
+    return replace(audited, findings=tuple(map(mended, audited.findings)))

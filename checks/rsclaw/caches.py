@@ -1,0 +1,140 @@
+"""The caches of a KB, which rsclaw makes of the database: the snapshot of the vector index, and the full-text index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from checks.rsclaw import findings as kb
+from checks.rsclaw.chunks import SEARCHED, usual_dimensions
+from checks.rsclaw.seen import NAMED, Seen
+from regraft import links
+from regraft.formats.rsclaw import rows
+from regraft.formats.rsclaw.database import FULL_TEXT, HNSW, SNAPSHOT
+from regraft.language import tr
+from regraft.report.progress import human_bytes
+from regraft.text import counted
+
+#: What is called so in the folder of the vector index is part of its snapshot.
+SNAPSHOT_FILES = "snapshot."
+_FULL_TEXT_META = f"{FULL_TEXT}/meta.json"
+_SCHEMA_VERSION = 1
+#: A description that is longer is none of a KB that anybody has.
+_MOST_BYTES = 1 << 28
+T = TypeVar("T")
+
+
+class _Snapshot(msgspec.Struct):
+    schema_version: rows.Whole
+    dimension: rows.Whole
+    id_to_chunk: list[str]
+
+
+class _Deletes(msgspec.Struct):
+    num_deleted_docs: rows.Count = 0
+
+
+class _Segment(msgspec.Struct):
+    max_doc: Annotated[int, msgspec.Meta(ge=0, le=(1 << 40))]
+    deletes: _Deletes | None = None
+
+
+class _FullText(msgspec.Struct):
+    segments: list[_Segment]
+
+
+def snapshot_files(root: Path) -> list[Path]:
+    """Return what the snapshot of the vector index consists of.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    folder = root / HNSW
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.name.startswith(SNAPSHOT_FILES))
+
+
+def has_full_text(root: Path) -> bool:
+    """Tell whether there is a full-text index.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    folder = root / FULL_TEXT
+    return not folder.is_symlink() and folder.is_dir() and any(folder.iterdir())
+
+
+def check(seen: Seen) -> None:
+    """Look at both caches; one that is not there is made at the next start of rsclaw.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    if not seen.mirror.is_whole(rows.CHUNKS):
+        return
+    if snapshot_files(seen.root):
+        _check_snapshot(seen)
+    if has_full_text(seen.root):
+        _check_full_text(seen)
+
+
+def _described(path: Path, decoder: msgspec.json.Decoder[T]) -> T | str:
+    """Return what describes a cache, or why it cannot be read."""
+    try:
+        with links.reading(path) as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            return tr("it has more than {size}", size=human_bytes(_MOST_BYTES))
+        return decoder.decode(content)
+    except OSError as error:
+        return error.strerror or str(error)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return str(error)
+
+
+def _check_snapshot(seen: Seen) -> None:
+    found = _described(seen.root / SNAPSHOT, msgspec.json.Decoder(_Snapshot))
+    if isinstance(found, str):
+        message = tr("{name} cannot be read: {problem}", name=SNAPSHOT, problem=found)
+        seen.ledger.add(kb.SNAPSHOT, message, sample=SNAPSHOT)
+        return
+    if found.schema_version != _SCHEMA_VERSION:
+        message = tr("{name} is of version {version}, which is not known", name=SNAPSHOT, version=found.schema_version)
+        seen.ledger.add(kb.SNAPSHOT, message, sample=SNAPSHOT)
+        return
+    usual = usual_dimensions(seen)
+    if usual is not None and found.dimension != usual:
+        message = tr(
+            "the snapshot is of vectors of {found} dimensions, and most have {usual}",
+            found=found.dimension,
+            usual=usual,
+        )
+        seen.ledger.add(kb.SNAPSHOT, message, sample=SNAPSHOT)
+    seen.db.execute("CREATE TEMP TABLE snapshot (chunk_id TEXT PRIMARY KEY) WITHOUT ROWID")
+    seen.db.executemany("INSERT OR IGNORE INTO snapshot VALUES (?)", ((one,) for one in found.id_to_chunk))
+    unknown = "SELECT chunk_id FROM snapshot WHERE chunk_id NOT IN (SELECT id FROM chunk) ORDER BY 1"
+    seen.say(kb.SNAPSHOT, tr("{n} in the snapshot of no chunk that is there: {named}"), "id", seen.texts(unknown))
+    missing = f"""SELECT {NAMED.format(id="c.doc_id")} || ', ' || c.id FROM {SEARCHED}
+                   WHERE c.flaw IS NULL AND c.id NOT IN (SELECT chunk_id FROM snapshot) ORDER BY d.id, c.seq, c.id"""
+    seen.say(kb.SNAPSHOT, tr("{n} that the snapshot does not have: {named}"), "chunk", seen.texts(missing))
+
+
+def _check_full_text(seen: Seen) -> None:
+    found = _described(seen.root / _FULL_TEXT_META, msgspec.json.Decoder(_FullText))
+    if isinstance(found, str):
+        message = tr("{name} cannot be read: {problem}", name=_FULL_TEXT_META, problem=found)
+        seen.ledger.add(kb.FULL_TEXT, message, sample=_FULL_TEXT_META)
+        return
+    deleted = sum(one.deletes.num_deleted_docs for one in found.segments if one.deletes is not None)
+    texts = sum(one.max_doc for one in found.segments) - deleted
+    chunks = int(str(seen.db.execute("SELECT count(*) FROM chunk").get))
+    if texts != chunks:
+        message = tr(
+            "the full-text index has {texts}, and there are {chunks}",
+            texts=counted(texts, "text"),
+            chunks=counted(chunks, "chunk"),
+        )
+        seen.ledger.add(kb.FULL_TEXT, message, sample=_FULL_TEXT_META)

@@ -1,0 +1,207 @@
+"""What an audit of a knowledge base of rsclaw can say (``docs/findings.md``, "rsclaw").
+
+The database is never written by regraft: what lies in it is mended by the system's own commands, which the remedies
+name.
+"""
+
+from __future__ import annotations
+
+from checks.audit.findings import register
+from regraft.language import tr
+
+_BACKUP = tr("A backup of `kb.redb`, taken while rsclaw was not running; regraft never writes this file.")
+_ADD_AGAIN = tr("`rsclaw kb add`, which reads the document once more; `rsclaw kb rm DOC` removes it instead.")
+_NEVER_WRITTEN = tr(
+    "Nothing of regraft's, which never writes `kb.redb`. A backup of the file, where it was once right."
+)
+_START = tr("Starting rsclaw: it takes back what a worker that is gone had claimed.")
+
+UNREADABLE = register(
+    "error",
+    "kb.unreadable",
+    tr("`kb.redb` cannot be read as a whole, or a folder of files cannot. What could not be read was not checked."),
+    _BACKUP,
+)
+PAGE = register(
+    "error",
+    "kb.page",
+    tr("A page of `kb.redb` is damaged: the rows in it are lost. What hangs on those rows is not judged."),
+    _BACKUP,
+)
+ROW = register(
+    "error",
+    "kb.row",
+    tr("A row is not of the form that rsclaw writes. What hangs on it is not judged."),
+    _BACKUP,
+)
+FILE_OUTSIDE = register(
+    "error",
+    "kb.file-outside",
+    tr("The path of a document or of a ledger entry leads out of `md/` and `raw/`. It is not followed."),
+    tr("`rsclaw kb rm DOC` of the document, once you have seen where its path leads."),
+)
+FILE_MISSING = register(
+    "error",
+    "kb.file-missing",
+    tr(
+        "A document's file is not there, or cannot be read. A note where the document was removed, or an older "
+        "version: rsclaw deletes the files of these itself."
+    ),
+    tr("Putting the file back from a backup; else `rsclaw kb add` of what the document was made of."),
+)
+FILE_CHANGED = register(
+    "error",
+    "kb.file-changed",
+    tr(
+        "A file is not the one that rsclaw wrote: chunks and vectors are of the former text. A warning for the file "
+        "that the document was made of; a note where the document was removed, or an older version."
+    ),
+    tr("Putting the former file back from a backup; or `rsclaw kb add` of the new text, and `rsclaw kb rm DOC`."),
+)
+FILE_ORPHAN = register(
+    "warning",
+    "kb.file-orphan",
+    tr(
+        "A file in `md/` or `raw/` that no document has and no open ledger entry names. A note where it is younger "
+        "than an hour, where a settled entry still names it, and where it is a link."
+    ),
+    tr("`regraft gc`, which moves it to the trash; or `rsclaw kb compact`. What is a note may stay."),
+    "gc",
+)
+URL_TWINS = register(
+    "warning",
+    "kb.url-twins",
+    tr(
+        "Several documents are of one page, each as a source of its own: every version of the page is found beside "
+        "the others. A note where the addresses differ, and are likely to lead to one page."
+    ),
+    tr("`rsclaw kb rm DOC` of those that are out of date; a person has to say which."),
+)
+SUPERSEDED = register(
+    "warning",
+    "kb.superseded",
+    tr("An older version of a document is still active. No search finds it, and it takes room."),
+    tr("`rsclaw kb rm DOC` of the older version."),
+)
+UNREACHABLE = register(
+    "warning",
+    "kb.unreachable",
+    tr("Nobody may see a document: it is private without an owner, or of a visibility that is not known."),
+    tr("`rsclaw kb visibility DOC …`, which says who may see it."),
+)
+TOMBSTONE_EXPIRED = register(
+    "warning",
+    "kb.tombstone-expired",
+    tr("A document was removed more than 30 days ago, and its row, chunks and vectors are still there."),
+    tr("`rsclaw kb compact`, if your version of rsclaw lets go of rows; else they do nothing but take room."),
+)
+LATEST = register(
+    "error",
+    "kb.latest",
+    tr("What says which version of a source is the latest is missing, or names another document or version."),
+    _ADD_AGAIN,
+)
+JOB_FAILED = register(
+    "error",
+    "kb.job-failed",
+    tr("rsclaw has given up cutting and embedding a document. Its ledger entry stays pending for ever."),
+    _ADD_AGAIN,
+)
+JOB_STALE = register(
+    "warning",
+    "kb.job-stale",
+    tr("A job is said to be running, and its worker's claim is over, or missing."),
+    _START,
+)
+LEDGER_PENDING = register(
+    "warning",
+    "kb.ledger-pending",
+    tr(
+        "A ledger entry is open, and no job is there that would settle it. A note where a job has been waiting for "
+        "more than a day."
+    ),
+    tr("Starting rsclaw; `rsclaw kb compact` settles what is indexed. What stays open after that: `rsclaw kb add`."),
+)
+QUEUE = register(
+    "warning",
+    "kb.queue",
+    tr("What says in which order jobs are done is out of step with the jobs; or a claim is of no running job."),
+    _START,
+)
+DEDUPE = register(
+    "warning",
+    "kb.dedupe",
+    tr(
+        "What keeps one thing from being done twice names a job that is not waiting or running: the document may "
+        "never be indexed again. A note where it lacks a job."
+    ),
+    tr("Starting rsclaw. If the document is not indexed: `rsclaw kb add`."),
+)
+CHUNK_RANGE = register(
+    "error",
+    "kb.chunk-range",
+    tr("The range of a chunk does not lie in its document's text, or ends before it begins."),
+    _ADD_AGAIN,
+)
+CHUNK_ID = register(
+    "warning",
+    "kb.chunk-id",
+    tr("The id of a chunk does not follow from its source, its number and its text."),
+    _ADD_AGAIN,
+)
+CHUNK_ORPHAN = register(
+    "warning",
+    "kb.chunk-orphan",
+    tr("A chunk is of a document that is not there, or of another version or source than its document."),
+    _NEVER_WRITTEN,
+)
+CHUNK_INDEX = register(
+    "error",
+    "kb.chunk-index",
+    tr("A chunk is not listed under its source, or what is listed there is not a chunk."),
+    _ADD_AGAIN,
+)
+DIMENSIONS = register(
+    "error",
+    "kb.dimensions",
+    tr(
+        "Chunks that are searched have vectors of several lengths, or vectors that nobody can find: empty, all zeros, "
+        "not finite, no numbers."
+    ),
+    _ADD_AGAIN,
+)
+EMBEDDERS = register(
+    "warning",
+    "kb.embedders",
+    tr("Chunks that are searched were embedded by several embedders: their vectors do not compare."),
+    tr("`rsclaw kb add` of the documents of the other embedder, with the one that is in use."),
+)
+ENTITY = register(
+    "warning",
+    "kb.entity",
+    tr("A mention is of a chunk or an entity that is not there."),
+    _NEVER_WRITTEN,
+)
+COLLECTION = register(
+    "warning",
+    "kb.collection",
+    tr("The names of collections are out of step with the collections."),
+    _NEVER_WRITTEN,
+)
+SNAPSHOT = register(
+    "warning",
+    "kb.snapshot",
+    tr(
+        "The snapshot of the vector index is not of the chunks that there are, or cannot be read: a search by meaning "
+        "misses some, or comes to nothing."
+    ),
+    tr("`regraft reconcile`, which sets it aside: rsclaw makes it anew at its next start."),
+    "reconcile",
+)
+FULL_TEXT = register(
+    "warning",
+    "kb.full-text",
+    tr("The full-text index has another number of texts than there are chunks, or cannot be read."),
+    tr("`regraft reconcile`, which sets it aside: rsclaw makes it anew at its next start."),
+    "reconcile",
+)

@@ -1,0 +1,242 @@
+"""A first look at a knowledge base of rsclaw: documents, chunks, vectors, and what waits; no title is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from checks.looks import HealthLook, Look
+from checks.rsclaw import documents
+from checks.rsclaw.audit import DAMAGED
+from checks.rsclaw.chunks import SEARCHED
+from checks.rsclaw.files import MOVED, listed, loose
+from checks.rsclaw.jobs import IS_STALE
+from regraft.formats.rsclaw import database, rows
+from regraft.formats.rsclaw.database import FULL_TEXT, HNSW, MARKDOWN, RAW, Mirror
+from regraft.formats.rsclaw.rows import ACTIVE, TOMBSTONED, UPDATING, JobStatus
+from regraft.labels import label_of
+from regraft.language import joined, tr
+from regraft.located import Located
+from regraft.report.progress import human_bytes
+from regraft.text import counted, one_line
+
+_OTHER = "other"
+_STATUSES = (ACTIVE, UPDATING, TOMBSTONED)
+_VISIBILITIES = ("global", "private", "agent", "channel")
+#: Groups of vectors that are told.
+_MOST_GROUPS = 20
+
+
+class VectorsLook(Struct, frozen=True, kw_only=True):
+    """Vectors of one embedder and one length; ``dimensions`` is None of what is no list."""
+
+    embedder: str
+    dimensions: int | None
+    vectors: int
+
+    def line(self) -> str:
+        """Return it as a line for a person."""
+        vectors = counted(self.vectors, "vector")
+        embedder = one_line(self.embedder)
+        if self.dimensions is None:
+            return tr("  {embedder}: {vectors} that are none", embedder=embedder, vectors=vectors)
+        return tr(
+            "  {embedder}: {vectors} × {dimensions} dimensions",
+            embedder=embedder,
+            vectors=vectors,
+            dimensions=self.dimensions,
+        )
+
+
+class SizesLook(Struct, frozen=True, kw_only=True):
+    """How many bytes the parts of a KB have."""
+
+    database: int = 0
+    markdown: int = 0
+    raw: int = 0
+    full_text: int = 0
+    vector_index: int = 0
+
+    @property
+    def sum(self) -> int:
+        """Return that of all of them."""
+        return sum(structs.astuple(self))
+
+
+class RsclawHealthLook(HealthLook, frozen=True, kw_only=True):
+    """What is in a KB, and how healthy it seems.
+
+    ``documents`` are counted by their status, and those that are active by who may see them; ``clean`` tells whether
+    the database was closed as it should be, ``jobs`` are counted by their status.
+    """
+
+    format_version: int | None
+    clean: bool | None
+    documents: dict[str, int]
+    visibility: dict[str, int]
+    chunks: int
+    vectors: list[VectorsLook]
+    jobs: dict[str, int]
+    sizes: SizesLook
+
+    def lines(self) -> Iterator[str]:
+        """See :class:`HealthLook`."""
+        if self.format_version is None:
+            return
+        documents = counted(sum(self.documents.values()), "document")
+        yield tr(
+            "{documents} ({by_status}), {chunks}, {size}.",
+            documents=documents,
+            by_status=_by_name(self.documents),
+            chunks=counted(self.chunks, "chunk"),
+            size=human_bytes(self.bytes),
+        )
+        yield tr("active documents by who may see them: {visibility}", visibility=_by_name(self.visibility))
+        yield tr("vectors:")
+        yield from (one.line() for one in self.vectors)
+        yield tr("jobs: {jobs}", jobs=_by_name(self.jobs))
+        parts = {"kb.redb": self.sizes.database, f"{MARKDOWN}/": self.sizes.markdown, f"{RAW}/": self.sizes.raw}
+        caches = {f"{FULL_TEXT}/": self.sizes.full_text, f"{HNSW}/": self.sizes.vector_index}
+        yield joined(f"{name} {human_bytes(size)}" for name, size in {**parts, **caches}.items())
+
+
+def _by_name(counts: dict[str, int]) -> str:
+    return joined(f"{count:,} {label_of(name)}" for name, count in counts.items() if count) or tr("none")
+
+
+def look(found: Located, now_ms: int) -> Look:
+    """Look at a KB, which has no bases.
+
+    Args:
+        found: of the kind ``rsclaw``.
+        now_ms: the time that ages are relative to.
+
+    Raises:
+        RedbError: its database is in use, or of a format that is not known.
+    """
+    root = found.tree.path
+    sizes = SizesLook(
+        database=found.path.stat().st_size,
+        markdown=_size_of(root / MARKDOWN),
+        raw=_size_of(root / RAW),
+        full_text=_size_of(root / FULL_TEXT),
+        vector_index=_size_of(root / HNSW),
+    )
+    health = RsclawHealthLook(
+        orphans=0,
+        stale=0,
+        bytes=sizes.sum,
+        problems=[],
+        format_version=None,
+        clean=None,
+        documents={},
+        visibility={},
+        chunks=0,
+        vectors=[],
+        jobs={},
+        sizes=sizes,
+    )
+    try:
+        with database.mirrored(found.path) as mirror:
+            documents.prepare(mirror)
+            return Look([], _filled(health, mirror, root, now_ms))
+    except DAMAGED as error:
+        return Look([], structs.replace(health, problems=[str(error)]))
+
+
+def _filled(health: RsclawHealthLook, mirror: Mirror, root: Path, now_ms: int) -> RsclawHealthLook:
+    searched = _count(mirror, "SELECT count(*) FROM current")
+    covered = _count(mirror, f"SELECT count(DISTINCT c.doc_id) FROM {SEARCHED} WHERE c.flaw IS NULL")
+    problems = list(_problems(mirror, now_ms))
+    try:
+        orphans = _orphan_files(mirror, root, now_ms)
+    except OSError as error:
+        orphans = 0
+        problems.append(tr("files cannot be listed: {error}", error=error.strerror or error))
+    if mirror.is_whole(rows.DOCS):
+        orphans += _count(mirror, "SELECT count(*) FROM chunk WHERE doc_id NOT IN (SELECT id FROM doc)")
+    return structs.replace(
+        health,
+        coverage=covered / searched if searched else None,
+        orphans=orphans,
+        stale=_count(mirror, "SELECT count(*) FROM chunk JOIN doc ON doc.id = doc_id AND doc_id NOT IN current"),
+        problems=problems,
+        format_version=mirror.format_version,
+        clean=mirror.clean,
+        documents=_grouped(mirror, "SELECT status, count(*) FROM doc GROUP BY 1", _STATUSES),
+        visibility=_grouped(
+            mirror,
+            f"SELECT visibility, count(*) FROM doc WHERE status = '{ACTIVE}' GROUP BY 1",
+            _VISIBILITIES,
+        ),
+        chunks=mirror.tables[rows.CHUNKS].rows,
+        vectors=_vectors(mirror),
+        jobs=_grouped(
+            mirror, "SELECT status, count(*) FROM job GROUP BY 1", tuple(one.name.lower() for one in JobStatus)
+        ),
+    )
+
+
+def _count(mirror: Mirror, query: str) -> int:
+    return int(str(mirror.db.execute(query).get))
+
+
+def _grouped(mirror: Mirror, query: str, known: tuple[str, ...]) -> dict[str, int]:
+    """Return counts by those names that are known, and what the others come to."""
+    counts = dict.fromkeys((*known, _OTHER), 0)
+    for name, count in mirror.db.execute(query):
+        counts[str(name) if name in known else _OTHER] += int(str(count))
+    return {name: count for name, count in counts.items() if count}
+
+
+def _vectors(mirror: Mirror) -> list[VectorsLook]:
+    query = "SELECT embedder, dimensions, count(*) FROM chunk GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT ?"
+    return [
+        VectorsLook(
+            embedder=str(embedder), dimensions=None if size is None else int(str(size)), vectors=int(str(count))
+        )
+        for embedder, size, count in mirror.db.execute(query, (_MOST_GROUPS,))
+    ]
+
+
+def _orphan_files(mirror: Mirror, root: Path, now_ms: int) -> int:
+    """Return how many files ``gc`` would move."""
+    if not mirror.is_whole(rows.DOCS, rows.LEDGER):
+        return 0
+    listed(mirror, root)
+    return sum(one.why in MOVED for one in loose(mirror.db, now_ms))
+
+
+def _problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
+    if mirror.damaged_pages:
+        yield tr(
+            "{pages}, with {rows} lost",
+            pages=counted(mirror.damaged_pages, "damaged page"),
+            rows=counted(mirror.lost_rows, "row"),
+        )
+    broken = sum(table.broken for table in mirror.tables.values())
+    if broken:
+        yield tr("{rows} not of the form that rsclaw writes", rows=counted(broken, "row"))
+    if not mirror.clean:
+        yield tr("the database was not closed as it should be: rsclaw mends that at its next start")
+    failed = _count(mirror, "SELECT count(*) FROM job WHERE status = 'failed'")
+    if failed:
+        yield tr("{jobs} that rsclaw has given up", jobs=counted(failed, "job"))
+    stale = _count(mirror, f"SELECT count(*) FROM job j WHERE {IS_STALE.format(now=now_ms)}")
+    if stale:
+        yield tr("{jobs} said to be running, without a claim that still holds", jobs=counted(stale, "job"))
+
+
+def _size_of(folder: Path) -> int:
+    """Return how many bytes the files in a folder have, links not followed; what cannot be read counts nothing."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += Path(place, name).lstat().st_size
+            except OSError:
+                continue
+    return total
