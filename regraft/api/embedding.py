@@ -11,7 +11,7 @@ from regraft.embedders import ServerFailing, TextsRejected
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import EmbedderUnnamed, ModelDiffers, QueryNotEmbedded, RegraftError, WrongUsage
 from regraft.language import joined, tr
-from regraft.ranking.codex_mem import Embed, NoVector
+from regraft.ranking.query_vectors import Embed, NoVector
 from regraft.text import counted
 from repair.backfill.budget import Limits
 

@@ -12,13 +12,15 @@ from checks.audit.collector import Level
 from checks.looks import LookOptions
 from migrators import compare as migrators_compare
 from migrators.compare_report import CompareReport, Query, Question, summary
+from regraft.api import searching
 from regraft.api.auditing import AuditRequest, audited, recognised
-from regraft.api.embedding import embed_for, embedding
 from regraft.api.given import kind_of, models_of, moment, path_of, watch_of
+from regraft.api.searching import SearchRequest
 from regraft.kinds import NAMES, Kind
 from regraft.locate import located
-from regraft.ranking import angel_memory, codex_mem, notes_report, recall_report, search_report, several_bases
-from regraft.ranking.cherry_v2 import Mode, Request
+from regraft.ranking import angel_memory, recall_report
+from regraft.ranking.cherry_v2 import Mode
+from regraft.ranking.chunks_report import ChunksReport
 from regraft.ranking.notes_report import NotesReport
 from regraft.ranking.search_report import SearchReport
 from regraft.report.document import Run
@@ -107,32 +109,32 @@ def search(
     embedder: str | None = None,
     config: str | Path | None = None,
     raw: bool = False,
-) -> SearchReport | NotesReport:
+    as_: Sequence[str] = (),
+) -> SearchReport | NotesReport | ChunksReport:
     """Return what the application would find in one base or in all; options as of ``regraft search``.
 
     Raises:
         RegraftError: as ``docs/errors.md`` has them.
     """
     place = path_of(path)
-    config_path = None if config is None else path_of(config)
     run = Run(command="search")
-    numbers = None if vector is None else tuple(vector)
-    wanted = None if mode is None else Mode(mode)
+    request = SearchRequest(
+        query=query,
+        base=base,
+        mode=None if mode is None else Mode(mode),
+        count=count,
+        alpha=alpha,
+        vector=None if vector is None else tuple(vector),
+        embedder=embedder,
+        config=None if config is None else path_of(config),
+        raw=raw,
+        callers=tuple(as_),
+    )
     with located(place, kind_of(kind)) as source:
         run.source_kind, run.source = source.kind.value, source.path if source.notices else place
-        if source.kind is Kind.CODEX_MEM:
-            of_notes = None if embedder is None else embed_for(query, embedder, config_path)
-            question = codex_mem.Request(
-                query=query, project=base, mode=wanted, count=count, vector=numbers, embed=of_notes
-            )
-            answer = codex_mem.search(source.path, question)
-            run.end()
-            return notes_report.report(run.head(), answer)
-        embed = None if embedder is None else embedding(query, embedder, config_path)
-        request = Request(query=query, mode=wanted, count=count, alpha=alpha, vector=numbers, embed=embed, raw=raw)
-        found = several_bases.search(source, base, request)
-        run.end()
-        return search_report.report(run.head(), found)
+        found = searching.search(source, request)
+    run.end()
+    return searching.report(run.head(), found)
 
 
 def recall(

@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from regraft.api.embedding import embed_for, embedding
-from regraft.cli import completion, search_notes, search_results
+from regraft.api import searching
+from regraft.api.searching import Found, SearchRequest
+from regraft.cli import completion, search_chunks, search_notes, search_results
 from regraft.cli.embedding import config_option
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, note, reports_errors, say
@@ -21,10 +22,9 @@ from regraft.formats.cherry_v2.index.search import vector_blob
 from regraft.kinds import NAMES, Kind
 from regraft.language import tr
 from regraft.locate import located
-from regraft.ranking import codex_mem, notes_report, search_report, several_bases
-from regraft.ranking.cherry_v2 import Mode, Request
-from regraft.ranking.several_bases import Answers
-from regraft.report.document import Report, Run, encoded
+from regraft.ranking import codex_mem, rsclaw
+from regraft.ranking.cherry_v2 import Mode
+from regraft.report.document import Run, encoded
 from regraft.text import shown
 
 
@@ -65,6 +65,13 @@ from regraft.text import shown
     help=tr("Let this embedder of the configuration make the query's vector; only the query is sent."),
 )
 @config_option
+@click.option(
+    "--as",
+    "callers",
+    multiple=True,
+    metavar="WHO",
+    help=tr("rsclaw: what user:ID, agent:ID or channel:ID may see, too; may be repeated.  [default: what is global]"),
+)
 @click.option("--raw", is_flag=True, help=tr("Ask the index alone: no settings or rules of the catalog."))
 @output_options
 @reports_errors
@@ -78,6 +85,7 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
     vector: str | None,
     embedder_name: str | None,
     config_path: Path | None,
+    callers: tuple[str, ...],
     raw: bool,
     as_json: bool,
     quiet: bool,
@@ -87,45 +95,47 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
     """Search bases for QUERY as the application does. Nothing is written.
 
     Without --base all bases are searched. PATH is a v2 library, profile or backup, one base folder, an index.sqlite,
-    or a database of codex-mem.
+    a database of codex-mem, or a knowledge base of rsclaw.
 
     \b
     Example:
       regraft search library "annual leave" --base Handbook
     """
     run = Run(command="search")
-    numbers = _given_vector(vector, embedder_name)
-    wanted = Mode(mode) if mode else None
-    status = 0
+    request = SearchRequest(
+        query=query,
+        base=base,
+        mode=Mode(mode) if mode else None,
+        count=count,
+        alpha=alpha,
+        vector=_given_vector(vector, embedder_name),
+        embedder=embedder_name,
+        config=config_path,
+        raw=raw,
+        callers=callers,
+    )
     with located(path, Kind(kind) if kind else None) as source:
         run.source_kind, run.source = source.kind.value, source.path if source.notices else path
-        title = tr("{path} is {names}.", path=shown(path), names=NAMES[source.kind])
-        report: Report
-        if source.kind is Kind.CODEX_MEM:
-            search_notes.refuse({"--alpha": alpha is not None, "--raw": raw, "--mode vector": wanted is Mode.VECTOR})
-            of_notes_model = None if embedder_name is None else embed_for(query, embedder_name, config_path)
-            question = codex_mem.Request(
-                query=query, project=base, mode=wanted, count=count, vector=numbers, embed=of_notes_model
-            )
-            of_notes = codex_mem.search(source.path, question)
-            run.end()
-            notes, report = of_notes.notes, notes_report.report(run.head(), of_notes)
-            text = search_notes.as_text(of_notes, title, None if verbose else EXCERPT)
-        else:
-            embed = None if embedder_name is None else embedding(query, embedder_name, config_path)
-            request = Request(query=query, mode=wanted, count=count, alpha=alpha, vector=numbers, embed=embed, raw=raw)
-            found = several_bases.search(source, base, request)
-            run.end()
-            status = int(isinstance(found, Answers) and found.is_damaged)
-            notes, report = found.notes, search_report.report(run.head(), found)
-            text = search_results.as_text(found, title, whole=verbose > 0, raw=raw)
+        found = searching.search(source, request)
+        run.end()
     if not quiet:
-        _note_all(notes)
+        _note_all(found.notes)
     if as_json:
-        echo_json(encoded(report))
+        echo_json(encoded(searching.report(run.head(), found)))
     else:
-        say(text)
-    sys.exit(status)
+        title = tr("{path} is {names}.", path=shown(path), names=NAMES[source.kind])
+        say(_as_text(found, title, whole=verbose > 0, raw=raw))
+    sys.exit(int(searching.is_damaged(found)))
+
+
+def _as_text(found: Found, title: str, *, whole: bool, raw: bool) -> str:
+    match found:
+        case codex_mem.Answer():
+            return search_notes.as_text(found, title, None if whole else EXCERPT)
+        case rsclaw.Answer():
+            return search_chunks.as_text(found, title, whole=whole)
+        case _:
+            return search_results.as_text(found, title, whole=whole, raw=raw)
 
 
 def _note_all(notes: Iterable[str]) -> None:

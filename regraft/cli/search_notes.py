@@ -1,25 +1,11 @@
-"""How ``regraft search`` asks a database of codex-mem, and how it shows what that answers."""
+"""How ``regraft search`` shows what it found in a database of codex-mem."""
 
 from __future__ import annotations
 
-from regraft.errors import WrongUsage
-from regraft.kinds import NAMES, Kind
 from regraft.labels import mode_label, state_label
 from regraft.language import tr
 from regraft.ranking.codex_mem import Answer
 from regraft.text import counted, one_line, shown_lines
-
-
-def refuse(options: dict[str, bool]) -> None:
-    """Refuse options that say nothing about notes.
-
-    Raises:
-        WrongUsage
-    """
-    for name, given in options.items():
-        if given:
-            hint = tr("leave it out; --mode hybrid searches by words and by meaning")
-            raise WrongUsage(problem=tr("{name} is not for {names}", name=name, names=NAMES[Kind.CODEX_MEM]), hint=hint)
 
 
 def as_text(answer: Answer, title: str, excerpt: int | None) -> str:

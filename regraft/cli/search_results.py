@@ -31,7 +31,7 @@ def as_text(found: Answer | Answers, title: str, *, whole: bool, raw: bool) -> s
     has_score = raw or not found.is_by_length
     for rank, hit in enumerate(found.hits, 1):
         score = f"{hit.score:.6g}  " if has_score else ""
-        lines += _hit_lines(f"{rank:>3}  {score}{_where(found, hit)}", hit, whole=whole)
+        lines += hit_lines(f"{rank:>3}  {score}{_where(found, hit)}", hit, whole=whole)
     return shown_lines(lines)
 
 
@@ -53,7 +53,7 @@ def _several_as_text(found: Answers, title: str, *, whole: bool) -> str:
         base = label(answer.base_id, answer.base_name)
         if answer.base_name is not None and names_of[answer.base_name] > 1:
             base += f" ({answer.base_id})"
-        lines += _hit_lines(f"{rank:>3}  {base}: {_where(answer, ranked.hit)}", ranked.hit, whole=whole)
+        lines += hit_lines(f"{rank:>3}  {base}: {_where(answer, ranked.hit)}", ranked.hit, whole=whole)
     return shown_lines(lines)
 
 
@@ -69,7 +69,8 @@ def _counted(answer: Answer) -> str:
     )
 
 
-def _hit_lines(head: str, hit: Hit, *, whole: bool) -> list[str]:
+def hit_lines(head: str, hit: Hit, *, whole: bool) -> list[str]:
+    """Return the lines of a hit: an empty one, its head, and its text, all of it or an excerpt."""
     body = one_line(hit.text, None if whole else EXCERPT + 1)
     excerpt = body if whole or len(body) <= EXCERPT else f"{body[:EXCERPT]}…"
     return ["", tr("{head}, unit {unit_index}", head=head, unit_index=hit.unit_index), f"     {excerpt}"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,7 @@ from regraft.formats.codex_mem.sidecar import SidecarUnreadable
 from regraft.formats.vector_table import decoder
 from regraft.language import joined, tr
 from regraft.ranking.cherry_v2 import Mode
+from regraft.ranking.query_vectors import Embed, NoVector
 from regraft.system_errors import ProjectUnknown
 from regraft.text import counted
 
@@ -36,13 +37,6 @@ _WHITE_SPACE = re.compile("[\t\n\v\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u
 #: How many vectors are compared in one statement.
 _AT_ONCE = 500
 _COLUMNS = "n.type, n.status, CAST(n.title AS BLOB), CAST(n.content AS BLOB)"
-
-#: Makes a query's vector, for the id of the sidecar's model.
-Embed = Callable[[str], tuple[float, ...]]
-
-
-class NoVector(Exception):
-    """Why an embedder gives no vector of a query, for a person."""
 
 
 @dataclass(frozen=True, kw_only=True)

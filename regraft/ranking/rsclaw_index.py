@@ -1,0 +1,181 @@
+"""The chunks of a KB that a caller may search, and no others, as an index that is forgotten at the end.
+
+Whom a chunk is hidden from is decided before anything is searched, counted or compared: the index holds no row of it,
+so that no score, count, note or error can depend on it. The tables are those that the lanes of
+:mod:`regraft.formats.cherry_v2.index.search` ask.
+
+Rules: ``docs/search.md``, "Knowledge bases of rsclaw".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from regraft import sqlite
+from regraft.formats import vector_numbers
+from regraft.formats.cherry_v2.index import schema
+from regraft.formats.cherry_v2.index.bulk import MERGE_AT_SEGMENTS
+from regraft.formats.redb import PageDamage, read_redb
+from regraft.formats.rsclaw import database, rows, selection
+from regraft.formats.rsclaw.rows import ACTIVE, Chunk
+from regraft.formats.rsclaw.scope import Scope
+from regraft.formats.rsclaw.vectors import NotNumbers, float32_bytes
+
+#: A document is a material, and each chunk a unit with one body. Chunks are numbered in the order of their ids; the
+#: number stands for the hash of the text, too, since two chunks of equal text may have different vectors.
+_TABLES = """
+CREATE TABLE material (material_id TEXT PRIMARY KEY, relative_path TEXT, title TEXT) WITHOUT ROWID;
+CREATE TABLE search_unit (unit_id TEXT PRIMARY KEY, material_id TEXT, unit_index INTEGER) WITHOUT ROWID;
+CREATE TABLE search_text (fts_rowid INTEGER PRIMARY KEY, target_id TEXT, kind TEXT, text TEXT,
+                          embedding_text_hash INTEGER UNIQUE);
+CREATE TABLE embedding (embedding_text_hash INTEGER PRIMARY KEY, embedder TEXT, vector_blob BLOB);
+"""
+_BATCH = 200
+
+
+@dataclass(kw_only=True)
+class KbIndex:
+    """An index of what a caller may search."""
+
+    db: apsw.Connection
+    #: Whether pages of the KB are damaged: what lies in them is not here.
+    is_damaged: bool = False
+    _has_full_text: bool = False
+
+    @property
+    def chunks(self) -> int:
+        """Return how many chunks there are."""
+        return int(str(self.db.execute("SELECT count(*) FROM search_unit").get))
+
+    @property
+    def vectors(self) -> int:
+        """Return how many chunks have a vector that takes part."""
+        return int(str(self.db.execute("SELECT count(*) FROM embedding").get))
+
+    def title_of(self, doc: str) -> str:
+        """Return the title of a document."""
+        return str(self.db.execute("SELECT title FROM material WHERE material_id = ?", (doc,)).get)
+
+    def fill_full_text(self) -> None:
+        """Index the words of all chunks, if that was not done yet."""
+        if self._has_full_text:
+            return
+        self.db.execute(schema.FULL_TEXT)
+        with sqlite.transaction(self.db):
+            # One query is asked of it: merging segments meanwhile would not pay.
+            for name, value in (("automerge", 0), ("crisismerge", MERGE_AT_SEGMENTS)):
+                self.db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES (?, ?)", (name, value))
+            self.db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
+        self._has_full_text = True
+
+    def main_embedder(self, dimensions: int | None = None) -> str | None:
+        """Return the embedder of most vectors, or of most of those that have so many numbers; None where none has."""
+        found = self.db.execute(
+            """SELECT embedder FROM embedding WHERE ?1 IS NULL OR octet_length(vector_blob) = 4 * ?1
+                GROUP BY embedder ORDER BY count(*) DESC, embedder LIMIT 1""",
+            (dimensions,),
+        ).get
+        return None if found is None else str(found)
+
+    def dimensions_of(self, embedder: str) -> int:
+        """Return how many numbers most vectors of an embedder have."""
+        found = self.db.execute(
+            """SELECT octet_length(vector_blob) / 4 AS numbers FROM embedding WHERE embedder = ?
+                GROUP BY numbers ORDER BY count(*) DESC, numbers LIMIT 1""",
+            (embedder,),
+        ).get
+        return int(str(found))
+
+    def keep_vectors(self, embedder: str, dimensions: int) -> int:
+        """Let no vector take part but those of an embedder that have so many numbers; return how many do not."""
+        others = "embedder <> ? OR octet_length(vector_blob) <> 4 * ?"
+        self.db.execute(f"DELETE FROM embedding WHERE {others}", (embedder, dimensions))
+        return self.db.changes()
+
+    def drop_flawed_vectors(self) -> None:
+        """Let no vector take part that is all zeros, or holds a NaN or an infinity."""
+        self.db.execute(f"DELETE FROM embedding WHERE {vector_numbers.flaw_of('vector_blob')}")
+
+
+@contextmanager
+def built(path: Path, scope: Scope, *, vectors: bool) -> Iterator[KbIndex]:
+    """Make the index of what a caller may search.
+
+    Args:
+        path: the database of the KB.
+        scope: who asks.
+        vectors: whether the chunks' vectors are needed, too.
+
+    Raises:
+        RedbError: it is in use, of another format, or damaged as a whole.
+        OSError: there is no room for the index.
+    """
+    with sqlite.scratch() as db:
+        db.execute(_TABLES)
+        vector_numbers.prepare(db)
+        index = KbIndex(db=db)
+        _fill_documents(index, path, scope)
+        _fill_chunks(index, path, vectors=vectors)
+        yield index
+
+
+def _fill_documents(index: KbIndex, path: Path, scope: Scope) -> None:
+    with database.mirrored(path, (rows.DOCS, rows.LATEST)) as mirror:
+        selection.judge(mirror.db, scope)
+        searched = mirror.db.execute(
+            "SELECT d.id, d.md_path, d.title FROM doc d JOIN verdict v ON v.doc_id = d.id WHERE v.reason IS NULL"
+        )
+        with sqlite.transaction(index.db):
+            index.db.executemany("INSERT INTO material VALUES (?, ?, ?)", searched)
+        index.is_damaged = mirror.damaged_pages > 0
+
+
+def _fill_chunks(index: KbIndex, path: Path, *, vectors: bool) -> None:
+    def see(_: PageDamage) -> None:
+        index.is_damaged = True
+
+    with read_redb(path, on_damage=see) as file, sqlite.transaction(index.db):
+        if rows.CHUNKS not in file.tables:
+            return
+        found = enumerate(_searched(index.db, file.raw_rows(rows.CHUNKS)), 1)
+        while batch := list(islice(found, _BATCH)):
+            _insert(index.db, batch, vectors=vectors)
+
+
+def _searched(db: apsw.Connection, stored: Iterator[tuple[bytes, bytes]]) -> Iterator[Chunk]:
+    """Yield the chunks of documents in the index, in the order of their ids; one that is not of its form is none."""
+    for key, value in stored:
+        try:
+            chunk = rows.decode_chunk(value)
+        except msgspec.MsgspecError:
+            continue
+        is_searched = chunk.status == ACTIVE and key == chunk.id.encode()
+        if is_searched and db.execute("SELECT 1 FROM material WHERE material_id = ?", (chunk.doc_id,)).get:
+            yield chunk
+
+
+def _insert(db: apsw.Connection, chunks: list[tuple[int, Chunk]], *, vectors: bool) -> None:
+    units = [(chunk.id, chunk.doc_id, chunk.seq) for _, chunk in chunks]
+    db.executemany("INSERT INTO search_unit VALUES (?, ?, ?)", units)
+    texts = [(number, chunk.id, chunk.indexed_text) for number, chunk in chunks]
+    db.executemany("INSERT INTO search_text VALUES (?1, ?2, 'body', ?3, ?1)", texts)
+    if vectors:
+        db.executemany("INSERT INTO embedding VALUES (?, ?, ?)", _vectors(chunks))
+
+
+def _vectors(chunks: list[tuple[int, Chunk]]) -> Iterator[tuple[Any, ...]]:
+    for number, chunk in chunks:
+        try:
+            blob = float32_bytes(chunk.vector)
+        except NotNumbers:
+            continue
+        if blob:
+            yield number, chunk.embedder_id, blob
