@@ -132,8 +132,8 @@ class _Search:
         return sorted(both, key=lambda hit: (-hit.score, hit.unit_id))[:count]
 
     def _by_words(self, count: int) -> list[Hit]:
-        if compiled(self.request.query).terms:
-            self.index.fill_full_text()
+        if terms := compiled(self.request.query).terms:
+            self.index.fill_full_text(terms)
         return bm25_hits(self.index.db, self.request.query, count)
 
     # --- meaning -----------------------------------------------------------------------------------------------------
