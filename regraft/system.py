@@ -81,6 +81,14 @@ class System:
         """Return what a person calls each part, by its id; empty where that cannot be read."""
         return {}
 
+    def alone(self, found: Located) -> AbstractContextManager[None]:
+        """Keep the system itself from opening a store, as long as this lasts; by default nothing does.
+
+        Raises:
+            RegraftError: it has the store open.
+        """
+        return nullcontext()
+
     def guarded(self, db: apsw.Connection) -> AbstractContextManager[None]:
         """Let nothing change a row that no run may change, as long as this lasts; other files are left alone."""
         return nullcontext()

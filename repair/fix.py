@@ -8,7 +8,6 @@ from functools import partial
 
 from checks import systems as audits
 from checks.audit.options import CheckOptions, CommandLine
-from regraft import clock
 from regraft.errors import SourceNotMigratable
 from regraft.kinds import PREVIEW_SOURCES, V2_STORES
 from repair import proven_lines
@@ -41,10 +40,10 @@ def planners(now_ms: int, keep: ExitStack) -> tuple[Planner, ...]:
 
 def remaining(store: Store, command_line: CommandLine) -> Iterator[Unresolved]:
     """Yield what ``check`` still finds, each with its reason and the command that may help."""
-    wanted = CheckOptions(bases=tuple(sorted(store.chosen)))
+    wanted = CheckOptions(bases=tuple(sorted(store.chosen)), now_ms=store.now_ms)
     audit = audits.audit(store.found, wanted, command_line)
     if store.found.kind in V2_STORES:
-        audit = proven_lines.with_working_lines(audit, store.found, wanted.bases, clock.now_ms())
+        audit = proven_lines.with_working_lines(audit, store.found, wanted.bases, store.now_ms)
         audit = proven_hints.with_hints(audit, store.found, wanted.level, wanted.bases, command_line)
     for finding in audit.findings:
         if store.wants(finding.base):
@@ -69,7 +68,7 @@ def _rescue(store: Store, options: RescueOptions) -> Plan:
 
 def _repair(store: Store, options: RepairOptions) -> Plan:
     repairs = REPAIRS.get(store.found.kind)
-    return Plan() if repairs is None else repairs.repair(store, options)
+    return Plan() if repairs is None or repairs.repair is None else repairs.repair(store, options)
 
 
 def _reconcile(store: Store) -> Plan:

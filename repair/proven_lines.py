@@ -48,7 +48,12 @@ def with_working_lines(audit: Audit, found: Located, bases: Collection[str], now
         now_ms: the time of a run, in ms.
     """
     store = _AuditedStore(
-        path=found.path, root=found.tree.path, found=found, chosen=frozenset(bases), known=audit.findings
+        path=found.path,
+        root=found.tree.path,
+        found=found,
+        chosen=frozenset(bases),
+        now_ms=now_ms,
+        known=audit.findings,
     )
     offered: dict[str, set[str]] = defaultdict(set)
     for finding in audit.findings:

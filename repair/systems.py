@@ -20,6 +20,8 @@ from repair.codex_mem import full_text
 from repair.codex_mem import reconcile as codex_mem_reconcile
 from repair.codex_mem.backfill_filler import NotesFiller
 from repair.options import GcOptions, RepairOptions
+from repair.rsclaw import gc as rsclaw_gc
+from repair.rsclaw import reconcile as rsclaw_reconcile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +31,9 @@ class Repairs:
     :attr:`regraft.system.System.commands` names the commands that get as far as this.
     """
 
-    repair: Callable[[Store, RepairOptions], Plan]
+    repair: Callable[[Store, RepairOptions], Plan] | None = None
     #: Findings that ``repair`` mends.
-    repaired: tuple[str, ...]
+    repaired: tuple[str, ...] = ()
     #: Without an embedder.
     reconcile: Callable[[Store], Plan] | None = None
     gc: Callable[[Store, GcOptions], Plan] | None = None
@@ -63,6 +65,11 @@ REPAIRS: dict[Kind, Repairs] = {
         gc=angel_gc.plan,
         collected=angel_gc.NAMES,
     ),
+    Kind.RSCLAW: Repairs(
+        reconcile=rsclaw_reconcile.plan,
+        gc=rsclaw_gc.plan,
+        collected=rsclaw_gc.NAMES,
+    ),
 }
 
 FILLERS: dict[Kind, Filler] = {kind: one.filler for kind, one in REPAIRS.items() if one.filler is not None}
@@ -82,7 +89,10 @@ def plan_repair(store: Store, options: RepairOptions) -> Plan:
             "--model is for knowledge bases of the application, and this is {kind}", kind=NAMES[store.found.kind]
         )
         raise WrongUsage(problem=problem, hint=tr("leave it out"))
-    return REPAIRS[store.found.kind].repair(store, options)
+    repaired = REPAIRS[store.found.kind].repair
+    if repaired is None:
+        raise ValueError(tr("nothing of {kind} is repaired", kind=store.found.kind))
+    return repaired(store, options)
 
 
 def plan_reconcile(store: Store) -> Plan:

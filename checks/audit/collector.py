@@ -12,6 +12,7 @@ import apsw
 
 from checks.audit.file_findings import CORRUPT
 from checks.audit.findings import FINDINGS, SAMPLES, Finding
+from regraft import clock
 from regraft.language import joined, put_in, tr
 from regraft.report.notices import Severity
 from regraft.report.progress import Progress, Silent
@@ -63,6 +64,8 @@ class FindingCollector:
     max_duration: float | None = None
     #: Is told of each file that is checked, as one step of a stage.
     progress: Progress = field(default_factory=Silent)
+    #: What ages are relative to.
+    now_ms: int = field(default_factory=clock.now_ms)
     #: The checks that time did not suffice for, as a person calls them.
     not_checked: list[str] = field(default_factory=list)
     _tallies: dict[tuple[str, str | None, str], _Tally] = field(default_factory=dict)

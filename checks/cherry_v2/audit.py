@@ -119,7 +119,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
 def _nothing_seen(found: Located, options: CheckOptions) -> _Seen:
     is_library = found.stores.catalog is not None and Path(found.stores.catalog).name == CATALOG_FILE
     return _Seen(
-        FindingCollector(options.level, options.max_duration, options.progress),
+        FindingCollector(options.level, options.max_duration, options.progress, now_ms=options.now_ms),
         is_slim=found.is_slim,
         damaged=found.damaged,
         bases=found.stores.bases,

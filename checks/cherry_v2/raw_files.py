@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -189,7 +188,7 @@ def _is_changed(path: Path, material: Material) -> bool:
 
 def _files_on_disk(raw: Path, base: str, items: list[Row] | None, ledger: FindingCollector) -> int:
     count = 0
-    is_orphan = orphans_among(items) if items is not None else None
+    is_orphan = orphans_among(items, ledger.now_ms) if items is not None else None
     for name, changed_at in _files(raw):
         ledger.check_time()
         count += 1
@@ -198,13 +197,13 @@ def _files_on_disk(raw: Path, base: str, items: list[Row] | None, ledger: Findin
     return count
 
 
-def orphans(raw: Path, items: list[Row]) -> Iterator[str]:
-    """Return the files below a base's ``raw/`` that no item names and that are older than an hour."""
-    is_orphan = orphans_among(items)
+def orphans(raw: Path, items: list[Row], now_ms: int) -> Iterator[str]:
+    """Return the files below a base's ``raw/`` that no item names and that were older than an hour at a time."""
+    is_orphan = orphans_among(items, now_ms)
     return (name for name, changed_at in _files(raw) if is_orphan(name, changed_at))
 
 
-def orphans_among(items: list[Row]) -> Callable[[str, float], bool]:
+def orphans_among(items: list[Row], now_ms: int) -> Callable[[str, float], bool]:
     """Return what tells of a path below ``raw/``, and its time of change, whether it is named by no item and old."""
     known: set[str] = set()
     folders: set[str] = set()
@@ -220,7 +219,7 @@ def orphans_among(items: list[Row]) -> Callable[[str, float], bool]:
             # A folder item names what its files begin with.
             folders.add(data["relativePath"])
     prefixes = tuple(f"{folder.rstrip('/')}/" for folder in folders)
-    latest = time.time() - YOUNG
+    latest = now_ms / 1000 - YOUNG
     return lambda name, changed_at: name not in known and not name.startswith(prefixes) and changed_at < latest
 
 

@@ -39,14 +39,13 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     Raises:
         RedbError: the database is in use, or of a format that is not known. Damage is a finding.
     """
-    ledger = FindingCollector(options.level, options.max_duration)
+    ledger = FindingCollector(options.level, options.max_duration, now_ms=options.now_ms)
     checked = dict.fromkeys(("documents", "chunks", "files", "bytes"), 0)
     try:
         with database.mirrored(found.path, go_on=_watched(ledger)) as mirror:
             seen = Seen(
                 root=found.tree.path,
                 path=found.path,
-                now_ms=options.now_ms,
                 mirror=mirror,
                 ledger=ledger,
                 checked=checked,

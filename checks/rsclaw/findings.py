@@ -10,7 +10,10 @@ from checks.audit.findings import register
 from regraft.language import tr
 
 _BACKUP = tr("A backup of `kb.redb`, taken while rsclaw was not running; regraft never writes this file.")
-_ADD_AGAIN = tr("`rsclaw kb add`, which reads the document once more; `rsclaw kb rm DOC` removes it instead.")
+_ADD_AGAIN = tr(
+    "`rsclaw kb add` of what the document was made of; where rsclaw says that it is there already, `rsclaw kb rm DOC` "
+    "first."
+)
 _NEVER_WRITTEN = tr(
     "Nothing of regraft's, which never writes `kb.redb`. A backup of the file, where it was once right."
 )
@@ -120,13 +123,13 @@ LEDGER_PENDING = register(
         "A ledger entry is open, and no job is there that would settle it. A note where a job has been waiting for "
         "more than a day."
     ),
-    tr("Starting rsclaw; `rsclaw kb compact` settles what is indexed. What stays open after that: `rsclaw kb add`."),
+    tr("`rsclaw kb compact`, which settles what is indexed; `rsclaw kb add` of what is still open after that."),
 )
 QUEUE = register(
     "warning",
     "kb.queue",
     tr("What says in which order jobs are done is out of step with the jobs; or a claim is of no running job."),
-    _START,
+    _NEVER_WRITTEN,
 )
 DEDUPE = register(
     "warning",
@@ -135,7 +138,7 @@ DEDUPE = register(
         "What keeps one thing from being done twice names a job that is not waiting or running: the document may "
         "never be indexed again. A note where it lacks a job."
     ),
-    tr("Starting rsclaw. If the document is not indexed: `rsclaw kb add`."),
+    _NEVER_WRITTEN,
 )
 CHUNK_RANGE = register(
     "error",
@@ -205,3 +208,23 @@ FULL_TEXT = register(
     tr("`regraft reconcile`, which sets it aside: rsclaw makes it anew at its next start."),
     "reconcile",
 )
+
+_AGAIN = tr("rsclaw kb add reads the document once more")
+#: What a message says of the system's own commands, where regraft has none for a finding.
+ADVICE = {
+    FILE_OUTSIDE: tr("rsclaw kb rm DOC removes a document"),
+    FILE_MISSING: tr("put it back from a backup, or add the document once more by rsclaw kb add"),
+    FILE_CHANGED: tr("put it back from a backup, or add the new text by rsclaw kb add"),
+    URL_TWINS: tr("rsclaw kb rm DOC removes one that is out of date"),
+    SUPERSEDED: tr("rsclaw kb rm DOC removes it"),
+    UNREACHABLE: tr("rsclaw kb visibility DOC says who may see it"),
+    LATEST: _AGAIN,
+    JOB_FAILED: _AGAIN,
+    JOB_STALE: tr("rsclaw takes it back at its next start"),
+    LEDGER_PENDING: tr("rsclaw kb compact settles what is indexed"),
+    CHUNK_RANGE: _AGAIN,
+    CHUNK_ID: _AGAIN,
+    CHUNK_INDEX: _AGAIN,
+    DIMENSIONS: _AGAIN,
+    EMBEDDERS: tr("rsclaw kb add embeds a document with the embedder that is in use"),
+}

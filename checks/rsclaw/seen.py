@@ -10,8 +10,9 @@ import apsw
 
 from checks.audit.collector import FindingCollector, Level, named
 from checks.audit.findings import SAMPLES
+from checks.rsclaw.findings import ADVICE
 from regraft.formats.rsclaw.database import Mirror
-from regraft.language import joined, put_in
+from regraft.language import joined, put_in, tr
 from regraft.report.notices import Severity
 from regraft.text import counted
 
@@ -26,10 +27,9 @@ NAMED = f"coalesce({TITLED}, {{id}})"
 class Seen:
     """A KB that is being audited."""
 
-    #: The folder, the database in it, and the time that ages are relative to.
+    #: The folder, and the database in it.
     root: Path
     path: Path
-    now_ms: int
     mirror: Mirror
     ledger: FindingCollector
     checked: dict[str, int] = field(default_factory=dict)
@@ -38,6 +38,11 @@ class Seen:
     def db(self) -> apsw.Connection:
         """Return the tables."""
         return self.mirror.db
+
+    @property
+    def now_ms(self) -> int:
+        """Return what ages are relative to."""
+        return self.ledger.now_ms
 
     @property
     def level(self) -> Level:
@@ -75,6 +80,8 @@ class Seen:
         if count:
             more = ["…"] if count > len(first) else []
             said = put_in(put_in(message, "{n}", counted(count, noun)), "{named}", joined([*first, *more]))
+            if severity != "note" and name in ADVICE:
+                said = tr("{what}; {advice}", what=said, advice=ADVICE[name])
             for place, one in enumerate(first):
                 self.ledger.add(
                     name,

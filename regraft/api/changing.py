@@ -46,6 +46,7 @@ def _run(
     planner: Planner,
     kind: Kind | str | None,
     bases: Sequence[str],
+    now_ms: int | None,
     dry_run: bool,
     progress: Progress | None,
     confirm: Confirm | None,
@@ -56,6 +57,7 @@ def _run(
         planner,
         kind=kind_of(kind),
         bases=tuple(bases),
+        now_ms=now_ms,
         dry_run=dry_run,
         progress=watch_of(progress),
         show_plan=confirm or _agreed,
@@ -82,7 +84,7 @@ def repair(
     named = None if model is None else model_id("--model", model)
     options = RepairOptions(now_ms=moment(None), only=chosen_names(only, systems.REPAIRED, "repair"), model=named)
     planner = partial(systems.plan_repair, options=options)
-    return _run("repair", path, planner, kind, bases, dry_run, progress, confirm)
+    return _run("repair", path, planner, kind, bases, None, dry_run, progress, confirm)
 
 
 def gc(
@@ -94,19 +96,22 @@ def gc(
     grace: float = GRACE_DAYS,
     vacuum: bool = False,
     v1_leftovers: bool = False,
+    now_ms: int | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
 ) -> ChangeReport:
-    """Remove what nothing reaches; options as of ``regraft gc``, ``grace`` in days.
+    """Remove what nothing reaches; options as of ``regraft gc``, ``grace`` in days. Ages are relative to ``now_ms``.
 
     Raises:
         Declined: ``confirm`` said no.
         RegraftError: as ``docs/errors.md`` has them.
     """
     names = chosen_names(only, systems.COLLECTED, "gc")
-    options = GcOptions(now_ms=moment(None), grace=grace, vacuum=vacuum, v1_leftovers=v1_leftovers, only=names)
-    return _run("gc", path, partial(systems.plan_gc, options=options), kind, bases, dry_run, progress, confirm)
+    now_ms = moment(now_ms)
+    options = GcOptions(now_ms=now_ms, grace=grace, vacuum=vacuum, v1_leftovers=v1_leftovers, only=names)
+    planner = partial(systems.plan_gc, options=options)
+    return _run("gc", path, planner, kind, bases, now_ms, dry_run, progress, confirm)
 
 
 def reconcile(
@@ -114,17 +119,20 @@ def reconcile(
     *,
     kind: Kind | str | None = None,
     bases: Sequence[str] = (),
+    now_ms: int | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
 ) -> ChangeReport:
-    """Make indexes follow their catalog, and the rows of codex-mem their vectors; nothing is embedded.
+    """Make indexes follow their catalog, the rows of codex-mem their vectors, and set stale caches of rsclaw aside.
+
+    Nothing is embedded. Ages in what is left are relative to ``now_ms``.
 
     Raises:
         Declined: ``confirm`` said no.
         RegraftError: as ``docs/errors.md`` has them.
     """
-    return _run("reconcile", path, plan_reconcile, kind, bases, dry_run, progress, confirm)
+    return _run("reconcile", path, plan_reconcile, kind, bases, now_ms, dry_run, progress, confirm)
 
 
 def clear_failed(
@@ -142,7 +150,7 @@ def clear_failed(
         Declined: ``confirm`` said no.
         RegraftError: as ``docs/errors.md`` has them.
     """
-    return _run("clear-failed", path, clearing.plan, kind, bases, dry_run, progress, confirm)
+    return _run("clear-failed", path, clearing.plan, kind, bases, None, dry_run, progress, confirm)
 
 
 def upgrade(
@@ -163,7 +171,8 @@ def upgrade(
         RegraftError: as ``docs/errors.md`` has them.
     """
     options = upgrading.UpgradeOptions(moment(None), models_of(map_model or {}, recreate_model))
-    return _run("upgrade", path, partial(upgrading.plan, options=options), kind, bases, dry_run, progress, confirm)
+    planner = partial(upgrading.plan, options=options)
+    return _run("upgrade", path, planner, kind, bases, None, dry_run, progress, confirm)
 
 
 def rescue(
@@ -189,7 +198,8 @@ def rescue(
     source = None if v1 is None else path_of(v1)
     with ExitStack() as keep:
         options = rescuing.RescueOptions(now_ms=moment(now_ms), keep=keep, v1=source, model_overrides=models)
-        return _run("rescue", path, partial(rescuing.plan, options=options), kind, bases, dry_run, progress, confirm)
+        planner = partial(rescuing.plan, options=options)
+        return _run("rescue", path, planner, kind, bases, now_ms, dry_run, progress, confirm)
 
 
 def fix(
@@ -197,21 +207,24 @@ def fix(
     *,
     kind: Kind | str | None = None,
     bases: Sequence[str] = (),
+    now_ms: int | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
 ) -> ChangeReport:
     """Do all that :func:`check` offers, in the right order, as one run that one :func:`undo` takes back.
 
+    Ages are relative to ``now_ms``.
+
     Raises:
         Declined: ``confirm`` said no.
         RegraftError: as ``docs/errors.md`` has them.
     """
     place, of_kind = path_of(path), kind_of(kind)
-    line_for = partial(command_line, place, of_kind)
+    line_for = partial(command_line, place, of_kind, now_ms=now_ms)
     with ExitStack() as keep:
         steps = Steps(
-            planners=fixing.planners(moment(None), keep), remains=partial(fixing.remaining, command_line=line_for)
+            planners=fixing.planners(moment(now_ms), keep), remains=partial(fixing.remaining, command_line=line_for)
         )
         return run_steps(
             "fix",
@@ -219,6 +232,7 @@ def fix(
             steps,
             kind=of_kind,
             bases=tuple(bases),
+            now_ms=now_ms,
             dry_run=dry_run,
             progress=watch_of(progress),
             show_plan=confirm or _agreed,
@@ -255,7 +269,7 @@ def install(
     )
     with opened(path_of(path), kind_of(kind), bases, "install") as source:
         planner = partial(installing.plan, source=source, options=options)
-        report = _run("install", profile, planner, None, (), dry_run, progress, confirm)
+        report = _run("install", profile, planner, None, (), now_ms, dry_run, progress, confirm)
         # What is changed is the profile: it is the run's store, and the target of what the user asked for.
         came_from = End(kind=source.store.found.kind.value, path=path_text(path_of(path)))
         head = structs.replace(report.head, source=came_from, target=report.head.source)

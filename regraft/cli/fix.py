@@ -9,13 +9,15 @@ import click
 
 from regraft import api
 from regraft.cli.changing import ChangeRequest, carry_out, change_options
+from regraft.cli.options import now_option
 from regraft.cli.output import reports_errors
 
 
 @click.command()
 @change_options
+@now_option
 @reports_errors
-def fix(path: Path, **options: Any) -> None:
+def fix(path: Path, now: int | None, **options: Any) -> None:
     """Do what regraft check offers for the store at PATH: upgrade, rescue, repair, reconcile and gc, in this order.
 
     One question is asked, and regraft undo takes all of it back. Nothing is embedded and nothing guessed: what is left
@@ -25,4 +27,4 @@ def fix(path: Path, **options: Any) -> None:
     Example:
       regraft fix library --dry-run
     """
-    carry_out(api.fix, path, ChangeRequest(**options))
+    carry_out(api.fix, path, ChangeRequest(**options), now_ms=now)

@@ -56,7 +56,7 @@ class ChangeExecutor:
 
     def take(self, planned: Sequence[Change]) -> None:
         """Take changes that were just planned, of the store as those that were made before have left it."""
-        self._planned = {change.path: _planned_mark(self._root / change.path) for change in planned}
+        self._planned = {change.path: _planned_mark(self._root / change.path, change) for change in planned}
         if len(self._planned) != len(planned):
             raise ValueError(tr("two changes of one path in one plan"))
 
@@ -79,10 +79,10 @@ class ChangeExecutor:
                     untouched.demand_own_rules(db, path, change.tables)
             elif _is_replaced(path, change):
                 files.settle_logs(path)
-            self._planned[change.path] = _planned_mark(path)
+            self._planned[change.path] = _planned_mark(path, change)
 
     def _demand_as_planned(self, path: Path, change: Change) -> None:
-        if _planned_mark(path) != self._planned[change.path]:
+        if _planned_mark(path, change) != self._planned[change.path]:
             raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
 
     def make(self, change: Change) -> None:
@@ -150,12 +150,12 @@ class ChangeExecutor:
         is_replaced = _is_replaced(final, change)
         if is_replaced:
             files.settle_logs(final)
-        before = _planned_mark(final)
+        before = _planned_mark(final, change)
         staged = self._own / WORK / self._run / number
         mark = None if change.make is None else _staged(change.make, change.mark, staged, final)
         if is_replaced:
             files.settle_logs(final)
-        if _planned_mark(final) != before:
+        if _planned_mark(final, change) != before:
             raise PlanOutdated(path=final, reason=tr("it was written to meanwhile"))
         kept = self._kept(change, number) if had else None
         self._swap(change, number, mark, kept)
@@ -195,11 +195,15 @@ def _staged(
 
 def _is_replaced(path: Path, change: FileChange) -> bool:
     """Tell whether what a path holds has to be settled first: a file, or a folder that another one is made of."""
+    if change.as_is:
+        return False
     return path.is_file() or (change.make is not None and path.is_dir())
 
 
-def _planned_mark(path: Path) -> object:
+def _planned_mark(path: Path, change: Change) -> object:
     """Return what tells whether a database, or one in a folder, or the log beside it, was written to."""
+    if isinstance(change, FileChange) and change.as_is:
+        return files.stamp_of(path)
     found = files.databases(path)
     if not found:
         return os.path.lexists(path)

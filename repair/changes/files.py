@@ -99,6 +99,15 @@ def _bytes_mark(path: Path) -> str:
     return Digest.of(path).settled
 
 
+def stamp_of(path: Path) -> tuple[int, int, int] | None:
+    """Return what tells whether a file was written to or is another, without reading it; None where nothing is."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def is_changed(path: Path, mark: str | None) -> bool:
     """Tell whether a file or folder is another than when it had a mark, of either kind."""
     by_bytes = mark is not None and mark.startswith(_OF_BYTES)

@@ -16,6 +16,9 @@ from regraft.language import tr
 from regraft.ledger.values import Recorded
 from regraft.report.notices import Severity
 
+#: What tells whether a file was written to; None where it is not there.
+Stamp = tuple[int, int, int] | None
+
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is done, as it is reported and recorded.
@@ -128,6 +131,8 @@ class FileChange:
     make: Callable[[Path], None] | None
     bytes: int = 0
     trash: bool = False
+    #: Whether a file is moved as it is, whatever it holds: no log beside it is worked into it.
+    as_is: bool = False
     #: Returns what tells later whether the new one was changed, where ``make`` flushes what it makes and knows that
     #: already; None: it is flushed and asked :func:`repair.changes.files.mark_of`.
     mark: Callable[[Path], str | None] | None = None
@@ -165,6 +170,9 @@ class Plan:
     level: Level = Level.DEFAULT
     #: Whether what takes this run back is kept; else it is deleted at its end.
     keeps_undo: bool = True
+    #: What files were, by their names, when they were read for this (:func:`repair.changes.files.stamp_of`): nothing is
+    #: done where one is another now.
+    read: dict[str, Stamp] = field(default_factory=dict)
     #: What reads the texts that are going to be embedded once this is done, by the base: each with its key.
     bodies: dict[str, Callable[[], Iterator[tuple[str, str]]]] = field(default_factory=dict)
 
@@ -176,6 +184,7 @@ class Plan:
         self.expired += other.expired
         self.expiring += other.expiring
         self.reclaims += other.reclaims
+        self.read |= other.read
         self.bodies |= other.bodies
 
     @property

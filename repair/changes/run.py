@@ -17,19 +17,19 @@ from msgspec import structs
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from regraft import kept_text
-from regraft.errors import Declined, NotEnoughSpace, NotMended
+from regraft.errors import Declined, NotEnoughSpace, NotMended, PlanOutdated
 from regraft.kinds import SYSTEMS, Kind
 from regraft.language import joined, language, tr
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.changes import RunRecord
 from regraft.report.document import Run
 from regraft.report.progress import Progress, human_bytes, stage
-from repair.changes import apply, space, undo
+from repair.changes import apply, files, space, undo
 from repair.changes.apply import ChangeExecutor
 from repair.changes.plan import Action, Plan
 from repair.changes.report import ChangeReport, base_names, reported
 from repair.changes.session import Session, looking, session, settle_remains
-from repair.changes.store import Store, recognised, recognised_after
+from repair.changes.store import Store, alone, recognised, recognised_after
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +38,14 @@ Planner = Callable[[Store], Plan]
 _RECORDS = 1 << 20
 
 
-def run_command(
+def run_command(  # noqa: PLR0913 - what every command is given
     command: str,
     path: Path,
     planner: Planner,
     *,
     kind: Kind | None = None,
     bases: tuple[str, ...] = (),
+    now_ms: int | None = None,
     dry_run: bool = False,
     progress: Progress,
     show_plan: Callable[[ChangeReport], bool] = lambda _: True,
@@ -57,6 +58,7 @@ def run_command(
         planner: looks at the store, writes nothing, and returns the plan.
         kind: what the path is, where the user says so.
         bases: ids of the bases that are meant; empty: all.
+        now_ms: what ages are relative to; None: the present time.
         dry_run: return the plan and touch nothing.
         progress: told of the changes.
         show_plan: called with the plan's report before anything is changed; False stops here.
@@ -64,7 +66,7 @@ def run_command(
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
-    again = partial(recognised, path, kind, command, bases)
+    again = partial(recognised, path, kind, command, bases, now_ms)
     with again() as named:
         run = Run(command=command, dry_run=dry_run, source_kind=named.found.kind.value, source=path)
         if dry_run:
@@ -81,19 +83,26 @@ def run_command(
             executor = ChangeExecutor(store.root, current.ledger, run.id, plan.changes)
             if not show_plan(shown):
                 raise Declined(path=path)
-            executor.demand_free(plan.changes)
-            current.begin(run, plan.actions)
-            with stage(progress, "Changing", len(plan.changes), "files"):
-                for change in plan.changes:
-                    progress.at(change.path)
-                    executor.make(change)
-                    progress.step(1, change.bytes)
-            check_resolved(current, run, plan)
-            _expire(current, run, plan)
-            done = replace(plan, reclaims=[space.give_back(store.root, reclaim) for reclaim in plan.reclaims])
-            apply.clean(store.root)
+            with alone(store):
+                demand_as_read(store, plan)
+                executor.demand_free(plan.changes)
+                current.begin(run, plan.actions)
+                make_all(executor, plan, progress)
+                check_resolved(current, run, plan)
+                _expire(current, run, plan)
+                done = replace(plan, reclaims=[space.give_back(store.root, reclaim) for reclaim in plan.reclaims])
+                apply.clean(store.root)
             undo_id = run.id if plan.changes and plan.keeps_undo else None
             return reported(store, run, done, undo_id)
+
+
+def make_all(executor: ChangeExecutor, plan: Plan, progress: Progress) -> None:
+    """Make the changes of a plan, in its order; errors are those of :meth:`ChangeExecutor.make`."""
+    with stage(progress, "Changing", len(plan.changes), "files"):
+        for change in plan.changes:
+            progress.at(change.path)
+            executor.make(change)
+            progress.step(1, change.bytes)
 
 
 def undo_run(
@@ -126,10 +135,11 @@ def undo_run(
             planned = _undo_report(store, run, chosen)
             if not show_plan(planned):
                 raise Declined(path=path)
-            undo.demand_unchanged(store.root, chosen)
-            current.begin(run, planned.actions)
-            with stage(progress, tr("Taking back"), len(chosen.changes), "files"):
-                undo.take_back(store.root, current.ledger, chosen.run_id)
+            with alone(store):
+                undo.demand_unchanged(store.root, chosen)
+                current.begin(run, planned.actions)
+                with stage(progress, tr("Taking back"), len(chosen.changes), "files"):
+                    undo.take_back(store.root, current.ledger, chosen.run_id)
         return _undo_report(store, run, chosen)
 
 
@@ -152,6 +162,18 @@ def planned(store: Store, planner: Planner) -> Plan:
     """
     with looking(store):
         return planner(store)
+
+
+def demand_as_read(store: Store, plan: Plan) -> None:
+    """Refuse a plan that was made of files which were written to meanwhile.
+
+    Raises:
+        PlanOutdated
+    """
+    for name, stamp in plan.read.items():
+        path = store.root / name
+        if files.stamp_of(path) != stamp:
+            raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
 
 
 def _expire(current: Session, run: Run, plan: Plan) -> None:

@@ -14,14 +14,14 @@ from pathlib import Path
 from regraft.errors import Declined
 from regraft.kinds import PREVIEW_SOURCES, Kind
 from regraft.report.document import Run
-from regraft.report.progress import Progress, stage
+from regraft.report.progress import Progress
 from repair.changes import apply
 from repair.changes.apply import ChangeExecutor
 from repair.changes.plan import Action, Plan, Unresolved
 from repair.changes.report import ChangeReport, base_names
-from repair.changes.run import Planner, check_resolved, demand_space, planned
+from repair.changes.run import Planner, check_resolved, demand_as_read, demand_space, make_all, planned
 from repair.changes.session import Session, session
-from repair.changes.store import Store, recognised
+from repair.changes.store import Store, alone, recognised
 
 Again = AbstractContextManager[Store]
 
@@ -34,13 +34,14 @@ class Steps:
     remains: Callable[[Store], Iterable[Unresolved]]
 
 
-def run_steps(
+def run_steps(  # noqa: PLR0913 - as of run_command
     command: str,
     path: Path,
     steps: Steps,
     *,
     kind: Kind | None = None,
     bases: tuple[str, ...] = (),
+    now_ms: int | None = None,
     dry_run: bool = False,
     progress: Progress,
     show_plan: Callable[[ChangeReport], bool],
@@ -50,7 +51,7 @@ def run_steps(
     What is shown first is what each step would do to the store as it is: a later one may do more once an earlier one
     is made. Arguments and errors are those of :func:`repair.changes.run.run_command`.
     """
-    again = partial(recognised, path, kind, command, bases)
+    again = partial(recognised, path, kind, command, bases, now_ms)
     with again() as named:
         run = Run(command=command, dry_run=dry_run, source_kind=named.found.kind.value, source=path)
         if dry_run:
@@ -64,10 +65,11 @@ def run_steps(
             demand_space(store, first)
             if not show_plan(_report(store, run, first.actions, first.left, None)):
                 raise Declined(path=path)
-            current.begin(run, ())
             as_it_is = partial(_recognised_now, store, command, kind, bases)
-            actions = _make_all(current, run, steps.planners, as_it_is, progress)
-            apply.clean(store.root)
+            with alone(store):
+                current.begin(run, ())
+                actions = _make_all(current, run, steps.planners, as_it_is, progress)
+                apply.clean(store.root)
             with as_it_is() as after:
                 return _report(after, run, actions, steps.remains(after), run.id if actions else None)
 
@@ -95,14 +97,11 @@ def _make_all(
                 continue
             demand_space(store, plan)
             executor.take(plan.changes)
+            demand_as_read(store, plan)
             executor.demand_free(plan.changes)
             actions += plan.actions
             current.ledger.changes.record_actions(run.id, actions)
-            with stage(progress, "Changing", len(plan.changes)):
-                for change in plan.changes:
-                    progress.at(change.path)
-                    executor.make(change)
-                    progress.step(1, change.bytes)
+            make_all(executor, plan, progress)
             check_resolved(Session(store=store, ledger=current.ledger), run, plan)
     return actions
 
@@ -110,7 +109,8 @@ def _make_all(
 def _recognised_now(store: Store, command: str, kind: Kind | None, bases: tuple[str, ...]) -> Again:
     """Recognise a store in the midst of a run: a file that preview builds wrote may have become a folder."""
     path = store.path if store.path.exists() else store.root
-    return recognised(path, None if store.found.kind in PREVIEW_SOURCES else kind, command, bases)
+    kind = None if store.found.kind in PREVIEW_SOURCES else kind
+    return recognised(path, kind, command, bases, store.now_ms)
 
 
 def _report(

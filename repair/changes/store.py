@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from checks import systems as audits
 from checks.audit.collector import Level
 from checks.audit.findings import Audit, Finding
 from checks.audit.options import CheckOptions
-from regraft import areas, layout_links, systems
+from regraft import areas, clock, layout_links, systems
 from regraft.errors import ApplicationOpen, NotChanged, RegraftError, SourceUnreadable, StoreBusy
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2 import layout
@@ -50,6 +50,8 @@ class Store:
     found: Located
     #: Ids of the bases that the user chose; empty: all.
     chosen: frozenset[str] = frozenset()
+    #: What ages are relative to.
+    now_ms: int = field(default_factory=clock.now_ms)
 
     @property
     def own(self) -> Path:
@@ -111,7 +113,7 @@ class Store:
     def audit(self, level: Level = Level.DEFAULT, bases: frozenset[str] | None = None) -> Audit:
         """Check it without writing: all that was chosen, or just ``bases``."""
         wanted = self.chosen if bases is None else bases
-        return audits.audit(self.found, CheckOptions(level=level, bases=tuple(sorted(wanted))))
+        return audits.audit(self.found, CheckOptions(level=level, bases=tuple(sorted(wanted)), now_ms=self.now_ms))
 
     def findings(self, level: Level = Level.DEFAULT) -> list[Finding]:
         """Return what ``check`` finds in what was chosen."""
@@ -144,8 +146,17 @@ def _advice(command: str, found: Located) -> str:
 
 
 @contextmanager
-def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ...] = ()) -> Iterator[Store]:
+def recognised(
+    path: Path, kind: Kind | None, command: str, bases: tuple[str, ...] = (), now_ms: int | None = None
+) -> Iterator[Store]:
     """Recognise what is to be changed, which may be changed as long as this lasts.
+
+    Args:
+        path: what the user named.
+        kind: what it is, where the user says so.
+        command: what is going to change it.
+        bases: those that are meant; empty: all.
+        now_ms: what ages are relative to; None: the present time.
 
     Raises:
         NotChanged: it is nothing that is changed in place.
@@ -157,7 +168,9 @@ def recognised(path: Path, kind: Kind | None, command: str, bases: tuple[str, ..
     with located(path, kind) as found:
         if not _takes(command, found.kind) or found.is_archive:
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(command, found))
-        store = Store(path=path, root=found.tree.path, found=found, chosen=frozenset(audits.chosen_bases(found, bases)))
+        chosen = frozenset(audits.chosen_bases(found, bases))
+        now_ms = clock.now_ms() if now_ms is None else now_ms
+        store = Store(path=path, root=found.tree.path, found=found, chosen=chosen, now_ms=now_ms)
         if command in _ONLY_READ:
             yield store
             return
@@ -196,7 +209,16 @@ def recognised_after(store: Store, command: str) -> AbstractContextManager[Store
     """Recognise a store that was changed: what a preview build wrote is of another kind now, a file may be a folder."""
     path = store.path if store.path.exists() else store.root
     kind = None if store.found.kind in PREVIEW_SOURCES else store.found.kind
-    return recognised(path, kind, command)
+    return recognised(path, kind, command, now_ms=store.now_ms)
+
+
+def alone(store: Store) -> AbstractContextManager[None]:
+    """Keep the system that a store is of from opening it, as long as this lasts, where that can be.
+
+    Raises:
+        RegraftError: it has it open.
+    """
+    return nullcontext() if store.system is None else store.system.alone(store.found)
 
 
 def demand_quiet(store: Store) -> None:
@@ -204,7 +226,10 @@ def demand_quiet(store: Store) -> None:
 
     Raises:
         ApplicationOpen, StoreNotWritable
+        RegraftError: its system has it open.
     """
+    with alone(store):
+        pass
     sign = profile.sign_of_life(store.root) if store.is_profile else None
     if store.system is not None and store.system.open_file is not None:
         # The system keeps it open, with a log, as long as it runs; nothing else that it has open can be told.

@@ -9,8 +9,17 @@ from repair.changes.plan import Action, FileChange
 from repair.changes.store import Store
 
 
-def trashed(store: Store, path: Path, action: str, finding: str, message: str, base: str | None = None) -> FileChange:
-    """Return what takes a file or folder away, to the trash."""
+def trashed(
+    store: Store,
+    path: Path,
+    action: str,
+    finding: str,
+    message: str,
+    base: str | None = None,
+    *,
+    as_is: bool = False,
+) -> FileChange:
+    """Return what takes a file or folder away, to the trash; ``as_is``: whatever it holds."""
     name = path.relative_to(store.root).as_posix()
     return FileChange(
         path=name,
@@ -19,4 +28,5 @@ def trashed(store: Store, path: Path, action: str, finding: str, message: str, b
         ),
         make=None,
         trash=True,
+        as_is=as_is,
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from regraft import links
 from regraft.formats.cherry_v1.layout import StatePlaces
+from regraft.formats.redb.holding import held
 from regraft.formats.rsclaw import database
 from regraft.kinds import Kind
 from regraft.located import Located
@@ -32,6 +34,10 @@ class Rsclaw(System):
         """See :class:`System`."""
         real = links.real_path(path) if path.is_symlink() else path
         return Located(kind=self.kind, path=real, tree=FolderTree(real.parent), places=StatePlaces(vectors=""))
+
+    def alone(self, found: Located) -> AbstractContextManager[None]:
+        """See :class:`System`."""
+        return held(found.path)
 
     def databases(self, found: Located) -> Iterator[str]:
         """See :class:`System`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,7 +46,7 @@ def why_kept(store: Store, path: Path) -> str | None:
         path.relative_to(store.root).as_posix().encode()
         if path.is_symlink():
             return tr("it is a link, and links are not followed")
-        if _youngest(path) > time.time() - raw_files.YOUNG:
+        if _youngest(path) > store.now_ms / 1000 - raw_files.YOUNG:
             return tr("something in it is younger than an hour") if path.is_dir() else tr("it is younger than an hour")
     except UnicodeEncodeError:
         return tr("its name is not UTF-8")
@@ -75,7 +74,7 @@ def _youngest(path: Path) -> float:
 
 def _plan_raw(store: Store, base: str, row: Row, items: list[Row]) -> Plan:
     raw, made = _raw_folder(store, base, row), Plan()
-    names = sorted(raw_files.orphans(raw, items)) if raw is not None and raw.is_dir() else []
+    names = sorted(raw_files.orphans(raw, items, store.now_ms)) if raw is not None and raw.is_dir() else []
     if raw is None or not names:
         return made
     reason = _why_unknown(raw, items)
