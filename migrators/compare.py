@@ -22,7 +22,8 @@ from regraft.formats.cherry_v1.embedjs import VECTORS
 from regraft.formats.cherry_v2.index.search import dimensions_of
 from regraft.formats.cherry_v2.layout import Store
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.formats.vector_table import StoreProblem, VectorTable
+from regraft.formats.vector_survey import StoreProblem
+from regraft.formats.vector_table import VectorTable
 from regraft.kinds import NAMES, Kind
 from regraft.language import tr
 from regraft.locate import Located

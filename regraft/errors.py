@@ -67,8 +67,8 @@ class SourceNotFound(RegraftError, FileNotFoundError):
 
 class SourceUnrecognised(RegraftError, ValueError):
     """{path}: not a knowledge base that regraft knows ({found}); give a v1 backup (zip or folder), a profile
-    folder, an export folder, a knowledge JSON file, a library that regraft wrote, a database of codex-mem, or a data
-    folder of AngelMemory."""
+    folder, an export folder, a knowledge JSON file, a library that regraft wrote, a database of codex-mem, a data
+    folder of AngelMemory, or a knowledge base of rsclaw."""
 
 
 class SourceNotMigratable(RegraftError, ValueError):

@@ -16,7 +16,7 @@ from regraft.formats.cherry_v2.catalog_lookup import item_data
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.formats.cherry_v2.item_names import item_name
 from regraft.formats.cherry_v2.layout import Store
-from regraft.formats.vector_table import StoreProblem
+from regraft.formats.vector_survey import StoreProblem
 from regraft.language import tr
 from regraft.located import Located
 

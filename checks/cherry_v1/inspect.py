@@ -14,7 +14,7 @@ from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v1 import embedjs, profile
 from regraft.formats.cherry_v1.state import V1State, read_state
 from regraft.formats.cherry_v1.tables import Items
-from regraft.formats.vector_table import StoreProblem
+from regraft.formats.vector_survey import StoreProblem
 from regraft.kinds import NAMES, V1_SOURCES, Kind
 from regraft.language import tr
 from regraft.locate import KNOWLEDGE_FOLDER

@@ -15,7 +15,7 @@ from migrators.pipeline.drafts import BaseDraft, LibraryDraft
 from migrators.pipeline.options import Options
 from migrators.pipeline.source import Hints, Pipeline
 from regraft.formats.cherry_preview import libsql
-from regraft.formats.vector_table import Survey
+from regraft.formats.vector_survey import Survey
 from regraft.locate import Located
 
 

@@ -15,7 +15,7 @@ from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_preview.libsql import PREVIEW, Contents, StoredItem
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR
-from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.formats.vector_survey import StoreProblem, Survey
 from regraft.language import tr
 from regraft.names import material_name
 from regraft.report import notices

@@ -19,7 +19,7 @@ from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.options import Options
 from migrators.pipeline.source import Hints
 from regraft import links
-from regraft.formats.vector_table import Survey
+from regraft.formats.vector_survey import Survey
 from regraft.locate import Located
 from regraft.text import path_text, whole
 

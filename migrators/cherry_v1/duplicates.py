@@ -21,7 +21,7 @@ from migrators.pipeline.ownership import Owners, expand
 from migrators.pipeline.source import Duplicate
 from migrators.pipeline.uploads import upload_name
 from regraft import links
-from regraft.formats.vector_table import Survey
+from regraft.formats.vector_survey import Survey
 from regraft.locate import Located
 from regraft.text import path_text
 from regraft.tree import CHUNK_BYTES

@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from migrators.pipeline.ownership import Owners
-from regraft.formats import vector_table
+from regraft.formats import vector_survey
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR
-from regraft.formats.vector_table import LoaderRows, Survey, Tally
+from regraft.formats.vector_survey import LoaderRows, Survey, Tally
 from regraft.report import notices
 
 #: Examples named for each reason why rows are not carried.
@@ -140,9 +140,9 @@ class RowAccounting:
         return notices.NON_INDEXABLE if owner in self._owners.containers else None
 
     def _unusable(self, kind: int) -> str | None:
-        if kind == vector_table.MISSING:
+        if kind == vector_survey.MISSING:
             return notices.MISSING_PAYLOAD
-        if kind == vector_table.UNSUPPORTED:
+        if kind == vector_survey.UNSUPPORTED:
             return notices.UNSUPPORTED_ENCODING
         if abs(kind) != self._terms.vector_bytes:
             return notices.DIMENSION_MISMATCH

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.ownership import Owners
 from migrators.pipeline.source import Duplicate
-from regraft.formats.vector_table import LoaderRows, Survey
+from regraft.formats.vector_survey import LoaderRows, Survey
 from regraft.language import joined, tr
 from regraft.report import notices
 from regraft.report.notices import Notice

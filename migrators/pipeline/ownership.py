@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from regraft import identity
-from regraft.formats.vector_table import Survey
+from regraft.formats.vector_survey import Survey
 from regraft.language import tr
 from regraft.report import notices
 from regraft.report.notices import Notice

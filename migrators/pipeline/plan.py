@@ -31,7 +31,7 @@ from migrators.pipeline.ownership import Child, Owners, expand
 from migrators.pipeline.packed import Packed
 from migrators.pipeline.plan_model import BasePlan, Directories, ItemPlan, MaterialPlan, Rows
 from migrators.pipeline.source import Found, Hints
-from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey
+from regraft.formats.vector_survey import LoaderRows, StoreProblem, Survey
 from regraft.language import joined, tr
 from regraft.report import notices
 from regraft.report.notices import Notice

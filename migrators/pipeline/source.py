@@ -9,7 +9,8 @@ from pathlib import Path
 
 from migrators.pipeline.drafts import BaseDraft, LibraryDraft
 from migrators.pipeline.options import Options
-from regraft.formats.vector_table import Survey, VectorTable
+from regraft.formats.vector_survey import Survey
+from regraft.formats.vector_table import VectorTable
 from regraft.locate import Located
 from regraft.report.notices import Notice
 

@@ -22,7 +22,7 @@ from migrators.pipeline.uploads import missing_upload, upload_name, upload_probl
 from regraft import steady
 from regraft.base_names import meant
 from regraft.errors import SourceUnreadable
-from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.formats.vector_survey import StoreProblem, Survey
 from regraft.language import tr
 from regraft.ledger.ledger import Entry
 from regraft.locate import RAW_FOLDER, Located

@@ -23,7 +23,8 @@ from migrators.pipeline.survey import BaseJob
 from migrators.pipeline.uploads import SourceFailed
 from regraft import areas, links, steady, workers
 from regraft.formats.large_text import LARGE_BYTES
-from regraft.formats.vector_table import StoreProblem, VectorTable
+from regraft.formats.vector_survey import StoreProblem
+from regraft.formats.vector_table import VectorTable
 from regraft.language import tr
 from regraft.ledger import durable
 from regraft.locate import Located

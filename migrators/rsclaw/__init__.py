@@ -16,7 +16,7 @@ from migrators.pipeline.source import Hints, Pipeline
 from migrators.rsclaw.draft import draft_library, scope_of
 from regraft.formats.redb import RedbError
 from regraft.formats.rsclaw import chunk_table
-from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.formats.vector_survey import StoreProblem, Survey
 from regraft.language import tr
 from regraft.located import Located
 

@@ -8,146 +8,24 @@ would answer from it (``docs/formats/preview.md``, "The vector index trap").
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import apsw
 
 from regraft import links, sqlite
 from regraft.formats.large_text import LARGE_BYTES, LargeText, hash_of
 from regraft.formats.vector_numbers import DEGENERATE, NON_FINITE, flaw_of, prepare
+from regraft.formats.vector_survey import MISSING, UNSUPPORTED, StoreProblem, Survey, Surveyor, non_finite
 from regraft.language import joined, tr
 from regraft.ledger.durable import NO_ROOM
-from regraft.text import JS_WHITESPACE, decode_utf8, is_blank
+from regraft.text import JS_WHITESPACE, decode_utf8
 from regraft.untouched import ROW_NUMBERS, is_virtual
-
-T = TypeVar("T")
-#: Row ids kept as examples for each loader and kind of vector.
-SAMPLES = 3
-#: Different sources of one loader that are told apart; of a file there is one, of a sitemap one for every page.
-MAX_SOURCES = 1_000
-
-#: Kinds of a row's vector: the length in bytes of a usable one, that of one with a NaN or an infinity
-#: (:func:`non_finite`), or one of these.
-MISSING = -1
-UNSUPPORTED = -2
-
-
-def non_finite(length: int) -> int:
-    """Return the kind of a vector of ``length`` bytes that holds a NaN or an infinity."""
-    return -length
-
 
 #: White space as SQL.
 SPACES = f"char({', '.join(str(ord(space)) for space in JS_WHITESPACE)})"
-
-
-class StoreProblem(Exception):
-    """A vector file that cannot be used; the text says why, for a person.
-
-    ``vector_bytes`` is the length of its vectors where that is known all the same.
-    """
-
-    def __init__(self, why: str, vector_bytes: int | None = None) -> None:
-        super().__init__(why)
-        self.vector_bytes = vector_bytes
-
-
-@dataclass(slots=True)
-class Tally:
-    """Rows of one loader whose vectors are of one kind."""
-
-    count: int = 0
-    first_rowid: int = 0
-    degenerate: int = 0
-    #: Bytes of the bodies.
-    body_bytes: int = 0
-    samples: list[str] = field(default_factory=list)
-    #: Those of these rows that have no text: NULL, empty or white space only. Only known where it was asked for.
-    blank: Tally | None = None
-    #: The first row that has one; likewise.
-    first_text: int | None = None
-
-    @property
-    def with_text(self) -> Tally:
-        """Return the rows of these that have a text."""
-        if self.blank is None:
-            return self
-        return Tally(
-            count=self.count - self.blank.count,
-            first_rowid=self.first_rowid if self.first_text is None else self.first_text,
-            degenerate=self.degenerate - self.blank.degenerate,
-            body_bytes=self.body_bytes - self.blank.body_bytes,
-            samples=[sample for sample in self.samples if sample not in self.blank.samples],
-        )
-
-    @property
-    def without_text(self) -> Tally:
-        """Return the rows of these that have none."""
-        return Tally() if self.blank is None else self.blank
-
-
-@dataclass(slots=True)
-class LoaderRows:
-    """What a vector file holds of one loader."""
-
-    rows: int = 0
-    #: The last that came up of the different sources, in row order, that are text and not blank (A, B, A: B).
-    source: str | None = None
-    #: The highest number in a row id ``<loader id>_<n>``, -1 where there is none.
-    highest_number: int = -1
-    #: By kind: a usable length in bytes, one below 0 where the numbers are not finite, :data:`MISSING` or
-    #: :data:`UNSUPPORTED`.
-    kinds: dict[int, Tally] = field(default_factory=dict)
-    #: By reason: rows that are not carried, whatever their vector.
-    refused: dict[str, Tally] = field(default_factory=dict)
-    #: First and last rowid of every run of rows without another loader's between them, flat.
-    runs: array[int] = field(default_factory=lambda: array("q"))
-    _last_source: bytes | None = None
-    #: Marks of the sources before, once there is more than one: there may be a million loaders.
-    _sources: set[bytes] | None = None
-
-    def see_source(self, raw: bytes | None) -> None:
-        """Take a row's source into account; the same bytes as the row before cost nothing."""
-        if raw is None or raw == self._last_source:
-            return
-        before, self._last_source = self._last_source, raw
-        if before is not None:
-            if self._sources is None:
-                self._sources = {_mark(before)}
-            mark = _mark(raw)
-            if mark in self._sources:
-                return
-            if len(self._sources) < MAX_SOURCES:
-                self._sources.add(mark)
-        text = decode_utf8(raw)
-        if not is_blank(text):
-            self.source = text
-
-
-def _mark(source: bytes) -> bytes:
-    return hashlib.blake2b(source, digest_size=16).digest()
-
-
-@dataclass
-class Survey:
-    """What a vector file holds: rows by loader, and the lengths of all usable vectors."""
-
-    rows: int = 0
-    #: By loader id; None for rows whose loader id is no text.
-    loaders: dict[str | None, LoaderRows] = field(default_factory=dict)
-    #: Usable vectors by length in bytes, whatever their numbers, in the order of their first rows.
-    lengths: dict[int, int] = field(default_factory=dict)
-    body_bytes: int = 0
-
-    @property
-    def vector_bytes(self) -> int | None:
-        """Return the length in bytes that most usable vectors have (a tie goes to the first row), or None."""
-        return max(self.lengths, key=self.lengths.__getitem__) if self.lengths else None
 
 
 def check_file(path: Path) -> None:
@@ -367,7 +245,7 @@ class VectorTable:
         return next((int(str(found)) for (found,) in db.execute(query)), None)
 
     def _survey_rows(self, db: apsw.Connection, found: Survey, columns: set[str], *, texts: bool) -> None:
-        seen = _Seen(found, self.number)
+        seen = Surveyor(found, self.number)
         recoded = _recoder(db)
         for rowid, loader, source, row_id, length, body_bytes, flaw, has_text, reason in db.execute(
             self._survey_query(columns, texts=texts)
@@ -409,85 +287,6 @@ def _text_of(some: Expressions, columns: set[str]) -> str:
         if column in columns
     ]
     return f"coalesce({', '.join(texts)}, NULL)" if texts else "NULL"
-
-
-class _Seen:
-    """Takes one row after the other into a survey."""
-
-    def __init__(self, found: Survey, number: Callable[[bytes, bytes], int] | None) -> None:
-        self._found = found
-        self._number = number
-        self._by_key: dict[bytes | None, LoaderRows] = {}
-        self._key: bytes | None = None
-        self._loader: LoaderRows | None = None
-        self._row_id: bytes | None = None
-        self._last = -(1 << 63)
-
-    def row(self, rowid: int, key: bytes | None, source: bytes | None, row_id: bytes | None) -> None:
-        if self._loader is None or key != self._key:
-            self._key = key
-            self._loader = self._loader_of(key)
-            self._loader.runs.extend((rowid, rowid))
-        if rowid < self._last:
-            # Ranges of rowids would then name other rows than these.
-            raise StoreProblem(tr("cannot be read: its rows are out of order"))
-        self._last = rowid
-        self._row_id = row_id
-        loader = self._loader
-        loader.runs[-1] = rowid
-        loader.rows += 1
-        loader.see_source(source)
-        if self._number is not None and row_id is not None and key is not None:
-            loader.highest_number = max(loader.highest_number, self._number(row_id, key))
-        self._found.rows += 1
-
-    def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: bool) -> Tally:
-        """Count the row's vector, and return where."""
-        assert self._loader is not None
-        tally = self._counted(self._loader.kinds, kind, rowid, body_bytes)
-        tally.degenerate += degenerate
-        if kind not in (MISSING, UNSUPPORTED):
-            self._found.lengths[abs(kind)] = self._found.lengths.get(abs(kind), 0) + 1
-        return tally
-
-    def refused(self, rowid: int, reason: str, body_bytes: int) -> Tally:
-        """Count a row that is not carried, and return where."""
-        assert self._loader is not None
-        return self._counted(self._loader.refused, reason, rowid, body_bytes)
-
-    def _counted(self, tallies: dict[T, Tally], key: T, rowid: int, body_bytes: int) -> Tally:
-        tally = tallies.get(key)
-        if tally is None:
-            tally = tallies[key] = Tally(first_rowid=rowid)
-        tally.count += 1
-        tally.body_bytes += body_bytes
-        if len(tally.samples) < SAMPLES:
-            tally.samples.append(self._name(rowid))
-        self._found.body_bytes += body_bytes
-        return tally
-
-    def text(self, tally: Tally, rowid: int, body_bytes: int, degenerate: bool, *, is_there: bool) -> None:
-        """Tell rows without a text from the others."""
-        if is_there:
-            tally.first_text = rowid if tally.first_text is None else tally.first_text
-            return
-        blank = tally.blank = tally.blank or Tally(first_rowid=rowid)
-        blank.count += 1
-        blank.degenerate += degenerate
-        blank.body_bytes += body_bytes
-        if len(blank.samples) < SAMPLES:
-            blank.samples.append(self._name(rowid))
-
-    def _name(self, rowid: int) -> str:
-        """Return what a person calls the row."""
-        return decode_utf8(self._row_id) if self._row_id else f"rowid {rowid}"
-
-    def _loader_of(self, key: bytes | None) -> LoaderRows:
-        if key not in self._by_key:
-            # Two ids of invalid UTF-8 may decode to one text: their rows then count as one loader's.
-            text = None if key is None else decode_utf8(key)
-            self._by_key[key] = self._found.loaders.setdefault(text, LoaderRows())
-        return self._by_key[key]
 
 
 def decoder(db: apsw.Connection) -> Callable[[bytes | None], str | None]:

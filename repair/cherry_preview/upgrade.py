@@ -33,7 +33,7 @@ from regraft.formats.cherry_v2.index.layout import TABLES
 from regraft.formats.cherry_v2.layout import INDEX_FILE, RAW_FOLDER
 from regraft.formats.cherry_v2.layout import Store as Place
 from regraft.formats.cherry_v2.models import ModelChoice
-from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.formats.vector_survey import StoreProblem, Survey
 from regraft.language import tr
 from regraft.ledger import durable
 from regraft.report import notices

@@ -26,10 +26,10 @@ from migrators.pipeline.duplicates import read_times
 from migrators.pipeline.ownership import Owners, expand
 from migrators.pipeline.plan import BasePlan, plan_base
 from migrators.pipeline.source import Duplicate, Hints
-from regraft.formats import vector_table
+from regraft.formats import vector_survey
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.formats.vector_table import MISSING, UNSUPPORTED, LoaderRows, StoreProblem, Survey, Tally
+from regraft.formats.vector_survey import MISSING, UNSUPPORTED, LoaderRows, StoreProblem, Survey, Tally
 from regraft.names import FreeNames
 from regraft.report.notices import Notice
 
@@ -71,7 +71,7 @@ def survey(*rows: SurveyRow, body_bytes: int = 10) -> Survey:
         tally = entry.kinds.setdefault(kind, Tally(first_rowid=rowid))
         tally.count += 1
         tally.body_bytes += body_bytes
-        if len(tally.samples) < vector_table.SAMPLES:
+        if len(tally.samples) < vector_survey.SAMPLES:
             tally.samples.append(f"{loader}_{rowid}")
         if kind > 0:
             found.lengths[kind] = found.lengths.get(kind, 0) + 1

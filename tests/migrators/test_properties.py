@@ -24,12 +24,12 @@ from migrators.pipeline.plan import plan_base
 from migrators.pipeline.source import Duplicate, Hints
 from migrators.pipeline.survey import BaseJob
 from migrators.pipeline.workers import Done
-from regraft.formats import vector_table
+from regraft.formats import vector_survey
 from regraft.formats.cherry_v1 import embedjs
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.catalog import write_catalog
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.formats.vector_table import LoaderRows, StoreProblem, Survey, Tally
+from regraft.formats.vector_survey import LoaderRows, StoreProblem, Survey, Tally
 from regraft.report import render
 from regraft.report.document import Run, encoded
 from regraft.tree import FolderTree
@@ -161,7 +161,7 @@ def surveys(draw: st.DrawFn) -> Survey | StoreProblem:
     for loader in draw(st.lists(st.one_of(st.none(), LOADERS), max_size=4, unique=True)):
         kinds = draw(
             st.lists(
-                st.sampled_from([16, 20, -16, vector_table.MISSING, vector_table.UNSUPPORTED]), min_size=1, max_size=4
+                st.sampled_from([16, 20, -16, vector_survey.MISSING, vector_survey.UNSUPPORTED]), min_size=1, max_size=4
             )
         )
         source = draw(sources)

@@ -241,12 +241,26 @@ def test_only_the_latest_version_of_an_active_document_is_carried(store):
     assert outcome.document["bases"][0]["items"] == {"completed": 1}
 
 
-def test_without_a_row_of_the_latest_version_the_highest_counts(store):
+@pytest.mark.parametrize("odd", ["no row", "not of its form", "of another source"])
+def test_without_a_row_of_the_latest_version_the_highest_counts(store, odd):
     store.doc("Old", ["old"], lsid="file:custom:a", version=1)
     store.doc("New", ["new"], lsid="file:custom:a", version=2)
-    store.put("kb_doc_latest_version", "file:custom:a", {"doc_id": "nobody", "version": 7})
+    other = store.doc("Other", [])
+    del store.tables["kb_doc_latest_version"][b"file:custom:a"]
+    if odd != "no row":
+        store.put("kb_doc_latest_version", "file:custom:a", {"doc_id": other["id"], "version": 1})
+    if odd == "not of its form":
+        store.put("kb_doc_latest_version", "file:custom:a", b"{}")
     assert skipped(migrate(store.write())) == {"superseded": 1}
     assert [path for path, *_ in carried(store.root)] == ["New.md"]
+
+
+def test_no_older_version_takes_the_place_of_one_that_cannot_be_read(store):
+    store.doc("Was for all", ["old"], lsid="file:custom:a", version=1)
+    store.put("kb_doc_latest_version", "file:custom:a", {"doc_id": "nobody", "version": 2})
+    outcome = migrate(store.write())
+    assert skipped(outcome) == {"superseded": 1}
+    assert outcome.document["bases"][0]["items"] == {}
 
 
 def test_the_row_of_the_latest_version_is_believed(store):

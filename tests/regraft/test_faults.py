@@ -53,7 +53,8 @@ from regraft import areas, tree
 from regraft.errors import Interrupted, SourceUnreadable, StoppedMidway
 from regraft.formats.cherry_v1 import embedjs
 from regraft.formats.cherry_v2 import index
-from regraft.formats.vector_table import Survey, VectorTable
+from regraft.formats.vector_survey import Survey
+from regraft.formats.vector_table import VectorTable
 from regraft.ledger import durable, ledger
 from regraft.ledger.ledger import Ledger
 

@@ -17,7 +17,7 @@ from regraft.formats.cherry_v2.catalog import BaseRow
 from regraft.formats.cherry_v2.defaults import Settings
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.cherry_v2.values import read_number, read_settings, read_time, whole_number
-from regraft.formats.vector_table import Survey
+from regraft.formats.vector_survey import Survey
 from regraft.identity import base_id
 from regraft.report import notices
 from regraft.report.notices import CODES, Notice

@@ -17,7 +17,8 @@ from typing import Any
 import apsw
 
 from regraft import guarding, links, sqlite
-from regraft.formats.vector_table import SPACES, Expressions, LoaderRows, StoreProblem, Survey, VectorTable
+from regraft.formats.vector_survey import LoaderRows, StoreProblem, Survey
+from regraft.formats.vector_table import SPACES, Expressions, VectorTable
 from regraft.language import tr
 from regraft.ledger import durable
 from regraft.tree import Tree, ZipTree

@@ -22,7 +22,7 @@ from regraft.formats.parquet import chunks, columns, legacy, metadata, stored
 from regraft.formats.parquet.columns import UnitRow
 from regraft.formats.parquet.metadata import About, AboutBase
 from regraft.formats.parquet.stored import BaseLook
-from regraft.formats.vector_table import StoreProblem
+from regraft.formats.vector_survey import StoreProblem
 from regraft.kinds import NAMES, V1_SOURCES, Kind
 from regraft.language import joined, tr
 from regraft.locate import Located

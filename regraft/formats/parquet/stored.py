@@ -16,7 +16,7 @@ from regraft.formats.cherry_v2.index.bulk import BODY_SEPARATOR, ROWS_CACHE_KIB
 from regraft.formats.large_text import LARGE_BYTES, LargeText
 from regraft.formats.parquet.columns import UnitRow
 from regraft.formats.parquet.metadata import AboutBase, BareMaterial
-from regraft.formats.vector_table import StoreProblem
+from regraft.formats.vector_survey import StoreProblem
 from regraft.language import tr
 from regraft.text import decode_utf8, whole
 from regraft.untouched import column_for_numbers

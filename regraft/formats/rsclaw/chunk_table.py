@@ -6,7 +6,6 @@ vector nor, but for reasons that are about the vector alone, text.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,7 +77,7 @@ def written(path: Path, work: Path | None, scope: Scope) -> Iterator[Chunks]:
         demand_room(folder, path.stat().st_size)
         choice = carrying.choose(mirror.db, path.parent, scope)
         place = folder / "chunks.sqlite"
-        with contextlib.closing(apsw.Connection(str(place))) as db:
+        with sqlite.writing(place, create=True) as db:
             # It is thrown away whatever happens.
             db.execute("PRAGMA journal_mode = OFF").fetchall()
             db.execute("PRAGMA synchronous = OFF")

@@ -26,11 +26,12 @@ class Verdict(StrEnum):
     SUPERSEDED = "superseded"
 
 
-#: Whether a document is the latest version of its source: by the system's own table, or, where that names none of the
-#: source's documents, by the highest version.
+#: Whether a document is the latest version of its source: by the system's own table, or, where that has no row or names
+#: a document of another source, by the highest version. Where it names one that cannot be read, no other takes its
+#: place: nobody knows who may see the source now.
 IS_LATEST = """
-    CASE WHEN EXISTS (SELECT 1 FROM latest l JOIN doc named ON named.id = l.doc_id
-                       WHERE l.lsid = d.lsid AND named.lsid = d.lsid)
+    CASE WHEN EXISTS (SELECT 1 FROM latest l WHERE l.lsid = d.lsid
+                       AND NOT EXISTS (SELECT 1 FROM doc named WHERE named.id = l.doc_id AND named.lsid <> d.lsid))
          THEN EXISTS (SELECT 1 FROM latest l WHERE l.lsid = d.lsid AND l.doc_id = d.id)
          ELSE NOT EXISTS (SELECT 1 FROM doc other WHERE other.lsid = d.lsid
                            AND (other.version, other.id) > (d.version, d.id)) END"""

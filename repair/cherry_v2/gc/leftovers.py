@@ -19,7 +19,8 @@ from checks.cherry_v2 import findings as v2
 from regraft import identity, sqlite
 from regraft.formats.cherry_v1.embedjs import VECTORS
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
-from regraft.formats.vector_table import StoreProblem, Survey, check_file
+from regraft.formats.vector_survey import StoreProblem, Survey
+from regraft.formats.vector_table import check_file
 from regraft.language import tr
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE
 from regraft.text import counted, one_line, path_text, shown

@@ -21,7 +21,7 @@ from migrators.pipeline.uploads import SourceFailed
 from regraft.formats.cherry_v2.catalog import ModelRow
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.formats.vector_survey import StoreProblem, Survey
 from regraft.language import tr
 from regraft.locate import RAW_FOLDER
 from regraft.names import FreeNames

@@ -18,7 +18,7 @@ from migrators.pipeline.ownership import Child, expand
 from regraft import identity
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import data_of
-from regraft.formats.vector_table import Survey
+from regraft.formats.vector_survey import Survey
 from regraft.text import whole
 
 D = TypeVar("D")

@@ -19,7 +19,7 @@ from regraft.formats.cherry_v1.layout import StatePlaces
 from regraft.formats.cherry_v1.state import V1State, read_state
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.formats.vector_table import StoreProblem, Survey
+from regraft.formats.vector_survey import StoreProblem, Survey
 from regraft.kinds import NAMES, V1_SOURCES, Kind
 from regraft.language import tr
 from regraft.ledger import durable

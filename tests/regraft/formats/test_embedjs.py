@@ -22,7 +22,8 @@ from regraft import sqlite
 from regraft.formats.cherry_v1 import embedjs
 from regraft.formats.cherry_v1.embedjs import VECTORS
 from regraft.formats.vector_numbers import is_finite
-from regraft.formats.vector_table import MISSING, UNSUPPORTED, StoreProblem, Survey, check_file
+from regraft.formats.vector_survey import MISSING, UNSUPPORTED, StoreProblem, Survey
+from regraft.formats.vector_table import check_file
 
 rows, survey = VECTORS.rows, VECTORS.survey
 

@@ -22,7 +22,7 @@ from migrators.cherry_v1.file_texts import ENCODINGS, WIDE_ENCODINGS, WantedText
 from regraft import links
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.formats.vector_table import LoaderRows, Survey, Tally
+from regraft.formats.vector_survey import LoaderRows, Survey, Tally
 
 SAMPLE = REPO / "sample_v1"
 CHINESE = "新华社北京电：这是一段中文文本，用来测试编码的。后面还有很多很多很多很多很多很多很多很多话。\r\n"
