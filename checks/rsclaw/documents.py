@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from checks.rsclaw import findings as kb
-from checks.rsclaw.seen import DAY_MS, NAMED, TITLED, Seen
+from checks.rsclaw.seen import DAY_MS, TITLED, Seen
 from regraft.formats.rsclaw import rows
 from regraft.formats.rsclaw.database import Mirror
 from regraft.formats.rsclaw.identities import canonical_url, same_page
@@ -44,9 +44,14 @@ def _check_statuses(seen: Seen) -> None:
 
 def _check_latest(seen: Seen) -> None:
     """Hold what says which version is the latest against the documents."""
-    lost = f"""SELECT l.lsid || ' → ' || {NAMED.format(id="l.doc_id")} FROM latest l LEFT JOIN doc d ON d.id = l.doc_id
-                WHERE d.id IS NULL OR d.lsid <> l.lsid ORDER BY 1"""
-    seen.say(kb.LATEST, tr("{n} whose latest version is not a document of it: {named}"), "source", seen.texts(lost))
+    lost = """SELECT l.lsid || ' → ' || l.doc_id FROM latest l
+               WHERE l.doc_id NOT IN (SELECT id FROM doc) ORDER BY l.lsid"""
+    message = tr("{n} whose latest version is not there, so that no search finds anything of it: {named}")
+    seen.say(kb.LATEST, message, "source", seen.texts(lost))
+    foreign = f"""SELECT l.lsid || ' → ' || {TITLED} FROM latest l JOIN doc d ON d.id = l.doc_id AND d.lsid <> l.lsid
+                   ORDER BY l.lsid"""
+    message = tr("{n} whose latest version is said to be a document of another: {named}")
+    seen.say(kb.LATEST, message, "source", seen.texts(foreign))
     other = f"""SELECT {TITLED} FROM latest l JOIN doc d ON d.id = l.doc_id AND d.lsid = l.lsid
                  WHERE l.version <> d.version
                     OR l.version < (SELECT max(version) FROM doc every WHERE every.lsid = l.lsid) ORDER BY d.id"""
@@ -59,7 +64,11 @@ def _check_latest(seen: Seen) -> None:
 
 
 def _check_superseded(seen: Seen) -> None:
-    query = f"""SELECT {TITLED} FROM doc d WHERE d.status = ? AND d.id NOT IN (SELECT id FROM current) ORDER BY d.id"""
+    query = f"""SELECT {TITLED} FROM doc d
+                 WHERE d.status = ? AND d.id NOT IN (SELECT id FROM current)
+                   AND (EXISTS (SELECT 1 FROM doc other WHERE other.lsid = d.lsid AND other.version > d.version)
+                        OR EXISTS (SELECT 1 FROM latest l JOIN doc named ON named.id = l.doc_id
+                                    WHERE l.lsid = d.lsid AND named.lsid = d.lsid)) ORDER BY d.id"""
     message = tr("{n} in an older version that is still active: {named}")
     seen.say(kb.SUPERSEDED, message, "document", seen.texts(query, ACTIVE))
 

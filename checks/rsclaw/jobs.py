@@ -21,6 +21,7 @@ _ENTRIES = f"""
 _OF_ENTRY = "EXISTS (SELECT 1 FROM job j WHERE j.doc_id = e.doc_id AND {what})"
 _KEY = "chunk_embed:"
 _CHUNK_JOB = "chunk_and_embed"
+_KNOWN = ", ".join(f"'{one.name.lower()}'" for one in JobStatus)
 #: The numbers that stand for states of jobs.
 _NUMBERS = " ".join(f"WHEN '{one.name.lower()}' THEN {one.value}" for one in JobStatus)
 
@@ -36,8 +37,7 @@ def check(seen: Seen) -> None:
 
 
 def _check_states(seen: Seen) -> None:
-    known = ", ".join(f"'{one.name.lower()}'" for one in JobStatus)
-    jobs = f"SELECT j.id || ': ' || j.status FROM job j WHERE j.status NOT IN ({known}) ORDER BY j.id"
+    jobs = f"SELECT j.id || ': ' || j.status FROM job j WHERE j.status NOT IN ({_KNOWN}) ORDER BY j.id"
     seen.say(kb.ROW, tr("{n} in a state that is not known: {named}"), "job", seen.texts(jobs))
     entries = "SELECT e.id || ': ' || e.status FROM entry e WHERE e.status NOT IN (?, ?, ?, ?) ORDER BY e.id"
     message = tr("{n} in a state that is not known: {named}")
@@ -92,7 +92,8 @@ def _check_queue(seen: Seen) -> None:
         message = tr("{n} in the queue of a job that is not there, or in another state: {named}")
         seen.say(kb.QUEUE, message, "entry", seen.texts(lost))
         unlisted = f"""SELECT {_ABOUT} FROM {_JOBS}
-                        WHERE NOT EXISTS (SELECT 1 FROM queue q WHERE {fits}) ORDER BY j.id"""
+                        WHERE j.status IN ({_KNOWN}) AND NOT EXISTS (SELECT 1 FROM queue q WHERE {fits})
+                        ORDER BY j.id"""
         seen.say(kb.QUEUE, tr("{n} not in the queue, or there in another state: {named}"), "job", seen.texts(unlisted))
     if seen.mirror.is_whole(rows.CLAIMS):
         claims = """SELECT c.job_id FROM claim c LEFT JOIN job j ON j.id = c.job_id

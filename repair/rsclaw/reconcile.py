@@ -1,6 +1,6 @@
 """The plan of ``regraft reconcile`` for rsclaw: caches that are out of step are set aside, and made anew by rsclaw.
 
-Rules: ``docs/rsclaw.md``, "Caches".
+Rules: ``docs/rsclaw.md``, "Reconcile".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeping a redb file as it is (``docs/formats/redb.md``, "Locks")."""
+"""Keeping a redb file as it is (``docs/formats/redb.md``, "Reading one with Python")."""
 
 from __future__ import annotations
 
