@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from regraft import clock
 from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected, check
@@ -17,7 +18,7 @@ from regraft.text import is_blank
 from repair.backfill.budget import Budget, LimitReached
 from repair.backfill.queue import ALONE, LEASE_MS, Claim, Queue
 from repair.backfill.scope import Lacking, Scope
-from repair.backfill.workers import Answer, Task, WorkerPool
+from repair.backfill.workers import Answer, ClaimExpired, Task, WorkerPool
 
 #: How long to wait for an answer before looking whether a claim has to be renewed, in seconds.
 _POLL = 0.2
@@ -70,6 +71,8 @@ class Filling:
     _under_way: int = 0
     _problem: BaseException | None = None
     _renewed: int = 0
+    #: Until when claims hold, in ms, by their tokens; threads look at it.
+    _until: dict[str, int] = field(default_factory=dict)
 
     def run(self) -> Filled:
         """Fill it, until nothing waits, a limit is reached, or something stops it.
@@ -124,7 +127,11 @@ class Filling:
         most = batches * self.embedder.settings.batch.texts
         if left is not None:
             most = min(most, left)
-        return self.queue.claim(self.scope.name, most, self.now_ms())
+        now = self.now_ms()
+        claim = self.queue.claim(self.scope.name, most, now)
+        if claim is not None:
+            self._until[claim.token] = now + LEASE_MS
+        return claim
 
     def _submit(self, claim: Claim) -> None:
         found = self.scope.texts(claim.keys)
@@ -136,7 +143,7 @@ class Filling:
                 self._fail(claim, key, lacking.is_stale, code)
         for keys in self._batches(claim, good):
             self.meter.texts += len(keys)
-            self._send(_task(claim, keys, good))
+            self._send(_task(claim, keys, good, partial(self._is_held, claim)))
 
     def _batches(self, claim: Claim, good: dict[str, Lacking]) -> list[list[str]]:
         """Return the keys of texts as they go together; those of a last batch that is not full are given back."""
@@ -202,6 +209,8 @@ class Filling:
             self._unfit(task, problem)
         elif isinstance(problem, LimitReached):
             self.filled.stopped = str(problem)
+        elif isinstance(problem, ClaimExpired):
+            self._send_if_held(task)
         elif not isinstance(problem, Halted):
             if isinstance(problem, ServerFailing):
                 # It may be down because of them.
@@ -235,7 +244,9 @@ class Filling:
         self._stop(unfit)
 
     def _fail(self, claim: Claim, key: str, is_stale: bool, code: str, reason: str = "") -> None:
-        self.queue.fail(claim, key, code, reason or _REASONS[code])
+        if not self.queue.fail(claim, key, code, reason or _REASONS[code]):
+            # Another process has it by now: what becomes of it is for that one to say.
+            return
         self.scope.failed(key, code, self.now_ms())
         self.filled.failed += 1
         self._processed(1, int(is_stale))
@@ -250,8 +261,18 @@ class Filling:
     def _renew(self) -> None:
         now = self.now_ms()
         if now - self._renewed > LEASE_MS // 4:
-            self.queue.renew(now)
+            self._until = dict.fromkeys(self.queue.renew(now), now + LEASE_MS)
             self._renewed = now
+
+    def _is_held(self, claim: Claim) -> bool:
+        """Tell whether nobody else can have the texts of a claim."""
+        return self.now_ms() <= self._until.get(claim.token, -1)
+
+    def _send_if_held(self, task: Task) -> None:
+        """Send what was not sent in time; what another process has taken over is that one's."""
+        self._renew()
+        if self._is_held(task.claim):
+            self._send(task)
 
     def _leave(self) -> None:
         """Write what still comes within a while."""
@@ -262,9 +283,10 @@ class Filling:
             self._take()
 
 
-def _task(claim: Claim, keys: Sequence[str], found: dict[str, Lacking]) -> Task:
+def _task(claim: Claim, keys: Sequence[str], found: dict[str, Lacking], is_held: Callable[[], bool]) -> Task:
     texts = tuple(found[key].text or "" for key in keys)
-    return Task(claim=claim, keys=tuple(keys), texts=texts, stale=frozenset(key for key in keys if found[key].is_stale))
+    stale = frozenset(key for key in keys if found[key].is_stale)
+    return Task(claim=claim, keys=tuple(keys), texts=texts, stale=stale, is_held=is_held)
 
 
 def sendable(found: dict[str, Lacking]) -> dict[str, Lacking]:

@@ -166,22 +166,24 @@ class Queue:
                 (self.worker,),
             )
 
-    def fail(self, claim: Claim, key: str, code: str, reason: str) -> None:
-        """Record that a text cannot be embedded."""
+    def fail(self, claim: Claim, key: str, code: str, reason: str) -> bool:
+        """Record that a text cannot be embedded; tell whether it was still this claim's to say so."""
         with sqlite.transaction(self._db):
             self._db.execute(
                 "UPDATE job SET state = 'failed', worker = NULL, claim = NULL, code = ?, reason = ?"
                 " WHERE scope = ? AND key = ? AND claim IS ?",
                 (code, english(reason), claim.scope, key, claim.token),
             )
+            return self._db.changes() > 0
 
-    def renew(self, now_ms: int) -> None:
-        """Hold what this worker has claimed for another while."""
+    def renew(self, now_ms: int) -> frozenset[str]:
+        """Hold what this worker has claimed for another while; return the tokens of the claims that it still has."""
         with sqlite.transaction(self._db):
-            self._db.execute(
-                "UPDATE job SET expires_at = ? WHERE claim IS NOT NULL AND worker = ?",
+            rows = self._db.execute(
+                "UPDATE job SET expires_at = ? WHERE claim IS NOT NULL AND worker = ? RETURNING claim",
                 (now_ms + LEASE_MS, self.worker),
             )
+            return frozenset(str(token) for (token,) in rows)
 
     # --- between runs ------------------------------------------------------------------------------------------------
 

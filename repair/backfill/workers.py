@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from regraft.embedders import Halted, ServerFailing, TextsRejected
 from regraft.errors import EmbedderRefused, EveryTextRejected
@@ -20,22 +20,27 @@ MANY = 16
 _OVER = (ServerFailing, EmbedderRefused, EveryTextRejected)
 
 
+class ClaimExpired(Exception):
+    """A task was not sent: its claim ran out meanwhile, and another process may have its texts."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Texts of one claim that go in one request."""
+    """Texts of one claim that go in one request, and what tells whether the claim holds at the moment."""
 
     claim: Claim
     keys: tuple[str, ...]
     texts: tuple[str, ...]
     stale: frozenset[str] = frozenset()
+    is_held: Callable[[], bool] = lambda: True
 
     def halves(self) -> tuple[Task, Task]:
         """Return it as two."""
         middle = len(self.keys) // 2
         first, second = slice(None, middle), slice(middle, None)
         return (
-            Task(claim=self.claim, keys=self.keys[first], texts=self.texts[first], stale=self.stale),
-            Task(claim=self.claim, keys=self.keys[second], texts=self.texts[second], stale=self.stale),
+            replace(self, keys=self.keys[first], texts=self.texts[first]),
+            replace(self, keys=self.keys[second], texts=self.texts[second]),
         )
 
 
@@ -106,6 +111,9 @@ class WorkerPool:
     def _worked(self, task: Task) -> Answer:
         if self._is_over:
             return Answer(task, problem=Halted())
+        if not task.is_held():
+            # Whoever was asleep longer than a claim holds must not pay for what another one has.
+            return Answer(task, problem=ClaimExpired())
         try:
             try:
                 return Answer(task, self._embedded(task.texts))
