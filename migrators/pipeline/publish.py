@@ -69,7 +69,7 @@ class Target:
             durable.remove_remains(self.own / name)
 
     def recover(self, ledger: Ledger) -> None:
-        """Finish or give up every intent of an earlier run that was killed, then remove what it left."""
+        """Finish or give up every intent of an earlier run that was killed, end that run, and remove what it left."""
         for step in ledger.open_steps():
             logger.info("an earlier run was stopped while it wrote %s; that is settled", step.subject)
             if step.subject == REPORT:
@@ -78,6 +78,7 @@ class Target:
                 self._recover_catalog(ledger, step)
             else:
                 self._recover_base(ledger, step)
+        ledger.stop_runs()
         self.clean()
 
     def _recover_catalog(self, ledger: Ledger, step: Step) -> None:
