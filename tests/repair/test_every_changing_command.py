@@ -15,6 +15,7 @@ import angel_store
 import apsw
 import codex_mem_store
 import older
+import planted_rsclaw
 import planted_v2
 import profiles
 import pytest
@@ -117,19 +118,30 @@ def memory(folder: Path) -> Path:
     return angel_store.damaged(folder / "data").root
 
 
+def kb(*damages: str) -> Callable[[Path], Path]:
+    """Return what builds a KB of rsclaw with damage of these names."""
+    return lambda folder: planted_rsclaw.planted(folder / "kb", *damages).root
+
+
 _EMBEDDING = ("--config", CONFIG)
+_LOOSE, _STALE = "a file that nothing names", "a snapshot that lacks a chunk"
 CASES = {
     "repair of a library": Case(library("no body", "a gap"), ("repair",)),
     "repair of codex-mem": Case(notes(change=codex_mem_store.unindex), ("repair",)),
     "repair of AngelMemory": Case(memory, ("repair",), finished=1),
     "gc of a library": Case(library("a text of nobody", "a vector of nobody"), ("gc",)),
     "gc of AngelMemory": Case(memory, ("gc",)),
+    "gc of rsclaw": Case(kb(_LOOSE, "a file that was replaced"), ("gc", "--now", NOW)),
     "reconcile of a library": Case(orphaned, ("reconcile",)),
     "reconcile of codex-mem": Case(notes(change=edited), ("reconcile",), finished=1),
+    "reconcile of rsclaw": Case(
+        kb(_STALE, "a full text index of more texts", "a job that failed"), ("reconcile", "--now", NOW), finished=1
+    ),
     "fix of a library": Case(library("no body", "a gap", "a vector of nobody"), ("fix",)),
     "fix of an older library": Case(older_library, ("fix",)),
     "fix of codex-mem": Case(notes(change=edited), ("fix",), finished=1),
     "fix of AngelMemory": Case(memory, ("fix",), finished=1),
+    "fix of rsclaw": Case(kb(_LOOSE, _STALE), ("fix", "--now", NOW)),
     "fix of a profile": Case(stranded_profile, ("fix",)),
     "clear-failed": Case(notes(change=failed), ("clear-failed",)),
     "upgrade": Case(older_library, ("upgrade",)),

@@ -18,6 +18,8 @@ import pytest
 from conftest import run_as_given
 from fault_server import FaultServer, answer
 from lacking import configured
+from planted_rsclaw import PLANTINGS as PLANTINGS_OF_RSCLAW
+from planted_rsclaw import planted
 from planted_v2 import library, plant
 from test_codex_mem_check import PLANTINGS, copied, templates
 
@@ -112,6 +114,15 @@ def test_of_angel_memory(tmp_path, monkeypatch):
         configured(tmp_path / "regraft.yaml", server)
         monkeypatch.chdir(tmp_path)
         assert run_all_lines(store.root) == []
+
+
+@pytest.mark.parametrize("name", PLANTINGS_OF_RSCLAW)
+def test_of_rsclaw(name, tmp_path):
+    """The files of the test are old by the clock of today, too."""
+    root = planted(tmp_path / "kb", name).root
+    offered = {one["name"] for one in findings(root) if one["repair"] is not None}
+    left = run_all_lines(root)
+    assert not offered & {one["name"] for one in left if one["severity"] != "note"}
 
 
 def packed(text: str) -> bytes:

@@ -1,0 +1,149 @@
+"""``regraft reconcile`` of a KB of rsclaw: stale caches are set aside, and what only rsclaw mends is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import NOW, Outcome, run, snapshot
+from faults import said
+from planted_rsclaw import PLANTINGS, planted
+from rsclaw_store import RsclawStore
+from test_rsclaw_check import check, untouched
+from whole_rsclaw import FULL_TEXT, SNAPSHOT, full_text, healthy
+
+from checks.audit.findings import FINDINGS
+
+CACHES = ("hnsw/", "idx/")
+STALE = [name for name, one in PLANTINGS.items() if one.command == "reconcile"]
+#: What no command of regraft mends, and is worth a look.
+OF_RSCLAW = [name for name, one in PLANTINGS.items() if one.command is None and one.severity != "note"]
+
+
+def reconcile(root: Path, *options: object) -> Outcome:
+    return run("reconcile", root, "--json", "--now", NOW, *options)
+
+
+def moved(done: Outcome) -> list[str]:
+    return [one["subject"] for one in done.document["actions"]]
+
+
+def files(root: Path) -> dict[str, Any]:
+    return {name: one for name, one in snapshot(root).items() if not name.startswith(".regraft") and one[0] >= 0}
+
+
+def test_caches_that_are_in_step_stay(tmp_path: Path) -> None:
+    root = healthy(tmp_path / "kb").write()
+    with untouched(root):
+        done = reconcile(root)
+    assert (done.status, done.document["actions"], done.document["left"]) == (0, [], [])
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_a_stale_cache_is_set_aside_and_comes_back(tmp_path: Path, name: str) -> None:
+    root = planted(tmp_path / "kb", name).root
+    before = files(root)
+    with untouched(root):
+        planned = reconcile(root, "--dry-run")
+    done = reconcile(root)
+    assert (done.status, moved(done)) == (0, moved(planned))
+    finding = PLANTINGS[name].finding
+    if finding == "kb.snapshot":
+        assert set(moved(done)) == {one for one in before if one.startswith("hnsw/snapshot.")}
+        assert {one["action"] for one in done.document["actions"]} == {"trash-file"}
+    else:
+        assert moved(done) == ["idx/tantivy"]
+        assert done.document["actions"][0]["action"] == "trash-folder"
+    assert {one["finding"] for one in done.document["actions"]} == {finding}
+    assert check(root) == []
+    kept = {one: value for one, value in files(root).items() if not one.startswith(CACHES)}
+    assert kept == {one: value for one, value in before.items() if not one.startswith(CACHES)}
+    assert run("undo", root, "-y").status == 0
+    assert files(root) == before
+
+
+def test_one_cache_does_not_go_for_the_other(tmp_path: Path) -> None:
+    root = planted(tmp_path / "kb", "a full text index of more texts").root
+    assert moved(reconcile(root)) == ["idx/tantivy"]
+    assert (root / SNAPSHOT).is_file()
+
+
+def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
+    store = healthy(tmp_path / "kb")
+    PLANTINGS["a snapshot of an unknown chunk"].plant(store)
+    store.file("hnsw/notes.txt", b"mine")
+    root = store.write()
+    assert moved(reconcile(root)) == ["hnsw/snapshot.hnsw.data", SNAPSHOT]
+    assert (root / "hnsw/notes.txt").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("name", OF_RSCLAW)
+def test_what_needs_the_database_is_left_with_what_helps(tmp_path: Path, name: str) -> None:
+    root = planted(tmp_path / "kb", name).root
+    one = PLANTINGS[name]
+    with untouched(root):
+        done = reconcile(root)
+    quick = "" in one.unseen
+    assert (done.status, done.document["actions"]) == (0 if quick else 1, [])
+    left = [(each["finding"], each["severity"], each["repair"]) for each in done.document["left"]]
+    assert left == ([] if quick else [(one.finding, one.severity, None)])
+    for each in done.document["left"]:
+        assert FINDINGS[one.finding].remedy in each["reason"]
+
+
+def test_files_that_nothing_names_are_for_another_command(tmp_path: Path) -> None:
+    root = planted(tmp_path / "kb", "a file that nothing names").root
+    with untouched(root):
+        done = reconcile(root)
+    assert (done.status, done.document["actions"], done.document["left"]) == (0, [], [])
+
+
+@pytest.mark.parametrize("name", ["idx", "hnsw"])
+def test_a_cache_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
+    root = planted(tmp_path / "kb", "a snapshot of an unknown chunk", "a full text index of more texts").root
+    (root / name).rename(tmp_path / "elsewhere")
+    (root / name).symlink_to(tmp_path / "elsewhere")
+    with untouched(tmp_path / "elsewhere"):
+        said(reconcile(root), "LinkInStore", 2)
+
+
+def test_a_link_among_the_files_of_a_cache_moves_itself(tmp_path: Path) -> None:
+    store = healthy(tmp_path / "kb")
+    outside = tmp_path / "outside.data"
+    outside.write_bytes(b"outside")
+    (store.root / "hnsw" / "snapshot.link").symlink_to(outside)
+    PLANTINGS["a snapshot of an unknown chunk"].plant(store)
+    root = store.write()
+    assert "hnsw/snapshot.link" in moved(reconcile(root))
+    assert outside.read_bytes() == b"outside"
+    assert run("undo", root, "-y").status == 0
+    assert (root / "hnsw" / "snapshot.link").is_symlink()
+
+
+@pytest.mark.parametrize("option", [("--limit", "3"), ("--embedder", "x"), ("--provider", "x"), ("--no-probe",)])
+def test_options_that_say_nothing_here(tmp_path: Path, option: tuple[str, ...]) -> None:
+    root = healthy(tmp_path / "kb").write()
+    with untouched(root):
+        assert option[0] in said(reconcile(root, *option), "WrongUsage", 2)
+
+
+def test_a_cache_that_rsclaw_made_anew_is_not_overwritten(tmp_path: Path) -> None:
+    store = planted(tmp_path / "kb", "a full text index of more texts")
+    assert reconcile(store.root).status == 0
+    full_text(store)
+    with untouched(store.root):
+        said(run("undo", store.root, "-y", "--json"), "UndoRefused", 2)
+    assert json.loads((store.root / FULL_TEXT).read_text())["opstamp"] == 3
+
+
+def test_a_person_is_told(tmp_path: Path) -> None:
+    store = RsclawStore(tmp_path / "kb")
+    store.doc("Poison", ["Never cut."], job="failed")
+    store.snapshot(["a" * 32])
+    root = store.write()
+    text = run("reconcile", root, "--now", NOW).stdout
+    assert "move hnsw/snapshot.meta.json, of the vector index, to the trash" in text
+    assert "1 job that rsclaw has given up: Poison (" in text
+    assert f"Take it back: regraft undo {root}" in text
