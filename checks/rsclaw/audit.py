@@ -100,6 +100,7 @@ def _check(seen: Seen, options: CheckOptions) -> None:
             _guarded(seen, name, partial(step, seen))
             options.progress.step(1, 0)
     _tell_damage(seen.mirror, seen.ledger)
+    _guarded(seen, tr("counts"), partial(_tell_missing_rows, seen))
 
 
 def _guarded(seen: Seen, name: str, step: Callable[[], None]) -> None:
@@ -124,8 +125,11 @@ def _guarded(seen: Seen, name: str, step: Callable[[], None]) -> None:
 def _check_pages(seen: Seen) -> None:
     """Read every page of every table once more, to the last value, and hold ids against texts."""
     again = Mirror(db=seen.db)
+    go_on = _watched(seen.ledger)
     with read_redb(seen.path, on_damage=again.see) as file:
-        file.verify()
+        for name in file.tables:
+            for _ in file.rows(name):
+                go_on(0)
         chunks.check_ids(seen, file)
     known = {(one.table, one.offset) for one in seen.mirror.damage}
     for one in again.damage:
@@ -149,6 +153,15 @@ def _tell_damage(mirror: Mirror, ledger: FindingCollector) -> None:
         for one in pages.values():
             sample = tr("{page} at byte {offset:,}: {reason}", page=one.page, offset=one.offset, reason=one.reason)
             ledger.add(kb.PAGE, message, sample=sample)
+
+
+def _tell_missing_rows(seen: Seen) -> None:
+    """Find tables that say to have more rows than there are, in pages that are all right."""
+    if None in seen.mirror.damaged_tables:
+        return
+    tables = ((name, one) for name, one in seen.mirror.tables.items() if name not in seen.mirror.damaged_tables)
+    samples = (f"{name}: {one.stated:,} − {one.rows + one.broken:,}" for name, one in tables if one.lost)
+    seen.say(kb.PAGE, tr("{n} with fewer rows than it is said to have: {named}"), "table", samples)
 
 
 def _damage_message(table: str | None, count: int, first: PageDamage, mirror: Mirror) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from pathlib import Path
@@ -21,6 +20,7 @@ from regraft import api, areas
 from regraft.errors import PlanOutdated
 from regraft.formats.redb import RedbInUse
 
+fcntl = pytest.importorskip("fcntl", reason="Windows locks files in another way, and has no pipes in folders")
 ORPHAN = "raw/lost.pdf"
 
 
