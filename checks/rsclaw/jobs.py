@@ -55,13 +55,18 @@ def _check_jobs(seen: Seen) -> None:
 
 
 def _check_ledger(seen: Seen) -> None:
-    """Find entries that nothing will settle; a failed or a stale job is told by itself."""
+    """Find entries that nothing will settle; a stale job is told by itself."""
     day_ago = seen.now_ms - DAY_MS
+    live = _OF_ENTRY.format(what="j.status IN ('ready', 'running')")
     any_job = _OF_ENTRY.format(what="j.status IN ('ready', 'running', 'failed')")
     # What is indexed waits for the next compaction, which takes its time.
     lost = f"{_ENTRIES} NOT {any_job} AND (e.status = '{PENDING}' OR e.updated_at < ?) ORDER BY e.id"
     message = tr("{n} still open, with no job that would settle it: {named}")
     seen.say(kb.LEDGER_PENDING, message, "ledger entry", seen.texts(lost, day_ago))
+    failed = _OF_ENTRY.format(what="j.status = 'failed'")
+    given_up = f"{_ENTRIES} {failed} AND NOT {live} ORDER BY e.id"
+    message = tr("{n} pending for ever, as their job was given up: {named}")
+    seen.say(kb.LEDGER_PENDING, message, "ledger entry", seen.texts(given_up), severity="note")
     alive = f"j.status IN ('ready', 'running') AND NOT ({IS_STALE.format(now=seen.now_ms)})"
     waiting = f"{_ENTRIES} {_OF_ENTRY.format(what=alive)} AND e.updated_at < ? ORDER BY e.id"
     message = tr("{n} whose job has been waiting for more than a day: {named}")

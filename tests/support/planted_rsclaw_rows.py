@@ -87,7 +87,12 @@ def a_collection_without_its_name(store: RsclawStore) -> None:
 # --- jobs and ledger -------------------------------------------------------------------------------------------------
 
 
-@planting("kb.job-failed", "error", "1 job that rsclaw has given up: Poison (", "handler panicked", "rsclaw kb add")
+@planting(
+    "kb.job-failed",
+    "error",
+    *("1 job that rsclaw has given up: Poison (", "handler panicked", "rsclaw kb add"),
+    notes=("kb.ledger-pending",),
+)
 def a_job_that_failed(store: RsclawStore) -> None:
     store.doc("Poison", ["Never cut."], job="failed")
 

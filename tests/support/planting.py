@@ -19,6 +19,8 @@ class Planting:
     #: What the message has in it.
     says: tuple[str, ...]
     count: int = 1
+    #: Other findings that follow from it, as notes.
+    notes: tuple[str, ...] = ()
     #: The command of regraft that mends it.
     command: str | None = None
     #: Levels at which it is not seen.
