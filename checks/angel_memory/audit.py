@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from checks.angel_memory.records import Compared, State, compare
 from checks.angel_memory.vectors import Differences, differences
 from checks.audit import foreign_schema
 from checks.audit.collector import FindingCollector, Level, OutOfTime
-from checks.audit.findings import FINDINGS, Audit, Finding
+from checks.audit.command_lines import with_commands
+from checks.audit.findings import Audit
 from checks.audit.options import CheckOptions, CommandLine
 from regraft import sqlite
 from regraft.formats.angel_memory import database
@@ -89,7 +90,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
             _guarded(seen, name, step)
             options.progress.step(1, 0)
     audited = _audit(seen)
-    return audited if command_line is None else _with_commands(audited, command_line)
+    return audited if command_line is None else with_commands(audited, command_line)
 
 
 def bases(_: Located) -> Sequence[str]:
@@ -319,15 +320,3 @@ def _audit(seen: _Seen) -> Audit:
         not_checked=ledger.missing(),
         level=ledger.level.name.lower(),
     )
-
-
-def _with_commands(audited: Audit, command_line: CommandLine) -> Audit:
-    """Return an audit whose findings give the command line that mends them."""
-
-    def mended(one: Finding) -> Finding:
-        words = FINDINGS[one.name].command
-        if not words or one.is_beyond_repair:
-            return one
-        return replace(one, repair=command_line(words[:1], words[1:]))
-
-    return replace(audited, findings=tuple(map(mended, audited.findings)))

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from checks.audit import foreign_schema
 from checks.audit.collector import FindingCollector, Level, named
+from checks.audit.command_lines import with_commands
 from checks.audit.file_findings import CORRUPT, UNREADABLE
 from checks.audit.findings import FINDINGS, Audit, BaseStatistics, Finding, Statistics
 from checks.audit.options import CheckOptions, CommandLine
@@ -222,12 +223,9 @@ def _with_commands(audited: Audit, command_line: CommandLine) -> Audit:
     """Return an audit whose findings give the command lines that mend them."""
     if any(finding.name in (UNREADABLE, CORRUPT) for finding in audited.findings):
         return audited  # what cannot be read as a whole is not changed
+    return with_commands(audited, command_line, _project_of)
 
-    def mended(finding: Finding) -> Finding:
-        words = FINDINGS[finding.name].command
-        if not words or finding.is_beyond_repair:
-            return finding
-        base = ("--base", finding.base) if finding.base is not None and words[0] in _OF_ONE_PROJECT else ()
-        return replace(finding, repair=command_line(words[:1], (*words[1:], *base)))
 
-    return replace(audited, findings=tuple(map(mended, audited.findings)))
+def _project_of(finding: Finding) -> tuple[str, ...]:
+    words = FINDINGS[finding.name].command
+    return ("--base", finding.base) if finding.base is not None and words[0] in _OF_ONE_PROJECT else ()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import apsw
 
 from checks.audit.collector import FindingCollector, Level, OutOfTime
-from checks.audit.findings import FINDINGS, Audit, Finding
+from checks.audit.command_lines import with_commands
+from checks.audit.findings import Audit
 from checks.audit.options import CheckOptions, CommandLine
 from checks.rsclaw import caches, chunks, documents, jobs, named_files
 from checks.rsclaw import findings as kb
@@ -63,7 +63,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
         not_checked=ledger.missing(),
         level=ledger.level.name.lower(),
     )
-    return audited if command_line is None else _with_commands(audited, command_line)
+    return audited if command_line is None else with_commands(audited, command_line)
 
 
 def _watched(ledger: FindingCollector) -> Callable[[int], None]:
@@ -182,15 +182,3 @@ def _damage_message(table: str | None, count: int, first: PageDamage, mirror: Mi
         page=first.page,
         reason=first.reason,
     )
-
-
-def _with_commands(audited: Audit, command_line: CommandLine) -> Audit:
-    """Return an audit whose findings give the command line that mends them."""
-
-    def mended(one: Finding) -> Finding:
-        words = FINDINGS[one.name].command
-        if not words or one.is_beyond_repair:
-            return one
-        return replace(one, repair=command_line(words[:1], words[1:]))
-
-    return replace(audited, findings=tuple(map(mended, audited.findings)))
