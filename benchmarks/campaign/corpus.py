@@ -33,6 +33,7 @@ import planted_v1  # noqa: E402
 import preview  # noqa: E402
 import stranded  # noqa: E402
 import v1  # noqa: E402
+import whole_rsclaw  # noqa: E402
 from browser_profile import as_backup_6, packed  # noqa: E402
 from conftest import NOW, run  # noqa: E402
 
@@ -248,6 +249,10 @@ def codex_input(folder: Path) -> None:
 
 def angel_input(folder: Path) -> None:
     angel_store.damaged(folder / "angel")
+
+
+def rsclaw_input(folder: Path) -> None:
+    whole_rsclaw.with_garbage(folder / "kb").write()
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

@@ -136,6 +136,23 @@ _ANGEL = (
     history {in}
     """),
 )
+KB_CHANGES = _lines("""
+    gc {in!} --yes --json
+    reconcile {in!} --yes --json
+    fix {in!} --yes --json
+    undo {in!} --yes --json
+""")
+_RSCLAW = (
+    *READ,
+    *KB_CHANGES,
+    *_lines("""
+    migrate {in} --to {out} --yes --json
+    migrate {in} --to {out} --visible-to user:anna --carry-text --yes
+    export {in} {out}.parquet --json
+    search {in} paragraph --json
+    search {in} paragraph --as user:anna --as agent:a1
+    """),
+)
 _CONFIG = _lines("""
     backfill {lacking!} --config {in} --embedder mine --yes --json
     backfill {lacking!} --config {in} --embedder mine --yes
@@ -196,6 +213,7 @@ SPECIMENS: dict[str, Specimen] = {
     "parquet": Specimen(corpus.parquet_input, "rows.parquet", _PARQUET, 15, (), corpus.craft_parquet),
     "codex-mem": Specimen(corpus.codex_input, "codex-mem.db", _CODEX, 25),
     "AngelMemory": Specimen(corpus.angel_input, "angel", _ANGEL, 20, _NOTES),
+    "rsclaw": Specimen(corpus.rsclaw_input, "kb", _RSCLAW, 25, ("kb.redb", "*.md", "*.json")),
     "configuration": Specimen(corpus.config_input, "regraft.yaml", _CONFIG, 15, (), corpus.craft_config),
     "query vectors": Specimen(corpus.queries, "queries.jsonl", _QUERIES, 5),
     "a query vector": Specimen(

@@ -20,6 +20,7 @@ import older
 import profiles
 import stranded
 import toys
+import whole_rsclaw
 from conftest import NOW, run
 from faults import changed_source, small_source
 from planted_v2 import index
@@ -174,6 +175,10 @@ def _codex_failed(place: Path) -> None:
     codex_mem_store.mark_failed(path, codex_mem_store.note_id(0, 0))
 
 
+def _rsclaw(place: Path) -> None:
+    whole_rsclaw.with_garbage(place / "kb").write()
+
+
 def _angel(place: Path) -> None:
     store = angel_store.damaged(place / "data")
     first = min(store.raw.rglob("*.md"))
@@ -306,5 +311,14 @@ SCENARIOS = (
         _angel,
         store="data",
         ignored=("id", "seq", "file_id"),
+    ),
+    Scenario("gc of rsclaw", "gc", ("{place}/kb", "-y", "-q", "--now", NOW), ("kb",), _rsclaw, store="kb"),
+    Scenario("reconcile of rsclaw", "reconcile", ("{place}/kb", "-y", "-q"), ("kb",), _rsclaw, store="kb"),
+    Scenario(
+        "migrate from rsclaw",
+        "migrate",
+        ("{place}/kb", "--to", "{place}/library", "--now", NOW, "-y", "-q", "--fail-on", "never"),
+        ("library",),
+        _rsclaw,
     ),
 )

@@ -25,7 +25,7 @@ from benchmarks.campaign.mutations import Mutations
 
 SEED = 1
 #: Kinds of input that take little time.
-INPUTS = ("v1 export", "v1 profile", "library", "codex-mem", "AngelMemory", "configuration", "parquet")
+INPUTS = ("v1 export", "v1 profile", "library", "codex-mem", "AngelMemory", "rsclaw", "configuration", "parquet")
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,15 @@ def healthy(root: Path) -> RsclawStore:
     return store
 
 
+def with_garbage(root: Path) -> RsclawStore:
+    """Return one with files that nothing names, and a snapshot of vectors that is not of the chunks that are there."""
+    store = healthy(root)
+    store.file("md/doc/left--00000000--00000000.md", b"left")
+    store.file("raw/left.pdf", b"left")
+    store.snapshot(["0" * 32])
+    return store
+
+
 def full_text(store: RsclawStore, more: int = 0, deleted: int = 1) -> Path:
     """Write what describes the full-text index: of all chunks, and some more."""
     count = len(store.tables["kb_chunks"]) + more
