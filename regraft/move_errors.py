@@ -45,3 +45,8 @@ class CopyDiffers(RegraftError, OSError):
 class MigrationUnfinished(SourceUnrecognised):
     """{path}: an unfinished migration, nothing of which is in its place yet; run it again: {command} (or delete the
     folder)."""
+
+
+class TargetBaseOfAnother(RegraftError, FileExistsError):
+    """{path}: its base {base} was migrated from another knowledge base, none of whose documents is in this one; give
+    another folder."""

@@ -126,7 +126,7 @@ def _check_pages(seen: Seen) -> None:
     """Read every page of every table once more, to the last value, and hold ids against texts."""
     again = Mirror(db=seen.db)
     go_on = _watched(seen.ledger)
-    with read_redb(seen.path, on_damage=again.see) as file:
+    with read_redb(seen.path, on_damage=again.see, state=seen.mirror.state) as file:
         for name in file.tables:
             for _ in file.rows(name):
                 go_on(0)

@@ -10,7 +10,7 @@ from regraft.formats.rsclaw import rows
 from regraft.formats.rsclaw.database import Mirror
 from regraft.formats.rsclaw.identities import canonical_url, same_page
 from regraft.formats.rsclaw.rows import ACTIVE, TOMBSTONED, UPDATING
-from regraft.formats.rsclaw.selection import IS_LATEST
+from regraft.formats.rsclaw.selection import is_latest
 from regraft.language import tr
 
 #: How long the system keeps what was removed.
@@ -21,7 +21,9 @@ _VISIBILITIES = ("global", "private", "agent", "channel")
 def prepare(mirror: Mirror) -> None:
     """Make the temporary table ``current``: the documents that are active and the latest of their source."""
     mirror.db.execute("CREATE TEMP TABLE current (id TEXT PRIMARY KEY) WITHOUT ROWID")
-    mirror.db.execute(f"INSERT INTO current SELECT d.id FROM doc d WHERE d.status = ? AND {IS_LATEST}", (ACTIVE,))
+    mirror.db.execute(
+        f"INSERT INTO current SELECT d.id FROM doc d WHERE d.status = ? AND {is_latest(mirror)}", (ACTIVE,)
+    )
 
 
 def check(seen: Seen) -> None:

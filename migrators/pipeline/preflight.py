@@ -35,6 +35,7 @@ from regraft.language import joined, tr
 from regraft.ledger import ledger
 from regraft.ledger.ledger import Entry
 from regraft.locate import Located
+from regraft.move_errors import TargetBaseOfAnother
 from regraft.names import MAX_NAME_BYTES
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -204,6 +205,19 @@ def check_conflicts(
             raise TargetNotOurs(path=folder, found=tr("no record of it"))
         if base_id in changed and standing(target, base_id, known) is Standing.CHANGED:
             raise TargetBaseChanged(path=folder, base=known.record.base.name)
+
+
+def check_same_source(target: Path, plans: Iterable[BasePlan], entries: dict[str, Entry]) -> None:
+    """Refuse to write over a base of another source: one with which this one has no item in common.
+
+    Raises:
+        TargetBaseOfAnother
+    """
+    for plan in plans:
+        known = read_entry(entries[plan.draft.id]) if plan.draft.id in entries else None
+        ours = {item.legacy_id for item in plan.draft.items}
+        if known is not None and known.items and ours and ours.isdisjoint(known.items):
+            raise TargetBaseOfAnother(path=target, base=known.record.base.name)
 
 
 def check_items(target: Path, planned: Mapping[str, tuple[str, Iterable[str]]], entries: dict[str, Entry]) -> None:

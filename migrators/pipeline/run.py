@@ -134,6 +134,8 @@ def plan_library(
     plans = [job.plan for job in jobs if job.plan is not None]
     changed = {plan.draft.id for plan in plans}
     preflight.check_conflicts(at.path, at.run.command, (draft.id for _, draft in bases), at.entries, changed)
+    if planner.pipeline.shares_ids:
+        preflight.check_same_source(at.path, plans, at.entries)
     items = {plan.draft.id: (plan.draft.name, map(attrgetter("id"), plan.items)) for plan in plans}
     preflight.check_items(at.path, items, at.entries)
     uploads = [item.upload for plan in plans for item in plan.items if item.upload is not None]

@@ -174,7 +174,7 @@ class BasePlanner:
     def __init__(
         self, pipeline: Pipeline, source: Located, target: Path, options: Options, keep: ExitStack, work: Path | None
     ) -> None:
-        self._journey = pipeline
+        self.pipeline = pipeline
         self.source = source
         self._target = target
         self._options = options
@@ -223,7 +223,7 @@ class BasePlanner:
         found = surveyed.found
         hints = Hints()
         if isinstance(found, Survey) and (draft.embedding.id is not None or options.carry_text):
-            hints = self._journey.hints(self.source, draft, found, options)
+            hints = self.pipeline.hints(self.source, draft, found, options)
             hints = hints.with_earlier(Found() if known is None else known.found)
         plan = plan_base(draft, found, hints, carry_text=options.carry_text)
         missing = _missing_uploads(self.source, plan, base_folder(self._target, draft.id))
@@ -248,9 +248,9 @@ class BasePlanner:
             return _Surveyed(found=StoreProblem(tr("cannot be read: {reason}", reason=problem.facts["reason"])))
         mark = steady.mark_of(origin)
         try:
-            vectors = self._keep.enter_context(self._journey.opened(origin, self._work, self._options))
+            vectors = self._keep.enter_context(self.pipeline.opened(origin, self._work, self._options))
             found = _Surveyed(
-                found=self._journey.table.survey(vectors, self._work, texts=texts),
+                found=self.pipeline.table.survey(vectors, self._work, texts=texts),
                 vectors=vectors,
                 origin=origin,
                 mark=mark,

@@ -35,4 +35,6 @@ def _opened(path: Path, work: Path | None, options: Options) -> Iterator[Path]:
         raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
 
 
-PIPELINE = Pipeline(table=chunk_table.TABLE, read=draft_library, hints=_hints, opened=_opened, has_visibility=True)
+PIPELINE = Pipeline(
+    table=chunk_table.TABLE, read=draft_library, hints=_hints, opened=_opened, has_visibility=True, shares_ids=True
+)

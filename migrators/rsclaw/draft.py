@@ -15,6 +15,7 @@ from migrators.pipeline.drafts import (
     DraftedItems,
     ItemDraft,
     LibraryDraft,
+    SkippedBase,
     SkippedItem,
     Upload,
 )
@@ -26,6 +27,7 @@ from regraft.formats.cherry_v2.models import ModelChoice, ModelOverrides, Models
 from regraft.formats.rsclaw import carrying, database, rows, selection
 from regraft.formats.rsclaw.database import Mirror
 from regraft.formats.rsclaw.scope import Scope, parsed
+from regraft.formats.rsclaw.selection import Verdict
 from regraft.language import joined, tr
 from regraft.located import Located
 from regraft.names import sanitise
@@ -34,7 +36,9 @@ from regraft.report.notices import Notice
 from regraft.text import counted, is_blank, trim, without_nul
 
 #: The provider of the models that a KB's embedders become, and what the base is called.
-PROVIDER, NAME = carrying.PROVIDER, carrying.NAME
+PROVIDER, NAME, LEGACY_ID = carrying.PROVIDER, carrying.NAME, carrying.LEGACY_ID
+#: The documents that are carried.
+_CARRIED = "doc d JOIN verdict v ON v.doc_id = d.id WHERE v.reason IS NULL"
 #: Names of collections in the report.
 _MOST_NAMES = 20
 
@@ -78,27 +82,38 @@ class _Drafter:
 
     def library(self) -> LibraryDraft:
         """Return the draft of all."""
-        legacy_id = carrying.legacy_id(self._db)
-        self._say_damage(legacy_id or None)
-        if not legacy_id:
-            return LibraryDraft((), (), tuple(self._said))
-        choice = carrying.choose(self._db, self._root, self._scope)
+        self._say_unreadable()
+        if not self._count("SELECT count(*) FROM doc"):
+            return LibraryDraft((), (), tuple(replace(one, base=None) for one in self._said))
+        choice = carrying.choose(self._mirror, self._root, self._scope)
+        hidden = self._count("SELECT count(*) FROM verdict WHERE reason = ?", Verdict.NOT_VISIBLE)
+        if hidden == self._count("SELECT count(*) FROM verdict"):
+            return self._nothing_visible(hidden)
         models = Models(
             [{"id": PROVIDER, "name": PROVIDER, "models": []}],
             _with_provider(self._options.model_overrides, choice.embedder),
         )
-        embedding = _embedding(models, choice.embedder, legacy_id)
-        self._draft_items(legacy_id)
-        self._say_dropped(legacy_id)
-        base = self._base(legacy_id, embedding, choice.dimensions)
-        return LibraryDraft((base,), (), tuple(models.unused_words()))
+        embedding = _embedding(models, choice.embedder)
+        self._say_visibility()
+        self._draft_items()
+        self._say_dropped()
+        return LibraryDraft((self._base(embedding, choice.dimensions),), (), tuple(models.unused_words()))
 
-    def _base(self, legacy_id: str, embedding: ModelChoice, dimensions: int | None) -> BaseDraft:
-        times: Any = self._db.execute("SELECT min(created_at), max(updated_at) FROM doc").fetchone()
-        created_at, updated_at = (_time(time) for time in times)
+    def _nothing_visible(self, hidden: int) -> LibraryDraft:
+        message = tr("{documents}, and none is for those for whom is migrated", documents=counted(hidden, "document"))
+        self._note(notices.NOTHING_VISIBLE, message, hidden)
+        return LibraryDraft((), (SkippedBase(LEGACY_ID, notices.NOTHING_VISIBLE, hidden),), tuple(self._said))
+
+    def _count(self, query: str, *values: object) -> int:
+        return int(str(self._db.execute(query, values).get))
+
+    def _base(self, embedding: ModelChoice, dimensions: int | None) -> BaseDraft:
+        query = f"SELECT min(created_at), max(updated_at) FROM {_CARRIED}"
+        times: Any = self._db.execute(query).fetchone()
+        created_at, updated_at = (None if time is None else _time(time) for time in times)
         return BaseDraft(
-            legacy_id=legacy_id,
-            id=carrying.base_id(legacy_id),
+            legacy_id=LEGACY_ID,
+            id=carrying.BASE_ID,
             name=NAME,
             embedding=embedding,
             rerank=ModelChoice(),
@@ -116,25 +131,30 @@ class _Drafter:
 
     # --- items -----------------------------------------------------------------------------------------------------
 
-    def _draft_items(self, legacy_id: str) -> None:
-        self._say_visibility(legacy_id)
+    def _draft_items(self) -> None:
         bare = carrying.OF_VECTOR if self._options.carry_text else frozenset()
         for doc in _docs(self._db, bare):
             if doc.reason is not None:
-                self._drafted.skipped.append(SkippedItem(doc.id, doc.reason))
+                self._drafted.skipped.append(SkippedItem(None, doc.reason))
                 continue
-            self._drafted.items.append(_item(doc, legacy_id, self._root))
+            self._drafted.items.append(_item(doc, self._root))
             if not doc.rows:
-                message = tr("{title} is carried without a text", title=doc.title)
-                self._drafted.notices.append(
-                    Notice(code=notices.NOT_INDEXED, message=message, base=legacy_id, item=doc.id)
-                )
-        for (key,) in self._db.execute("SELECT key FROM broken WHERE tbl = ? ORDER BY 1", (rows.DOCS,)):
-            self._drafted.skipped.append(SkippedItem(str(key), notices.ROW_UNREADABLE))
+                self._note_item(doc, notices.NOT_INDEXED, tr("{title} is carried without a text", title=doc.title))
+            if doc.is_changed:
+                message = tr("the file of {title} is not the one that its texts were cut from", title=doc.title)
+                self._note_item(doc, notices.DOCUMENT_CHANGED, message)
+        broken = self._mirror.tables[rows.DOCS].broken
+        self._drafted.skipped += [SkippedItem(None, notices.ROW_UNREADABLE)] * broken
+
+    def _note_item(self, doc: _Doc, code: str, message: str) -> None:
+        self._drafted.notices.append(Notice(code=code, message=message, base=LEGACY_ID, item=doc.id))
 
     # --- notices ---------------------------------------------------------------------------------------------------
 
-    def _say_damage(self, legacy_id: str | None) -> None:
+    def _note(self, code: str, message: str, count: int) -> None:
+        self._said.append(Notice(code=code, message=message, base=LEGACY_ID, count=count))
+
+    def _say_unreadable(self) -> None:
         mirror = self._mirror
         if mirror.damaged_pages:
             lost = {table: read.lost for table, read in mirror.tables.items() if read.lost}
@@ -145,39 +165,32 @@ class _Drafter:
                 file=self._file,
                 named=named or tr("none that is needed here"),
             )
-            self._said.append(
-                Notice(code=notices.PAGES_DAMAGED, message=message, base=legacy_id, count=sum(lost.values()) or 1)
-            )
+            self._note(notices.PAGES_DAMAGED, message, sum(lost.values()) or 1)
+        broken = mirror.tables[rows.DOCS].broken
+        if broken:
+            message = tr("{rows} of documents not of their form", rows=counted(broken, "row"))
+            self._note(notices.ROW_UNREADABLE, message, broken)
 
-    def _say_visibility(self, legacy_id: str) -> None:
-        query = """SELECT count(*) FROM doc d JOIN verdict v ON v.doc_id = d.id
-                    WHERE v.reason IS NULL AND d.visibility <> 'global'"""
-        count = int(str(self._db.execute(query).get))
+    def _say_visibility(self) -> None:
+        count = self._count(f"SELECT count(*) FROM {_CARRIED} AND d.visibility <> 'global'")
         if count:
             message = tr(
                 "{documents} for {scope} alone are in the base, for everybody who opens it",
                 documents=counted(count, "document"),
                 scope=str(self._scope),
             )
-            self._said.append(Notice(code=notices.VISIBILITY_DROPPED, message=message, base=legacy_id, count=count))
+            self._note(notices.VISIBILITY_DROPPED, message, count)
 
-    def _say_dropped(self, legacy_id: str) -> None:
-        names = [
-            str(name) for (name,) in self._db.execute("SELECT name FROM collection ORDER BY id LIMIT ?", (_MOST_NAMES,))
-        ]
-        tagged = int(
-            str(
-                self._db.execute(
-                    "SELECT count(*) FROM doc d JOIN verdict v ON v.doc_id = d.id WHERE v.reason IS NULL AND d.tags > 0"
-                ).get
-            )
-        )
+    def _say_dropped(self) -> None:
+        names = self._db.execute("SELECT name FROM collection ORDER BY id LIMIT ?", (_MOST_NAMES,))
+        listed = [str(name) for (name,) in names]
+        tagged = self._count(f"SELECT count(*) FROM {_CARRIED} AND d.tags > 0")
         for count, message in (
-            (len(names), tr("collections: {names}", names=joined(names))),
+            (len(listed), tr("collections: {names}", names=joined(listed))),
             (tagged, tr("tags of {documents}", documents=counted(tagged, "document"))),
         ):
             if count:
-                self._said.append(Notice(code=notices.DROPPED_FIELD, message=message, base=legacy_id, count=count))
+                self._note(notices.DROPPED_FIELD, message, count)
 
 
 def _with_provider(overrides: ModelOverrides, embedder: str | None) -> ModelOverrides:
@@ -193,13 +206,13 @@ def _with_provider(overrides: ModelOverrides, embedder: str | None) -> ModelOver
     return replace(overrides, mapped=mapped, recreated=frozenset(map(named, overrides.recreated)))
 
 
-def _embedding(models: Models, embedder: str | None, legacy_id: str) -> ModelChoice:
+def _embedding(models: Models, embedder: str | None) -> ModelChoice:
     if is_blank(embedder):
         return replace(
-            models.embedding(None, legacy_id),
+            models.embedding(None, LEGACY_ID),
             problem=tr("no chunk that could be carried names the embedder that made its vector"),
         )
-    return models.embedding({"provider": PROVIDER, "id": embedder}, legacy_id)
+    return models.embedding({"provider": PROVIDER, "id": embedder}, LEGACY_ID)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +227,8 @@ class _Doc:
     updated_at: int
     reason: str | None
     rows: int
+    #: Whether its file has another text than the one that its chunks were cut from.
+    is_changed: bool
 
 
 def _docs(db: apsw.Connection, bare: frozenset[str]) -> Iterator[_Doc]:
@@ -221,9 +236,12 @@ def _docs(db: apsw.Connection, bare: frozenset[str]) -> Iterator[_Doc]:
     query = f"""
         SELECT d.id, d.title, {selection.SOURCE}, d.md_path, d.created_at, d.updated_at, v.reason,
                (SELECT count(*) FROM chunk c JOIN placed p ON p.id = c.id
-                 WHERE c.doc_id = d.id AND (p.reason IS NULL OR p.reason IN ({reasons})))
+                 WHERE c.doc_id = d.id AND (p.reason IS NULL OR p.reason IN ({reasons}))),
+               EXISTS (SELECT 1 FROM body b WHERE b.doc_id = d.id AND NOT b.is_same)
           FROM doc d JOIN verdict v ON v.doc_id = d.id ORDER BY v.place"""
-    for key, title, source, md_path, created_at, updated_at, reason, count in db.execute(query, tuple(bare)):
+    for key, title, source, md_path, created_at, updated_at, reason, count, is_changed in db.execute(
+        query, tuple(bare)
+    ):
         yield _Doc(
             id=str(key),
             title=trim(without_nul(str(title))),
@@ -233,16 +251,17 @@ def _docs(db: apsw.Connection, bare: frozenset[str]) -> Iterator[_Doc]:
             updated_at=int(str(updated_at)),
             reason=None if reason is None else str(reason),
             rows=int(str(count)),
+            is_changed=bool(is_changed),
         )
 
 
-def _item(doc: _Doc, legacy_id: str, root: Path) -> ItemDraft:
+def _item(doc: _Doc, root: Path) -> ItemDraft:
     folder, _, name = doc.md_path.rpartition("/")
     is_inside = carrying.inside(root, doc.md_path) is not None
     created_at = _time(doc.created_at)
     return ItemDraft(
         legacy_id=doc.id,
-        id=identity.item_id(legacy_id, doc.id, created_at),
+        id=identity.item_id(LEGACY_ID, doc.id, created_at),
         type="file",
         data={"source": without_nul(doc.source)},
         status="completed" if doc.rows else "failed",

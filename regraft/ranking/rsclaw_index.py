@@ -149,27 +149,29 @@ def built(path: Path, scope: Scope, *, vectors: bool) -> Iterator[KbIndex]:
         db.execute(_TABLES)
         vector_numbers.prepare(db)
         index = KbIndex(db=db)
-        _fill_documents(index, path, scope)
-        _fill_chunks(index, path, vectors=vectors)
+        state = _fill_documents(index, path, scope)
+        _fill_chunks(index, path, state, vectors=vectors)
         yield index
 
 
-def _fill_documents(index: KbIndex, path: Path, scope: Scope) -> None:
+def _fill_documents(index: KbIndex, path: Path, scope: Scope) -> bytes:
+    """Fill in the documents that are searched, and return the state of the file that these are of."""
     with database.mirrored(path, (rows.DOCS, rows.LATEST)) as mirror:
-        selection.judge(mirror.db, scope)
+        selection.judge(mirror, scope)
         searched = mirror.db.execute(
             "SELECT d.id, d.md_path, d.title FROM doc d JOIN verdict v ON v.doc_id = d.id WHERE v.reason IS NULL"
         )
         with sqlite.transaction(index.db):
             index.db.executemany("INSERT INTO material VALUES (?, ?, ?)", searched)
         index.is_damaged = mirror.damaged_pages > 0
+        return mirror.state
 
 
-def _fill_chunks(index: KbIndex, path: Path, *, vectors: bool) -> None:
+def _fill_chunks(index: KbIndex, path: Path, state: bytes, *, vectors: bool) -> None:
     def see(_: PageDamage) -> None:
         index.is_damaged = True
 
-    with read_redb(path, on_damage=see) as file, sqlite.transaction(index.db):
+    with read_redb(path, on_damage=see, state=state) as file, sqlite.transaction(index.db):
         if rows.CHUNKS not in file.tables:
             return
         found = enumerate(_searched(index.db, file.raw_rows(rows.CHUNKS)), 1)

@@ -64,6 +64,22 @@ VISIBILITY_DROPPED = register(
     "",
     tr("v2 has no visibility: whoever opens the base sees these documents, which not everybody saw before."),
 )
+NOTHING_VISIBLE = register(
+    "base",
+    "warning",
+    "nothing_visible",
+    "",
+    tr("None of the documents is for those to whom the new base would be visible. `--visible-to` names others."),
+)
+DOCUMENT_CHANGED = register(
+    "item",
+    "warning",
+    "document_changed",
+    "",
+    tr(
+        "The Markdown file was changed after it was cut into texts: file and texts are carried as they are, and differ."
+    ),
+)
 NOT_INDEXED = register(
     "item",
     "warning",

@@ -14,8 +14,10 @@ from regraft.report.import_notices import NOT_AN_ITEM as NOT_AN_ITEM
 from regraft.report.import_notices import NOT_WHOLE as NOT_WHOLE
 from regraft.report.import_notices import REMADE as REMADE
 from regraft.report.import_notices import TEXT_CHANGED as TEXT_CHANGED
+from regraft.report.kb_notices import DOCUMENT_CHANGED as DOCUMENT_CHANGED
 from regraft.report.kb_notices import NOT_INDEXED as NOT_INDEXED
 from regraft.report.kb_notices import NOT_VISIBLE as NOT_VISIBLE
+from regraft.report.kb_notices import NOTHING_VISIBLE as NOTHING_VISIBLE
 from regraft.report.kb_notices import OTHER_EMBEDDER as OTHER_EMBEDDER
 from regraft.report.kb_notices import PAGES_DAMAGED as PAGES_DAMAGED
 from regraft.report.kb_notices import RANGE_OUTSIDE as RANGE_OUTSIDE

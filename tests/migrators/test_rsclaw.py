@@ -141,8 +141,7 @@ def test_documents_become_items_and_chunks_their_units(store):
         library_of(store.root) / "catalog.sqlite",
         "SELECT id, name, dimensions, embedding_model_id, status FROM knowledge_base",
     )
-    first = min(key.decode() for key in store.tables["kb_docs"])
-    assert base == (identity.base_id(f"rsclaw:{first}"), "rsclaw", 4, "rsclaw::stub-4", "completed")
+    assert base == (identity.base_id("rsclaw"), "rsclaw", 4, "rsclaw::stub-4", "completed")
     assert rows(library_of(store.root) / "catalog.sqlite", "SELECT provider_id FROM user_provider") == [("rsclaw",)]
 
 
@@ -239,6 +238,14 @@ def test_only_the_latest_version_of_an_active_document_is_carried(store):
     assert skipped(outcome) == {"superseded": 1, "tombstoned": 1, "updating": 1}
     assert [path for path, *_ in carried(store.root)] == ["New.md"]
     assert outcome.document["bases"][0]["items"] == {"completed": 1}
+
+
+def test_no_older_version_is_shown_where_both_rows_are_lost(store):
+    store.doc("Was for all", ["old"], lsid="file:custom:a", version=1)
+    newest = store.doc("Is not", ["new"], lsid="file:custom:a", version=2, visibility={"type": "private"}, owner="me")
+    del store.tables["kb_doc_latest_version"][b"file:custom:a"]
+    store.put("kb_docs", newest["id"], b"{")
+    assert skipped(migrate(store.write())) == {"superseded": 1, "row_unreadable": 1}
 
 
 @pytest.mark.parametrize("odd", ["no row", "not of its form", "of another source"])
@@ -348,11 +355,97 @@ def test_rows_that_are_not_of_their_form_are_counted(store):
     assert outcome.document["skipped"] == {"row_unreadable": 1}
 
 
-def test_chunks_of_a_document_that_cannot_be_read_have_no_owner(store):
+ODD_ROWS = {
+    "no JSON": b"{",
+    "a version of text": b'"version":"1"}',
+    "nested": b'"meta":' + b"[" * 2000 + b"]" * 2000 + b"}",
+    "a half surrogate": b'"title":"\\ud800"}',
+    "a huge number": b'"version":' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("odd", ODD_ROWS)
+def test_a_document_that_cannot_be_read_is_no_quiet_loss(store, odd):
     doc = store.doc("Doc", ["lost"])
     store.doc("Fine", ["fine"])
-    store.put("kb_docs", doc["id"], b"{")
-    assert skipped(migrate(store.write())) == {"unmapped_loader": 1}
+    # Of two fields of one name, the last one counts.
+    begin = b"" if odd == "no JSON" else json.dumps(doc).encode()[:-1] + b","
+    store.put("kb_docs", doc["id"], begin + ODD_ROWS[odd])
+    outcome = migrate(store.write())
+    assert outcome.status == 1
+    assert skipped(outcome) == {"row_unreadable": 1}
+    assert outcome.document["skipped"] == {"row_unreadable": 1}
+    told = [one["message"] for one in outcome.document["warnings"] if one["code"] == "row_unreadable"]
+    assert sorted(told) == ["1 row not carried (for example rowid 2)", "1 row of documents not of their form"]
+
+
+@pytest.mark.parametrize("field", ["vector", "locator", "meta"])
+def test_a_chunk_with_something_nested_too_deep(store, field):
+    doc = store.doc("Doc", ["fine"])
+    chunk = store.chunk(doc, 1, "odd", (0, 1))
+    nested = b"[" * 2000 + b"]" * 2000
+    store.put("kb_chunks", chunk["id"], json.dumps(chunk).encode()[:-1] + f',"{field}":'.encode() + nested + b"}")
+    outcome = migrate(store.write())
+    assert sum(skipped(outcome).values()) == 1
+    assert len(carried(store.root)) == 1
+
+
+def test_a_document_with_an_empty_id_takes_no_other_with_it(store):
+    doc = store.doc("Odd", ["odd"])
+    store.doc("Fine", ["fine"])
+    store.put("kb_docs", "", {**doc, "id": ""})
+    assert skipped(migrate(store.write())) == {}
+    assert {path for path, *_ in carried(store.root)} == {"Odd.md", "Fine.md"}
+
+
+def test_the_base_stays_one_when_its_first_document_goes(store):
+    gone = store.doc("First", ["first"], status="tombstoned")
+    store.doc("Second", ["second"])
+    migrate(store.write())
+    for chunk in [key for key, one in store.tables["kb_chunks"].items() if one["doc_id"] == gone["id"]]:
+        del store.tables["kb_chunks"][chunk]
+    del store.tables["kb_docs"][gone["id"].encode()]
+    migrate(store.write())
+    assert [path for path, *_ in carried(store.root)] == ["Second.md"]
+
+
+def test_a_base_of_another_kb_is_not_written_over(store, tmp_path):
+    store.doc("One", ["a"])
+    migrate(store.write())
+    before = snapshot(library_of(store.root))
+    other = RsclawStore(tmp_path / "other" / "kb")
+    other._count = 500
+    other.doc("Two", ["b"])
+    outcome = run("migrate", other.write(), "--to", library_of(store.root), "--yes")
+    assert outcome.status == 2
+    assert outcome.stderr == (
+        f"regraft: {library_of(store.root)}: its base rsclaw was migrated from another knowledge base, none of whose "
+        "documents is in this one; give another folder.\n"
+    )
+    after = snapshot(library_of(store.root))
+    assert {name: one for name, one in after.items() if ".regraft" not in name} == {
+        name: one for name, one in before.items() if ".regraft" not in name
+    }
+
+
+def test_a_document_of_which_no_vector_can_be_searched_is_marked_failed(store):
+    store.doc("Fine", ["fine"])
+    odd = store.doc("Odd", [])
+    store.chunk(odd, 0, "null", (0, 0), vector=[None] * 4)
+    outcome = migrate(store.write())
+    assert items(store.root)["Odd.md"][1] == "failed"
+    assert "document_without_rows" in {one["code"] for one in outcome.document["warnings"]}
+    report = run("check", library_of(store.root), "--json").document
+    assert "item.no-material" not in {one["name"] for one in report["findings"]}
+
+
+def test_a_file_that_was_edited_is_told(store):
+    doc = store.doc("One", ["a"])
+    store.file(doc["markdown_path"], markdown_file(doc, "other").encode())
+    outcome = migrate(store.write())
+    assert [one["message"] for one in outcome.document["warnings"] if one["code"] == "document_changed"] == [
+        "the file of One is not the one that its texts were cut from"
+    ]
 
 
 def test_rows_in_damaged_pages_are_told_and_the_others_carried(store):

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from rsclaw_store import RsclawStore
 from test_rsclaw import carried, items, library_of, migrate, only_base, rows, skipped
 
+from regraft.formats.rsclaw import carrying, selection
+
 VISIBILITIES: list[tuple[dict[str, Any], str | None]] = [
     ({"type": "global"}, None),
     ({"type": "global"}, "u1"),
@@ -46,6 +48,10 @@ def store(tmp_path: Path) -> RsclawStore:
     return RsclawStore(tmp_path / "kb")
 
 
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 def seen(visibility: dict[str, Any], owner: str | None, callers: list[str]) -> bool:
     """Return what the facts say, from what is written in a word each."""
     words = set(itertools.chain.from_iterable(word.split("|") for word in callers))
@@ -67,14 +73,37 @@ def test_only_what_those_may_see_for_whom_is_migrated_is_carried(store, callers)
     assert set(items(store.root)) == expected
     hidden = len(VISIBILITIES) - len(expected)
     assert skipped(outcome) == {"not_visible": hidden}
-    # Not a word of what is hidden is anywhere in the target.
-    everything = b"".join(path.read_bytes() for path in library_of(store.root).rglob("*") if path.is_file())
+    # Not a word of what is hidden is anywhere in the target, nor what else would tell of it.
+    for chunk in store.tables["kb_chunks"].values():
+        title = store.tables["kb_docs"][chunk["doc_id"].encode()]["title"]
+        if f"{title}.md" not in expected:
+            for secret in (chunk["id"], chunk["doc_id"]):
+                assert not any(secret.encode() in path.read_bytes() for path in files(library_of(store.root)))
+    everything = b"".join(path.read_bytes() for path in files(library_of(store.root)))
     for number in range(len(VISIBILITIES)):
         assert (f"secret {number}\n".encode() in everything.replace(b"\0", b"\n") or f"D{number}.md" in expected) == (
             f"D{number}.md" in expected
         )
     told = [one for one in outcome.document["warnings"] if one["code"] == "visibility_dropped"]
     assert bool(told) == any(name not in ("D0.md", "D1.md") for name in expected)
+
+
+def test_times_of_what_is_hidden_are_not_those_of_the_base(store):
+    store.doc("Hidden", ["a"], visibility={"type": "private"}, owner="me", age_days=99)
+    shown = store.doc("Seen", ["b"], age_days=5)
+    migrate(store.write())
+    query = "SELECT created_at, updated_at FROM knowledge_base"
+    assert rows(library_of(store.root) / "catalog.sqlite", query) == [(shown["created_at"], shown["updated_at"])]
+
+
+def test_a_kb_of_which_nothing_is_visible_is_told_so(store):
+    store.doc("Hidden", ["a"], visibility={"type": "private"}, owner="me")
+    outcome = migrate(store.write())
+    assert (outcome.status, outcome.document["bases"]) == (1, [])
+    assert outcome.document["skipped"] == {"nothing_visible": 1}
+    assert [one["message"] for one in outcome.document["warnings"]] == [
+        "1 document, and none is for those for whom is migrated"
+    ]
 
 
 def test_another_word_for_whom_is_another_migration(store):
@@ -110,8 +139,8 @@ def test_other_sources_have_no_visibility(tmp_path, golden):
 
 @pytest.mark.parametrize("old", ["stub-4", "rsclaw::stub-4", "the base"])
 def test_the_user_says_which_model_the_vectors_are_of(store, old):
-    doc = store.doc("All", ["a"])
-    outcome = migrate(store.write(), "--map-model", f"{doc['id'] if old == 'the base' else old}=my::model")
+    store.doc("All", ["a"])
+    outcome = migrate(store.write(), "--map-model", f"{'rsclaw' if old == 'the base' else old}=my::model")
     assert outcome.status == 0, outcome.document["warnings"]
     ((model,),) = rows(library_of(store.root) / "catalog.sqlite", "SELECT embedding_model_id FROM knowledge_base")
     assert model == "my::model"
@@ -234,3 +263,36 @@ def test_search_in_the_new_base_finds_by_words_and_by_meaning(store):
     assert run("search", library, "apple", "--json").document["hits"][0]["item_name"] == "Apples.md"
     found = run("search", library, "x", "--mode", "vector", "--vector", vector, "--json").document
     assert found["hits"][0]["item_name"] == "Pears.md"
+
+
+# --- a database that changes between two readings ----------------------------------------------------------------------
+
+
+def changed_after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, store: RsclawStore) -> None:
+    """Let the database be written anew as soon as a function is done, which the first reading ends with."""
+    done = getattr(module, name)
+
+    def then(*arguments: Any) -> Any:
+        answer = done(*arguments)
+        store.doc("Later", ["another text"])
+        store.write()
+        return answer
+
+    monkeypatch.setattr(module, name, then)
+
+
+def test_an_export_of_two_states_is_none(store, monkeypatch):
+    store.doc("All", ["a"])
+    root = store.write()
+    changed_after(monkeypatch, carrying, "choose", store)
+    outcome = run("export", root, store.root.parent / "rows.parquet")
+    assert (outcome.status, "this redb file changed while it was read" in outcome.stderr) == (2, True)
+    assert not (store.root.parent / "rows.parquet").exists()
+
+
+def test_a_search_of_two_states_is_none(store, monkeypatch):
+    store.doc("All", ["a text"])
+    root = store.write()
+    changed_after(monkeypatch, selection, "judge", store)
+    outcome = run("search", root, "text", "--json")
+    assert (outcome.status, outcome.document["error"]["code"]) == (2, "RedbChanged")

@@ -87,6 +87,20 @@ class StoredFile:
             raise RedbError(path=self.path, reason=error.strerror or error) from error
         return data
 
+    @property
+    def state(self) -> bytes:
+        """What tells a state of the file: its header, with both commits, and its size."""
+        return self.header + self.size.to_bytes(8, "little")
+
+    def demand(self, state: bytes | None) -> None:
+        """Refuse the file where it is in another state than is given; None: any.
+
+        Raises:
+            RedbChanged
+        """
+        if state not in (None, self.state):
+            raise RedbChanged(path=self.path)
+
     def check_unchanged(self) -> None:
         """Hold the file against what it was when it was opened.
 

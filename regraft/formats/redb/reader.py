@@ -42,11 +42,14 @@ T = TypeVar("T")
 _LIST = 1
 
 
-def read_redb(path: Path, *, on_damage: Callable[[PageDamage], None] | None = None) -> RedbFile:
+def read_redb(
+    path: Path, *, on_damage: Callable[[PageDamage], None] | None = None, state: bytes | None = None
+) -> RedbFile:
     """Open a redb file for reading; close it, or use it in a ``with`` statement.
 
     Args:
         path: the file.
+        state: the :attr:`RedbFile.state` of an earlier reading: the file has to be in it still.
         on_damage: is called with each damaged place, and reading goes on past it; without it the first one ends the
             reading. A place is reported as often as it is read.
 
@@ -55,6 +58,7 @@ def read_redb(path: Path, *, on_damage: Callable[[PageDamage], None] | None = No
     """
     file = StoredFile(Path(path))
     try:
+        file.demand(state)
         return RedbFile(file, on_damage)
     except BaseException:
         file.close()
@@ -81,6 +85,8 @@ class RedbFile:
         self.transaction_id: int = slot.transaction_id
         #: False where the file was not closed as it should be.
         self.clean: bool = not header.needs_recovery
+        #: What tells this state of the file from any other.
+        self.state: bytes = file.state
         #: The tables by name, in order of name.
         self.tables: Mapping[str, Table] = MappingProxyType(
             {name: definition.table(name) for name, definition in self._definitions.items()}

@@ -14,21 +14,33 @@ import apsw
 
 from regraft import identity, links
 from regraft.formats.rsclaw import rows, selection
-from regraft.formats.rsclaw.database import MARKDOWN, RAW
+from regraft.formats.rsclaw.database import MARKDOWN, RAW, Mirror
 from regraft.formats.rsclaw.markdown import body_of
 from regraft.formats.rsclaw.rows import ACTIVE
 from regraft.formats.rsclaw.scope import Scope
 from regraft.formats.rsclaw.selection import Verdict
+from regraft.formats.rsclaw.vectors import Flaw
 
 #: The provider of the models that a KB's embedders become, and what its base is called.
 PROVIDER, NAME = "rsclaw", "rsclaw"
+#: The id of a KB, which has none of its own, and that of the base that it becomes: they hang on nothing that may go.
+LEGACY_ID = "rsclaw"
+BASE_ID = identity.base_id(LEGACY_ID)
 #: The tables that :func:`choose` needs.
 TABLES = (rows.DOCS, rows.LATEST, rows.CHUNKS)
 #: Why single chunks are not carried.
 UNMAPPED, RANGE_OUTSIDE = "unmapped_loader", "range_outside"
+#: The row of a chunk, or of its document, is not of its form, or lost.
+ROW_UNREADABLE = "row_unreadable"
 OTHER_EMBEDDER, DIMENSION_MISMATCH = "other_embedder", "dimension_mismatch"
+#: What is wrong with a vector, as migrations have it; one of zeros is carried as it is.
+FLAWS = {
+    Flaw.EMPTY: "missing_vector_payload",
+    Flaw.NOT_NUMBERS: "unsupported_vector_encoding",
+    Flaw.NOT_FINITE: "non_finite_vector",
+}
 #: Reasons that are about the vector alone: the text can be carried.
-OF_VECTOR = frozenset({OTHER_EMBEDDER, DIMENSION_MISMATCH})
+OF_VECTOR = frozenset({OTHER_EMBEDDER, DIMENSION_MISMATCH, *FLAWS.values()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,40 +51,39 @@ class Choice:
     dimensions: int | None = None
 
 
-def legacy_id(db: apsw.Connection) -> str:
-    """Return the id of a KB: that of its first document, since it has none of its own; empty where it has none."""
-    first: object = db.execute("SELECT min(id) FROM doc").get
-    return "" if first is None else str(first)
+#: Only a vector of numbers has a length.
+_HAS_LENGTH = f"coalesce(flaw NOT IN ('{Flaw.EMPTY}', '{Flaw.NOT_NUMBERS}'), 1)"
 
 
-def base_id(legacy: str) -> str:
-    """Return the id of the base that a KB becomes."""
-    return identity.base_id(f"{PROVIDER}:{legacy}")
-
-
-def choose(db: apsw.Connection, root: Path, scope: Scope) -> Choice:
+def choose(mirror: Mirror, root: Path, scope: Scope) -> Choice:
     """Decide for every chunk whether it is carried: into the temporary table ``placed`` (``id, row, reason``).
 
     ``row`` numbers chunks in the order in which they are carried: that of documents, and in each that of ``seq``.
+    The temporary table ``body`` (``doc_id, size, is_same``) tells of every searched document whose file is there how
+    long its body is, and whether that is the one that the document's chunks were cut from.
 
     Args:
-        db: the tables.
+        mirror: of the database, at least :data:`TABLES`.
         root: the folder of the KB.
         scope: who may see what is carried.
     """
-    selection.judge(db, scope)
-    db.execute("CREATE TEMP TABLE body (doc_id TEXT PRIMARY KEY, size INTEGER)")
-    db.executemany("INSERT INTO body VALUES (?, ?)", _body_sizes(db, root))
+    db = mirror.db
+    selection.judge(mirror, scope)
+    db.execute("CREATE TEMP TABLE body (doc_id TEXT PRIMARY KEY, size INTEGER, is_same INTEGER)")
+    db.executemany("INSERT INTO body VALUES (?, ?, ?)", _bodies(db, root))
     db.execute(
         """CREATE TEMP TABLE placed AS
            SELECT c.id, row_number() OVER (ORDER BY coalesce(v.place, 1 << 62), c.doc_id, c.seq, c.id) AS row,
                   CASE WHEN v.doc_id IS NULL THEN ?1
                        WHEN v.reason IS NOT NULL THEN v.reason
                        WHEN c.status <> ?2 THEN ?3
-                       WHEN c.first < 0 OR c.last < c.first OR c.last > coalesce(b.size, c.last) THEN ?4 END AS reason,
-                  c.embedder, c.dimensions
+                       WHEN c.first < 0 OR c.last < c.first OR (b.is_same AND c.last > b.size) THEN ?4 END AS reason,
+                  c.embedder, c.dimensions, c.flaw
              FROM chunk c LEFT JOIN verdict v ON v.doc_id = c.doc_id LEFT JOIN body b ON b.doc_id = c.doc_id""",
-        (UNMAPPED, ACTIVE, Verdict.TOMBSTONED, RANGE_OUTSIDE),
+        (
+            UNMAPPED if mirror.is_whole(rows.DOCS) else ROW_UNREADABLE,
+            *(ACTIVE, Verdict.TOMBSTONED, RANGE_OUTSIDE),
+        ),
     )
     db.execute("CREATE UNIQUE INDEX temp.placed_id ON placed (id)")
     return _with_reasons_of_vectors(db)
@@ -83,12 +94,13 @@ def _with_reasons_of_vectors(db: apsw.Connection) -> Choice:
     embedder = _most(db, "embedder", "1")
     if embedder is None:
         return Choice()
-    dimensions = _most(db, "dimensions", "embedder = ?1 AND dimensions > 0", embedder)
+    dimensions = _most(db, "dimensions", f"embedder = ?1 AND {_HAS_LENGTH}", embedder)
     db.execute(
-        """UPDATE placed SET reason = CASE WHEN dimensions IS NOT ?2 AND dimensions > 0 THEN ?3 ELSE ?4 END
-            WHERE reason IS NULL AND (embedder <> ?1 OR (dimensions <> ?2 AND dimensions > 0))""",
+        f"""UPDATE placed SET reason = CASE WHEN dimensions <> ?2 AND {_HAS_LENGTH} THEN ?3 ELSE ?4 END
+             WHERE reason IS NULL AND (embedder <> ?1 OR (dimensions <> ?2 AND {_HAS_LENGTH}))""",
         (embedder, dimensions, DIMENSION_MISMATCH, OTHER_EMBEDDER),
     )
+    db.executemany("UPDATE placed SET reason = ?2 WHERE reason IS NULL AND flaw = ?1", list(FLAWS.items()))
     return Choice(embedder=str(embedder), dimensions=None if dimensions is None else int(str(dimensions)))
 
 
@@ -99,15 +111,15 @@ def _most(db: apsw.Connection, column: str, where: str, *values: object) -> obje
     return found
 
 
-def _body_sizes(db: apsw.Connection, root: Path) -> Iterator[tuple[str, int]]:
-    """Yield the size of the body of every searched document whose file is the one that its ranges are of."""
+def _bodies(db: apsw.Connection, root: Path) -> Iterator[tuple[str, int, bool]]:
+    """Yield the size of the body of every searched document whose file is there, and whether it is the one it had."""
     query = "SELECT d.id, d.md_path, d.md_sha FROM doc d JOIN verdict v ON v.doc_id = d.id WHERE v.reason IS NULL"
     for doc, path, sha256 in list(db.execute(query)):
         place = inside(root, str(path))
         with contextlib.suppress(OSError):
             body = None if place is None else body_of(place)
-            if body is not None and body.sha256 == sha256:
-                yield str(doc), body.size
+            if body is not None:
+                yield str(doc), body.size, body.sha256 == str(sha256).lower()
 
 
 def inside(root: Path, path: str) -> Path | None:

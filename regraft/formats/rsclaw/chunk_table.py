@@ -6,6 +6,7 @@ vector nor, but for reasons that are about the vector alone, text.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,17 +17,19 @@ import apsw
 import msgspec
 
 from regraft import sqlite
+from regraft.errors import NotEnoughSpace
 from regraft.formats.redb import read_redb
 from regraft.formats.rsclaw import carrying, database, rows, selection
 from regraft.formats.rsclaw.carrying import Choice
 from regraft.formats.rsclaw.scope import Scope
+from regraft.formats.rsclaw.selection import Verdict
 from regraft.formats.rsclaw.vectors import NotNumbers, float32_bytes
 from regraft.formats.vector_table import VectorTable
 from regraft.ledger import durable
-from regraft.room import demand_room
+from regraft.report.progress import human_bytes
 
-#: A row that is not of its form.
-ROW_UNREADABLE = "row_unreadable"
+#: Reasons of rows of which a report tells nothing but how many they are: they may be of documents that are hidden.
+_UNNAMED = frozenset({Verdict.NOT_VISIBLE, carrying.UNMAPPED, carrying.ROW_UNREADABLE})
 #: How :func:`written` lays the chunks out.
 TABLE = VectorTable(
     name="chunks",
@@ -44,10 +47,9 @@ _BATCH = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks:
-    """The chunks of a KB as a table in a file: the base that they become, whose vectors they have, what is damaged."""
+    """The chunks of a KB as a table in a file: whose vectors they have, and what is damaged."""
 
     path: Path
-    base_id: str
     choice: Choice
     damaged_pages: int
     #: Chunks that lie in damaged pages.
@@ -74,30 +76,35 @@ def written(path: Path, work: Path | None, scope: Scope) -> Iterator[Chunks]:
         OSError: it cannot be read, or the file cannot be written.
     """
     with durable.temporary_folder(work) as folder, database.mirrored(path, carrying.TABLES) as mirror:
-        demand_room(folder, path.stat().st_size)
-        choice = carrying.choose(mirror.db, path.parent, scope)
+        _demand_room(folder, path.stat().st_size)
+        choice = carrying.choose(mirror, path.parent, scope)
         place = folder / "chunks.sqlite"
         with sqlite.writing(place, create=True) as db:
             # It is thrown away whatever happens.
             db.execute("PRAGMA journal_mode = OFF").fetchall()
             db.execute("PRAGMA synchronous = OFF")
             db.execute(f"CREATE TABLE chunks ({_COLUMNS})")
-            with sqlite.transaction(db), read_redb(path, on_damage=lambda _: None) as file:
+            with sqlite.transaction(db), read_redb(path, on_damage=lambda _: None, state=mirror.state) as file:
                 if rows.CHUNKS in file.tables:
                     _write(db, file.raw_rows(rows.CHUNKS), mirror.db)
         yield Chunks(
             path=place,
-            base_id=carrying.base_id(carrying.legacy_id(mirror.db)),
             choice=choice,
             damaged_pages=mirror.damaged_pages,
             lost=mirror.tables[rows.CHUNKS].lost,
         )
 
 
+def _demand_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise NotEnoughSpace(path=folder, needed=human_bytes(needed), free=human_bytes(free))
+
+
 def _write(db: apsw.Connection, chunks: Iterator[tuple[bytes, bytes]], mirror: apsw.Connection) -> None:
     waiting: list[tuple[Any, ...]] = []
     unreadable = int(str(mirror.execute("SELECT coalesce(max(row), 0) FROM placed").get))
-    for key, value in chunks:
+    for _, value in chunks:
         try:
             chunk = rows.decode_chunk(value)
             placed: Any = mirror.execute(_PLACE, (chunk.id, chunk.doc_id)).fetchone()
@@ -105,10 +112,11 @@ def _write(db: apsw.Connection, chunks: Iterator[tuple[bytes, bytes]], mirror: a
             placed = None
         if placed is None:
             unreadable += 1
-            waiting.append((unreadable, database.shown_key(key), *[None] * 7, ROW_UNREADABLE))
+            waiting.append((unreadable, None, *[None] * 7, carrying.ROW_UNREADABLE))
         else:
             row, reason, *about = placed
-            waiting.append((row, chunk.id, chunk.doc_id, chunk.seq, *about, *_carried(chunk, reason)))
+            key, doc = (None, None) if reason in _UNNAMED else (chunk.id, chunk.doc_id)
+            waiting.append((row, key, doc, chunk.seq, *about, *_carried(chunk, reason)))
         if len(waiting) == _BATCH:
             _insert(db, waiting)
     _insert(db, waiting)

@@ -21,6 +21,7 @@ from regraft.formats.redb import PageDamage, RedbFile, read_redb
 from regraft.formats.rsclaw import rows
 from regraft.formats.rsclaw.rows import Doc
 from regraft.formats.rsclaw.vectors import flaw_of
+from regraft.language import tr
 
 FILE = "kb.redb"
 MARKDOWN, RAW, FULL_TEXT, HNSW = "md", "raw", "idx/tantivy", "hnsw"
@@ -32,6 +33,10 @@ _FOLDER = "kb"
 #: A database of documents has at least these tables.
 _MARKS = frozenset({rows.DOCS, rows.CHUNKS})
 _BATCH = 500
+#: So many rows of a table that are not of their form are named; the others are counted.
+MOST_BROKEN = 10_000
+#: Keys of a type with a width may be of no bytes at all: a file of a few kB can claim any number of such rows.
+_KEY_TYPES = ("&str", "&[u8]", "String", "Vec<u8>")
 
 SCHEMA = """
 CREATE TABLE doc (id TEXT PRIMARY KEY, lsid TEXT, title TEXT, kind TEXT, source_type TEXT, source_path TEXT, url TEXT,
@@ -127,6 +132,8 @@ class Mirror:
     db: apsw.Connection
     clean: bool = True
     format_version: int = 0
+    #: Of the file, for who reads it once more (:func:`regraft.formats.redb.read_redb`).
+    state: bytes = b""
     tables: dict[str, Read] = field(default_factory=dict)
     damage: list[PageDamage] = field(default_factory=list)
     #: How many pages are damaged: no more than some are kept.
@@ -144,7 +151,8 @@ class Mirror:
     def broken(self, table: str, key: bytes, reason: object) -> None:
         """Take note of a row that is not of its form."""
         self.tables[table].broken += 1
-        self.db.execute("INSERT INTO broken VALUES (?, ?, ?)", (table, shown_key(key), str(reason)))
+        if self.tables[table].broken <= MOST_BROKEN:
+            self.db.execute("INSERT INTO broken VALUES (?, ?, ?)", (table, shown_key(key), str(reason)))
 
     def is_whole(self, *names: str) -> bool:
         """Tell whether every row of these tables was read: only then does what is not among them not exist."""
@@ -188,7 +196,7 @@ def mirrored(
         db.execute(SCHEMA)
         mirror = Mirror(db=db)
         with read_redb(path, on_damage=mirror.see) as file:
-            mirror.clean, mirror.format_version = file.clean, file.format_version
+            mirror.clean, mirror.format_version, mirror.state = file.clean, file.format_version, file.state
             for table in only:
                 _read_table(file, table, mirror, go_on)
         db.execute(INDEXES)
@@ -200,6 +208,10 @@ def _read_table(file: RedbFile, table: str, mirror: Mirror, go_on: Callable[[int
     if table not in file.tables:
         return
     read.is_there, read.stated = True, file.tables[table].length
+    if file.tables[table].key_type not in _KEY_TYPES:
+        reason = tr("its keys are of the type {type}", type=file.tables[table].key_type)
+        mirror.see(PageDamage(table=table, page=tr("header"), offset=0, length=0, reason=reason))
+        return
     writer = _Writer(mirror, table)
     with sqlite.transaction(mirror.db):
         for key, value in file.raw_rows(table):

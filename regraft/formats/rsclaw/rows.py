@@ -5,8 +5,9 @@ Fields that no rule of ours needs are not read. A row that is not of its form ra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -14,6 +15,7 @@ from msgspec import Meta, Raw, Struct
 #: What SQLite, and the system, can hold.
 Whole = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Id = Annotated[str, Meta(min_length=1)]
 
 DOCS = "kb_docs"
 LATEST = "kb_doc_latest_version"
@@ -86,7 +88,7 @@ class Source(Struct, frozen=True):
 class Doc(Struct, frozen=True):
     """A version of a document; times in ms."""
 
-    id: str
+    id: Id
     logical_source_id: str
     title: str
     markdown_path: str
@@ -107,7 +109,7 @@ class Doc(Struct, frozen=True):
 class Chunk(Struct, frozen=True):
     """A piece of a document; its range is in bytes of the document's body."""
 
-    id: str
+    id: Id
     doc_id: str
     logical_source_id: str
     doc_version: Whole
@@ -142,7 +144,7 @@ class Mention(Struct, frozen=True):
 class Entry(Struct, frozen=True):
     """An entry of the ledger; times in ms."""
 
-    id: str
+    id: Id
     created_at: Whole
     updated_at: Whole
     doc_id: str
@@ -164,7 +166,7 @@ class JobKind(Struct, frozen=True):
 class Job(Struct, frozen=True):
     """A job of the outbox; times in ms."""
 
-    id: str
+    id: Id
     kind: JobKind
     status: str
     priority: Whole
@@ -189,17 +191,33 @@ class Collection(Struct, frozen=True):
     name: str
 
 
-decode_doc = msgspec.json.Decoder(Doc).decode
-decode_chunk = msgspec.json.Decoder(Chunk).decode
-decode_latest = msgspec.json.Decoder(Latest).decode
-decode_entity = msgspec.json.Decoder(Entity).decode
-decode_mention = msgspec.json.Decoder(Mention).decode
-decode_entry = msgspec.json.Decoder(Entry).decode
-decode_job = msgspec.json.Decoder(Job).decode
-decode_claim = msgspec.json.Decoder(Claim).decode
-decode_collection = msgspec.json.Decoder(Collection).decode
+T = TypeVar("T")
+
+
+def _decoder(shape: type[T]) -> Callable[[bytes], T]:
+    """Return what reads a row of that shape; one that is nested too deep is not of its form."""
+    decode = msgspec.json.Decoder(shape).decode
+
+    def decoded(value: bytes) -> T:
+        try:
+            return decode(value)
+        except RecursionError as error:
+            raise msgspec.DecodeError("JSON is nested too deep") from error
+
+    return decoded
+
+
+decode_doc = _decoder(Doc)
+decode_chunk = _decoder(Chunk)
+decode_latest = _decoder(Latest)
+decode_entity = _decoder(Entity)
+decode_mention = _decoder(Mention)
+decode_entry = _decoder(Entry)
+decode_job = _decoder(Job)
+decode_claim = _decoder(Claim)
+decode_collection = _decoder(Collection)
 #: Tables whose rows only have to be JSON objects: nothing else is asked of them.
-decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
+decode_object = _decoder(dict[str, Raw])
 
 
 def split_key(key: str) -> tuple[str, str]:

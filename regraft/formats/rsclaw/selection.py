@@ -11,9 +11,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-import apsw
-
-from regraft.formats.rsclaw.rows import ACTIVE, TOMBSTONED, Visibility
+from regraft.formats.rsclaw.database import Mirror
+from regraft.formats.rsclaw.rows import ACTIVE, DOCS, TOMBSTONED, Visibility
 from regraft.formats.rsclaw.scope import Scope
 
 
@@ -26,28 +25,36 @@ class Verdict(StrEnum):
     SUPERSEDED = "superseded"
 
 
-#: Whether a document is the latest version of its source: by the system's own table, or, where that has no row or names
-#: a document of another source, by the highest version. Where it names one that cannot be read, no other takes its
-#: place: nobody knows who may see the source now.
-IS_LATEST = """
-    CASE WHEN EXISTS (SELECT 1 FROM latest l WHERE l.lsid = d.lsid
-                       AND NOT EXISTS (SELECT 1 FROM doc named WHERE named.id = l.doc_id AND named.lsid <> d.lsid))
-         THEN EXISTS (SELECT 1 FROM latest l WHERE l.lsid = d.lsid AND l.doc_id = d.id)
-         ELSE NOT EXISTS (SELECT 1 FROM doc other WHERE other.lsid = d.lsid
-                           AND (other.version, other.id) > (d.version, d.id)) END"""
 #: Where a document came from, for a person.
 SOURCE = "coalesce(nullif(d.url, ''), nullif(d.source_path, ''), d.title)"
 #: For one caller (:func:`judge`): a row for each document, in the order of creation; NULL where it is searched.
 _VERDICTS = """CREATE TEMP TABLE verdict (doc_id TEXT PRIMARY KEY, place INTEGER UNIQUE, reason TEXT)"""
 
 
-def judge(db: apsw.Connection, scope: Scope) -> None:
+def is_latest(mirror: Mirror) -> str:
+    """Return SQL that tells whether the document ``d`` is the latest version of its source.
+
+    The system's own table says it. Where that has no row, or names a document of another source, the highest version
+    is, if every document could be read. Where the latest cannot be read, no other takes its place: nobody knows who may
+    see the source now.
+    """
+    highest = """NOT EXISTS (SELECT 1 FROM doc other WHERE other.lsid = d.lsid
+                              AND (other.version, other.id) > (d.version, d.id))"""
+    return f"""
+        CASE WHEN EXISTS (SELECT 1 FROM latest l WHERE l.lsid = d.lsid
+                           AND NOT EXISTS (SELECT 1 FROM doc named WHERE named.id = l.doc_id AND named.lsid <> d.lsid))
+             THEN EXISTS (SELECT 1 FROM latest l WHERE l.lsid = d.lsid AND l.doc_id = d.id)
+             ELSE {highest if mirror.is_whole(DOCS) else "0"} END"""
+
+
+def judge(mirror: Mirror, scope: Scope) -> None:
     """Fill the temporary table ``verdict`` (``doc_id, place, reason``) for a caller.
 
     Args:
-        db: the tables of :func:`regraft.formats.rsclaw.database.mirrored`.
+        mirror: of a KB, at least its documents and their latest versions.
         scope: who asks.
     """
+    db = mirror.db
 
     def sees(*facts: Any) -> bool:
         kind, of, owner = facts
@@ -61,7 +68,7 @@ def judge(db: apsw.Connection, scope: Scope) -> None:
                    CASE WHEN NOT regraft_sees(d.visibility, d.visible_to, d.owner) THEN ?1
                         WHEN d.status = ?2 THEN ?3
                         WHEN d.status <> ?4 THEN ?5
-                        WHEN NOT ({IS_LATEST}) THEN ?6 END
+                        WHEN NOT ({is_latest(mirror)}) THEN ?6 END
               FROM doc d""",
         (Verdict.NOT_VISIBLE, TOMBSTONED, Verdict.TOMBSTONED, ACTIVE, Verdict.UPDATING, Verdict.SUPERSEDED),
     )

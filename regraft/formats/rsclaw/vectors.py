@@ -89,7 +89,7 @@ def float32_bytes(text: bytes | msgspec.Raw) -> bytes:
         numbers = _NUMBERS.decode(text)
         doubles = array("d", (math.nan if number is None else number for number in numbers))
         singles = array("f", doubles)
-    except (msgspec.MsgspecError, OverflowError) as error:
+    except (msgspec.MsgspecError, OverflowError, RecursionError) as error:
         raise NotNumbers(str(error)) from error
     if singles and (_has_half(doubles) or _has_small(singles)):
         singles = array("f", map(_nearest, _TEXTS.decode(text), singles))
