@@ -265,7 +265,7 @@ def test_search_in_the_new_base_finds_by_words_and_by_meaning(store):
     assert found["hits"][0]["item_name"] == "Pears.md"
 
 
-# --- a database that changes between two readings ----------------------------------------------------------------------
+# --- a database that changes between two readings --------------------------------------------------------------------
 
 
 def changed_after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, store: RsclawStore) -> None:
