@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -14,6 +16,7 @@ from regraft import links
 from regraft.formats.rsclaw import rows
 from regraft.formats.rsclaw.database import FULL_TEXT, HNSW, SNAPSHOT
 from regraft.language import tr
+from regraft.report.notices import Severity
 from regraft.report.progress import human_bytes
 from regraft.text import counted
 
@@ -46,15 +49,21 @@ class _FullText(msgspec.Struct):
 
 
 def snapshot_files(root: Path) -> list[Path]:
-    """Return what the snapshot of the vector index consists of.
+    """Return what the snapshot of the vector index consists of: plain files, and nothing else.
 
     Raises:
         OSError: the folder cannot be read.
     """
-    folder = root / HNSW
-    if folder.is_symlink() or not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if path.name.startswith(SNAPSHOT_FILES))
+    return [path for path, is_plain in _called_snapshot(root) if is_plain]
+
+
+def odd_snapshot_files(root: Path) -> list[Path]:
+    """Return what is called as the files of the snapshot and is a link, a folder or no plain file: it stays.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    return [path for path, is_plain in _called_snapshot(root) if not is_plain]
 
 
 def has_full_text(root: Path) -> bool:
@@ -63,8 +72,21 @@ def has_full_text(root: Path) -> bool:
     Raises:
         OSError: the folder cannot be read.
     """
-    folder = root / FULL_TEXT
-    return not folder.is_symlink() and folder.is_dir() and any(folder.iterdir())
+    return _is_plain_folder(root, FULL_TEXT) and any((root / FULL_TEXT).iterdir())
+
+
+def _called_snapshot(root: Path) -> Iterator[tuple[Path, bool]]:
+    if _is_plain_folder(root, HNSW):
+        for path in sorted((root / HNSW).iterdir()):
+            if path.name.startswith(SNAPSHOT_FILES):
+                yield path, stat.S_ISREG(path.lstat().st_mode)
+
+
+def _is_plain_folder(root: Path, name: str) -> bool:
+    """Tell whether a folder of the KB is one, without a link on the way to it."""
+    path = PurePosixPath(name)
+    way = [root / part for part in (*reversed(path.parents), path) if part.parts]
+    return not any(part.is_symlink() for part in way) and way[-1].is_dir()
 
 
 def check(seen: Seen) -> None:
@@ -75,10 +97,18 @@ def check(seen: Seen) -> None:
     """
     if not seen.mirror.is_whole(rows.CHUNKS):
         return
-    if snapshot_files(seen.root):
+    odd = [path.relative_to(seen.root).as_posix() for path in odd_snapshot_files(seen.root)]
+    _tell_odd(seen, odd)
+    if snapshot_files(seen.root) and SNAPSHOT not in odd:
         _check_snapshot(seen)
     if has_full_text(seen.root):
         _check_full_text(seen)
+
+
+def _tell_odd(seen: Seen, odd: list[str]) -> None:
+    message = tr("{n} called as files of the snapshot, links, folders or not plain files, which stay: {named}")
+    severity: Severity = "warning" if SNAPSHOT in odd else "note"
+    seen.say(kb.SNAPSHOT, message, "entry", odd, severity=severity, is_beyond_repair=True)
 
 
 def _described(path: Path, decoder: msgspec.json.Decoder[T]) -> T | str:

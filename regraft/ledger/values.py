@@ -158,11 +158,12 @@ class RowsDetail(msgspec.Struct, frozen=True):
     grows: bool = False
 
 
-class FileDetail(msgspec.Struct, frozen=True):
+class FileDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a change of a file or folder.
 
     ``new`` tells whether something comes in its place; ``mark`` is what tells whether that was changed since; it was
     made at ``staged``, below ``.regraft``. ``made`` is the topmost folder that was made for it, below the store.
+    ``cache`` tells whether it is of a cache, which may have been made anew.
     """
 
     new: bool
@@ -170,6 +171,7 @@ class FileDetail(msgspec.Struct, frozen=True):
     staged: str
     made: str | None
     actions: tuple[Count, Count]
+    cache: bool = False
 
 
 Detail = RowsDetail | FileDetail
@@ -241,6 +243,8 @@ def _demand_file_detail(run: str, path: str, found: FileDetail) -> None:
         raise _unfit(tr("what tells whether a file was changed"), found.mark)
     if not _is_numbered(found.staged, f"{WORK}/{run}/"):
         raise _unfit(tr("where a file was made"), found.staged)
+    if found.cache and found.new:
+        raise _unfit(tr("a cache in whose place something comes"), found.cache)
     if found.made is not None and not path.startswith(f"{path_of(found.made)}/"):
         raise _unfit(tr("a folder that was made"), found.made)
 

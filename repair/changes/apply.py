@@ -167,7 +167,12 @@ class ChangeExecutor:
         missing = _first_missing(final.parent)
         made = None if missing is None else missing.relative_to(self._root).as_posix()
         detail = FileDetail(
-            new=is_new, mark=mark, staged=f"{WORK}/{self._run}/{number}", made=made, actions=self._actions_of(change)
+            new=is_new,
+            mark=mark,
+            staged=f"{WORK}/{self._run}/{number}",
+            made=made,
+            actions=self._actions_of(change),
+            cache=change.is_cache,
         )
         recorded = self._book.changes.intend(self._run, "file", change.path, kept, detail)
         old = self._own / kept if kept else self._own / WORK / self._run / f"{number}.none"

@@ -133,6 +133,9 @@ class FileChange:
     trash: bool = False
     #: Whether a file is moved as it is, whatever it holds: no log beside it is worked into it.
     as_is: bool = False
+    #: Whether it is (part of) what its system makes anew: where that was done meanwhile, undo leaves it so. Caches are
+    #: told apart by the folders that they lie in.
+    is_cache: bool = False
     #: Returns what tells later whether the new one was changed, where ``make`` flushes what it makes and knows that
     #: already; None: it is flushed and asked :func:`repair.changes.files.mark_of`.
     mark: Callable[[Path], str | None] | None = None

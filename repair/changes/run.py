@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,13 @@ from regraft.kinds import SYSTEMS, Kind
 from regraft.language import joined, language, tr
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.changes import RunRecord
+from regraft.ledger.values import Recorded
 from regraft.report.document import Run
 from regraft.report.progress import Progress, human_bytes, stage
+from regraft.text import shown
 from repair.changes import apply, files, space, undo
 from repair.changes.apply import ChangeExecutor
-from repair.changes.plan import Action, Plan
+from repair.changes.plan import Action, Plan, Unresolved
 from repair.changes.report import ChangeReport, base_names, reported
 from repair.changes.session import Session, looking, session, settle_remains
 from repair.changes.store import Store, alone, recognised, recognised_after
@@ -76,12 +78,12 @@ def run_command(  # noqa: PLR0913 - what every command is given
         with session(named, again) as current:
             store = current.store
             plan = planned(store, planner)
-            shown = reported(store, run, plan)
+            shown_plan = reported(store, run, plan)
             if not (plan.changes or plan.reclaims or plan.expired):
-                return shown
+                return shown_plan
             demand_space(store, plan)
             executor = ChangeExecutor(store.root, current.ledger, run.id, plan.changes)
-            if not show_plan(shown):
+            if not show_plan(shown_plan):
                 raise Declined(path=path)
             with alone(store):
                 demand_as_read(store, plan)
@@ -129,29 +131,43 @@ def undo_run(
         if dry_run:
             with looking(store):
                 undo.demand_unchanged(store.root, chosen, dry_run=True)
-            return _undo_report(store, run, chosen)
+            return _undo_report(store, run, chosen, undo.made_anew(store.root, chosen))
         with session(store) as current:
             chosen = undo.chosen_run(store.root, store.runs(current.ledger.changes.runs()), run_id)
-            planned = _undo_report(store, run, chosen)
+            anew = undo.made_anew(store.root, chosen)
+            planned = _undo_report(store, run, chosen, anew)
             if not show_plan(planned):
                 raise Declined(path=path)
             with alone(store):
+                if undo.made_anew(store.root, chosen) != anew:
+                    raise PlanOutdated(path=store.root, reason=tr("it was written to meanwhile"))
                 undo.demand_unchanged(store.root, chosen)
                 current.begin(run, planned.actions)
                 with stage(progress, tr("Taking back"), len(chosen.changes), "files"):
                     undo.take_back(store.root, current.ledger, chosen.run_id)
-        return _undo_report(store, run, chosen)
+        return _undo_report(store, run, chosen, anew)
 
 
-def _undo_report(store: Store, run: Run, chosen: RunRecord) -> ChangeReport:
-    actions = []
+def _undo_report(store: Store, run: Run, chosen: RunRecord, anew: Sequence[Recorded]) -> ChangeReport:
+    """Return what is taken back of a run, and what is left: caches that were made ``anew``."""
+    actions, places = [], {change.path for change in anew}
     for made in undo.made_actions(chosen):
+        if made.subject in places:
+            continue
         fields = structs.asdict(made)
         message = tr("take back: {message_}", message_=kept_text.translated(made.message, language()))
         actions.append(Action(**{**fields, "message": message}))
+    left = [_left_anew(change, chosen) for change in anew]
     bases = base_names(store, {action.base for action in actions if action.base is not None})
     run.end()
-    return ChangeReport(head=run.head(), bases=bases, actions=actions, left=[], undo=None, undone=chosen.run_id)
+    return ChangeReport(head=run.head(), bases=bases, actions=actions, left=left, undo=None, undone=chosen.run_id)
+
+
+def _left_anew(change: Recorded, chosen: RunRecord) -> Unresolved:
+    start, _ = change.detail.actions
+    finding = chosen.actions[start].finding
+    reason = tr("the cache of {path} was made anew and stays; what was set aside is deleted", path=shown(change.path))
+    return Unresolved(finding=finding or "", reason=reason, subject=change.path)
 
 
 def planned(store: Store, planner: Planner) -> Plan:

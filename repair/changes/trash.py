@@ -18,8 +18,12 @@ def trashed(
     base: str | None = None,
     *,
     as_is: bool = False,
+    is_cache: bool = False,
 ) -> FileChange:
-    """Return what takes a file or folder away, to the trash; ``as_is``: whatever it holds."""
+    """Return what takes a file or folder away, to the trash; ``as_is``: whatever it holds.
+
+    ``is_cache``: its system makes it anew, as :class:`FileChange` has it.
+    """
     name = path.relative_to(store.root).as_posix()
     return FileChange(
         path=name,
@@ -29,4 +33,5 @@ def trashed(
         make=None,
         trash=True,
         as_is=as_is,
+        is_cache=is_cache,
     )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate, takewhile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import apsw
 import msgspec
@@ -156,10 +156,12 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
         UndoRefused
         StoreBusy, StoreNotWritable
     """
-    for change in undoable(run):
+    anew = {change.change_id for change in made_anew(root, run)}
+    changes = [change for change in undoable(run) if change.change_id not in anew]
+    for change in changes:
         _demand_fit(root, change)
     chains: dict[str, list[Recorded]] = {}
-    for change in reversed(undoable(run)):
+    for change in reversed(changes):
         chains.setdefault(change.path, []).append(change)
     for path, chain in chains.items():
         what = _changed(root, chain, dry_run)
@@ -167,12 +169,22 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
             raise UndoRefused(path=root / path, what=what, run=run.run_id)
     if not dry_run:
         # Who has one file open is told before any other was taken back.
-        for change in undoable(run):
+        for change in changes:
             if change.means == "file":
                 files.settle_logs(root / change.path)
             else:
                 with changesets.locked(root / change.path, keep=False):
                     pass
+
+
+def made_anew(root: Path, run: RunRecord) -> list[Recorded]:
+    """Return the changes of a run that took a cache away of which its system has made something anew.
+
+    They are not taken back: parts of two states of one cache would stand beside each other.
+    """
+    caches = [change for change in undoable(run) if change.means == "file" and change.file.cache]
+    standing = {PurePosixPath(change.path).parent for change in caches if os.path.lexists(root / change.path)}
+    return [change for change in caches if PurePosixPath(change.path).parent in standing]
 
 
 def _changed(root: Path, chain: Sequence[Recorded], dry_run: bool) -> str | None:
@@ -253,12 +265,19 @@ def _trial(path: Path, on_copy: bool) -> Iterator[Path]:
 def take_back(root: Path, ledger: Ledger, run_id: str) -> None:
     """Take every change of a run back, the last one first; see :func:`demand_unchanged`.
 
+    Of a cache that was made anew (:func:`made_anew`) the former state is deleted.
+
     Raises:
         UndoRefused: rows were changed since.
         StoreBusy, StoreNotWritable, OSError, apsw.Error
     """
     run = next(one for one in ledger.changes.runs() if one.run_id == run_id)
+    anew = {change.change_id for change in made_anew(root, run)}
     for change in reversed(undoable(run)):
+        if change.change_id in anew:
+            ledger.changes.settle(change.change_id, "undone", 0)
+            apply.forget(root, apply.kept_of(root, change))
+            continue
         ledger.changes.settle(change.change_id, "undoing")
         if change.means == "rows":
             _take_back_rows(root, change)

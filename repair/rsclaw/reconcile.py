@@ -34,11 +34,14 @@ def plan(store: Store) -> Plan:
     made = Plan(read={store.found.path.name: stamp_of(store.found.path)})
     findings = store.findings()
     changes = {kb.SNAPSHOT: _snapshot, kb.FULL_TEXT: _full_text}
+    beyond = [one for one in findings if one.name in changes and one.is_beyond_repair]
     for name, changed in changes.items():
-        if any(one.name == name for one in findings):
+        if any(one.name == name and not one.is_beyond_repair for one in findings):
             made.changes += changed(store)
-            made.resolves.add((name, None))
+            if all(one.name != name for one in beyond):
+                made.resolves.add((name, None))
     others = (one for one in findings if one.name not in (*changes, *_OF_OTHERS))
+    made.left += (Unresolved.of(one, one.message) for one in beyond)
     made.left += (Unresolved.with_remedy(one) for one in others if notices.at_least(one.severity, "warning"))
     return made
 
@@ -47,10 +50,10 @@ def _snapshot(store: Store) -> Iterator[FileChange]:
     for path in snapshot_files(store.root):
         name = path.relative_to(store.root).as_posix()
         message = tr("move {name}, of the vector index, to the trash", name=name)
-        yield trashed(store, path, "trash-file", kb.SNAPSHOT, message, as_is=True)
+        yield trashed(store, path, "trash-file", kb.SNAPSHOT, message, as_is=True, is_cache=True)
 
 
 def _full_text(store: Store) -> Iterator[FileChange]:
     if has_full_text(store.root):
         message = tr("move {name}, the full-text index, to the trash", name=FULL_TEXT)
-        yield trashed(store, store.root / FULL_TEXT, "trash-folder", kb.FULL_TEXT, message, as_is=True)
+        yield trashed(store, store.root / FULL_TEXT, "trash-folder", kb.FULL_TEXT, message, as_is=True, is_cache=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +111,54 @@ def test_a_cache_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
         said(reconcile(root), "LinkInStore", 2)
 
 
-def test_a_link_among_the_files_of_a_cache_moves_itself(tmp_path: Path) -> None:
-    store = healthy(tmp_path / "kb")
-    outside = tmp_path / "outside.data"
+def _pipe(place: Path) -> None:
+    os.mkfifo(place)
+
+
+def _link(place: Path) -> None:
+    outside = place.parent.parent.parent / "outside.data"
     outside.write_bytes(b"outside")
-    (store.root / "hnsw" / "snapshot.link").symlink_to(outside)
+    place.symlink_to(outside)
+
+
+@pytest.mark.parametrize("odd", [_pipe, _link, Path.mkdir])
+def test_what_is_no_plain_file_stays_and_is_named(tmp_path: Path, odd: Callable[[Path], None]) -> None:
+    store = healthy(tmp_path / "kb")
+    odd(store.root / "hnsw" / "snapshot.odd")
     PLANTINGS["a snapshot of an unknown chunk"].plant(store)
     root = store.write()
-    assert "hnsw/snapshot.link" in moved(reconcile(root))
-    assert outside.read_bytes() == b"outside"
+    done = reconcile(root)
+    assert moved(done) == ["hnsw/snapshot.hnsw.data", SNAPSHOT]
+    [left] = done.document["left"]
+    assert (done.status, left["finding"], left["severity"], left["repair"]) == (0, "kb.snapshot", "note", None)
+    assert "hnsw/snapshot.odd" in left["reason"]
+    assert os.path.lexists(root / "hnsw" / "snapshot.odd")
     assert run("undo", root, "-y").status == 0
-    assert (root / "hnsw" / "snapshot.link").is_symlink()
+    assert (root / SNAPSHOT).is_file()
+
+
+@pytest.mark.parametrize("odd", [_pipe, _link, Path.mkdir])
+def test_an_odd_description_of_a_snapshot_cannot_be_mended(tmp_path: Path, odd: Callable[[Path], None]) -> None:
+    store = healthy(tmp_path / "kb")
+    (store.root / SNAPSHOT).unlink()
+    odd(store.root / SNAPSHOT)
+    root = store.write()
+    [found] = check(root)
+    assert (found["name"], found["severity"], found["repair"]) == ("kb.snapshot", "warning", None)
+    with untouched(root):
+        done = reconcile(root)
+    assert (done.status, moved(done)) == (1, [])
+    assert SNAPSHOT in done.document["left"][0]["reason"]
+
+
+@pytest.mark.parametrize("folder", ["idx", "idx/tantivy", "hnsw"])
+def test_a_cache_behind_a_link_is_not_looked_at(tmp_path: Path, folder: str) -> None:
+    root = planted(tmp_path / "kb", "a full text index of more texts", "a snapshot of an unknown chunk").root
+    assert {one["name"] for one in check(root)} == {"kb.full-text", "kb.snapshot"}
+    (root / folder).rename(tmp_path / "elsewhere")
+    (root / folder).symlink_to(tmp_path / "elsewhere")
+    gone = "kb.snapshot" if folder == "hnsw" else "kb.full-text"
+    assert gone not in {one["name"] for one in check(root)}
 
 
 @pytest.mark.parametrize("option", [("--limit", "3"), ("--embedder", "x"), ("--provider", "x"), ("--no-probe",)])
@@ -129,13 +168,55 @@ def test_options_that_say_nothing_here(tmp_path: Path, option: tuple[str, ...]) 
         assert option[0] in said(reconcile(root, *option), "WrongUsage", 2)
 
 
-def test_a_cache_that_rsclaw_made_anew_is_not_overwritten(tmp_path: Path) -> None:
-    store = planted(tmp_path / "kb", "a full text index of more texts")
+def test_a_cache_that_rsclaw_made_anew_stays_and_the_rest_comes_back(tmp_path: Path) -> None:
+    store = planted(tmp_path / "kb", "a full text index of more texts", "a snapshot of an unknown chunk")
+    old = (store.root / SNAPSHOT).read_bytes()
     assert reconcile(store.root).status == 0
     full_text(store)
     with untouched(store.root):
-        said(run("undo", store.root, "-y", "--json"), "UndoRefused", 2)
+        planned = run("undo", store.root, "--dry-run", "--json")
+    done = run("undo", store.root, "-y", "--json")
+    assert done.status == planned.status == 0
+    assert {one["subject"] for one in done.document["actions"]} == {"hnsw/snapshot.hnsw.data", SNAPSHOT}
+    left = [(one["finding"], one["severity"], one["subject"]) for one in done.document["left"]]
+    assert left == [("kb.full-text", "warning", "idx/tantivy")]
+    assert planned.document["left"] == done.document["left"]
+    assert "was made anew and stays" in done.document["left"][0]["reason"]
     assert json.loads((store.root / FULL_TEXT).read_text())["opstamp"] == 3
+    assert {one["name"] for one in check(store.root)} == {"kb.snapshot"}
+    assert (store.root / SNAPSHOT).read_bytes() == old
+    assert list((store.root / ".regraft").glob("trash/*")) == []
+    said(run("undo", store.root, "-y", "--json"), "RunUnknown", 2)
+
+
+def test_no_old_part_comes_beside_new_ones(tmp_path: Path) -> None:
+    store = planted(tmp_path / "kb", "a snapshot of an unknown chunk")
+    assert reconcile(store.root).status == 0
+    store.snapshot()
+    (store.root / "hnsw/snapshot.hnsw.data").unlink(missing_ok=True)
+    assert run("undo", store.root, "-y").status == 0
+    assert not (store.root / "hnsw/snapshot.hnsw.data").exists()
+
+
+@pytest.mark.parametrize("commands", [("fix",), ("gc", "reconcile")])
+def test_documents_files_come_back_though_caches_were_made_anew(tmp_path: Path, commands: tuple[str, ...]) -> None:
+    store = planted(tmp_path / "kb", "a file that nothing names", "a snapshot of an unknown chunk")
+    for command in commands:
+        assert run(command, store.root, "--now", NOW).status == 0
+    assert not (store.root / "raw/lost.pdf").exists()
+    store.snapshot()
+    for _ in commands:
+        undone = run("undo", store.root, "-y", "-v")
+        assert undone.status == 0
+    assert (store.root / "raw/lost.pdf").read_bytes() == b"lost"
+    assert {one["name"] for one in check(store.root)} == {"kb.file-orphan"}
+
+
+def test_a_person_is_told_of_a_cache_that_stays(tmp_path: Path) -> None:
+    store = planted(tmp_path / "kb", "a full text index of more texts")
+    assert reconcile(store.root).status == 0
+    full_text(store)
+    assert "the cache of idx/tantivy was made anew and stays" in run("undo", store.root, "-y").stdout
 
 
 def test_a_person_is_told(tmp_path: Path) -> None:

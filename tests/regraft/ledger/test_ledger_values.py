@@ -251,6 +251,8 @@ DETAILS = {
         '{"new":true,"mark":null,"staged":"work/RUN/000001","made":"Knowledge","actions":[0,1]}',
         '{"new":true,"mark":"link \\ud800","staged":"work/RUN/000001","made":null,"actions":[0,1]}',
         '{"new":true,"staged":"work/RUN/000001","made":null,"actions":[0,1]}',
+        '{"new":true,"mark":null,"staged":"work/RUN/000001","made":null,"actions":[0,1],"cache":true}',
+        '{"new":false,"mark":null,"staged":"work/RUN/000001","made":null,"actions":[0,1],"cache":"yes"}',
     ),
 }
 
