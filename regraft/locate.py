@@ -171,12 +171,16 @@ def _by_start(path: Path, start: bytes, kind: Kind | None) -> Located:
 
 def _of_a_system(path: Path, kind: Kind | None) -> Located | None:
     """Recognise a store of another system."""
-    # Why nobody can look there is said by who looks next.
-    with contextlib.suppress(OSError):
+    try:
         for system in systems.those_of(kind):
             store = system.store_at(path)
             if store is not None:
                 return system.located(store)
+    except RegraftError:
+        raise
+    except OSError:
+        # Why nobody can look there is said by who looks next.
+        return None
     return None
 
 

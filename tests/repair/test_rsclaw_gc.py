@@ -194,6 +194,39 @@ def test_a_folder_that_is_a_link_is_refused(store: RsclawStore, tmp_path: Path, 
         said(gc(root), "LinkInStore", 2)
 
 
+def _behind_a_link(store: RsclawStore, tmp_path: Path, link: str) -> Path:
+    """Return a folder of the user's in which a link leads to a KB elsewhere, or to its database."""
+    root = store.write()
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / link).symlink_to(root if link == "kb" else root / "kb.redb")
+    return mine
+
+
+@pytest.mark.parametrize("command", ["gc", "reconcile", "fix", "undo", "check", "inspect"])
+@pytest.mark.parametrize("link", ["kb.redb", "kb"])
+def test_no_link_leads_out_of_the_folder_that_was_named(
+    store: RsclawStore, tmp_path: Path, command: str, link: str
+) -> None:
+    mine = _behind_a_link(store, tmp_path, link)
+    with untouched(store.root), untouched(mine):
+        message = said(run(command, mine, "--json"), "SourceUnreadable", 2)
+    assert f"it is a link to {(store.root / 'kb.redb').resolve()}" in message
+
+
+@pytest.mark.parametrize("command", ["gc", "reconcile", "fix"])
+def test_a_database_that_is_a_link_is_never_changed(store: RsclawStore, tmp_path: Path, command: str) -> None:
+    mine = _behind_a_link(store, tmp_path, "kb.redb")
+    with untouched(store.root), untouched(mine):
+        said(run(command, mine, "--json", "--now", NOW, "--follow-links"), "LinkInStore", 2)
+
+
+def test_a_link_that_was_named_is_followed(store: RsclawStore, tmp_path: Path) -> None:
+    mine = _behind_a_link(store, tmp_path, "kb")
+    assert moved(gc(mine / "kb", "--dry-run")) == [ORPHAN]
+    assert moved(gc(mine / "kb" / "kb.redb", "--dry-run")) == [ORPHAN]
+
+
 def test_a_database_that_nothing_names_moves_as_it_is(store: RsclawStore) -> None:
     """It may be a document of the user's: not even its log is worked into it."""
     path = store.root / "raw" / "user.sqlite"

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from regraft import links
+from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v1.layout import StatePlaces
 from regraft.formats.redb.holding import held
 from regraft.formats.rsclaw import database
@@ -23,8 +24,21 @@ class Rsclaw(System):
     commands = frozenset({"fix", "gc", "reconcile", "history", "undo"})
 
     def store_at(self, path: Path) -> Path | None:
-        """See :class:`System`."""
-        return database.database_of(path)
+        """Return the database; one in a folder is followed out of it by ``--follow-links`` alone, and is never changed.
+
+        Raises:
+            SourceUnreadable: links lead out of the folder that the user named.
+            OSError: nobody may look there.
+        """
+        found = database.database_of(path)
+        if found is None:
+            return None
+        if found == path:
+            return links.real_path(path) if path.is_symlink() else path
+        try:
+            return links.checked(path, found)
+        except links.LeadsOut as error:
+            raise SourceUnreadable(path=found, reason=error.strerror) from error
 
     def has_name(self, path: Path) -> bool:
         """See :class:`System`."""
@@ -32,8 +46,7 @@ class Rsclaw(System):
 
     def located(self, path: Path) -> Located:
         """See :class:`System`."""
-        real = links.real_path(path) if path.is_symlink() else path
-        return Located(kind=self.kind, path=real, tree=FolderTree(real.parent), places=StatePlaces(vectors=""))
+        return Located(kind=self.kind, path=path, tree=FolderTree(path.parent), places=StatePlaces(vectors=""))
 
     def alone(self, found: Located) -> AbstractContextManager[None]:
         """See :class:`System`."""
