@@ -214,7 +214,7 @@ class Audit:
     closing: str
     #: Numbers of every base that a page can be drawn from.
     statistics: Statistics = field(default_factory=Statistics)
-    #: The checks that time did not suffice for.
+    #: The checks that time did not suffice for, or of what cannot be read.
     not_checked: tuple[str, ...] = ()
     #: How deep it was looked at; empty for a source, of which a migration is planned.
     level: str = ""

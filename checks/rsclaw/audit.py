@@ -17,7 +17,7 @@ from checks.rsclaw.seen import Seen
 from regraft.formats.redb import NotRedb, PageDamage, RedbDamaged, RedbSlotsDamaged, RedbTooShort, read_redb
 from regraft.formats.rsclaw import database, rows
 from regraft.formats.rsclaw.database import Mirror
-from regraft.language import tr
+from regraft.language import joined, tr
 from regraft.located import Located
 from regraft.report.progress import stage
 from regraft.text import counted
@@ -41,6 +41,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     """
     ledger = FindingCollector(options.level, options.max_duration, now_ms=options.now_ms)
     checked = dict.fromkeys(("documents", "chunks", "files", "bytes"), 0)
+    unread: list[str] = []
     try:
         with database.mirrored(found.path, go_on=_watched(ledger)) as mirror:
             seen = Seen(
@@ -49,21 +50,31 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
                 mirror=mirror,
                 ledger=ledger,
                 checked=checked,
+                unread=unread,
             )
             _check(seen, options)
     except DAMAGED as error:
         ledger.add(kb.UNREADABLE, str(error), sample=found.path.name)
+        unread += (name for name, _ in _steps(options))
     except OutOfTime:
         ledger.not_checked.append(found.path.name)
     audited = Audit(
         findings=ledger.findings(),
         checked=checked,
         names={},
-        closing=ledger.closing(tr("files and texts")),
-        not_checked=ledger.missing(),
+        closing=_closing(ledger, unread),
+        not_checked=(*ledger.missing(), *unread),
         level=ledger.level.name.lower(),
     )
     return audited if command_line is None else with_commands(audited, command_line)
+
+
+def _closing(ledger: FindingCollector, unread: list[str]) -> str:
+    said = ledger.closing(tr("files and texts"))
+    if not unread:
+        return said
+    missing = tr("Not checked, because it cannot be read: {names}.", names=joined(unread))
+    return f"{said} {missing}" if ledger.missing() else missing
 
 
 def _watched(ledger: FindingCollector) -> Callable[[int], None]:
@@ -79,7 +90,8 @@ def _watched(ledger: FindingCollector) -> Callable[[int], None]:
     return go_on
 
 
-def _check(seen: Seen, options: CheckOptions) -> None:
+def _steps(options: CheckOptions) -> list[tuple[str, Callable[[Seen], None]]]:
+    """Return the checks, each with what a person calls it."""
     steps: list[tuple[str, Callable[[Seen], None]]] = [
         (tr("documents"), documents.check),
         (tr("jobs"), jobs.check),
@@ -90,6 +102,11 @@ def _check(seen: Seen, options: CheckOptions) -> None:
     ]
     if options.level is Level.DEEP:
         steps.append((tr("pages and ids"), _check_pages))
+    return steps
+
+
+def _check(seen: Seen, options: CheckOptions) -> None:
+    steps = _steps(options)
     for table, name in ((rows.DOCS, "documents"), (rows.CHUNKS, "chunks")):
         seen.checked[name] = seen.mirror.tables[table].rows
     documents.prepare(seen.mirror)
@@ -116,6 +133,7 @@ def _guarded(seen: Seen, name: str, step: Callable[[], None]) -> None:
         seen.ledger.not_checked.append(name)
     except OSError as error:
         reason = error.strerror or str(error)
+        seen.unread.append(name)
         seen.ledger.add(kb.UNREADABLE, tr("{name} cannot be read: {error}", name=name, error=reason), sample=name)
 
 

@@ -26,6 +26,8 @@ from regraft.text import path_text
 
 #: What is younger may be of a document that is being added: the system's own grace.
 GRACE_MS = HOUR_MS
+#: So many files that nothing names, if they are also most of all, are not garbage: the database is a new or older one.
+_MANY = 3
 _PIECE = 1 << 20
 
 
@@ -34,6 +36,8 @@ class Why(StrEnum):
 
     #: No document, and no entry of the ledger, names it.
     ORPHAN = "orphan"
+    #: Nothing names it, nor most of the files: the database may be a new or older one than they are.
+    UNSURE = "unsure"
     #: Nothing but an entry whose document is indexed names it, as a file that was replaced.
     REPLACED = "replaced"
     YOUNG = "young"
@@ -76,6 +80,10 @@ _LOOSE = f"""
                         WHERE n.folded = f.folded AND n.path = f.path AND n.how IN ('{_DOC}', '{_OPEN}'))
      ORDER BY f.path"""
 
+#: How many plain files there are, and how many of them nothing names.
+_NAMELESS = """
+    SELECT count(*), count(*) FILTER (WHERE folded NOT IN (SELECT folded FROM named)) FROM file WHERE NOT is_odd"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loose:
@@ -93,8 +101,17 @@ def loose(db: apsw.Connection, now_ms: int) -> Iterator[Loose]:
         db: the tables.
         now_ms: the time that ages are relative to.
     """
+    orphans = Why.UNSURE if _is_of_another_time(db) else Why.ORPHAN
     for path, size, why in db.execute(_LOOSE, (now_ms - GRACE_MS,)):
-        yield Loose(path=str(path), size=int(str(size)), why=Why(str(why)))
+        yield Loose(path=str(path), size=int(str(size)), why=orphans if why == Why.ORPHAN else Why(str(why)))
+
+
+def _is_of_another_time(db: apsw.Connection) -> bool:
+    """Tell whether the database seems not to be that of the files: it has no document, or names few of them."""
+    if db.execute("SELECT 1 FROM doc LIMIT 1").get is None:
+        return True
+    files, nameless = db.execute(_NAMELESS).fetchall()[0]
+    return int(str(nameless)) >= _MANY and 2 * int(str(nameless)) > int(str(files))
 
 
 def listed(mirror: Mirror, root: Path, go_on: Callable[[], None] = lambda: None) -> int:
@@ -155,10 +172,13 @@ def _folded(path: str) -> str:
 def _spellings(root: Path, path: str, *, follow: bool) -> Iterator[str]:
     """Yield what a path that is named may stand for: as it is, below the KB's folder, and where links lead."""
     yield _folded(path)
-    if posixpath.isabs(path) or path.startswith("..") or follow:
-        real = os.path.realpath(root / path.replace("\0", ""))
-        if Path(real).is_relative_to(links.real_path(root)):
-            yield _folded(path_text(Path(real).relative_to(links.real_path(root)).as_posix()))
+    top = links.real_path(root)
+    for spelt in dict.fromkeys((path, path.replace("\\", "/"))):
+        plain = posixpath.normpath(spelt)
+        if posixpath.isabs(plain) or plain.startswith("..") or follow:
+            real = Path(os.path.realpath(root / spelt.replace("\0", "")))
+            if real.is_relative_to(top):
+                yield _folded(path_text(real.relative_to(top).as_posix()))
 
 
 # --- what a file holds -----------------------------------------------------------------------------------------------

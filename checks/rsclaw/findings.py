@@ -9,7 +9,10 @@ from __future__ import annotations
 from checks.audit.findings import register
 from regraft.language import tr
 
-_BACKUP = tr("A backup of `kb.redb`, taken while rsclaw was not running; regraft never writes this file.")
+_BACKUP = tr(
+    "A backup of `kb.redb`, taken while rsclaw was not running; regraft never writes this file. Files that came after "
+    "it are of no document then: `regraft gc` must wait until they are added once more."
+)
 _ADD_AGAIN = tr(
     "`rsclaw kb add` of what the document was made of; where rsclaw says that it is there already, `rsclaw kb rm DOC` "
     "first."
@@ -66,7 +69,8 @@ FILE_ORPHAN = register(
     "kb.file-orphan",
     tr(
         "A file in `md/` or `raw/` that no document has and no open ledger entry names. A note where it is younger "
-        "than an hour, where a settled entry still names it, and where it is a link."
+        "than an hour, where a settled entry still names it, and where it is a link. No garbage, where there is no "
+        "document at all, or nothing names most of the files: the database may be new, or older than they are."
     ),
     tr("`regraft gc`, which moves it to the trash; or `rsclaw kb compact`. What is a note may stay."),
     "gc",

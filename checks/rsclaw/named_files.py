@@ -48,6 +48,13 @@ _OF_OTHERS = {
 }
 _LOOSE: dict[Why, tuple[str, Severity]] = {
     Why.ORPHAN: (tr("{n} that no document and no ledger entry names: {named}"), "warning"),
+    Why.UNSURE: (
+        tr(
+            "{n} of no document, as most are, or all: the database may be new, or older than the files, and gc leaves "
+            "them: {named}"
+        ),
+        "warning",
+    ),
     Why.REPLACED: (tr("{n} replaced, and waiting for the next compaction: {named}"), "note"),
     Why.YOUNG: (tr("{n} of no document, younger than an hour: {named}"), "note"),
     Why.SETTLED: (tr("{n} of no document, which a settled ledger entry names: {named}"), "note"),

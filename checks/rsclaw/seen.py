@@ -33,6 +33,8 @@ class Seen:
     mirror: Mirror
     ledger: FindingCollector
     checked: dict[str, int] = field(default_factory=dict)
+    #: Checks of what cannot be read, as a person calls them.
+    unread: list[str] = field(default_factory=list)
 
     @property
     def db(self) -> apsw.Connection:

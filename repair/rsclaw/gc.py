@@ -13,6 +13,7 @@ from checks.rsclaw.files import MOVED, Loose, Why, listed, loose
 from regraft.errors import WrongUsage
 from regraft.formats.rsclaw import database, rows
 from regraft.language import put_in, tr
+from regraft.report.notices import Severity
 from regraft.text import counted
 from repair.changes import expiry
 from repair.changes.files import stamp_of
@@ -29,6 +30,7 @@ _MESSAGES = {
     Why.REPLACED: tr("move {name}, which was replaced, to the trash"),
 }
 _KEPT = {
+    Why.UNSURE: tr("{files} of no document, as most are, or all: the database may be new, or older than the files"),
     Why.YOUNG: tr("{files} younger than an hour: a document may be about to be added"),
     Why.SETTLED: tr("{files} that a settled ledger entry still names: rsclaw itself decides"),
     Why.SPELLING: tr("{files} named in another letter case or form of characters: rsclaw itself decides"),
@@ -81,8 +83,9 @@ def _moved(store: Store, one: Loose) -> FileChange:
 
 
 def _left(why: Why, count: int) -> Unresolved:
+    severity: Severity = "warning" if why is Why.UNSURE else "note"
     reason = put_in(_KEPT[why], "{files}", counted(count, "file"))
-    return Unresolved(finding=kb.FILE_ORPHAN, reason=reason, count=count, severity="note")
+    return Unresolved(finding=kb.FILE_ORPHAN, reason=reason, count=count, severity=severity)
 
 
 def _uncertain(found: Iterator[Loose]) -> Iterator[Unresolved]:

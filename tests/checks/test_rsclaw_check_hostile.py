@@ -107,8 +107,14 @@ def test_a_database_that_is_damaged_as_a_whole(store: RsclawStore, damage: Calla
     damage(root)
     with untouched(root):
         [finding] = check(root)
+        whole = run("check", root, "--json", "--now", NOW).document
+        text = run("check", root, "--now", NOW).stdout
         look = run("inspect", root, "--json", "--now", NOW).document["health"]
     assert (finding["name"], finding["severity"], finding["repair"]) == ("kb.unreadable", "error", None)
+    parts = ["documents", "jobs", "files of documents", "chunks", "other files", "caches"]
+    assert whole["not_checked"] == parts
+    assert f"Not checked, because it cannot be read: {', '.join(parts)}." in text
+    assert "Everything was checked" not in text
     assert "kb.redb" in finding["message"]
     [problem] = look["problems"]
     assert "kb.redb" in problem

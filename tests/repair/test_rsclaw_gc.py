@@ -133,7 +133,22 @@ def test_what_a_document_of_any_state_names_stays(store: RsclawStore, status: st
 
 @pytest.mark.parametrize(
     "spelt",
-    ["raw//lost.pdf", "./raw/lost.pdf", "md/../raw/lost.pdf", "raw\\lost.pdf", "RAW/Lost.PDF", "raw/x/../lost.pdf"],
+    [
+        *(
+            "raw//lost.pdf",
+            "./raw/lost.pdf",
+            "md/../raw/lost.pdf",
+            "raw\\lost.pdf",
+            "RAW/Lost.PDF",
+            "raw/x/../lost.pdf",
+        ),
+        *(
+            "../kb/raw/lost.pdf",
+            "md/../../kb/raw/lost.pdf",
+            "none/../../kb/raw/lost.pdf",
+            "md\\..\\..\\kb\\raw\\lost.pdf",
+        ),
+    ],
 )
 def test_what_is_named_in_other_words_stays(store: RsclawStore, spelt: str) -> None:
     entry(store, "Old")["old_paths"] = [spelt]
@@ -282,6 +297,50 @@ def test_other_tables_may_be_damaged(store: RsclawStore) -> None:
     assert moved(gc(root)) == [ORPHAN]
 
 
+def _forget(store: RsclawStore, *titles: str) -> None:
+    """Let the database be one from before these documents were added; without a title, before all of them."""
+    for key, one in list(store.tables["kb_docs"].items()):
+        if not titles or one["title"] in titles:
+            del store.tables["kb_docs"][key]
+            ledger = store.tables["kb_ledger"]
+            for number in [number for number, each in ledger.items() if each["doc_id"] == one["id"]]:
+                del ledger[number]
+
+
+MOST = ("Handbook", "Diary", "Page", "Agent", "Channel")
+
+
+@pytest.mark.parametrize("titles", [(), MOST])
+def test_nothing_goes_where_the_database_knows_few_of_the_files(store: RsclawStore, titles: tuple[str, ...]) -> None:
+    _forget(store, *titles)
+    root = store.write()
+    with untouched(root):
+        done = gc(root)
+        fixed = run("fix", root, "--json", "--now", NOW)
+    assert (done.status, moved(done)) == (1, [])
+    [one] = done.document["left"]
+    assert (one["finding"], one["severity"]) == ("kb.file-orphan", "warning")
+    assert "the database may be new, or older than the files" in one["reason"]
+    assert [one for one in fixed.document["actions"] if one["finding"] == "kb.file-orphan"] == []
+    [found] = [one for one in check(root) if one["name"] == "kb.file-orphan"]
+    assert (found["severity"], found["repair"], found["count"]) == ("warning", None, one["count"])
+
+
+def test_a_few_files_go_where_they_are_not_most(store: RsclawStore) -> None:
+    _forget(store, "Page", "Agent")
+    assert len(moved(gc(store.write()))) == 5
+
+
+def test_one_document_and_two_files_of_nobody(tmp_path: Path) -> None:
+    store = RsclawStore(tmp_path / "kb")
+    store.doc("Only", ["A text."])
+    for name in ("a", "b"):
+        store.file(f"raw/{name}.pdf", b"x")
+    assert moved(gc(store.write(), "--dry-run")) == ["raw/a.pdf", "raw/b.pdf"]
+    store.file("raw/c.pdf", b"x")
+    assert moved(gc(store.write())) == []
+
+
 @pytest.mark.parametrize("command", ["gc", "reconcile", "fix"])
 def test_a_database_under_another_name_changes_nothing(store: RsclawStore, command: str) -> None:
     """What lies beside a copy is that of another."""
@@ -385,6 +444,8 @@ def test_what_would_be_overwritten_is_not_taken_back(store: RsclawStore) -> None
 def test_many_files_are_few_lines_for_a_person(store: RsclawStore) -> None:
     for number in range(300):
         store.file(f"raw/{number}.pdf", b"x")
+        store.file(f"raw/former-{number}.pdf", b"x")
+    entry(store, "Waiting")["new_paths"] += [f"raw/former-{number}.pdf" for number in range(300)]
     root = store.write()
     done = run("gc", root, "--now", NOW)
     assert done.status == 0
