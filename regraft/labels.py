@@ -25,6 +25,15 @@ _LABELS = {
     "stopped": tr("stopped"),
     "undone": tr("undone"),
     "done": tr("done"),
+    "active": tr("active"),
+    "updating": tr("updating"),
+    "tombstoned": tr("tombstoned"),
+    "other": tr("other"),
+    # Who may see a document
+    "global": tr("global"),
+    "private": tr("private"),
+    "agent": tr("agent"),
+    "channel": tr("channel"),
     # What a migration or a comparison comes to
     "written": tr("written"),
     "unchanged": tr("unchanged"),

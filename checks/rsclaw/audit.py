@@ -159,7 +159,7 @@ def _check_pages(seen: Seen) -> None:
 def _tell_rows(seen: Seen) -> None:
     query = "SELECT tbl, key, reason FROM broken ORDER BY tbl, key"
     told = (f"{table}, {key}: {reason}" for table, key, reason in seen.db.execute(query))
-    seen.say(kb.ROW, tr("{n} not of the form that rsclaw writes: {named}"), "row", told)
+    seen.say(kb.ROW, tr("{n} not of the form that rsclaw writes: {named}"), noun="row", samples=told)
 
 
 def _tell_damage(mirror: Mirror, ledger: FindingCollector) -> None:
@@ -179,7 +179,7 @@ def _tell_missing_rows(seen: Seen) -> None:
         return
     tables = ((name, one) for name, one in seen.mirror.tables.items() if name not in seen.mirror.damaged_tables)
     samples = (f"{name}: {one.stated:,} − {one.rows + one.broken:,}" for name, one in tables if one.lost)
-    seen.say(kb.PAGE, tr("{n} with fewer rows than it is said to have: {named}"), "table", samples)
+    seen.say(kb.PAGE, tr("{n} with fewer rows than it is said to have: {named}"), noun="table", samples=samples)
 
 
 def _damage_message(table: str | None, count: int, first: PageDamage, mirror: Mirror) -> str:

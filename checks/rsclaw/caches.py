@@ -108,7 +108,7 @@ def check(seen: Seen) -> None:
 def _tell_odd(seen: Seen, odd: list[str]) -> None:
     message = tr("{n} called as files of the snapshot, links, folders or not plain files, which stay: {named}")
     severity: Severity = "warning" if SNAPSHOT in odd else "note"
-    seen.say(kb.SNAPSHOT, message, "entry", odd, severity=severity, is_beyond_repair=True)
+    seen.say(kb.SNAPSHOT, message, noun="entry", samples=odd, severity=severity, is_beyond_repair=True)
 
 
 def _described(path: Path, decoder: msgspec.json.Decoder[T]) -> T | str:
@@ -146,10 +146,15 @@ def _check_snapshot(seen: Seen) -> None:
     seen.db.execute("CREATE TEMP TABLE snapshot (chunk_id TEXT PRIMARY KEY) WITHOUT ROWID")
     seen.db.executemany("INSERT OR IGNORE INTO snapshot VALUES (?)", ((one,) for one in found.id_to_chunk))
     unknown = "SELECT chunk_id FROM snapshot WHERE chunk_id NOT IN (SELECT id FROM chunk) ORDER BY 1"
-    seen.say(kb.SNAPSHOT, tr("{n} in the snapshot of no chunk that is there: {named}"), "id", seen.texts(unknown))
+    seen.say(
+        kb.SNAPSHOT,
+        tr("{n} in the snapshot of no chunk that is there: {named}"),
+        noun="id",
+        samples=seen.texts(unknown),
+    )
     missing = f"""SELECT {NAMED.format(id="c.doc_id")} || ', ' || c.id FROM {SEARCHED}
                    WHERE c.flaw IS NULL AND c.id NOT IN (SELECT chunk_id FROM snapshot) ORDER BY d.id, c.seq, c.id"""
-    seen.say(kb.SNAPSHOT, tr("{n} that the snapshot does not have: {named}"), "chunk", seen.texts(missing))
+    seen.say(kb.SNAPSHOT, tr("{n} that the snapshot does not have: {named}"), noun="chunk", samples=seen.texts(missing))
 
 
 def _check_full_text(seen: Seen) -> None:

@@ -45,11 +45,13 @@ def _check_documents(seen: Seen) -> None:
         lost = (
             """SELECT c.doc_id || ', ' || c.id FROM chunk c WHERE c.doc_id NOT IN (SELECT id FROM doc) ORDER BY c.id"""
         )
-        seen.say(kb.CHUNK_ORPHAN, tr("{n} of a document that is not there: {named}"), "chunk", seen.texts(lost))
+        seen.say(
+            kb.CHUNK_ORPHAN, tr("{n} of a document that is not there: {named}"), noun="chunk", samples=seen.texts(lost)
+        )
     other = f"""SELECT {_CHUNK} FROM chunk c JOIN doc d ON d.id = c.doc_id
                  WHERE c.doc_version <> d.version OR c.lsid <> d.lsid ORDER BY d.id, c.seq, c.id"""
     message = tr("{n} of another version or source than the document: {named}")
-    seen.say(kb.CHUNK_ORPHAN, message, "chunk", seen.texts(other))
+    seen.say(kb.CHUNK_ORPHAN, message, noun="chunk", samples=seen.texts(other))
 
 
 def _check_index(seen: Seen) -> None:
@@ -58,12 +60,17 @@ def _check_index(seen: Seen) -> None:
         return
     lost = """SELECT s.chunk_id FROM by_source s LEFT JOIN chunk c ON c.id = s.chunk_id AND c.lsid = s.lsid
                WHERE c.id IS NULL ORDER BY 1"""
-    seen.say(kb.CHUNK_INDEX, tr("{n} listed under a source that has no such chunk: {named}"), "id", seen.texts(lost))
+    seen.say(
+        kb.CHUNK_INDEX,
+        tr("{n} listed under a source that has no such chunk: {named}"),
+        noun="id",
+        samples=seen.texts(lost),
+    )
     unlisted = f"""SELECT {_CHUNK} FROM chunk c LEFT JOIN doc d ON d.id = c.doc_id
                     WHERE NOT EXISTS (SELECT 1 FROM by_source s WHERE s.lsid = c.lsid AND s.chunk_id = c.id)
                     ORDER BY c.doc_id, c.seq, c.id"""
     message = tr("{n} not listed under the source: {named}")
-    seen.say(kb.CHUNK_INDEX, message, "chunk", seen.texts(unlisted))
+    seen.say(kb.CHUNK_INDEX, message, noun="chunk", samples=seen.texts(unlisted))
 
 
 # --- vectors ---------------------------------------------------------------------------------------------------------
@@ -84,16 +91,16 @@ def _check_vectors(seen: Seen) -> None:
         f"SELECT {_CHUNK} || ': ' || c.dimensions FROM {SEARCHED} WHERE c.flaw IS NULL AND c.dimensions <> ? {order}"
     )
     message = tr("{{n}} with a vector of another length than {dimensions}, as most have: {{named}}", dimensions=usual)
-    seen.say(kb.DIMENSIONS, message, "chunk", seen.texts(other, usual))
+    seen.say(kb.DIMENSIONS, message, noun="chunk", samples=seen.texts(other, usual))
     for flaw, message in _MESSAGES.items():
         flawed = f"SELECT {_CHUNK} FROM {SEARCHED} WHERE c.flaw = ? {order}"
-        seen.say(kb.DIMENSIONS, message, "chunk", seen.texts(flawed, flaw))
+        seen.say(kb.DIMENSIONS, message, noun="chunk", samples=seen.texts(flawed, flaw))
     most = f"SELECT c.embedder FROM {SEARCHED} GROUP BY 1 ORDER BY count(*) DESC, 1"
     first, *others = [*seen.texts(most), ""]
     if len(others) > 1:
         message = tr("{{n}} embedded by another embedder than {first}, as most are: {{named}}", first=first)
         strange = f"SELECT {_CHUNK} || ': ' || c.embedder FROM {SEARCHED} WHERE c.embedder <> ? {order}"
-        seen.say(kb.EMBEDDERS, message, "chunk", seen.texts(strange, first))
+        seen.say(kb.EMBEDDERS, message, noun="chunk", samples=seen.texts(strange, first))
 
 
 # --- ranges and ids --------------------------------------------------------------------------------------------------
@@ -106,7 +113,7 @@ def _check_ranges(seen: Seen) -> None:
                  WHERE c.first < 0 OR c.last < c.first OR c.last > coalesce(b.size, c.last)
                  ORDER BY d.id, c.seq, c.id"""
     message = tr("{n} whose range does not lie in the text: {named}")
-    seen.say(kb.CHUNK_RANGE, message, "chunk", seen.texts(query))
+    seen.say(kb.CHUNK_RANGE, message, noun="chunk", samples=seen.texts(query))
 
 
 class _Indexed(msgspec.Struct, frozen=True):
@@ -136,7 +143,7 @@ def check_ids(seen: Seen, file: RedbFile) -> None:
         query = f"""SELECT {_CHUNK} FROM wrong_id w JOIN chunk c ON c.id = w.chunk_id
                       JOIN doc d ON d.id = c.doc_id ORDER BY d.id, c.seq, c.id"""
         message = tr("{n} with an id that does not follow from the text: {named}")
-        seen.say(kb.CHUNK_ID, message, "chunk", seen.texts(query))
+        seen.say(kb.CHUNK_ID, message, noun="chunk", samples=seen.texts(query))
 
 
 def _wrong_ids(seen: Seen, file: RedbFile) -> Iterator[tuple[str]]:
@@ -182,4 +189,4 @@ def _check_mentions(seen: Seen) -> None:
                 WHERE m.chunk_id NOT IN (SELECT id FROM chunk) OR m.entity_id NOT IN (SELECT id FROM entity)
                 ORDER BY 1"""
     message = tr("{n} of a chunk or an entity that is not there: {named}")
-    seen.say(kb.ENTITY, message, "mention", seen.texts(query))
+    seen.say(kb.ENTITY, message, noun="mention", samples=seen.texts(query))

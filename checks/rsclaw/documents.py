@@ -41,7 +41,7 @@ def check(seen: Seen) -> None:
 def _check_statuses(seen: Seen) -> None:
     query = f"SELECT {TITLED} || ': ' || d.status FROM doc d WHERE d.status NOT IN (?, ?, ?) ORDER BY d.id"
     message = tr("{n} of a state that is not known: {named}")
-    seen.say(kb.ROW, message, "document", seen.texts(query, ACTIVE, TOMBSTONED, UPDATING))
+    seen.say(kb.ROW, message, noun="document", samples=seen.texts(query, ACTIVE, TOMBSTONED, UPDATING))
 
 
 def _check_latest(seen: Seen) -> None:
@@ -49,19 +49,22 @@ def _check_latest(seen: Seen) -> None:
     lost = """SELECT l.lsid || ' → ' || l.doc_id FROM latest l
                WHERE l.doc_id NOT IN (SELECT id FROM doc) ORDER BY l.lsid"""
     message = tr("{n} whose latest version is not there, so that no search finds anything of it: {named}")
-    seen.say(kb.LATEST, message, "source", seen.texts(lost))
+    seen.say(kb.LATEST, message, noun="source", samples=seen.texts(lost))
     foreign = f"""SELECT l.lsid || ' → ' || {TITLED} FROM latest l JOIN doc d ON d.id = l.doc_id AND d.lsid <> l.lsid
                    ORDER BY l.lsid"""
     message = tr("{n} whose latest version is said to be a document of another: {named}")
-    seen.say(kb.LATEST, message, "source", seen.texts(foreign))
+    seen.say(kb.LATEST, message, noun="source", samples=seen.texts(foreign))
     other = f"""SELECT {TITLED} FROM latest l JOIN doc d ON d.id = l.doc_id AND d.lsid = l.lsid
                  WHERE l.version <> d.version
                     OR l.version < (SELECT max(version) FROM doc every WHERE every.lsid = l.lsid) ORDER BY d.id"""
     message = tr("{n} said to be the latest under another version, or older than another of the source: {named}")
-    seen.say(kb.LATEST, message, "document", seen.texts(other))
+    seen.say(kb.LATEST, message, noun="document", samples=seen.texts(other))
     unlisted = f"""SELECT {TITLED} FROM doc d WHERE d.lsid NOT IN (SELECT lsid FROM latest) ORDER BY d.id"""
     seen.say(
-        kb.LATEST, tr("{n} of a source whose latest version is not known: {named}"), "document", seen.texts(unlisted)
+        kb.LATEST,
+        tr("{n} of a source whose latest version is not known: {named}"),
+        noun="document",
+        samples=seen.texts(unlisted),
     )
 
 
@@ -72,28 +75,28 @@ def _check_superseded(seen: Seen) -> None:
                         OR EXISTS (SELECT 1 FROM latest l JOIN doc named ON named.id = l.doc_id
                                     WHERE l.lsid = d.lsid AND named.lsid = d.lsid)) ORDER BY d.id"""
     message = tr("{n} in an older version that is still active: {named}")
-    seen.say(kb.SUPERSEDED, message, "document", seen.texts(query, ACTIVE))
+    seen.say(kb.SUPERSEDED, message, noun="document", samples=seen.texts(query, ACTIVE))
 
 
 def _check_visibility(seen: Seen) -> None:
     visible = f"SELECT {TITLED} FROM doc d WHERE d.status <> '{TOMBSTONED}' AND"
     private = f"{visible} d.visibility = 'private' AND coalesce(d.owner, '') = '' ORDER BY d.id"
     message = tr("{n} that nobody can see, private and without an owner: {named}")
-    seen.say(kb.UNREACHABLE, message, "document", seen.texts(private))
+    seen.say(kb.UNREACHABLE, message, noun="document", samples=seen.texts(private))
     bare = f"{visible} d.visibility IN ('agent', 'channel') AND coalesce(d.visible_to, '') = '' ORDER BY d.id"
     message = tr("{n} that nobody can see, for an agent or a channel that is not named: {named}")
-    seen.say(kb.UNREACHABLE, message, "document", seen.texts(bare))
+    seen.say(kb.UNREACHABLE, message, noun="document", samples=seen.texts(bare))
     known = ", ".join("?" * len(_VISIBILITIES))
     other = f"{visible} d.visibility NOT IN ({known}) ORDER BY d.id"
     message = tr("{n} that nobody can see, of a visibility that is not known: {named}")
-    seen.say(kb.UNREACHABLE, message, "document", seen.texts(other, *_VISIBILITIES))
+    seen.say(kb.UNREACHABLE, message, noun="document", samples=seen.texts(other, *_VISIBILITIES))
 
 
 def _check_tombstones(seen: Seen) -> None:
     query = f"SELECT {TITLED} FROM doc d WHERE d.status = ? AND d.updated_at < ? ORDER BY d.updated_at, d.id"
     removed = seen.texts(query, TOMBSTONED, seen.now_ms - KEPT_MS)
     message = tr("{n} removed more than 30 days ago, with what belongs to it: {named}")
-    seen.say(kb.TOMBSTONE_EXPIRED, message, "document", removed)
+    seen.say(kb.TOMBSTONE_EXPIRED, message, noun="document", samples=removed)
 
 
 # --- pages that are there twice --------------------------------------------------------------------------------------
@@ -111,10 +114,10 @@ def _check_pages(seen: Seen) -> None:
     seen.db.execute(_PAGES)
     seen.db.executemany("INSERT INTO page VALUES (?, ?, ?, ?)", list(_addresses(seen)))
     message = tr("{n} that several documents are of: {named}")
-    seen.say(kb.URL_TWINS, message, "page", seen.texts(_TWINS.format(key="p.address", more="")))
+    seen.say(kb.URL_TWINS, message, noun="page", samples=seen.texts(_TWINS.format(key="p.address", more="")))
     likely = _TWINS.format(key="p.likely", more="AND count(DISTINCT p.address) > 1")
     message = tr("{n} that several documents are likely of, under addresses of their own: {named}")
-    seen.say(kb.URL_TWINS, message, "page", seen.texts(likely), severity="note")
+    seen.say(kb.URL_TWINS, message, noun="page", samples=seen.texts(likely), severity="note")
 
 
 def _addresses(seen: Seen) -> Iterator[tuple[str, str, str, str]]:
@@ -137,8 +140,8 @@ def _check_collections(seen: Seen) -> None:
     lost = """SELECT n.name || ' → ' || n.id FROM collection_name n LEFT JOIN collection c ON c.id = n.id
                WHERE c.id IS NULL OR c.name <> n.name ORDER BY 1"""
     message = tr("{n} of a collection that is not there, or has another name: {named}")
-    seen.say(kb.COLLECTION, message, "name", seen.texts(lost))
+    seen.say(kb.COLLECTION, message, noun="name", samples=seen.texts(lost))
     unlisted = """SELECT c.name || ' (' || c.id || ')' FROM collection c
                    WHERE NOT EXISTS (SELECT 1 FROM collection_name n WHERE n.name = c.name AND n.id = c.id)
                    ORDER BY c.id"""
-    seen.say(kb.COLLECTION, tr("{n} not found by name: {named}"), "collection", seen.texts(unlisted))
+    seen.say(kb.COLLECTION, tr("{n} not found by name: {named}"), noun="collection", samples=seen.texts(unlisted))

@@ -38,20 +38,20 @@ def check(seen: Seen) -> None:
 
 def _check_states(seen: Seen) -> None:
     jobs = f"SELECT j.id || ': ' || j.status FROM job j WHERE j.status NOT IN ({_KNOWN}) ORDER BY j.id"
-    seen.say(kb.ROW, tr("{n} in a state that is not known: {named}"), "job", seen.texts(jobs))
+    seen.say(kb.ROW, tr("{n} in a state that is not known: {named}"), noun="job", samples=seen.texts(jobs))
     entries = "SELECT e.id || ': ' || e.status FROM entry e WHERE e.status NOT IN (?, ?, ?, ?) ORDER BY e.id"
     message = tr("{n} in a state that is not known: {named}")
-    seen.say(kb.ROW, message, "ledger entry", seen.texts(entries, PENDING, INDEXED, CLEANUP, DONE))
+    seen.say(kb.ROW, message, noun="ledger entry", samples=seen.texts(entries, PENDING, INDEXED, CLEANUP, DONE))
 
 
 def _check_jobs(seen: Seen) -> None:
     failed = f"""SELECT {_ABOUT} || coalesce(': ' || j.error, '') FROM {_JOBS}
                   WHERE j.status = 'failed' ORDER BY j.id"""
-    seen.say(kb.JOB_FAILED, tr("{n} that rsclaw has given up: {named}"), "job", seen.texts(failed))
+    seen.say(kb.JOB_FAILED, tr("{n} that rsclaw has given up: {named}"), noun="job", samples=seen.texts(failed))
     if seen.mirror.is_whole(rows.CLAIMS):
         stale = f"SELECT {_ABOUT} FROM {_JOBS} WHERE {IS_STALE.format(now=seen.now_ms)} ORDER BY j.id"
         message = tr("{n} said to be running, without a claim that still holds: {named}")
-        seen.say(kb.JOB_STALE, message, "job", seen.texts(stale))
+        seen.say(kb.JOB_STALE, message, noun="job", samples=seen.texts(stale))
 
 
 def _check_ledger(seen: Seen) -> None:
@@ -62,15 +62,15 @@ def _check_ledger(seen: Seen) -> None:
     # What is indexed waits for the next compaction, which takes its time.
     lost = f"{_ENTRIES} NOT {any_job} AND (e.status = '{PENDING}' OR e.updated_at < ?) ORDER BY e.id"
     message = tr("{n} still open, with no job that would settle it: {named}")
-    seen.say(kb.LEDGER_PENDING, message, "ledger entry", seen.texts(lost, day_ago))
+    seen.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=seen.texts(lost, day_ago))
     failed = _OF_ENTRY.format(what="j.status = 'failed'")
     given_up = f"{_ENTRIES} {failed} AND NOT {live} ORDER BY e.id"
     message = tr("{n} pending for ever, as their job was given up: {named}")
-    seen.say(kb.LEDGER_PENDING, message, "ledger entry", seen.texts(given_up), severity="note")
+    seen.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=seen.texts(given_up), severity="note")
     alive = f"j.status IN ('ready', 'running') AND NOT ({IS_STALE.format(now=seen.now_ms)})"
     waiting = f"{_ENTRIES} {_OF_ENTRY.format(what=alive)} AND e.updated_at < ? ORDER BY e.id"
     message = tr("{n} whose job has been waiting for more than a day: {named}")
-    seen.say(kb.LEDGER_PENDING, message, "ledger entry", seen.texts(waiting, day_ago), severity="note")
+    seen.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=seen.texts(waiting, day_ago), severity="note")
 
 
 def _check_dedupe(seen: Seen) -> None:
@@ -79,13 +79,13 @@ def _check_dedupe(seen: Seen) -> None:
     lost = """SELECT x.key FROM dedupe x LEFT JOIN job j ON j.id = x.job_id
                WHERE j.id IS NULL OR j.status NOT IN ('ready', 'running') ORDER BY x.key"""
     message = tr("{n} of no job that is waiting or running: {named}")
-    seen.say(kb.DEDUPE, message, "key", seen.texts(lost))
+    seen.say(kb.DEDUPE, message, noun="key", samples=seen.texts(lost))
     unlisted = f"""SELECT {_ABOUT} FROM {_JOBS}
                     WHERE j.status IN ('ready', 'running') AND j.kind = '{_CHUNK_JOB}' AND j.doc_id IS NOT NULL
                       AND NOT EXISTS (SELECT 1 FROM dedupe x WHERE x.job_id = j.id
                                          AND x.key = '{_KEY}' || j.doc_id || ':' || j.doc_version) ORDER BY j.id"""
     message = tr("{n} that could be queued twice: {named}")
-    seen.say(kb.DEDUPE, message, "job", seen.texts(unlisted), severity="note")
+    seen.say(kb.DEDUPE, message, noun="job", samples=seen.texts(unlisted), severity="note")
 
 
 def _check_queue(seen: Seen) -> None:
@@ -95,12 +95,17 @@ def _check_queue(seen: Seen) -> None:
     if seen.mirror.is_whole(rows.JOBS_BY_STATUS):
         lost = f"""SELECT q.job_id FROM queue q WHERE NOT EXISTS (SELECT 1 FROM job j WHERE {fits}) ORDER BY 1"""
         message = tr("{n} in the queue of a job that is not there, or in another state: {named}")
-        seen.say(kb.QUEUE, message, "entry", seen.texts(lost))
+        seen.say(kb.QUEUE, message, noun="entry", samples=seen.texts(lost))
         unlisted = f"""SELECT {_ABOUT} FROM {_JOBS}
                         WHERE j.status IN ({_KNOWN}) AND NOT EXISTS (SELECT 1 FROM queue q WHERE {fits})
                         ORDER BY j.id"""
-        seen.say(kb.QUEUE, tr("{n} not in the queue, or there in another state: {named}"), "job", seen.texts(unlisted))
+        seen.say(
+            kb.QUEUE,
+            tr("{n} not in the queue, or there in another state: {named}"),
+            noun="job",
+            samples=seen.texts(unlisted),
+        )
     if seen.mirror.is_whole(rows.CLAIMS):
         claims = """SELECT c.job_id FROM claim c LEFT JOIN job j ON j.id = c.job_id
                      WHERE j.id IS NULL OR j.status <> 'running' ORDER BY 1"""
-        seen.say(kb.QUEUE, tr("{n} of no running job: {named}"), "claim", seen.texts(claims))
+        seen.say(kb.QUEUE, tr("{n} of no running job: {named}"), noun="claim", samples=seen.texts(claims))

@@ -133,12 +133,12 @@ def _tell(seen: Seen) -> None:
         of_others = _OF_OTHERS.get(problem)
         query = "SELECT sample FROM told WHERE what = ?"
         if of_others is None:
-            seen.say(name, message, "path", seen.texts(query, problem))
+            seen.say(name, message, noun="path", samples=seen.texts(query, problem))
             continue
         # Before names had the hash of the body, all versions of a document had one file.
         current, others = f"{query} AND is_current", f"{query} AND NOT is_current AND path NOT IN ({_CURRENT_PATHS})"
-        seen.say(name, message, "file", seen.texts(current, problem), severity=severity)
-        seen.say(name, of_others, "file", seen.texts(others, problem), severity="note")
+        seen.say(name, message, noun="file", samples=seen.texts(current, problem), severity=severity)
+        seen.say(name, of_others, noun="file", samples=seen.texts(others, problem), severity="note")
 
 
 def _check_entries(seen: Seen) -> None:
@@ -148,7 +148,9 @@ def _check_entries(seen: Seen) -> None:
                  WHERE p.path NOT IN (SELECT md_path FROM doc UNION SELECT raw_path FROM doc WHERE raw_path IS NOT NULL)
                  ORDER BY 1, 2"""
     found = (f"{path}, {doc}" for path, doc in seen.db.execute(query) if inside(seen.root, str(path)) is None)
-    seen.say(kb.FILE_OUTSIDE, tr("{n} of a ledger entry leading out of md/ and raw/: {named}"), "path", found)
+    seen.say(
+        kb.FILE_OUTSIDE, tr("{n} of a ledger entry leading out of md/ and raw/: {named}"), noun="path", samples=found
+    )
 
 
 # --- files that nothing needs ----------------------------------------------------------------------------------------
@@ -171,7 +173,9 @@ def check_loose(seen: Seen) -> None:
     for why, (message, severity) in _LOOSE.items():
         is_beyond_repair = why not in MOVED
         paths = _paths(seen, why)
-        seen.say(kb.FILE_ORPHAN, message, "file", paths, severity=severity, is_beyond_repair=is_beyond_repair)
+        seen.say(
+            kb.FILE_ORPHAN, message, noun="file", samples=paths, severity=severity, is_beyond_repair=is_beyond_repair
+        )
 
 
 def _paths(seen: Seen, why: Why) -> Iterator[str]:
