@@ -27,7 +27,7 @@ from regraft.text import path_text
 #: What is younger may be of a document that is being added: the system's own grace.
 GRACE_MS = HOUR_MS
 #: So many files that nothing names, if they are also most of all, are not garbage: the database is a new or older one.
-_MANY = 3
+_MANY = 10
 _PIECE = 1 << 20
 
 
