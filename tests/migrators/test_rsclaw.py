@@ -416,7 +416,9 @@ def test_a_base_of_another_kb_is_not_written_over(store, tmp_path):
     other = RsclawStore(tmp_path / "other" / "kb")
     other._count = 500
     other.doc("Two", ["b"])
-    outcome = run("migrate", other.write(), "--to", library_of(store.root), "--yes")
+    line = ("migrate", other.write(), "--to", library_of(store.root), "--yes")
+    assert run(*line, "--json").document["error"]["code"] == "TargetBaseOfAnother"
+    outcome = run(*line)
     assert outcome.status == 2
     assert outcome.stderr == (
         f"regraft: {library_of(store.root)}: its base rsclaw was migrated from another knowledge base, none of whose "
