@@ -152,9 +152,12 @@ def _check_snapshot(seen: Seen) -> None:
         noun="id",
         samples=seen.texts(unknown),
     )
+    # A vector of another length has no place in it.
     missing = f"""SELECT {NAMED.format(id="c.doc_id")} || ', ' || c.id FROM {SEARCHED}
-                   WHERE c.flaw IS NULL AND c.id NOT IN (SELECT chunk_id FROM snapshot) ORDER BY d.id, c.seq, c.id"""
-    seen.say(kb.SNAPSHOT, tr("{n} that the snapshot does not have: {named}"), noun="chunk", samples=seen.texts(missing))
+                   WHERE c.flaw IS NULL AND c.dimensions = ? AND c.id NOT IN (SELECT chunk_id FROM snapshot)
+                   ORDER BY d.id, c.seq, c.id"""
+    lacking = seen.texts(missing, found.dimension)
+    seen.say(kb.SNAPSHOT, tr("{n} that the snapshot does not have: {named}"), noun="chunk", samples=lacking)
 
 
 def _check_full_text(seen: Seen) -> None:

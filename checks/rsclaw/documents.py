@@ -122,8 +122,8 @@ def _check_pages(seen: Seen) -> None:
 
 def _addresses(seen: Seen) -> Iterator[tuple[str, str, str, str]]:
     """Yield the document, the source, and the address in both forms, of what is a page and is searched."""
-    query = """SELECT d.id, d.lsid, coalesce(d.url, substr(d.lsid, 5)) FROM doc d JOIN current USING (id)
-                WHERE d.url IS NOT NULL OR d.lsid LIKE 'url:%' ORDER BY d.id"""
+    query = """SELECT d.id, d.lsid, coalesce(nullif(d.url, ''), substr(d.lsid, 5)) FROM doc d JOIN current USING (id)
+                WHERE d.url <> '' OR d.lsid LIKE 'url:%' ORDER BY d.id"""
     for doc, lsid, url in seen.db.execute(query):
         seen.ledger.check_time()
         address, likely = canonical_url(str(url)), same_page(str(url))

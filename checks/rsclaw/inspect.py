@@ -148,8 +148,8 @@ def look(found: Located, now_ms: int) -> Look:
 
 
 def _filled(health: RsclawHealthLook, mirror: Mirror, root: Path, now_ms: int) -> RsclawHealthLook:
-    searched = _count(mirror, "SELECT count(*) FROM current")
-    covered = _count(mirror, f"SELECT count(DISTINCT c.doc_id) FROM {SEARCHED} WHERE c.flaw IS NULL")
+    searched = _count(mirror, f"SELECT count(*) FROM {SEARCHED}")
+    covered = _count(mirror, f"SELECT count(*) FROM {SEARCHED} WHERE c.flaw IS NULL")
     problems = list(_problems(mirror, now_ms))
     try:
         orphans = _orphan_files(mirror, root, now_ms)
@@ -222,6 +222,9 @@ def _problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
         yield tr("{rows} not of the form that rsclaw writes", rows=counted(broken, "row"))
     if not mirror.clean:
         yield tr("the database was not closed as it should be: rsclaw mends that at its next start")
+    bare = _count(mirror, "SELECT count(*) FROM current WHERE id NOT IN (SELECT doc_id FROM chunk)")
+    if bare:
+        yield tr("{documents} without a text that a search finds", documents=counted(bare, "document"))
     failed = _count(mirror, "SELECT count(*) FROM job WHERE status = 'failed'")
     if failed:
         yield tr("{jobs} that rsclaw has given up", jobs=counted(failed, "job"))

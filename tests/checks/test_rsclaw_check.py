@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import NOW, run, snapshot
 from planted_rsclaw import PLANTINGS, planted
-from rsclaw_store import SAMPLE, needs_samples
+from rsclaw_store import SAMPLE, RsclawStore, needs_samples
 from whole_rsclaw import healthy
 
 from checks.audit.findings import FINDINGS
@@ -274,9 +274,25 @@ def test_a_look_at_the_sample(sample: Path) -> None:
     assert health["documents"] == {"active": 13, "tombstoned": 1}
     assert health["visibility"] == {"global": 11, "private": 1, "agent": 1}
     assert health["jobs"] == {"ready": 1, "running": 1, "done": 11, "failed": 1}
-    assert (health["chunks"], health["coverage"], health["orphans"], health["stale"]) == (21, 0.75, 2, 1)
+    assert (health["chunks"], health["coverage"], health["orphans"], health["stale"]) == (21, 1.0, 2, 1)
     assert [(one["embedder"], one["dimensions"], one["vectors"]) for one in health["vectors"]] == [
         ("stub-sha256-1024", 1024, 20),
         ("bge-small-zh", 512, 1),
     ]
     assert (health["clean"], health["format_version"]) == (True, 3)
+
+
+def test_pages_without_an_address_of_their_own_are_told_by_their_source(tmp_path: Path) -> None:
+    store = RsclawStore(tmp_path / "kb")
+    store.doc("One", ["a"], lsid="url:https://example.com/x", source={"type": "url", "url": ""})
+    store.doc("Two", ["b"], lsid="file:custom:two", source={"type": "url", "url": "https://example.com/x#top"})
+    assert [one["name"] for one in check(store.write())] == ["kb.url-twins"]
+
+
+def test_a_snapshot_has_no_place_for_a_vector_of_another_length(tmp_path: Path) -> None:
+    store = RsclawStore(tmp_path / "kb")
+    store.doc("Many", ["a", "b", "c"])
+    usual = [key.decode() for key in store.tables["kb_chunks"]]
+    store.doc("Other", ["d"], dimensions=8)
+    store.snapshot(usual)
+    assert {one["name"] for one in check(store.write())} == {"kb.dimensions"}
