@@ -7,7 +7,6 @@ gettext's, ``locale/LANGUAGE/LC_MESSAGES/regraft.po`` (``docs/translating.md``).
 
 from __future__ import annotations
 
-import ctypes
 import gettext
 import locale
 import os
@@ -241,5 +240,7 @@ def _known(wanted: str, there: Sequence[str]) -> str:
 
 def _of_windows() -> str:
     """Return the locale of Windows' own texts, which has no variable."""
+    import ctypes  # noqa: PLC0415 - on one system alone
+
     number = ctypes.windll.kernel32.GetUserDefaultUILanguage()  # type: ignore[attr-defined,unused-ignore]
     return locale.windows_locale.get(number, "")

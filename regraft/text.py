@@ -42,9 +42,8 @@ _EMOJI = "\u2600-\u27bf\U0001f000-\U0001faff"
 _JOINED_WORDS = "\u0620-\u06d3\u0900-\u0dff\u1000-\u109f\u1780-\u17b3"
 #: Joiners that join: in a picture of several, and in the words of scripts that are written with them.
 _JOINERS = f"(?<=[{_EMOJI}\ufe0f])\u200d(?=[{_EMOJI}])|(?<=[{_JOINED_WORDS}])[\u200c\u200d](?=[{_JOINED_WORDS}])"
-_NOT_SHOWN = re.compile(f"(?!{_JOINERS})[{_HIDDEN}]")
-_NOT_SHOWN_IN_LINES = re.compile(f"(?!{_JOINERS}|[\n\t])[{_HIDDEN}]")
-_NOT_IN_JSON = re.compile(f"(?!\n|{_JOINERS})[{_HIDDEN}]")
+#: What is hidden and has to stay as it is: on one line nothing, in lines their ends and tabs, in JSON line ends alone.
+_STAYS, _STAYS_IN_LINES, _STAYS_IN_JSON = _JOINERS, f"{_JOINERS}|[\n\t]", f"\n|{_JOINERS}"
 #: Marks that stand on one character in any script; more are piled up over the lines above.
 _MOST_MARKS = 8
 #: Code points of one value that are shown: the longest path of any system.
@@ -182,7 +181,7 @@ def shown(value: object, limit: int | None = LONGEST_SHOWN, *, lines: bool = Fal
         text = tr("{text}…({text2:,} characters)", text=text[:limit], text2=len(text))
     if text.isascii() and text.isprintable():
         return text
-    text = (_NOT_SHOWN_IN_LINES if lines else _NOT_SHOWN).sub(_escape, text)
+    text = _not_shown(_STAYS_IN_LINES if lines else _STAYS).sub(_escape, text)
     return text if text.isascii() else _piled_marks().sub(r"\1…", text)
 
 
@@ -204,7 +203,7 @@ def in_json(document: str) -> str:
     Unpaired surrogates, which strict readers refuse, are U+FFFD.
     """
     is_plain = document.isascii() and "\x7f" not in document
-    return document if is_plain else _NOT_IN_JSON.sub(_json_escape, document)
+    return document if is_plain else _not_shown(_STAYS_IN_JSON).sub(_json_escape, document)
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -214,6 +213,12 @@ def _escape(found: re.Match[str]) -> str:
 def _json_escape(found: re.Match[str]) -> str:
     units = utf16_units(whole(found[0]))
     return "".join(f"\\u{unit:04x}" for unit in units)
+
+
+@cache
+def _not_shown(stays: str) -> re.Pattern[str]:
+    """Return what finds hidden characters, but for those that stay; made once it is needed, which takes its time."""
+    return re.compile(f"(?!{stays})[{_HIDDEN}]")
 
 
 @cache

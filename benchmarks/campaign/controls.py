@@ -29,9 +29,7 @@ def of(name: str | None) -> AbstractContextManager[object]:
 @contextmanager
 def _text() -> Iterator[None]:
     """Show text of the user's as it is."""
-    with ExitStack() as stack:
-        for name in ("_NOT_SHOWN", "_NOT_SHOWN_IN_LINES", "_NOT_IN_JSON"):
-            stack.enter_context(mock.patch.object(text, name, _NOTHING))
+    with mock.patch.object(text, "_not_shown", lambda _: _NOTHING):
         yield
 
 

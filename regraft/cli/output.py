@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import shutil
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
-import msgspec
 
-from regraft import sqlite, streams
+from regraft import streams
 from regraft.cli import terminal
 from regraft.errors import (
     REFUSED,
@@ -30,10 +28,9 @@ from regraft.errors import (
 )
 from regraft.language import tr
 from regraft.ledger import interrupts
-from regraft.report import render
-from regraft.report.document import Run
-from regraft.suggestion import Suggestion
 from regraft.text import shown, shown_lines
+
+# What only an error or a document needs is loaded where one is: `regraft --version` and `--help` have neither.
 
 F = TypeVar("F", bound=Callable[..., Any])
 #: What a command's context has once its document begins to be printed.
@@ -66,6 +63,8 @@ def _as_it_came(error: BaseException) -> RegraftError:
         return Interrupted(finished=getattr(error, "facts", {}).get("finished", 0))
     if isinstance(error, RegraftError):
         return error
+    from regraft import sqlite  # noqa: PLC0415
+
     if isinstance(error, (OSError, *sqlite.SYSTEM_ERRORS)):
         return StoppedBySystem(reason=error)
     return FaultOfRegraft(kind=type(error).__name__, reason=error)
@@ -75,12 +74,18 @@ def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> N
     """Say an error in one line (with ``as_json`` in a document too), what to write where it says that something has
     to be written, and end with its exit status.
     """
+    from regraft.suggestion import Suggestion  # noqa: PLC0415
+
     interrupts.over()
     found = error.facts.get("suggestion")
     suggestion = found if isinstance(found, Suggestion) else None
     if verbose > 1:
         note_traceback(error)
     if as_json and not _is_told():
+        import msgspec  # noqa: PLC0415
+
+        from regraft.report.document import Run  # noqa: PLC0415
+
         head = {"regraft": Run(command=command).document()["regraft"]}
         message = {"code": error.code, "message": str(error), "exit_status": error.exit_status}
         advised = {} if suggestion is None else {"suggestion": msgspec.to_builtins(suggestion)}
@@ -93,6 +98,8 @@ def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> N
 
 def echo_json(document: dict[str, Any]) -> None:
     """Print a document; a stdout that is not UTF-8 gets it in ASCII, so that no name is lost."""
+    from regraft.report import render  # noqa: PLC0415
+
     is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     text = render.as_json(document, ascii_only=not is_utf8)
     context = click.get_current_context(silent=True)
@@ -131,6 +138,8 @@ def note(line: str) -> None:
 
 def note_traceback(error: BaseException) -> None:
     """Print where an error came from on stderr."""
+    import traceback  # noqa: PLC0415
+
     _print(sys.stderr, shown("".join(traceback.format_exception(error)), None, lines=True))
 
 

@@ -14,26 +14,8 @@ from typing import TextIO
 import click
 
 from regraft.columns import columns
-from regraft.labels import label_of, severity_label
 from regraft.text import shown
 
-#: The words that are coloured, in English and in the language of this process.
-_COLOURS = {
-    "error": "red",
-    "failed": "red",
-    "warning": "yellow",
-    "done": "green",
-    severity_label("error"): "red",
-    label_of("failed"): "red",
-    severity_label("warning"): "yellow",
-    label_of("done"): "green",
-}
-_ALTERNATIVES = "|".join(map(re.escape, sorted(_COLOURS, key=len, reverse=True)))
-#: They tell something where they begin a line or a column, or are counted; elsewhere they may be of a name or a text.
-_COLOURED = re.compile(
-    rf"(?im:(?:^|(?<=^ )|(?<=  )|(?<=\d )|(?<=\d 个))({_ALTERNATIVES})(?:(?<=[a-z])s)?)"
-    r"(?=[\s:,;.)：，；。）]|$)(?!\.\w)"
-)
 #: A command stands at the end of a line, after a colon or alone: it is copied as a whole.
 _COMMAND = re.compile(r"(?:(?<=: )|(?<=^)|(?<=  ))regraft [a-z-]+ .*$")
 #: A path in a list of paths takes a line of its own, and may have blanks in it.
@@ -83,7 +65,38 @@ def has_colour(stream: TextIO) -> bool:
 
 def coloured(text: str) -> str:
     """Return text with its telling words in colour."""
-    return _COLOURED.sub(lambda word: click.style(word[0], fg=_COLOURS[word[1].lower()]), text)
+    colours = _colours()
+    return _coloured(*colours).sub(lambda word: click.style(word[0], fg=colours[word[1].lower()]), text)
+
+
+@cache
+def _colours() -> dict[str, str]:
+    """Return the colours of the words that have one, in English and in the language of this process."""
+    from regraft.labels import label_of, severity_label  # noqa: PLC0415 - only a terminal needs them
+
+    return {
+        "error": "red",
+        "failed": "red",
+        "warning": "yellow",
+        "done": "green",
+        severity_label("error"): "red",
+        label_of("failed"): "red",
+        severity_label("warning"): "yellow",
+        label_of("done"): "green",
+    }
+
+
+@cache
+def _coloured(*words: str) -> re.Pattern[str]:
+    """Return what finds words where they tell something.
+
+    That is where they begin a line or a column, or are counted; elsewhere they may be of a name or a text.
+    """
+    alternatives = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    return re.compile(
+        rf"(?im:(?:^|(?<=^ )|(?<=  )|(?<=\d )|(?<=\d 个))({alternatives})(?:(?<=[a-z])s)?)"
+        r"(?=[\s:,;.)：，；。）]|$)(?!\.\w)"
+    )
 
 
 def wrapped(line: str, width: int) -> str:
