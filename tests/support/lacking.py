@@ -34,6 +34,8 @@ OTHER_TEXTS = {"page": ["the tide turns at noon", "the tide turns at midnight"]}
 #: What a fresh copy lacks: all but every third text, so that others can be compared with.
 TEXTS = sorted({text for texts in KB_TEXTS.values() for text in texts}, key=identity.text_hash)
 LACKING = [text for number, text in enumerate(TEXTS) if number % 3]
+#: The texts that lack a vector, as a queue calls them.
+KEYS = sorted(map(identity.text_hash, LACKING))
 #: The others, as they are compared with what a server says, in two requests: the shortest ones first.
 COMPARED = sorted(set(TEXTS) - set(LACKING), key=lambda text: (counting.estimate(text), text))
 
@@ -114,6 +116,12 @@ def all_vectors(texts: Iterable[str] = TEXTS) -> dict[str, bytes]:
 
 
 # --- embedders -------------------------------------------------------------------------------------------------------
+
+
+def queue_rows(path: Path) -> list[tuple[object, ...]]:
+    """Return all that a queue says."""
+    with sqlite.reading(path) as db:
+        return db.execute("SELECT * FROM job ORDER BY scope, key").fetchall()
 
 
 def configured(path: Path, server: FaultServer | str, **more: Any) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 import os
-import shutil
 import struct
 import tempfile
 from collections import Counter
@@ -35,7 +34,7 @@ from fault_server import (
     zero,
 )
 from faults import said, untouched
-from lacking import COMPARED, LACKING, TEXTS, all_vectors, backfill, configured, library, scope_of, taken_away, vectors
+from lacking import COMPARED, LACKING, TEXTS, all_vectors, backfill, configured, scope_of, taken_away, vectors
 from planted_v2 import index, run_sql
 from toys import contents
 
@@ -51,16 +50,6 @@ pytest.importorskip("openai", reason="the client of embedding servers is not ins
 BAD = LACKING[4]
 GOOD = [text for text in LACKING if text != BAD]
 READY = [text for text in TEXTS if text not in LACKING]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return taken_away(library(tmp_path_factory.mktemp("whole")))
-
-
-@pytest.fixture
-def store(whole: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(whole, tmp_path / "library")
 
 
 @pytest.fixture(autouse=True)

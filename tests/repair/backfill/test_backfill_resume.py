@@ -20,7 +20,7 @@ import pytest
 from conftest import run
 from fault_server import FaultServer, Reply, Request, hanging, right, slow, vector_of
 from faults import INTERRUPTED, REFUSED, STOPPED, Tripwire, forked, output_of, posix, said, started_command, wait_until
-from lacking import KB, LACKING, TEXTS, all_vectors, backfill, configured, library, many, taken_away, vectors
+from lacking import KB, LACKING, TEXTS, all_vectors, backfill, configured, many, vectors
 from planted_v2 import index
 from stand_ins import KILLED, FullDisk, die, on_disk
 from toys import QuickDisk, contents, quick_disk, watched
@@ -36,16 +36,6 @@ from repair.cherry_v2.backfill import scope as backfill_scope
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
 READY = [text for text in TEXTS if text not in LACKING]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return taken_away(library(tmp_path_factory.mktemp("whole")))
-
-
-@pytest.fixture
-def store(whole: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(whole, tmp_path / "library")
 
 
 def queue(store: Path) -> Path:

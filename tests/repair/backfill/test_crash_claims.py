@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ import pytest
 from deaths import Patched, dies, killed
 from fault_server import FaultServer, poisoned, right
 from faults import forked, posix
-from lacking import KB, LACKING, TEXTS, all_vectors, backfill, library, taken_away, vectors
+from lacking import KB, KEYS, LACKING, TEXTS, all_vectors, backfill, queue_rows, vectors
 
-from regraft import identity, sqlite
 from regraft.embedders import server as server_module
 from regraft.ledger import ledger
 from repair.backfill import queue as queues
@@ -28,38 +26,11 @@ from repair.cherry_v2.backfill.scope import IndexScope
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
-KEYS = sorted(map(identity.text_hash, LACKING))
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return taken_away(library(tmp_path_factory.mktemp("whole")))
-
-
-@pytest.fixture
-def store(whole: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(whole, tmp_path / "library")
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Return a queue in which the texts wait that lack a vector."""
-    path = tmp_path / "queue.sqlite"
-    with queues.opened(path) as queue:
-        queue.fill(KB, KEYS)
-    return path
-
-
-def rows(path: Path) -> list[tuple[object, ...]]:
-    """Return all that a queue says."""
-    with sqlite.reading(path) as db:
-        return db.execute("SELECT * FROM job ORDER BY scope, key").fetchall()
-
 
 def states(store: Path) -> Counter[str]:
     """Return how many texts the queue of a store has in each state."""
     path = store / ".regraft" / "backfill.sqlite"
-    return Counter(str(row[2]) for row in rows(path)) if path.exists() else Counter()
+    return Counter(str(row[2]) for row in queue_rows(path)) if path.exists() else Counter()
 
 
 # --- the queue -------------------------------------------------------------------------------------------------------
@@ -97,10 +68,10 @@ def test_a_late_answer_for_an_expired_claim_changes_nothing(answer: str, is_done
                     other.done(taken, taken.keys)
 
         assert forked(another_process) == 0
-        before = rows(file)
+        before = queue_rows(file)
         assert {row[1] for row in before}.isdisjoint(claim.keys) == is_done
         assert late(queue, claim)[answer]() in (None, False, frozenset())
-        assert rows(file) == before
+        assert queue_rows(file) == before
 
 
 def test_a_second_answer_is_no_answer(file: Path) -> None:
@@ -110,10 +81,10 @@ def test_a_second_answer_is_no_answer(file: Path) -> None:
         assert queue.fail(claim, claim.keys[0], "http_400", "no")
         queue.done(claim, claim.keys[1:2])
         queue.doubt(claim, claim.keys[2:], "zero_vector", ALONE)
-        before = rows(file)
+        before = queue_rows(file)
         for answer in late(queue, claim).values():
             answer()
-        assert rows(file) == before
+        assert queue_rows(file) == before
 
 
 @posix

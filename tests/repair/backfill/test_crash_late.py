@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,12 +12,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
 from fault_server import vector_of
-from lacking import KB, LACKING, all_vectors, library, taken_away, vectors
+from lacking import KB, KEYS, LACKING, all_vectors, queue_rows, vectors
 from planted_v2 import index
 
-from regraft import identity, sqlite
+from regraft import identity
 from regraft.embedders import Embedded, Embedder, Sending, TextsRejected
 from regraft.embedders.settings import Batch, LocalSettings
 from regraft.report.progress import Silent
@@ -31,33 +29,7 @@ from repair.backfill.workers import Answer, WorkerPool
 from repair.cherry_v2.backfill import scope as backfill_scope
 from repair.cherry_v2.backfill.scope import IndexScope
 
-KEYS = sorted(map(identity.text_hash, LACKING))
 DIMENSIONS = len(vector_of("")) // 4
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return taken_away(library(tmp_path_factory.mktemp("whole")))
-
-
-@pytest.fixture
-def store(whole: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(whole, tmp_path / "library")
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Return a queue in which the texts wait that lack a vector."""
-    path = tmp_path / "queue.sqlite"
-    with queues.opened(path) as queue:
-        queue.fill(KB, KEYS)
-    return path
-
-
-def rows(path: Path) -> list[tuple[object, ...]]:
-    """Return all that a queue says."""
-    with sqlite.reading(path) as db:
-        return db.execute("SELECT * FROM job ORDER BY scope, key").fetchall()
 
 
 WAIT = "wait"
@@ -167,7 +139,7 @@ def test_who_was_asleep_neither_writes_nor_pays_for_what_another_process_has_don
         # Three batches were claimed and one was under way: nothing else was sent, and its answer changed nothing.
         assert len(first.model.sent) == 3
         assert index(store).read_bytes() == after[0]
-    assert rows(file) == []
+    assert queue_rows(file) == []
     assert vectors(store) == all_vectors()
 
 
@@ -182,7 +154,7 @@ def test_who_was_asleep_goes_on_where_nobody_took_over(store: Path, file: Path) 
         first = Process(stack, store, file, Model(first=awake.wait), time_passes)
         assert first.filling.run().newly_ready == len(LACKING)
         assert sorted(first.model.sent) == sorted(LACKING)
-    assert rows(file) == []
+    assert queue_rows(file) == []
 
 
 def test_a_late_answer_is_written_once_though_another_process_is_at_it(store: Path, file: Path) -> None:
@@ -201,8 +173,8 @@ def test_a_late_answer_is_written_once_though_another_process_is_at_it(store: Pa
             if first.pool.told < 3:
                 return WAIT
             # Whatever came of it here, it is all the other one's.
-            assert Counter(row[2] for row in rows(file)) == {"claimed": len(KEYS)}
-            assert {row[5] for row in rows(file)} == {claim.token for claim in held}
+            assert Counter(row[2] for row in queue_rows(file)) == {"claimed": len(KEYS)}
+            assert {row[5] for row in queue_rows(file)} == {claim.token for claim in held}
             other.give_back()
             return None
 
@@ -240,7 +212,7 @@ def test_a_late_refusal_is_not_believed_where_another_process_has_the_text(store
         assert (filled.failed, first.scope.failures) == (0, [])
         # What was refused once was asked for again, as by the one that had it.
         assert Counter(model.sent) == Counter([*LACKING, model.sent[0]])
-    assert rows(file) == []
+    assert queue_rows(file) == []
 
 
 def test_what_is_sent_is_claimed_and_what_is_forgotten_is_written(store: Path, file: Path) -> None:
@@ -250,7 +222,7 @@ def test_what_is_sent_is_claimed_and_what_is_forgotten_is_written(store: Path, f
         class Watched(Model):
             def embed(self, texts: Sequence[str], *, query: bool = False, sending: Sending) -> Embedded:
                 keys = {identity.text_hash(text) for text in texts}
-                assert {row[2] for row in rows(file) if row[1] in keys} == {"claimed"}
+                assert {row[2] for row in queue_rows(file) if row[1] in keys} == {"claimed"}
                 seen.append("sent")
                 return super().embed(texts, query=query, sending=sending)
 
