@@ -111,8 +111,17 @@ def _tell_odd(seen: Seen, odd: list[str]) -> None:
     seen.say(kb.SNAPSHOT, message, noun="entry", samples=odd, severity=severity, is_beyond_repair=True)
 
 
-def _described(path: Path, decoder: msgspec.json.Decoder[T]) -> T | str:
-    """Return what describes a cache, or why it cannot be read."""
+def _described(seen: Seen, finding: str, name: str, decoder: msgspec.json.Decoder[T]) -> T | None:
+    """Return what a file says of a cache; None, with a finding, where it cannot be read."""
+    found = _read(seen.root / name, decoder)
+    if isinstance(found, str):
+        seen.ledger.add(finding, tr("{name} cannot be read: {problem}", name=name, problem=found), sample=name)
+        return None
+    return found
+
+
+def _read(path: Path, decoder: msgspec.json.Decoder[T]) -> T | str:
+    """Return what a file says, or why it cannot be read."""
     try:
         with links.reading(path) as file:
             content = file.read(_MOST_BYTES + 1)
@@ -126,10 +135,8 @@ def _described(path: Path, decoder: msgspec.json.Decoder[T]) -> T | str:
 
 
 def _check_snapshot(seen: Seen) -> None:
-    found = _described(seen.root / SNAPSHOT, msgspec.json.Decoder(_Snapshot))
-    if isinstance(found, str):
-        message = tr("{name} cannot be read: {problem}", name=SNAPSHOT, problem=found)
-        seen.ledger.add(kb.SNAPSHOT, message, sample=SNAPSHOT)
+    found = _described(seen, kb.SNAPSHOT, SNAPSHOT, msgspec.json.Decoder(_Snapshot))
+    if found is None:
         return
     if found.schema_version != _SCHEMA_VERSION:
         message = tr("{name} is of version {version}, which is not known", name=SNAPSHOT, version=found.schema_version)
@@ -161,10 +168,8 @@ def _check_snapshot(seen: Seen) -> None:
 
 
 def _check_full_text(seen: Seen) -> None:
-    found = _described(seen.root / _FULL_TEXT_META, msgspec.json.Decoder(_FullText))
-    if isinstance(found, str):
-        message = tr("{name} cannot be read: {problem}", name=_FULL_TEXT_META, problem=found)
-        seen.ledger.add(kb.FULL_TEXT, message, sample=_FULL_TEXT_META)
+    found = _described(seen, kb.FULL_TEXT, _FULL_TEXT_META, msgspec.json.Decoder(_FullText))
+    if found is None:
         return
     deleted = sum(one.deletes.num_deleted_docs for one in found.segments if one.deletes is not None)
     texts = sum(one.max_doc for one in found.segments) - deleted

@@ -34,12 +34,12 @@ def plan(store: Store) -> Plan:
     made = Plan(read={store.found.path.name: stamp_of(store.found.path)})
     findings = store.findings()
     changes = {kb.SNAPSHOT: _snapshot, kb.FULL_TEXT: _full_text}
+    stale = {one.name for one in findings if one.name in changes and not one.is_beyond_repair}
     beyond = [one for one in findings if one.name in changes and one.is_beyond_repair]
     for name, changed in changes.items():
-        if any(one.name == name and not one.is_beyond_repair for one in findings):
+        if name in stale:
             made.changes += changed(store)
-            if all(one.name != name for one in beyond):
-                made.resolves.add((name, None))
+    made.resolves |= {(name, None) for name in stale - {one.name for one in beyond}}
     others = (one for one in findings if one.name not in (*changes, *_OF_OTHERS))
     made.left += (Unresolved.of(one, one.message) for one in beyond)
     made.left += (Unresolved.with_remedy(one) for one in others if notices.at_least(one.severity, "warning"))
