@@ -14,7 +14,6 @@ import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -146,12 +145,11 @@ def quoted(name: str) -> str:
 
 def load_vectors(connection: apsw.Connection) -> None:
     """Load sqlite-vec (``vec_distance_cosine`` and the like) into ``connection``; its kinds of tables stay out."""
-    # Only where it lies is asked: to import it imports NumPy too, which takes longer than many a command.
-    spec = find_spec("sqlite_vec")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("No module named 'sqlite_vec'", name="sqlite_vec")
+    # It brings NumPy along where that is installed, which takes longer than many a command.
+    import sqlite_vec  # noqa: PLC0415
+
     connection.enable_load_extension(True)
-    connection.load_extension(str(Path(spec.origin).with_name("vec0")))
+    connection.load_extension(sqlite_vec.loadable_path())
     connection.enable_load_extension(False)
     guarding.drop_modules(connection)
 

@@ -63,32 +63,7 @@ _MODULES = {
     "undo": "regraft.api.changing",
     "upgrade": "regraft.api.changing",
 }
-__all__ = [
-    "backfill",
-    "check",
-    "clear_failed",
-    "compare",
-    "encoded",
-    "export",
-    "fix",
-    "gc",
-    "history",
-    "import_",
-    "inspect",
-    "install",
-    "list_embedders",
-    "migrate",
-    "pack",
-    "rebuild",
-    "recall",
-    "reconcile",
-    "repair",
-    "rescue",
-    "restore",
-    "search",
-    "undo",
-    "upgrade",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
