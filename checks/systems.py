@@ -1,74 +1,87 @@
-"""How each kind of store is looked at and audited: one adapter for each system, all of one form."""
+"""How each kind of store is looked at and audited, and what is called by the names of findings.
+
+What knows a system (:class:`checks.adapter.Checks`) is loaded when a store of it is met, so that nobody waits for the
+others; the findings of all systems are loaded where one of any of them may be named.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import cast
 
-from checks.angel_memory import audit as angel_memory_audit
-from checks.angel_memory import inspect as angel_memory_inspect
-from checks.audit.findings import Audit
+from checks.adapter import Checks
+from checks.audit.findings import FINDINGS, Audit, Definition
 from checks.audit.options import CheckOptions, CommandLine
-from checks.cherry_preview import inspect as cherry_preview_inspect
-from checks.cherry_v1 import inspect as cherry_v1_inspect
-from checks.cherry_v2 import audit as cherry_v2_audit
-from checks.cherry_v2 import inspect as cherry_v2_inspect
-from checks.codex_mem import audit as codex_mem_audit
-from checks.codex_mem import inspect as codex_mem_inspect
 from checks.looks import Look, LookOptions
-from checks.rsclaw import audit as rsclaw_audit
-from checks.rsclaw import inspect as rsclaw_inspect
 from regraft import systems
 from regraft.base_names import meant
 from regraft.errors import WrongUsage
-from regraft.kinds import NAMES, PREVIEW_SOURCES, SYSTEMS, Kind
+from regraft.kinds import NAMES, PREVIEW_SOURCES, SYSTEMS, V2_STORES, Kind
 from regraft.language import joined, tr
 from regraft.located import Located
 
-
-@dataclass(frozen=True, kw_only=True)
-class Checks:
-    """What can be told of the stores of a system without writing."""
-
-    #: Looks at a store, and never raises for what is in the data but where all of its state is unreadable.
-    inspect: Callable[[Located, LookOptions], Look]
-    #: Audits it, and never raises for what is in the data; with command lines where it can make them. None: a source
-    #: that is migrated is audited by a plan of its migration.
-    audit: Callable[[Located, CheckOptions, CommandLine | None], Audit] | None = None
-    #: Returns the ids by which a user can choose a part of the store.
-    part_ids: Callable[[Located], Sequence[str]] = lambda _: ()
-    #: Returns the ids of the parts by what else chooses one of them, such as its name.
-    ids_by_name: Callable[[Located], Mapping[str, str]] = lambda _: {}
-
-
-_V1 = Checks(inspect=lambda found, asked: cherry_v1_inspect.look(found, asked.progress, items=asked.items))
-_PREVIEW = Checks(inspect=lambda found, asked: cherry_preview_inspect.look(found, items=asked.items))
-_V2 = Checks(
-    inspect=lambda found, asked: cherry_v2_inspect.look(found, items=asked.items),
-    audit=cherry_v2_audit.audit,
-    part_ids=cherry_v2_audit.base_ids,
-)
-CHECKS: dict[Kind, Checks] = {
-    **dict.fromkeys(Kind, _V1),
-    **dict.fromkeys(PREVIEW_SOURCES, _PREVIEW),
-    **dict.fromkeys(cherry_v2_audit.AUDITED, _V2),
-    Kind.CODEX_MEM: Checks(
-        inspect=lambda found, _: codex_mem_inspect.look(found),
-        audit=codex_mem_audit.audit,
-        part_ids=codex_mem_audit.base_ids,
-        ids_by_name=codex_mem_audit.ids_by_name,
-    ),
-    Kind.ANGEL_MEMORY: Checks(
-        inspect=lambda found, _: angel_memory_inspect.look(found),
-        audit=angel_memory_audit.audit,
-    ),
-    Kind.RSCLAW: Checks(
-        inspect=lambda found, asked: rsclaw_inspect.look(found, asked.now_ms),
-        audit=rsclaw_audit.audit,
-    ),
+#: The module of each kind that has its adapter, as ``CHECKS``.
+_ADAPTERS = {
+    **dict.fromkeys(Kind, "checks.cherry_v1.adapter"),
+    **dict.fromkeys(PREVIEW_SOURCES, "checks.cherry_preview.adapter"),
+    **dict.fromkeys((*V2_STORES, Kind.V2_BACKUP, Kind.PACK), "checks.cherry_v2.adapter"),
+    Kind.CODEX_MEM: "checks.codex_mem.adapter",
+    Kind.ANGEL_MEMORY: "checks.angel_memory.adapter",
+    Kind.RSCLAW: "checks.rsclaw.adapter",
 }
-#: Kinds that are audited as they are.
-AUDITED = frozenset(kind for kind, checks in CHECKS.items() if checks.audit is not None)
+#: The modules that register findings, in the order in which they are listed.
+_FINDINGS = (
+    "checks.audit.file_findings",
+    "checks.angel_memory.findings",
+    "checks.cherry_v2.findings",
+    "checks.codex_mem.findings",
+    "checks.rsclaw.findings",
+    "checks.cherry_v1.findings",
+)
+
+
+def checks_of(kind: Kind) -> Checks:
+    """Return how stores of a kind are looked at and audited."""
+    return cast(Checks, import_module(_ADAPTERS[kind]).CHECKS)
+
+
+def every_finding() -> Mapping[str, Definition]:
+    """Return what an audit of any system can say, by name."""
+    for module in _FINDINGS:
+        import_module(module)
+    return FINDINGS
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that no finding has.
+
+    Raises:
+        WrongUsage: it gives the nearest names.
+    """
+    known = every_finding()
+    for name in names:
+        if name not in known:
+            near = joined(difflib.get_close_matches(name, known, n=3, cutoff=0))
+            raise WrongUsage(
+                problem=tr("--only {name}: no finding has this name", name=name),
+                hint=tr("the nearest are {near}", near=near),
+            )
+
+
+def chosen_names(names: Iterable[str], taken: Collection[str], command: str) -> frozenset[str]:
+    """Return names of findings that a command takes, of those ``taken`` by it.
+
+    Raises:
+        WrongUsage: one is none of them, or no finding's.
+    """
+    chosen = frozenset(names)
+    check_names(sorted(chosen))
+    for name in sorted(chosen.difference(taken)):
+        hint = tr("{command} takes {taken}", command=command, taken=joined(taken))
+        raise WrongUsage(problem=tr("--only {name}: {remedy}", name=name, remedy=FINDINGS[name].remedy), hint=hint)
+    return chosen
 
 
 def look(found: Located, asked: LookOptions) -> Look:
@@ -83,20 +96,20 @@ def look(found: Located, asked: LookOptions) -> Look:
             problem=tr("--items is for knowledge bases of the application, and this is {kind}", kind=NAMES[found.kind]),
             hint=tr("leave it out"),
         )
-    return CHECKS[found.kind].inspect(found, asked)
+    return checks_of(found.kind).inspect(found, asked)
+
+
+def is_audited(kind: Kind) -> bool:
+    """Tell whether stores of a kind are audited as they are, and not by a plan of their migration."""
+    return checks_of(kind).audit is not None
 
 
 def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
-    """Check a store of one of the kinds that are :data:`AUDITED`, in a folder, without writing anything."""
-    run = CHECKS[found.kind].audit
+    """Check a store that :func:`is_audited`, in a folder, without writing anything."""
+    run = checks_of(found.kind).audit
     if run is None:
         raise ValueError(tr("{kind} is audited by a plan of its migration", kind=found.kind))
     return run(found, options, command_line)
-
-
-def base_ids(found: Located) -> Sequence[str]:
-    """Return the ids by which a user can choose a part of a store."""
-    return CHECKS[found.kind].part_ids(found)
 
 
 def chosen_bases(found: Located, words: Sequence[str]) -> tuple[str, ...]:
@@ -108,9 +121,11 @@ def chosen_bases(found: Located, words: Sequence[str]) -> tuple[str, ...]:
     if not words:
         return ()
     if found.kind not in SYSTEMS:
-        names_there = cherry_v2_audit.base_names(found)
+        from checks.cherry_v2.audit import base_names  # noqa: PLC0415 - as the adapters, when its data is met
+
+        names_there = base_names(found)
         return tuple(meant(word, names_there) for word in words)
-    checks = CHECKS[found.kind]
+    checks = checks_of(found.kind)
     known = checks.part_ids(found)
     ids = {**checks.ids_by_name(found), **{one: one for one in known}}
     for word in words:

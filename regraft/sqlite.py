@@ -14,6 +14,7 @@ import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -143,13 +144,21 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def _vectors_extension() -> str:
+    """Return the path of sqlite-vec's extension, as SQLite takes it: without its ending."""
+    # To import the package imports NumPy too, where that is installed, which takes longer than many a command.
+    spec = find_spec("sqlite_vec")
+    if spec is not None and spec.origin is not None and any(Path(spec.origin).parent.glob("vec0.*")):
+        return str(Path(spec.origin).with_name("vec0"))
+    import sqlite_vec  # noqa: PLC0415 - it lies elsewhere, which the package itself knows
+
+    return str(sqlite_vec.loadable_path())
+
+
 def load_vectors(connection: apsw.Connection) -> None:
     """Load sqlite-vec (``vec_distance_cosine`` and the like) into ``connection``; its kinds of tables stay out."""
-    # It brings NumPy along where that is installed, which takes longer than many a command.
-    import sqlite_vec  # noqa: PLC0415
-
     connection.enable_load_extension(True)
-    connection.load_extension(sqlite_vec.loadable_path())
+    connection.load_extension(_vectors_extension())
     connection.enable_load_extension(False)
     guarding.drop_modules(connection)
 

@@ -1,7 +1,8 @@
 """What regraft has to know of a system beside the application: how its stores are recognised, named and guarded.
 
 Each system has one :class:`System` in its own folder of ``regraft/formats``; ``regraft/kinds.py`` lists them. What is
-audited and what is changed in its stores is listed in ``checks/systems.py`` and ``repair/systems.py``.
+audited and what is changed in its stores is told by the adapters that ``checks/systems.py`` and ``repair/systems.py``
+list.
 """
 
 from __future__ import annotations

@@ -5,16 +5,14 @@ Names are part of the output contract and never change. ``docs/findings.md`` is 
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, cast
 
 from msgspec import UNSET, Struct, UnsetType
 
-from regraft.errors import WrongUsage
 from regraft.labels import counted_severity, severity_heading
 from regraft.language import joined, tr
 from regraft.report import notices
@@ -60,6 +58,7 @@ class Definition:
 
 #: Commands that take ``--only`` with the name of a finding.
 _BY_NAME = (("repair",), ("gc",))
+#: Those of what is loaded; those of every system are :func:`checks.systems.every_finding`.
 FINDINGS: dict[str, Definition] = {}
 
 
@@ -74,35 +73,6 @@ def register(severity: Severity, name: str, meaning: str, remedy: str, command: 
         words = (*words, "--only", name)
     FINDINGS[name] = Definition(name=name, severity=severity, meaning=meaning, remedy=remedy, command=words)
     return name
-
-
-def check_names(names: Iterable[str]) -> None:
-    """Refuse names that no finding has.
-
-    Raises:
-        WrongUsage: it gives the nearest names.
-    """
-    for name in names:
-        if name not in FINDINGS:
-            near = joined(difflib.get_close_matches(name, FINDINGS, n=3, cutoff=0))
-            raise WrongUsage(
-                problem=tr("--only {name}: no finding has this name", name=name),
-                hint=tr("the nearest are {near}", near=near),
-            )
-
-
-def chosen_names(names: Iterable[str], taken: Collection[str], command: str) -> frozenset[str]:
-    """Return names of findings that a command takes, of those ``taken`` by it.
-
-    Raises:
-        WrongUsage: one is none of them, or no finding's.
-    """
-    chosen = frozenset(names)
-    check_names(sorted(chosen))
-    for name in sorted(chosen.difference(taken)):
-        hint = tr("{command} takes {taken}", command=command, taken=joined(taken))
-        raise WrongUsage(problem=tr("--only {name}: {remedy}", name=name, remedy=FINDINGS[name].remedy), hint=hint)
-    return chosen
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, INDEX_FILE, RAW_FOLDER, Store, is_uuid
 from regraft.formats.cherry_v2.library_report import report_bytes
-from regraft.kinds import V2_STORES, Kind
+from regraft.kinds import Kind
 from regraft.language import tr
 from regraft.locate import Located
 from regraft.pending import pending_in
@@ -37,9 +37,6 @@ from regraft.report.notices import FILE_WITHOUT_ROWS
 from regraft.report.progress import human_bytes, stage
 from regraft.text import counted
 from regraft.tree import FolderTree
-
-#: Kinds that are audited here, as files and folders; an archive is unpacked first (:mod:`regraft.unpacking`).
-AUDITED = (*V2_STORES, Kind.V2_BACKUP, Kind.PACK)
 
 
 @dataclass
@@ -78,7 +75,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     """Check v2 data without writing anything.
 
     Args:
-        found: of one of :data:`AUDITED`, in a folder.
+        found: files and folders; an archive is unpacked first (:mod:`regraft.unpacking`).
         options: what to look at.
         command_line: gives the command lines that mend what is found; without it, none is given.
 
@@ -440,8 +437,3 @@ def base_names(found: Located) -> dict[str, str]:
     rows = [] if catalog is None else catalog.bases
     named_there = {base_key(row): str(row.get("name")) for row in rows}
     return {**named_there, **{base: base for base in _stores_by_base(found) if base not in named_there}}
-
-
-def base_ids(found: Located) -> Sequence[str]:
-    """Return the ids of the bases that a store has, by its catalog and its folders."""
-    return list(base_names(found))

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regraft.api.auditing import check as check
     from regraft.api.carrying import export as export
     from regraft.api.carrying import import_ as import_
     from regraft.api.carrying import migrate as migrate
@@ -28,20 +29,19 @@ if TYPE_CHECKING:
     from regraft.api.embedders import list_embedders as list_embedders
     from regraft.api.filling import backfill as backfill
     from regraft.api.filling import rebuild as rebuild
-    from regraft.api.looking import check as check
-    from regraft.api.looking import compare as compare
     from regraft.api.looking import inspect as inspect
-    from regraft.api.looking import recall as recall
-    from regraft.api.looking import search as search
+    from regraft.api.querying import compare as compare
+    from regraft.api.querying import recall as recall
+    from regraft.api.querying import search as search
     from regraft.api.restoring import restore as restore
     from regraft.report.document import encoded as encoded
 
 #: The module of each function.
 _MODULES = {
     "backfill": "regraft.api.filling",
-    "check": "regraft.api.looking",
+    "check": "regraft.api.auditing",
     "clear_failed": "regraft.api.changing",
-    "compare": "regraft.api.looking",
+    "compare": "regraft.api.querying",
     "encoded": "regraft.report.document",
     "export": "regraft.api.carrying",
     "fix": "regraft.api.changing",
@@ -54,12 +54,12 @@ _MODULES = {
     "migrate": "regraft.api.carrying",
     "pack": "regraft.api.carrying",
     "rebuild": "regraft.api.filling",
-    "recall": "regraft.api.looking",
+    "recall": "regraft.api.querying",
     "reconcile": "regraft.api.changing",
     "repair": "regraft.api.changing",
     "rescue": "regraft.api.changing",
     "restore": "regraft.api.restoring",
-    "search": "regraft.api.looking",
+    "search": "regraft.api.querying",
     "undo": "regraft.api.changing",
     "upgrade": "regraft.api.changing",
 }

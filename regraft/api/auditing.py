@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +17,7 @@ from checks.audit.options import CheckOptions, CommandLine
 from checks.cherry_v1 import audit as cherry_v1_audit
 from checks.cherry_v2 import audit as store
 from regraft import clock
-from regraft.api.given import models_of, moment
+from regraft.api.given import kind_of, models_of, moment, path_of, watch_of
 from regraft.errors import NotChecked, SourceNotMigratable, SourceUnreadable, SourceUnrecognised, WrongUsage
 from regraft.kinds import NAMES, V2_STORES, Kind
 from regraft.language import tr
@@ -61,6 +61,53 @@ class AuditRequest:
     progress: Progress = field(default_factory=Silent)
 
 
+def check(
+    path: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    level: str = "default",
+    only: Sequence[str] = (),
+    max_duration: float | None = None,
+    map_model: Mapping[str, str] | None = None,
+    recreate_model: Iterable[str] = (),
+    now_ms: int | None = None,
+    progress: Progress | None = None,
+) -> findings.CheckReport:
+    """Return what an audit finds; options as of ``regraft check``.
+
+    Args:
+        path: v2 data, data of another system, or what :func:`migrate` takes.
+        kind: what the path is, where that is not recognised rightly.
+        bases: names or ids of the only bases to look at; empty: all.
+        level: "quick", "default" or "deep".
+        only: names of the only findings to return; empty: all.
+        max_duration: seconds after which it ends with what was found so far.
+        map_model: of v1 data: new ids of models by old ones, or by ids of v1 bases.
+        recreate_model: of v1 data: ids of models that will be there again.
+        now_ms: what ages are relative to, in ms; None: the present time.
+        progress: is told how far it is.
+
+    Raises:
+        ValueError: there is no such level.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    systems.check_names(only)
+    place, of_kind = path_of(path), kind_of(kind)
+    wanted = AuditRequest(
+        level=Level[level.upper()],
+        max_duration=max_duration,
+        bases=tuple(bases),
+        map_model=map_model or {},
+        recreate_model=tuple(recreate_model),
+        now_ms=now_ms,
+        progress=watch_of(progress),
+    )
+    with recognised(place, of_kind) as found:
+        head, audit = audited(place, found, of_kind, wanted)
+    return audit.only(only).report(head)
+
+
 def audited(
     path: Path, found: Located | SourceUnreadable, kind: Kind | None, wanted: AuditRequest
 ) -> tuple[Head, findings.Audit]:
@@ -74,7 +121,7 @@ def audited(
     models = {"--map-model": wanted.map_model, "--recreate-model": wanted.recreate_model}
     if isinstance(found, SourceUnreadable):
         return _head(path, Kind.INDEX), store.unreadable(path, str(found.facts["reason"]))
-    if found.kind in systems.AUDITED:
+    if systems.is_audited(found.kind):
         _refuse(models, tr("of a v1 source or a preview build"))
         options = CheckOptions(
             level=wanted.level,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from checks.audit.findings import chosen_names
+from checks.systems import chosen_names
 from regraft.api.auditing import command_line
 from regraft.api.given import kind_of, model_id, models_of, moment, path_of, watch_of
 from regraft.kinds import Kind

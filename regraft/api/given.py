@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import migrators
 from regraft import clock
 from regraft.errors import ModelOptionInvalid
+from regraft.formats.cherry_v2.models import ModelOverrides, is_model_id, tidy_model_id
 from regraft.kinds import Kind
 from regraft.language import tr
 from regraft.report.progress import Progress, Silent
@@ -37,7 +37,7 @@ def moment(now_ms: int | None) -> int:
     return clock.now_ms() if now_ms is None else now_ms
 
 
-def models_of(mapped: Mapping[str, str], recreated: Iterable[str]) -> migrators.ModelOverrides:
+def models_of(mapped: Mapping[str, str], recreated: Iterable[str]) -> ModelOverrides:
     """Return what a caller says of models.
 
     Args:
@@ -49,11 +49,11 @@ def models_of(mapped: Mapping[str, str], recreated: Iterable[str]) -> migrators.
     """
     words = {}
     for old, new in mapped.items():
-        if not old.strip() or not migrators.is_model_id(new):
+        if not old.strip() or not is_model_id(new):
             reason = tr("write OLD=NEW, NEW as provider::model")
             raise ModelOptionInvalid(option="--map-model", value=f"{old}={new}", reason=reason)
-        words[migrators.tidy_model_id(old)] = migrators.tidy_model_id(new)
-    return migrators.ModelOverrides(words, frozenset(model_id("--recreate-model", text) for text in recreated))
+        words[tidy_model_id(old)] = tidy_model_id(new)
+    return ModelOverrides(words, frozenset(model_id("--recreate-model", text) for text in recreated))
 
 
 def model_id(option: str, text: str) -> str:
@@ -62,6 +62,6 @@ def model_id(option: str, text: str) -> str:
     Raises:
         ModelOptionInvalid: it is not of the form provider::model.
     """
-    if not migrators.is_model_id(text):
+    if not is_model_id(text):
         raise ModelOptionInvalid(option=option, value=text, reason=tr("write it as provider::model"))
-    return migrators.tidy_model_id(text)
+    return tidy_model_id(text)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from checks import systems
 from checks.audit import findings
 from checks.audit import page as audit_page
 from checks.audit.collector import Level
@@ -80,7 +81,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     Example:
       regraft check library --deep
     """
-    findings.check_names(only)
+    systems.check_names(only)
     wanted = AuditRequest(
         level=_level(quick=quick, deep=deep),
         max_duration=max_duration,

@@ -42,10 +42,10 @@ def bases(context: click.Context, _parameter: click.Parameter, incomplete: str) 
 
 def findings(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the findings that a command takes."""
-    from checks.audit.findings import FINDINGS  # noqa: PLC0415
+    from checks.systems import every_finding  # noqa: PLC0415
     from repair import systems  # noqa: PLC0415
 
-    taken = {"gc": systems.COLLECTED, "repair": systems.REPAIRED}.get(context.info_name or "", tuple(FINDINGS))
+    taken = {"gc": systems.COLLECTED, "repair": systems.REPAIRED}.get(context.info_name or "", tuple(every_finding()))
     return [CompletionItem(name) for name in taken if name.startswith(incomplete)]
 
 
@@ -60,8 +60,7 @@ def _words_of(path: Path) -> list[tuple[str, str]]:
         if found.kind in V1_SOURCES:
             return _v1_words(found)
         if found.kind in SYSTEMS:
-            checks = systems.CHECKS[found.kind]
-            return list(checks.ids_by_name(found).items())
+            return list(systems.checks_of(found.kind).ids_by_name(found).items())
         return [] if found.is_archive else _by_name(base_names(found))
 
 

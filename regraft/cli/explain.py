@@ -9,9 +9,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from checks import systems as _registers_findings
-from checks.audit.findings import FINDINGS
-from checks.cherry_v1 import findings as _registers_findings_of_sources
+from checks.systems import every_finding
 from regraft import pages
 from regraft.cli.options import verbose_option
 from regraft.cli.output import echo_json, reports_errors, say
@@ -21,8 +19,6 @@ from regraft.report.document import Report, Run, encoded
 from regraft.report.registry import EVERY_CODE
 from regraft.text import shown_lines
 
-#: What registers findings has to be loaded.
-_REGISTRIES = (_registers_findings, _registers_findings_of_sources)
 Kind = Literal["finding", "code", "error", "page"]
 
 
@@ -82,10 +78,11 @@ def _explained(name: str) -> list[Explanation]:
     Raises:
         WrongUsage: nothing has; it gives the nearest names.
     """
+    findings = every_finding()
     errors = {error.__name__: error for error in error_classes()}
     found = []
-    if name in FINDINGS:
-        definition = FINDINGS[name]
+    if name in findings:
+        definition = findings[name]
         codes = tuple(code.name for code in EVERY_CODE.values() if code.finding == name)
         finding = Explanation(
             name=name,
@@ -107,7 +104,7 @@ def _explained(name: str) -> list[Explanation]:
     if name in pages.names():
         found.append(Explanation(name=name, kind="page", meaning=pages.text_of(name)))
     if not found:
-        every = [*FINDINGS, *EVERY_CODE, *errors, *pages.names()]
+        every = [*findings, *EVERY_CODE, *errors, *pages.names()]
         near = difflib.get_close_matches(name, every, n=3, cutoff=0)
         raise WrongUsage(
             problem=tr("{name}: nothing has this name", name=name),

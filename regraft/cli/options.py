@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import click
 
-import migrators
 from regraft import links
 from regraft.api.given import models_of
 from regraft.cli import completion, decisions
 from regraft.errors import ModelOptionInvalid
+from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.kinds import Kind
 from regraft.language import tr
 
@@ -187,7 +187,7 @@ def mapped(pairs: tuple[str, ...]) -> dict[str, str]:
     return words
 
 
-def model_word(pairs: tuple[str, ...], recreated: tuple[str, ...]) -> migrators.ModelOverrides:
+def model_word(pairs: tuple[str, ...], recreated: tuple[str, ...]) -> ModelOverrides:
     """Return what the user says of models.
 
     Raises:

@@ -5,7 +5,6 @@ Everything that is printed goes through :func:`say` and :func:`note`, and by the
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -126,6 +125,8 @@ def say(text: str, *, as_it_is: bool = False) -> None:
 
 def say_bytes(path: Path) -> None:
     """Write a file as it is to standard output. That it cannot be written decides nothing about the work."""
+    import shutil  # noqa: PLC0415 - it brings every kind of compression along
+
     with path.open("rb") as file:
         shutil.copyfileobj(file, sys.stdout.buffer)
     sys.stdout.buffer.flush()

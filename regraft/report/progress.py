@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Protocol
 
 from regraft.labels import label_of
 from regraft.language import joined, tr
 from regraft.text import one_line
+
+if TYPE_CHECKING:
+    from regraft.report.bar import UnwatchedBar
 
 #: Code points of what is being worked on, beside a bar.
 _LONGEST_LABEL = 60
@@ -51,32 +52,21 @@ class Silent:
         """See :class:`Progress`."""
 
 
-class _Unwatched(tqdm):  # type: ignore[type-arg]
-    """A bar without tqdm's thread: what waits for Ctrl-C to be let through is the main thread alone."""
-
-    monitor_interval = 0
-    #: What stands behind the bar.
-    counts = ""
-
-    @property
-    def format_dict(self) -> Any:
-        """Return what a bar is made of."""
-        return {**super().format_dict, "counts": self.counts}
-
-
 class Bar:
     """A bar with what is done of all, the time left, and what is being worked on."""
 
     def __init__(self) -> None:
-        self._bar: _Unwatched | None = None
+        self._bar: UnwatchedBar | None = None
         self._bytes = 0
         self._unit = ""
         self._label = ""
 
     def start(self, what: str, rows: int, unit: str = "rows") -> None:
         """See :class:`Progress`."""
+        from regraft.report.bar import UnwatchedBar  # noqa: PLC0415 - loaded where a bar is drawn
+
         self._bytes, self._unit, self._label = 0, unit, ""
-        self._bar = _Unwatched(
+        self._bar = UnwatchedBar(
             total=rows,
             # A part of a row, and the next name, are worth showing, too.
             miniters=0,
@@ -106,7 +96,7 @@ class Bar:
             bar.counts = self._counts(bar, bar.n + done)
             bar.update(done)
 
-    def _counts(self, bar: _Unwatched, done: float) -> str:
+    def _counts(self, bar: UnwatchedBar, done: float) -> str:
         """Return what stands behind a bar: how much of all is done, the time left, what is being worked on."""
         total = bar.total or 0
         if self._unit == "bytes":

@@ -9,7 +9,6 @@ from pathlib import Path
 from regraft import links
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v1.layout import StatePlaces
-from regraft.formats.redb.holding import held
 from regraft.formats.rsclaw import database
 from regraft.kinds import Kind
 from regraft.located import Located
@@ -50,6 +49,8 @@ class Rsclaw(System):
 
     def alone(self, found: Located) -> AbstractContextManager[None]:
         """See :class:`System`."""
+        from regraft.formats.redb.holding import held  # noqa: PLC0415 - only where something is changed
+
         return held(found.path)
 
     def databases(self, found: Located) -> Iterator[str]:

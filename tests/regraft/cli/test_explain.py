@@ -10,14 +10,14 @@ import pytest
 from conftest import REPO, run
 from faults import said
 
-from checks.audit.findings import FINDINGS
+from checks.systems import every_finding
 from regraft import pages
 from regraft.errors import error_classes
 from regraft.report.registry import EVERY_CODE
 
 
 def test_every_finding_code_and_error_is_explained():
-    names = [*FINDINGS, *EVERY_CODE, *(error.__name__ for error in error_classes())]
+    names = [*every_finding(), *EVERY_CODE, *(error.__name__ for error in error_classes())]
     document = run("explain", *names, "--json").document
     assert {one["name"] for one in document["explained"]} == set(names)
     assert all(one["meaning"] for one in document["explained"])

@@ -1,0 +1,64 @@
+"""What a command loads before it answers: the adapters of one system, and no library that it has no use for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SAMPLE = Path(__file__).parents[3] / "sample_v1" / "backup"
+
+#: Runs a command and prints the names of all modules that it has loaded, after what it says itself.
+_RUN = """
+import json, sys
+from regraft.__main__ import main
+sys.argv[1:] = json.loads(sys.argv[1])
+try:
+    main()
+except SystemExit as end:
+    print(json.dumps([end.code, sorted(sys.modules)]))
+"""
+SYSTEMS = ("angel_memory", "cherry_preview", "cherry_v1", "cherry_v2", "codex_mem", "rsclaw")
+#: Parts of the systems that nobody needs who looks at v1 data.
+OTHERS = {f"checks.{system}" for system in SYSTEMS if not system.startswith("cherry_v")}
+#: What takes its time to load: it draws bars, computes, reads settings, speaks with servers.
+LIBRARIES = {"tqdm", "numpy", "yaml", "sqlite_vec", "pyarrow", "jinja2", "urllib.request", "multiprocessing"}
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Run a command in a process of its own and return the modules that it has loaded at its end."""
+    command = [sys.executable, "-c", _RUN, json.dumps(arguments)]
+    ran = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
+    status, modules = json.loads(ran.stdout.splitlines()[-1])
+    assert not status, ran.stderr
+    return set(modules)
+
+
+def parts_of(package: str, modules: set[str]) -> set[str]:
+    """Return the modules of a package that are among ``modules``."""
+    return {name for name in modules if name == package or name.startswith(f"{package}.")}
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",)])
+def test_a_command_line_without_a_command_loads_none(arguments):
+    modules = loaded_by(*arguments)
+    assert "regraft.cli" in modules
+    for package in ("apsw", "msgspec", "migrators", "checks", "repair", "regraft.api", "regraft.formats"):
+        assert not parts_of(package, modules), package
+
+
+def test_a_look_at_v1_data_loads_its_adapter_alone():
+    modules = loaded_by("inspect", str(SAMPLE))
+    assert "checks.cherry_v1.adapter" in modules
+    assert "checks.cherry_v2.audit" not in modules
+    for package in (*OTHERS, *LIBRARIES, "migrators", "repair", "regraft.ranking"):
+        assert not parts_of(package, modules), package
+
+
+def test_names_of_findings_are_known_without_what_finds_them():
+    modules = loaded_by("explain", "item.tombstone", "kb.row", "angel.record-missing", "codex.vector", "v1.model")
+    assert "checks.rsclaw.findings" in modules
+    assert not {f"checks.{system}.{part}" for system in SYSTEMS for part in ("adapter", "audit", "inspect")} & modules
