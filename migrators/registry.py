@@ -12,7 +12,7 @@ from migrators.pipeline.session import Migration
 from migrators.pipeline.source import Pipeline
 from regraft import systems
 from regraft.errors import SourceNotMigratable, WrongUsage
-from regraft.kinds import NAMES, V1_SOURCES, Kind
+from regraft.kinds import NAMES, V1_ORPHANS, V1_SOURCES, Kind
 from regraft.language import tr
 from regraft.locate import Located
 from regraft.report.migration import MigrationReport, SourcePlan
@@ -20,7 +20,13 @@ from regraft.report.progress import Progress
 
 #: What to do about a source that is recognised but not migrated.
 _ADVICE = {
-    Kind.V1_VECTORS: tr("give the backup, or the knowledge state beside its vector files"),
+    **dict.fromkeys(
+        V1_ORPHANS,
+        tr(
+            "give the backup, or the knowledge state beside its vector files; --adopt-orphans makes a base of the rows "
+            "alone"
+        ),
+    ),
     Kind.V2_BACKUP: tr("its bases are in the v2 layout already"),
     Kind.V2_PROFILE: tr("its bases are in the v2 layout already"),
     Kind.LIBRARY: tr("it is in the v2 layout already"),
@@ -31,13 +37,13 @@ _ADVICE = {
 }
 
 
-def pipeline_of(source: Located) -> Pipeline:
-    """Return how a source is migrated.
+def pipeline_of(source: Located, *, adopt_orphans: bool = False) -> Pipeline:
+    """Return how a source is migrated; vector files alone only where bases are to be made of such.
 
     Raises:
         SourceNotMigratable: it is recognised, but there is nothing to migrate.
     """
-    if source.kind in V1_SOURCES:
+    if source.kind in V1_SOURCES or (adopt_orphans and source.kind in V1_ORPHANS):
         return cherry_v1.PIPELINE
     if source.kind is Kind.RSCLAW:
         return rsclaw.PIPELINE
@@ -61,14 +67,22 @@ def migrate(
     Raises:
         WrongUsage: an option says nothing about the source.
     """
-    pipeline = pipeline_of(source)
+    pipeline = _chosen_pipeline(source, options)
+    return run.migrate(pipeline, source, target, options, progress, show_plan)
+
+
+def _chosen_pipeline(source: Located, options: Options, *, is_a_look: bool = False) -> Pipeline:
+    pipeline = pipeline_of(source, adopt_orphans=options.adopt_orphans or is_a_look)
     if options.visible_to and not pipeline.has_visibility:
         raise WrongUsage(
             problem=tr("--visible-to is for documents of {kind}", kind=NAMES[Kind.RSCLAW]), hint=tr("leave it out")
         )
-    return run.migrate(pipeline, source, target, options, progress, show_plan)
+    if options.adopt_orphans and not pipeline.has_orphans:
+        problem = tr("--adopt-orphans is for vector files of v1, and this is {kind}", kind=NAMES[source.kind])
+        raise WrongUsage(problem=problem, hint=tr("leave it out"))
+    return pipeline
 
 
 def plan_only(source: Located, options: Options, progress: Progress) -> SourcePlan:
     """Plan a source without a target, by the pipeline of its layout; see :func:`migrators.pipeline.run.plan_only`."""
-    return run.plan_only(pipeline_of(source), source, options, progress)
+    return run.plan_only(_chosen_pipeline(source, options, is_a_look=True), source, options, progress)

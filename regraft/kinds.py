@@ -16,6 +16,7 @@ class Kind(StrEnum):
     V1_BACKUP_6 = "v1-backup-6"
     V1_PROFILE = "v1-profile"
     V1_VECTORS = "v1-vectors"
+    V1_VECTOR_FOLDER = "v1-vector-folder"
     V2_BACKUP = "v2-backup"
     V2_PROFILE = "v2-profile"
     LIBRARY = "library"
@@ -37,6 +38,7 @@ NAMES = {
     Kind.V1_BACKUP_6: tr("a v1 backup of version 6"),
     Kind.V1_PROFILE: tr("a v1 profile folder"),
     Kind.V1_VECTORS: tr("the vector file of one v1 base"),
+    Kind.V1_VECTOR_FOLDER: tr("a folder of v1 vector files without a state"),
     Kind.V2_BACKUP: tr("a v2 backup (version 7)"),
     Kind.V2_PROFILE: tr("a v2 profile folder"),
     Kind.LIBRARY: tr("a v2 library"),
@@ -60,6 +62,8 @@ SYSTEM_MODULES = {
 SYSTEMS = tuple(SYSTEM_MODULES)
 #: Kinds whose state and vector files can be migrated.
 V1_SOURCES = (Kind.V1_BACKUP, Kind.V1_BACKUP_6, Kind.V1_PROFILE, Kind.V1_EXPORT, Kind.V1_KNOWLEDGE)
+#: Kinds of vector files alone, of which bases are made where the user asks for it.
+V1_ORPHANS = (Kind.V1_VECTORS, Kind.V1_VECTOR_FOLDER)
 #: Kinds that are migrated, too. Bases of preview builds in a v2 library, profile or backup are migrated out of it.
 PREVIEW_SOURCES = (Kind.PREVIEW, Kind.PREVIEW_LIBRARY)
 #: Kinds whose bases lie as v2 and preview builds lay them out.

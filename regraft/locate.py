@@ -30,6 +30,7 @@ from regraft.formats.cherry_v1.layout import (
     chromium_places,
     export_places,
     file_places,
+    vector_places,
 )
 from regraft.formats.cherry_v2 import layout as cherry_v2_layout
 from regraft.formats.cherry_v2 import pack
@@ -247,8 +248,12 @@ def _described(path: Path, tree: FolderTree | ZipTree, folder: str) -> str:
     )
 
 
+def _profile_above(path: Path) -> Path | None:
+    return next((place for place in path.absolute().parents if (place / LOCAL_STORAGE).is_dir()), None)
+
+
 def _part_of_profile(path: Path) -> str | None:
-    above = next((place for place in path.absolute().parents if (place / LOCAL_STORAGE).is_dir()), None)
+    above = _profile_above(path)
     if above is not None:
         return tr("it is part of the profile {above}: give that", above=shown(above))
     if (path / "IndexedDB").is_dir() or (path / "Data" / KNOWLEDGE_FOLDER).is_dir():
@@ -269,6 +274,7 @@ def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:
         or _base(path, tree, folder)
         or _slices(path, tree, folder)
         or _knowledge_folder(path, tree, folder)
+        or _vector_folder(path, tree, folder)
     )
 
 
@@ -363,6 +369,16 @@ def _knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
     return None if kind is None else Located(kind=kind, path=path, tree=tree)
 
 
+def _vector_folder(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognise vector files of v1 that no state lies beside; of a profile that is there, its state does."""
+    if isinstance(tree, FolderTree) and _profile_above(path) is not None:
+        return None
+    for places in vector_places(tree, folder):
+        if cherry_v1_state.has_vector_files(tree, places.vectors or ""):
+            return Located(kind=Kind.V1_VECTOR_FOLDER, path=path, tree=tree, places=places)
+    return None
+
+
 def _state_file(path: Path, tree: Tree, folder: str, *, beside_vectors: bool) -> Located | None:
     for name in tree.children(folder):
         if not _may_hold_state(name, beside_vectors=beside_vectors):
@@ -390,6 +406,9 @@ def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
         found = _v1_profile(path, tree, folder, kind)
     elif kind is Kind.V1_BACKUP and "data.json" in tree.children(folder):
         places = file_places(tree, folder, backup=join(folder, "data.json"))
+        found = Located(kind=kind, path=path, tree=tree, places=places)
+    elif kind is Kind.V1_VECTOR_FOLDER:
+        places = next(vector_places(tree, folder), StatePlaces())
         found = Located(kind=kind, path=path, tree=tree, places=places)
     elif _is_forced_library(tree, folder, kind):
         found = Located(kind=kind, path=path, tree=tree)
@@ -459,7 +478,12 @@ def _database(path: Path, kind: Kind | None) -> Located:
     if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):
         folder = cherry_v2_layout.profile_of(path.absolute().parent) if recognised is Kind.V2_PROFILE else path.parent
         return Located(kind=recognised, path=folder, tree=FolderTree(folder, path))
-    return Located(kind=recognised, path=path, tree=FolderTree(path.parent, path))
+    return _single_file(recognised, path)
+
+
+def _single_file(kind: Kind, path: Path) -> Located:
+    places = StatePlaces(vectors="", vector_file=path.name) if kind is Kind.V1_VECTORS else StatePlaces()
+    return Located(kind=kind, path=path, tree=FolderTree(path.parent, path), places=places)
 
 
 def _unread_database(path: Path, kind: Kind | None) -> Located | None:
@@ -468,5 +492,5 @@ def _unread_database(path: Path, kind: Kind | None) -> Located | None:
         if kind is system.kind or system.has_name(path):
             return system.located(path)
     if kind in (Kind.INDEX, Kind.V1_VECTORS, Kind.PREVIEW):
-        return Located(kind=kind, path=path, tree=FolderTree(path.parent, path))
+        return _single_file(kind, path)
     return None

@@ -103,7 +103,12 @@ def _store_problem(store: LookedAt) -> str:
 
 
 def _repair(warning: Warned, store: LookedAt | None, command: Sequence[str]) -> str | None:
-    """Return the command that carries a base whose model is gone, or texts whose vector cannot be carried."""
+    """Return the command that carries what would else stay behind.
+
+    That is a vector file that no base names, a base whose model is gone, or texts whose vector cannot be carried.
+    """
+    if warning.code in (notices.LOST_STATE, notices.UNNAMED_VECTORS):
+        return shlex.join([*command, "--adopt-orphans"])
     if store is None or not store.is_read:
         return None
     if warning.model is not None:

@@ -76,8 +76,11 @@ SLIM = register(
 UNNAMED = register(
     "note",
     "v1.unnamed-file",
-    tr("Vector files that belong to no base in v1's state, left over from bases that are gone. They are not read."),
-    _NOTHING,
+    tr(
+        "Vector files that belong to no base in v1's state, left over from bases that are gone. They are not read. "
+        "Warning: of one that is named, no base can be made."
+    ),
+    tr("`regraft migrate --adopt-orphans` makes a base of each from its rows alone."),
 )
 RUNNING = register(
     "warning",
@@ -96,7 +99,11 @@ STATE = register(
         "catalog, the list of deleted bases, places of its storage, or all knowledge. Note: "
         "folders of a still older layout, which nothing reads."
     ),
-    tr("{another} For a profile: starting and quitting the application once.", another=_ANOTHER),
+    tr(
+        "{another} For a profile: starting and quitting the application once. Where vector files are there and the "
+        "state names no base of theirs, `regraft migrate --adopt-orphans`.",
+        another=_ANOTHER,
+    ),
 )
 BASE = register(
     "warning",

@@ -12,7 +12,7 @@ from checks.cherry_v1.item_list import item_list
 from checks.looks import BaseLook, HealthLook, Look, VectorFileLook, by_dimensions, bytes_of, problems_of
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v1 import embedjs, profile
-from regraft.formats.cherry_v1.state import V1State, read_state
+from regraft.formats.cherry_v1.state import V1State, read_state, vector_files
 from regraft.formats.cherry_v1.tables import Items
 from regraft.formats.vector_survey import StoreProblem
 from regraft.kinds import NAMES, V1_SOURCES, Kind
@@ -28,6 +28,8 @@ def look(source: Located, progress: Progress, *, items: bool = False) -> Look:
     """Look at v1 data: at all bases of a source, with their items or without, or at the vector file of one."""
     if source.kind is Kind.V1_VECTORS:
         return _look_at_file(source.path)
+    if source.kind is Kind.V1_VECTOR_FOLDER:
+        return _look_at_folder(source, progress)
     if source.kind in V1_SOURCES:
         return _look_at_source(source, progress, items=items)
     return _look_without_state(source)
@@ -58,6 +60,20 @@ def _look_at_file(path: Path) -> Look:
     problems = [problem] if problem else []
     base = BaseLook(id=path.name, name=path.name, store=store, problem=problem)
     return Look([base], HealthLook(bytes=path.stat().st_size, problems=problems))
+
+
+def _look_at_folder(source: Located, progress: Progress) -> Look:
+    """Look at every vector file of a folder, which no state lies beside."""
+    names = sorted(vector_files(source.tree, source.places))
+    bases = []
+    with stage(progress, "Reading", len(names), "bases"):
+        for name in names:
+            progress.at(name)
+            store, problem = _look_at_member(source, join(source.places.vectors or "", name))
+            bases.append(BaseLook(id=name, name=name, store=store, problem=problem))
+            progress.step(1, 0)
+    lost = tr("no state names these vector files; regraft migrate --adopt-orphans makes bases of their rows")
+    return Look(bases, HealthLook(bytes=bytes_of(bases), problems=[lost, *problems_of(bases)]))
 
 
 def _look_without_state(source: Located) -> Look:

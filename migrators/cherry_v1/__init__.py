@@ -1,13 +1,17 @@
 """Cherry Studio v1 → v2: one flat vector table per base plus a Redux state become seven tables plus a catalog.
 
-Rules: ``docs/rules.md``. :mod:`.draft` and :mod:`.items` make drafts of v1's state, :mod:`.on_disk`
-finds what files beside it tell; the shared stages do the rest.
+Rules: ``docs/rules.md``. :mod:`.draft` and :mod:`.items` make drafts of v1's state, :mod:`.orphans`
+bases of vector files that it does not name, :mod:`.disk_hints` finds what files beside it tell; the shared stages do
+the rest.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from migrators.cherry_v1.disk_hints import hints
 from migrators.cherry_v1.draft import draft_library
+from migrators.cherry_v1.orphans import adopt
 from migrators.pipeline.drafts import LibraryDraft
 from migrators.pipeline.options import Options
 from migrators.pipeline.source import Pipeline
@@ -17,7 +21,12 @@ from regraft.locate import Located
 
 
 def _read(source: Located, options: Options) -> LibraryDraft:
-    return draft_library(read_state(source.tree, source.places), options.model_overrides)
+    state = read_state(source.tree, source.places)
+    if not options.adopt_orphans:
+        return draft_library(state, options.model_overrides)
+    adoption = adopt(source.tree, source.places, state, lambda path: PIPELINE.opened(path, None, options))
+    library = draft_library(adoption.state, adoption.overrides(options.model_overrides))
+    return replace(library, bases=tuple(map(adoption.completed, library.bases)))
 
 
-PIPELINE = Pipeline(table=embedjs.VECTORS, read=_read, hints=hints)
+PIPELINE = Pipeline(table=embedjs.VECTORS, read=_read, hints=hints, has_orphans=True)

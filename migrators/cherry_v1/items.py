@@ -25,8 +25,9 @@ from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import is_blank, trim, without_nul
 
-_FILE_TEXTS = ("id", "name", "origin_name", "path", "ext", "type", "created_at")
-_FILE_NUMBERS = ("size", "count")
+#: What the metadata of a file needs: these as text, those as numbers.
+FILE_TEXTS = ("id", "name", "origin_name", "path", "ext", "type", "created_at")
+FILE_NUMBERS = ("size", "count")
 
 
 @dataclass
@@ -134,8 +135,8 @@ def _known_of_file(content: Any, context: Context) -> dict[str, Any]:
 
 
 def _is_file(known: dict[str, Any]) -> bool:
-    return all(isinstance(known.get(key), str) for key in _FILE_TEXTS) and all(
-        isinstance(known.get(key), int | float) and not isinstance(known[key], bool) for key in _FILE_NUMBERS
+    return all(isinstance(known.get(key), str) for key in FILE_TEXTS) and all(
+        isinstance(known.get(key), int | float) and not isinstance(known[key], bool) for key in FILE_NUMBERS
     )
 
 

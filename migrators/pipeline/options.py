@@ -27,5 +27,7 @@ class Options:
     carry_text: bool = False
     #: Of a source whose documents are for some people only: whose, besides everybody's, are carried.
     visible_to: tuple[str, ...] = ()
+    #: Make a base of each vector file that v1's state does not name.
+    adopt_orphans: bool = False
     #: Read back every byte that earlier runs published, also where size and time of a file are what they were.
     verify: bool = False

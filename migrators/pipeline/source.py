@@ -85,5 +85,7 @@ class Pipeline:
     opened: Callable[[Path, Path | None, Options], AbstractContextManager[Path]] = _as_it_is
     #: Whether documents of the source are for some people only (``--visible-to``).
     has_visibility: bool = False
+    #: Whether it can have vector files that its state does not name (``--adopt-orphans``).
+    has_orphans: bool = False
     #: Whether the base of every source has one id: then another source's is never written over.
     shares_ids: bool = False

@@ -56,6 +56,8 @@ class AuditRequest:
     bases: tuple[str, ...] = ()
     map_model: Mapping[str, str] = field(default_factory=dict)
     recreate_model: tuple[str, ...] = ()
+    #: Whether bases are planned of vector files that v1's state does not name.
+    adopt_orphans: bool = False
     #: What ages are relative to; None: the present time.
     now_ms: int | None = None
     progress: Progress = field(default_factory=Silent)
@@ -71,6 +73,7 @@ def check(
     max_duration: float | None = None,
     map_model: Mapping[str, str] | None = None,
     recreate_model: Iterable[str] = (),
+    adopt_orphans: bool = False,
     now_ms: int | None = None,
     progress: Progress | None = None,
 ) -> findings.CheckReport:
@@ -85,6 +88,7 @@ def check(
         max_duration: seconds after which it ends with what was found so far.
         map_model: of v1 data: new ids of models by old ones, or by ids of v1 bases.
         recreate_model: of v1 data: ids of models that will be there again.
+        adopt_orphans: of v1 data: whether to plan bases of vector files that no base names.
         now_ms: what ages are relative to, in ms; None: the present time.
         progress: is told how far it is.
 
@@ -100,6 +104,7 @@ def check(
         bases=tuple(bases),
         map_model=map_model or {},
         recreate_model=tuple(recreate_model),
+        adopt_orphans=adopt_orphans,
         now_ms=now_ms,
         progress=watch_of(progress),
     )
@@ -118,11 +123,15 @@ def audited(
         NotChecked: there is nothing in it that is audited.
         RegraftError: it cannot be read.
     """
-    models = {"--map-model": wanted.map_model, "--recreate-model": wanted.recreate_model}
+    of_sources = {
+        "--map-model": wanted.map_model,
+        "--recreate-model": wanted.recreate_model,
+        "--adopt-orphans": wanted.adopt_orphans,
+    }
     if isinstance(found, SourceUnreadable):
         return _head(path, Kind.INDEX), store.unreadable(path, str(found.facts["reason"]))
     if systems.is_audited(found.kind):
-        _refuse(models, tr("of a v1 source or a preview build"))
+        _refuse(of_sources, tr("of a v1 source or a preview build"))
         options = CheckOptions(
             level=wanted.level,
             max_duration=wanted.max_duration,
@@ -173,7 +182,8 @@ def _head(path: Path, kind: Kind) -> Head:
 
 def _v1_audit(path: Path, found: Located, kind: Kind | None, wanted: AuditRequest) -> tuple[Head, findings.Audit]:
     try:
-        migrators.pipeline_of(found)
+        # A look at vector files alone says what can be made of them.
+        migrators.pipeline_of(found, adopt_orphans=wanted.adopt_orphans or found.kind is Kind.V1_VECTOR_FOLDER)
     except SourceNotMigratable as error:
         advice = tr(
             "regraft inspect gives a first look{v1_left}",
@@ -186,6 +196,7 @@ def _v1_audit(path: Path, found: Located, kind: Kind | None, wanted: AuditReques
         model_overrides=models_of(wanted.map_model, wanted.recreate_model),
         bases=wanted.bases,
         while_running=True,
+        adopt_orphans=wanted.adopt_orphans,
     )
     plan = migrators.plan_only(found, options, wanted.progress)
     return plan.report.head, cherry_v1_audit.audit(plan, _migrate_command(path, kind, wanted))
@@ -209,4 +220,6 @@ def _migrate_command(path: Path, kind: Kind | None, wanted: AuditRequest) -> lis
         words += ["--map-model", f"{old}={new}"]
     for model in wanted.recreate_model:
         words += ["--recreate-model", model]
+    if wanted.adopt_orphans:
+        words.append("--adopt-orphans")
     return words

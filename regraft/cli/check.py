@@ -14,7 +14,7 @@ from checks.audit import page as audit_page
 from checks.audit.collector import Level
 from regraft import links
 from regraft.api.auditing import AuditRequest, audited, recognised
-from regraft.cli.options import PATH, mapped, now_option, only_option, output_options, plan_options
+from regraft.cli.options import PATH, adopt_option, mapped, now_option, only_option, output_options, plan_options
 from regraft.cli.output import echo_json, note, reports_errors, say, written_list
 from regraft.errors import (
     SourceUnreadable,
@@ -52,6 +52,7 @@ def _levels(command: Any) -> Any:
     "--report", "page", type=PATH, metavar="FILE.html", help=tr("Write numbers and charts, and no text or name, here.")
 )
 @now_option
+@adopt_option
 @plan_options
 @output_options
 @reports_errors
@@ -66,6 +67,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     bases: tuple[str, ...],
     map_model: tuple[str, ...],
     recreate_model: tuple[str, ...],
+    adopt_orphans: bool,
     fail_on: str,
     as_json: bool,
     quiet: bool,
@@ -88,6 +90,7 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
         bases=bases,
         map_model=mapped(map_model),
         recreate_model=recreate_model,
+        adopt_orphans=adopt_orphans,
         now_ms=now,
         progress=progress.for_person(quiet=quiet or as_json),
     )

@@ -131,6 +131,13 @@ visible_option = click.option(
 )
 
 
+adopt_option = click.option(
+    "--adopt-orphans",
+    is_flag=True,
+    help=tr("v1: make a base of each vector file that no base names; --map-model FILE=MODEL says its model."),
+)
+
+
 def model_options(command: F) -> F:
     """Add the user's word on models (:func:`model_word`)."""
     for option in (
@@ -145,7 +152,8 @@ def model_options(command: F) -> F:
             multiple=True,
             metavar="OLD=NEW",
             help=tr(
-                "Treat vectors of model OLD (or of the v1 base OLD) as those of model NEW; ids are provider::model."
+                "Treat vectors of model OLD (or of the v1 base or vector file OLD) as those of model NEW; ids are "
+                "provider::model."
             ),
         ),
     ):

@@ -214,7 +214,7 @@ class VectorTable:
             )
         missing = [name for name in self.needed if name not in columns]
         if missing:
-            length = self._usual_length(db) if self.vector in columns else None
+            length = self.usual_length(db) if self.vector in columns else None
             raise StoreProblem(
                 tr("has a table `{name}` without the column {missing}", name=self.name, missing=joined(missing)),
                 length,
@@ -236,7 +236,7 @@ class VectorTable:
                 tr("has something else in the place of its table `{name}`, which is not read", name=self.name)
             )
 
-    def _usual_length(self, db: apsw.Connection) -> int | None:
+    def usual_length(self, db: apsw.Connection) -> int | None:
         """Return the length in bytes that most usable vectors have (a tie goes to the first row), or None."""
         length = f"octet_length({self.vector})"
         query = f"""SELECT {length} FROM {self.name} NOT INDEXED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from regraft.tree import Tree, join
@@ -46,6 +47,13 @@ class StatePlaces:
     #: The folders of vector files and of uploads.
     vectors: str | None = None
     uploads: str | None = None
+    #: The only file that counts among the vector files; None: all of them do.
+    vector_file: str | None = None
+
+    @property
+    def has_state(self) -> bool:
+        """Tell whether there is a state, or a place for one, beside the vector files."""
+        return (self.backup or self.redux or self.slices or self.knowledge or self.local_storage) is not None
 
 
 def _first_folder(tree: Tree, *names: str) -> str | None:
@@ -100,6 +108,15 @@ def file_places(tree: Tree, folder: str, **state: str) -> StatePlaces:
         vectors=vectors,
         uploads=uploads,
     )
+
+
+def vector_places(tree: Tree, folder: str) -> Iterator[StatePlaces]:
+    """Yield where a folder can have vector files and uploads that no state lies beside, first choice first."""
+    for vectors in (f"Data/{VECTORS_FOLDER}", VECTORS_FOLDER, ""):
+        name = join(folder, vectors) if vectors else folder
+        if tree.kind(name) == "folder":
+            uploads = _first_folder(tree, join(folder, "Data/Files"), join(folder, "Files"))
+            yield StatePlaces(vectors=name, uploads=uploads)
 
 
 def export_places(tree: Tree, folder: str) -> StatePlaces | None:

@@ -32,6 +32,11 @@ from regraft.tree import Tree, join
 PENDING_DELETE_FILE = "knowledge_pending_delete.json"
 #: Folders named in a notice.
 _NAMED_FOLDERS = 3
+#: What the definition of v1's table of vectors has and no other system's; it stands in the first pages of a file.
+_OWN_COLUMN = b"uniqueLoaderId"
+_START_BYTES = 64 << 10
+#: So many files of a folder are looked at to tell what it is.
+_MOST_FILES = 10_000
 #: Versions of ``data.json`` that this module reads.
 BACKUP_VERSIONS = range(1, 6)
 _ROWS: dict[str, type[msgspec.Struct]] = {"files": FileRow, "knowledge_notes": NoteRow}
@@ -305,8 +310,12 @@ def _say_what_data_lacks(
     if bases and not has_data and (places.is_backup or places.local_storage is not None):
         code = notices.SLIM_BACKUP if places.is_backup else notices.DATA_MISSING
         found_notices.append(Notice(code=code, message=notices.CODES[code].meaning))
-    if places.vectors is not None and places.vectors.rpartition("/")[2] == VECTORS_FOLDER:
-        found_notices.extend(_unnamed(tree, places.vectors, vectors, bases, pending))
+    if places.vectors is None:
+        return
+    is_theirs = places.vectors.rpartition("/")[2] == VECTORS_FOLDER
+    if is_theirs or not places.has_state:
+        found_notices.extend(_unnamed(tree, places, bases, pending))
+    if is_theirs:
         found_notices.extend(_older_folders(tree, places.vectors, vectors))
 
 
@@ -334,12 +343,24 @@ def _first_of(names: list[str]) -> str:
     return f"{', '.join(names[:_NAMED_FOLDERS])}{more}"
 
 
-def _unnamed(tree: Tree, folder: str, names: list[str], bases: list[Any], pending: frozenset[str]) -> Iterator[Notice]:
-    """Say which vector files are those of no base; that v1 was going to delete some is no news."""
+def vector_files(tree: Tree, places: StatePlaces) -> set[str]:
+    """Return the names, in the folder of the vector files, of those files that begin like a SQLite database."""
+    if places.vectors is None:
+        return set()
+    names = tree.children(places.vectors) if places.vector_file is None else [places.vector_file]
+    return {name for name in names if _is_vector_file(tree, join(places.vectors, name))}
+
+
+def named_files(bases: list[Any], pending: frozenset[str] = frozenset()) -> set[str]:
+    """Return the names that the vector files of bases have, and those of ids that v1 was going to delete."""
     ids = [base.get("id") for base in bases if isinstance(base, dict)]
-    known = {vector_file_name(one) for one in (*ids, *pending) if isinstance(one, str)}
-    files = {name for name in names if _is_vector_file(tree, join(folder, name))}
-    unnamed = sorted(files - known)
+    return {vector_file_name(one) for one in (*ids, *pending) if isinstance(one, str)}
+
+
+def _unnamed(tree: Tree, places: StatePlaces, bases: list[Any], pending: frozenset[str]) -> Iterator[Notice]:
+    """Say which vector files are those of no base; that v1 was going to delete some is no news."""
+    files = vector_files(tree, places)
+    unnamed = sorted(files - named_files(bases, pending))
     if unnamed:
         code = notices.UNNAMED_VECTORS if len(unnamed) < len(files) else notices.LOST_STATE
         count = counted(len(unnamed), "vector file")
@@ -353,13 +374,28 @@ def _unnamed(tree: Tree, folder: str, names: list[str], bases: list[Any], pendin
 
 def _is_vector_file(tree: Tree, name: str) -> bool:
     """Tell whether a file begins like a SQLite database."""
+    return _start(tree, name, len(sqlite.MAGIC)) == sqlite.MAGIC
+
+
+def _start(tree: Tree, name: str, size: int) -> bytes:
+    """Return the first bytes of a file, none where nothing can be read."""
     if tree.kind(name) != "file":
-        return False
+        return b""
     try:
         with tree.open(name) as file:
-            return file.read(len(sqlite.MAGIC)) == sqlite.MAGIC
+            return file.read(size)
     except OSError:
-        return False
+        return b""
+
+
+def is_of_v1(tree: Tree, name: str) -> bool:
+    """Tell whether a file is a vector file of v1, as far as its first pages tell."""
+    return _is_vector_file(tree, name) and _OWN_COLUMN in _start(tree, name, _START_BYTES)
+
+
+def has_vector_files(tree: Tree, folder: str) -> bool:
+    """Tell whether a folder holds a vector file of v1; of very many files only the first are asked."""
+    return any(is_of_v1(tree, join(folder, name)) for name in tree.children(folder)[:_MOST_FILES])
 
 
 def _is_older_layout(tree: Tree, folder: str) -> bool:

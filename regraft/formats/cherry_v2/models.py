@@ -207,7 +207,9 @@ class Models:
         """Say which of the user's words met no base: a typing error, most likely."""
         for old in (*self._word.mapped, *sorted(self._word.recreated)):
             if old not in self._used:
-                yield Notice(code=notices.OPTION_UNUSED, message=tr("no base uses the model {old}", old=old))
+                yield Notice(
+                    code=notices.OPTION_UNUSED, message=tr("no base uses the model {old} or has that id", old=old)
+                )
 
 
 def _gone(unique: str) -> ModelChoice:
