@@ -57,6 +57,15 @@ def _shaped_v7(milliseconds: int | None, raw: bytes) -> str:
     return _shaped(time.to_bytes(6, "big") + raw[6:16], 7)
 
 
+def time_of(item: str) -> int | None:
+    """Return when an item was made (ms), which its UUID v7 begins with; None for any other id, and where it is 0."""
+    try:
+        found = uuid.UUID(item)
+    except ValueError:
+        return None
+    return (found.int >> 80 or None) if found.version == 7 else None
+
+
 def base_id(legacy_id: str) -> str:
     """Return the UUID v4 of a v1 base."""
     return _shaped(_digest(_BASE_NAME, legacy_id), 4)

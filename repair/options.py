@@ -18,6 +18,8 @@ class RepairOptions:
     only: frozenset[str] = frozenset()
     #: The id of the model of bases that have vectors and no model; None: nobody says it.
     model: str | None = None
+    #: Whether folders of bases that no row of the catalog names get rows; ``only`` is that finding then.
+    adopt: bool = False
 
     def wanted(self, names: Iterable[str]) -> frozenset[str]:
         """Return the names of the findings that are to be repaired: those that the caller named, or ``names``."""

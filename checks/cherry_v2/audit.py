@@ -355,7 +355,10 @@ def _check_folder(bases: Path, rows: dict[str, Row] | None, stores: dict[str, St
         if finding == v2.LEFTOVER:
             leftovers.append((path.name, path.stat().st_size))
         elif rows is not None:
-            message = tr("{n} that no row of the catalog names")
+            message = tr(
+                "{n} that no row of the catalog names: regraft gc removes such, repair --only index.orphan --adopt "
+                "lists them again"
+            )
             seen.ledger.add(v2.INDEX_ORPHAN, message, noun="folder", sample=path.name)
     if leftovers and kind is not Kind.V2_BACKUP:
         hint = tr("; --kind v1-profile checks what v1 left") if kind is Kind.V2_PROFILE else ""

@@ -45,7 +45,10 @@ CONTENT_ORPHAN = register(
     "warning",
     "content.orphan",
     tr("A text that neither a material nor a unit names."),
-    tr("`regraft gc`. It costs space, and no search goes wrong."),
+    tr(
+        "`regraft gc`, which removes it; or `regraft repair --only index.orphan --adopt`, which lists the base again "
+        "with what its index and files tell. It costs space, and no search goes wrong."
+    ),
     "gc",
 )
 NO_CONTENT = register(

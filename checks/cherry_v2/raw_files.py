@@ -189,7 +189,7 @@ def _is_changed(path: Path, material: Material) -> bool:
 def _files_on_disk(raw: Path, base: str, items: list[Row] | None, ledger: FindingCollector) -> int:
     count = 0
     is_orphan = orphans_among(items, ledger.now_ms) if items is not None else None
-    for name, changed_at in _files(raw):
+    for name, changed_at in files_below(raw):
         ledger.check_time()
         count += 1
         if is_orphan is not None and is_orphan(name, changed_at):
@@ -200,7 +200,7 @@ def _files_on_disk(raw: Path, base: str, items: list[Row] | None, ledger: Findin
 def orphans(raw: Path, items: list[Row], now_ms: int) -> Iterator[str]:
     """Return the files below a base's ``raw/`` that no item names and that were older than an hour at a time."""
     is_orphan = orphans_among(items, now_ms)
-    return (name for name, changed_at in _files(raw) if is_orphan(name, changed_at))
+    return (name for name, changed_at in files_below(raw) if is_orphan(name, changed_at))
 
 
 def orphans_among(items: list[Row], now_ms: int) -> Callable[[str, float], bool]:
@@ -243,7 +243,7 @@ def _demand_disk(error: OSError) -> None:
         raise error
 
 
-def _files(raw: Path) -> Iterator[tuple[str, float]]:
+def files_below(raw: Path) -> Iterator[tuple[str, float]]:
     """Return the files below a folder by their relative paths, with their times of change; links are not followed."""
     left = _MOST_FILES
     for folder, _, names in os.walk(raw, onerror=_demand_disk):

@@ -22,19 +22,16 @@ NOTE, WEB, SITEMAP, DIRECTORY = "NoteLoader_", "WebLoader_", "SitemapLoader_", "
 _BEGIN_UNITS = 4_000
 #: Of two chunks that follow each other at most so much is the same: v1's settings allow no more overlap that is used.
 _MOST_OVERLAP = 4_000
+#: Of a row's own text: a note's, which is all that is left of it, and the begin of a page's.
+_BODY = f"""CASE WHEN uniqueLoaderId LIKE '{NOTE}%' THEN pageContent
+                 WHEN uniqueLoaderId LIKE '{WEB}%' THEN substr(pageContent, 1, {_BEGIN_UNITS}) END"""
 #: Texts of a row: its loader, its source, its id, what it says of a sitemap, and its own text where that tells.
 _WANTED = (
     embedjs.VECTORS.loader,
     embedjs.VECTORS.source,
     embedjs.VECTORS.row_id,
     (("metadata", f"CASE WHEN uniqueLoaderId LIKE '{SITEMAP}%' THEN metadata END"),),
-    (
-        (
-            "pageContent",
-            f"CASE WHEN uniqueLoaderId LIKE '{NOTE}%' THEN pageContent"
-            f" WHEN uniqueLoaderId LIKE '{WEB}%' THEN substr(pageContent, 1, {_BEGIN_UNITS}) END",
-        ),
-    ),
+    (("pageContent", _BODY),),
 )
 
 

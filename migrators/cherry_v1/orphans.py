@@ -7,7 +7,7 @@ Each becomes the base that v1's state would have had, so that all the rest of a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -71,6 +71,7 @@ def repair(
     bases: Sequence[str] = (),
     only: Iterable[str] = (),
     model: str | None = None,
+    adopt: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
@@ -82,7 +83,8 @@ def repair(
         RegraftError: as ``docs/errors.md`` has them.
     """
     named = None if model is None else model_id("--model", model)
-    options = RepairOptions(now_ms=moment(None), only=chosen_names(only, systems.REPAIRED, "repair"), model=named)
+    names = chosen_names(only, systems.REPAIRED, "repair")
+    options = RepairOptions(now_ms=moment(None), only=names, model=named, adopt=adopt)
     planner = partial(systems.plan_repair, options=options)
     return _run("repair", path, planner, kind, bases, None, dry_run, progress, confirm)
 

@@ -109,7 +109,7 @@ class Statements:
             "created_at": times.get("created_at") if item.created_at is None else item.created_at,
             "updated_at": times.get("updated_at") if item.updated_at is None else item.updated_at,
         }
-        self._insert(ITEMS, values)
+        self.insert(ITEMS, values)
 
     def set_model(self, row: Row, model: str, dimensions: int, now_ms: int) -> None:
         """Give a base without a model one; how it is searched follows where the catalog has a column for it."""
@@ -137,15 +137,18 @@ class Statements:
 
     def insert_model(self, model: ModelRow, now_ms: int) -> None:
         """Insert a model behind the last one of its provider."""
-        self._insert(MODELS, model_values(model, self._keys.next_model(model.provider_id), now_ms))
+        self.insert(MODELS, model_values(model, self._keys.next_model(model.provider_id), now_ms))
 
     def insert_provider(self, provider: str, now_ms: int) -> None:
         """Insert a provider into a library: its own name is all that is known of it."""
-        self._insert(
-            PROVIDERS, provider_values(provider, provider, self._keys.next_provider(), now_ms, is_enabled=True)
-        )
+        self.insert(PROVIDERS, provider_values(provider, provider, self._keys.next_provider(), now_ms, is_enabled=True))
 
-    def _insert(self, table: str, row: Row) -> None:
+    def insert(self, table: str, row: Row) -> None:
+        """Insert a row into a table.
+
+        Raises:
+            ProfileUnknown: the table has a column that a row must have and nobody knows.
+        """
         self.inserted.add(table)
         self.made.append((*self.tables.inserting(table, row), ()))
 

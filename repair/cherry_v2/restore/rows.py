@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from checks.cherry_v2.catalog_rows import MODES
-from regraft import sqlite
 from regraft.errors import ModelNotSet, NotRestored
-from regraft.formats.cherry_v2.catalog import ModelRow
 from regraft.formats.cherry_v2.catalog_generation import BASES, ITEMS, PROVIDERS
 from regraft.formats.cherry_v2.catalog_reader import Row
-from regraft.formats.cherry_v2.models import SEPARATOR, is_model_id
 from regraft.language import tr
 from regraft.text import counted, is_blank
 from repair.changes.plan import Action, RowsChange
 from repair.changes.store import Store
+from repair.cherry_v2.new_model import ModelUnfit, insert_model
 from repair.cherry_v2.rescue.catalog import TABLES, Statements, rehearsed
 from repair.cherry_v2.restore.items import ItemCopy
 from repair.cherry_v2.restore.options import RestoredBase
 from repair.cherry_v2.restore.source import Source, read_source
-
-
-class ModelUnfit(Exception):
-    """A model that the catalog cannot have; the text says why."""
 
 
 def new_rows(source: Source, wanted: RestoredBase, items: Sequence[ItemCopy], now_ms: int) -> RowsChange:
@@ -127,39 +120,21 @@ def _keeps_it_without(source: Source) -> str | None:
     return None
 
 
-# --- models ----------------------------------------------------------------------------------------------------------
-
-
 def _model(source: Source, model: str, base: str, statements: Statements, now_ms: int) -> Iterator[Action]:
     """Insert a model that is not there yet.
 
     Raises:
         ModelUnfit
     """
-    if not is_model_id(model):
-        raise ModelUnfit(tr("{model} is not the id of a model; write it as provider::model", model=model))
-    if model in source.models:
-        return
-    provider, _, name = model.partition(SEPARATOR)
-    if source.store.is_profile and provider not in source.providers:
-        raise ModelUnfit(
-            tr("the profile has no provider {provider}; add it in the application first", provider=provider)
-        )
-    with sqlite.reading(source.catalog) as db:
-        query = "SELECT id FROM user_model WHERE provider_id = ? AND model_id = ?"
-        other: Any = db.execute(query, (provider, name)).get
-    if other is not None:
-        raise ModelUnfit(
-            tr(
-                "the provider {provider} has that model as {other}; give --model {other}",
-                provider=provider,
-                other=other,
-            )
-        )
-    if provider not in source.providers:
-        statements.insert_provider(provider, now_ms)
-    statements.insert_model(ModelRow(id=model, provider_id=provider, model_id=name, name=name, group=None), now_ms)
-    yield Action(action="insert-model", message=tr("add the model {model}", model=model), base=base, subject=model)
+    return insert_model(
+        statements,
+        model,
+        base,
+        models=source.models,
+        providers=source.providers,
+        is_profile=source.store.is_profile,
+        now_ms=now_ms,
+    )
 
 
 def _change(source: Source, statements: Statements, actions: list[Action]) -> RowsChange:

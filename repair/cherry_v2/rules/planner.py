@@ -29,7 +29,7 @@ from repair.changes.foreign_definitions import joined
 from repair.changes.found import Findings, by_base
 from repair.changes.plan import Plan, RowsChange, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2 import readable_paths
+from repair.cherry_v2 import adopt, readable_paths
 from repair.cherry_v2.readable_paths import NewPaths, materials_of, new_paths
 from repair.cherry_v2.rules import catalog as rules_catalog
 from repair.cherry_v2.rules import definitions, index
@@ -42,11 +42,18 @@ _OF_INDEX: tuple[str, ...] = (*foreign_definitions.NAMES, *index.NAMES)
 #: Findings that are mended.
 NAMES: tuple[str, ...] = (*_OF_INDEX, *rules_catalog.NAMES)
 #: Findings that are mended only where they are asked for by name.
-BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID,)
+BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID, v2.INDEX_ORPHAN)
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
-    """Return what is going to be mended; nothing is written."""
+    """Return what is going to be mended; nothing is written.
+
+    Raises:
+        WrongUsage: a folder that no row names is to be mended without ``adopt``, or with other findings.
+    """
+    adopt.demand_alone(options)
+    if options.adopt:
+        return adopt.plan(store, options)
     return _Planner(store, options, by_base(store.findings())).plan()
 
 

@@ -1,0 +1,237 @@
+"""Planning which folders get rows, and what becomes of each; nothing is written."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import apsw
+
+from checks.cherry_v2 import audit as checked
+from checks.cherry_v2 import findings as v2
+from regraft.errors import NotChanged, WrongUsage
+from regraft.formats.cherry_preview.libsql import Layout
+from regraft.formats.cherry_v2.catalog_generation import BASES, ITEMS, PROVIDERS
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
+from regraft.formats.cherry_v2.layout import is_uuid
+from regraft.kinds import NAMES
+from regraft.language import joined, tr
+from regraft.text import argument, counted, path_text
+from repair.changes.found import Findings, by_base, errors
+from repair.changes.plan import Action, Plan, Unresolved
+from repair.changes.store import Store
+from repair.cherry_v2.adopt.folder import OrphanFolder, Unfit, read_folder
+from repair.cherry_v2.adopt.items import base_row, item_rows
+from repair.cherry_v2.catalogs import catalog_of
+from repair.cherry_v2.new_model import ModelUnfit, insert_model
+from repair.cherry_v2.rescue.catalog import TABLES, Statements, rehearsed
+from repair.cherry_v2.rules.evidence import evidence_of
+from repair.options import RepairOptions
+
+#: How the command is given.
+OPTIONS = ("--only", v2.INDEX_ORPHAN, "--adopt")
+
+
+def demand_alone(options: RepairOptions) -> None:
+    """Refuse ``--adopt`` beside anything but the finding that it is for, and that finding without it.
+
+    Raises:
+        WrongUsage
+    """
+    typed = f"--only {v2.INDEX_ORPHAN} --adopt"
+    if options.adopt and options.only != {v2.INDEX_ORPHAN}:
+        raise WrongUsage(
+            problem=tr("--adopt is for folders that no row names, alone"), hint=tr("give {typed}", typed=typed)
+        )
+    if not options.adopt and v2.INDEX_ORPHAN in options.only:
+        problem = tr("--only {name}: repair gives such folders rows only where it is told to", name=v2.INDEX_ORPHAN)
+        raise WrongUsage(
+            problem=problem,
+            hint=tr("give {typed}, or remove them with regraft gc --only {name}", typed=typed, name=v2.INDEX_ORPHAN),
+        )
+
+
+def plan(store: Store, options: RepairOptions) -> Plan:
+    """Return what gives folders of bases that no row of the catalog names their rows; nothing is written.
+
+    Raises:
+        NotChanged: there is no catalog that could name them.
+        SourceUnreadable: it cannot be read.
+        ProfileUnknown: it is of another time than this regraft.
+    """
+    if store.catalog is None:
+        what = tr("{names} without a catalog", names=NAMES[store.found.kind])
+        advice = tr("give the library or profile that it is of")
+        raise NotChanged(path=store.path, what=what, command="repair", advice=advice)
+    return _Planner(store, options, catalog_of(store, data=False), by_base(store.findings())).plan()
+
+
+@dataclass
+class _Adopted:
+    """The rows of one base, with what is left of it."""
+
+    folder: OrphanFolder
+    items: list[Row]
+    row: Row
+    left: list[Unresolved] = field(default_factory=list)
+
+
+class _Planner:
+    def __init__(self, store: Store, options: RepairOptions, catalog: StoredCatalog, findings: Findings) -> None:
+        self._store, self._options, self._catalog, self._findings = store, options, catalog, findings
+        self._models = {row.get("id") for row in catalog.models or ()}
+        self._statements = Statements(store.root / str(store.catalog))
+        self._actions: list[Action] = []
+        #: The base of every item that there is.
+        self._owners = {item.get("id"): base for base, items in (catalog.items or {}).items() for item in items}
+        self._plan = Plan()
+
+    def plan(self) -> Plan:
+        found = [path for path in self._unnamed() if self._store.wants(path.name)]
+        for path in found:
+            try:
+                self._add(self._adopted(path))
+            except (Unfit, ModelUnfit) as problem:
+                self._leave(path, str(problem))
+            except (apsw.Error, OSError, UnicodeDecodeError, ValueError, TypeError) as error:
+                self._leave(path, tr("its index cannot be read: {error}", error=error))
+        if self._actions:
+            catalog = str(self._store.catalog)
+            change = rehearsed(self._statements, catalog, self._actions, (*TABLES, PROVIDERS))
+            self._plan.changes.append(change)
+            if not any(one.finding == v2.INDEX_ORPHAN for one in self._plan.left) and not self._store.chosen:
+                self._plan.resolves.add((v2.INDEX_ORPHAN, None))
+        return self._plan
+
+    def _unnamed(self) -> Iterator[Path]:
+        if self._catalog.items is None:
+            what = tr("a catalog without a table of items")
+            raise NotChanged(
+                path=self._store.path, what=what, command="repair", advice=tr("nobody can tell what it names")
+            )
+        named = {base_key(row) for row in self._catalog.bases}
+        bases = self._store.root / self._store.bases
+        for finding, path in checked.strays(bases, named, self._store.stores):
+            if finding == v2.INDEX_ORPHAN and (self._store.found.stores.is_whole or path.name in self._store.stores):
+                yield path
+
+    def _leave(self, path: Path, reason: str) -> None:
+        message = tr("the folder {name} gets no rows: {reason}", name=path_text(path.name), reason=reason)
+        self._plan.left.append(Unresolved(finding=v2.INDEX_ORPHAN, reason=message, subject=path_text(path.name)))
+
+    # --- one folder ------------------------------------------------------------------------------------------------
+
+    def _adopted(self, path: Path) -> _Adopted:
+        """Work out the rows of one base.
+
+        Raises:
+            Unfit: it gets none.
+        """
+        one = self._store.stores.get(path.name)
+        if one is None:
+            raise Unfit(tr("it has no index, so that nothing tells what was in it"))
+        if not is_uuid(path.name):
+            raise Unfit(tr("its name is no id of a base"))
+        if one.look.layout is Layout.PREVIEW:
+            raise Unfit(
+                tr("its index is that of a preview build; regraft upgrade brings it to the current layout first")
+            )
+        self._demand_sound(path.name)
+        folder = read_folder(path.name, self._store.root / one.name, self._store.root / one.raw)
+        with evidence_of(self._store, path.name, self._findings.get(path.name, ())) as evidence:
+            items = [item for item in item_rows(folder, evidence) if self._is_new(item)]
+        model = self._options.model
+        adopted = _Adopted(folder, items, base_row(folder, items, model))
+        if folder.dimensions is not None and model is None:
+            adopted.left.append(self._without_model(folder))
+        if folder.dimensions is not None and model is not None and folder.bare:
+            adopted.left.append(_without_vectors(folder))
+        return adopted
+
+    def _demand_sound(self, base: str) -> None:
+        """Refuse an index in which something is wrong that a search of the base would meet.
+
+        Raises:
+            Unfit
+        """
+        wrong = Counter[str]()
+        for finding in self._findings.get(base, ()):
+            if finding.severity == "error":
+                wrong[finding.name] += finding.count
+        if wrong:
+            listed = joined(f"{name} ({count:,})" for name, count in wrong.items())
+            raise Unfit(tr("its index has to be mended first, with regraft repair: {listed}", listed=listed))
+
+    def _is_new(self, item: Row) -> bool:
+        """Tell whether the catalog has no such item yet; one that lost its base is there.
+
+        Raises:
+            Unfit: it is an item of another base.
+        """
+        owner = self._owners.get(item["id"])
+        if owner is not None and owner != item["base_id"]:
+            raise Unfit(tr("the item {item} is one of base {owner}", item=item["id"], owner=owner))
+        return owner is None
+
+    def _without_model(self, folder: OrphanFolder) -> Unresolved:
+        line = shlex.join(["regraft", "repair", argument(self._store.path), *OPTIONS, "--model"])
+        reason = tr(
+            "nothing says which model made its vectors of {dimensions} dimensions, so that it is listed as failed; who "
+            "knows it gives {line} PROVIDER::MODEL, after regraft undo where the base is listed already",
+            dimensions=folder.dimensions,
+            line=line,
+        )
+        return Unresolved(finding=v2.BASE_FAILED, reason=reason, base=folder.base)
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    def _add(self, adopted: _Adopted) -> None:
+        folder, statements = adopted.folder, self._statements
+        base = folder.base
+        model = adopted.row["embedding_model_id"]
+        if model is not None:
+            providers = {row.get("provider_id") for row in self._catalog.providers or ()}
+            self._actions += insert_model(
+                statements,
+                model,
+                base,
+                models=self._models,
+                providers=providers,
+                is_profile=self._store.is_profile,
+                now_ms=self._options.now_ms,
+            )
+            self._models.add(model)
+        before = statements.bytes
+        statements.insert(BASES, adopted.row)
+        for item in adopted.items:
+            statements.insert(ITEMS, item)
+        self._store.names.setdefault(base, adopted.row["name"])
+        self._actions.append(_action(adopted, statements.bytes - before))
+        self._plan.left += adopted.left
+        promised = errors() - {one.finding for one in adopted.left}
+        self._plan.resolves |= {(finding, base) for finding in promised}
+
+
+def _action(adopted: _Adopted, size: int) -> Action:
+    kinds = Counter(item["type"] for item in adopted.items)
+    nouns = {"directory": "folder", "file": "file", "url": "url", "note": "note"}
+    listed = joined(counted(kinds[kind], noun) for kind, noun in nouns.items() if kinds[kind])
+    message = tr("list the base with {listed}, as its index and files tell", listed=listed or tr("no item"))
+    return Action(
+        action="insert-base",
+        message=message,
+        base=adopted.folder.base,
+        subject=None,
+        count=1 + len(adopted.items),
+        bytes=size,
+        finding=v2.INDEX_ORPHAN,
+    )
+
+
+def _without_vectors(folder: OrphanFolder) -> Unresolved:
+    count = sum(folder.bare.values())
+    reason = tr("{bodys} without a vector; regraft backfill makes them", bodys=counted(count, "body"))
+    return Unresolved(finding=v2.VECTOR_MISSING, reason=reason, base=folder.base, count=count, severity="error")
