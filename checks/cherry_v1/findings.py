@@ -74,7 +74,7 @@ SLIM = register(
     tr("A full backup, or the folder that has `Data/` in it."),
 )
 UNNAMED = register(
-    "note",
+    "warning",
     "v1.unnamed-file",
     tr(
         "Vector files that belong to no base in v1's state, left over from bases that are gone. They are not read. "

@@ -45,10 +45,7 @@ CONTENT_ORPHAN = register(
     "warning",
     "content.orphan",
     tr("A text that neither a material nor a unit names."),
-    tr(
-        "`regraft gc`, which removes it; or `regraft repair --only index.orphan --adopt`, which lists the base again "
-        "with what its index and files tell. It costs space, and no search goes wrong."
-    ),
+    tr("`regraft gc`. It costs space, and no search goes wrong."),
     "gc",
 )
 NO_CONTENT = register(
@@ -359,7 +356,10 @@ INDEX_ORPHAN = register(
     "warning",
     "index.orphan",
     tr("A base's folder that no row of the catalog names."),
-    tr("`regraft gc`. It costs space, and no search goes wrong."),
+    tr(
+        "`regraft gc`, which removes it; or `regraft repair --only index.orphan --adopt`, which lists the base again "
+        "with what its index and files tell. It costs space, and no search goes wrong."
+    ),
     "gc",
 )
 MATERIAL_ORPHAN = register(

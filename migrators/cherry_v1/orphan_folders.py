@@ -34,7 +34,7 @@ class FoundFolder:
     loaders: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _File:
     loader: str
     path: str
@@ -71,7 +71,7 @@ def _file(loader: str, path: str) -> _File:
     parts = [fold(part) for part in segments(path)]
     is_share = path.startswith("\\\\")
     root = "/".join(parts[:2]) if is_share else parts[0] if _DRIVE.match(path) else "/"
-    return _File(loader, path, tuple(parts[:-1]), root)
+    return _File(loader=loader, path=path, folders=tuple(parts[:-1]), root=root)
 
 
 def _split(files: list[_File], order: Mapping[str, int]) -> Iterator[FoundFolder]:

@@ -35,6 +35,8 @@ from regraft.tree import Tree, join
 
 logger = logging.getLogger(__name__)
 
+#: What a person calls the items of each type.
+_NOUNS = {"directory": "folder", "file": "file", "url": "url", "sitemap": "sitemap", "note": "note"}
 #: Gives a file on disk in a form that SQLite reads.
 Opened = Callable[[Path], AbstractContextManager[Path]]
 
@@ -82,7 +84,7 @@ class Adoption:
 def _missing_model(orphan: Orphan) -> str:
     """Say that nobody knows which model made the vectors of a file, and how to tell it."""
     if orphan.problem:
-        return tr("its vector file {file} {problem}", file=orphan.file, problem=orphan.problem)
+        return tr("its vector file {vector_file} {problem}", vector_file=orphan.file, problem=orphan.problem)
     option = f"--adopt-orphans --map-model '{orphan.file}={orphan.likely_model or 'PROVIDER::MODEL'}'"
     if orphan.likely_model is not None:
         return tr(
@@ -182,8 +184,7 @@ def _adopted(name: str, facts: FileFacts, found: FoundItems) -> Notice:
     if facts.problem:
         message = tr("no base of the state names this vector file, and nothing can be read of it")
         return Notice(code=notices.ADOPTED, message=message, base=name)
-    nouns = {"directory": "folder", "file": "file", "url": "url", "sitemap": "sitemap", "note": "note"}
-    kinds = joined(counted(found.types[kind], noun) for kind, noun in nouns.items() if found.types[kind])
+    kinds = joined(counted(found.types[kind], noun) for kind, noun in _NOUNS.items() if found.types[kind])
     message = tr(
         "no base of the state names this vector file; its {rows} tell of {kinds}",
         rows=counted(facts.rows, "row"),

@@ -26,6 +26,10 @@ from regraft.report.kb_notices import SUPERSEDED as SUPERSEDED
 from regraft.report.kb_notices import TOMBSTONED as TOMBSTONED
 from regraft.report.kb_notices import UPDATING as UPDATING
 from regraft.report.kb_notices import VISIBILITY_DROPPED as VISIBILITY_DROPPED
+from regraft.report.orphan_notices import ADOPTED as ADOPTED
+from regraft.report.orphan_notices import LOST_STATE as LOST_STATE
+from regraft.report.orphan_notices import NOT_ADOPTED as NOT_ADOPTED
+from regraft.report.orphan_notices import UNNAMED_VECTORS as UNNAMED_VECTORS
 from regraft.report.registry import CODES as CODES
 from regraft.report.registry import EVERY_CODE as EVERY_CODE
 from regraft.report.registry import IMPORT_CODES as IMPORT_CODES
@@ -237,40 +241,6 @@ DATA_MISSING = register(
     "data_missing",
     "v1.slim",
     tr("The profile holds neither vector files nor uploads: its `Data/` is missing, empty, or on another disk."),
-)
-LOST_STATE = register(
-    "run",
-    "warning",
-    "lost_state",
-    "v1.state",
-    tr(
-        "Vector files are there, and the state names no base that they belong to: it is lost, or that of another "
-        "place. `--adopt-orphans` makes bases of them."
-    ),
-)
-UNNAMED_VECTORS = register(
-    "run",
-    "note",
-    "unnamed_vector_files",
-    "v1.unnamed-file",
-    tr(
-        "Vector files that belong to no base in v1's state, left over from bases that are gone. They are not read; "
-        "`--adopt-orphans` makes bases of them."
-    ),
-)
-ADOPTED = register(
-    "base",
-    "note",
-    "adopted",
-    "v1.unnamed-file",
-    tr("The base was made of its vector file alone, as `--adopt-orphans` says: no base of v1's state names it."),
-)
-NOT_ADOPTED = register(
-    "run",
-    "warning",
-    "not_adopted",
-    "v1.unnamed-file",
-    tr("A file among the vector files is none of v1's, or has no row: no base is made of it."),
 )
 OLDER_LAYOUT = register(
     "run",

@@ -30,6 +30,7 @@ DATABASES = {
     "index": "CREATE TABLE search_unit (unit_id); CREATE TABLE meta (id)",
     "preview": "CREATE TABLE libsql_vectorstores_embedding (id, embeddings)",
     "vectors": "CREATE TABLE vectors (id, vector)",
+    "v1 vectors": "CREATE TABLE vectors (id, pageContent, uniqueLoaderId, source, vector)",
     "catalog": "CREATE TABLE knowledge_base (id); CREATE TABLE knowledge_item (id)",
     "other": "CREATE TABLE something (id)",
 }
@@ -115,6 +116,11 @@ def v1_knowledge(folder: Path) -> None:
     put(folder, "KnowledgeBase/base")
 
 
+def v1_vector_folder(folder: Path) -> None:
+    database(folder, "KnowledgeBase/base", "v1 vectors")
+    put(folder, "Files/")
+
+
 def v2_backup(folder: Path) -> None:
     put(folder, "metadata.json", {"version": 7})
     database(folder, "Data/cherrystudio.sqlite", "catalog")
@@ -146,6 +152,7 @@ FOLDERS: dict[Kind, Callable[[Path], None]] = {
     Kind.V1_PROFILE: v1_profile,
     Kind.V1_EXPORT: v1_export,
     Kind.V1_KNOWLEDGE: v1_knowledge,
+    Kind.V1_VECTOR_FOLDER: v1_vector_folder,
     Kind.V2_BACKUP: v2_backup,
     Kind.V2_PROFILE: v2_profile,
     Kind.LIBRARY: library,

@@ -166,6 +166,12 @@ def a_forgotten_file(source: Path) -> Path:
     return source
 
 
+def a_file_of_another_kind(source: Path) -> Path:
+    with closing(apsw.Connection(str(source / "KnowledgeBase" / "another"))) as db:
+        db.execute("CREATE TABLE something (id)")
+    return source
+
+
 def a_damaged_profile(source: Path) -> Path:
     """Make a profile whose Local Storage has one bad byte in what was written after the state."""
     made = profile(source)
@@ -493,6 +499,22 @@ PLANTED: dict[str, Planted] = {
     ),
     "folders of an older layout": Planted("v1.state", "older_layout", an_older_layout, "note", base=None),
     "a vector file of no base": Planted("v1.unnamed-file", "unnamed_vector_files", a_forgotten_file, "note", base=None),
+    "a vector file of no base that becomes one": Planted(
+        "v1.unnamed-file",
+        "adopted",
+        a_forgotten_file,
+        "note",
+        base="gone",
+        options=("--adopt-orphans", "--map-model", "gone=acme::embed-3"),
+        more=("v1.model",),
+    ),
+    "a file of another kind among the vector files": Planted(
+        "v1.unnamed-file",
+        "not_adopted",
+        a_file_of_another_kind,
+        base=None,
+        options=("--adopt-orphans",),
+    ),
     "a state that lost its bases": Planted(
         "v1.state",
         "lost_state",

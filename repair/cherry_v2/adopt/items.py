@@ -12,6 +12,7 @@ from regraft import identity
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.defaults import Settings
+from regraft.formats.cherry_v2.item_data import data_of
 from regraft.names import PROCESSED_EXTENSIONS
 from regraft.report.notices import MISSING_MODEL
 from regraft.text import is_blank, utf16_cut, whole
@@ -45,7 +46,7 @@ def base_row(folder: OrphanFolder, items: list[Row], model: str | None) -> Row:
 
 def _name(folder: OrphanFolder, items: list[Row]) -> str:
     """Return the name of the only folder of a base, else its id."""
-    folders = [json.loads(item["data"])["relativePath"] for item in items if item["type"] == "directory"]
+    folders = [data_of(item)["relativePath"] for item in items if item["type"] == "directory"]
     return folders[0] if len(folders) == 1 and not is_blank(folders[0]) else folder.base
 
 

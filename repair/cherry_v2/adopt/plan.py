@@ -31,6 +31,8 @@ from repair.cherry_v2.rescue.catalog import TABLES, Statements, rehearsed
 from repair.cherry_v2.rules.evidence import evidence_of
 from repair.options import RepairOptions
 
+#: What a person calls the items of each type.
+_NOUNS = {"directory": "folder", "file": "file", "url": "url", "note": "note"}
 #: How the command is given.
 OPTIONS = ("--only", v2.INDEX_ORPHAN, "--adopt")
 
@@ -217,8 +219,7 @@ class _Planner:
 
 def _action(adopted: _Adopted, size: int) -> Action:
     kinds = Counter(item["type"] for item in adopted.items)
-    nouns = {"directory": "folder", "file": "file", "url": "url", "note": "note"}
-    listed = joined(counted(kinds[kind], noun) for kind, noun in nouns.items() if kinds[kind])
+    listed = joined(counted(kinds[kind], noun) for kind, noun in _NOUNS.items() if kinds[kind])
     message = tr("list the base with {listed}, as its index and files tell", listed=listed or tr("no item"))
     return Action(
         action="insert-base",

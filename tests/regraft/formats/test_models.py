@@ -311,9 +311,9 @@ def test_words_that_met_no_base_are_said() -> None:
     found = models(ACME, mapped={"typo::embed": "acme::embed"}, recreated=frozenset({"z::z", "a::a"}))
     found.embedding(named("embed"), "b1")
     assert unused(found) == [
-        "no base uses the model typo::embed",
-        "no base uses the model a::a",
-        "no base uses the model z::z",
+        "no base uses the model typo::embed or has that id",
+        "no base uses the model a::a or has that id",
+        "no base uses the model z::z or has that id",
     ]
 
 

@@ -391,6 +391,11 @@ def test_a_part_of_a_profile_says_what_to_give(part: str, profile: Path) -> None
 def test_a_profile_without_its_state_says_what_is_missing(profile: Path) -> None:
     shutil.rmtree(profile / "Local Storage")
     done = run("inspect", profile)
+    assert done.status == 0
+    assert "no state names these vector files; regraft migrate --adopt-orphans" in done.stdout
+    for path in (profile / "Data" / "KnowledgeBase").iterdir():
+        path.unlink()
+    done = run("inspect", profile)
     assert done.status == 2
     assert "without `Local Storage`, where the application keeps its state" in done.stderr
 
