@@ -63,12 +63,13 @@ class Adoption:
     orphans: dict[str, Orphan]
 
     def overrides(self, given: ModelOverrides) -> ModelOverrides:
-        """Return the user's word on models, with the name of a vector file in the place of its path."""
+        """Return the user's word on models, with the name of a vector file where they mean one."""
         return replace(given, mapped={self._base(old): new for old, new in given.mapped.items()})
 
     def _base(self, old: str) -> str:
-        name = "" if SEPARATOR in old else (segments(old) or [""])[-1]
-        return name if name in self.orphans else old
+        # A path of the file, or the id of a base that has another one for its file's name.
+        names = [] if SEPARATOR in old else [vector_file_name(old), *segments(old)[-1:]]
+        return next((name for name in names if name in self.orphans), old)
 
     def completed(self, draft: BaseDraft) -> BaseDraft:
         """Return the draft of a base with what only the vector file tells of it."""

@@ -56,6 +56,7 @@ class Row:
     source: Any = "/home/alice/docs/file.md"
     id: Any = USUAL
     rowid: int | None = None
+    metadata: Any = "{}"
 
 
 def floats(*numbers: float) -> bytes:
@@ -86,7 +87,7 @@ def write_store(path: Path, rows: Iterable[Row], ddl: str = STRICT) -> Path:
                 "uniqueLoaderId": row.loader,
                 "source": row.source,
                 "vector": vector_of(row.body) if row.vector is USUAL else row.vector,
-                "metadata": "{}",
+                "metadata": row.metadata,
             }
             numbers[key] += 1
             _insert(db, {name: value for name, value in values.items() if name in columns}, row.rowid)

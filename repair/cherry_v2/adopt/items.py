@@ -53,7 +53,8 @@ def _name(folder: OrphanFolder, items: list[Row]) -> str:
 def item_rows(folder: OrphanFolder, evidence: Evidence) -> Iterator[Row]:
     """Yield the rows of a base's items: a folder before its files, materials in their order, then files without one.
 
-    The id of an item tells when it was made. A material of which every body has its vector, or of a base without any, is that of a completed item.
+    The id of an item tells when it was made. A material of which every body has its vector, or of a base without any,
+    is that of a completed item.
     """
     builder = _Builder(folder, evidence)
     for material in folder.materials:
