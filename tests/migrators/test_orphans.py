@@ -17,6 +17,7 @@ from golden_cases import CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from v1 import MODEL, Library, Row, Source, base, carried, folder, migrate, opened, pack, write_store
+from whole_rsclaw import healthy
 
 from migrators.cherry_v1.orphan_folders import FoundFolder, folders_of
 from regraft import identity, sqlite
@@ -536,9 +537,8 @@ def test_part_of_a_profile_is_still_refused(tmp_path: Path) -> None:
 
 
 def test_other_sources_have_no_such_files(tmp_path: Path) -> None:
-    from planted_rsclaw import whole
-
-    done = run("migrate", healthy(tmp_path / "kb").root, "--to", tmp_path / "library", ADOPT)
+    healthy(tmp_path / "kb").write()
+    done = run("migrate", tmp_path / "kb", "--to", tmp_path / "library", ADOPT)
     assert done.status == 2
     assert "--adopt-orphans is for vector files of v1, and this is a knowledge base of rsclaw" in done.stderr
 

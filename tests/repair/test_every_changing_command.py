@@ -69,6 +69,12 @@ def library(*damages: str) -> Callable[[Path], Path]:
     return make
 
 
+def unlisted(folder: Path) -> Path:
+    target = planted_v2.library(folder)
+    planted_v2.run_sql(target / "catalog.sqlite", "DELETE FROM knowledge_item", "DELETE FROM knowledge_base")
+    return target
+
+
 def older_library(folder: Path) -> Path:
     target = planted_v2.library(folder)
     older.make_version_1(planted_v2.index(target))
@@ -127,6 +133,9 @@ _EMBEDDING = ("--config", CONFIG)
 _LOOSE, _STALE = "a file that nothing names", "a snapshot that lacks a chunk"
 CASES = {
     "repair of a library": Case(library("no body", "a gap"), ("repair",)),
+    "adopting in a library": Case(
+        unlisted, ("repair", "--only", "index.orphan", "--adopt", "--model", "acme::embed-3"), again="nothing"
+    ),
     "repair of codex-mem": Case(notes(change=codex_mem_store.unindex), ("repair",)),
     "repair of AngelMemory": Case(memory, ("repair",), finished=1),
     "gc of a library": Case(library("a text of nobody", "a vector of nobody"), ("gc",)),

@@ -308,6 +308,37 @@ def test_repair(store: Path, generation: str) -> None:
 
 
 @each_generation
+@pytest.mark.parametrize("model", [MODEL, NEW_MODEL, None])
+def test_adopting_a_folder(store: Path, generation: str, model: str | None) -> None:
+    columns = "dimensions, embedding_model_id, status, error"
+    was = query(store, f"SELECT {columns} FROM knowledge_base WHERE id = '{KB}'")
+    items = "SELECT id, type, data ->> '$.relativePath', status FROM knowledge_item ORDER BY id"
+    there = query(store, items)
+    changed(
+        store, f"DELETE FROM knowledge_base WHERE id = '{KB}'", f"DELETE FROM knowledge_item WHERE base_id = '{KB}'"
+    )
+    before = dump(store)
+    words = () if model is None else ("--model", model)
+    outcome = run("repair", store, "--only", "index.orphan", "--adopt", *words, "--json")
+    document = done(outcome, store, before, status=0 if model else 1, undone=False)
+    assert {one["action"] for one in document["actions"]} == {
+        "insert-base",
+        *(["insert-model"] if model == NEW_MODEL else []),
+    }
+    listed = (8, None, "failed", "missing_embedding_model") if model is None else (8, model, "completed", None)
+    assert query(store, f"SELECT {columns} FROM knowledge_base WHERE id = '{KB}'") == [listed]
+    assert model != MODEL or was == [listed]
+    if generation == "before release":
+        modes = query(store, f"SELECT search_mode FROM knowledge_base WHERE id = '{KB}'")
+        assert modes == [("bm25" if model is None else "hybrid",)]
+    # A folder's own id is not known: all else is as it was.
+    assert {row for row in query(store, items) if row[1] != "directory"} >= {
+        row for row in there if row[2] is not None and row[1] != "directory"
+    }
+    back(store, before)
+
+
+@each_generation
 def test_repair_leaves_a_base_without_a_mode_alone(store: Path) -> None:
     """What only builds before the release had is missed by nobody."""
     with untouched(store):

@@ -33,6 +33,8 @@ from repair.options import RepairOptions
 
 #: What a person calls the items of each type.
 _NOUNS = {"directory": "folder", "file": "file", "url": "url", "note": "note"}
+#: What goes with the rows, or shows in them.
+_BY_ROWS = {v2.VECTOR_MISSING, v2.ITEM_NO_BASE}
 #: How the command is given.
 OPTIONS = ("--only", v2.INDEX_ORPHAN, "--adopt")
 
@@ -161,7 +163,7 @@ class _Planner:
         """
         wrong = Counter[str]()
         for finding in self._findings.get(base, ()):
-            if finding.severity == "error":
+            if finding.severity == "error" and finding.name not in _BY_ROWS:
                 wrong[finding.name] += finding.count
         if wrong:
             listed = joined(f"{name} ({count:,})" for name, count in wrong.items())
