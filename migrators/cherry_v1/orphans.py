@@ -187,7 +187,7 @@ def _adopted(name: str, facts: FileFacts, found: FoundItems) -> Notice:
         return Notice(code=notices.ADOPTED, message=message, base=name)
     kinds = joined(counted(found.types[kind], noun) for kind, noun in _NOUNS.items() if found.types[kind])
     message = tr(
-        "no base of the state names this vector file; its {rows} tell of {kinds}",
+        "no base of the state names this vector file; told from {rows}: {kinds}",
         rows=counted(facts.rows, "row"),
         kinds=kinds or tr("no item"),
     )

@@ -166,7 +166,7 @@ def roots(source: Located) -> list[Path]:
     """Return the files and folders that a source is made of: some are read with the folders beside them."""
     if not isinstance(source.tree, FolderTree) or (source.path.is_dir() and source.tree.path == source.path):
         return [source.path]
-    if source.kind is Kind.PREVIEW:
+    if source.kind in (Kind.PREVIEW, Kind.V1_VECTORS):
         return [source.path]
     if source.kind in SYSTEMS:
         return [source.tree.path]

@@ -277,7 +277,7 @@ def test_pages_and_sitemaps(tmp_path: Path) -> None:
     urls = [(item["type"], item["data"]["url"]) for item in library.items("lost")]
     wanted = (address, plain, "https://museum.example/moved", sitemap, "https://museum.example/3")
     assert urls == [("url", one) for one in wanted]
-    assert "tell of 3 urls, 2 sitemaps" in library.warnings("adopted")[0]["message"]
+    assert "told from 6 rows: 3 urls, 2 sitemaps" in library.warnings("adopted")[0]["message"]
 
 
 def test_notes(tmp_path: Path) -> None:
@@ -526,6 +526,8 @@ def test_one_vector_file_alone(tmp_path: Path) -> None:
     library = migrate(path, tmp_path / "library", *of("lost"))
     assert [one["legacy_id"] for one in library.report["bases"]] == ["lost"]
     assert library.bodies("lost") == ["one"]
+    # What lies beside it is no part of it.
+    assert migrate(path, tmp_path / "left" / "library", *of("lost")).bodies("lost") == ["one"]
 
 
 def test_part_of_a_profile_is_still_refused(tmp_path: Path) -> None:
@@ -552,7 +554,7 @@ def test_check_offers_what_then_works(tmp_path: Path) -> None:
     assert found["v1.unnamed-file"] == f"regraft migrate {source} --to OUT --adopt-orphans"
     after = run("check", source, *of("lost"), "--json").document["findings"]
     assert [one["message"] for one in after if one["name"] == "v1.unnamed-file"] == [
-        "no base of the state names this vector file; its 1 row tell of 1 url"
+        "no base of the state names this vector file; told from 1 row: 1 url"
     ]
     refused = run("check", tmp_path / "library" / "catalog.sqlite", ADOPT)
     assert refused.status == 2
