@@ -18,7 +18,8 @@ from migrators.parquet import large
 from regraft import identity, sqlite
 from regraft.errors import BooksDoNotBalance, VerificationFailed
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR, schema
-from regraft.formats.cherry_v2.index.bulk import CJK_SHARE, ROWS_CACHE_KIB, CjkSample, rebuild_full_text
+from regraft.formats.cherry_v2.index.bulk import ROWS_CACHE_KIB
+from regraft.formats.cherry_v2.index.full_text import rebuild_full_text
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.parquet.columns import UnitRow
 from regraft.formats.parquet.metadata import BareMaterial
@@ -43,7 +44,6 @@ class Rebuilt:
         self._base_id = base_id
         self._now = now_ms
         self._db = connection
-        self._cjk = CjkSample()
         #: Runs over (text hash, vector) of every vector that is stored, in that order.
         self.digest = hashlib.blake2b(digest_size=32)
         self.read = 0
@@ -99,7 +99,6 @@ class Rebuilt:
         if isinstance(row.text, memoryview):
             large.put(self._db, _BODY, number, row.text)
         self._add_vector(row)
-        self._cjk.see(large.head(row.text, CjkSample.CHARACTERS))
         self.carried = number
 
     def _tell(self, row: UnitRow) -> None:
@@ -169,7 +168,7 @@ class Rebuilt:
         self._db.execute("DROP TABLE told")
         self._db.execute(schema.ROWID_INDEX)
         self._db.execute(schema.FULL_TEXT)
-        rebuild_full_text(self._db, cjk=self._cjk.share >= CJK_SHARE)
+        rebuild_full_text(self._db)
         for statement in (*schema.INDEXES[1:2], *schema.INDEXES[3:], *schema.TRIGGERS):
             self._db.execute(statement)
         self._db.execute("COMMIT")

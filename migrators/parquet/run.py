@@ -19,7 +19,7 @@ from migrators.parquet.plan import Plan
 from migrators.parquet.rebuild import Rebuilt, verify
 from migrators.parquet.report import carried_outcome, planned_outcome, skipped_of
 from migrators.pipeline import preflight, published, report
-from migrators.pipeline.carry import CARRY_SHARE, REPORT_ROWS, indexing
+from migrators.pipeline.carry import CARRY_SHARE, REPORT_ROWS, Indexing
 from migrators.pipeline.options import Options
 from migrators.pipeline.published import BaseEntry, read_entry, still_there
 from migrators.pipeline.report import Outcome
@@ -259,7 +259,7 @@ def _build(path: Path, plan: Plan, progress: Progress) -> Rebuilt:
             built.add(row)
             if built.read % REPORT_ROWS == 0:
                 progress.step(REPORT_ROWS * CARRY_SHARE, REPORT_ROWS * size)
-        indexing(rows, progress.step)(db)
+        Indexing(rows, progress.step).watch(db)
         built.finish(plan.about.bare_materials)
     verify(path, base_id, built)
     return built

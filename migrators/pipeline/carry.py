@@ -165,7 +165,8 @@ class _Carrier:
                 self._now,
                 (self._material(db, number) for number in range(len(self._plan.materials))),
                 self._write_snapshot,
-                indexing(self._plan.units, self._watch),
+                text_bytes=self._plan.body_bytes,
+                progress=Indexing(self._plan.units, self._watch),
             )
         rows = self._plan.rows
         if tallies.units != self._plan.units:
@@ -334,18 +335,26 @@ def _source_text(body: str | LargeText) -> str | LargeText:
     return _SourceText(db=body.db, table=body.table, column=body.column, rowid=body.rowid, codec=body.codec)
 
 
-def indexing(units: int, watch: Watcher) -> Callable[[apsw.Connection], None]:
-    """Return what makes a connection report while it builds the indexes of so many units."""
-    left = units * (1 - CARRY_SHARE)
-    step = _STEPS_PER_REPORT / _STEPS_PER_ROW * (1 - CARRY_SHARE)
+class Indexing:
+    """Reports how far the indexes of so many units are, as a share of these units."""
 
-    def report() -> bool:
-        nonlocal left
-        watch(min(step, left), 0)
-        left -= min(step, left)
+    def __init__(self, units: int, watch: Watcher) -> None:
+        self._left = units * (1 - CARRY_SHARE)
+        self._report = watch
+
+    def watch(self, db: apsw.Connection) -> None:
+        """Let a connection report while it builds the indexes."""
+        db.set_progress_handler(self._step, _STEPS_PER_REPORT)
+
+    def rows(self, count: int) -> None:
+        """Report so many rows."""
+        step = min(count * (1 - CARRY_SHARE), self._left)
+        self._left -= step
+        self._report(step, 0)
+
+    def _step(self) -> bool:
+        self.rows(_STEPS_PER_REPORT // _STEPS_PER_ROW)
         return False
-
-    return lambda db: db.set_progress_handler(report, _STEPS_PER_REPORT)
 
 
 class _source:  # noqa: N801 - reads as what it gives

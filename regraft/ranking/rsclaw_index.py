@@ -22,7 +22,7 @@ import msgspec
 from regraft import sqlite
 from regraft.formats import vector_numbers
 from regraft.formats.cherry_v2.index import schema
-from regraft.formats.cherry_v2.index.bulk import MERGE_AT_SEGMENTS
+from regraft.formats.cherry_v2.index.full_text import MERGE_AT_SEGMENTS
 from regraft.formats.redb import PageDamage, read_redb
 from regraft.formats.rsclaw import database, rows, selection
 from regraft.formats.rsclaw.rows import ACTIVE, Chunk

@@ -16,7 +16,7 @@ import apsw
 
 from regraft import guarding, sqlite, systems, untouched
 from regraft.errors import StoreBusy, StoreNotWritable
-from regraft.formats.cherry_v2.index.bulk import is_cjk, rebuild_full_text
+from regraft.formats.cherry_v2.index.full_text import rebuild_full_text
 from regraft.formats.cherry_v2.index.layout import TABLES
 from regraft.language import tr
 from regraft.ledger import durable
@@ -136,7 +136,7 @@ def triggers_aside(db: apsw.Connection, tables: Collection[str] = (BODIES,)) -> 
     """
     yield
     if BODIES in tables and _has_full_text(db):
-        rebuild_full_text(db, cjk=is_cjk(db))
+        rebuild_full_text(db)
 
 
 def _has_full_text(db: apsw.Connection) -> bool:

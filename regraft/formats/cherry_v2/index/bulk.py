@@ -11,11 +11,13 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import apsw
 
-from regraft import guarding, identity, sqlite, untouched
+from regraft import identity, sqlite
 from regraft.formats.cherry_v2.index import schema
+from regraft.formats.cherry_v2.index.full_text import FullText, full_text
 from regraft.formats.cherry_v2.index.large import ROOM, Spool, fill
 from regraft.formats.cherry_v2.index.units import Unit, cut
 from regraft.formats.large_text import LARGE_BYTES, PIECE_BYTES, LargeText
@@ -29,15 +31,16 @@ HEAD_BYTES = 16 << 20
 BATCH_ROWS = 256
 #: The page cache while rows and their indexes are written, in KiB: keys are hashes, so every page is hit again.
 ROWS_CACHE_KIB = 32_000
-#: The page cache while the full-text index is built: it writes in order, a larger cache is in the way.
-TEXT_CACHE_KIB = 2_000
-#: FTS5 keeps this many bytes of postings in memory before it writes a segment. For text of few distinct trigrams
-#: (English) more than the stock 1 MiB saves a tenth of the time; for Chinese it costs more cache misses than it saves.
-WORDS_HASH_BYTES = 8 << 20
-#: Segments are merged when there are so many of one level, and all at the end, instead of again and again meanwhile.
-MERGE_AT_SEGMENTS = 100
-#: From this share of CJK characters on the stock hash is the right one.
-CJK_SHARE = 0.2
+
+
+class IndexingProgress(Protocol):
+    """Is told how far the indexes of a file are."""
+
+    def watch(self, db: apsw.Connection) -> None:
+        """Watch a connection that builds indexes."""
+
+    def rows(self, count: int) -> None:
+        """Count so many rows whose words were indexed elsewhere."""
 
 
 @dataclass
@@ -89,12 +92,14 @@ class IndexBuilder:
     without a vector, over its hash alone.
     """
 
-    def __init__(self, connection: apsw.Connection, base_id: str, now_ms: int) -> None:
+    def __init__(
+        self, connection: apsw.Connection, base_id: str, now_ms: int, full_text: FullText | None = None
+    ) -> None:
         self._db = connection
         self._now = now_ms
         self.tallies = Tallies()
         self.digest = hashlib.blake2b(digest_size=32)
-        self._cjk = CjkSample()
+        self._full_text = full_text or FullText()
         self._db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         self._db.execute("BEGIN IMMEDIATE")
         for statement in schema.TABLES:
@@ -162,6 +167,7 @@ class IndexBuilder:
                 self._put_units(material_id, units)
                 units, waiting = [], 0
             if is_large:
+                self._full_text.leave_to_fts5()
                 rowid = self.tallies.units
                 self._db.execute(f"UPDATE search_text SET text = {ROOM} WHERE rowid = ?", (body.size, rowid))
                 fill(self._db, "search_text", rowid, spool.pieces(body.start, body.size))
@@ -275,7 +281,7 @@ class IndexBuilder:
             )
             self.tallies.units += 1
             self.tallies.text_bytes += len(unit.text)
-            self._cjk.see(unit.text)
+            self._full_text.add(rowid, unit.text)
         self._db.executemany(
             "INSERT INTO search_unit (unit_id, material_id, content_hash, unit_type, unit_index, char_start,"
             " char_end, created_at) VALUES (?, ?, ?, 'chunk', ?, ?, ?, ?)",
@@ -287,69 +293,18 @@ class IndexBuilder:
             texts,
         )
 
-    def finish(self) -> None:
+    def finish(self, progress: IndexingProgress | None = None) -> None:
         """Create indexes, the full-text index and triggers, and commit."""
+        if progress is not None:
+            progress.watch(self._db)
         self._db.execute(schema.ROWID_INDEX)
         self._db.execute(schema.FULL_TEXT)
-        self._db.execute(f"PRAGMA cache_size = -{TEXT_CACHE_KIB}")
-        rebuild_full_text(self._db, cjk=self._cjk.share >= CJK_SHARE)
+        self._full_text.fill(self._db, (lambda _: None) if progress is None else progress.rows)
         # After the full-text index: they fill the pages that its merging has freed.
         self._db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         for statement in (*schema.INDEXES[1:], *schema.TRIGGERS):
             self._db.execute(statement)
         self._db.execute("COMMIT")
-
-
-def rebuild_full_text(connection: apsw.Connection, *, cjk: bool) -> None:
-    """Rebuild ``search_text_fts`` from the bodies as one segment, and leave its configuration as stock.
-
-    Merging late takes two thirds of the time that FTS5's own settings take (``benchmarks/README.md``).
-    """
-    untouched.demand_no_text_index(connection)
-    settings = {"automerge": 0, "crisismerge": MERGE_AT_SEGMENTS}
-    if not cjk:
-        settings["hashsize"] = WORDS_HASH_BYTES
-    for name, value in settings.items():
-        connection.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES (?, ?)", (name, value))
-    connection.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
-    connection.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('optimize')")
-    with guarding.below_the_surface(connection):
-        connection.executemany("DELETE FROM search_text_fts_config WHERE k = ?", [(name,) for name in settings])
-
-
-def is_cjk(connection: apsw.Connection) -> bool:
-    """Tell whether the bodies of an index are mostly CJK, by a sample of them."""
-    sample = CjkSample()
-    for (text,) in connection.execute("SELECT CAST(substr(text, 1, 200) AS BLOB) FROM search_text LIMIT 4000"):
-        sample.see((text or b"").decode("utf-8", "replace"))
-    return sample.share >= CJK_SHARE
-
-
-class CjkSample:
-    """Watches every so many bodies for CJK characters, to choose the size of the full-text hash."""
-
-    #: One body in this many is looked at, at most this many characters of it.
-    EVERY = 16
-    CHARACTERS = 200
-
-    def __init__(self) -> None:
-        self._bodies = 0
-        self._characters = 0
-        self._cjk = 0
-
-    def see(self, body: str) -> None:
-        """Take ``body`` into account, if it is one of the sample."""
-        if self._bodies % self.EVERY == 0:
-            part = body[: self.CHARACTERS]
-            self._characters += len(part)
-            if not part.isascii():
-                self._cjk += sum("\u2e80" <= char <= "\u9fff" or "\uac00" <= char <= "\ud7af" for char in part)
-        self._bodies += 1
-
-    @property
-    def share(self) -> float:
-        """Return the share of CJK characters in the sample, 0 to 1."""
-        return self._cjk / self._characters if self._characters else 0.0
 
 
 def _batches(rows: Iterable[tuple[str | LargeText, bytes | None]]) -> Iterator[list[tuple[str, bytes | None]]]:
@@ -369,7 +324,9 @@ def build_index(
     now_ms: int,
     materials: Iterable[Material],
     each: Callable[[int, Material], None],
-    indexing: Callable[[apsw.Connection], None] = lambda _: None,
+    *,
+    text_bytes: int | None = None,
+    progress: IndexingProgress | None = None,
 ) -> tuple[Tallies, str]:
     """Write a whole index file and return its tallies and the digest of what was put into it.
 
@@ -379,13 +336,14 @@ def build_index(
         now_ms: the run's time in ms.
         materials: in the order in which their rows are numbered.
         each: called with the position and every material once it is written, while its content is at hand.
-        indexing: called with the connection once all rows are in, before indexes are built (to watch progress).
+        text_bytes: about how many bytes the bodies come to, where that is known.
+        progress: is told how far the indexes are, once all rows are in.
 
     Raises:
         apsw.Error: the file cannot be written (``apsw.FullError``, ``apsw.IOError``).
     """
-    with sqlite.writing(path, create=True) as connection:
-        builder = IndexBuilder(connection, base_id, now_ms)
+    with full_text(text_bytes, path.parent) as words, sqlite.writing(path, create=True) as connection:
+        builder = IndexBuilder(connection, base_id, now_ms, words)
         for position, material in enumerate(materials):
             builder.add(material)
             each(position, material)
@@ -393,6 +351,5 @@ def build_index(
             if material.spool is not None:
                 material.spool.close()
                 material.spool = None
-        indexing(connection)
-        builder.finish()
+        builder.finish(progress)
     return builder.tallies, builder.digest.hexdigest()

@@ -19,7 +19,8 @@ import apsw
 from regraft import sqlite
 from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2.index import schema
-from regraft.formats.cherry_v2.index.bulk import ROWS_CACHE_KIB, TEXT_CACHE_KIB, is_cjk, rebuild_full_text
+from regraft.formats.cherry_v2.index.bulk import ROWS_CACHE_KIB
+from regraft.formats.cherry_v2.index.full_text import TEXT_CACHE_KIB, rebuild_full_text
 from regraft.formats.cherry_v2.index.layout import TABLES, TIME, Table
 from regraft.language import tr
 from regraft.text import counted
@@ -364,7 +365,7 @@ def _write_indexes(db: apsw.Connection) -> None:
     db.execute(schema.ROWID_INDEX)
     db.execute(schema.FULL_TEXT)
     db.execute(f"PRAGMA cache_size = -{TEXT_CACHE_KIB}")
-    rebuild_full_text(db, cjk=is_cjk(db))
+    rebuild_full_text(db)
     db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
     for statement in (*schema.INDEXES[1:], *schema.TRIGGERS):
         db.execute(statement)

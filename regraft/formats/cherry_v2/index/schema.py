@@ -75,6 +75,9 @@ INDEXES = (
     "CREATE INDEX search_text_kind_idx ON search_text (kind)",
 )
 
+#: The column of the full-text index, and how its texts become words.
+WORDS = "text, tokenize = 'trigram'"
+
 FULL_TEXT = """CREATE VIRTUAL TABLE search_text_fts
     USING fts5 (text, content = 'search_text', content_rowid = 'fts_rowid', tokenize = 'trigram')"""
 

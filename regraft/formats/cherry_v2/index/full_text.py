@@ -1,0 +1,144 @@
+"""Fills the full-text index of a base: in several processes where that is faster (:mod:`regraft.formats.fts5`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from regraft import guarding, untouched
+from regraft.formats import fts5
+from regraft.formats.cherry_v2.index import schema
+from regraft.formats.large_text import LARGE_BYTES
+
+#: The page cache while the full-text index is built: it writes in order, a larger cache is in the way.
+TEXT_CACHE_KIB = 2_000
+#: FTS5 keeps this many bytes of postings in memory before it writes a segment. For text of few distinct trigrams
+#: (English) more than the stock 1 MiB saves a tenth of the time; for Chinese it costs more cache misses than it saves.
+WORDS_HASH_BYTES = 8 << 20
+#: Segments are merged when there are so many of one level, and all at the end, instead of again and again meanwhile.
+MERGE_AT_SEGMENTS = 100
+#: From this share of CJK characters on the stock hash is the right one.
+CJK_SHARE = 0.2
+_FIRST_TEXTS = "SELECT CAST(substr(text, 1, 200) AS BLOB) FROM search_text LIMIT 4000"
+#: How many bytes all bodies come to, and whether each is a text with a number, and not a large one.
+_TEXT_BYTES = """SELECT ifnull(sum(octet_length(text)), 0), ifnull(min(typeof(text) = 'text'
+                        AND typeof(fts_rowid) = 'integer' AND octet_length(text) <= ?), 0) FROM search_text"""
+_INDEX = fts5.Index(table="search_text_fts", texts="search_text", number="fts_rowid", text="text")
+
+
+class CjkSample:
+    """Watches every so many bodies for CJK characters, to choose the size of the full-text hash."""
+
+    #: One body in this many is looked at, at most this many characters of it.
+    EVERY = 16
+    CHARACTERS = 200
+
+    def __init__(self) -> None:
+        self._bodies = 0
+        self._characters = 0
+        self._cjk = 0
+
+    def see(self, body: str) -> None:
+        """Take ``body`` into account, if it is one of the sample."""
+        if self._bodies % self.EVERY == 0:
+            part = body[: self.CHARACTERS]
+            self._characters += len(part)
+            if not part.isascii():
+                self._cjk += sum("\u2e80" <= char <= "\u9fff" or "\uac00" <= char <= "\ud7af" for char in part)
+        self._bodies += 1
+
+    @property
+    def share(self) -> float:
+        """Return the share of CJK characters in the sample, 0 to 1."""
+        return self._cjk / self._characters if self._characters else 0.0
+
+    def settings(self) -> dict[str, int]:
+        """Return how FTS5 indexes such texts fastest: its own settings by name."""
+        settings = {"automerge": 0, "crisismerge": MERGE_AT_SEGMENTS}
+        if self.share < CJK_SHARE:
+            settings["hashsize"] = WORDS_HASH_BYTES
+        return settings
+
+
+class FullText:
+    """The full-text index of bodies that are being written, with the number of each; made by :func:`full_text`."""
+
+    def __init__(self) -> None:
+        self._sample = CjkSample()
+        self._shards: fts5.Shards | None = None
+
+    @contextmanager
+    def in_processes(self, text_bytes: int, beside: Path | None) -> Iterator[None]:
+        """Fill it in several processes meanwhile, where that is faster."""
+        settings = self._sample.settings
+        with fts5.sharding(text_bytes, arguments=schema.WORDS, settings=settings, beside=beside) as self._shards:
+            yield
+
+    def add(self, rowid: int, body: str) -> None:
+        """Take a body; the bodies come in the order of their numbers."""
+        self._sample.see(body)
+        if self._shards is not None:
+            self._shards.add(rowid, body)
+
+    def read(self, db: apsw.Connection) -> None:
+        """Take the bodies of a file, or as many as a sample needs."""
+        if self._shards is None:
+            for (text,) in db.execute(_FIRST_TEXTS):
+                self._sample.see((text or b"").decode("utf-8", "replace"))
+            return
+        try:
+            for rowid, body in db.execute("SELECT fts_rowid, text FROM search_text ORDER BY fts_rowid"):
+                self.add(int(str(rowid)), str(body))
+        except UnicodeDecodeError:
+            self.leave_to_fts5()
+
+    def leave_to_fts5(self) -> None:
+        """Let FTS5 read the bodies itself: one of them is too large to be held."""
+        self._shards = None
+
+    def fill(self, db: apsw.Connection, each: Callable[[int], None] = lambda _: None) -> None:
+        """Fill the empty index of a file whose bodies are all there, and leave its configuration as stock.
+
+        ``each`` is called with numbers of bodies, as they are in.
+        """
+        db.execute(f"PRAGMA cache_size = -{TEXT_CACHE_KIB}")
+        if self._shards is None or not self._shards.splice_into(db, _INDEX, each):
+            _fill(db, self._sample.settings())
+
+
+@contextmanager
+def full_text(text_bytes: int | None, beside: Path | None = None) -> Iterator[FullText]:
+    """Give the full-text index of bodies that come to about so many bytes, None where nobody knows.
+
+    ``beside`` is a folder for what is written meanwhile; None for the system's.
+    """
+    made = FullText()
+    with made.in_processes(text_bytes or 0, beside):
+        yield made
+
+
+def rebuild_full_text(db: apsw.Connection) -> None:
+    """Rebuild ``search_text_fts`` from the bodies, and leave its configuration as stock."""
+    untouched.demand_no_text_index(db)
+    rows: Any = db.execute(_TEXT_BYTES, (LARGE_BYTES,)).fetchall()[0]
+    text_bytes, is_plain = rows
+    with full_text(text_bytes if is_plain else 0) as made:
+        made.read(db)
+        made.fill(db)
+
+
+def _fill(db: apsw.Connection, settings: dict[str, int]) -> None:
+    """Let FTS5 fill the index, as one segment.
+
+    Merging late takes two thirds of the time that FTS5's own settings take (``benchmarks/README.md``).
+    """
+    for name, value in settings.items():
+        db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES (?, ?)", (name, value))
+    db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
+    db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('optimize')")
+    with guarding.below_the_surface(db):
+        db.executemany("DELETE FROM search_text_fts_config WHERE k = ?", [(name,) for name in settings])
