@@ -265,7 +265,7 @@ def test_a_base_that_could_not_be_read_once_is_tried_again(source: Source, tmp_p
 
     target, real = tmp_path / "library", index.build_index
 
-    def touching(*arguments: Any) -> Any:
+    def touching(*arguments: Any, **named: Any) -> Any:
         done = real(*arguments)
         os.utime(source.vectors("beta"))
         return done

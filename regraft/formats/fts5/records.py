@@ -23,7 +23,7 @@ class OtherForm(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class IndexSegment:
     """A segment: its number, and the places of its first and last page."""
 
     number: int
@@ -36,11 +36,11 @@ class Structure:
     """The list of an index's segments: by level, the newest level first, in a level the oldest segment first."""
 
     cookie: bytes
-    levels: tuple[tuple[Segment, ...], ...]
+    levels: tuple[tuple[IndexSegment, ...], ...]
     written: int
 
     @property
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[IndexSegment]:
         """Return all segments."""
         return [segment for level in self.levels for segment in level]
 
@@ -76,11 +76,11 @@ class Structure:
         return self.cookie + varints(numbers)
 
 
-def _level(numbers: Iterator[int]) -> tuple[Segment, ...]:
+def _level(numbers: Iterator[int]) -> tuple[IndexSegment, ...]:
     merging, count = next(numbers), next(numbers)
     if merging or count > MOST_SEGMENTS:
         raise OtherForm("segments are being merged")
-    return tuple(Segment(next(numbers), next(numbers), next(numbers)) for _ in range(count))
+    return tuple(IndexSegment(next(numbers), next(numbers), next(numbers)) for _ in range(count))
 
 
 def read_averages(record: bytes) -> Sequence[int]:

@@ -11,7 +11,8 @@ from typing import BinaryIO
 
 import apsw
 
-from regraft import areas, sqlite
+from regraft import sqlite
+from regraft.ledger import durable
 
 #: The table of the index in a shard's file.
 TABLE = "shard"
@@ -40,7 +41,7 @@ class TextFile:
         self.path = path
         self.rows = 0
         self.bytes = 0
-        self._file: BinaryIO = areas.demand(path).open("xb")
+        self._file: BinaryIO = durable.open_binary(path, "xb")
 
     def add(self, rowid: int, text: str) -> None:
         """Write a text behind the others."""

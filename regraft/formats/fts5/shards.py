@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,10 +13,11 @@ from pathlib import Path
 
 import apsw
 
-from regraft import areas, workers
+from regraft import workers
 from regraft.formats.fts5 import splice
 from regraft.formats.fts5.shard import ShardJob, TextFile, serve
 from regraft.formats.fts5.splice import Index, SpliceRefused
+from regraft.ledger import durable
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class Shards:
         text_bytes: about how many bytes of text there will be. How texts are dealt out depends on nothing else.
         arguments: column and tokenizer of the index, as FTS5 takes them.
         settings: gives FTS5's own settings, once some texts have come.
+        least_bytes: a shard has at least so many bytes of text.
     """
 
     def __init__(
@@ -71,10 +72,11 @@ class Shards:
         *,
         arguments: str,
         settings: Callable[[], Mapping[str, int]],
+        least_bytes: int = SHARD_BYTES,
     ) -> None:
         self._folder = folder
         self._pipes = pipes
-        self._most_bytes = max(SHARD_BYTES, -(-text_bytes // MOST_SHARDS))
+        self._most_bytes = max(least_bytes, -(-text_bytes // MOST_SHARDS))
         self._arguments = arguments
         self._settings = settings
         self._texts: TextFile | None = None
@@ -110,7 +112,9 @@ class Shards:
             Whether it was filled; else FTS5 has to fill it.
         """
         try:
-            self._splice_into(db, index, each)
+            # A savepoint: what was copied goes again where anything differs.
+            with db:
+                self._splice_into(db, index, each)
         except (SpliceRefused, apsw.Error, OSError) as problem:
             logger.info("the full-text index is filled by FTS5 alone: %s", problem)
             return False
@@ -127,7 +131,7 @@ class Shards:
             if made != rows:
                 raise SpliceRefused(f"a shard failed: {made}")
             splice.add(db, index, done, job.into, rows)
-            job.into.unlink()
+            durable.remove(job.into)
             each(rows)
         splice.finish(db, index, done)
 
@@ -176,8 +180,7 @@ def sharding(
         return
     with ExitStack() as stack:
         try:
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="regraft-shards-", dir=beside))
-            folder = stack.enter_context(areas.opened(Path(scratch)))
+            folder = stack.enter_context(durable.temporary_folder(beside))
             count = min(cores(), MOST_PROCESSES)
             started = stack.enter_context(workers.started(count, serve))
         except OSError as problem:

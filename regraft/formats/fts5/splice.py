@@ -14,8 +14,8 @@ from regraft.formats.fts5.records import (
     FORMAT,
     SEGMENT_SHIFT,
     STRUCTURE,
+    IndexSegment,
     OtherForm,
-    Segment,
     Structure,
     read_averages,
     varints,
@@ -48,7 +48,7 @@ class Spliced:
     """What has been copied so far."""
 
     cookie: bytes
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[IndexSegment] = field(default_factory=list)
     rows: int = 0
     tokens: int = 0
 
@@ -86,7 +86,7 @@ def add(db: apsw.Connection, index: Index, done: Spliced, shard: Path, rows: int
             raise SpliceRefused("a shard has several segments")
         for segment in structure.segments:
             _copy_segment(source, db, index.table, segment, len(done.segments) + 1)
-            done.segments.append(Segment(len(done.segments) + 1, segment.first, segment.last))
+            done.segments.append(IndexSegment(len(done.segments) + 1, segment.first, segment.last))
         db.executemany(
             f"INSERT INTO {index.table}_docsize (id, sz) VALUES (?, ?)",
             source.execute(f"SELECT id, sz FROM {TABLE}_docsize ORDER BY id"),
@@ -95,7 +95,7 @@ def add(db: apsw.Connection, index: Index, done: Spliced, shard: Path, rows: int
     done.tokens += tokens[0]
 
 
-def _copy_segment(source: apsw.Connection, db: apsw.Connection, table: str, segment: Segment, number: int) -> None:
+def _copy_segment(source: apsw.Connection, db: apsw.Connection, table: str, segment: IndexSegment, number: int) -> None:
     shift = (number - segment.number) << SEGMENT_SHIFT
     low, high = segment.number << SEGMENT_SHIFT, (segment.number + 1) << SEGMENT_SHIFT
     outside = f"SELECT count(*) FROM {TABLE}_data WHERE id NOT IN (?, ?) AND (id < ? OR id >= ?)"

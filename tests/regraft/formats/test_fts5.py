@@ -1,0 +1,311 @@
+"""Full-text indexes that are put together from shards, held against those that FTS5 fills alone."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import apsw
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regraft import areas, sqlite
+from regraft.formats.cherry_v2.index import schema
+from regraft.formats.cherry_v2.index.full_text import _INDEX, rebuild_full_text
+from regraft.formats.fts5 import Shards, shard, shards
+from regraft.formats.fts5.records import AVERAGES, STRUCTURE, IndexSegment, OtherForm, Structure, read_averages, varints
+from regraft.testing.texts import texts
+
+_ENGLISH = [
+    f"The keeper of light {number} writes: wind from the west, {number * 7} lamps, A_b%c" for number in range(60)
+]
+_CHINESE = [f"第{number}盏灯的看守人写道：西风，今晚有{number * 7}盏灯。" for number in range(60)]
+_ODD = ["", "a", "ab", "\0\0\0\0", "🗓️🗓️🗓️", "İstanbul ISTANBUL ıstanbul", "say \"yes\" 'no'", "%%%___", "ÄÖÜ äöü ß SS"]
+_CORPORA = {"english": _ENGLISH, "chinese": _CHINESE, "mixed": [*_ENGLISH[:20], *_ODD, *_CHINESE[:20]], "odd": _ODD}
+
+
+def _file(path: Path, bodies: list[str]) -> None:
+    with areas.opened(path.parent), sqlite.writing(path, create=True) as db:
+        for statement in (*schema.TABLES, schema.ROWID_INDEX, schema.FULL_TEXT):
+            db.execute(statement)
+        db.executemany(
+            "INSERT INTO search_text VALUES (?, 'search_unit', ?, 'body', ?, 'h', ?, 0)",
+            [(f"t{number}", f"u{number}", body, number) for number, body in enumerate(bodies, 1)],
+        )
+
+
+@contextmanager
+def _one_process() -> Iterator[list[Connection]]:
+    """Give the pipe to what makes shards, in a thread of this process."""
+    here, there = Pipe()
+    thread = threading.Thread(target=_serve, args=(there,))
+    thread.start()
+    try:
+        yield [here]
+    finally:
+        here.close()
+        thread.join()
+
+
+def _serve(there: Connection) -> None:
+    try:
+        shard.serve(there)
+    except (EOFError, OSError):
+        there.close()
+
+
+@dataclass
+class _Filling:
+    """Fills an index from shards; ``harm`` does something to the folder of the shards before they are spliced."""
+
+    folder: Path
+    bodies: list[str]
+    shard_bytes: int = 200
+    harm: Callable[[Path], None] | None = None
+
+    def run(self) -> tuple[Path, bool]:
+        """Return the file, and whether its index was spliced."""
+        path, scratch = self.folder / "spliced.sqlite", self.folder / "scratch"
+        _file(path, self.bodies)
+        scratch.mkdir()
+        with areas.opened(self.folder), _one_process() as pipes, sqlite.writing(path) as db:
+            made = Shards(
+                scratch,
+                pipes,
+                0,
+                arguments=schema.WORDS,
+                settings=lambda: {"automerge": 0},
+                least_bytes=self.shard_bytes,
+            )
+            for number, body in enumerate(self.bodies, 1):
+                made.add(number, body)
+            if self.harm is not None:
+                self.harm(scratch)
+            db.execute("BEGIN")
+            is_spliced = made.splice_into(db, _INDEX, lambda _: None)
+            if not is_spliced:
+                db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
+            db.execute("COMMIT")
+            _demand_sound(db)
+        return path, is_spliced
+
+
+def _demand_sound(db: apsw.Connection) -> None:
+    db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)")
+
+
+def _answers(path: Path, queries: list[str]) -> list[object]:
+    # Any SQLite, without what regraft takes from its connections.
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("CREATE VIRTUAL TABLE temp.words USING fts5vocab ('main', 'search_text_fts', 'instance')")
+        ranked = "SELECT rowid, bm25(search_text_fts) FROM search_text_fts WHERE search_text_fts MATCH ? ORDER BY 2, 1"
+        quoted = ['"' + query.replace('"', '""') + '"' for query in queries]
+        return [
+            db.execute("SELECT term, doc, col, offset FROM words ORDER BY 1, 2, 4").fetchall(),
+            db.execute("SELECT id, sz FROM search_text_fts_docsize ORDER BY 1").fetchall(),
+            db.execute("SELECT k, v FROM search_text_fts_config").fetchall(),
+            read_averages(bytes(db.execute("SELECT block FROM search_text_fts_data WHERE id = 1").get)),
+            *(db.execute(ranked, (query,)).fetchall() for query in quoted),
+        ]
+
+
+def _plain(folder: Path, bodies: list[str]) -> Path:
+    path = folder / "plain.sqlite"
+    _file(path, bodies)
+    with areas.opened(folder), sqlite.writing(path) as db:
+        rebuild_full_text(db)
+    return path
+
+
+def _queries(bodies: list[str]) -> list[str]:
+    return [body[len(body) // 3 :][:4] for body in bodies if len(body) > 12 and "\0" not in body][:12]
+
+
+# --- the same index --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", _CORPORA)
+@pytest.mark.parametrize("shard_bytes", [1, 300, 1 << 20])
+def test_a_spliced_index_answers_as_one_that_fts5_filled(tmp_path: Path, name: str, shard_bytes: int) -> None:
+    bodies = _CORPORA[name]
+
+    path, is_spliced = _Filling(tmp_path, bodies, shard_bytes).run()
+
+    assert is_spliced
+    assert _answers(path, _queries(bodies)) == _answers(_plain(tmp_path, bodies), _queries(bodies))
+
+
+def test_the_same_texts_give_the_same_bytes(tmp_path: Path) -> None:
+    files = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        path, _ = _Filling(tmp_path / name, _CORPORA["mixed"]).run()
+        files.append(path.read_bytes())
+
+    assert files[0] == files[1]
+
+
+@given(bodies=st.lists(texts(max_size=30), max_size=25), edits=st.lists(st.integers(0, 24), max_size=10))
+def test_a_spliced_index_follows_what_is_changed_later(
+    tmp_path_factory: pytest.TempPathFactory, bodies: list[str], edits: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("spliced")
+    path, is_spliced = _Filling(folder, bodies, 40).run()
+    assert is_spliced
+
+    with areas.opened(folder), sqlite.writing(path) as db, schema.full_text_kept(db):
+        for edit in edits:
+            db.execute("DELETE FROM search_text WHERE fts_rowid = ?", (edit,))
+            db.execute("UPDATE search_text SET text = text || 'changed' WHERE fts_rowid = ?", (edit + 1,))
+            name = f"n{edit} {db.total_changes()}"
+            db.execute(
+                "INSERT INTO search_text VALUES (?, 'search_unit', ?, 'body', 'new text', 'h', NULL, 0)", (name, name)
+            )
+            _demand_sound(db)
+        for command in ("merge", "optimize", "rebuild"):
+            if command == "merge":
+                db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('merge', 500)")
+            else:
+                db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES (?)", (command,))
+            _demand_sound(db)
+
+
+def test_several_processes_fill_an_index_of_many_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    if shards.cores() == 1:
+        pytest.skip("one core alone")
+    bodies = [f"{number} {_ENGLISH[number % 60]} {_CHINESE[number % 60]} " * 60 for number in range(1_100)]
+    path = tmp_path / "index.sqlite"
+    _file(path, bodies)
+    before = set(tmp_path.iterdir())
+
+    with caplog.at_level(logging.INFO), areas.opened(tmp_path), sqlite.writing(path) as db:
+        rebuild_full_text(db)
+        _demand_sound(db)
+        segments = db.execute("SELECT count(DISTINCT segid) FROM search_text_fts_idx").get
+
+    assert sum(len(body.encode()) for body in bodies) > shards.LEAST_BYTES
+    assert segments > 1
+    assert "alone" not in caplog.text
+    assert set(tmp_path.iterdir()) == before
+
+
+# --- what makes FTS5 fill it alone -----------------------------------------------------------------------------------
+
+
+def _edited(sql: str, *values: object) -> Callable[[Path], None]:
+    """Return what changes the first shard, once it is made."""
+
+    def edit(scratch: Path) -> None:
+        path = scratch / "shard-0.sqlite"
+        for _ in range(10_000):
+            if _is_made(path):
+                break
+            threading.Event().wait(0.01)
+        db = apsw.Connection(str(path))
+        db.execute(sql, values)
+        db.close()
+
+    return edit
+
+
+def _is_made(path: Path) -> bool:
+    """Tell whether a shard is whole: its process closed it, and went on with the next."""
+    return path.with_name("shard-2.sqlite").exists()
+
+
+_LATER = b"\0\0\0\0\xff\0\0\1\0\0\0"
+_OTHER_WORDS = """CREATE TEMP TABLE numbers AS SELECT id FROM shard_docsize;
+    INSERT INTO shard (shard) VALUES ('delete-all');
+    INSERT INTO shard (rowid, text) SELECT id, 'zzzz' FROM numbers;
+    INSERT INTO shard (shard) VALUES ('optimize')"""
+_HARMS = {
+    "format": (_edited("UPDATE shard_config SET v = 5 WHERE k = 'version'"), "is of format 5"),
+    "later form": (_edited("UPDATE shard_data SET block = ? WHERE id = 10", _LATER), "is of a later form"),
+    "cut off": (_edited("UPDATE shard_data SET block = ? WHERE id = 10", b"\0\0\0\0\1"), "is cut off"),
+    "counts": (_edited("UPDATE shard_data SET block = ? WHERE id = 1", varints([1, 1])), "rows instead of"),
+    "missing rows": (_edited("DELETE FROM shard_docsize WHERE id = 1"), "not as many rows"),
+    "other rows": (_edited("UPDATE shard_docsize SET id = 900 WHERE id = 1"), "no text's"),
+    "other words": (_edited(_OTHER_WORDS), "rows instead of"),
+    "no pages": (_edited("UPDATE shard_data SET block = zeroblob(40) WHERE id > 10"), "alone"),
+    "pages of no segment": (_edited("INSERT INTO shard_data VALUES (?, x'00')", 9 << 37), "pages of no segment"),
+}
+
+
+@pytest.mark.parametrize("name", _HARMS)
+def test_where_anything_differs_fts5_fills_the_index_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    harm, reason = _HARMS[name]
+
+    with caplog.at_level(logging.INFO):
+        path, is_spliced = _Filling(tmp_path, _ENGLISH, 900, harm=harm).run()
+
+    assert not is_spliced
+    assert reason in caplog.text
+    assert _answers(path, _queries(_ENGLISH)) == _answers(_plain(tmp_path, _ENGLISH), _queries(_ENGLISH))
+
+
+def test_a_process_that_is_killed_leaves_the_work_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "index.sqlite"
+    _file(path, _ENGLISH)
+    here, there = Pipe()
+    with caplog.at_level(logging.INFO), areas.opened(tmp_path), sqlite.writing(path) as db:
+        made = Shards(tmp_path, [here], 0, arguments=schema.WORDS, settings=dict)
+        made.add(1, _ENGLISH[0])
+        there.close()
+        assert not made.splice_into(db, _INDEX, lambda _: None)
+
+    assert "alone" in caplog.text
+
+
+def test_texts_that_cannot_be_written_leave_the_work_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "index.sqlite"
+    _file(path, _ENGLISH)
+    with caplog.at_level(logging.INFO), areas.opened(tmp_path), _one_process() as pipes, sqlite.writing(path) as db:
+        made = Shards(tmp_path / "gone", pipes, 0, arguments=schema.WORDS, settings=dict)
+        for number, body in enumerate(_ENGLISH, 1):
+            made.add(number, body)
+        assert not made.splice_into(db, _INDEX, lambda _: None)
+
+    assert "No such file or directory" in caplog.text
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+_SEGMENTS = st.builds(IndexSegment, st.integers(1, 2000), st.integers(0, 1 << 31), st.integers(0, 1 << 31))
+
+
+@given(
+    st.binary(min_size=4, max_size=4), st.lists(st.lists(_SEGMENTS, max_size=4), max_size=6), st.integers(0, 1 << 40)
+)
+def test_a_list_of_segments_is_read_as_it_is_written(
+    cookie: bytes, levels: list[list[IndexSegment]], written: int
+) -> None:
+    structure = Structure(cookie, tuple(map(tuple, levels)), written)
+
+    assert Structure.read(structure.record()) == structure
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_list_of_segments_or_refused(record: bytes) -> None:
+    try:
+        Structure.read(record)
+    except OtherForm as problem:
+        assert str(problem)
+
+
+def test_records_have_the_numbers_that_fts5_gives_them(tmp_path: Path) -> None:
+    with sqlite.reading(_plain(tmp_path, _ENGLISH)) as db:
+        structure = bytes(db.execute("SELECT block FROM search_text_fts_data WHERE id = ?", (STRUCTURE,)).get)
+        averages = bytes(db.execute("SELECT block FROM search_text_fts_data WHERE id = ?", (AVERAGES,)).get)
+
+    assert len(Structure.read(structure).segments) == 1
+    assert Structure.read(structure).record() == structure
+    assert read_averages(averages) == [60, sum(len(body) - 2 for body in _ENGLISH)]
