@@ -78,7 +78,8 @@ class PageFile:
         seen = {size: self._evidence(size) for size in PAGE_SIZES}
         # Pages of the right size are filled to one and the same place. At twice the size half of them may seem so too.
         best = max(PAGE_SIZES, key=lambda size: max(seen[size].values(), default=0))
-        if stated and (seen[stated] or not seen[best]):
+        # A damaged header may say another size: then next to no page is filled to where it says.
+        if stated and (not seen[best] or 4 * seen[stated][reserved] >= max(seen[best].values())):
             return stated, reserved
         if not seen[best]:
             return 0, 0

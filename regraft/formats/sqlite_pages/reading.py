@@ -64,11 +64,13 @@ class Reading:
         self._chains = Chains(file, self._owners)
         #: The table of a page that no tree reaches, by its place among the shapes, from 1 on.
         self._shaped = bytearray(file.pages + 1)
+        #: The leaves of tables whose tree still tells all of them.
+        self._named: dict[str, bytearray] = {}
         #: Pages that are searched for rows: their header is gone, or not all of their cells were found.
         self._searched = bytearray(file.pages + 1)
         self._free = bytearray(file.pages + 1)
-        self.roots = self._read_roots()
         self._find_encoding()
+        self.roots = self._read_roots()
         self._presume_roots()
         self._claim_all()
 
@@ -158,10 +160,10 @@ class Reading:
         fields = self._fields(cell, shape) if cell is not None else None
         if cell is None or fields is None:
             return False
-        record, flaw = self._chains.read(cell, Origin.TORN)
+        record, is_whole = self._chains.beginning(cell)
         values, _ = self._values(fields, record, shape, cell.rowid)
         # Of what lies on pages that are gone nobody knows whose it is.
-        return flaw is Flaw.BROKEN or shape.accepts(values)
+        return not is_whole or shape.accepts(values)
 
     def _find_encoding(self) -> None:
         """Take the encoding in which most of the first pages prove themselves, where no header says one."""
@@ -208,16 +210,37 @@ class Reading:
         for shape in self._shapes:
             root, tree = self._tree_of(shape)
             coverage = Coverage(is_whole=bool(root))
+            depths, leaf_depths, is_inner_whole = set[int](), set[int](), bool(root)
+            named = bytearray(self.file.pages + 1)
             for visit in self._walker.walk(root, tree, is_index=shape.is_index) if root else ():
+                named[visit.number if visit.number <= self.file.pages else 0] = 1
+                depths.add(visit.depth)
+                if visit.page is not None:
+                    leaf_depths.add(visit.depth)
+                is_inner_whole = is_inner_whole and not visit.is_inner
                 cells = list(self._cells(visit.data, visit.page, visit.cells, shape))
-                if visit.is_whole and None not in cells:
-                    coverage.add(visit.low, visit.high)
+                if visit.is_whole and self._is_filled(visit.data, visit.page, visit.cells, cells):
+                    if not shape.is_index:
+                        coverage.add(visit.low, visit.high)
                 else:
                     self._note_damage(visit, coverage, shape)
                 for cell in cells:
                     if cell is not None and visit.page is not None:
                         yield _Place(shape, visit.number, visit.page.kind, cell, Origin.TREE, coverage.last_run)
             self.coverage[shape.name] = coverage
+            # All leaves of a tree are equally deep: one that cannot be read is none of its inner pages then.
+            if is_inner_whole and not shape.is_index and depths == leaf_depths and len(depths) == 1:
+                self._named[shape.name] = named
+
+    def _is_filled(
+        self, data: bytes, page: TreePage | None, starts: Sequence[int], cells: Sequence[Cell | None]
+    ) -> bool:
+        """Tell whether every cell of a page was read, and leaves no room for another; of an inner page one alone is."""
+        found = [cell for cell in cells if cell is not None]
+        if page is None or len(found) < len(starts):
+            return False
+        held = sum(max(4, cell.end - cell.start) for cell in found)
+        return not page.kind.is_leaf or page.is_filled(data, self.file.usable, held)
 
     def _note_damage(self, visit: Visit, coverage: Coverage, shape: Shape) -> None:
         coverage.last_run += 1
@@ -229,14 +252,15 @@ class Reading:
     def _by_headers(self, origin: Origin) -> Iterator[_Place]:
         """Yield the cells of pages of one origin that no tree reaches, and whose headers tell what they are."""
         for number in range(1, self.file.pages + 1):
-            if not self._shaped[number] or self._origin_of(number) is not origin:
+            shape = self._shapes[self._shaped[number] - 1]
+            if not self._shaped[number] or self._origin_of(number, shape) is not origin:
                 continue
             data = self.file.page(number)
-            page, shape = tree_page(data, number, self.file.usable), self._shapes[self._shaped[number] - 1]
+            page = tree_page(data, number, self.file.usable)
             if page is None:
                 continue
             cells = list(self._cells(data, page, page.cells, shape))
-            if (not page.is_whole or None in cells) and not shape.is_index:
+            if not (shape.is_index or (page.is_whole and self._is_filled(data, page, page.cells, cells))):
                 self._searched[number] = 1
                 self.counts.refused[shape.name, Refusal.CELL] += page.stated - len(page.cells)
             for cell in cells:
@@ -249,17 +273,19 @@ class Reading:
         tables = [shape for shape in self._shapes if not shape.is_index]
         page = tree_page(data, number, self.file.usable) if self._owners[number] or self._shaped[number] else None
         taken = set(page.cells) if page is not None else set()
-        origin = self._origin_of(number)
-        unused = Origin.TORN if origin is Origin.TORN else Origin.FREE
+        blocks = page.free_blocks(data, self.file.usable) or [] if page is not None else []
         for at, shape, counts in scan.rows_on(data, tables):
-            if page is not None and (at in taken or at < page.content):
+            if page is not None and (at in taken or at < page.content or any(at in block for block in blocks)):
                 continue
             cell = self._cell(data, at, Kind.TABLE_LEAF, shape.most_bytes)
             if cell is not None:
-                yield _Place(shape, number, Kind.TABLE_LEAF, cell, origin if counts else unused)
+                origin = self._origin_of(number, shape)
+                is_unused = not counts and origin is not Origin.TORN
+                yield _Place(shape, number, Kind.TABLE_LEAF, cell, Origin.FREE if is_unused else origin)
 
-    def _origin_of(self, number: int) -> Origin:
-        if self._free[number]:
+    def _origin_of(self, number: int, shape: Shape) -> Origin:
+        named = self._named.get(shape.name)
+        if self._free[number] or (named is not None and not named[number]):
             return Origin.FREE
         return Origin.TORN if self.file.is_torn(number) else Origin.SHAPE
 

@@ -21,6 +21,8 @@ _TRUNK = struct.Struct(">II")
 class Visit:
     """Cells of one page, in the order of the tree; ``page`` None stands for a part of the tree that is not there.
 
+    ``is_inner`` tells that pages are missing above leaves: then nobody knows which leaves there are.
+
     ``low`` and ``high`` are the bounds of row numbers (after, up to) that the tree sets; ``is_whole`` tells whether
     nothing of the page is damaged as far as its header, pointers and order tell.
     """
@@ -32,6 +34,8 @@ class Visit:
     low: int = _LEAST_ROWID
     high: int = _MOST_ROWID
     is_whole: bool = False
+    is_inner: bool = False
+    depth: int = 0
 
 
 @dataclass(slots=True)
@@ -62,13 +66,15 @@ class Walker:
                 yield here
                 continue
             if not self._may_enter(here, tree, seen):
-                yield Visit(here.number)
+                yield Visit(here.number, depth=here.depth)
                 continue
             seen[here.number] = 1
             data = self._file.page(here.number)
             page = tree_page(data, here.number, self._file.usable) if len(data) == self._file.page_size else None
             if page is None or page.kind.is_index != is_index:
-                yield Visit(here.number)
+                yield Visit(here.number, depth=here.depth)
+            elif not page.kind.is_leaf and not self._has_children(data, page):
+                yield Visit(here.number, depth=here.depth)
             elif not page.kind.is_leaf:
                 self.owners[here.number] = tree
                 below = _keys_and_children if is_index else _children
@@ -77,7 +83,13 @@ class Walker:
                 self.owners[here.number] = tree
                 yield visit
             else:
-                yield Visit(here.number)
+                yield Visit(here.number, depth=here.depth)
+
+    def _has_children(self, data: bytes, page: TreePage) -> bool:
+        """Tell whether most of what an inner page names are pages: else it is another page with a damaged header."""
+        children = [*(left_child(data, at) for at in page.cells), page.right]
+        most = max(self._file.pages, self._file.stated)
+        return 2 * sum(1 < child <= most for child in children) > len(children)
 
     def _may_enter(self, here: _Below, tree: int, seen: bytearray) -> bool:
         is_page = 0 < here.number <= self._file.pages and here.depth <= _MOST_DEPTH
@@ -94,7 +106,9 @@ def _leaf(data: bytes, page: TreePage, here: _Below) -> Visit | None:
             return None
         is_ordered = all(one < two for one, two in zip(inside, inside[1:], strict=False))
         is_whole = is_whole and is_ordered and len(inside) == len(page.cells)
-    return Visit(here.number, data, page, tuple(page.cells), low=low, high=high, is_whole=is_whole)
+    return Visit(
+        here.number, data, page, tuple(page.cells), low=low, high=high, is_whole=is_whole, depth=here.depth
+    )
 
 
 def _rowid(data: bytes, at: int) -> int | None:
@@ -119,7 +133,7 @@ def _children(data: bytes, page: TreePage, here: _Below) -> list[_Below | Visit]
     numbers = [*(number for number, _ in found), page.right]
     if not is_sound:
         return [
-            Visit(here.number),
+            Visit(here.number, is_inner=True),
             *(_Below(number, here.low, here.high, here.depth + 1, is_bounded=False) for number in numbers),
         ]
     return [
@@ -130,7 +144,7 @@ def _children(data: bytes, page: TreePage, here: _Below) -> list[_Below | Visit]
 
 def _keys_and_children(data: bytes, page: TreePage, here: _Below) -> list[_Below | Visit]:
     """Return the children of an index's interior page, with its own keys between them."""
-    found: list[_Below | Visit] = [] if page.is_whole else [Visit(here.number)]
+    found: list[_Below | Visit] = [] if page.is_whole else [Visit(here.number, is_inner=True)]
     for at in page.cells:
         found.append(_below(left_child(data, at), here))
         found.append(Visit(here.number, data, page, (at,), is_whole=page.is_whole))
