@@ -6,6 +6,7 @@ Codes are part of the output contract and never change. ``docs/codes.md`` is gen
 from __future__ import annotations
 
 from regraft.language import tr
+from regraft.report import salvage_notices as salvage_notices
 from regraft.report.import_notices import DUPLICATE_ROW as DUPLICATE_ROW
 from regraft.report.import_notices import ITEM_DELETED as ITEM_DELETED
 from regraft.report.import_notices import MODEL_NOT_NAMED as MODEL_NOT_NAMED
@@ -26,13 +27,6 @@ from regraft.report.kb_notices import SUPERSEDED as SUPERSEDED
 from regraft.report.kb_notices import TOMBSTONED as TOMBSTONED
 from regraft.report.kb_notices import UPDATING as UPDATING
 from regraft.report.kb_notices import VISIBILITY_DROPPED as VISIBILITY_DROPPED
-from regraft.report.salvage_notices import ROW_BROKEN as ROW_BROKEN
-from regraft.report.salvage_notices import ROW_CONTRADICTED as ROW_CONTRADICTED
-from regraft.report.salvage_notices import ROW_LOST as ROW_LOST
-from regraft.report.salvage_notices import ROW_UNPROVEN as ROW_UNPROVEN
-from regraft.report.salvage_notices import ROWS_LOST as ROWS_LOST
-from regraft.report.salvage_notices import SALVAGED as SALVAGED
-from regraft.report.salvage_notices import VECTOR_UNPROVEN as VECTOR_UNPROVEN
 from regraft.report.registry import CODES as CODES
 from regraft.report.registry import EVERY_CODE as EVERY_CODE
 from regraft.report.registry import IMPORT_CODES as IMPORT_CODES

@@ -1,4 +1,4 @@
-"""What only the salvage of a damaged vector file can say: one code for each thing, registered here (``docs/codes.md``)."""
+"""What only the salvage of a damaged vector file can say, one code for each thing (``docs/codes.md``)."""
 
 from __future__ import annotations
 
@@ -60,5 +60,7 @@ ROWS_LOST = register(
     "warning",
     "rows_lost",
     _FINDING,
-    tr("Rows of the item were lost with the damaged part of the vector file. Indexing it again in v2 brings them back."),
+    tr(
+        "Rows of the item were lost with the damaged part of the vector file. Indexing it again in v2 brings them back."
+    ),
 )

@@ -20,7 +20,28 @@ SCHEMA = """CREATE TABLE vectors (
             vector          F32_BLOB({dimensions}),
             metadata        TEXT
         )"""
-_WORDS = "harbour lamp fog bell 潮汐 灯塔 rope tar cedar plank 船 oakum signal keeper brass 海图 tide log winter quay".split()
+_WORDS = [
+    "harbour",
+    "lamp",
+    "fog",
+    "bell",
+    "潮汐",
+    "灯塔",
+    "rope",
+    "tar",
+    "cedar",
+    "plank",
+    "船",
+    "oakum",
+    "signal",
+    "keeper",
+    "brass",
+    "海图",
+    "tide",
+    "log",
+    "winter",
+    "quay",
+]
 Row = tuple[str, str, str, str, bytes, str | None]
 
 
@@ -102,8 +123,11 @@ def _make(path: Path, layout: Layout) -> Made:
     with db:
         for number in range(1, layout.rows + 1):
             rows[number] = _row(layout, number, rng)
-            db.execute("INSERT INTO vectors (id, pageContent, uniqueLoaderId, source, vector, metadata)"
-                       " VALUES (?, ?, ?, ?, ?, ?)", rows[number])
+            db.execute(
+                "INSERT INTO vectors (id, pageContent, uniqueLoaderId, source, vector, metadata)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                rows[number],
+            )
     loaders = {rows[number][2] for number in layout.deleted}
     gone = {number: row for number, row in rows.items() if row[2] in loaders}
     for loader in sorted(loaders):
@@ -127,8 +151,13 @@ def _row(layout: Layout, number: int, rng: random.Random) -> Row:
     numbers = [rng.gauss(0, 1) for _ in range(layout.dimensions)]
     length = sum(one * one for one in numbers) ** 0.5 if layout.is_unit else 1.0
     vector = struct.pack(f"<{layout.dimensions}f", *(one / length for one in numbers))
-    said = {"source": path, "type": "LocalPathLoader", "originalPath": path, "uniqueLoaderId": loader,
-            "id": f"{loader}_{place}"}
+    said = {
+        "source": path,
+        "type": "LocalPathLoader",
+        "originalPath": path,
+        "uniqueLoaderId": loader,
+        "id": f"{loader}_{place}",
+    }
     metadata = {"whole": json.dumps(said), "empty": "{}", "none": None}[layout.metadata]
     return f"{loader}_{place}", text, loader, path, vector, metadata
 
@@ -150,7 +179,7 @@ def _leaves(made: Made, root: int) -> Iterator[int]:
     if data[start] in (0x0D, 0x0A):
         yield root
         return
-    for at in struct.unpack_from(f">{int.from_bytes(data[start + 3:start + 5])}H", data, start + 12):
+    for at in struct.unpack_from(f">{int.from_bytes(data[start + 3 : start + 5])}H", data, start + 12):
         yield from _leaves(made, int.from_bytes(data[at : at + 4]))
     yield from _leaves(made, int.from_bytes(data[start + 8 : start + 12]))
 

@@ -101,11 +101,7 @@ def tree_page(data: bytes, number: int, usable: int) -> TreePage | None:
     room = pointers + 2 * count
     if not (room <= content <= usable and free < usable and fragments <= 60 and room <= len(data)):
         return None
-    cells = [
-        at
-        for at in struct.unpack_from(f">{count}H", data, pointers)
-        if content <= at <= usable - _LEAST_CELL
-    ]
+    cells = [at for at in struct.unpack_from(f">{count}H", data, pointers) if content <= at <= usable - _LEAST_CELL]
     right = 0 if kind.is_leaf else _POINTER.unpack_from(data, start + 8)[0]
     is_whole = len(cells) == count and len(set(cells)) == count
     return TreePage(

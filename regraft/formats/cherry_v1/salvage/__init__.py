@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from regraft.formats.cherry_v1.salvage.salvaging import TABLE, Salvaged, salvaged
-from regraft.formats.cherry_v1.salvage.tally import SalvageTally
+from regraft.formats.salvage_tally import SalvageTally
 
 __all__ = ["TABLE", "SalvageTally", "Salvaged", "salvaged"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from regraft.formats.cherry_v1.embedjs import chunk_number
 from regraft.formats.sqlite_pages import Class, FoundRow, Shape, Text, Value
-from regraft.report import notices
+from regraft.report import salvage_notices
 from regraft.text import decode_utf8, is_blank
 
 #: Names of indexes that SQLite makes for the keys of the table, by what they are on.
@@ -105,14 +105,14 @@ def claim_of(row: FoundRow, known: Collection[bytes]) -> Claim:
     said = _said(metadata, row_id, loader, source)
     reason = None
     if said is None or not _is_form(row_id, loader, source, known):
-        reason = notices.ROW_UNPROVEN
+        reason = salvage_notices.ROW_UNPROVEN
     numbers = _numbers(vector)
     if numbers is None:
-        reason = reason or notices.VECTOR_UNPROVEN
+        reason = reason or salvage_notices.VECTOR_UNPROVEN
     squares = 0.0 if numbers is None else sum(map(mul, numbers, numbers))
     if not math.isfinite(squares) or (not squares and not said):
         # Zeros are written too, and left by damage: only what stands around them tells that it is none.
-        reason = reason or notices.VECTOR_UNPROVEN
+        reason = reason or salvage_notices.VECTOR_UNPROVEN
     return Claim(
         row_id=row_id,
         loader=loader,
@@ -128,9 +128,7 @@ def claim_of(row: FoundRow, known: Collection[bytes]) -> Claim:
     )
 
 
-def _is_form(
-    row_id: bytes | None, loader: bytes | None, source: bytes | None, known: Collection[bytes]
-) -> bool:
+def _is_form(row_id: bytes | None, loader: bytes | None, source: bytes | None, known: Collection[bytes]) -> bool:
     """Tell whether id, loader id and source are as v1 writes them."""
     if row_id is None or loader is None or source is None or not is_plain(source):
         return False

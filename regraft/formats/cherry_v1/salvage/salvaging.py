@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,16 +14,18 @@ from regraft import sqlite
 from regraft.formats.cherry_v1.embedjs import VECTORS
 from regraft.formats.cherry_v1.salvage import scratch, verdicts
 from regraft.formats.cherry_v1.salvage.rows import SHAPES, TEXT_INDEX
-from regraft.formats.cherry_v1.salvage.tally import SalvageTally
+from regraft.formats.salvage_tally import SalvageTally
 from regraft.formats.sqlite_pages import Origin, PageFile, Reading, Refusal
 from regraft.formats.vector_survey import StoreProblem
 from regraft.language import tr
 from regraft.ledger import durable
-from regraft.report import notices
+from regraft.report import salvage_notices
 from regraft.room import demand_room
 
 #: How the temporary file is read.
 TABLE = replace(VECTORS, reason="reason")
+#: A row takes at least so many bytes.
+_LEAST_ROW = 16
 #: Places without a row that were rows of the table.
 _WERE_ROWS = (Refusal.CELL, Refusal.CUT, Refusal.RECORD)
 
@@ -84,11 +85,6 @@ def salvaged(
         yield Salvaged(path=place if keep else None, tally=tally)
 
 
-def is_disk_failure(error: BaseException) -> bool:
-    """Tell whether reading failed because the disk does not give a part of the file."""
-    return isinstance(error, apsw.IOError) or (isinstance(error, OSError) and error.errno == errno.EIO)
-
-
 def _name_refused(db: apsw.Connection) -> None:
     """Add the rows of which only a key of an index is left, and name those that stay as the index does."""
     db.execute(
@@ -96,7 +92,7 @@ def _name_refused(db: apsw.Connection) -> None:
            SELECT 0, number, ? FROM key
             WHERE strength <= (SELECT min(strength) FROM key) AND strength < 2 AND is_sound
               AND number NOT IN (SELECT number FROM found) GROUP BY number""",
-        (notices.ROW_LOST,),
+        (salvage_notices.ROW_LOST,),
     )
     db.execute(
         """UPDATE found SET loader = NULL, id = k.key FROM key k
@@ -117,19 +113,21 @@ def _tally(db: apsw.Connection, reading: Reading, *, deleted: int, is_exact: boo
         rows += int(str(count))
         if strength:
             weaker[origins[int(str(strength))].value] += int(str(count))
-    nameless = sum(reading.counts.refused["vectors", refusal] for refusal in _WERE_ROWS)
     file, counts = reading.file, reading.counts
+    # Without an index as a whole, rows of which nothing is left are counted where they should be.
+    nameless = sum(counts.refused["vectors", refusal] for refusal in _WERE_ROWS)
+    nameless += min(max(0, reading.coverage["vectors"].missing), file.size // _LEAST_ROW)
+    nameless = 0 if is_exact else max(0, nameless - refused[salvage_notices.ROW_LOST])
     return SalvageTally(
         rows=rows,
-        about=rows + refused.total() + (0 if is_exact else nameless),
+        about=rows + refused.total() + nameless,
         is_exact=is_exact,
         refused=dict(sorted(refused.items())),
         weaker=dict(weaker),
         deleted=deleted,
         pages=file.pages,
-        read=counts.pages.total() + counts.overflow + counts.inner + counts.free,
+        pages_read=counts.pages.total() + counts.overflow + counts.inner + counts.free,
         page_bytes=file.page_size,
-        size=file.size,
     )
 
 

@@ -11,7 +11,7 @@ import apsw
 
 from regraft.formats.cherry_v1.salvage.rows import ID_INDEX, Claim, claim_of, hash_of, is_plain, is_row_id
 from regraft.formats.sqlite_pages import Flaw, FoundRow, Origin, Reading, Text
-from regraft.report import notices
+from regraft.report import salvage_notices
 
 #: Origins as numbers, the strongest least.
 STRENGTH = {origin: place for place, origin in enumerate(Origin)}
@@ -23,12 +23,13 @@ _SCHEMA = """
         seq INTEGER PRIMARY KEY, strength INTEGER, page INTEGER, number INTEGER, id BLOB, loader BLOB, source BLOB,
         text BLOB, vector BLOB, metadata BLOB, digest BLOB, text_hash BLOB, vector_bytes INTEGER, norm REAL,
         repeats INTEGER, needs_key INTEGER, is_named INTEGER, reason TEXT, confirmed INTEGER NOT NULL DEFAULT 0);
-    CREATE TABLE key (kind INTEGER, strength INTEGER, page INTEGER, run INTEGER, number INTEGER, key BLOB, is_sound INTEGER);
+    CREATE TABLE key (
+        kind INTEGER, strength INTEGER, page INTEGER, run INTEGER, number INTEGER, key BLOB, is_sound INTEGER);
     CREATE TABLE covered (low INTEGER, high INTEGER);
 """
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 #: Why a row does not come along whose chain is not its own.
-_OF_CHAIN = notices.ROW_BROKEN
+_OF_CHAIN = salvage_notices.ROW_BROKEN
 
 
 class Keys:

@@ -8,7 +8,7 @@ import apsw
 
 from regraft.formats.cherry_v1.salvage.scratch import IDS, STRENGTH, TEXTS, Keys
 from regraft.formats.sqlite_pages import Origin
-from regraft.report import notices
+from regraft.report import salvage_notices
 
 #: How far a norm may be from the middle one: so many times the middle distance, and at least such a part of it.
 _SPREADS, _LEAST_PART = 12, 2e-7
@@ -81,20 +81,22 @@ class _Judge:
             " ORDER BY count(*) DESC, vector_bytes = ? DESC, min(strength), min(seq) LIMIT 1",
             stated_bytes,
         )
-        self._refuse(notices.VECTOR_UNPROVEN, "vector_bytes <> ?", length)
-        self._db.execute("CREATE TEMP TABLE norms AS SELECT norm FROM found WHERE reason IS NULL AND norm > 0 ORDER BY 1")
+        self._refuse(salvage_notices.VECTOR_UNPROVEN, "vector_bytes <> ?", length)
+        self._db.execute(
+            "CREATE TEMP TABLE norms AS SELECT norm FROM found WHERE reason IS NULL AND norm > 0 ORDER BY 1"
+        )
         count = self._value("SELECT count(*) FROM norms")
         middle = self._value("SELECT norm FROM norms LIMIT 1 OFFSET ?", count // 2) or 0.0
         spread = self._value("SELECT abs(norm - ?) FROM norms ORDER BY 1 LIMIT 1 OFFSET ?", middle, count // 2)
         if count >= _LEAST_VECTORS:
             bound = max(_SPREADS * spread, _LEAST_PART * middle)
-            self._refuse(notices.VECTOR_UNPROVEN, "norm > 0 AND abs(norm - ?) > ?", middle, bound)
+            self._refuse(salvage_notices.VECTOR_UNPROVEN, "norm > 0 AND abs(norm - ?) > ?", middle, bound)
             usual = self._value(
                 "SELECT repeats FROM found WHERE reason IS NULL AND norm > 0 ORDER BY 1 LIMIT 1 OFFSET ?", count // 2
             )
-            self._refuse(notices.VECTOR_UNPROVEN, "norm > 0 AND repeats > ?", 2 * usual + _LEAST_REPEATS)
+            self._refuse(salvage_notices.VECTOR_UNPROVEN, "norm > 0 AND repeats > ?", 2 * usual + _LEAST_REPEATS)
         elif abs(middle - 1) < _UNIT_PART:
-            self._refuse(notices.VECTOR_UNPROVEN, "norm > 0 AND abs(norm - 1) > ?", _UNIT_PART)
+            self._refuse(salvage_notices.VECTOR_UNPROVEN, "norm > 0 AND abs(norm - 1) > ?", _UNIT_PART)
         self._db.execute("DROP TABLE norms")
 
     # --- indexes -----------------------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ class _Judge:
         for kind, own in _OWN.items():
             other = f"SELECT 1 FROM key k WHERE k.kind = {kind} AND k.strength = 0 AND k.is_sound AND k"
             self._refuse(
-                notices.ROW_CONTRADICTED,
+                salvage_notices.ROW_CONTRADICTED,
                 f"NOT confirmed & {kind} AND"
                 f" (EXISTS ({other}.number = found.number) OR EXISTS ({other}.key = found.{own}))",
             )
@@ -145,7 +147,7 @@ class _Judge:
         And refuse what a tree reaches where both indexes say that it is no row of theirs.
         """
         of_ids, of_texts = self._absences()
-        self._refuse(notices.ROW_CONTRADICTED, f"NOT confirmed AND strength = 0 AND {of_ids} AND {of_texts}")
+        self._refuse(salvage_notices.ROW_CONTRADICTED, f"NOT confirmed AND strength = 0 AND {of_ids} AND {of_texts}")
         return self.changed(
             "DELETE FROM found WHERE strength > 0 AND NOT confirmed"
             " AND EXISTS (SELECT 1 FROM found t WHERE t.number = found.number AND t.strength < found.strength)"
@@ -171,6 +173,7 @@ class _Judge:
             f" (k.number = found.number OR k.key = found.{own})) AND {self._told(kind)})"
             for kind, own in _OWN.items()
         ]
+
     def _told(self, kind: int) -> str:
         """Return SQL that tells whether an index would have a row's key, if there were such a row."""
         if kind in self._keys.whole:
@@ -184,12 +187,12 @@ class _Judge:
 
     def demand_keys(self) -> None:
         """Refuse texts that do not look like one, where the index on the texts does not have the very same."""
-        self._refuse(notices.ROW_UNPROVEN, f"needs_key AND NOT confirmed & {TEXTS}")
+        self._refuse(salvage_notices.ROW_UNPROVEN, f"needs_key AND NOT confirmed & {TEXTS}")
 
     def refuse_second_readings(self, column: str) -> None:
         """Refuse what is read twice with other bytes: the weaker reading, and both where they are of one strength."""
         self._refuse(
-            notices.ROW_CONTRADICTED,
+            salvage_notices.ROW_CONTRADICTED,
             f"""seq IN (SELECT seq FROM (
                     SELECT seq, rank() OVER (PARTITION BY {column} ORDER BY strength, NOT confirmed) AS place,
                            count(*) OVER (PARTITION BY {column}, strength, NOT confirmed) AS same
