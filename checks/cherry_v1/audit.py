@@ -105,10 +105,13 @@ def _store_problem(store: LookedAt) -> str:
 def _repair(warning: Warned, store: LookedAt | None, command: Sequence[str]) -> str | None:
     """Return the command that carries what would else stay behind.
 
-    That is a vector file that no base names, a base whose model is gone, or texts whose vector cannot be carried.
+    That is a vector file that no base names, rows of a damaged one, a base whose model is gone, or texts whose vector
+    cannot be carried.
     """
     if warning.code in (notices.LOST_STATE, notices.UNNAMED_VECTORS):
         return shlex.join([*command, "--adopt-orphans"])
+    if store is not None and warning.code == notices.MISSING_STORE and store.salvageable:
+        return shlex.join([*command, "--salvage"])
     if store is None or not store.is_read:
         return None
     if warning.model is not None:

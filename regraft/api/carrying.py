@@ -34,6 +34,7 @@ def migrate(
     restore_duplicates: bool = True,
     carry_text: bool = False,
     adopt_orphans: bool = False,
+    salvage: bool = False,
     visible_to: Sequence[str] = (),
     verify: bool = False,
     now_ms: int | None = None,
@@ -56,6 +57,7 @@ def migrate(
         restore_duplicates=restore_duplicates,
         carry_text=carry_text,
         adopt_orphans=adopt_orphans,
+        salvage=salvage,
         visible_to=tuple(visible_to),
         verify=verify,
     )

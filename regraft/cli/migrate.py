@@ -10,7 +10,16 @@ import click
 import migrators
 from regraft import clock
 from regraft.cli.library import PlanView, tell
-from regraft.cli.options import PATH, adopt_option, model_word, output_options, plan_options, time_of, visible_option
+from regraft.cli.options import (
+    PATH,
+    adopt_option,
+    model_word,
+    output_options,
+    plan_options,
+    salvage_option,
+    time_of,
+    visible_option,
+)
 from regraft.cli.output import note, reports_errors
 from regraft.errors import OutputLost
 from regraft.kinds import Kind
@@ -42,6 +51,7 @@ from regraft.report.document import encoded
     help=tr("Carry texts whose vector cannot be carried, without one, also of failed bases."),
 )
 @adopt_option
+@salvage_option
 @click.option("--verify", is_flag=True, help=tr("Read back every byte that an earlier run wrote, and compare."))
 @click.option("--now", callback=time_of, metavar="TIME", help=tr("The run's time, ISO 8601 with Z. [default: now]"))
 @click.option("--report", "page", type=PATH, metavar="FILE.html", help=tr("Write the report page here too."))
@@ -61,6 +71,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     no_restore_duplicates: bool,
     carry_text: bool,
     adopt_orphans: bool,
+    salvage: bool,
     verify: bool,
     now: int | None,
     page: Path | None,
@@ -93,6 +104,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         restore_duplicates=not no_restore_duplicates,
         carry_text=carry_text,
         adopt_orphans=adopt_orphans,
+        salvage=salvage,
         visible_to=visible_to,
         verify=verify,
     )
