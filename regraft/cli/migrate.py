@@ -92,8 +92,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     Example:
       regraft migrate cherry-studio.202503141200.zip --to library
     """
-    if page is not None:
-        report_html.check_place("migrate", page, source, target)
+    _check_page(page, source, target)
     options = migrators.Options(
         now_ms=clock.now_ms() if now is None else now,
         model_overrides=model_word(map_model, recreate_model),
@@ -109,16 +108,21 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         verify=verify,
     )
 
+    is_silent = quiet or as_json
     with located(source, Kind(kind) if kind else None) as found:
-        _say_found(found, quiet=quiet or as_json)
-        bar = progress.for_person(quiet=quiet or as_json)
-        asked = PlanView(yes=yes, silent=as_json or quiet)
+        _say_found(found, quiet=is_silent)
+        bar, asked = progress.for_person(quiet=is_silent), PlanView(yes=yes, silent=is_silent)
         migration = migrators.migrate(found, target, options, bar, asked)
     lost = None if page is None else _page_problem(page, migration.report)
     tell(migration, target, page if lost is None else None, asked, as_json=as_json, quiet=quiet, verbose=verbose)
     if lost is not None:
         raise lost
     sys.exit(migrators.exit_status(migration.report, fail_on))
+
+
+def _check_page(page: Path | None, source: Path, target: Path) -> None:
+    if page is not None:
+        report_html.check_place("migrate", page, source, target)
 
 
 def _page_problem(page: Path, report: migrators.MigrationReport) -> OutputLost | None:

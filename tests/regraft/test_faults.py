@@ -655,8 +655,8 @@ def test_an_index_that_is_not_what_was_read(
     pipeline, target = journeys["first"], tmp_path / "library"
     real = index.build_index
 
-    def turning(path: Path, *more: Any) -> Any:
-        done = real(path, *more)
+    def turning(path: Path, *more: Any, **named: Any) -> Any:
+        done = real(path, *more, **named)
         if base_files(target):
             with closing(apsw.Connection(str(path))) as db:
                 db.execute("UPDATE embedding SET vector_blob = zeroblob(length(vector_blob)) WHERE rowid = 3")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -13,6 +12,7 @@ from hashlib import blake2b
 from operator import mul
 from typing import Any
 
+from regraft.formats import json_text
 from regraft.formats.cherry_v1.embedjs import chunk_number
 from regraft.formats.sqlite_pages import Class, FoundRow, Shape, Text, Value
 from regraft.report import salvage_notices
@@ -163,8 +163,8 @@ def _said(metadata: bytes | None, row_id: bytes | None, loader: bytes | None, so
     if b"\0" in metadata:
         return None
     try:
-        found: Any = json.loads(metadata)
-    except (ValueError, RecursionError):
+        found: Any = json_text.loads(metadata)
+    except json_text.JsonProblem:
         return None
     if not isinstance(found, dict):
         return None

@@ -1,0 +1,182 @@
+"""Damaged v1 vector files: what proves itself comes along, nothing wrong does, and each row is accounted for."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import page_damages
+import pytest
+from conftest import REPO, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from page_damage import Layout, Made, make
+
+from regraft.formats.cherry_v1 import salvage
+from regraft.formats.salvage_tally import SalvageTally
+from regraft.formats.vector_survey import StoreProblem
+
+#: So many bytes of a file are changed by one bit.
+_FLIPS = 5
+SAMPLE = REPO / "sample_v1" / "backup"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A vector file in all its pages, with long rows among short ones, and rows that were deleted."""
+    return make(tmp_path_factory.mktemp("made") / "vectors", Layout(huge=(20, 90), deleted=(40, 41, 120)))
+
+
+def _salvaged(path: Path, made: Made) -> tuple[dict[int, tuple[object, ...]], SalvageTally]:
+    """Return the rows that came along, by number, and what was counted; none where it is no SQLite file at all."""
+    known = {row[2] for row in (*made.rows.values(), *made.gone.values())}
+    try:
+        with salvage.salvaged(path, path.parent, known=known, dimensions=made.layout.dimensions) as left:
+            assert left.path is not None
+            db = apsw.Connection(str(left.path), flags=apsw.SQLITE_OPEN_READONLY)
+            rows = db.execute(
+                "SELECT rowid, id, pageContent, uniqueLoaderId, source, vector, metadata, reason FROM vectors"
+            )
+            found = list(rows)
+            db.close()
+    except StoreProblem:
+        return {}, SalvageTally(rows=0, about=0)
+    assert len(found) == left.tally.rows + sum(left.tally.refused.values())
+    return {int(str(number)): tuple(rest) for number, *rest, reason in found if reason is None}, left.tally
+
+
+def _judged(path: Path, made: Made, raw: bytes) -> tuple[set[int], set[int], SalvageTally]:
+    """Return which whole rows were missed, and which rows came along that the file never had."""
+    path.write_bytes(raw)
+    rows, tally = _salvaged(path, made)
+    wrong = {number for number, row in rows.items() if row != made.rows.get(number)}
+    return made.intact(raw) - rows.keys(), wrong, tally
+
+
+@pytest.mark.parametrize("name", page_damages.DAMAGES)
+def test_whole_rows_come_along_and_no_others(made: Made, tmp_path: Path, name: str) -> None:
+    raw, rng = bytearray(made.raw), random.Random(name)
+    page_damages.DAMAGES[name](made, raw, rng)
+
+    missed, wrong, tally = _judged(tmp_path / "vectors", made, bytes(raw))
+
+    # A bit within a vector, or a long text, may flip so that nothing that is left tells.
+    assert len(wrong) <= (_FLIPS if name == "single bytes" else 0)
+    assert len(missed) <= len(made.rows) // 100
+    assert tally.pages_read <= tally.pages
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(rows=60, page_size=512, dimensions=8),
+        Layout(rows=60, page_size=1024, metadata="none"),
+        Layout(rows=40, page_size=65536, dimensions=256),
+        Layout(rows=60, encoding="UTF-16le", metadata="empty"),
+        Layout(rows=60, reserved=32, is_unit=False),
+        Layout(rows=60, auto_vacuum=True),
+    ],
+    ids=lambda layout: f"{layout.page_size} {layout.encoding} {layout.reserved} {layout.auto_vacuum}",
+)
+@pytest.mark.parametrize("name", ["the first half zeroed", "sectors zeroed"])
+def test_files_of_every_layout_are_read(tmp_path: Path, layout: Layout, name: str) -> None:
+    made = make(tmp_path / "made", layout)
+    raw = bytearray(made.raw)
+    page_damages.DAMAGES[name](made, raw, random.Random(name))
+
+    missed, wrong, _ = _judged(tmp_path / "vectors", made, bytes(raw))
+
+    assert not wrong
+    assert len(missed) <= len(made.rows) // 100
+
+
+_FOLDER: list[str] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    _FOLDER.append(str(tmp_path_factory.mktemp("any")))
+    yield
+    _FOLDER.clear()
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_any_overwritten_places_give_no_wrong_row(made: Made, data: st.DataObject) -> None:
+    raw = bytearray(made.raw)
+    places = st.tuples(
+        st.integers(0, len(raw) - 1), st.sampled_from([b"\0" * 600, b"\xff" * 90, b"\x0d" * 8, b"#" * 5000])
+    )
+    for start, content in data.draw(st.lists(places, min_size=1, max_size=8)):
+        raw[start : start + len(content)] = content[: len(raw) - start]
+    path = Path(_FOLDER[0], "vectors")
+
+    missed, wrong, _ = _judged(path, made, bytes(raw))
+
+    assert not wrong
+    assert len(missed) <= 1 + len(made.rows) // 100
+
+
+# --- as a user -------------------------------------------------------------------------------------------------------
+
+
+def _damaged_base(document: dict[str, Any], *, carried: bool) -> dict[str, Any]:
+    return next(base for base in document["bases"] if base.get("salvage", {}).get("carried") is carried)
+
+
+def test_without_the_word_a_damaged_base_fails_and_says_what_is_left(tmp_path: Path) -> None:
+    done = run("migrate", SAMPLE, "--to", tmp_path / "library", "--json")
+
+    base = _damaged_base(done.document, carried=False)
+    assert (base["status"], base["error"]) == ("failed", "missing_vector_store")
+    said = next(one["message"] for one in done.document["warnings"] if one["code"] == "missing_vector_store")
+    assert "can be salvaged" in said
+    assert done.status == 1
+
+
+def test_with_the_word_the_books_of_a_damaged_base_balance(tmp_path: Path) -> None:
+    done = run("migrate", SAMPLE, "--to", tmp_path / "library", "--json", "--salvage")
+
+    for base in done.document["bases"]:
+        rows = base["rows"]
+        assert rows["read"] == rows["carried"] + sum(rows["skipped"].values())
+    assert done.status == 1
+
+
+def _damaged(folder: Path) -> Path:
+    """Return a copy of the sample with a zeroed page in the midst of one of its files."""
+    source = shutil.copytree(SAMPLE, folder / "source")
+    largest = max((source / "Data" / "KnowledgeBase").iterdir(), key=lambda file: file.stat().st_size)
+    raw = bytearray(largest.read_bytes())
+    # The root of the table: SQLite finds no row at all, and all rows are whole.
+    raw[4096:8192] = bytes(4096)
+    largest.write_bytes(raw)
+    return source
+
+
+def test_check_names_the_command_that_salvages(tmp_path: Path) -> None:
+    source = _damaged(tmp_path)
+
+    done = run("check", source, "--json")
+
+    repairs = [str(one["repair"]) for one in done.document["findings"] if one["name"] == "v1.unreadable"]
+    assert any("--salvage" in repair for repair in repairs)
+
+
+def test_a_salvaged_base_stays_when_a_later_run_does_not_ask(tmp_path: Path) -> None:
+    source, library = _damaged(tmp_path), tmp_path / "library"
+    failed = run("migrate", source, "--to", library, "--json", "--yes")
+    assert "failed" in [base["status"] for base in failed.document["bases"]]
+
+    salvaged = run("migrate", source, "--to", library, "--json", "--yes", "--salvage")
+    again = run("migrate", source, "--to", library, "--json", "--yes")
+
+    carried = _damaged_base(salvaged.document, carried=True)
+    assert carried["status"] == "completed"
+    assert carried["rows"]["carried"] > 0
+    later = next(base for base in again.document["bases"] if base["id"] == carried["id"])
+    assert (later["status"], later["rows"]["carried"]) == ("completed", carried["rows"]["carried"])
