@@ -78,7 +78,9 @@ _STEPS_PER_ROW = 80
 _STEPS_PER_REPORT = 20_000
 
 
-def carry_base(plan: BasePlan, origin: Origin, staging: Path, now_ms: int, watch: Watcher) -> Carried:
+def carry_base(
+    plan: BasePlan, origin: Origin, staging: Path, now_ms: int, watch: Watcher, *, verify: bool = False
+) -> Carried:
     """Write one base into ``staging``, which does not exist yet.
 
     Args:
@@ -87,6 +89,7 @@ def carry_base(plan: BasePlan, origin: Origin, staging: Path, now_ms: int, watch
         staging: the folder that becomes ``KnowledgeBase/<base id>``.
         now_ms: the run's time in ms.
         watch: told of every step.
+        verify: whether FTS5 looks through the whole full-text index, too.
 
     Raises:
         SourceFailed: the vector file cannot be read after all.
@@ -105,6 +108,8 @@ def carry_base(plan: BasePlan, origin: Origin, staging: Path, now_ms: int, watch
     tallies = None
     if plan.has_index and origin.vectors is not None:
         tallies = carrier.write_index(origin.vectors)
+        if verify:
+            index.verify_full_text(staging / INDEX_FILE, plan.draft.id)
     has_files = staging.exists()
     if has_files:
         durable.sync_tree(staging)

@@ -58,6 +58,8 @@ class Job:
     earlier: Path
     now_ms: int
     follow_links: bool = False
+    #: Whether FTS5 looks through the whole full-text index.
+    verify: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def jobs_for(
             earlier=base_folder(target, work.draft.id),
             now_ms=options.now_ms,
             follow_links=links.are_followed(),
+            verify=options.verify,
         )
         for work in planned
         if work.plan is not None
@@ -124,7 +127,7 @@ def _carry(job: Job, tree: Tree, watch: Watcher) -> Done:
     origin = Origin(tree=tree, uploads=job.uploads, table=job.table, vectors=job.work.vectors, earlier=job.earlier)
     try:
         with _steady(job.work):
-            carried = carry_base(plan, origin, job.staging, job.now_ms, watch)
+            carried = carry_base(plan, origin, job.staging, job.now_ms, watch, verify=job.verify)
     except SourceFailed as failed:
         # Damage that only shows while whole rows are read: the base is planned anew as one that cannot be read.
         durable.remove_tree(job.staging)

@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regraft import areas, sqlite
+from regraft.errors import VerificationFailed
+from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import _INDEX, rebuild_full_text
 from regraft.formats.fts5 import Shards, shard, shards
@@ -194,6 +196,17 @@ def test_several_processes_fill_an_index_of_many_texts(tmp_path: Path, caplog: p
     assert segments > 1
     assert "alone" not in caplog.text
     assert set(tmp_path.iterdir()) == before
+
+
+def test_fts5_looks_through_an_index_where_it_is_asked_to(tmp_path: Path) -> None:
+    path, _ = _Filling(tmp_path, _ENGLISH).run()
+    with areas.opened(tmp_path):
+        index.verify_full_text(path, "base")
+        with closing(apsw.Connection(str(path))) as db:
+            db.execute("UPDATE search_text SET text = 'other words' WHERE fts_rowid = 7")
+
+        with pytest.raises(VerificationFailed, match="the full-text index does not match the bodies"):
+            index.verify_full_text(path, "base")
 
 
 # --- what makes FTS5 fill it alone -----------------------------------------------------------------------------------

@@ -69,6 +69,22 @@ def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes
         demand(read_back == digest, tr("texts or vectors differ"))
 
 
+def verify_full_text(path: Path, base_id: str) -> None:
+    """Let FTS5 hold the whole full-text index of a fresh file against the bodies.
+
+    Raises:
+        VerificationFailed: it does not hold their words.
+        apsw.Error, OSError: it cannot be read.
+    """
+    # FTS5's own check is a write, of nothing.
+    with sqlite.writing(path) as db:
+        try:
+            db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)")
+        except apsw.CorruptError as error:
+            reason = tr("the full-text index does not match the bodies")
+            raise VerificationFailed(base=base_id, reason=reason) from error
+
+
 def _read_back(
     db: apsw.Connection,
     demand_body: Callable[[bool, str], None],
