@@ -82,13 +82,16 @@ def plan_repair(store: Store, options: RepairOptions) -> Plan:
     """Return what ``repair`` is going to do; nothing is written.
 
     Raises:
-        WrongUsage: a model is named, and the store has no bases.
+        WrongUsage: a model is named, or a salvage asked for, and the store has no bases.
     """
-    if options.model is not None and store.found.kind not in V2_STORES:
-        problem = tr(
-            "--model is for knowledge bases of the application, and this is {kind}", kind=NAMES[store.found.kind]
-        )
-        raise WrongUsage(problem=problem, hint=tr("leave it out"))
+    for name, is_given in (("--model", options.model is not None), ("--salvage", options.salvage)):
+        if is_given and store.found.kind not in V2_STORES:
+            problem = tr(
+                "{name} is for knowledge bases of the application, and this is {kind}",
+                name=name,
+                kind=NAMES[store.found.kind],
+            )
+            raise WrongUsage(problem=problem, hint=tr("leave it out"))
     repaired = REPAIRS[store.found.kind].repair
     if repaired is None:
         raise ValueError(tr("nothing of {kind} is repaired", kind=store.found.kind))

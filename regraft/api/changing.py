@@ -71,18 +71,22 @@ def repair(
     bases: Sequence[str] = (),
     only: Iterable[str] = (),
     model: str | None = None,
+    salvage: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
 ) -> ChangeReport:
     """Mend what :func:`check` finds, where other data prove what is right; options as of ``regraft repair``.
 
+    With ``salvage`` damaged index files are written anew from what is left in them.
+
     Raises:
         Declined: ``confirm`` said no.
         RegraftError: as ``docs/errors.md`` has them.
     """
     named = None if model is None else model_id("--model", model)
-    options = RepairOptions(now_ms=moment(None), only=chosen_names(only, systems.REPAIRED, "repair"), model=named)
+    names = chosen_names(only, systems.REPAIRED, "repair")
+    options = RepairOptions(now_ms=moment(None), only=names, salvage=salvage, model=named)
     planner = partial(systems.plan_repair, options=options)
     return _run("repair", path, planner, kind, bases, None, dry_run, progress, confirm)
 

@@ -22,8 +22,13 @@ from regraft.language import tr
     metavar="ID",
     help=tr("Of bases with vectors and without a model: the model of these vectors, provider::model."),
 )
+@click.option(
+    "--salvage",
+    is_flag=True,
+    help=tr("Write damaged index files anew from what is left in them and proves itself."),
+)
 @reports_errors
-def repair(path: Path, only: tuple[str, ...], model: str | None, **options: Any) -> None:
+def repair(path: Path, only: tuple[str, ...], model: str | None, salvage: bool, **options: Any) -> None:
     """Mend what regraft check finds in the store at PATH, where other data prove what is right.
 
     Nothing is guessed: what cannot be derived stays as it is and is said. Vectors that could still be right are kept;
@@ -33,4 +38,4 @@ def repair(path: Path, only: tuple[str, ...], model: str | None, **options: Any)
     Example:
       regraft repair library --dry-run
     """
-    carry_out(api.repair, path, ChangeRequest(**options), only=only, model=model)
+    carry_out(api.repair, path, ChangeRequest(**options), only=only, model=model, salvage=salvage)

@@ -69,7 +69,7 @@ class Materials:
                   FROM material m WHERE fate IS NULL ORDER BY key, strength, seq""",
         )
         chosen: list[Row] = []
-        for key, group in groupby(rows, key=lambda row: row[0]):
+        for _, group in groupby(rows, key=lambda row: row[0]):
             readings = list(group)
             best = next((one for one in readings if self._is_there(one)), None)
             for one in readings:

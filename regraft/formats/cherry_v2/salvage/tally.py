@@ -21,6 +21,7 @@ from regraft.formats.cherry_v2.salvage.scratch import (
     value_of,
 )
 from regraft.formats.sqlite_pages import Origin, Reading
+from regraft.text import decode_utf8
 
 #: What the tables are called where their rows are counted.
 KINDS = {
@@ -70,7 +71,9 @@ class Tally:
         deleted: rows that were deleted before, and of which the file still had something.
         pages: how much of the file was read.
         lacking: bodies without a vector, of a base that has any.
-        partial: ids of materials of which something is lost, with how many units they have left.
+        units: how many units each material has that has any, by id.
+        partial: ids of those of them that lack some.
+        traced: ids of materials of which anything is left, or was; None where that is not known of every one.
         unnamed: ids of materials whose path nobody knows: it is their id now.
         bytes: about how large the new file is.
     """
@@ -79,7 +82,9 @@ class Tally:
     deleted: int
     pages: PagesTally
     lacking: int
-    partial: dict[str, int] = field(default_factory=dict)
+    units: dict[str, int] = field(default_factory=dict)
+    partial: frozenset[str] = frozenset()
+    traced: frozenset[str] | None = None
     unnamed: tuple[str, ...] = ()
     bytes: int = 0
 
@@ -110,6 +115,8 @@ def tallied(db: apsw.Connection, reading: Reading, unnamed: Sequence[str]) -> Ta
         db,
         f"SELECT count(*) FROM search_text WHERE {_THERE} AND hash NOT IN (SELECT key FROM embedding WHERE {_THERE})",
     )
+    units, partial = _of_materials(db)
+    is_told = reading.coverage["material"].is_whole or reading.coverage[shapes.MATERIAL_KEY].is_whole
     counts_of = reading.counts
     read = sum(counts_of.pages[origin] for origin in Origin) + counts_of.overflow + counts_of.inner + counts_of.free
     size = sum(
@@ -120,7 +127,9 @@ def tallied(db: apsw.Connection, reading: Reading, unnamed: Sequence[str]) -> Ta
         deleted=deleted,
         pages=PagesTally(pages=reading.file.pages, read=read, page_bytes=reading.file.page_size),
         lacking=lacking if rows["embeddings"].about else 0,
-        partial=_partial(db),
+        units=units,
+        partial=partial,
+        traced=_traced(db) if is_told else None,
         unnamed=tuple(unnamed),
         bytes=size,
     )
@@ -148,21 +157,25 @@ def _name_lost(db: apsw.Connection, table: str) -> None:
     )
 
 
-def _partial(db: apsw.Connection) -> dict[str, int]:
-    """Return the materials that lack units, or their text, with how many units they have left."""
+def _of_materials(db: apsw.Connection) -> tuple[dict[str, int], frozenset[str]]:
+    """Return how many units each material has that has any, and which of them lack some."""
+    reasons = ", ".join(f"'{reason}'" for reason in REASONS)
     rows = rows_of(
         db,
-        f"""SELECT m.key, (SELECT count(*) FROM search_unit u WHERE u.material = m.key AND u.{_THERE}),
-                   (SELECT ifnull(max(place) + 1, 0) FROM search_unit u WHERE u.material = m.key AND u.{_THERE}),
-                   EXISTS (SELECT 1 FROM search_unit u WHERE u.material = m.key AND NOT u.{_THERE}
-                             AND u.fate IN ({", ".join(f"'{reason}'" for reason in REASONS)})),
-                   EXISTS (SELECT 1 FROM index_key p WHERE p.name = ? AND p.key = m.key AND NOT EXISTS (
-                             SELECT 1 FROM search_unit u WHERE u.material = m.key AND u.place = p.place AND u.{_THERE}))
-              FROM material m WHERE m.{_THERE}""",
+        f"""SELECT material, count(*), max(place) + 1,
+                   EXISTS (SELECT 1 FROM search_unit r WHERE r.material = u.material AND r.fate IN ({reasons})),
+                   EXISTS (SELECT 1 FROM index_key p WHERE p.name = ? AND p.key = u.material AND NOT EXISTS (
+                             SELECT 1 FROM search_unit o WHERE o.material = p.key AND o.place = p.place AND o.{_THERE}))
+              FROM search_unit u WHERE u.{_THERE} GROUP BY material""",
         (shapes.UNIT_PLACE,),
     )
-    return {
-        bytes(key).decode("utf-8", "replace"): units
-        for key, units, numbers, is_refused, is_lost in rows
-        if units < numbers or is_refused or is_lost
-    }
+    units = {decode_utf8(bytes(key)): count for key, count, *_ in rows}
+    partial = (key for key, count, numbers, is_refused, is_lost in rows if count < numbers or is_refused or is_lost)
+    return units, frozenset(decode_utf8(bytes(key)) for key in partial)
+
+
+def _traced(db: apsw.Connection) -> frozenset[str]:
+    """Return the ids of materials that a row, a key or a unit names."""
+    query = "SELECT key FROM material UNION SELECT key FROM index_key WHERE name = ? UNION SELECT material FROM search_unit"
+    found = rows_of(db, query, (shapes.MATERIAL_KEY,))
+    return frozenset(decode_utf8(key) for (key,) in found if isinstance(key, bytes))

@@ -29,11 +29,11 @@ def mend_times(db: apsw.Connection, now_ms: int) -> None:
     """Give every row that comes along a time: its own, else that of what was written with it, else the middle one."""
     db.execute(
         "CREATE TEMP TABLE times AS "
-        + " UNION ALL ".join(f"SELECT created AS time FROM {table} WHERE {_THERE} AND created > 0" for table in _TOGETHER)
+        + " UNION ALL ".join(
+            f"SELECT created AS time FROM {table} WHERE {_THERE} AND created > 0" for table in _TOGETHER
+        )
     )
-    middle = value_of(
-        db, "SELECT time FROM temp.times ORDER BY 1 LIMIT 1 OFFSET (SELECT count(*) FROM temp.times) / 2"
-    )
+    middle = value_of(db, "SELECT time FROM temp.times ORDER BY 1 LIMIT 1 OFFSET (SELECT count(*) FROM temp.times) / 2")
     db.execute("DROP TABLE temp.times")
     middle = now_ms if middle is None else middle
     for table in _TOGETHER:
