@@ -104,6 +104,8 @@ def _store_problem(store: LookedAt) -> str:
 
 def _repair(warning: Warned, store: LookedAt | None, command: Sequence[str]) -> str | None:
     """Return the command that carries a base whose model is gone, or texts whose vector cannot be carried."""
+    if store is not None and warning.code == notices.MISSING_STORE and store.salvageable:
+        return shlex.join([*command, "--salvage"])
     if store is None or not store.is_read:
         return None
     if warning.model is not None:

@@ -25,6 +25,8 @@ class Options:
     restore_duplicates: bool = True
     #: Carry the texts of rows that have no vector which could be carried.
     carry_text: bool = False
+    #: Carry the rows of damaged vector files that prove themselves (``docs/salvage.md``).
+    salvage: bool = False
     #: Of a source whose documents are for some people only: whose, besides everybody's, are carried.
     visible_to: tuple[str, ...] = ()
     #: Read back every byte that earlier runs published, also where size and time of a file are what they were.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -27,9 +28,11 @@ from migrators.pipeline.duplicates import (
     without_rows,
 )
 from migrators.pipeline.folders import TakenPaths, lay_out
+from migrators.pipeline.losses import Losses, losses, said_of_losses
 from migrators.pipeline.ownership import Child, Owners, expand
 from migrators.pipeline.packed import Packed
 from migrators.pipeline.plan_model import BasePlan, Directories, ItemPlan, MaterialPlan, Rows
+from migrators.pipeline.planned_items import child_plan, item_plan, names_of
 from migrators.pipeline.source import Found, Hints
 from regraft.formats.vector_survey import LoaderRows, StoreProblem, Survey
 from regraft.language import joined, tr
@@ -140,6 +143,7 @@ class _Planner:
         missing = self._missing(owners, items)
         rows = self._rows(own, copies, missing)
         self._say(owners, rows, missing)
+        lost = self._say_losses(owners, items)
         self._say_duplicates(owners, found)
         return BasePlan(
             draft=draft,
@@ -154,6 +158,9 @@ class _Planner:
             taken_names=self._layout.names,
             found=self._found(found),
             carry_text=self._terms.carry_text,
+            salvage=self._survey.salvage or self._problem.salvage,
+            whole_items=lost.whole,
+            damaged_items=lost.damaged,
         )
 
     def _directories(self, owners: Owners, expanded: dict[str, tuple[Child, ...]]) -> Directories:
@@ -236,20 +243,19 @@ class _Planner:
         """Return the items of which v1 did not store some chunks, in item order."""
         chunks: Counter[str] = Counter()
         rows: Counter[str] = Counter()
+        tally = self._survey.salvage
+        if tally is not None and not tally.is_exact:
+            # What is missing may be lost.
+            return []
         for loader, found in self._survey.loaders.items():
             owner = owners.owner(loader)
             if owner is not None:
                 chunks[owner] += holes(found)
                 rows[owner] += found.rows
-        folders = {item.id: item for item in items if item.type == "directory"}
-        missing = []
-        for item in items:
-            if chunks[item.id]:
-                folder = folders.get(item.group_id or "")
-                name = name_in(folder.data["source"], item.data["source"]) if folder else _called(item)
-                legacy_id = folder.legacy_id if folder else item.legacy_id
-                missing.append(Missing(name=name, legacy_id=legacy_id, chunks=chunks[item.id], rows=rows[item.id]))
-        return missing
+        return [
+            Missing(name=name, legacy_id=legacy_id, chunks=chunks[item], rows=rows[item])
+            for item, name, legacy_id in names_of(items, +chunks)
+        ]
 
     # --- items -----------------------------------------------------------------------------------------------------
 
@@ -266,8 +272,8 @@ class _Planner:
                 continue
             lost = [child for child in children if child.id not in filled]
             paths = self._layout.children
-            items.append(_item(draft, self._layout.prefixes[draft.id], failed=len(lost) == len(children)))
-            items.extend(_child_item(draft, one, paths[one.id], failed=one.id not in filled) for one in children)
+            items.append(item_plan(draft, self._layout.prefixes[draft.id], failed=len(lost) == len(children)))
+            items.extend(child_plan(draft, one, paths[one.id], failed=one.id not in filled) for one in children)
             self._say_lost(draft, children, lost)
             self._say_outside(draft)
         return items
@@ -276,8 +282,8 @@ class _Planner:
         path = self._layout.files.get(draft.id)
         if draft.id in self._books.too_large:
             self._say_too_large(draft, self._books.too_large[draft.id])
-            return replace(_item(draft, path, failed=True), error=TOO_LARGE_TEXT)
-        return _item(draft, path, failed=draft.is_to_expand)
+            return replace(item_plan(draft, path, failed=True), error=TOO_LARGE_TEXT)
+        return item_plan(draft, path, failed=draft.is_to_expand)
 
     # --- notices ---------------------------------------------------------------------------------------------------
 
@@ -370,6 +376,15 @@ class _Planner:
             self._note(notices.DEGENERATE, said, count=count)
         self._said.extend(said_of_missing(self._draft.legacy_id, missing))
 
+    def _say_losses(self, owners: Owners, items: Packed[ItemPlan]) -> Losses:
+        """Say of a salvaged base what of it could be read, and which items lost rows."""
+        tally, found = self._survey.salvage, losses(self._survey, owners)
+        if tally is not None and self._error is None:
+            names = partial(names_of, items, {*found.lost, *found.open})
+            said = said_of_losses(self._draft.legacy_id, self._draft.vector_file, tally, found, names)
+            self._said.extend(said)
+        return found
+
     def _say_renamed(self) -> None:
         count = self._layout.renamed
         if count:
@@ -455,37 +470,3 @@ def _runs(rows: LoaderRows) -> Iterator[tuple[int, int]]:
 
 def _examples(samples: tuple[str, ...]) -> str:
     return tr(" (for example {samples})", samples=joined(samples)) if samples else ""
-
-
-def _called(item: ItemPlan) -> str:
-    """Return what a person calls an item that is in no folder."""
-    return item.data["relativePath"] if item.type == "file" else item.data.get("url", item.data["source"])
-
-
-def _item(draft: ItemDraft, path: str | None, *, failed: bool) -> ItemPlan:
-    return ItemPlan(
-        id=draft.id,
-        legacy_id=draft.legacy_id,
-        group_id=draft.group_id,
-        type=draft.type,
-        data=draft.data if path is None else {**draft.data, "relativePath": path},
-        status="failed" if failed else draft.status,
-        error=notices.NOT_MIGRATED if failed else draft.error,
-        created_at=draft.created_at,
-        updated_at=draft.updated_at,
-        upload=draft.upload,
-    )
-
-
-def _child_item(container: ItemDraft, child: Child, path: str, *, failed: bool) -> ItemPlan:
-    return ItemPlan(
-        id=child.id,
-        legacy_id=None,
-        group_id=container.id,
-        type="file",
-        data={"source": child.source, "relativePath": path},
-        status="failed" if failed else "completed",
-        error=notices.NOT_MIGRATED if failed else None,
-        created_at=container.created_at,
-        updated_at=container.updated_at,
-    )

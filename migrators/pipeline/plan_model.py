@@ -9,6 +9,7 @@ import msgspec
 
 from migrators.pipeline.drafts import BaseDraft, Upload
 from migrators.pipeline.source import Found
+from regraft.formats.salvage_tally import SalvageTally
 from regraft.report.notices import Notice
 
 
@@ -86,6 +87,11 @@ class BasePlan:
     found: Found = field(default_factory=Found)
     #: Whether texts come along whose vector cannot.
     carry_text: bool = False
+    #: What is left of its vector file, where that is damaged.
+    salvage: SalvageTally | None = None
+    #: Of a salvaged base: how many of its items have all of their rows, and how many lost some.
+    whole_items: int = 0
+    damaged_items: int = 0
 
     @property
     def has_index(self) -> bool:

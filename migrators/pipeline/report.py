@@ -16,6 +16,7 @@ from migrators.pipeline.plan import BasePlan
 from migrators.pipeline.published import BaseEntry
 from migrators.pipeline.workers import Done
 from regraft.formats.cherry_v2.index import Tallies
+from regraft.formats.salvage_tally import SalvageTally
 from regraft.language import tr
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
 from regraft.report import notices
@@ -27,6 +28,7 @@ from regraft.report.migration import (
     MigrationReport,
     NewIds,
     RowsReport,
+    SalvageReport,
     Totals,
     Warned,
 )
@@ -106,10 +108,26 @@ def _outcome(
             v1_deduplicated=plan.rows.v1_deduplicated,
             restored_duplicate=plan.rows.restored_duplicate,
         ),
+        salvage=UNSET if plan.salvage is None else _salvage(plan, plan.salvage),
         index=_index(plan, tallies, index_bytes) if plan.has_index else None,
     )
     items = {item.legacy_id: item.id for item in plan.items if item.legacy_id is not None}
     return Outcome(base=base, items=items, children=plan.children, notices=found_notices)
+
+
+def _salvage(plan: BasePlan, tally: SalvageTally) -> SalvageReport:
+    return SalvageReport(
+        carried=tally.is_carried,
+        rows=tally.rows,
+        about=tally.about,
+        refused=tally.refused,
+        weaker=tally.weaker,
+        deleted=tally.deleted,
+        pages=tally.pages,
+        pages_read=tally.pages_read,
+        page_bytes=tally.page_bytes,
+        items={"damaged": plan.damaged_items, "whole": plan.whole_items} if tally.is_carried else {},
+    )
 
 
 def _index(plan: BasePlan, tallies: Tallies | None, index_bytes: int | None) -> IndexReport:

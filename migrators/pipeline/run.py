@@ -152,7 +152,7 @@ def carried(
     Close it when publishing fails, so that no process goes on writing meanwhile.
     """
     planned = list(_marked(plan, source, progress))
-    jobs = jobs_for(source, pipeline.table, planned, at.path, at.staging, options.now_ms)
+    jobs = jobs_for(source, pipeline, planned, at.path, at.staging, options)
     count = processes(jobs, options.jobs)
     logger.info("%s bases are carried by %s processes", len(jobs), count)
     with (
@@ -259,4 +259,5 @@ def _looked_at(source: Located, job: BaseJob) -> LookedAt:
         kind=kind,
         bytes=size,
         is_read=job.vectors is not None,
+        salvageable=0 if job.plan is None or job.plan.salvage is None else job.plan.salvage.rows,
     )

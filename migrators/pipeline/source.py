@@ -6,9 +6,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from migrators.pipeline.drafts import BaseDraft, LibraryDraft
 from migrators.pipeline.options import Options
+from regraft.formats.salvage_tally import SalvageTally
 from regraft.formats.vector_survey import Survey
 from regraft.formats.vector_table import VectorTable
 from regraft.locate import Located
@@ -67,6 +69,23 @@ class Hints:
         return replace(self, paths={**found.paths, **self.paths}, twins=(*self.twins, *earlier))
 
 
+class Salvager(Protocol):
+    """What reads a damaged vector file of a layout."""
+
+    #: How the temporary file is read that it gives.
+    table: VectorTable
+
+    def __call__(
+        self, path: Path, work: Path | None, draft: BaseDraft, *, keep: bool
+    ) -> AbstractContextManager[tuple[Path | None, SalvageTally]]:
+        """Give a temporary file with what is left, and what that comes to; with ``keep`` False only the latter.
+
+        Raises:
+            StoreProblem: nothing of it is in the form of such a file.
+            WorkFolderTooSmall, apsw.Error, OSError
+        """
+
+
 def _as_it_is(path: Path, _work: Path | None, _options: Options) -> AbstractContextManager[Path]:
     return nullcontext(path)
 
@@ -83,6 +102,8 @@ class Pipeline:
     hints: Callable[[Located, BaseDraft, Survey, Options], Hints]
     #: Gives a file on disk in a form that SQLite reads: itself, or a temporary copy below a folder.
     opened: Callable[[Path, Path | None, Options], AbstractContextManager[Path]] = _as_it_is
+    #: Reads a damaged vector file page by page; None where nothing is known of such.
+    salvager: Salvager | None = None
     #: Whether documents of the source are for some people only (``--visible-to``).
     has_visibility: bool = False
     #: Whether the base of every source has one id: then another source's is never written over.

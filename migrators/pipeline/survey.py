@@ -17,12 +17,14 @@ from migrators.pipeline.drafts import BaseDraft, ItemDraft, LibraryDraft
 from migrators.pipeline.options import Options
 from migrators.pipeline.plan import BasePlan, plan_base
 from migrators.pipeline.published import BaseEntry, Standing, base_folder, read_entry, standing
+from migrators.pipeline.salvage import Wish, look_into
 from migrators.pipeline.source import Found, Hints, Pipeline
 from migrators.pipeline.uploads import missing_upload, upload_name, upload_problem
 from regraft import steady
 from regraft.base_names import meant
 from regraft.errors import SourceUnreadable
 from regraft.formats.vector_survey import StoreProblem, Survey
+from regraft.formats.vector_table import VectorTable
 from regraft.language import tr
 from regraft.ledger.ledger import Entry
 from regraft.locate import RAW_FOLDER, Located
@@ -50,6 +52,8 @@ class BaseJob:
     unchanged: BaseEntry | None = None
     plan: BasePlan | None = None
     vectors: Path | None = None
+    #: How ``vectors`` is read, where that is not as the layout's other files.
+    table: VectorTable | None = None
     #: The vector file as the source has it, which ``vectors`` may be a copy of, and its state before it was surveyed.
     origin: Path | None = None
     origin_mark: steady.Mark = ()
@@ -73,8 +77,10 @@ class BaseJob:
 
         A completed base is never replaced by a failed one, nor one with texts by one without.
         """
-        if self.stands is None or plan.error is None:
+        if self.stands is None:
             return None
+        if plan.error is None:
+            return None if self.is_damaged else _kept_whole(self.stands, plan, self.draft.legacy_id)
         is_completed = self.stands.record.base.status == "completed"
         if is_completed or (self.stands.has_bare_texts and not plan.has_index):
             return kept_completed(self.stands, plan.error, self.draft.legacy_id)
@@ -161,6 +167,7 @@ class _Surveyed:
 
     found: Survey | StoreProblem
     vectors: Path | None = None
+    table: VectorTable | None = None
     origin: Path | None = None
     mark: steady.Mark = ()
 
@@ -233,6 +240,7 @@ class BasePlanner:
             mark,
             plan=replace(plan, notices=(*plan.notices, *missing)),
             vectors=surveyed.vectors,
+            table=surveyed.table,
             origin=surveyed.origin,
             origin_mark=surveyed.mark,
         )
@@ -256,7 +264,9 @@ class BasePlanner:
                 mark=mark,
             )
         except StoreProblem as problem:
-            found = _Surveyed(found=problem)
+            wish = Wish(is_wanted=self._options.salvage, work=self._work, texts=texts)
+            left = look_into(self.pipeline.salvager, origin, draft, problem, wish, self._keep)
+            found = _Surveyed(found=left.found, vectors=left.vectors, table=left.table, origin=origin, mark=mark)
         except SourceUnreadable as problem:
             found = _Surveyed(found=StoreProblem(tr("cannot be read: {reason}", reason=problem.facts["reason"])))
         if steady.mark_of(origin) != mark:
@@ -274,6 +284,8 @@ def _other_wish(stands: BaseEntry, options: Options) -> bool:
 
     These are duplicates, and texts without a vector; such texts stay once they are there.
     """
+    if options.salvage and stands.record.base.error == notices.MISSING_STORE:
+        return True
     if options.carry_text and not stands.carry_text and WITHOUT_VECTOR & stands.report.rows.skipped.keys():
         return True
     if options.restore_duplicates:
@@ -283,10 +295,22 @@ def _other_wish(stands: BaseEntry, options: Options) -> bool:
 
 def _not_poorer(work: BaseJob, *, same: bool) -> BaseJob:
     """Keep a base that stands in the target where the source would now only give a failed one."""
-    if work.stands is None or work.plan is None or work.plan.error is None:
+    if work.stands is None or work.plan is None:
         return work
-    kept = work.kept(work.plan) or (work.stands if same else None)
+    kept = work.kept(work.plan) or (work.stands if same and work.plan.error is not None else None)
     return work if kept is None else replace(work, plan=None, unchanged=kept)
+
+
+def _kept_whole(stands: BaseEntry, plan: BasePlan, base: str) -> BaseEntry | None:
+    """Return an entry with the notice that it is kept where the source is damaged by now and would give less."""
+    tally = plan.salvage
+    if tally is None or stands.record.base.status != "completed" or stands.report.rows.carried < plan.rows.carried:
+        return None
+    error = tr("{rows:,} of about {about:,} rows can be salvaged", rows=tally.rows, about=tally.about)
+    message = tr("its vector file is damaged now ({error}); the base of an earlier run is kept as it is", error=error)
+    return msgspec.structs.replace(
+        stands, notices=[*stands.notices, Notice(code=notices.KEPT_COMPLETED, message=message, base=base)]
+    )
 
 
 def kept_completed(stands: BaseEntry, error: str, base: str) -> BaseEntry:

@@ -7,8 +7,8 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -17,8 +17,11 @@ from typing import Any
 import apsw
 
 from migrators.pipeline.carry import Carried, Origin, Watcher, carry_base
+from migrators.pipeline.options import Options
 from migrators.pipeline.plan import BasePlan, plan_base
 from migrators.pipeline.published import base_folder
+from migrators.pipeline.salvage import Leftover, Wish, look_into
+from migrators.pipeline.source import Pipeline, Salvager
 from migrators.pipeline.survey import BaseJob
 from migrators.pipeline.uploads import SourceFailed
 from regraft import areas, links, steady, workers
@@ -47,6 +50,8 @@ class Job:
     work: BaseJob
     plan: BasePlan
     table: VectorTable
+    salvager: Salvager | None
+    is_salvage_wanted: bool
     tree_path: Path
     uploads: str | None
     staging: Path
@@ -65,19 +70,21 @@ class Done:
 
 
 def jobs_for(
-    source: Located, table: VectorTable, planned: list[BaseJob], target: Path, staging: Path, now_ms: int
+    source: Located, pipeline: Pipeline, planned: list[BaseJob], target: Path, staging: Path, options: Options
 ) -> list[Job]:
     """Return a job for every base that is to be carried."""
     return [
         Job(
             work=work,
             plan=work.plan,
-            table=table,
+            table=work.table or pipeline.table,
+            salvager=pipeline.salvager,
+            is_salvage_wanted=options.salvage,
             tree_path=source.tree.path,
             uploads=source.places.uploads,
             staging=staging / work.draft.id,
             earlier=base_folder(target, work.draft.id),
-            now_ms=now_ms,
+            now_ms=options.now_ms,
             follow_links=links.are_followed(),
         )
         for work in planned
@@ -121,9 +128,21 @@ def _carry(job: Job, tree: Tree, watch: Watcher) -> Done:
     except SourceFailed as failed:
         # Damage that only shows while whole rows are read: the base is planned anew as one that cannot be read.
         durable.remove_tree(job.staging)
-        plan = plan_base(job.work.draft, StoreProblem(tr("cannot be read: {failed}", failed=failed)))
-        carried = carry_base(plan, origin, job.staging, job.now_ms, watch)
+        with ExitStack() as keep:
+            left = _left_of(job, StoreProblem(tr("cannot be read: {failed}", failed=failed), is_damage=True), keep)
+            plan = plan_base(job.work.draft, left.found, carry_text=plan.carry_text)
+            origin = replace(origin, table=left.table or job.table, vectors=left.vectors)
+            carried = carry_base(plan, origin, job.staging, job.now_ms, watch)
     return Done(job.work, plan, carried)
+
+
+def _left_of(job: Job, problem: StoreProblem, keep: ExitStack) -> Leftover:
+    """Return what is left of a vector file whose damage only carrying found; one that changed is not looked into."""
+    work = job.work
+    if work.has_moved or work.origin is None or work.table is not None:
+        return Leftover(found=problem)
+    wish = Wish(is_wanted=job.is_salvage_wanted, work=None, texts=work.plan is not None and work.plan.carry_text)
+    return look_into(job.salvager, work.origin, work.draft, problem, wish, keep)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ def migrate(
     while_running: bool = False,
     restore_duplicates: bool = True,
     carry_text: bool = False,
+    salvage: bool = False,
     visible_to: Sequence[str] = (),
     verify: bool = False,
     now_ms: int | None = None,
@@ -54,6 +55,7 @@ def migrate(
         while_running=while_running,
         restore_duplicates=restore_duplicates,
         carry_text=carry_text,
+        salvage=salvage,
         visible_to=tuple(visible_to),
         verify=verify,
     )

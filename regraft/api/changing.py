@@ -187,6 +187,7 @@ def rescue(
     bases: Sequence[str] = (),
     map_model: Mapping[str, str] | None = None,
     recreate_model: Iterable[str] = (),
+    salvage: bool = False,
     now_ms: int | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -201,7 +202,9 @@ def rescue(
     models = models_of(map_model or {}, recreate_model)
     source = None if v1 is None else path_of(v1)
     with ExitStack() as keep:
-        options = rescuing.RescueOptions(now_ms=moment(now_ms), keep=keep, v1=source, model_overrides=models)
+        options = rescuing.RescueOptions(
+            now_ms=moment(now_ms), keep=keep, v1=source, model_overrides=models, salvage=salvage
+        )
         planner = partial(rescuing.plan, options=options)
         return _run("rescue", path, planner, kind, bases, now_ms, dry_run, progress, confirm)
 

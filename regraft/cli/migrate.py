@@ -10,7 +10,7 @@ import click
 import migrators
 from regraft import clock
 from regraft.cli.library import PlanView, tell
-from regraft.cli.options import PATH, model_word, output_options, plan_options, time_of, visible_option
+from regraft.cli.options import PATH, model_word, output_options, plan_options, salvage_option, time_of, visible_option
 from regraft.cli.output import note, reports_errors
 from regraft.errors import OutputLost
 from regraft.kinds import Kind
@@ -41,6 +41,7 @@ from regraft.report.document import encoded
     is_flag=True,
     help=tr("Carry texts whose vector cannot be carried, without one, also of failed bases."),
 )
+@salvage_option
 @click.option("--verify", is_flag=True, help=tr("Read back every byte that an earlier run wrote, and compare."))
 @click.option("--now", callback=time_of, metavar="TIME", help=tr("The run's time, ISO 8601 with Z. [default: now]"))
 @click.option("--report", "page", type=PATH, metavar="FILE.html", help=tr("Write the report page here too."))
@@ -59,6 +60,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     while_running: bool,
     no_restore_duplicates: bool,
     carry_text: bool,
+    salvage: bool,
     verify: bool,
     now: int | None,
     page: Path | None,
@@ -90,6 +92,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
         while_running=while_running,
         restore_duplicates=not no_restore_duplicates,
         carry_text=carry_text,
+        salvage=salvage,
         visible_to=visible_to,
         verify=verify,
     )

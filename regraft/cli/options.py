@@ -15,6 +15,7 @@ from regraft.api.given import models_of
 from regraft.cli import completion, decisions
 from regraft.errors import ModelOptionInvalid
 from regraft.formats.cherry_v2.models import ModelOverrides
+from regraft.formats.salvage_tally import OPTION
 from regraft.kinds import Kind
 from regraft.language import tr
 
@@ -120,6 +121,14 @@ fail_on_option = click.option(
     default="warning",
     show_default=True,
     help=tr("From which severity on the exit status is 1."),
+)
+
+
+salvage_option = click.option(
+    OPTION,
+    "salvage",
+    is_flag=True,
+    help=tr("Carry the rows of damaged vector files that prove themselves; name the others."),
 )
 
 

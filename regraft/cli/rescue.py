@@ -9,7 +9,7 @@ import click
 
 from regraft import api
 from regraft.cli.changing import ChangeRequest, carry_out, change_options
-from regraft.cli.options import PATH, mapped, model_options, time_of
+from regraft.cli.options import PATH, mapped, model_options, salvage_option, time_of
 from regraft.cli.output import reports_errors
 from regraft.language import tr
 
@@ -20,6 +20,7 @@ from regraft.language import tr
     "--v1", type=PATH, metavar="SOURCE", help=tr("Where v1's state is, if not in the profile: any v1 source.")
 )
 @model_options
+@salvage_option
 @click.option("--now", callback=time_of, metavar="TIME", help=tr("The run's time, ISO 8601 with Z. [default: now]"))
 @reports_errors
 def rescue(
@@ -27,6 +28,7 @@ def rescue(
     v1: Path | None,
     map_model: tuple[str, ...],
     recreate_model: tuple[str, ...],
+    salvage: bool,
     now: int | None,
     **options: Any,
 ) -> None:
@@ -39,5 +41,5 @@ def rescue(
     Example:
       regraft rescue ~/.config/CherryStudio --dry-run
     """
-    words: dict[str, Any] = {"map_model": mapped(map_model), "recreate_model": recreate_model}
+    words: dict[str, Any] = {"map_model": mapped(map_model), "recreate_model": recreate_model, "salvage": salvage}
     carry_out(api.rescue, path, ChangeRequest(**options), v1=v1, now_ms=now, **words)

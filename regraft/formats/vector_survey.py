@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from regraft.formats.salvage_tally import SalvageTally
 from regraft.language import tr
 from regraft.text import decode_utf8, is_blank
 
@@ -31,12 +32,22 @@ def non_finite(length: int) -> int:
 class StoreProblem(Exception):
     """A vector file that cannot be used; the text says why, for a person.
 
-    ``vector_bytes`` is the length of its vectors where that is known all the same.
+    ``vector_bytes`` is the length of its vectors where that is known all the same. ``is_damage`` tells that it was one
+    and is damaged, ``salvage`` what is left of it, where somebody looked.
     """
 
-    def __init__(self, why: str, vector_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        why: str,
+        vector_bytes: int | None = None,
+        *,
+        is_damage: bool = False,
+        salvage: SalvageTally | None = None,
+    ) -> None:
         super().__init__(why)
         self.vector_bytes = vector_bytes
+        self.is_damage = is_damage
+        self.salvage = salvage
 
 
 @dataclass(slots=True)
@@ -125,6 +136,8 @@ class Survey:
     #: Usable vectors by length in bytes, whatever their numbers, in the order of their first rows.
     lengths: dict[int, int] = field(default_factory=dict)
     body_bytes: int = 0
+    #: What was salvaged of a damaged file, None of one that SQLite reads.
+    salvage: SalvageTally | None = None
 
     @property
     def vector_bytes(self) -> int | None:
@@ -152,7 +165,7 @@ class Surveyor:
             self._loader.runs.extend((rowid, rowid))
         if rowid < self._last:
             # Ranges of rowids would then name other rows than these.
-            raise StoreProblem(tr("cannot be read: its rows are out of order"))
+            raise StoreProblem(tr("cannot be read: its rows are out of order"), is_damage=True)
         self._last = rowid
         self._row_id = row_id
         loader = self._loader

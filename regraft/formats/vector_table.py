@@ -8,6 +8,7 @@ would answer from it (``docs/formats/preview.md``, "The vector index trap").
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +40,15 @@ def check_file(path: Path) -> None:
             raise StoreProblem(tr("is empty (0 bytes)"))
         missing = 0 if sqlite.companions(links.real_path(path)) else sqlite.missing_bytes(path)
         if missing:
-            raise StoreProblem(tr("is cut off: {missing:,} bytes are missing at its end", missing=missing))
+            said = tr("is cut off: {missing:,} bytes are missing at its end", missing=missing)
+            raise StoreProblem(said, is_damage=True)
     except OSError as error:
-        raise StoreProblem(tr("cannot be read: {strerror}", strerror=error.strerror or error)) from error
+        raise _disk_problem(error) from error
+
+
+def _disk_problem(error: OSError) -> StoreProblem:
+    why = tr("cannot be read: {strerror}", strerror=error.strerror or error)
+    return StoreProblem(why, is_damage=error.errno == errno.EIO)
 
 
 #: SQL expressions, each with the column that it needs.
@@ -90,11 +97,12 @@ class VectorTable:
                 prepare(db)
                 self._survey_rows(db, found, columns, texts=texts)
         except (apsw.Error, UnicodeDecodeError) as error:
-            raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
+            is_damage = isinstance(error, (*sqlite.CONTENT_ERRORS, apsw.IOError, UnicodeDecodeError))
+            raise StoreProblem(tr("cannot be read: {error}", error=error), is_damage=is_damage) from error
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise
-            raise StoreProblem(tr("cannot be read: {strerror}", strerror=error.strerror or error)) from error
+            raise _disk_problem(error) from error
         return found
 
     def rows(

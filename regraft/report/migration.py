@@ -44,6 +44,26 @@ class DirectoriesReport(Struct, frozen=True, kw_only=True):
     tombstones: Count
 
 
+class SalvageReport(Struct, frozen=True, kw_only=True):
+    """What is left of a damaged vector file: rows that prove themselves, of about how many, and why others do not.
+
+    ``carried`` tells whether they were wanted. ``weaker`` counts rows that the tree of their table does not reach, by
+    how they were found; ``deleted`` those that were left of what had been deleted. ``items`` counts items with all of
+    their rows and such that lost some.
+    """
+
+    carried: bool
+    rows: Count
+    about: Count
+    refused: dict[str, Count]
+    weaker: dict[str, Count]
+    deleted: Count
+    pages: Count
+    pages_read: Count
+    page_bytes: Count
+    items: dict[str, Count]
+
+
 class BaseReport(Struct, frozen=True, kw_only=True):
     """What became of a base; ``items`` counts them by status, ``outcome`` is what the run did."""
 
@@ -61,6 +81,7 @@ class BaseReport(Struct, frozen=True, kw_only=True):
     vectors: Count | UnsetType = UNSET
     differing_vectors: Count | UnsetType = UNSET
     remade: Count | UnsetType = UNSET
+    salvage: SalvageReport | UnsetType = UNSET
     index: IndexReport | None
 
     @property
@@ -135,7 +156,8 @@ class LookedAt:
     """What was looked at of a base: how many items and uploads it names, and its vector file.
 
     ``vector_file`` is its name in the source, ``kind`` what is there (None: nothing), ``bytes`` its size, and
-    ``is_read`` tells whether its rows could be read.
+    ``is_read`` tells whether its rows could be read, and
+    ``salvageable`` how many rows of a damaged one prove themselves.
     """
 
     items: int
@@ -144,6 +166,7 @@ class LookedAt:
     kind: Literal["file", "folder"] | None
     bytes: int
     is_read: bool
+    salvageable: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

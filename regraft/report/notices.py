@@ -6,6 +6,7 @@ Codes are part of the output contract and never change. ``docs/codes.md`` is gen
 from __future__ import annotations
 
 from regraft.language import tr
+from regraft.report import salvage_notices as salvage_notices
 from regraft.report.import_notices import DUPLICATE_ROW as DUPLICATE_ROW
 from regraft.report.import_notices import ITEM_DELETED as ITEM_DELETED
 from regraft.report.import_notices import MODEL_NOT_NAMED as MODEL_NOT_NAMED

@@ -13,7 +13,9 @@ from regraft.formats.sqlite_pages.pages import Cell
 _TIERS = {Origin.TREE: 0, Origin.SHAPE: 1, Origin.FREE: 2, Origin.TORN: 2}
 _SEVERAL = 2
 #: Chains that many rows claim are not read again and again.
-_MOST_READS = 16
+_MOST_READS = 8
+#: A row that goes on over more pages is not read only to see what it looks like.
+_FEW_PAGES = 8
 
 
 class Chains:
@@ -56,6 +58,20 @@ class Chains:
     def is_claimed(self, number: int) -> bool:
         """Tell whether a row that is found has a page."""
         return bool(self._uses[number])
+
+    def beginning(self, cell: Cell) -> tuple[bytes, bool]:
+        """Return the record of a cell and whether that is all of it; of a long one only what lies on its own page."""
+        if self._most_pages(cell) > _FEW_PAGES:
+            return cell.local, False
+        parts, number = [cell.local], cell.first
+        missing = cell.payload - len(cell.local)
+        while missing > 0 and 0 < number <= self._file.pages:
+            data = self._file.page(number)
+            parts.append(data[4 : 4 + min(self._file.usable - 4, missing)])
+            missing -= len(parts[-1]) or missing
+            number = self._next(data)
+        record = b"".join(parts)
+        return record, len(record) == cell.payload
 
     def read(self, cell: Cell, origin: Origin) -> tuple[bytes, Flaw | None]:
         """Return the record of a cell, and what is wrong with its chain; of a broken one as much as there is."""

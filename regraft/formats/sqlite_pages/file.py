@@ -18,6 +18,8 @@ _ENCODINGS = {1: "utf-8", 2: "utf-16-le", 3: "utf-16-be"}
 _FRACTIONS = b"\x40\x20\x20"
 #: So many pages are looked at for each page size that may be meant.
 _SAMPLE = 512
+#: Fewer pages prove nothing against a header.
+_FEW_PAGES = 4
 
 
 class PageFile:
@@ -41,7 +43,7 @@ class PageFile:
 
     def __init__(self, path: Path) -> None:
         self.path = links.real_path(path)
-        self._file = links.reading(self.path, buffering=0)  # type: ignore[assignment]
+        self._file = links.reading(self.path, buffering=0)
         self._beside = overlays.Overlay()
         self.unreadable: set[int] = set()
         try:
@@ -78,7 +80,9 @@ class PageFile:
         seen = {size: self._evidence(size) for size in PAGE_SIZES}
         # Pages of the right size are filled to one and the same place. At twice the size half of them may seem so too.
         best = max(PAGE_SIZES, key=lambda size: max(seen[size].values(), default=0))
-        if stated and (seen[stated] or not seen[best]):
+        most = max(seen[best].values(), default=0)
+        # A damaged header may say another size: then next to no page is filled to where it says.
+        if stated and (most < _FEW_PAGES or 4 * seen[stated][reserved] >= most):
             return stated, reserved
         if not seen[best]:
             return 0, 0

@@ -77,12 +77,14 @@ class FoundRow:
 class Coverage:
     """What an intact tree tells of the numbers of rows: each interval is (after, up to), and all in it are found.
 
-    ``is_whole`` where nothing of the tree is damaged; ``last_run`` is the run at its end.
+    ``is_whole`` where nothing of the tree is damaged; ``last_run`` is the run at its end. ``missing`` is how many row
+    numbers belong on leaves that the tree names and that are not there, as far as it sets bounds.
     """
 
     intervals: list[tuple[int, int]] = field(default_factory=list)
     is_whole: bool = False
     last_run: int = 0
+    missing: int = 0
 
     def add(self, low: int, high: int) -> None:
         """Take an interval that follows on those before."""

@@ -15,6 +15,7 @@ PAGE_SIZES = tuple(512 << shift for shift in range(8))
 LEAST_USABLE = 480
 _HEADER = struct.Struct(">BHHHB")
 _POINTER = struct.Struct(">I")
+_BLOCK = struct.Struct(">HH")
 #: A cell takes at least this much of its page, with what points to it.
 _LEAST_CELL = 4
 
@@ -50,6 +51,8 @@ class TreePage:
         cells: where its cells begin, in the order of their keys; those whose pointer leads outside are left out.
         stated: how many cells its header says that there are.
         content: where the area of cells begins.
+        free: where the first free block in it begins, 0 where there is none; ``fragments`` are bytes that are lost
+            between cells.
         right: its last child, 0 of a leaf.
         is_whole: whether every pointer leads into the area of cells, and no two to one place.
     """
@@ -58,8 +61,30 @@ class TreePage:
     cells: list[int]
     stated: int
     content: int
+    free: int
+    fragments: int
     right: int
     is_whole: bool
+
+    def is_filled(self, data: bytes, usable: int, held: int) -> bool:
+        """Tell whether cells of ``held`` bytes and what is free make up all of the area of cells."""
+        blocks = self.free_blocks(data, usable)
+        return blocks is not None and held + sum(map(len, blocks)) + self.fragments == usable - self.content
+
+    def free_blocks(self, data: bytes, usable: int) -> list[range] | None:
+        """Return the parts of the area of cells that are free; None where their chain is damaged."""
+        found: list[range] = []
+        at = self.free
+        while at:
+            end = found[-1].stop if found else self.content
+            if not end <= at <= usable - 4:
+                return None
+            at_next, length = _BLOCK.unpack_from(data, at)
+            if length < 4 or at + length > usable:
+                return None
+            found.append(range(at, at + length))
+            at = at_next
+        return found
 
 
 def tree_page(data: bytes, number: int, usable: int) -> TreePage | None:
@@ -76,23 +101,30 @@ def tree_page(data: bytes, number: int, usable: int) -> TreePage | None:
     room = pointers + 2 * count
     if not (room <= content <= usable and free < usable and fragments <= 60 and room <= len(data)):
         return None
-    cells = [
-        at
-        for at in struct.unpack_from(f">{count}H", data, pointers)
-        if content <= at <= usable - _LEAST_CELL
-    ]
+    cells = [at for at in struct.unpack_from(f">{count}H", data, pointers) if content <= at <= usable - _LEAST_CELL]
     right = 0 if kind.is_leaf else _POINTER.unpack_from(data, start + 8)[0]
     is_whole = len(cells) == count and len(set(cells)) == count
-    return TreePage(kind=kind, cells=cells, stated=count, content=content, right=right, is_whole=is_whole)
+    return TreePage(
+        kind=kind,
+        cells=cells,
+        stated=count,
+        content=content,
+        free=free,
+        fragments=fragments,
+        right=right,
+        is_whole=is_whole,
+    )
 
 
 @dataclass(slots=True)
 class Cell:
     """A cell with a record: a row, or the key of an index.
 
-    ``first`` is the first page of its overflow chain, 0 where all of the record is on the page; ``end`` is where the
-    cell ends there.
+    ``start`` and ``end`` are where it is on its page; ``first`` is the first page of its overflow chain, 0 where all of
+    the record is on the page.
     """
+
+    start: int
 
     rowid: int
     payload: int
@@ -117,6 +149,7 @@ def record_cell(data: bytes, at: int, usable: int, kind: Kind, most_bytes: int) 
     Raises:
         Malformed: there is none, or its record is larger than ``most_bytes``.
     """
+    start = at
     if kind is Kind.INDEX_INTERIOR:
         at += 4
     payload, at = varint(data, at)
@@ -136,7 +169,14 @@ def record_cell(data: bytes, at: int, usable: int, kind: Kind, most_bytes: int) 
             raise Malformed
     if end + (4 if first else 0) > min(usable, len(data)):
         raise Malformed
-    return Cell(signed(rowid), payload, data[at:end], first, end + 4 if first else end)
+    return Cell(
+        start=start,
+        rowid=signed(rowid),
+        payload=payload,
+        local=data[at:end],
+        first=first,
+        end=end + 4 if first else end,
+    )
 
 
 def child_cell(data: bytes, at: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""All rows that are left in a damaged file, the strongest first (``docs/formats/sqlite-pages.md``, "In which order")."""
+"""All rows left in a damaged file, the strongest first (``docs/formats/sqlite-pages.md``, "In which order")."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regraft.formats.sqlite_pages.file import PageFile
 from regraft.formats.sqlite_pages.found import Counts, Coverage, Flaw, FoundRow, Origin, Refusal
 from regraft.formats.sqlite_pages.pages import Cell, Kind, TreePage, record_cell, tree_page
 from regraft.formats.sqlite_pages.records import Class, Field, Malformed, Shape, Text, Value, fields_of, value_of
-from regraft.formats.sqlite_pages.trees import Visit, Walker, free_pages, is_pointer_map
+from regraft.formats.sqlite_pages.trees import TreeCover, Walker, free_pages, is_pointer_map
 
 #: What ``sqlite_schema`` holds: type, name, table, root, statement.
 _SCHEMA = Shape(
@@ -29,7 +29,7 @@ _WEAKER = (Origin.SHAPE, Origin.FREE, Origin.TORN)
 _ENCODINGS = ("utf-8", "utf-16-le", "utf-16-be")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
     """A cell on a page, and how it was found."""
 
@@ -64,11 +64,13 @@ class Reading:
         self._chains = Chains(file, self._owners)
         #: The table of a page that no tree reaches, by its place among the shapes, from 1 on.
         self._shaped = bytearray(file.pages + 1)
+        #: The leaves of tables whose tree still tells all of them.
+        self._named: dict[str, bytearray] = {}
         #: Pages that are searched for rows: their header is gone, or not all of their cells were found.
         self._searched = bytearray(file.pages + 1)
         self._free = bytearray(file.pages + 1)
-        self.roots = self._read_roots()
         self._find_encoding()
+        self.roots = self._read_roots()
         self._presume_roots()
         self._claim_all()
 
@@ -78,7 +80,10 @@ class Reading:
         roots: dict[str, int] = {}
         for visit in self._walker.walk(1, 1, is_index=False):
             for cell in self._cells(visit.data, visit.page, visit.cells, _SCHEMA):
-                row = self._row(_Place(_SCHEMA, visit.number, Kind.TABLE_LEAF, cell, Origin.TREE)) if cell else None
+                if cell is None:
+                    continue
+                place = _Place(shape=_SCHEMA, number=visit.number, kind=visit.kind, cell=cell, origin=Origin.TREE)
+                row = self._row(place)
                 if row is not None and isinstance(row.values[1], Text) and isinstance(row.values[3], int):
                     roots.setdefault(row.values[1].decode("utf-8", "replace"), row.values[3])
         return roots
@@ -127,8 +132,8 @@ class Reading:
             if page is None:
                 continue
             for visit in self._walker.walk(root, tree, is_index=page.kind.is_index):
-                for at in visit.cells if visit.page is not None else ():
-                    cell = self._cell(visit.data, at, visit.page.kind, 1 << 31)
+                for at in visit.cells:
+                    cell = self._cell(visit.data, at, visit.kind, 1 << 31)
                     if cell is not None:
                         self._chains.claim(cell, Origin.TREE)
 
@@ -145,23 +150,23 @@ class Reading:
     def _shape_of(self, data: bytes, page: TreePage) -> int:
         """Return the place, from 1 on, of the table that most of the first cells are rows of; 0 where none are."""
         votes = [0] * len(self._shapes)
-        for at in page.cells[:_FIRST_CELLS]:
-            cell = self._cell(data, at, page.kind, self.file.size)
-            for place, shape in enumerate(self._shapes) if cell is not None else ():
+        cells = (self._cell(data, at, page.kind, self.file.size) for at in page.cells)
+        for cell in islice((cell for cell in cells if cell is not None), _FIRST_CELLS):
+            for place, shape in enumerate(self._shapes):
                 if shape.is_index == page.kind.is_index and self._is_of(cell, shape):
                     votes[place] += 1
                     break
         best = max(range(len(votes)), key=votes.__getitem__, default=0)
         return best + 1 if votes and votes[best] else 0
 
-    def _is_of(self, cell: Cell | None, shape: Shape) -> bool:
-        fields = self._fields(cell, shape) if cell is not None else None
-        if cell is None or fields is None:
+    def _is_of(self, cell: Cell, shape: Shape) -> bool:
+        fields = self._fields(cell, shape)
+        if fields is None:
             return False
-        record, flaw = self._chains.read(cell, Origin.TORN)
+        record, is_whole = self._chains.beginning(cell)
         values, _ = self._values(fields, record, shape, cell.rowid)
         # Of what lies on pages that are gone nobody knows whose it is.
-        return flaw is Flaw.BROKEN or shape.accepts(values)
+        return not is_whole or shape.accepts(values)
 
     def _find_encoding(self) -> None:
         """Take the encoding in which most of the first pages prove themselves, where no header says one."""
@@ -190,9 +195,7 @@ class Reading:
         except Malformed:
             return None
 
-    def _cells(
-        self, data: bytes, page: TreePage | None, starts: Sequence[int], shape: Shape
-    ) -> Iterator[Cell | None]:
+    def _cells(self, data: bytes, page: TreePage | None, starts: Sequence[int], shape: Shape) -> Iterator[Cell | None]:
         """Yield the cells of a page that begin at some places, None for what is none."""
         if page is None:
             return
@@ -207,41 +210,51 @@ class Reading:
         """Yield the cells that trees reach, table by table."""
         for shape in self._shapes:
             root, tree = self._tree_of(shape)
-            coverage = Coverage(is_whole=bool(root))
+            cover = TreeCover(self.file.pages)
             for visit in self._walker.walk(root, tree, is_index=shape.is_index) if root else ():
                 cells = list(self._cells(visit.data, visit.page, visit.cells, shape))
-                if visit.is_whole and None not in cells:
-                    coverage.add(visit.low, visit.high)
-                else:
-                    self._note_damage(visit, coverage, shape)
-                for cell in cells:
-                    if cell is not None and visit.page is not None:
-                        yield _Place(shape, visit.number, visit.page.kind, cell, Origin.TREE, coverage.last_run)
-            self.coverage[shape.name] = coverage
+                is_whole = visit.is_whole and self._is_filled(visit.data, visit.page, visit.cells, cells)
+                cover.add(visit, is_whole=is_whole)
+                if visit.page is not None and visit.kind is Kind.TABLE_LEAF and not is_whole:
+                    self._searched[visit.number] = 1
+                    self.counts.refused[shape.name, Refusal.CELL] += visit.page.stated - len(visit.page.cells)
+                found = (cell for cell in cells if cell is not None)
+                run = cover.coverage.last_run
+                yield from (
+                    _Place(shape=shape, number=visit.number, kind=visit.kind, cell=cell, origin=Origin.TREE, run=run)
+                    for cell in found
+                )
+            self.coverage[shape.name] = cover.told(is_index=shape.is_index)
+            if cover.tells_leaves and not shape.is_index:
+                self._named[shape.name] = cover.leaves
 
-    def _note_damage(self, visit: Visit, coverage: Coverage, shape: Shape) -> None:
-        coverage.last_run += 1
-        coverage.is_whole = False
-        if visit.page is not None and visit.page.kind is Kind.TABLE_LEAF:
-            self._searched[visit.number] = 1
-            self.counts.refused[shape.name, Refusal.CELL] += visit.page.stated - len(visit.page.cells)
+    def _is_filled(
+        self, data: bytes, page: TreePage | None, starts: Sequence[int], cells: Sequence[Cell | None]
+    ) -> bool:
+        """Tell whether every cell of a page was read, and leaves no room for another; of an inner page one alone is."""
+        found = [cell for cell in cells if cell is not None]
+        if page is None or len(found) < len(starts):
+            return False
+        held = sum(max(4, cell.end - cell.start) for cell in found)
+        return not page.kind.is_leaf or page.is_filled(data, self.file.usable, held)
 
     def _by_headers(self, origin: Origin) -> Iterator[_Place]:
         """Yield the cells of pages of one origin that no tree reaches, and whose headers tell what they are."""
         for number in range(1, self.file.pages + 1):
-            if not self._shaped[number] or self._origin_of(number) is not origin:
+            shape = self._shapes[self._shaped[number] - 1]
+            if not self._shaped[number] or self._origin_of(number, shape) is not origin:
                 continue
             data = self.file.page(number)
-            page, shape = tree_page(data, number, self.file.usable), self._shapes[self._shaped[number] - 1]
+            page = tree_page(data, number, self.file.usable)
             if page is None:
                 continue
             cells = list(self._cells(data, page, page.cells, shape))
-            if (not page.is_whole or None in cells) and not shape.is_index:
+            if not (shape.is_index or (page.is_whole and self._is_filled(data, page, page.cells, cells))):
                 self._searched[number] = 1
                 self.counts.refused[shape.name, Refusal.CELL] += page.stated - len(page.cells)
             for cell in cells:
                 if cell is not None:
-                    yield _Place(shape, number, page.kind, cell, origin)
+                    yield _Place(shape=shape, number=number, kind=page.kind, cell=cell, origin=origin)
 
     def _search(self, number: int) -> Iterator[_Place]:
         """Yield the cells that a page holds beside those that its header leads to."""
@@ -249,17 +262,20 @@ class Reading:
         tables = [shape for shape in self._shapes if not shape.is_index]
         page = tree_page(data, number, self.file.usable) if self._owners[number] or self._shaped[number] else None
         taken = set(page.cells) if page is not None else set()
-        origin = self._origin_of(number)
-        unused = Origin.TORN if origin is Origin.TORN else Origin.FREE
+        blocks = page.free_blocks(data, self.file.usable) or [] if page is not None else []
         for at, shape, counts in scan.rows_on(data, tables):
-            if page is not None and (at in taken or at < page.content):
+            if page is not None and (at in taken or at < page.content or any(at in block for block in blocks)):
                 continue
             cell = self._cell(data, at, Kind.TABLE_LEAF, shape.most_bytes)
             if cell is not None:
-                yield _Place(shape, number, Kind.TABLE_LEAF, cell, origin if counts else unused)
+                origin = self._origin_of(number, shape)
+                is_unused = not counts and origin is not Origin.TORN
+                origin = Origin.FREE if is_unused else origin
+                yield _Place(shape=shape, number=number, kind=Kind.TABLE_LEAF, cell=cell, origin=origin)
 
-    def _origin_of(self, number: int) -> Origin:
-        if self._free[number]:
+    def _origin_of(self, number: int, shape: Shape) -> Origin:
+        named = self._named.get(shape.name)
+        if self._free[number] or (named is not None and not named[number]):
             return Origin.FREE
         return Origin.TORN if self.file.is_torn(number) else Origin.SHAPE
 

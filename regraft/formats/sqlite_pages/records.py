@@ -23,7 +23,7 @@ class Text(bytes):
     """The bytes of a text as UTF-8; plain ``bytes`` are a BLOB. They may be no valid UTF-8: the file says only text."""
 
 
-Value: TypeAlias = None | int | float | Text | bytes
+Value: TypeAlias = int | float | Text | bytes | None
 
 
 class Class(Flag):

@@ -12,7 +12,6 @@ from msgspec import structs
 
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import is_tombstone, path_of
-from migrators import cherry_v1
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.folders import lay_out
 from migrators.pipeline.plan import plan_base
@@ -178,7 +177,8 @@ class RescuePlanner:
                     "v1's data anew with its model named, or restore the base with a new model"
                 )
             )
-        found, vectors, tree, mark = self._v1.survey(draft)
+        file = self._v1.survey(draft)
+        found = file.survey
         own, rows, name = self._adopted(base, draft, found)
         planned = self._planned(base, own, found)
         if planned.error is not None:
@@ -186,7 +186,7 @@ class RescuePlanner:
         if base.held is not None and base.held.vector_bytes not in (None, planned.vector_bytes):
             raise _Stays(tr("its index has vectors of another length than v1's file"))
         planned = replace(planned, items=tuple(map(name, planned.items)))
-        whole = V1File(tree=tree, path=vectors, table=cherry_v1.PIPELINE.table, plan=planned, mark=mark)
+        whole = V1File(tree=file.tree, path=file.path, table=file.table, plan=planned, mark=file.mark)
         missing = tuple(self._missing(base, planned, rows))
         bare = tuple(_without_snapshot(base, planned))
         names = _snapshot_names(base, planned)

@@ -38,6 +38,8 @@ class RescueOptions:
     keep: ExitStack
     v1: Path | None = None
     model_overrides: ModelOverrides = field(default_factory=ModelOverrides)
+    #: Whether rows of damaged vector files come back that prove themselves.
+    salvage: bool = False
 
 
 def plan(store: Store, options: RescueOptions) -> Plan:
@@ -78,7 +80,7 @@ def plan(store: Store, options: RescueOptions) -> Plan:
 def _v1(store: Store, options: RescueOptions, stranded: list[Base]) -> V1Left | None:
     """Return what v1 left; None where there is nothing and no upgrade need have been."""
     try:
-        return read_v1(store, options.v1, options.model_overrides, options.keep)
+        return read_v1(store, options.v1, options.model_overrides, options.keep, salvage=options.salvage)
     except SourceNotMigratable:
         if options.v1 is None and all(base.finding == v2.ITEM_NO_MATERIAL for base in stranded):
             return None

@@ -11,6 +11,7 @@ from migrators.cherry_v1.draft import draft_library
 from migrators.pipeline import preflight
 from migrators.pipeline.drafts import BaseDraft, LibraryDraft, Upload
 from migrators.pipeline.options import Options
+from migrators.pipeline.salvage import Wish, look_into
 from migrators.pipeline.source import Hints
 from migrators.pipeline.uploads import upload_name
 from regraft import links, steady
@@ -20,6 +21,7 @@ from regraft.formats.cherry_v1.state import V1State, read_state
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_survey import StoreProblem, Survey
+from regraft.formats.vector_table import VectorTable
 from regraft.kinds import NAMES, V1_SOURCES, Kind
 from regraft.language import tr
 from regraft.ledger import durable
@@ -30,6 +32,18 @@ from repair.changes.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
+class VectorFile:
+    """A base's vector file on disk, or what was salvaged of it: what it holds, how it is read, where it comes from."""
+
+    survey: Survey
+    path: Path
+    table: VectorTable
+    tree: Tree
+    #: What tells the state of ``path``.
+    mark: steady.Mark
+
+
+@dataclass(frozen=True, kw_only=True)
 class V1Left:
     """What v1 left: where its files are, first choice first, and its bases as drafts."""
 
@@ -37,15 +51,17 @@ class V1Left:
     places: tuple[tuple[Tree, StatePlaces], ...]
     library: LibraryDraft
     keep: ExitStack
+    #: Whether rows of damaged vector files are wanted that prove themselves.
+    salvage: bool = False
 
-    def survey(self, draft: BaseDraft) -> tuple[Survey, Path, Tree, steady.Mark]:
-        """Read a base's vector file: return what it holds, where it is on disk, its tree, and what tells its state.
+    def survey(self, draft: BaseDraft) -> VectorFile:
+        """Read a base's vector file; of a damaged one what is left, where that is wanted.
 
         Raises:
             StoreProblem: it cannot be used; the text says why.
             WorkFolderTooSmall: it is in an archive, and there is no room for it.
         """
-        problem = tr("does not exist")
+        problem, leftover = tr("does not exist"), None
         for tree, places in self.places:
             if places.vectors is None:
                 continue
@@ -55,17 +71,36 @@ class V1Left:
                     demand_room(durable.temporary_place(), tree.size(name))
                 path = self.keep.enter_context(tree.local(name, None))
                 mark = steady.mark_of(path)
-                survey = cherry_v1.PIPELINE.table.survey(path)
-                if steady.mark_of(path) == mark:
-                    return survey, path, tree, mark
-                problem = tr("cannot be read: {moved}", moved=steady.MOVED)
+                found = self._surveyed(path, tree, draft)
+                if steady.mark_of(path) != mark:
+                    problem = tr("cannot be read: {moved}", moved=steady.MOVED)
+                elif found.survey.salvage is None:
+                    return found
+                else:
+                    # Another place may have it whole.
+                    leftover = leftover or found
             except StoreProblem as found:
                 problem = str(found)
             except SourceUnreadable as found:
                 problem = tr("cannot be read: {reason}", reason=found.facts["reason"])
+        if leftover is not None:
+            return leftover
         raise StoreProblem(
             tr("its vector file {vector_file} {problem}", vector_file=draft.vector_file, problem=problem)
         )
+
+    def _surveyed(self, path: Path, tree: Tree, draft: BaseDraft) -> VectorFile:
+        mark = steady.mark_of(path)
+        pipeline = cherry_v1.PIPELINE
+        try:
+            return VectorFile(survey=pipeline.table.survey(path), path=path, tree=tree, mark=mark, table=pipeline.table)
+        except StoreProblem as problem:
+            wish = Wish(is_wanted=self.salvage, work=None)
+            left = look_into(pipeline.salvager, path, draft, problem, wish, self.keep)
+            if isinstance(left.found, StoreProblem) or left.vectors is None or left.table is None:
+                raise left.found if isinstance(left.found, StoreProblem) else problem from problem
+            mark = steady.mark_of(left.vectors)
+            return VectorFile(survey=left.found, path=left.vectors, tree=tree, mark=mark, table=left.table)
 
     def hints(self, draft: BaseDraft, survey: Survey, now_ms: int) -> Hints:
         """Return what other files tell of a base."""
@@ -80,7 +115,9 @@ class V1Left:
         return None
 
 
-def read_v1(store: Store, given: Path | None, model_overrides: ModelOverrides, keep: ExitStack) -> V1Left:
+def read_v1(
+    store: Store, given: Path | None, model_overrides: ModelOverrides, keep: ExitStack, *, salvage: bool = False
+) -> V1Left:
     """Read v1's state, from the profile or from the source that the user gives.
 
     Models count as existing: whether they do is for the profile to say, not for v1.
@@ -101,7 +138,8 @@ def read_v1(store: Store, given: Path | None, model_overrides: ModelOverrides, k
     uploads = next((name for name in (f"{DATA_FOLDER}/Files", "Files") if tree.kind(name) == "folder"), None)
     own = StatePlaces(vectors=store.bases, uploads=uploads)
     library = draft_library(replace(state, providers=None), model_overrides)
-    return V1Left(source=source, places=((source.tree, source.places), (tree, own)), library=library, keep=keep)
+    places = ((source.tree, source.places), (tree, own))
+    return V1Left(source=source, places=places, library=library, keep=keep, salvage=salvage)
 
 
 def _found(path: Path, keep: ExitStack) -> tuple[Located, V1State]:
