@@ -11,6 +11,7 @@ from checks.audit.findings import Audit, Finding
 from checks.cherry_v2 import findings as v2
 from regraft.errors import RegraftError
 from regraft.kinds import Kind
+from regraft.language import tr
 from regraft.ledger import ledger
 from regraft.located import Located
 from regraft.text import argument
@@ -33,12 +34,21 @@ def with_migrations(audit: Audit, found: Located, path: Path) -> Audit:
     if source is None:
         return audit
     line = shlex.join(["regraft", "migrate", argument(source), "--to", argument(path)])
-    findings = (replace(one, repair=line) if _is_meant(one) else one for one in audit.findings)
+    findings = (_migrated(one, line) if _is_meant(one) else one for one in audit.findings)
     return replace(audit, findings=tuple(findings))
 
 
+def _migrated(finding: Finding, line: str) -> Finding:
+    """Return a finding with the migration; without its source, what is left in the file itself can be salvaged."""
+    message = finding.message
+    if finding.repair is not None:
+        message = tr("{what}; without the source: {command}", what=message, command=finding.repair)
+    return replace(finding, repair=line, message=message)
+
+
 def _is_meant(finding: Finding) -> bool:
-    return finding.name in _WRITTEN_ANEW and finding.base is not None and finding.repair is None
+    is_left = finding.repair is None or "--salvage" in finding.repair
+    return finding.name in _WRITTEN_ANEW and finding.base is not None and is_left
 
 
 def _source(library: Path) -> str | None:

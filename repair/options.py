@@ -16,6 +16,8 @@ class RepairOptions:
     now_ms: int
     #: Names of findings; empty: all that are repaired.
     only: frozenset[str] = frozenset()
+    #: Whether damaged index files are written anew from what is left in them.
+    salvage: bool = False
     #: The id of the model of bases that have vectors and no model; None: nobody says it.
     model: str | None = None
     #: Whether folders of bases that no row of the catalog names get rows; ``only`` is that finding then.

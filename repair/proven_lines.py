@@ -23,6 +23,8 @@ from repair.cherry_v2 import gc, upgrade
 from repair.cherry_v2.rules import planner
 from repair.options import GcOptions, RepairOptions
 
+#: What ``repair`` does to damaged files only where it is told.
+_SALVAGE = "--salvage"
 #: Finding and base.
 Key = tuple[str, str | None]
 
@@ -69,13 +71,15 @@ def _offered(finding: Finding) -> tuple[str, str]:
         return "", ""
     words = shlex.split(finding.repair)
     name = words[words.index("--only") + 1] if "--only" in words else finding.name
-    return words[1], name
+    return _SALVAGE if _SALVAGE in words else words[1], name
 
 
 def _plan(verb: str, store: Store, names: frozenset[str], now_ms: int) -> Plan:
     """Return what a command would do about findings; nothing where that cannot be told."""
     try:
         match verb:
+            case "--salvage":
+                return planner.plan(store, RepairOptions(now_ms=now_ms, only=names, salvage=True))
             case "repair":
                 return planner.plan(store, RepairOptions(now_ms=now_ms, only=names))
             case "gc":

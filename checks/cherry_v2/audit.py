@@ -29,7 +29,7 @@ from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, INDEX_FILE, RAW_FOLDER, Store, is_uuid
 from regraft.formats.cherry_v2.library_report import report_bytes
-from regraft.kinds import Kind
+from regraft.kinds import V2_STORES, Kind
 from regraft.language import tr
 from regraft.locate import Located
 from regraft.pending import pending_in
@@ -110,7 +110,13 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     if command_line is None or seen.ledger.count(v2.PENDING, None):
         return audited
     orphans = _unnamed(found, catalog, stores)
-    return with_commands(audited, command_line, is_whole=found.stores.is_whole, orphans=orphans)
+    return with_commands(
+        audited,
+        command_line,
+        is_whole=found.stores.is_whole,
+        orphans=orphans,
+        is_salvaged=found.kind in V2_STORES,
+    )
 
 
 def _nothing_seen(found: Located, options: CheckOptions) -> _Seen:

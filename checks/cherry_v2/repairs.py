@@ -40,7 +40,18 @@ _FIRST: dict[str, tuple[str, ...]] = {
 }
 
 
-def with_commands(audit: Audit, command_line: CommandLine, *, is_whole: bool, orphans: Collection[str] = ()) -> Audit:
+#: Of an index file that SQLite refuses, or breaks off in.
+_SALVAGE = ("repair", "--salvage")
+
+
+def with_commands(
+    audit: Audit,
+    command_line: CommandLine,
+    *,
+    is_whole: bool,
+    orphans: Collection[str] = (),
+    is_salvaged: bool = False,
+) -> Audit:
     """Return an audit whose findings give the command lines that mend them, where one does.
 
     Args:
@@ -48,6 +59,7 @@ def with_commands(audit: Audit, command_line: CommandLine, *, is_whole: bool, or
         command_line: makes a command line.
         is_whole: whether it is of several bases, one of which a command has to be told.
         orphans: ids of the bases that have a folder and are not in the catalog.
+        is_salvaged: whether damaged index files can be written anew from what is left in them.
     """
     together: dict[str | None, dict[str, Finding]] = defaultdict(dict)
     for finding in audit.findings:
@@ -56,6 +68,8 @@ def with_commands(audit: Audit, command_line: CommandLine, *, is_whole: bool, or
 
     def mended(finding: Finding) -> Finding:
         words = _words(finding, together[finding.base])
+        if is_salvaged and finding.name in _UNREADABLE and finding.base is not None:
+            words = _SALVAGE
         # Nothing is embedded for a base that no catalog names.
         asks_catalog = finding.name in _BY_CATALOG or words == FINDINGS[v2.VECTOR_MISSING].command
         goes_with_folder = asks_catalog and finding.base in orphans

@@ -72,11 +72,14 @@ def repair(
     only: Iterable[str] = (),
     model: str | None = None,
     adopt: bool = False,
+    salvage: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
 ) -> ChangeReport:
     """Mend what :func:`check` finds, where other data prove what is right; options as of ``regraft repair``.
+
+    With ``salvage`` damaged index files are written anew from what is left in them.
 
     Raises:
         Declined: ``confirm`` said no.
@@ -84,7 +87,7 @@ def repair(
     """
     named = None if model is None else model_id("--model", model)
     names = chosen_names(only, systems.REPAIRED, "repair")
-    options = RepairOptions(now_ms=moment(None), only=names, model=named, adopt=adopt)
+    options = RepairOptions(now_ms=moment(None), only=names, model=named, adopt=adopt, salvage=salvage)
     planner = partial(systems.plan_repair, options=options)
     return _run("repair", path, planner, kind, bases, None, dry_run, progress, confirm)
 

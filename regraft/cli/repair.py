@@ -27,8 +27,13 @@ from regraft.language import tr
     is_flag=True,
     help=tr("With --only index.orphan: list bases again whose folder no row of the catalog names."),
 )
+@click.option(
+    "--salvage",
+    is_flag=True,
+    help=tr("Write damaged index files anew from what is left in them and proves itself."),
+)
 @reports_errors
-def repair(path: Path, only: tuple[str, ...], model: str | None, adopt: bool, **options: Any) -> None:
+def repair(path: Path, only: tuple[str, ...], model: str | None, adopt: bool, salvage: bool, **options: Any) -> None:
     """Mend what regraft check finds in the store at PATH, where other data prove what is right.
 
     Nothing is guessed: what cannot be derived stays as it is and is said. Vectors that could still be right are kept;
@@ -38,4 +43,4 @@ def repair(path: Path, only: tuple[str, ...], model: str | None, adopt: bool, **
     Example:
       regraft repair library --dry-run
     """
-    carry_out(api.repair, path, ChangeRequest(**options), only=only, model=model, adopt=adopt)
+    carry_out(api.repair, path, ChangeRequest(**options), only=only, model=model, adopt=adopt, salvage=salvage)

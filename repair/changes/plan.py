@@ -15,6 +15,7 @@ from checks.audit.findings import FINDINGS, Finding
 from regraft.language import tr
 from regraft.ledger.values import Recorded
 from regraft.report.notices import Severity
+from repair.changes.salvaged import SalvagedFile
 
 #: What tells whether a file was written to; None where it is not there.
 Stamp = tuple[int, int, int] | None
@@ -176,6 +177,8 @@ class Plan:
     #: What files were, by their names, when they were read for this (:func:`repair.changes.files.stamp_of`): nothing is
     #: done where one is another now.
     read: dict[str, Stamp] = field(default_factory=dict)
+    #: What is left of damaged files that are written anew.
+    salvaged: list[SalvagedFile] = field(default_factory=list)
     #: What reads the texts that are going to be embedded once this is done, by the base: each with its key.
     bodies: dict[str, Callable[[], Iterator[tuple[str, str]]]] = field(default_factory=dict)
 
@@ -188,6 +191,7 @@ class Plan:
         self.expiring += other.expiring
         self.reclaims += other.reclaims
         self.read |= other.read
+        self.salvaged += other.salvaged
         self.bodies |= other.bodies
 
     @property

@@ -8,6 +8,7 @@ import msgspec
 
 from regraft.report.document import Report, Run
 from repair.changes.plan import Action, Plan, Unresolved
+from repair.changes.salvaged import SalvagedFile
 from repair.changes.store import Store
 
 
@@ -25,6 +26,8 @@ class ChangeReport(Report, kw_only=True):
     actions: list[Action]
     left: list[Unresolved]
     undo: str | None
+    #: What was left of damaged files, by a run that salvages.
+    salvaged: list[SalvagedFile] | msgspec.UnsetType = msgspec.UNSET
     #: The run that was taken back, by a run that takes one back.
     undone: str | msgspec.UnsetType = msgspec.UNSET
 
@@ -38,4 +41,11 @@ def reported(store: Store, run: Run, plan: Plan, undo: str | None = None) -> Cha
     """Return what a plan does, or did, by a run that ends with that."""
     run.end()
     bases = base_names(store, plan.bases)
-    return ChangeReport(head=run.head(), bases=bases, actions=plan.actions, left=plan.left, undo=undo)
+    return ChangeReport(
+        head=run.head(),
+        bases=bases,
+        actions=plan.actions,
+        left=plan.left,
+        undo=undo,
+        salvaged=plan.salvaged or msgspec.UNSET,
+    )

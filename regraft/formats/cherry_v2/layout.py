@@ -105,7 +105,7 @@ def find_stores(tree: Tree, inside: str) -> Stores:
     if single is not None:
         # The tree may begin at the base's own folder, whose name then stands in no name.
         whole = single if isinstance(tree, ZipTree) else f"{tree.path.absolute().as_posix()}/{single}"
-        stores, bases = [_store(tree, base_id_of(whole), single)], KNOWLEDGE_FOLDER
+        stores, bases = [_known(_store(tree, base_id_of(whole), single))], KNOWLEDGE_FOLDER
     else:
         folders = _folders_of_bases(tree, inside)
         stores, bases = list(_chosen(tree, folders)), folders[0]
@@ -222,7 +222,7 @@ def _chosen(tree: Tree, folders: list[str]) -> Iterator[Store]:
 
 def _known(store: Store) -> Store:
     """Return a file in a base's own folder as its store, whatever it holds."""
-    if store.look.layout is not Layout.OTHER:
+    if store.look.layout is not Layout.OTHER or not store.name.endswith(_INDEX_NAME):
         return store
     return replace(store, look=Look(Layout.UNREADABLE, problem=tr("it holds none of the known tables")))
 

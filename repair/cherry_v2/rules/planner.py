@@ -15,6 +15,7 @@ from itertools import chain
 import apsw
 from msgspec import structs
 
+from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import foreign_schema
@@ -29,13 +30,14 @@ from repair.changes.foreign_definitions import joined
 from repair.changes.found import Findings, by_base
 from repair.changes.plan import Plan, RowsChange, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2 import adopt, readable_paths
+from repair.cherry_v2 import adopt, readable_paths, salvage
 from repair.cherry_v2.readable_paths import NewPaths, materials_of, new_paths
 from repair.cherry_v2.rules import catalog as rules_catalog
 from repair.cherry_v2.rules import definitions, index
 from repair.cherry_v2.rules import paths as rules_paths
 from repair.cherry_v2.rules.index import Target
 from repair.cherry_v2.rules.paths import Renamed
+from repair.cherry_v2.salvage import DamagedIndex
 from repair.options import RepairOptions
 
 _OF_INDEX: tuple[str, ...] = (*foreign_definitions.NAMES, *index.NAMES)
@@ -54,7 +56,9 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     adopt.demand_alone(options)
     if options.adopt:
         return adopt.plan(store, options)
-    return _Planner(store, options, by_base(store.findings())).plan()
+    # What only SQLite's own check sees is damage, too.
+    level = Level.DEEP if options.salvage else Level.DEFAULT
+    return _Planner(store, options, by_base(store.findings(level))).plan()
 
 
 class _Planner:
@@ -66,11 +70,14 @@ class _Planner:
         self._plan = Plan()
         #: Bases of whose index it is said already what stays as it is.
         self._said: set[str | None] = set()
+        #: Bases whose index file is damaged, and of which it is said what becomes of it.
+        self._damaged_ones: set[str] = set()
         #: The paths of materials, of bases whose files get others.
         self._materials: dict[str, dict[str, str]] = {}
 
     def plan(self) -> Plan:
         made = self._plan
+        self._of_damaged()
         moved: dict[str, Renamed] = {}
         indexes = list(self._of_indexes(moved))
         readable = self._readable_paths() if v2.ITEM_PATH_IS_ID in self._options.only else []
@@ -98,9 +105,38 @@ class _Planner:
 
     # --- indexes ---------------------------------------------------------------------------------------------------
 
+    def _of_damaged(self) -> None:
+        """Write damaged index files anew where that was asked for, else say what could come back."""
+        if not self._options.salvage and not self._options.wanted(salvage.DAMAGED) & set(salvage.DAMAGED):
+            return
+        for base, one in self._store.stores.items():
+            if not (self._store.wants(base) and salvage.is_damaged(self._findings.get(base, []))):
+                continue
+            damaged = self._damaged(base, one)
+            self._damaged_ones.add(base)
+            if self._options.salvage:
+                self._plan.level = Level.DEEP
+                self._plan.add(salvage.plan(damaged))
+            else:
+                self._plan.left += salvage.offer(damaged)
+
+    def _damaged(self, base: str, one: layout.Store) -> DamagedIndex:
+        items = None if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])
+        row = self._row(base)
+        return DamagedIndex(
+            store=self._store,
+            base=base,
+            place=one,
+            findings=self._findings[base],
+            row=row,
+            items=items if row is not None else None,
+            now_ms=self._options.now_ms,
+        )
+
     def _of_indexes(self, moved: dict[str, Renamed]) -> Iterator[RowsChange]:
         for base, one in self._store.stores.items():
-            if self._store.wants(base) and one.look.layout is Layout.CURRENT and base in self._findings:
+            is_whole = base not in self._damaged_ones or not self._options.salvage
+            if self._store.wants(base) and one.look.layout is Layout.CURRENT and base in self._findings and is_whole:
                 try:
                     yield from self._of_index(base, one, moved)
                 except (apsw.Error, OSError, UnicodeDecodeError) as error:
@@ -250,6 +286,8 @@ class _Planner:
 
     def _is_told(self, finding: Finding, paths: int) -> bool:
         """Tell whether a finding goes with what is mended of its base: so many materials get other ``paths``."""
+        if finding.base in self._damaged_ones and (finding.name in salvage.DAMAGED or self._options.salvage):
+            return True
         if finding.name in index.ASIDE:
             return finding.base in self._said
         # Vectors are expected of a base that gets the model that they are of.

@@ -1,0 +1,122 @@
+"""A damaged index file becomes a whole one: of what is left of it, and of what follows from that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+
+from regraft import sqlite
+from regraft.formats.cherry_v2.index import schema
+from regraft.formats.cherry_v2.salvage import scratch, shapes, writing
+from regraft.formats.cherry_v2.salvage.proof import Expected, Materials, settle_readings
+from regraft.formats.cherry_v2.salvage.tally import Tally, tallied
+from regraft.formats.cherry_v2.salvage.times import mend_times
+from regraft.formats.cherry_v2.salvage.units import Units
+from regraft.formats.cherry_v2.salvage.vectors import Vectors
+from regraft.formats.sqlite_pages import PageFile, Reading
+from regraft.language import tr
+from regraft.ledger import durable
+from regraft.room import demand_room
+from regraft.text import decode_utf8
+
+
+class Refused(Exception):
+    """Nothing can be made of a damaged index; the message says why, for a person."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Salvaged:
+    """What is left of an index file, in a temporary database as long as it is wanted."""
+
+    proven: Path
+    base_id: str
+    tally: Tally
+
+    def write(self, new: Path, now_ms: int) -> None:
+        """Write it as a whole file of the present version, where no file is yet.
+
+        Raises:
+            VerificationFailed: the new file does not hold what was proven.
+            apsw.Error, OSError: it cannot be written.
+        """
+        writing.write(self.proven, new, self.base_id, now_ms)
+
+
+@contextmanager
+def salvaged(path: Path, expected: Expected, work: Path | None = None) -> Iterator[Salvaged]:
+    """Read a damaged index page by page, and give what of it proves itself as long as the context is open.
+
+    Args:
+        path: the file; it is only read.
+        expected: what lies around it.
+        work: the folder for temporary files (default: the system's).
+
+    Raises:
+        Refused: nothing can be made of it.
+        WorkFolderTooSmall: there is no room for the rows.
+        apsw.Error, OSError: it cannot be read, or the temporary files cannot be written.
+    """
+    with durable.temporary_folder(work) as folder:
+        demand_room(folder, 2 * path.stat().st_size)
+        proven = folder / "proven.sqlite"
+        try:
+            file = PageFile(path)
+        except ValueError as error:
+            raise Refused(tr("holds nothing of a SQLite file")) from error
+        with file, sqlite.writing(proven, create=True) as db, sqlite.transaction(db):
+            tally, base_id = _proven(db, Reading(file, (*shapes.TABLES, *shapes.INDEXES)), expected)
+        yield Salvaged(proven=proven, base_id=base_id, tally=tally)
+
+
+def _proven(db: apsw.Connection, reading: Reading, expected: Expected) -> tuple[Tally, str]:
+    """Decide about every row, and return what that comes to, and whose index it is."""
+    scratch.fill(db, reading)
+    materials = Materials(db, expected)
+    materials.choose()
+    Units(db).choose()
+    Vectors(db, expected.dimensions).choose()
+    settle_readings(db)
+    mend_times(db, expected.now_ms)
+    writing.number_bodies(db)
+    base_id = _identity(db, expected)
+    tally = tallied(db, reading, materials.unnamed)
+    if not any(table.there for table in tally.rows.values()):
+        raise Refused(tr("nothing that is left of it proves itself"))
+    return tally, base_id
+
+
+def _identity(db: apsw.Connection, expected: Expected) -> str:
+    """Enter the times of the identity row, and return whose index the file is.
+
+    Raises:
+        Refused: nothing says it, or it is of a later version.
+    """
+    db.execute("CREATE TABLE identity (created, updated)")
+    found = scratch.rows_of(
+        db,
+        """SELECT version, base, created, updated FROM meta WHERE typeof(created) = 'integer'
+              AND typeof(updated) = 'integer' AND typeof(version) = 'integer' ORDER BY strength, seq LIMIT 1""",
+    )
+    stated = None
+    if found:
+        version, base, created, updated = found[0]
+        if schema.SCHEMA_VERSION < version < _MOST_VERSION:
+            raise Refused(tr("it is of version {version}, which is not known here", version=version))
+        stated = decode_utf8(bytes(base)) if isinstance(base, bytes) else None
+    else:
+        created, updated = db.execute("SELECT min(created), max(updated) FROM material WHERE fate = 'kept'").fetchall()[
+            0
+        ]
+    db.execute("INSERT INTO identity VALUES (?, ?)", (created, updated))
+    base_id = expected.base_id or stated
+    if not base_id:
+        raise Refused(tr("nothing says whose index it is"))
+    return base_id
+
+
+#: No version is that high: what says so is damaged.
+_MOST_VERSION = 1000

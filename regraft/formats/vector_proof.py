@@ -1,0 +1,79 @@
+"""What speaks for a vector that was read out of a damaged file: it is like the others of its base.
+
+Nothing in a file says what a vector's numbers were. Those of one model have one length, and norms near each other: an
+embedding server gives vectors of unit length, or such as all of its answers have (``docs/salvage.md``).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from array import array
+from dataclasses import dataclass
+from operator import mul
+
+import apsw
+
+#: How far a norm may be from the middle one: so many times the middle distance, and at least such a part of it.
+_SPREADS, _LEAST_PART = 20, 2e-7
+#: Fewer vectors say nothing of how far they are spread.
+_LEAST_VECTORS = 5
+#: But where the middle one of them is this near to unit length, all are.
+_UNIT_PART = 1e-4
+#: So many numbers of a vector may be there more than once, and more where those of other vectors are.
+_LEAST_REPEATS = 7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measures:
+    """A vector's norm, and how many of its numbers are there more than once."""
+
+    norm: float
+    repeats: int
+
+
+def measures_of(vector: bytes | None) -> Measures | None:
+    """Return the measures of a float32 vector; None of what is none, or holds a NaN or an infinity."""
+    if not vector or len(vector) % 4:
+        return None
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    squares = sum(map(mul, numbers, numbers))
+    if not math.isfinite(squares):
+        return None
+    return Measures(norm=math.sqrt(squares), repeats=len(numbers) - len(set(numbers)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likeness:
+    """What the vectors of a base have in common; ``furthest`` is the distance from the ``middle`` norm that is none."""
+
+    middle: float
+    furthest: float
+    repeats: int
+
+    def holds(self, norm: float, repeats: int) -> bool:
+        """Tell whether a vector is like the others. One of zeros is like none but those."""
+        return abs(norm - self.middle) <= self.furthest and repeats <= self.repeats
+
+
+def likeness(db: apsw.Connection, table: str) -> Likeness:
+    """Return what most vectors of a table have in common; it has their ``norm`` and ``repeats``.
+
+    Vectors of zeros, which a file may well have, say nothing of the others.
+    """
+    rows = f"FROM {table} WHERE norm > 0"
+    count = int(str(db.execute(f"SELECT count(*) {rows}").get))
+
+    def middle_of(what: str, *values: float) -> float:
+        query = f"SELECT {what} {rows} ORDER BY 1 LIMIT 1 OFFSET {count // 2}"
+        return float(str(db.execute(query, values).get or 0))
+
+    middle = middle_of("norm")
+    if count >= _LEAST_VECTORS:
+        furthest = max(_SPREADS * middle_of("abs(norm - ?)", middle), _LEAST_PART * middle)
+        return Likeness(middle=middle, furthest=furthest, repeats=2 * int(middle_of("repeats")) + _LEAST_REPEATS)
+    if abs(middle - 1) < _UNIT_PART:
+        return Likeness(middle=1, furthest=_UNIT_PART, repeats=sys.maxsize)
+    return Likeness(middle=middle, furthest=math.inf, repeats=sys.maxsize)

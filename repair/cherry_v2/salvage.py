@@ -1,0 +1,268 @@
+"""``regraft repair --salvage``: a damaged index file is written anew from what is left in it (``docs/salvage.md``).
+
+Without the word nothing of it is done: what could be is counted and offered.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+from msgspec import structs
+
+from checks.audit.findings import FINDINGS, Finding
+from checks.cherry_v2 import findings as v2
+from regraft import links, sqlite
+from regraft.errors import PlanOutdated, WorkFolderTooSmall
+from regraft.formats.cherry_v2 import salvage
+from regraft.formats.cherry_v2.catalog_lookup import item_data
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_names import item_name
+from regraft.formats.cherry_v2.layout import Store as Place
+from regraft.formats.cherry_v2.salvage import Expected, Refused, Salvaged, Tally
+from regraft.language import joined, tr
+from regraft.ledger.durable import NO_ROOM
+from regraft.text import argument, counted, one_line
+from repair.changes import files
+from repair.changes.plan import Action, FileChange, Plan, Unresolved
+from repair.changes.salvaged import SalvagedFile, SalvagedItem, SalvagedItems
+from repair.changes.store import Store
+
+#: Findings of a file that SQLite refuses, or breaks off in.
+DAMAGED = (v2.UNREADABLE, v2.CORRUPT)
+#: Items named in a sentence before the others are counted.
+_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DamagedIndex:
+    """A damaged index of a store, and what its catalog says of its base."""
+
+    store: Store
+    base: str
+    place: Place
+    findings: Sequence[Finding]
+    row: Row | None
+    items: Sequence[Row] | None
+    now_ms: int
+
+    @property
+    def path(self) -> Path:
+        """Return where the file lies."""
+        return self.store.root / self.place.name
+
+    @property
+    def expected(self) -> Expected:
+        """Return what lies around the file says of it."""
+        dimensions = None if self.row is None else self.row.get("dimensions")
+        paths = None if self.items is None else {str(item.get("id")): _path_of(item) for item in self._indexed()}
+        return Expected(
+            base_id=self.place.base_id,
+            paths=paths,
+            dimensions=dimensions if isinstance(dimensions, int) else None,
+            now_ms=self.now_ms,
+        )
+
+    def _indexed(self) -> Iterator[Row]:
+        yield from (
+            item for item in self.items or () if item.get("type") != "directory" and item.get("status") != "deleting"
+        )
+
+    def parts(self, tally: Tally) -> SalvagedItems:
+        """Return which of the items are whole."""
+        completed = [item for item in self._indexed() if item.get("status") == "completed"]
+        partial: list[SalvagedItem] = []
+        lost: list[SalvagedItem] = []
+        whole = 0
+        for item in completed:
+            key = str(item.get("id"))
+            told = SalvagedItem(id=key, name=item_name(item.get("type"), item_data(item)) or key)
+            if tally.traced is not None and key not in tally.traced:
+                # Nothing of it was in the file, damaged or not.
+                continue
+            if not tally.units.get(key):
+                lost.append(told)
+            elif key in tally.partial:
+                partial.append(told)
+            else:
+                whole += 1
+        return SalvagedItems(whole=whole, partial=partial, lost=lost)
+
+
+def _path_of(item: Row) -> str | None:
+    data = item_data(item)
+    found = data.get("indexedRelativePath") or data.get("relativePath")
+    return found if isinstance(found, str) else None
+
+
+def is_damaged(findings: Sequence[Finding]) -> bool:
+    """Tell whether a base's index is damaged as a file."""
+    return any(one.name in DAMAGED for one in findings)
+
+
+def offer(index: DamagedIndex) -> list[Unresolved]:
+    """Return that a damaged index stays as it is, and how much of it can be salvaged."""
+    line = command_line(index.store, index.base)
+    try:
+        with salvage.salvaged(index.path, index.expected) as found:
+            tally = found.tally
+    except (Refused, apsw.Error, OSError) as error:
+        return [_stays(one, _why_not(error)) for one in _of_file(index)]
+    offered = tr(
+        "{salvaged:,} of about {about:,} texts and vectors can be salvaged with {option}",
+        salvaged=tally.salvaged,
+        about=tally.about,
+        option="--salvage",
+    )
+    return [_stays(one, offered, repair=line) for one in _of_file(index)]
+
+
+def command_line(store: Store, base: str) -> str:
+    """Return the command line that salvages one base."""
+    chosen = ("--base", base) if store.found.stores.is_whole else ()
+    return shlex.join(["regraft", "repair", argument(store.path), "--salvage", *chosen])
+
+
+def plan(index: DamagedIndex) -> Plan:
+    """Return what writes an index anew from what is left of it; where nothing is, that it stays."""
+    made = Plan()
+    stamps = {name: files.stamp_of(index.store.root / name) for name in _files(index)}
+    try:
+        with salvage.salvaged(index.path, index.expected) as found:
+            tally = found.tally
+    except (Refused, apsw.Error, OSError) as error:
+        made.left += [_stays(one, _why_not(error)) for one in _of_file(index)]
+        return made
+    made.read |= stamps
+    for name in list(stamps)[1:]:
+        made.changes.append(_aside(index, name))
+    made.changes.append(_rebuilt(index, tally))
+    made.resolves |= {(name, index.base) for name in DAMAGED}
+    parts = index.parts(tally)
+    made.left += _lost(index, tally, parts)
+    told = SalvagedFile(
+        base=index.base,
+        path=index.place.name,
+        rows=tally.rows,
+        deleted=tally.deleted,
+        pages=tally.pages,
+        items=parts,
+    )
+    made.salvaged.append(told)
+    return made
+
+
+def _files(index: DamagedIndex) -> Iterator[str]:
+    """Yield the names of an index file and of the log or journal beside it that holds content."""
+    yield index.place.name
+    for beside in sqlite.companions(links.real_path(index.path)):
+        yield index.place.name + beside.name[len(links.real_path(index.path).name) :]
+
+
+def _of_file(index: DamagedIndex) -> Iterator[Finding]:
+    yield from (one for one in index.findings if one.name in DAMAGED)
+
+
+def _stays(finding: Finding, why: str, *, repair: str | None = None) -> Unresolved:
+    reason = tr("{what}: {why}", what=finding.message, why=why)
+    return Unresolved.of(finding, reason, repair=finding.repair if repair is None else repair)
+
+
+def _why_not(error: Exception) -> str:
+    if isinstance(error, WorkFolderTooSmall) or (isinstance(error, OSError) and error.errno in NO_ROOM):
+        raise error
+    return tr("nothing can be salvaged: {reason}", reason=getattr(error, "strerror", None) or error)
+
+
+def _aside(index: DamagedIndex, name: str) -> FileChange:
+    """Set a log or journal aside, which would be taken for that of the new file; what it holds is in that already."""
+    message = tr("set {name} aside, which belongs to the damaged index", name=name)
+    action = Action(action="set-aside", message=message, base=index.base, subject=name, finding=_finding(index))
+    return FileChange(path=name, actions=(action,), make=None, as_is=True)
+
+
+def _finding(index: DamagedIndex) -> str:
+    return next(one.name for one in _of_file(index))
+
+
+def _rebuilt(index: DamagedIndex, tally: Tally) -> FileChange:
+    bodies, vectors = tally.rows["bodies"], tally.rows["embeddings"]
+    message = tr(
+        "write the index anew from what is left in the damaged file: {texts:,} of about {of_texts:,} texts, "
+        "{vectors:,} of about {of_vectors:,} vectors",
+        texts=bodies.there,
+        of_texts=bodies.about,
+        vectors=vectors.there,
+        of_vectors=vectors.about,
+    )
+    action = Action(
+        action="salvage-index",
+        message=message,
+        base=index.base,
+        subject=index.place.name,
+        count=tally.salvaged,
+        bytes=tally.bytes,
+        finding=_finding(index),
+    )
+
+    def make(new: Path) -> None:
+        _demand_alone(index.path)
+        with salvage.salvaged(index.path, index.expected) as found:
+            _demand_same(found, tally, index.path)
+            found.write(new, index.now_ms)
+
+    # The damaged file is moved as it is: SQLite may not even open it.
+    return FileChange(path=index.place.name, actions=(action,), make=make, bytes=tally.bytes, as_is=True)
+
+
+def _demand_alone(path: Path) -> None:
+    """Make sure that no other program has the file open, as far as SQLite can open it at all.
+
+    Raises:
+        StoreBusy, StoreNotWritable
+    """
+    try:
+        files.settle_log(path)
+    except apsw.Error:
+        # What keeps SQLite from opening it keeps others from it, too.
+        return
+
+
+def _demand_same(found: Salvaged, tally: Tally, path: Path) -> None:
+    if found.tally != tally:
+        raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
+
+
+def _lost(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Iterator[Unresolved]:
+    """Yield what is lost, by the findings that an audit of the new file has, with what brings it back."""
+    if tally.lacking:
+        reason = tr("{texts} whose vectors are lost: to be embedded anew", texts=counted(tally.lacking, "text"))
+        words = FINDINGS[v2.VECTOR_MISSING].command
+        base = ("--base", index.base) if index.store.found.stores.is_whole else ()
+        line = shlex.join(["regraft", *words[:1], argument(index.store.path), *words[1:], *base])
+        repair = line if index.row is not None else None
+        left = Unresolved.registered(v2.VECTOR_MISSING, reason, base=index.base, count=tally.lacking)
+        yield structs.replace(left, repair=repair)
+    for items, said in ((parts.lost, _LOST), (parts.partial, _PARTIAL)):
+        if items:
+            reason = tr(said, items=counted(len(items), "item"), names=_names(items))
+            yield Unresolved.registered(v2.ITEM_NO_MATERIAL, reason, base=index.base, count=len(items))
+    if tally.unnamed:
+        reason = tr(
+            "{materials} whose path is lost: it is the id of the item now, until the catalog says another one",
+            materials=counted(len(tally.unnamed), "material"),
+        )
+        yield Unresolved.registered(v2.MATERIAL_PATH, reason, base=index.base, count=len(tally.unnamed))
+
+
+_LOST = tr("{items} without a text now: {names}. Index them again in the application")
+_PARTIAL = tr("{items} of which a part is lost: {names}. Index them again in the application")
+
+
+def _names(items: Sequence[SalvagedItem]) -> str:
+    named = [one_line(item.name) for item in items[:_NAMED]]
+    more = len(items) - len(named)
+    return joined([*named, *([tr("and {more} more", more=f"{more:,}")] if more else [])])
