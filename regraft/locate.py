@@ -167,9 +167,8 @@ def _by_start(path: Path, start: bytes, kind: Kind | None) -> Located:
             raise
     if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         return _json_file(path, kind)
-    damaged = _unread_index(path, kind)
-    if damaged is not None:
-        return damaged
+    if kind is Kind.INDEX or (kind is None and cherry_v2_layout.is_index_place(path)):
+        return _single_file(Kind.INDEX, path)
     raise SourceUnrecognised(path=path, found=_describe(start))
 
 
@@ -494,13 +493,6 @@ def _unread_database(path: Path, kind: Kind | None) -> Located | None:
     for system in systems.those_of(kind):
         if kind is system.kind or system.has_name(path):
             return system.located(path)
-    if kind in (Kind.V1_VECTORS, Kind.PREVIEW):
-        return _single_file(kind, path)
-    return _unread_index(path, kind)
-
-
-def _unread_index(path: Path, kind: Kind | None) -> Located | None:
-    """Return the index of a base that a file is by the user's word, or by its place, whatever it holds."""
-    if kind is Kind.INDEX or (kind is None and path.absolute().match(INDEX_FILE)):
+    if kind is Kind.INDEX or (kind is None and cherry_v2_layout.is_index_place(path)):
         return _single_file(Kind.INDEX, path)
-    return None
+    return _single_file(kind, path) if kind in (Kind.V1_VECTORS, Kind.PREVIEW) else None

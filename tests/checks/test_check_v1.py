@@ -69,6 +69,13 @@ BEYOND_A_PLAN = {
     "base_changed_since",
     "lost_duplicate",
     "carried_without_vector",
+    "salvaged",
+    "rows_lost",
+    "row_lost",
+    "row_broken",
+    "row_unproven",
+    "vector_unproven",
+    "row_contradicted",
 }
 #: Codes that a preview build's store has of its own.
 OF_PREVIEWS = {

@@ -238,3 +238,8 @@ def _rank(store: Store) -> int:
         look.layout is Layout.UNREADABLE,
     )
     return order.index(True) if True in order else len(order)
+
+
+def is_index_place(path: Path) -> bool:
+    """Tell whether a file lies where the index of a base does, whatever it holds."""
+    return path.absolute().match(INDEX_FILE)

@@ -1,0 +1,163 @@
+"""``repair --salvage``: damaged index files of v2 become whole again, from what is left in them and proves itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from conftest import REPO, run
+
+_PAGE = 4096
+_BODIES = """SELECT m.material_id, u.unit_id, u.unit_index, u.char_start, u.char_end, t.text, t.embedding_text_hash,
+                    e.vector_blob
+               FROM search_text t JOIN search_unit u ON u.unit_id = t.target_id
+               JOIN material m ON m.material_id = u.material_id
+               LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash ORDER BY 1, 3"""
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that the sample becomes."""
+    library = tmp_path_factory.mktemp("migrated") / "library"
+    run("migrate", REPO / "sample_v1" / "backup", "--to", library, "--yes")
+    return library
+
+
+@pytest.fixture
+def library(migrated: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(migrated, tmp_path / "library")
+
+
+def _index(library: Path) -> Path:
+    """Return the largest index of a library."""
+    return max(library.glob("KnowledgeBase/*/.cherry/index.sqlite"), key=lambda path: path.stat().st_size)
+
+
+def _rows(index: Path) -> set[tuple[Any, ...]]:
+    with closing(apsw.Connection(str(index), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+        return set(db.execute(_BODIES))
+
+
+def _roots(index: Path) -> dict[str, int]:
+    with closing(apsw.Connection(str(index), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+        return {str(name): int(str(root)) for name, root in db.execute("SELECT name, rootpage FROM sqlite_schema")}
+
+
+def _zero(index: Path, start: int, length: int) -> None:
+    with index.open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(length))
+
+
+def _of_page(name: str) -> Callable[[Path], None]:
+    """Return what zeroes the first page of a table or an index."""
+    return lambda index: _zero(index, (_roots(index)[name] - 1) * _PAGE, _PAGE)
+
+
+def _cut(index: Path) -> None:
+    with index.open("r+b") as file:
+        file.truncate(index.stat().st_size * 4 // 5)
+
+
+#: What is damaged, and whether all rows are left.
+_DAMAGES: dict[str, tuple[Callable[[Path], None], bool]] = {
+    "the header": (lambda index: _zero(index, 0, 100), True),
+    "the page size": (lambda index: _zero(index, 16, 2), True),
+    "the schema": (lambda index: _zero(index, 0, _PAGE), True),
+    "the end": (_cut, False),
+    "the root of the contents": (_of_page("content"), False),
+    "the root of the units": (_of_page("search_unit"), False),
+    "the root of the bodies": (_of_page("search_text"), False),
+    "the root of the vectors": (_of_page("embedding"), False),
+    "the root of the materials": (_of_page("material"), False),
+    "the identity": (_of_page("meta"), True),
+    "the key of the units": (_of_page("sqlite_autoindex_search_unit_1"), True),
+    "the key of the bodies": (_of_page("sqlite_autoindex_search_text_1"), True),
+    "the key of the vectors": (_of_page("sqlite_autoindex_embedding_1"), True),
+    "the numbers of the bodies": (_of_page("search_text_fts_rowid_uniq"), True),
+    "the words": (_of_page("search_text_fts_data"), True),
+    "the words' index": (_of_page("search_text_fts_idx"), True),
+    "the words' sizes": (_of_page("search_text_fts_docsize"), True),
+    "the words' settings": (_of_page("search_text_fts_config"), True),
+}
+
+
+@pytest.mark.parametrize("name", _DAMAGES)
+def test_what_is_left_comes_back_as_it_was(library: Path, name: str) -> None:
+    damage, is_whole = _DAMAGES[name]
+    index = _index(library)
+    before = _rows(index)
+    damage(index)
+
+    done = run("repair", library, "--salvage", "--yes", "--json")
+
+    assert done.status in {0, 1}, done.stderr
+    after = _rows(index)
+    assert {row for row in after if row[7] is not None} <= before
+    if is_whole:
+        assert after == before
+    with closing(apsw.Connection(str(index))) as db:
+        assert db.execute("PRAGMA integrity_check").get == "ok"
+        db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)")
+
+
+def test_undo_brings_the_damaged_file_back(library: Path) -> None:
+    index = _index(library)
+    _zero(index, 0, 100)
+    damaged = index.read_bytes()
+
+    run("repair", library, "--salvage", "--yes")
+    assert index.read_bytes() != damaged
+    done = run("undo", library, "--yes")
+
+    assert done.status == 0
+    assert index.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("words", [("--yes",), ("--salvage", "--dry-run")], ids=["without the word", "a dry run"])
+def test_nothing_is_written_unasked(library: Path, words: tuple[str, ...]) -> None:
+    index = _index(library)
+    _zero(index, 0, 100)
+    damaged = index.read_bytes()
+
+    done = run("repair", library, *words)
+
+    assert done.status == 1
+    assert index.read_bytes() == damaged
+    assert "of about" in done.stdout
+
+
+def test_check_names_the_command(library: Path) -> None:
+    _zero(_index(library), 0, 100)
+
+    done = run("check", library)
+
+    assert f"regraft repair {library} --salvage" in done.stdout
+    assert done.status == 1
+
+
+def test_a_file_of_nothing_is_left_alone(library: Path) -> None:
+    index = _index(library)
+    index.write_bytes(bytes(3 * _PAGE))
+
+    done = run("repair", library, "--salvage", "--yes")
+
+    assert done.status == 1
+    assert index.read_bytes() == bytes(3 * _PAGE)
+    assert "nothing can be salvaged" in done.stdout
+
+
+def test_a_second_run_finds_nothing_to_salvage(library: Path) -> None:
+    index = _index(library)
+    _zero(index, 0, 100)
+    run("repair", library, "--salvage", "--yes")
+    salvaged = index.read_bytes()
+
+    run("repair", library, "--salvage", "--yes")
+
+    assert index.read_bytes() == salvaged
