@@ -152,7 +152,7 @@ def _name_lost(db: apsw.Connection, table: str) -> None:
         f"""INSERT INTO {table} SELECT NULL, 0, k.rid, '{LOST}', k.key{", NULL" * columns}
               FROM index_key k WHERE k.name = ?1 AND typeof(k.key) = 'blob'
                AND k.key NOT IN (SELECT key FROM {table} WHERE key IS NOT NULL)
-               AND k.rid NOT IN (SELECT rid FROM {table} WHERE fate = '{DAMAGED}' AND rid IS NOT NULL)""",
+               AND k.rid NOT IN (SELECT rid FROM {table} WHERE (fate = '{DAMAGED}' OR {_THERE}) AND rid IS NOT NULL)""",
         (name,),
     )
 
@@ -176,6 +176,8 @@ def _of_materials(db: apsw.Connection) -> tuple[dict[str, int], frozenset[str]]:
 
 def _traced(db: apsw.Connection) -> frozenset[str]:
     """Return the ids of materials that a row, a key or a unit names."""
-    query = "SELECT key FROM material UNION SELECT key FROM index_key WHERE name = ? UNION SELECT material FROM search_unit"
+    query = (
+        "SELECT key FROM material UNION SELECT key FROM index_key WHERE name = ? UNION SELECT material FROM search_unit"
+    )
     found = rows_of(db, query, (shapes.MATERIAL_KEY,))
     return frozenset(decode_utf8(key) for (key,) in found if isinstance(key, bytes))
