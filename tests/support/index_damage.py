@@ -42,10 +42,14 @@ def vector_of(text: str) -> bytes:
 def rows_of(path: Path) -> Rows:
     """Return all rows of an index, text as bytes, by table and key."""
     found: Rows = {}
-    with closing(apsw.Connection(f"file:{path}?immutable=1", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)) as db:
+    with closing(
+        apsw.Connection(f"file:{path}?immutable=1", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    ) as db:
         for table, key in KEYS.items():
             names = [str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")]
-            values = ", ".join(f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END" for name in names)
+            values = ", ".join(
+                f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END" for name in names
+            )
             found[table] = {str(row[0]): row[1:] for row in db.execute(f"SELECT {key}, {values} FROM {table}")}
     return found
 
@@ -99,7 +103,11 @@ class IndexFile:
     def roots(self) -> dict[str, int]:
         with closing(apsw.Connection(":memory:")) as db:
             db.deserialize("main", self.raw)
-            return {str(name): int(str(root)) for name, root in db.execute("SELECT name, rootpage FROM sqlite_schema") if root}
+            return {
+                str(name): int(str(root))
+                for name, root in db.execute("SELECT name, rootpage FROM sqlite_schema")
+                if root
+            }
 
     @cached_property
     def kinds(self) -> dict[int, tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 A text is proven by its hash, a unit by its id, a body by being its unit's slice of the text, a vector by the hash of a
 proven text and by being like the others. What is lost and follows from proven rows is derived (:mod:`.derived`).
-Rules: ``docs/salvage.md``, "Index files".
+Rules: ``docs/formats/index.md``, "Salvage".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a salvage of an index comes to, in numbers (``docs/salvage.md``, "Index files")."""
+"""What a salvage of an index comes to, in numbers (``docs/formats/index.md``, "Salvage")."""
 
 from __future__ import annotations
 
