@@ -9,20 +9,22 @@ from checks.audit.findings import register
 from regraft.language import tr
 
 #: What mends several of them, in a person's words.
-BACKUP = tr("A backup of the file; or indexing the base again in the application.")
 PERSON = tr("A person has to decide; the message says about what.")
 
 UNREADABLE = register(
     "error",
     "file.unreadable",
     tr("A catalog or an index is not a SQLite file, is cut off, holds none of the known tables, or may not be read."),
-    tr("A permission, or a backup of the file."),
+    tr("A permission, or a backup of the file; of a v2 index, `regraft repair --salvage`, by what is left in it."),
 )
 CORRUPT = register(
     "error",
     "file.corrupt",
     tr("SQLite itself finds the file damaged, or stops while reading it. What could not be read was not checked."),
-    BACKUP,
+    tr(
+        "A backup of the file; of a v2 index, `regraft repair --salvage`, by what is left in it; or indexing the base "
+        "again in the application."
+    ),
 )
 HOT_JOURNAL = register(
     "warning",

@@ -20,6 +20,7 @@ from regraft.cli import completion
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import confirmed as ask
 from regraft.cli.output import echo_json, say
+from regraft.cli.salvaged import salvaged_lines
 from regraft.kinds import Kind
 from regraft.language import joined, tr
 from regraft.ledger import interrupts
@@ -151,6 +152,7 @@ def as_text(report: ChangeReport, *, verbose: bool, shown: Sequence[str] = ()) -
     lines = action_lines(report.bases, report.actions, verbose=verbose)
     if shown and action_lines(report.bases, report.actions, verbose=False) == list(shown):
         lines = []
+    lines = parted(lines, list(salvaged_lines(report.salvaged or ())))
     lines = parted(lines, left_lines(report.bases, report.left, verbose=verbose))
     if report.undone is UNSET:
         lines += closing_lines(report, is_done=bool(report.actions))

@@ -1,4 +1,4 @@
-"""``regraft repair --salvage``: a damaged index file is written anew from what is left in it (``docs/salvage.md``).
+"""``regraft repair --salvage``: a damaged index file is written anew from what is left in it (``docs/formats/index.md``, "Salvage").
 
 Without the word nothing of it is done: what could be is counted and offered.
 """
@@ -265,4 +265,4 @@ _PARTIAL = tr("{items} of which a part is lost: {names}. Index them again in the
 def _names(items: Sequence[SalvagedItem]) -> str:
     named = [one_line(item.name) for item in items[:_NAMED]]
     more = len(items) - len(named)
-    return joined([*named, *([tr("and {more} more", more=f"{more:,}")] if more else [])])
+    return joined([*named, *([tr("{more:,} more", more=more)] if more else [])])

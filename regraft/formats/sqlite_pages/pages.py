@@ -77,7 +77,7 @@ class TreePage:
         at = self.free
         while at:
             end = found[-1].stop if found else self.content
-            if not end <= at <= usable - 4:
+            if not end <= at <= min(usable, len(data)) - 4:
                 return None
             at_next, length = _BLOCK.unpack_from(data, at)
             if length < 4 or at + length > usable:

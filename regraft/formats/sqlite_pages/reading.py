@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from regraft.formats.sqlite_pages import scan
@@ -12,7 +12,7 @@ from regraft.formats.sqlite_pages.file import PageFile
 from regraft.formats.sqlite_pages.found import Counts, Coverage, Flaw, FoundRow, Origin, Refusal
 from regraft.formats.sqlite_pages.pages import Cell, Kind, TreePage, record_cell, tree_page
 from regraft.formats.sqlite_pages.records import Class, Field, Malformed, Shape, Text, Value, fields_of, value_of
-from regraft.formats.sqlite_pages.trees import TreeCover, Walker, free_pages, is_pointer_map
+from regraft.formats.sqlite_pages.trees import TreeCover, Visit, Walker, free_pages, is_pointer_map
 
 #: What ``sqlite_schema`` holds: type, name, table, root, statement.
 _SCHEMA = Shape(
@@ -213,6 +213,11 @@ class Reading:
             cover = TreeCover(self.file.pages)
             for visit in self._walker.walk(root, tree, is_index=shape.is_index) if root else ():
                 cells = list(self._cells(visit.data, visit.page, visit.cells, shape))
+                if self._is_anothers(visit, cells, shape):
+                    # A page that was put in the place of one of this tree's: whose it is, its rows tell.
+                    self._owners[visit.number] = 0
+                    cover.add(replace(visit, page=None, cells=()), is_whole=False)
+                    continue
                 is_whole = visit.is_whole and self._is_filled(visit.data, visit.page, visit.cells, cells)
                 cover.add(visit, is_whole=is_whole)
                 if visit.page is not None and visit.kind is Kind.TABLE_LEAF and not is_whole:
@@ -227,6 +232,12 @@ class Reading:
             self.coverage[shape.name] = cover.told(is_index=shape.is_index)
             if cover.tells_leaves and not shape.is_index:
                 self._named[shape.name] = cover.leaves
+
+    def _is_anothers(self, visit: Visit, cells: Sequence[Cell | None], shape: Shape) -> bool:
+        """Tell whether a leaf of a table holds rows, and none of this table."""
+        if visit.kind is not Kind.TABLE_LEAF or not cells:
+            return False
+        return not any(cell is not None and self._fields(cell, shape) is not None for cell in cells)
 
     def _is_filled(
         self, data: bytes, page: TreePage | None, starts: Sequence[int], cells: Sequence[Cell | None]

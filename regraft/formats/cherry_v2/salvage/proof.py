@@ -2,7 +2,7 @@
 
 A text is proven by its hash, a unit by its id, a body by being its unit's slice of the text, a vector by the hash of a
 proven text and by being like the others. What is lost and follows from proven rows is derived (:mod:`.derived`).
-Rules: ``docs/salvage.md``, "Index files".
+Rules: ``docs/formats/index.md``, "Salvage".
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Materials:
         self._choose_contents()
         self._join_contents()
         self._name_contents()
+        self._doubt_materials()
 
     # --- materials ---------------------------------------------------------------------------------------------------
 
@@ -108,14 +109,11 @@ class Materials:
         if stated is not None:
             return stated
         # Where pages are mixed up, this index has the keys of another one.
-        indexed = [one for one in self._keys_of(shapes.MATERIAL_PATH, rid) if self._is_no_id(one, key)]
+        found = self._keys_of(shapes.MATERIAL_PATH, rid)
+        indexed = [one for one in found if path == key or (one != key and not shapes.is_hash(one))]
         if path is None or not _is_path(path):
             return indexed[0] if len(indexed) == 1 and _is_path(indexed[0]) else None
         return path if not indexed or path in indexed else None
-
-    def _is_no_id(self, path: bytes, key: bytes) -> bool:
-        known = rows_of(self.db, "SELECT 1 FROM index_key WHERE name = ? AND key = ?", (shapes.MATERIAL_KEY, path))
-        return not shapes.is_hash(path) and (path == key or not known)
 
     def _item_path(self, key: bytes) -> bytes | None:
         items = self.expected.paths
@@ -153,13 +151,13 @@ class Materials:
     # --- texts -------------------------------------------------------------------------------------------------------
 
     def _choose_contents(self) -> None:
-        """Keep one reading of every text; a weak one only where something names it that is there."""
+        """Keep one reading of every text; one that no tree reaches only where something names it that is there."""
         named = f"""key IN (SELECT content FROM material WHERE fate IN ('{KEPT}', '{MADE}'))
                  OR key IN (SELECT content FROM {_LIVE_UNITS})"""
         self.db.execute(
             f"""UPDATE content SET fate = '{KEPT}' WHERE seq IN (
                   SELECT seq FROM (SELECT seq, row_number() OVER (PARTITION BY key ORDER BY strength, seq) AS place
-                                     FROM content WHERE fate IS NULL AND (strength < {WEAK} OR {named}))
+                                     FROM content WHERE fate IS NULL AND (strength = 0 OR {named}))
                    WHERE place = 1)"""
         )
         _settle_readings(self.db, "content")
@@ -203,6 +201,18 @@ class Materials:
             is_stated = content is not None and content in self._keys_of(shapes.MATERIAL_CONTENT, rid)
             told = indexed or [one for (one,) in units if not is_stated]
             self.db.execute("UPDATE material SET content = ? WHERE seq = ?", (told[0] if len(told) == 1 else None, seq))
+
+    def _doubt_materials(self) -> None:
+        """Take materials for deleted that only their own row on a page of no tree knows: neither item, text nor unit."""
+        if self.expected.paths is not None:
+            return
+        self.db.execute(
+            f"""UPDATE material SET fate = '{DELETED}' WHERE fate = '{KEPT}' AND strength > 0
+                   AND NOT EXISTS (SELECT 1 FROM {_LIVE_UNITS} AND search_unit.material = material.key
+                                      AND content IN (SELECT key FROM content WHERE fate IN ('{KEPT}', '{MADE}')))
+                   AND NOT EXISTS (SELECT 1 FROM index_key k WHERE k.name = ? AND k.key = material.key)""",
+            (shapes.MATERIAL_KEY,),
+        )
 
     def _settle(self, table: str, seq: int, fate: str) -> None:
         self.db.execute(f"UPDATE {table} SET fate = ? WHERE seq = ?", (fate, seq))

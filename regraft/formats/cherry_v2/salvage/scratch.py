@@ -1,7 +1,7 @@
 """All that is left of a damaged index file, in a temporary database where it is held against each other.
 
 Every row is entered with what it says for itself: whether its hash, or its id, is that of what it holds
-(``docs/salvage.md``, "Index files"). Texts are kept as bytes: they may be no valid UTF-8.
+(``docs/formats/index.md``, "Salvage"). Texts are kept as bytes: they may be no valid UTF-8.
 """
 
 from __future__ import annotations

@@ -38,26 +38,31 @@ def _index(name: str, *columns: Class) -> Shape:
     return Shape(name=name, columns=columns, accepts=_never, is_index=True)
 
 
+#: The roots are those of files that regraft makes, where no schema tells them.
 TABLES = (
     Shape(
         name="meta",
+        root=2,
         columns=(Class.INTEGER, Class.INTEGER, Class.TEXT, Class.INTEGER, Class.INTEGER),
         accepts=lambda values: values[0] == 1,
         alias=0,
     ),
     Shape(
         name="content",
+        root=3,
         columns=(Class.TEXT, Class.TEXT, Class.INTEGER),
         accepts=_begins_with_hash,
         most_bytes=_MOST_BYTES,
     ),
     Shape(
         name="material",
+        root=5,
         columns=(Class.TEXT, Class.TEXT, _OPTIONAL_TEXT, Class.INTEGER, Class.INTEGER),
         accepts=lambda values: values[2] is None or is_hash(values[2]),
     ),
     Shape(
         name="search_unit",
+        root=8,
         columns=(
             *(Class.TEXT, Class.TEXT, Class.TEXT, Class.TEXT, Class.INTEGER, _OPTIONAL_TEXT, Class.INTEGER),
             *(Class.INTEGER, _OPTIONAL_TEXT, Class.INTEGER),
@@ -68,12 +73,13 @@ TABLES = (
     # behind the time, or is not there.
     Shape(
         name="search_text",
+        root=10,
         columns=(*[Class.TEXT] * 6, _OPTIONAL_INTEGER, _OPTIONAL_INTEGER),
         accepts=_begins_with_hash,
         may_lack=1,
         most_bytes=_MOST_BYTES,
     ),
-    Shape(name="embedding", columns=(Class.TEXT, Class.BLOB, Class.INTEGER), accepts=_begins_with_hash),
+    Shape(name="embedding", root=12, columns=(Class.TEXT, Class.BLOB, Class.INTEGER), accepts=_begins_with_hash),
 )
 INDEXES = (
     *(_index(name, Class.TEXT) for name in (CONTENT_KEY, UNIT_KEY, BODY_KEY, VECTOR_KEY, MATERIAL_KEY, MATERIAL_PATH)),

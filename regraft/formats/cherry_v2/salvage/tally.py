@@ -1,4 +1,4 @@
-"""What a salvage of an index comes to, in numbers (``docs/salvage.md``, "Index files")."""
+"""What a salvage of an index comes to, in numbers (``docs/formats/index.md``, "Salvage")."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _name_lost(db: apsw.Connection, table: str) -> None:
         f"""INSERT INTO {table} SELECT NULL, 0, k.rid, '{LOST}', k.key{", NULL" * columns}
               FROM index_key k WHERE k.name = ?1 AND typeof(k.key) = 'blob'
                AND k.key NOT IN (SELECT key FROM {table} WHERE key IS NOT NULL)
-               AND k.rid NOT IN (SELECT rid FROM {table} WHERE fate = '{DAMAGED}' AND rid IS NOT NULL)""",
+               AND k.rid NOT IN (SELECT rid FROM {table} WHERE (fate = '{DAMAGED}' OR {_THERE}) AND rid IS NOT NULL)""",
         (name,),
     )
 

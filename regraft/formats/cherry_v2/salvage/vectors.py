@@ -56,19 +56,18 @@ class Vectors:
     def _refuse_unlike(self) -> None:
         """Refuse vectors of another length than the base's, and those that are not like the others."""
         stated = None if self.dimensions is None else 4 * self.dimensions
+        # Where only pages are left on which deleted rows may be, these have to tell.
+        told = f"fate IS NULL AND strength <= max({WEAK - 1}, (SELECT min(strength) FROM embedding WHERE fate IS NULL))"
         length = value_of(
             self.db,
-            f"""SELECT length(vector) FROM embedding WHERE fate IS NULL AND strength < {WEAK}
+            f"""SELECT length(vector) FROM embedding WHERE {told}
                  GROUP BY 1 ORDER BY length(vector) IS ? DESC, count(*) DESC LIMIT 1""",
             (stated,),
         )
         self.db.execute(
             "UPDATE embedding SET fate = ? WHERE fate IS NULL AND length(vector) IS NOT ?", (UNLIKE, length)
         )
-        self.db.execute(
-            f"""CREATE TEMP TABLE measured AS SELECT seq, norm, repeats FROM embedding
-                 WHERE fate IS NULL AND strength < {WEAK}"""
-        )
+        self.db.execute(f"CREATE TEMP TABLE measured AS SELECT seq, norm, repeats FROM embedding WHERE {told}")
         usual = likeness(self.db, "temp.measured")
         self.db.execute("DROP TABLE temp.measured")
         # A vector of zeros is as good as none: the application never finds it.
