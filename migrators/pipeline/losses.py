@@ -52,6 +52,16 @@ def losses(survey: Survey, owners: Owners) -> Losses:
     return Losses(lost=lost, open=frozenset(unsure), whole=len(seen - lost.keys() - unsure))
 
 
+def _said_of_items(found: Losses, tally: SalvageTally) -> str:
+    whole = counted(found.whole, "item")
+    if tally.is_exact:
+        return tr("{whole} whole, {damaged} damaged", whole=whole, damaged=found.damaged)
+    # The last rows of an item leave no trace.
+    return tr(
+        "{whole} whole as far as the numbers of their rows tell, {damaged} damaged", whole=whole, damaged=found.damaged
+    )
+
+
 def said_of_losses(
     base: str,
     vector_file: str,
@@ -83,11 +93,7 @@ def said_of_losses(
             pages=counted(tally.pages, "page"),
             share=share,
         ),
-        tr(
-            "{whole} whole, {damaged} damaged",
-            whole=counted(found.whole, "item"),
-            damaged=found.damaged,
-        ),
+        _said_of_items(found, tally),
     ]
     if tally.weaker:
         rows = counted(sum(tally.weaker.values()), "row")

@@ -1,7 +1,7 @@
 """What speaks for a vector that was read out of a damaged file: it is like the others of its base.
 
 Nothing in a file says what a vector's numbers were. Those of one model have one length, and norms near each other: an
-embedding server gives vectors of unit length, or such as all of its answers have (``docs/formats/index.md``, "Salvage").
+embedding server gives vectors of unit length, or such as all its answers have (``docs/formats/index.md``, "Salvage").
 """
 
 from __future__ import annotations

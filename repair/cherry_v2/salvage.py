@@ -1,4 +1,4 @@
-"""``regraft repair --salvage``: a damaged index file is written anew from what is left in it (``docs/formats/index.md``, "Salvage").
+"""``regraft repair --salvage``: a damaged index file is written anew (``docs/formats/index.md``, "Salvage").
 
 Without the word nothing of it is done: what could be is counted and offered.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import apsw
 from msgspec import structs
@@ -21,9 +21,11 @@ from regraft.formats.cherry_v2 import salvage
 from regraft.formats.cherry_v2.catalog_lookup import item_data
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_names import item_name
+from regraft.formats.cherry_v2.layout import INDEX_FILE
 from regraft.formats.cherry_v2.layout import Store as Place
 from regraft.formats.cherry_v2.salvage import Expected, Refused, Salvaged, Tally
 from regraft.language import joined, tr
+from regraft.ledger import durable
 from regraft.ledger.durable import NO_ROOM
 from regraft.text import argument, counted, one_line
 from repair.changes import files
@@ -53,6 +55,11 @@ class DamagedIndex:
     def path(self) -> Path:
         """Return where the file lies."""
         return self.store.root / self.place.name
+
+    @property
+    def folder(self) -> str | None:
+        """Return the name of the folder that is the index's own, None where it lies among others."""
+        return str(PurePosixPath(self.place.name).parent) if self.place.name.endswith(INDEX_FILE) else None
 
     @property
     def expected(self) -> Expected:
@@ -137,9 +144,12 @@ def plan(index: DamagedIndex) -> Plan:
         made.left += [_stays(one, _why_not(error)) for one in _of_file(index)]
         return made
     made.read |= stamps
-    for name in list(stamps)[1:]:
-        made.changes.append(_aside(index, name))
-    made.changes.append(_rebuilt(index, tally))
+    beside = list(stamps)[1:]
+    if beside and index.folder is None:
+        reason = tr("a log or journal lies beside it ({name})", name=beside[0])
+        made.left += [_stays(one, reason) for one in _of_file(index)]
+        return made
+    made.changes.append(_rebuilt(index, tally, with_folder=bool(beside)))
     made.resolves |= {(name, index.base) for name in DAMAGED}
     parts = index.parts(tally)
     made.left += _lost(index, tally, parts)
@@ -177,18 +187,12 @@ def _why_not(error: Exception) -> str:
     return tr("nothing can be salvaged: {reason}", reason=getattr(error, "strerror", None) or error)
 
 
-def _aside(index: DamagedIndex, name: str) -> FileChange:
-    """Set a log or journal aside, which would be taken for that of the new file; what it holds is in that already."""
-    message = tr("set {name} aside, which belongs to the damaged index", name=name)
-    action = Action(action="set-aside", message=message, base=index.base, subject=name, finding=_finding(index))
-    return FileChange(path=name, actions=(action,), make=None, as_is=True)
-
-
 def _finding(index: DamagedIndex) -> str:
     return next(one.name for one in _of_file(index))
 
 
-def _rebuilt(index: DamagedIndex, tally: Tally) -> FileChange:
+def _rebuilt(index: DamagedIndex, tally: Tally, *, with_folder: bool) -> FileChange:
+    """Plan the new file; with its folder, where a log or journal would be taken for that of the new file."""
     bodies, vectors = tally.rows["bodies"], tally.rows["embeddings"]
     message = tr(
         "write the index anew from what is left in the damaged file: {texts:,} of about {of_texts:,} texts, "
@@ -209,13 +213,22 @@ def _rebuilt(index: DamagedIndex, tally: Tally) -> FileChange:
     )
 
     def make(new: Path) -> None:
-        _demand_alone(index.path)
         with salvage.salvaged(index.path, index.expected) as found:
             _demand_same(found, tally, index.path)
             found.write(new, index.now_ms)
 
+    def make_file(new: Path) -> None:
+        _demand_alone(index.path)
+        make(new)
+
+    def make_folder(new: Path) -> None:
+        durable.copy_tree(index.path.parent, new, without=(index.path.name, *sqlite.TRACES))
+        make(new / index.path.name)
+        durable.copy_mode(index.path, new / index.path.name)
+
     # The damaged file is moved as it is: SQLite may not even open it.
-    return FileChange(path=index.place.name, actions=(action,), make=make, bytes=tally.bytes, as_is=True)
+    path, chosen = (str(index.folder), make_folder) if with_folder else (index.place.name, make_file)
+    return FileChange(path=path, actions=(action,), make=chosen, bytes=tally.bytes, as_is=True)
 
 
 def _demand_alone(path: Path) -> None:

@@ -27,7 +27,22 @@ KEYS = {
     "search_text": "search_text_id",
     "embedding": "embedding_text_hash",
 }
-_WORDS = "harbour lamp fog bell 潮汐 灯塔 rope tar cedar plank 船 oakum signal keeper brass 海图 tide log winter 🔔 quay".split()
+_WORDS = (
+    "harbour",
+    "lamp",
+    "fog",
+    "bell",
+    "潮汐",
+    "灯塔",
+    "rope",
+    "tar",
+    "船",
+    "oakum",
+    "keeper",
+    "海图",
+    "winter",
+    "🔔",
+)
 Row = tuple[Any, ...]
 Rows = dict[str, dict[str, Row]]
 
@@ -42,14 +57,12 @@ def vector_of(text: str) -> bytes:
 def rows_of(path: Path) -> Rows:
     """Return all rows of an index, text as bytes, by table and key."""
     found: Rows = {}
-    with closing(
-        apsw.Connection(f"file:{path}?immutable=1", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
-    ) as db:
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    with closing(apsw.Connection(f"file:{path}?immutable=1", flags=flags)) as db:
         for table, key in KEYS.items():
             names = [str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")]
-            values = ", ".join(
-                f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END" for name in names
-            )
+            exact = "CASE typeof({0}) WHEN 'text' THEN CAST({0} AS BLOB) ELSE {0} END"
+            values = ", ".join(exact.format(name) for name in names)
             found[table] = {str(row[0]): row[1:] for row in db.execute(f"SELECT {key}, {values} FROM {table}")}
     return found
 
@@ -101,13 +114,14 @@ class IndexFile:
 
     @cached_property
     def roots(self) -> dict[str, int]:
-        with closing(apsw.Connection(":memory:")) as db:
-            db.deserialize("main", self.raw)
-            return {
-                str(name): int(str(root))
-                for name, root in db.execute("SELECT name, rootpage FROM sqlite_schema")
-                if root
-            }
+        with self._opened() as db:
+            rows = db.execute("SELECT name, rootpage FROM sqlite_schema WHERE rootpage").fetchall()
+            return {str(name): int(str(root)) for name, root in rows}
+
+    def _opened(self) -> closing[apsw.Connection]:
+        db = apsw.Connection(":memory:")
+        db.deserialize("main", self.raw)
+        return closing(db)
 
     @cached_property
     def kinds(self) -> dict[int, tuple[str, str]]:
@@ -120,6 +134,34 @@ class IndexFile:
 
     def of(self, name: str, kind: str = "leaf") -> list[int]:
         return [number for number, one in self.kinds.items() if one == (name, kind)]
+
+    def intact(self, damaged: bytes) -> dict[str, set[str]]:
+        """Return the keys of the rows whose every byte is where it was, by table."""
+        return {
+            table: {
+                key
+                for key, places in self.places[table].items()
+                if all(damaged[at : at + length] == self.raw[at : at + length] for at, length in places)
+            }
+            for table in KEYS
+        }
+
+    @cached_property
+    def places(self) -> dict[str, dict[str, list[tuple[int, int]]]]:
+        """Return where the bytes of every row are (offset, length), by table and key."""
+        with self._opened() as db:
+            found = {}
+            for table, key in KEYS.items():
+                keys = dict(db.execute(f"SELECT rowid, {key} FROM {table}").fetchall())
+                found[table] = {str(keys[rowid]): places for rowid, places in self._cells(table)}
+        return found
+
+    def _cells(self, table: str) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        for number in self.of(table):
+            data, base = self.page(number), (number - 1) * PAGE
+            for at in struct.unpack_from(f">{int.from_bytes(data[3:5])}H", data, 8):
+                rowid, end, _ = _cell(data, at)
+                yield rowid, [(base + at, end - at), *(((one - 1) * PAGE, PAGE) for one in self._chain(data, at))]
 
     def _tree(self, number: int) -> Iterator[tuple[int, str]]:
         data, start = self.page(number), 100 if number == 1 else 0
@@ -136,17 +178,22 @@ class IndexFile:
             yield from self._tree(int.from_bytes(data[start + 8 : start + 12]))
 
     def _chain(self, data: bytes, at: int) -> Iterator[int]:
-        payload, after = _varint(data, at)
-        _, after = _varint(data, after)
-        if payload <= PAGE - 35:
-            return
-        least = (PAGE - 12) * 32 // 255 - 23
-        local = least + (payload - least) % (PAGE - 4)
-        after += local if local <= PAGE - 35 else least
-        number = int.from_bytes(data[after : after + 4])
+        number = _cell(data, at)[2]
         while number:
             yield number
             number = int.from_bytes(self.page(number)[:4])
+
+
+def _cell(data: bytes, at: int) -> tuple[int, int, int]:
+    """Return the number of a row, where its cell ends, and the page that it goes on in, 0 where it does not."""
+    payload, after = _varint(data, at)
+    rowid, after = _varint(data, after)
+    if payload <= PAGE - 35:
+        return rowid, after + payload, 0
+    least = (PAGE - 12) * 32 // 255 - 23
+    local = least + (payload - least) % (PAGE - 4)
+    after += local if local <= PAGE - 35 else least
+    return rowid, after + 4, int.from_bytes(data[after : after + 4])
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -158,7 +205,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return value, at + length + 1
 
 
-# --- damage ------------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------------------------
 
 Damage = Callable[[IndexFile, bytearray, random.Random], None]
 DAMAGES: dict[str, Damage] = {}

@@ -11,6 +11,8 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 _MOST_VARINT = 9
+#: Bytes of a serial type of a text or BLOB of up to 16 GB.
+_MOST_SERIAL = 5
 _INTEGER_BYTES = (0, 1, 2, 3, 4, 6, 8)
 _REAL, _ZERO, _ONE = 7, 8, 9
 _FIRST_BLOB, _FIRST_TEXT = 12, 13
@@ -85,7 +87,12 @@ class Shape:
         missing = len(self.stored) - len(fields)
         if not 0 <= missing <= self.may_lack:
             return False
-        return all(class_of(one.serial) & classes for one, classes in zip(fields, self.stored, strict=False))
+        return all(_bit_of(one.serial) & bits for one, bits in zip(fields, self._bits, strict=False))
+
+    @cached_property
+    def _bits(self) -> tuple[int, ...]:
+        # Flags take longer than all the rest.
+        return tuple(classes.value for classes in self.stored)
 
     @cached_property
     def pattern(self) -> re.Pattern[bytes]:
@@ -93,12 +100,12 @@ class Shape:
         parts = [_serials(classes) for classes in self.stored]
         lacking = b"".join(b"(?:" + part for part in parts[len(parts) - self.may_lack :])
         whole = b"".join(parts[: len(parts) - self.may_lack]) + lacking + b")?" * self.may_lack
-        least, most = 1 + len(parts) - self.may_lack, min(127, 1 + _MOST_VARINT * len(parts))
+        least, most = 1 + len(parts) - self.may_lack, min(127, 1 + _MOST_SERIAL * len(parts))
         return re.compile(b"(?=[\\x%02x-\\x%02x]%s)" % (least, most, whole), re.DOTALL)
 
 
 #: Serial types of more than one byte end with a byte below 0x80, whose lowest bit tells text from BLOB.
-_LONG = rb"[\x81-\xff][\x80-\xff]{0,7}"
+_LONG = rb"[\x81-\xff][\x80-\xff]{0,3}"
 _ODD, _EVEN = (b"[" + b"".join(b"\\x%02x" % byte for byte in range(first, 0x80, 2)) + b"]" for first in (1, 0))
 _ONE_BYTE = {
     Class.NULL: b"\\x00",
@@ -115,19 +122,16 @@ def _serials(classes: Class) -> bytes:
     return b"(?:" + b"|".join(choices) + b")"
 
 
-def class_of(serial: int) -> Class:
-    """Return the storage class of a serial type.
+_NULL_BIT, _INTEGER_BIT, _REAL_BIT, _TEXT_BIT, _BLOB_BIT = (one.value for one in Class)
 
-    Raises:
-        Malformed: SQLite has no such type.
-    """
+
+def _bit_of(serial: int) -> int:
+    """Return the storage class of a serial type, as its bit."""
     if serial >= _FIRST_BLOB:
-        return Class.TEXT if serial & 1 else Class.BLOB
-    if serial in (10, 11):
-        raise Malformed
+        return _TEXT_BIT if serial & 1 else _BLOB_BIT
     if serial == 0:
-        return Class.NULL
-    return Class.REAL if serial == _REAL else Class.INTEGER
+        return _NULL_BIT
+    return _REAL_BIT if serial == _REAL else _INTEGER_BIT
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from regraft.formats.sqlite_pages.pages import start_of_row
 from regraft.formats.sqlite_pages.records import Malformed, Shape, fields_of
 
 #: Where the pointers of a leaf begin.
 _POINTERS = 8
+#: So many headers at least are tried on a page, and on a larger one a try for so many bytes.
+_LEAST_TRIES, _BYTES_A_TRY = 256, 16
 
 
 def rows_on(data: bytes, shapes: Sequence[Shape]) -> list[tuple[int, Shape, bool]]:
@@ -31,7 +34,8 @@ def rows_on(data: bytes, shapes: Sequence[Shape]) -> list[tuple[int, Shape, bool
 
 
 def _starts(data: bytes, shape: Shape) -> Iterator[int]:
-    for match in shape.pattern.finditer(data):
+    # Where nearly every byte seems to begin a header, nothing was a row.
+    for match in islice(shape.pattern.finditer(data), max(_LEAST_TRIES, len(data) // _BYTES_A_TRY)):
         at = match.start()
         try:
             fields, payload = fields_of(data[at : at + data[at]])

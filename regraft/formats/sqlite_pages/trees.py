@@ -15,6 +15,8 @@ from regraft.formats.sqlite_pages.records import Malformed, signed, varint
 
 #: SQLite goes no deeper.
 _MOST_DEPTH = 20
+#: A tree names every page once; a walk ends where one names many more than there are.
+_VISITS_A_PAGE, _LEAST_VISITS = 4, 10_000
 _LEAST_ROWID, _MOST_ROWID = -(1 << 63) - 1, (1 << 63) - 1
 _TRUNK = struct.Struct(">II")
 
@@ -109,7 +111,9 @@ class Walker:
         """Yield what a tree holds, in its order. Pages are entered into ``owners`` as pages of ``tree``."""
         seen = bytearray(self._file.pages + 1)
         waiting: list[_Below | Visit] = [_Below(number=root)]
-        while waiting:
+        left = _VISITS_A_PAGE * self._file.pages + _LEAST_VISITS
+        while waiting and left:
+            left -= 1
             here = waiting.pop()
             if isinstance(here, Visit):
                 yield here
@@ -125,6 +129,8 @@ class Walker:
             else:
                 below = _keys_and_children if is_index else _children
                 waiting.extend(reversed(below(data, page, here)))
+        if waiting:
+            yield Visit(number=root, is_inner=True)
 
     def _page(self, here: _Below, tree: int, seen: bytearray, *, is_index: bool) -> tuple[bytes, TreePage | None]:
         """Return a child, None where it is no page of such a tree, or was visited before."""

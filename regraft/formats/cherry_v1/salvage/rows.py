@@ -24,6 +24,8 @@ _ROW_ID = re.compile(rb"(?s)(.+)_(0|[1-9][0-9]{0,14})")
 _LOADER_ID = re.compile(rb"[A-Z][A-Za-z]*Loader_[0-9a-f]{32}")
 _IMAGE = b"ImageLoader_"
 _HASH_BYTES = 16
+#: A part of a text is taken for a filling from twice this length on, where it repeats no more than so many bytes.
+_WINDOW, _MOST_PERIOD = 128, 16
 
 
 def _is_row(values: Sequence[Value]) -> bool:
@@ -153,7 +155,13 @@ def is_plain(raw: bytes) -> bool:
 
 
 def _is_text(raw: bytes) -> bool:
-    return is_plain(raw) and not is_blank(raw.decode())
+    return is_plain(raw) and not is_blank(raw.decode()) and not _is_filled_in(raw)
+
+
+def _is_filled_in(raw: bytes) -> bool:
+    """Tell whether a part of a text is one short pattern over and over, as copies of broken disks are filled."""
+    windows = (raw[at : at + _WINDOW] for at in range(0, len(raw) - _WINDOW + 1, _WINDOW))
+    return any(one[period:] == one[:-period] for one in windows for period in range(1, _MOST_PERIOD + 1))
 
 
 def _said(metadata: bytes | None, row_id: bytes | None, loader: bytes | None, source: bytes | None) -> bool | None:

@@ -125,7 +125,7 @@ def _tally(db: apsw.Connection, reading: Reading, *, deleted: int, is_exact: boo
         refused=dict(sorted(refused.items())),
         weaker=dict(weaker),
         deleted=deleted,
-        pages=file.pages,
+        pages=max(file.pages, file.stated),
         pages_read=counts.pages.total() + counts.overflow + counts.inner + counts.free,
         page_bytes=file.page_size,
     )

@@ -82,22 +82,37 @@ class _Judge:
             stated_bytes,
         )
         self._refuse(salvage_notices.VECTOR_UNPROVEN, "vector_bytes <> ?", length)
-        self._db.execute(
-            "CREATE TEMP TABLE norms AS SELECT norm FROM found WHERE reason IS NULL AND norm > 0 ORDER BY 1"
-        )
-        count = self._value("SELECT count(*) FROM norms")
-        middle = self._value("SELECT norm FROM norms LIMIT 1 OFFSET ?", count // 2) or 0.0
-        spread = self._value("SELECT abs(norm - ?) FROM norms ORDER BY 1 LIMIT 1 OFFSET ?", middle, count // 2)
+        norms = "SELECT norm FROM found WHERE reason IS NULL AND norm > 0 ORDER BY 1"
+        count = self._value(f"SELECT count(*) FROM ({norms})")
+        middle = self._value(f"{norms} LIMIT 1 OFFSET ?", count // 2) or 0.0
         if count >= _LEAST_VECTORS:
-            bound = max(_SPREADS * spread, _LEAST_PART * middle)
-            self._refuse(salvage_notices.VECTOR_UNPROVEN, "norm > 0 AND abs(norm - ?) > ?", middle, bound)
+            self._hold_norms(count, middle)
             usual = self._value(
-                "SELECT repeats FROM found WHERE reason IS NULL AND norm > 0 ORDER BY 1 LIMIT 1 OFFSET ?", count // 2
+                "SELECT repeats FROM found WHERE reason IS NULL AND norm > 0 ORDER BY 1 LIMIT 1 OFFSET ?", count // 10
             )
-            self._refuse(salvage_notices.VECTOR_UNPROVEN, "norm > 0 AND repeats > ?", 2 * usual + _LEAST_REPEATS)
+            bound = 2 * (usual or 0) + _LEAST_REPEATS
+            self._refuse(salvage_notices.VECTOR_UNPROVEN, "norm > 0 AND repeats > ?", bound)
         elif abs(middle - 1) < _UNIT_PART:
             self._refuse(salvage_notices.VECTOR_UNPROVEN, "norm > 0 AND abs(norm - 1) > ?", _UNIT_PART)
-        self._db.execute("DROP TABLE norms")
+
+    def _hold_norms(self, count: int, middle: float) -> None:
+        """Refuse vectors whose norm is far from that of the others.
+
+        Most models make vectors of one norm. Then those that are whole lie close together, also where they are few.
+        """
+        norms = "SELECT norm FROM found WHERE reason IS NULL AND norm > 0"
+        close = max(_LEAST_VECTORS, count // 5) - 1
+        narrow: Any = self._db.execute(
+            f"SELECT high - low, low FROM (SELECT norm AS low, lead(norm, {close}) OVER (ORDER BY norm) AS high"
+            f" FROM ({norms})) WHERE high IS NOT NULL ORDER BY 1 LIMIT 1"
+        ).fetchone()
+        width, low = narrow
+        if width <= _UNIT_PART * low:
+            centre, bound = low + width / 2, max(_SPREADS * width, _LEAST_PART * low)
+        else:
+            spread = self._value(f"SELECT abs(norm - ?) FROM ({norms}) ORDER BY 1 LIMIT 1 OFFSET ?", middle, count // 2)
+            centre, bound = middle, max(_SPREADS * spread, _LEAST_PART * middle)
+        self._refuse(salvage_notices.VECTOR_UNPROVEN, "norm > 0 AND abs(norm - ?) > ?", centre, bound)
 
     # --- indexes -----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Salvage of damaged v2 index files: every row that is left and proves itself (``docs/formats/index.md``, "Salvage")."""
+"""Salvage of damaged index files: every row that is left and proves itself (``docs/formats/index.md``, "Salvage")."""
 
 from __future__ import annotations
 

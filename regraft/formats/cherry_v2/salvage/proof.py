@@ -203,7 +203,7 @@ class Materials:
             self.db.execute("UPDATE material SET content = ? WHERE seq = ?", (told[0] if len(told) == 1 else None, seq))
 
     def _doubt_materials(self) -> None:
-        """Take materials for deleted that only their own row on a page of no tree knows: neither item, text nor unit."""
+        """Take materials for deleted that only their own row on a page of no tree knows: no item, text or unit."""
         if self.expected.paths is not None:
             return
         self.db.execute(
