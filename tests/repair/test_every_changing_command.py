@@ -23,6 +23,7 @@ import stranded
 from conftest import NOW, Outcome, run, run_as_given
 from fault_server import FaultServer
 from faults import posix, untouched
+from index_damage import IndexFile, damaged
 from lacking import configured
 from toys import QuickDisk, killed, quick_disk, steps_of
 
@@ -81,6 +82,13 @@ def older_library(folder: Path) -> Path:
     return target
 
 
+def damaged_library(folder: Path) -> Path:
+    target = planted_v2.library(folder)
+    path = planted_v2.index(target)
+    path.write_bytes(damaged(IndexFile.made(path), "the header is zeros"))
+    return target
+
+
 def orphaned(folder: Path) -> Path:
     target = planted_v2.library(folder)
     planted_v2.run_sql(target / "catalog.sqlite", "DELETE FROM knowledge_item WHERE type = 'note'")
@@ -136,6 +144,7 @@ CASES = {
     "adopting in a library": Case(
         unlisted, ("repair", "--only", "index.orphan", "--adopt", "--model", "acme::embed-3"), again="nothing"
     ),
+    "salvage of a library": Case(damaged_library, ("repair", "--salvage")),
     "repair of codex-mem": Case(notes(change=codex_mem_store.unindex), ("repair",)),
     "repair of AngelMemory": Case(memory, ("repair",), finished=1),
     "gc of a library": Case(library("a text of nobody", "a vector of nobody"), ("gc",)),

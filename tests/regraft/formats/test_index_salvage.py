@@ -124,6 +124,16 @@ def test_what_follows_from_other_rows_is_derived_as_it_was(table, whole, folder)
     assert new == whole.rows
 
 
+def test_units_are_found_by_their_bodies_where_no_index_knows_them(whole, folder):
+    raw = bytearray(whole.raw)
+    for number, (name, _) in whole.kinds.items():
+        if name in ("search_unit", "sqlite_autoindex_search_unit_1"):
+            raw[(number - 1) * PAGE : number * PAGE] = bytes(PAGE)
+    new, tally = written(folder, bytes(raw), expected(whole))
+    assert tally.rows["units"].derived == len(whole.rows["search_unit"])
+    assert new == whole.rows
+
+
 def test_a_whole_file_comes_out_as_it_is(whole, folder):
     new, tally = written(folder, whole.raw, expected(whole))
     assert new == whole.rows

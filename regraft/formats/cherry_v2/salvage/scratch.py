@@ -44,7 +44,9 @@ CREATE TABLE index_key (name, rid, key, place);
 _INDEXES = """
 CREATE INDEX content_key ON content (key, strength);
 CREATE INDEX material_key ON material (key, strength);
+CREATE INDEX material_content ON material (content);
 CREATE INDEX unit_key ON search_unit (key, strength);
+CREATE INDEX unit_material ON search_unit (material, place);
 CREATE INDEX unit_content ON search_unit (content, material, place, strength);
 CREATE INDEX body_target ON search_text (target, strength);
 CREATE INDEX body_hash ON search_text (hash);

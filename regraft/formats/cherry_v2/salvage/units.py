@@ -28,6 +28,7 @@ from regraft.text import decode_utf8
 
 #: So many bytes of texts are searched for bodies of which nothing says whose they are.
 _MOST_SEARCHED = 1 << 32
+_LAST_PLACE = 1 << 62
 _THERE = f"fate IN ('{KEPT}', '{MADE}')"
 
 
@@ -51,7 +52,6 @@ class Units:
     db: apsw.Connection
     #: Whether units have titles, or say where they are: then those of a unit that is lost are lost, too.
     has_titles: bool = field(init=False)
-    _searched: int = 0
 
     def choose(self) -> None:
         """Decide about the units of every text that comes along, and about their bodies."""
@@ -63,13 +63,16 @@ class Units:
             text = WholeText(value_of(self.db, "SELECT text FROM content WHERE seq = ?", (seq,)))
             for (material,) in self._materials_of(key):
                 self._choose_units(material, key, text)
+        if not self.has_titles:
+            self._derive_by_bodies()
 
     def _materials_of(self, content: bytes) -> list[Row]:
         return rows_of(
             self.db,
-            f"""SELECT key FROM material m WHERE {_THERE} AND (content = ?1
-                   OR EXISTS (SELECT 1 FROM search_unit u WHERE u.content = ?1 AND u.material = m.key
-                                 AND u.fate IS NULL AND u.strength = 0))""",
+            f"""SELECT key FROM material WHERE content = ?1 AND {_THERE}
+                 UNION
+                SELECT m.key FROM search_unit u CROSS JOIN material m ON m.key = u.material AND m.{_THERE}
+                 WHERE u.content = ?1 AND u.fate IS NULL AND u.strength = 0""",
             (content,),
         )
 
@@ -87,7 +90,7 @@ class Units:
             if unit is not None:
                 known[place] = unit.start, unit.stop
                 self._body(unit, text)
-        for lost in self._lost_units(material, content, len(text)):
+        for lost in () if self.has_titles else self._lost_units(material):
             self._derive_unit(lost, material, content, text, known)
 
     def _unit_of(self, readings: list[_Unit], text: WholeText) -> _Unit | None:
@@ -157,53 +160,93 @@ class Units:
 
     # --- units that are lost -----------------------------------------------------------------------------------------
 
-    def _lost_units(self, material: bytes, content: bytes, size: int) -> Iterator[LostUnit]:
-        """Yield units of a material whose rows are lost: by the index that has their numbers, then by their bodies."""
-        if self.has_titles:
-            return
-        there = f"(SELECT key FROM search_unit WHERE {_THERE})"
+    def _lost_units(self, material: bytes) -> Iterator[LostUnit]:
+        """Yield units of a material whose rows are lost, and that the indexes know."""
+        # CROSS JOIN: the material's keys first. Without statistics SQLite may begin with all keys of an index.
         by_index = rows_of(
             self.db,
             f"""SELECT k.key, p.place, t.text FROM index_key p
-                  JOIN index_key k ON k.name = ? AND k.rid = p.rid
+                 CROSS JOIN index_key k ON k.name = ? AND k.rid = p.rid
                   LEFT JOIN search_text t ON t.target = k.key AND t.fate IS NULL AND t.strength < {WEAK}
-                 WHERE p.name = ? AND p.key = ? AND k.key NOT IN {there} ORDER BY p.place""",
+                 WHERE p.name = ? AND p.key = ?
+                   AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.key = k.key AND u.{_THERE})
+                 ORDER BY p.place""",
             (shapes.UNIT_KEY, shapes.UNIT_PLACE, material),
         )
         for key, place, raw in by_index:
             if isinstance(place, int) and shapes.is_hash(key):
                 yield LostUnit(key=key, place=place, body=None if raw is None else decode_utf8(raw))
-        if not self._may_lack(material, content):
-            return
-        others = rows_of(
-            self.db,
-            f"""SELECT target, text FROM search_text WHERE fate IS NULL AND strength < {WEAK}
-                   AND target NOT IN (SELECT key FROM search_unit WHERE fate IS NULL OR {_THERE})
-                   AND target NOT IN (SELECT key FROM index_key WHERE name = ?)
+
+    def _derive_by_bodies(self) -> None:
+        """Find the places of units of which only the bodies are left: each in a text that lacks units."""
+        self.db.execute("CREATE TEMP TABLE alone (place INTEGER PRIMARY KEY, seq INTEGER)")
+        self.db.execute(
+            f"""INSERT INTO temp.alone SELECT NULL, seq FROM search_text t WHERE fate IS NULL AND strength < {WEAK}
+                   AND NOT EXISTS (SELECT 1 FROM search_unit u
+                                    WHERE u.key = t.target AND (u.fate IS NULL OR u.{_THERE}))
+                   AND NOT EXISTS (SELECT 1 FROM index_key k WHERE k.name = ? AND k.key = t.target)
                  ORDER BY rid""",
             (shapes.UNIT_KEY,),
         )
-        for key, raw in others:
-            self._searched += size
-            if self._searched > _MOST_SEARCHED:
-                return
-            yield LostUnit(key=key, place=None, body=decode_utf8(raw))
+        materials = rows_of(
+            self.db,
+            f"""SELECT m.key, c.key, c.seq FROM material m JOIN content c ON c.key = m.content AND c.{_THERE}
+                 WHERE m.{_THERE} ORDER BY m.rid""",
+        )
+        last = searched = 0
+        for material, content, seq in materials:
+            if not self._value("SELECT 1 FROM temp.alone") or searched > _MOST_SEARCHED:
+                break
+            text = WholeText(value_of(self.db, "SELECT text FROM content WHERE seq = ?", (seq,)))
+            known = self._known(material, content)
+            # Bodies of one text stand together, and in the order of the materials: mostly the next one is meant.
+            for place in self._places_alone(last):
+                if searched > _MOST_SEARCHED or _is_covered(known, text):
+                    break
+                searched += len(text)
+                if self._derive_alone(place, material, content, text, known):
+                    last = place
+        self.db.execute("DROP TABLE temp.alone")
 
-    def _may_lack(self, material: bytes, content: bytes) -> bool:
-        """Tell whether a text is the material's present one: older ones have no units that are looked for."""
-        return self._value(f"SELECT 1 FROM material WHERE key = ? AND content = ? AND {_THERE}", material, content)
+    def _places_alone(self, last: int) -> Iterator[int]:
+        """Yield the places of bodies of which nobody knows whose they are: those behind ``last``, then the others."""
+        for first, end in ((last, _LAST_PLACE), (0, last)):
+            query = "SELECT place FROM temp.alone WHERE place > ? AND place <= ? ORDER BY place LIMIT 1"
+            at = value_of(self.db, query, (first, end))
+            while at is not None:
+                yield at
+                at = value_of(self.db, query, (at, end))
+
+    def _known(self, material: bytes, content: bytes) -> dict[int, Span]:
+        rows = rows_of(
+            self.db,
+            f"SELECT place, start, stop FROM search_unit WHERE content = ? AND material = ? AND {_THERE}",
+            (content, material),
+        )
+        return {place: (start, stop) for place, start, stop in rows}
+
+    def _derive_alone(
+        self, place: int, material: bytes, content: bytes, text: WholeText, known: dict[int, Span]
+    ) -> bool:
+        ((key, raw),) = rows_of(
+            self.db, "SELECT target, text FROM search_text JOIN temp.alone a USING (seq) WHERE a.place = ?", (place,)
+        )
+        lost = LostUnit(key=key, place=None, body=decode_utf8(raw))
+        if not self._derive_unit(lost, material, content, text, known):
+            return False
+        self.db.execute("DELETE FROM temp.alone WHERE place = ?", (place,))
+        return True
 
     def _derive_unit(
         self, lost: LostUnit, material: bytes, content: bytes, text: WholeText, known: dict[int, Span]
-    ) -> None:
+    ) -> bool:
+        """Add a unit that is lost where its id proves its place, with its body; tell whether it does."""
         found = span_of(
             lost, text, known, lambda place, start, stop: unit_id(material, content, place, start, stop) == lost.key
         )
-        if found is None:
-            return
+        if found is None or found[0] in known:
+            return False
         place, (start, stop) = found
-        if place in known:
-            return
         known[place] = start, stop
         rid = value_of(self.db, "SELECT rid FROM index_key WHERE name = ? AND key = ?", (shapes.UNIT_KEY, lost.key))
         created = value_of(
@@ -228,9 +271,16 @@ class Units:
             created=created,
         )
         self._body(unit, text)
+        return True
 
     def _settle(self, table: str, seq: int, fate: str) -> None:
         self.db.execute(f"UPDATE {table} SET fate = ? WHERE seq = ?", (fate, seq))
 
     def _value(self, query: str, *values: Any) -> bool:
         return value_of(self.db, query, values) is not None
+
+
+def _is_covered(known: dict[int, Span], text: WholeText) -> bool:
+    """Tell whether a text has all of its units: they are numbered on, and the last one ends it but for white space."""
+    last = len(known) - 1
+    return last in known and max(known) == last and known[last][1] >= len(text) - 2
