@@ -18,8 +18,7 @@ from migrators.parquet import large
 from regraft import identity, sqlite
 from regraft.errors import BooksDoNotBalance, VerificationFailed
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR, schema
-from regraft.formats.cherry_v2.index.bulk import ROWS_CACHE_KIB
-from regraft.formats.cherry_v2.index.full_text import rebuild_full_text
+from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, rebuild_full_text
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.parquet.columns import UnitRow
 from regraft.formats.parquet.metadata import BareMaterial

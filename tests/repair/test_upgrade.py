@@ -348,7 +348,7 @@ def test_a_profile_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_is_read_otherwise_than_planned_is_not_put_in_place(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     version_1(target)
-    monkeypatch.setattr(older_index, "_write_indexes", _without_a_vector(older_index._write_indexes))
+    monkeypatch.setattr(older_index, "write_indexes", _without_a_vector(older_index.write_indexes))
     with untouched(target / "KnowledgeBase"):
         assert "texts or vectors differ" in said(run("upgrade", target, "--json"), "VerificationFailed", 3)
 

@@ -12,7 +12,8 @@ import apsw
 
 from regraft import sqlite
 from regraft.formats import json_text
-from regraft.formats.cherry_v2.index.bulk import BODY_SEPARATOR, ROWS_CACHE_KIB
+from regraft.formats.cherry_v2.index.bulk import BODY_SEPARATOR
+from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB
 from regraft.formats.large_text import LARGE_BYTES, LargeText
 from regraft.formats.parquet.columns import UnitRow
 from regraft.formats.parquet.metadata import AboutBase, BareMaterial

@@ -17,7 +17,7 @@ import apsw
 
 from regraft import identity, sqlite
 from regraft.formats.cherry_v2.index import schema
-from regraft.formats.cherry_v2.index.full_text import FullText, full_text
+from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, FullText, full_text, write_indexes
 from regraft.formats.cherry_v2.index.large import ROOM, Spool, fill
 from regraft.formats.cherry_v2.index.units import Unit, cut
 from regraft.formats.large_text import LARGE_BYTES, PIECE_BYTES, LargeText
@@ -29,8 +29,6 @@ BODY_SEPARATOR = "\n\n"
 HEAD_BYTES = 16 << 20
 #: Rows handed to SQLite in one call.
 BATCH_ROWS = 256
-#: The page cache while rows and their indexes are written, in KiB: keys are hashes, so every page is hit again.
-ROWS_CACHE_KIB = 32_000
 
 
 class IndexingProgress(Protocol):
@@ -297,13 +295,8 @@ class IndexBuilder:
         """Create indexes, the full-text index and triggers, and commit."""
         if progress is not None:
             progress.watch(self._db)
-        self._db.execute(schema.ROWID_INDEX)
-        self._db.execute(schema.FULL_TEXT)
-        self._full_text.fill(self._db, (lambda _: None) if progress is None else progress.rows)
-        # After the full-text index: they fill the pages that its merging has freed.
-        self._db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
-        for statement in (*schema.INDEXES[1:], *schema.TRIGGERS):
-            self._db.execute(statement)
+        each = (lambda _: None) if progress is None else progress.rows
+        write_indexes(self._db, lambda db: self._full_text.fill(db, each))
         self._db.execute("COMMIT")
 
 

@@ -14,6 +14,8 @@ from regraft.formats import fts5
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.large_text import LARGE_BYTES
 
+#: The page cache while rows and their indexes are written, in KiB: keys are hashes, so every page is hit again.
+ROWS_CACHE_KIB = 32_000
 #: The page cache while the full-text index is built: it writes in order, a larger cache is in the way.
 TEXT_CACHE_KIB = 2_000
 #: FTS5 keeps this many bytes of postings in memory before it writes a segment. For text of few distinct trigrams
@@ -67,16 +69,9 @@ class CjkSample:
 class FullText:
     """The full-text index of bodies that are being written, with the number of each; made by :func:`full_text`."""
 
-    def __init__(self) -> None:
-        self._sample = CjkSample()
-        self._shards: fts5.Shards | None = None
-
-    @contextmanager
-    def in_processes(self, text_bytes: int, beside: Path | None) -> Iterator[None]:
-        """Fill it in several processes meanwhile, where that is faster."""
-        settings = self._sample.settings
-        with fts5.sharding(text_bytes, arguments=schema.WORDS, settings=settings, beside=beside) as self._shards:
-            yield
+    def __init__(self, sample: CjkSample | None = None, shards: fts5.Shards | None = None) -> None:
+        self._sample = sample or CjkSample()
+        self._shards = shards
 
     def add(self, rowid: int, body: str) -> None:
         """Take a body; the bodies come in the order of their numbers."""
@@ -116,9 +111,9 @@ def full_text(text_bytes: int | None, beside: Path | None = None) -> Iterator[Fu
 
     ``beside`` is a folder for what is written meanwhile; None for the system's.
     """
-    made = FullText()
-    with made.in_processes(text_bytes or 0, beside):
-        yield made
+    sample = CjkSample()
+    with fts5.sharding(text_bytes or 0, arguments=schema.WORDS, settings=sample.settings, beside=beside) as shards:
+        yield FullText(sample, shards)
 
 
 def rebuild_full_text(db: apsw.Connection) -> None:
@@ -129,6 +124,35 @@ def rebuild_full_text(db: apsw.Connection) -> None:
     with full_text(text_bytes if is_plain else 0) as made:
         made.read(db)
         made.fill(db)
+
+
+def write_indexes(db: apsw.Connection, fill: Callable[[apsw.Connection], None] = rebuild_full_text) -> None:
+    """Create what a file lacks whose rows are all there: its indexes, the full-text index, and the triggers last.
+
+    Args:
+        db: the file, opened for writing.
+        fill: fills the full-text index, which is empty.
+    """
+    db.execute(schema.ROWID_INDEX)
+    db.execute(schema.FULL_TEXT)
+    fill(db)
+    # After the full-text index: they fill the pages that its merging has freed.
+    db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
+    for statement in (*schema.INDEXES[1:], *schema.TRIGGERS):
+        db.execute(statement)
+
+
+def is_in_step(db: apsw.Connection) -> bool:
+    """Tell by FTS5's own check whether the full-text index holds the words of all bodies.
+
+    That check is a write, of nothing: the file has to be open for writing.
+    """
+    try:
+        # Rank 1: not only the index in itself, but against the bodies.
+        db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)")
+    except apsw.CorruptError:
+        return False
+    return True
 
 
 def _fill(db: apsw.Connection, settings: dict[str, int]) -> None:

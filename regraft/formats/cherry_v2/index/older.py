@@ -19,8 +19,7 @@ import apsw
 from regraft import sqlite
 from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2.index import schema
-from regraft.formats.cherry_v2.index.bulk import ROWS_CACHE_KIB
-from regraft.formats.cherry_v2.index.full_text import TEXT_CACHE_KIB, rebuild_full_text
+from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, is_in_step, write_indexes
 from regraft.formats.cherry_v2.index.layout import TABLES, TIME, Table
 from regraft.language import tr
 from regraft.text import counted
@@ -320,7 +319,7 @@ def build(path: Path, new: Path, old: OldIndex, base_id: str) -> None:
         with sqlite.attached(db, path, _OLD):
             db.execute("BEGIN IMMEDIATE")
             _write_rows(db, old, base_id)
-            _write_indexes(db)
+            write_indexes(db)
             db.execute("COMMIT")
         _verify(db, old, base_id)
 
@@ -361,16 +360,6 @@ def _write_identity(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
     db.execute(f"INSERT INTO main.meta (id, schema_version, base_id, created_at, updated_at) {query}", values)
 
 
-def _write_indexes(db: apsw.Connection) -> None:
-    db.execute(schema.ROWID_INDEX)
-    db.execute(schema.FULL_TEXT)
-    db.execute(f"PRAGMA cache_size = -{TEXT_CACHE_KIB}")
-    rebuild_full_text(db)
-    db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
-    for statement in (*schema.INDEXES[1:], *schema.TRIGGERS):
-        db.execute(statement)
-
-
 def _verify(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
     def demand(condition: bool, reason: str) -> None:
         if not condition:
@@ -384,7 +373,4 @@ def _verify(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
     demand(
         out_of_step == 0, tr("{out_of_step} bodies are out of step with the full-text index", out_of_step=out_of_step)
     )
-    try:
-        db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)")
-    except apsw.CorruptError:
-        demand(False, tr("the full-text index does not match the bodies"))
+    demand(is_in_step(db), tr("the full-text index does not match the bodies"))

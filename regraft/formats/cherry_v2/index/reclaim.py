@@ -9,6 +9,7 @@ from typing import Literal
 import apsw
 
 from regraft.errors import FullTextOutOfStep
+from regraft.formats.cherry_v2.index.full_text import is_in_step
 
 #: VACUUM pays from this share of free pages on …
 FREE_SHARE = 0.2
@@ -64,8 +65,5 @@ def sizes(db: apsw.Connection) -> tuple[int, int]:
 
 
 def _demand_in_step(db: apsw.Connection, path: Path, when: str) -> None:
-    try:
-        # Rank 1: not only the index in itself, but against the bodies.
-        db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)")
-    except apsw.CorruptError as error:
-        raise FullTextOutOfStep(path=path, when=when) from error
+    if not is_in_step(db):
+        raise FullTextOutOfStep(path=path, when=when)

@@ -23,7 +23,7 @@ from regraft.errors import (
     WrongUsage,
 )
 from regraft.formats.cherry_v2.index import opening, rebuild, schema
-from regraft.formats.cherry_v2.index.bulk import ROWS_CACHE_KIB
+from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB
 from regraft.formats.cherry_v2.index.reclaim import Reclaimed, Vacuum, reclaim
 from regraft.formats.cherry_v2.index.units import Unit, cut, demand_storable
 from regraft.language import joined, tr

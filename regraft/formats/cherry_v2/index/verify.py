@@ -11,7 +11,8 @@ import apsw
 from regraft import identity, sqlite
 from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2.index import schema
-from regraft.formats.cherry_v2.index.bulk import ROWS_CACHE_KIB, Tallies
+from regraft.formats.cherry_v2.index.bulk import Tallies
+from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, is_in_step
 from regraft.formats.cherry_v2.index.large import LargeContent, WholeContent
 from regraft.formats.large_text import LARGE_BYTES, stored
 from regraft.language import tr
@@ -76,13 +77,9 @@ def verify_full_text(path: Path, base_id: str) -> None:
         VerificationFailed: it does not hold their words.
         apsw.Error, OSError: it cannot be read.
     """
-    # FTS5's own check is a write, of nothing.
     with sqlite.writing(path) as db:
-        try:
-            db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)")
-        except apsw.CorruptError as error:
-            reason = tr("the full-text index does not match the bodies")
-            raise VerificationFailed(base=base_id, reason=reason) from error
+        if not is_in_step(db):
+            raise VerificationFailed(base=base_id, reason=tr("the full-text index does not match the bodies"))
 
 
 def _read_back(

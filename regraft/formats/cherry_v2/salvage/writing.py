@@ -10,8 +10,7 @@ import apsw
 from regraft import sqlite
 from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2.index import schema
-from regraft.formats.cherry_v2.index.bulk import ROWS_CACHE_KIB
-from regraft.formats.cherry_v2.index.full_text import rebuild_full_text
+from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, is_in_step, write_indexes
 from regraft.formats.cherry_v2.salvage.scratch import KEPT, MADE
 from regraft.language import tr
 
@@ -90,7 +89,7 @@ def write(proven: Path, new: Path, base_id: str, now_ms: int) -> None:
             )
             for table, columns in _COLUMNS.items():
                 _write_table(db, table, columns)
-            _write_indexes(db)
+            write_indexes(db)
             db.execute("COMMIT")
             _compare(db, base_id)
         _verify(db, base_id)
@@ -102,24 +101,15 @@ def _write_table(db: apsw.Connection, table: str, columns: dict[str, str]) -> No
         # A reader that goes by the number of the row finds the same one.
         db.execute(
             f"""INSERT INTO main.search_text (rowid, fts_rowid, {names})
-                SELECT number, number, {values} FROM proven.search_text JOIN
+                SELECT given, given, {values} FROM proven.search_text JOIN
                   (SELECT seq AS of_row, number AS given FROM proven.numbered) ON of_row = seq
-                 ORDER BY given""".replace("SELECT number, number", "SELECT given, given")
+                 ORDER BY given"""
         )
         return
     db.execute(
         f"INSERT INTO main.{table} ({names}) SELECT {values} FROM proven.{table} WHERE {_THERE}"
         " ORDER BY rid IS NULL, rid"
     )
-
-
-def _write_indexes(db: apsw.Connection) -> None:
-    db.execute(schema.ROWID_INDEX)
-    db.execute(schema.FULL_TEXT)
-    rebuild_full_text(db)
-    db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
-    for statement in (*schema.INDEXES[1:], *schema.TRIGGERS):
-        db.execute(statement)
 
 
 def _compare(db: apsw.Connection, base_id: str) -> None:
@@ -149,7 +139,4 @@ def _verify(db: apsw.Connection, base_id: str) -> None:
 
     demand(not db.execute("PRAGMA foreign_key_check").fetchall(), tr("a foreign key dangles"))
     demand(db.execute("PRAGMA quick_check(1)").get == "ok", tr("SQLite's own check does not say ok"))
-    try:
-        db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)")
-    except apsw.CorruptError:
-        demand(False, tr("the full-text index does not match the bodies"))
+    demand(is_in_step(db), tr("the full-text index does not match the bodies"))
