@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+
+from regraft.formats.sqlite_pages.records import Malformed, put_varint, varint
 
 #: The version that an index states of its own format.
 FORMAT = 4
@@ -18,8 +21,8 @@ _COOKIE_BYTES = 4
 _LATER_FORM = b"\xff\x00\x00\x01"
 
 
-class OtherForm(Exception):
-    """A record is of another form than that of :data:`FORMAT`; the text says how."""
+class SpliceRefused(Exception):
+    """An index cannot be put together from shards; the text says why. FTS5 has to fill it alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +52,18 @@ class Structure:
         """Read the record.
 
         Raises:
-            OtherForm: it is of another form, or segments are being merged.
+            SpliceRefused: it is of another form, or segments are being merged.
         """
-        numbers = _varints(record[_COOKIE_BYTES:])
         if record[_COOKIE_BYTES : _COOKIE_BYTES + len(_LATER_FORM)] == _LATER_FORM:
-            raise OtherForm("the list of segments is of a later form")
-        try:
-            level_count, segment_count, written = next(numbers), next(numbers), next(numbers)
-            if max(level_count, segment_count) > MOST_SEGMENTS:
-                raise OtherForm("the list of segments is too long")
-            levels = tuple(_level(numbers) for _ in range(level_count))
-        except StopIteration:
-            raise OtherForm("the list of segments is cut off") from None
+            raise SpliceRefused("the list of segments is of a later form")
+        numbers = _varints(record[_COOKIE_BYTES:])
+        level_count, segment_count, written = _some(numbers, 3)
+        if max(level_count, segment_count) > MOST_SEGMENTS:
+            raise SpliceRefused("the list of segments is too long")
+        levels = tuple(_level(numbers) for _ in range(level_count))
         found = cls(record[:_COOKIE_BYTES], levels, written)
         if len(found.segments) != segment_count or next(numbers, None) is not None:
-            raise OtherForm("the list of segments does not add up")
+            raise SpliceRefused("the list of segments does not add up")
         return found
 
     def record(self) -> bytes:
@@ -77,38 +77,42 @@ class Structure:
 
 
 def _level(numbers: Iterator[int]) -> tuple[IndexSegment, ...]:
-    merging, count = next(numbers), next(numbers)
+    merging, count = _some(numbers, 2)
     if merging or count > MOST_SEGMENTS:
-        raise OtherForm("segments are being merged")
-    return tuple(IndexSegment(next(numbers), next(numbers), next(numbers)) for _ in range(count))
+        raise SpliceRefused("segments are being merged")
+    return tuple(IndexSegment(*_some(numbers, 3)) for _ in range(count))
 
 
-def read_averages(record: bytes) -> Sequence[int]:
-    """Return the number of rows, and of tokens in each column."""
-    return list(_varints(record))
+def _some(numbers: Iterator[int], count: int) -> list[int]:
+    """Return the next numbers of a record, which has to have so many."""
+    found = list(islice(numbers, count))
+    if len(found) < count:
+        raise SpliceRefused("the list of segments is cut off")
+    return found
+
+
+def read_averages(record: bytes) -> tuple[int, int]:
+    """Return the numbers of rows, and of tokens in the one column.
+
+    Raises:
+        SpliceRefused: it is of another form.
+    """
+    numbers = tuple(_varints(record))
+    if len(numbers) != 2:
+        raise SpliceRefused("the counts are those of another index")
+    return numbers
 
 
 def varints(numbers: Iterable[int]) -> bytes:
-    """Return numbers, each in 1 to 8 bytes of 7 bits, the highest first."""
-    record = bytearray()
-    for number in numbers:
-        groups = [number & 0x7F]
-        while number := number >> 7:
-            groups.append(number & 0x7F | 0x80)
-        record += bytes(reversed(groups))
-    return bytes(record)
+    """Return numbers below 2^56 as FTS5 writes them, one after the other."""
+    return b"".join(map(put_varint, numbers))
 
 
 def _varints(record: bytes) -> Iterator[int]:
-    number = 0
-    is_open = False
-    for byte in record:
-        number = number << 7 | byte & 0x7F
-        is_open = byte >= 0x80
-        if not is_open:
-            yield number
-            number = 0
-        elif number >> 56:
-            raise OtherForm("a number is too long")
-    if is_open:
-        raise OtherForm("a number is cut off")
+    at = 0
+    while at < len(record):
+        try:
+            number, at = varint(record, at)
+        except Malformed:
+            raise SpliceRefused("a number is cut off, or too long") from None
+        yield number

@@ -15,8 +15,9 @@ import apsw
 
 from regraft import workers
 from regraft.formats.fts5 import splice
+from regraft.formats.fts5.records import SpliceRefused
 from regraft.formats.fts5.shard import ShardJob, TextFile, serve
-from regraft.formats.fts5.splice import Index, SpliceRefused
+from regraft.formats.fts5.splice import Index
 from regraft.ledger import durable
 
 logger = logging.getLogger(__name__)
@@ -94,11 +95,8 @@ class Shards:
             if self._texts.bytes >= self._most_bytes and len(self._jobs) < MOST_SHARDS - 1:
                 self._hand_out()
         except (OSError, UnicodeEncodeError) as error:
-            self.give_up(str(error))
-
-    def give_up(self, why: str) -> None:
-        """Let FTS5 fill the index alone."""
-        self._problem = why
+            # FTS5 will fill the index alone.
+            self._problem = str(error)
 
     def splice_into(self, db: apsw.Connection, index: Index, each: Callable[[int], None]) -> bool:
         """Fill an index with all texts that came, as part of the caller's transaction.

@@ -15,7 +15,7 @@ from regraft.formats.fts5.records import (
     SEGMENT_SHIFT,
     STRUCTURE,
     IndexSegment,
-    OtherForm,
+    SpliceRefused,
     Structure,
     read_averages,
     varints,
@@ -27,10 +27,6 @@ SAMPLES, SAMPLE_ROWS = 8, 500
 #: A trigram that LIKE reads as it stands and no other case of which there is.
 _TERM_CHARACTERS = 3
 _WILD = "%_"
-
-
-class SpliceRefused(Exception):
-    """An index cannot be put together from shards; the text says why. FTS5 has to fill it alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +58,7 @@ def begin(db: apsw.Connection, index: Index) -> Spliced:
     """
     _demand_format(db, index.table)
     db.execute(f"INSERT INTO {index.table} ({index.table}) VALUES ('delete-all')")
-    with _own_reasons():
-        structure = Structure.read(_record(db, index.table, STRUCTURE))
+    structure = Structure.read(_record(db, index.table, STRUCTURE))
     if structure.segments:
         raise SpliceRefused("the index is not empty")
     return Spliced(structure.cookie)
@@ -76,11 +71,11 @@ def add(db: apsw.Connection, index: Index, done: Spliced, shard: Path, rows: int
         SpliceRefused: the shard is of another format, or does not have these rows.
         apsw.Error: it cannot be read, or the index not written.
     """
-    with sqlite.reading(shard) as source, guarding.below_the_surface(db), _own_reasons():
+    with sqlite.reading(shard) as source, guarding.below_the_surface(db):
         _demand_format(source, TABLE)
         structure = Structure.read(_record(source, TABLE, STRUCTURE))
-        counted, *tokens = read_averages(_record(source, TABLE, AVERAGES))
-        if counted != rows or len(tokens) != 1:
+        counted, tokens = read_averages(_record(source, TABLE, AVERAGES))
+        if counted != rows:
             raise SpliceRefused(f"a shard has {counted} rows instead of {rows}")
         if len(structure.segments) > 1:
             raise SpliceRefused("a shard has several segments")
@@ -92,7 +87,7 @@ def add(db: apsw.Connection, index: Index, done: Spliced, shard: Path, rows: int
             source.execute(f"SELECT id, sz FROM {TABLE}_docsize ORDER BY id"),
         )
     done.rows += rows
-    done.tokens += tokens[0]
+    done.tokens += tokens
 
 
 def _copy_segment(source: apsw.Connection, db: apsw.Connection, table: str, segment: IndexSegment, number: int) -> None:
@@ -187,15 +182,3 @@ def _demand_format(db: apsw.Connection, table: str) -> None:
 def _record(db: apsw.Connection, table: str, number: int) -> bytes:
     found: Any = db.execute(f"SELECT block FROM {table}_data WHERE id = ?", (number,)).get
     return bytes(found or b"")
-
-
-class _own_reasons:  # noqa: N801 - reads as what it does
-    """Say of a record of another form that the index cannot be spliced."""
-
-    def __enter__(self) -> None:
-        """Do nothing yet."""
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Turn :class:`OtherForm` into the reason."""
-        if isinstance(error, OtherForm):
-            raise SpliceRefused(str(error)) from error

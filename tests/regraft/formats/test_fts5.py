@@ -13,7 +13,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from regraft import areas, sqlite
@@ -22,7 +22,15 @@ from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import _INDEX, rebuild_full_text
 from regraft.formats.fts5 import Shards, shard, shards
-from regraft.formats.fts5.records import AVERAGES, STRUCTURE, IndexSegment, OtherForm, Structure, read_averages, varints
+from regraft.formats.fts5.records import (
+    AVERAGES,
+    STRUCTURE,
+    IndexSegment,
+    SpliceRefused,
+    Structure,
+    read_averages,
+    varints,
+)
 from regraft.testing.texts import texts
 
 _ENGLISH = [
@@ -243,6 +251,7 @@ _HARMS = {
     "later form": (_edited("UPDATE shard_data SET block = ? WHERE id = 10", _LATER), "is of a later form"),
     "cut off": (_edited("UPDATE shard_data SET block = ? WHERE id = 10", b"\0\0\0\0\1"), "is cut off"),
     "counts": (_edited("UPDATE shard_data SET block = ? WHERE id = 1", varints([1, 1])), "rows instead of"),
+    "no counts": (_edited("UPDATE shard_data SET block = x'' WHERE id = 1"), "those of another index"),
     "missing rows": (_edited("DELETE FROM shard_docsize WHERE id = 1"), "not as many rows"),
     "other rows": (_edited("UPDATE shard_docsize SET id = 900 WHERE id = 1"), "no text's"),
     "other words": (_edited(_OTHER_WORDS), "rows instead of"),
@@ -307,10 +316,11 @@ def test_a_list_of_segments_is_read_as_it_is_written(
 
 
 @given(st.binary(max_size=40))
+@example(b"\0\0\0\0\1\0\0")
 def test_any_bytes_are_a_list_of_segments_or_refused(record: bytes) -> None:
     try:
         Structure.read(record)
-    except OtherForm as problem:
+    except SpliceRefused as problem:
         assert str(problem)
 
 
@@ -321,4 +331,4 @@ def test_records_have_the_numbers_that_fts5_gives_them(tmp_path: Path) -> None:
 
     assert len(Structure.read(structure).segments) == 1
     assert Structure.read(structure).record() == structure
-    assert read_averages(averages) == [60, sum(len(body) - 2 for body in _ENGLISH)]
+    assert read_averages(averages) == (60, sum(len(body) - 2 for body in _ENGLISH))
