@@ -20,12 +20,17 @@ DEGENERATE, NON_FINITE = 1, 2
 _IS_FINITE = "regraft_is_finite"
 
 
-def is_finite(vector: bytes) -> bool:
-    """Tell whether all numbers of a float32 vector are finite: their sum then is, in double precision."""
+def numbers_of(vector: bytes) -> array[float]:
+    """Return the numbers of a float32 vector, whose bytes are the low end first on any machine."""
     numbers = array("f", vector)
     if sys.byteorder == "big":
         numbers.byteswap()
-    return math.isfinite(sum(numbers))
+    return numbers
+
+
+def is_finite(vector: bytes) -> bool:
+    """Tell whether all numbers of a float32 vector are finite: their sum then is, in double precision."""
+    return math.isfinite(sum(numbers_of(vector)))
 
 
 def prepare(db: apsw.Connection) -> None:

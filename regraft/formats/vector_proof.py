@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import sys
-from array import array
 from dataclasses import dataclass
 from operator import mul
 
 import apsw
+
+from regraft.formats.vector_numbers import numbers_of
 
 #: How far a norm may be from the middle one: so many times the middle distance, and at least such a part of it.
 _SPREADS, _LEAST_PART = 20, 2e-7
@@ -32,13 +33,15 @@ class Measures:
     repeats: int
 
 
+#: Those of what is no vector.
+NO_MEASURES = Measures(norm=0.0, repeats=0)
+
+
 def measures_of(vector: bytes | None) -> Measures | None:
     """Return the measures of a float32 vector; None of what is none, or holds a NaN or an infinity."""
     if not vector or len(vector) % 4:
         return None
-    numbers = array("f", vector)
-    if sys.byteorder == "big":
-        numbers.byteswap()
+    numbers = numbers_of(vector)
     squares = sum(map(mul, numbers, numbers))
     if not math.isfinite(squares):
         return None

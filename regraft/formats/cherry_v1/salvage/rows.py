@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
-import sys
-from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from operator import mul
 from typing import Any
 
 from regraft.formats import json_text
 from regraft.formats.cherry_v1.embedjs import chunk_number
 from regraft.formats.sqlite_pages import Class, FoundRow, Shape, Text, Value
+from regraft.formats.vector_proof import NO_MEASURES, Measures, measures_of
 from regraft.report import salvage_notices
 from regraft.text import decode_utf8, is_blank
 
@@ -61,8 +58,7 @@ class Claim:
         reason: why it does not prove itself, None where it does as far as it alone can tell.
         needs_key: whether only the index on the texts can prove its text, which does not look like one.
         is_named: whether its last column names the row: then its overflow chain is its own.
-        squares: the sum of the squares of its vector's numbers.
-        repeats: how many of these numbers are there more than once.
+        measures: of its vector, as far as it is one.
     """
 
     row_id: bytes | None
@@ -74,8 +70,7 @@ class Claim:
     reason: str | None = None
     needs_key: bool = False
     is_named: bool = False
-    squares: float = 0.0
-    repeats: int = 0
+    measures: Measures = NO_MEASURES
 
     @property
     def digest(self) -> bytes:
@@ -108,12 +103,9 @@ def claim_of(row: FoundRow, known: Collection[bytes]) -> Claim:
     reason = None
     if said is None or not _is_form(row_id, loader, source, known):
         reason = salvage_notices.ROW_UNPROVEN
-    numbers = _numbers(vector)
-    if numbers is None:
-        reason = reason or salvage_notices.VECTOR_UNPROVEN
-    squares = 0.0 if numbers is None else sum(map(mul, numbers, numbers))
-    if not math.isfinite(squares) or (not squares and not said):
-        # Zeros are written too, and left by damage: only what stands around them tells that it is none.
+    measures = measures_of(vector) or NO_MEASURES
+    # Zeros are written too, and left by damage: only what stands around them tells that it is none.
+    if measures is NO_MEASURES or (not measures.norm and not said):
         reason = reason or salvage_notices.VECTOR_UNPROVEN
     return Claim(
         row_id=row_id,
@@ -125,8 +117,7 @@ def claim_of(row: FoundRow, known: Collection[bytes]) -> Claim:
         reason=reason,
         needs_key=text is None or not _is_text(text),
         is_named=bool(said),
-        squares=squares if math.isfinite(squares) else 0.0,
-        repeats=0 if numbers is None else len(numbers) - len(set(numbers)),
+        measures=measures,
     )
 
 
@@ -184,12 +175,3 @@ def _said(metadata: bytes | None, row_id: bytes | None, loader: bytes | None, so
             if value is None or whole != decode_utf8(value):
                 return None
     return isinstance(found.get("id"), str)
-
-
-def _numbers(vector: bytes | None) -> array[float] | None:
-    if not vector or len(vector) % 4:
-        return None
-    numbers = array("f", vector)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any
@@ -102,9 +101,17 @@ class _Ingest:
         text_hash = None if claim.text is None else hash_of(claim.text)
         length = None if claim.vector is None else len(claim.vector)
         held = self._held(claim)
-        norm = math.sqrt(claim.squares)
         digest = hash_of(b"%d " % row.rowid + claim.digest)
-        about = (digest, text_hash, length, norm, claim.repeats, claim.needs_key, claim.is_named, reason)
+        about = (
+            digest,
+            text_hash,
+            length,
+            claim.measures.norm,
+            claim.measures.repeats,
+            claim.needs_key,
+            claim.is_named,
+            reason,
+        )
         return STRENGTH[row.origin], row.page, row.rowid, *held, *about
 
     def _held(self, claim: Claim) -> tuple[bytes | None, ...]:
