@@ -92,7 +92,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     Example:
       regraft migrate cherry-studio.202503141200.zip --to library
     """
-    _check_page(page, source, target)
+    report_html.check_place("migrate", page, source, target)
     options = migrators.Options(
         now_ms=clock.now_ms() if now is None else now,
         model_overrides=model_word(map_model, recreate_model),
@@ -118,11 +118,6 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     if lost is not None:
         raise lost
     sys.exit(migrators.exit_status(migration.report, fail_on))
-
-
-def _check_page(page: Path | None, source: Path, target: Path) -> None:
-    if page is not None:
-        report_html.check_place("migrate", page, source, target)
 
 
 def _page_problem(page: Path, report: migrators.MigrationReport) -> OutputLost | None:

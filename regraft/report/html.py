@@ -61,12 +61,16 @@ def is_page(command: str, start: str) -> bool:
     return any(start.startswith(_START.format(language, command)) for language in languages())
 
 
-def check_place(command: str, path: Path, *read: Path) -> None:
+def check_place(command: str, path: Path | None, *read: Path) -> None:
     """See that a page can be put at ``path``: over nothing but an earlier one, and not into what the run is about.
+
+    Without a path there is no page.
 
     Raises:
         ReportNotWritable: it cannot.
     """
+    if path is None:
+        return
     try:
         reason = _problem(command, path, read)
     except OSError as error:
