@@ -1,4 +1,4 @@
-"""``repair --salvage``: damaged index files of v2 become whole again, from what is left in them and proves itself."""
+"""``repair --salvage`` on the library that the sample becomes: each table and index loses its root in turn."""
 
 from __future__ import annotations
 
@@ -104,60 +104,3 @@ def test_what_is_left_comes_back_as_it_was(library: Path, name: str) -> None:
     with closing(apsw.Connection(str(index))) as db:
         assert db.execute("PRAGMA integrity_check").get == "ok"
         db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)")
-
-
-def test_undo_brings_the_damaged_file_back(library: Path) -> None:
-    index = _index(library)
-    _zero(index, 0, 100)
-    damaged = index.read_bytes()
-
-    run("repair", library, "--salvage", "--yes")
-    assert index.read_bytes() != damaged
-    done = run("undo", library, "--yes")
-
-    assert done.status == 0
-    assert index.read_bytes() == damaged
-
-
-@pytest.mark.parametrize("words", [("--yes",), ("--salvage", "--dry-run")], ids=["without the word", "a dry run"])
-def test_nothing_is_written_unasked(library: Path, words: tuple[str, ...]) -> None:
-    index = _index(library)
-    _zero(index, 0, 100)
-    damaged = index.read_bytes()
-
-    done = run("repair", library, *words)
-
-    assert done.status == 1
-    assert index.read_bytes() == damaged
-    assert "of about" in done.stdout
-
-
-def test_check_names_the_command(library: Path) -> None:
-    _zero(_index(library), 0, 100)
-
-    done = run("check", library)
-
-    assert f"regraft repair {library} --salvage" in done.stdout
-    assert done.status == 1
-
-
-def test_a_file_of_nothing_is_left_alone(library: Path) -> None:
-    index = _index(library)
-    index.write_bytes(bytes(3 * _PAGE))
-
-    done = run("repair", library, "--salvage", "--yes")
-
-    assert done.status == 1
-    assert index.read_bytes() == bytes(3 * _PAGE)
-    assert "nothing can be salvaged" in done.stdout
-
-
-def test_a_second_run_finds_nothing_to_salvage(library: Path) -> None:
-    index = _index(library)
-    _zero(index, 0, 100)
-    run("repair", library, "--salvage", "--yes")
-    salvaged = index.read_bytes()
-
-    run("repair", library, "--salvage", "--yes")
-
-    assert index.read_bytes() == salvaged

@@ -7,11 +7,12 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import apsw
+from sqlite_bytes import WORDS, local_bytes, registered, varint
 
 from regraft import identity
 from regraft.formats.index import IndexStore
@@ -27,22 +28,6 @@ KEYS = {
     "search_text": "search_text_id",
     "embedding": "embedding_text_hash",
 }
-_WORDS = (
-    "harbour",
-    "lamp",
-    "fog",
-    "bell",
-    "潮汐",
-    "灯塔",
-    "rope",
-    "tar",
-    "船",
-    "oakum",
-    "keeper",
-    "海图",
-    "winter",
-    "🔔",
-)
 Row = tuple[Any, ...]
 Rows = dict[str, dict[str, Row]]
 
@@ -74,7 +59,7 @@ def write(path: Path, materials: int = 14) -> None:
     def put(store: IndexStore, number: int, seed: int) -> None:
         most = 900 if number == 7 else 90
         bodies = [
-            f"{number}.{place}.{seed} " + " ".join(rng.choices(_WORDS, k=rng.randrange(5, most)))
+            f"{number}.{place}.{seed} " + " ".join(rng.choices(WORDS, k=rng.randrange(5, most)))
             for place in range(rng.randrange(3, 9))
         ]
         cuts, start = [], 0
@@ -186,23 +171,12 @@ class IndexFile:
 
 def _cell(data: bytes, at: int) -> tuple[int, int, int]:
     """Return the number of a row, where its cell ends, and the page that it goes on in, 0 where it does not."""
-    payload, after = _varint(data, at)
-    rowid, after = _varint(data, after)
+    payload, after = varint(data, at)
+    rowid, after = varint(data, after)
+    after += local_bytes(payload, PAGE)
     if payload <= PAGE - 35:
-        return rowid, after + payload, 0
-    least = (PAGE - 12) * 32 // 255 - 23
-    local = least + (payload - least) % (PAGE - 4)
-    after += local if local <= PAGE - 35 else least
+        return rowid, after, 0
     return rowid, after + 4, int.from_bytes(data[after : after + 4])
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for length in range(9):
-        value = value << 7 | data[at + length] & 0x7F
-        if data[at + length] < 0x80:
-            break
-    return value, at + length + 1
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
@@ -211,12 +185,7 @@ Damage = Callable[[IndexFile, bytearray, random.Random], None]
 DAMAGES: dict[str, Damage] = {}
 
 
-def damage(name: str) -> Callable[[Damage], Damage]:
-    def take(made: Damage) -> Damage:
-        DAMAGES[name] = made
-        return made
-
-    return take
+damage = partial(registered, DAMAGES)
 
 
 def _zero(raw: bytearray, number: int) -> None:

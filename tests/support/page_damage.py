@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import apsw
+from sqlite_bytes import WORDS, local_bytes, varint
 
 SCHEMA = """CREATE TABLE vectors (
             id              TEXT PRIMARY KEY,
@@ -20,28 +21,6 @@ SCHEMA = """CREATE TABLE vectors (
             vector          F32_BLOB({dimensions}),
             metadata        TEXT
         )"""
-_WORDS = [
-    "harbour",
-    "lamp",
-    "fog",
-    "bell",
-    "潮汐",
-    "灯塔",
-    "rope",
-    "tar",
-    "cedar",
-    "plank",
-    "船",
-    "oakum",
-    "signal",
-    "keeper",
-    "brass",
-    "海图",
-    "tide",
-    "log",
-    "winter",
-    "quay",
-]
 Row = tuple[str, str, str, str, bytes, str | None]
 
 
@@ -147,7 +126,7 @@ def _row(layout: Layout, number: int, rng: random.Random) -> Row:
     path = f"/home/mei/Documents/chapter {document} of seed {layout.seed}.md"
     loader = "LocalPathLoader_" + hashlib.md5(path.encode()).hexdigest()
     words = 4000 if number in layout.huge else rng.randrange(1, layout.words)
-    text = f"{number} " + " ".join(rng.choice(_WORDS) for _ in range(words)) + f" {rng.random()}"
+    text = f"{number} " + " ".join(rng.choice(WORDS) for _ in range(words)) + f" {rng.random()}"
     numbers = [rng.gauss(0, 1) for _ in range(layout.dimensions)]
     length = sum(one * one for one in numbers) ** 0.5 if layout.is_unit else 1.0
     vector = struct.pack(f"<{layout.dimensions}f", *(one / length for one in numbers))
@@ -165,15 +144,6 @@ def _row(layout: Layout, number: int, rng: random.Random) -> Row:
 # --- where rows are: a reader of whole files --------------------------------------------------------------------------
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for length in range(8):
-        value = value << 7 | data[at + length] & 0x7F
-        if data[at + length] < 0x80:
-            return value, at + length + 1
-    return value << 8 | data[at + 8], at + 9
-
-
 def _leaves(made: Made, root: int) -> Iterator[int]:
     data, start = made.page(root), 100 if root == 1 else 0
     if data[start] in (0x0D, 0x0A):
@@ -182,14 +152,6 @@ def _leaves(made: Made, root: int) -> Iterator[int]:
     for at in struct.unpack_from(f">{int.from_bytes(data[start + 3 : start + 5])}H", data, start + 12):
         yield from _leaves(made, int.from_bytes(data[at : at + 4]))
     yield from _leaves(made, int.from_bytes(data[start + 8 : start + 12]))
-
-
-def _local(payload: int, usable: int) -> int:
-    if payload <= usable - 35:
-        return payload
-    least = (usable - 12) * 32 // 255 - 23
-    part = least + (payload - least) % (usable - 4)
-    return part if part <= usable - 35 else least
 
 
 def root_of(made: Made, table: int = 0) -> int:
@@ -202,9 +164,9 @@ def _places(made: Made) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     for leaf in _leaves(made, root_of(made)):
         data, base = made.page(leaf), (leaf - 1) * made.page_size
         for at in struct.unpack_from(f">{int.from_bytes(data[3:5])}H", data, 8):
-            payload, after = _varint(data, at)
-            rowid, after = _varint(data, after)
-            local = _local(payload, usable)
+            payload, after = varint(data, at)
+            rowid, after = varint(data, after)
+            local = local_bytes(payload, usable)
             end = after + local + (4 if local < payload else 0)
             places = [(base + at, end - at)]
             number, left = int.from_bytes(data[end - 4 : end]), payload - local

@@ -5,19 +5,16 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
+from functools import partial
 
 from page_damage import Made, root_of
+from sqlite_bytes import registered
 
 Damage = Callable[[Made, bytearray, random.Random], None]
 DAMAGES: dict[str, Damage] = {}
 
 
-def damage(name: str) -> Callable[[Damage], Damage]:
-    def take(made: Damage) -> Damage:
-        DAMAGES[name] = made
-        return made
-
-    return take
+damage = partial(registered, DAMAGES)
 
 
 def at(made: Made, page: int) -> int:
