@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
+
+import apsw
 
 from regraft.formats.sqlite_pages.records import Malformed, put_varint, varint
 
@@ -14,6 +17,8 @@ FORMAT = 4
 AVERAGES, STRUCTURE = 1, 10
 #: The number of a page is that of its segment, shifted by so many bits, and its place in the segment.
 SEGMENT_SHIFT = 37
+#: FTS5 fills its pages up to so many bytes, where nobody says otherwise.
+PAGE_BYTES = 4050
 #: An index has at most so many segments.
 MOST_SEGMENTS = 2_000
 _COOKIE_BYTES = 4
@@ -89,6 +94,23 @@ def _some(numbers: Iterator[int], count: int) -> list[int]:
     if len(found) < count:
         raise SpliceRefused("the list of segments is cut off")
     return found
+
+
+def demand_format(db: apsw.Connection, table: str) -> None:
+    """Demand that an index is of the format that this package knows.
+
+    Raises:
+        SpliceRefused: it is of another one.
+    """
+    found: Any = db.execute(f"SELECT v FROM {table}_config WHERE k = 'version'").get
+    if found != FORMAT:
+        raise SpliceRefused(f"the index is of format {found}")
+
+
+def record_of(db: apsw.Connection, table: str, number: int) -> bytes:
+    """Return a record of an index; empty where it has none."""
+    found: Any = db.execute(f"SELECT block FROM {table}_data WHERE id = ?", (number,)).get
+    return bytes(found or b"")
 
 
 def read_averages(record: bytes) -> tuple[int, int]:

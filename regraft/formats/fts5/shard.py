@@ -11,14 +11,12 @@ from typing import BinaryIO
 
 import apsw
 
-from regraft import sqlite
 from regraft.ledger import durable
 
 #: The table of the index in a shard's file.
 TABLE = "shard"
 #: Before each text: its row, and its length in bytes.
 _HEAD = struct.Struct("<qQ")
-_CACHE_KIB = 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,28 +64,11 @@ def read_texts(path: Path) -> Iterator[tuple[int, str]]:
 
 def serve(parent: Connection) -> None:
     """Make one shard after the other, and tell the number of its rows, or what it failed with."""
+    from regraft.formats.fts5.making import make  # noqa: PLC0415 - NumPy is loaded where it is used
+
     while True:
         job: ShardJob = parent.recv()
         try:
             parent.send(make(job))
         except (apsw.Error, OSError) as error:
             parent.send(str(error))
-
-
-def make(job: ShardJob) -> int:
-    """Make the index, as one segment, and return the number of its rows.
-
-    Raises:
-        apsw.Error, OSError: it cannot be written.
-    """
-    with sqlite.writing(job.into, create=True) as db:
-        # The file is thrown away if anything fails.
-        db.execute(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -{_CACHE_KIB}")
-        db.execute("BEGIN IMMEDIATE")
-        db.execute(f"CREATE VIRTUAL TABLE {TABLE} USING fts5 ({job.arguments}, content = '')")
-        for name, value in job.settings.items():
-            db.execute(f"INSERT INTO {TABLE} ({TABLE}, rank) VALUES (?, ?)", (name, value))
-        db.executemany(f"INSERT INTO {TABLE} (rowid, text) VALUES (?, ?)", read_texts(job.texts))
-        db.execute(f"INSERT INTO {TABLE} ({TABLE}) VALUES ('optimize')")
-        db.execute("COMMIT")
-        return int(db.execute(f"SELECT count(*) FROM {TABLE}_docsize").get)

@@ -11,13 +11,14 @@ import apsw
 from regraft import guarding, sqlite
 from regraft.formats.fts5.records import (
     AVERAGES,
-    FORMAT,
     SEGMENT_SHIFT,
     STRUCTURE,
     IndexSegment,
     SpliceRefused,
     Structure,
+    demand_format,
     read_averages,
+    record_of,
     varints,
 )
 from regraft.formats.fts5.shard import TABLE
@@ -56,9 +57,9 @@ def begin(db: apsw.Connection, index: Index) -> Spliced:
         SpliceRefused: it is of another format.
         apsw.Error: it cannot be written.
     """
-    _demand_format(db, index.table)
+    demand_format(db, index.table)
     db.execute(f"INSERT INTO {index.table} ({index.table}) VALUES ('delete-all')")
-    structure = Structure.read(_record(db, index.table, STRUCTURE))
+    structure = Structure.read(record_of(db, index.table, STRUCTURE))
     if structure.segments:
         raise SpliceRefused("the index is not empty")
     return Spliced(structure.cookie)
@@ -72,9 +73,9 @@ def add(db: apsw.Connection, index: Index, done: Spliced, shard: Path, rows: int
         apsw.Error: it cannot be read, or the index not written.
     """
     with sqlite.reading(shard) as source, guarding.below_the_surface(db):
-        _demand_format(source, TABLE)
-        structure = Structure.read(_record(source, TABLE, STRUCTURE))
-        counted, tokens = read_averages(_record(source, TABLE, AVERAGES))
+        demand_format(source, TABLE)
+        structure = Structure.read(record_of(source, TABLE, STRUCTURE))
+        counted, tokens = read_averages(record_of(source, TABLE, AVERAGES))
         if counted != rows:
             raise SpliceRefused(f"a shard has {counted} rows instead of {rows}")
         if len(structure.segments) > 1:
@@ -171,14 +172,3 @@ def _term(text: str) -> str | None:
         if is_plain and (term.isascii() or term.lower() == term.upper() == term.casefold()):
             return term
     return None
-
-
-def _demand_format(db: apsw.Connection, table: str) -> None:
-    found: Any = db.execute(f"SELECT v FROM {table}_config WHERE k = 'version'").get
-    if found != FORMAT:
-        raise SpliceRefused(f"the index is of format {found}")
-
-
-def _record(db: apsw.Connection, table: str, number: int) -> bytes:
-    found: Any = db.execute(f"SELECT block FROM {table}_data WHERE id = ?", (number,)).get
-    return bytes(found or b"")

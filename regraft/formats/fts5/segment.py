@@ -1,0 +1,236 @@
+"""A segment of an index over trigrams, as FTS5 keeps it, made with NumPy (``docs/formats/fts5.md``, "Segments")."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regraft.formats.fts5.trigrams import CHARACTERS, Numbers, Trigrams
+from regraft.formats.sqlite_pages.records import put_varint
+
+Bytes = NDArray[np.uint8]
+
+#: Before each term: it is one of the index itself, not of an index of prefixes.
+_MAIN = ord("0")
+_MOST_TERM_BYTES = 1 + 4 * CHARACTERS
+#: Places of the first row that a page goes on with, and of what lists its terms.
+_HEAD = struct.Struct(">HH")
+#: What the first term and the first row of a page may take more than behind others, and the varint of the first term.
+_PAGE_SLACK = _MOST_TERM_BYTES + 10 + 3
+#: So many occurrences are made into pages at a time.
+_SLICE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page: its bytes, and where terms begin in it, what tells its first one from all terms before it."""
+
+    data: bytes
+    separator: bytes | None
+
+
+def pages_of(trigrams: Trigrams, rowids: Sequence[int], page_bytes: int) -> Iterator[Page]:
+    """Yield the pages of a segment over texts.
+
+    Args:
+        trigrams: those of the texts.
+        rowids: for each text its row, rising.
+        page_bytes: FTS5's ``pgsz``.
+    """
+    rows = np.array(rowids, dtype=np.int64)
+    keys, before = trigrams.keys, b""
+    shift = trigrams.text_bits + trigrams.place_bits
+    first = 0
+    while first < len(keys):
+        # A part ends where a term does.
+        beyond = (int(keys[min(first + _SLICE, len(keys)) - 1]) >> shift) + 1
+        last = int(np.searchsorted(keys, beyond << shift))
+        part = _Part(trigrams, keys[first:last], rows, before)
+        yield from part.pages(page_bytes)
+        before = part.last_term
+        first = last
+
+
+class _Part:
+    """Some terms of a segment with all of their occurrences, as FTS5 writes them one after the other.
+
+    An occurrence is the smallest thing that a page holds whole: with the term before it and the row where these change.
+    """
+
+    def __init__(self, trigrams: Trigrams, keys: Numbers, rows: Numbers, before: bytes) -> None:
+        of_docs = keys >> trigrams.place_bits
+        numbers = of_docs >> trigrams.text_bits
+        self._is_term, is_doc = _changes(numbers), _changes(of_docs)
+        self._docs, self._terms = np.flatnonzero(is_doc), np.flatnonzero(self._is_term)
+        self._rows = rows[of_docs[self._docs] & ((1 << trigrams.text_bits) - 1)]
+        self._names, self._name_bytes = _names(trigrams, numbers[self._terms])
+        self._shared = _shared(self._names, before)
+        self.last_term = self._name(len(self._terms) - 1)
+        self._write(_steps(keys & ((1 << trigrams.place_bits) - 1), is_doc))
+
+    def _name(self, term: int) -> bytes:
+        return self._names[term, : self._name_bytes[term]].tobytes()
+
+    def _write(self, steps: Numbers) -> None:
+        """Write every occurrence behind the other, and keep where each begins."""
+        step_bytes = _varint_bytes(steps)
+        sizes = _sums(step_bytes, self._docs) * 2
+        size_bytes = _varint_bytes(sizes)
+        rows = np.diff(self._rows, prepend=0)
+        is_first = self._is_term[self._docs]
+        rows[is_first] = self._rows[is_first]
+        self._row_bytes = _varint_bytes(rows)
+        self._head_bytes = 2 + self._name_bytes - self._shared
+        length = step_bytes.copy()
+        length[self._docs] += self._row_bytes + size_bytes
+        length[self._terms] += self._head_bytes
+        self._offsets = np.concatenate(([0], np.cumsum(length)))
+        self._stream = np.empty(int(self._offsets[-1]), dtype=np.uint8)
+        ends = self._offsets[1:]
+        _put_varints(self._stream, ends, steps, step_bytes)
+        ends = (ends - step_bytes)[self._docs]
+        _put_varints(self._stream, ends, sizes, size_bytes)
+        ends -= size_bytes
+        _put_varints(self._stream, ends, rows, self._row_bytes)
+        self._doc_offsets = ends - self._row_bytes
+        self._term_offsets = self._offsets[self._terms]
+        self._put_heads(self._term_offsets)
+        self._bytes = self._stream.tobytes()
+        self._list()
+
+    def _list(self) -> None:
+        """Write how far each term is behind the one before it, as pages list them."""
+        distances = np.diff(self._term_offsets)
+        sizes = _varint_bytes(distances)
+        ends = np.cumsum(sizes)
+        listed = np.empty(int(sizes.sum()), dtype=np.uint8)
+        _put_varints(listed, ends, distances, sizes)
+        self._listed, self._listed_at = listed.tobytes(), np.concatenate(([0], ends))
+
+    def _put_heads(self, starts: Numbers) -> None:
+        self._stream[starts] = self._shared
+        self._stream[starts + 1] = self._name_bytes - self._shared
+        for place in range(int(self._head_bytes.max()) - 2):
+            those = np.flatnonzero(self._head_bytes - 2 > place)
+            self._stream[starts[those] + (2 + place)] = self._names[those, self._shared[those] + place]
+
+    def _cuts(self, page_bytes: int) -> list[int]:
+        """Return with which occurrence each page begins, and the number of all of them."""
+        # Each term takes up to two bytes of the page's list of terms.
+        costs = self._offsets.copy()
+        costs[1:] += 2 * np.cumsum(self._is_term)
+        room = page_bytes - _HEAD.size - _PAGE_SLACK
+        cuts = [0]
+        while cuts[-1] < len(costs) - 1:
+            cut = int(costs.searchsorted(costs[cuts[-1]] + room, side="right")) - 1
+            cuts.append(max(cut, cuts[-1] + 1))
+        return cuts
+
+    def pages(self, page_bytes: int) -> Iterator[Page]:
+        """Yield all pages."""
+        cuts = self._cuts(page_bytes)
+        edges: list[int] = self._offsets[cuts].tolist()
+        terms: list[int] = np.searchsorted(self._terms, cuts).tolist()
+        docs: list[int] = np.searchsorted(self._docs, cuts).tolist()
+        for edge, term, doc in zip(pairwise(edges), pairwise(terms), pairwise(docs), strict=True):
+            yield self._page(edge, term, doc)
+
+    def _page(self, edge: tuple[int, int], term: tuple[int, int], doc: tuple[int, int]) -> Page:
+        """Return the page of a slice of the stream, with the terms and the rows that begin in it."""
+        at, end = edge
+        first_term = int(self._term_offsets[term[0]]) if term[0] < term[1] else end
+        parts: list[bytes] = []
+        row_at = 0
+        if doc[0] < doc[1] and (first_row := int(self._doc_offsets[doc[0]])) < first_term:
+            # The first row is not told by its distance from one on another page.
+            row_at = _HEAD.size + first_row - at
+            parts += self._bytes[at:first_row], put_varint(int(self._rows[doc[0]]))
+            at = first_row + int(self._row_bytes[doc[0]])
+        if first_term == end:
+            data = b"".join((*parts, self._bytes[at:end]))
+            return Page(_HEAD.pack(row_at, _HEAD.size + len(data)) + data, None)
+        parts.append(self._bytes[at:first_term])
+        term_at = _HEAD.size + sum(map(len, parts))
+        name, shared = self._name(term[0]), int(self._shared[term[0]])
+        parts += put_varint(len(name)), name, self._bytes[first_term + int(self._head_bytes[term[0]]) : end]
+        data = b"".join(parts)
+        listed = put_varint(term_at) + self._distances(*term)
+        return Page(_HEAD.pack(row_at, _HEAD.size + len(data)) + data + listed, name[: shared + 1])
+
+    def _distances(self, first: int, last: int) -> bytes:
+        """Return how far each term of a page but the first is behind the one before it."""
+        if last - first < 2:
+            return b""
+        # Whole, the first term takes another room than in the stream.
+        second = int(self._term_offsets[first + 1] - self._term_offsets[first] + self._shared[first]) - 1
+        return put_varint(second) + self._listed[self._listed_at[first + 1] : self._listed_at[last - 1]]
+
+
+def _changes(numbers: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell of each number whether it is another than the one before."""
+    changes = np.ones(len(numbers), dtype=np.bool_)
+    np.not_equal(numbers[1:], numbers[:-1], out=changes[1:])
+    return changes
+
+
+def _steps(places: Numbers, is_doc: NDArray[np.bool_]) -> Numbers:
+    """Return each place as FTS5 keeps it: two more than its distance from the one before in the same row."""
+    steps = places + 2
+    steps[1:] -= np.where(is_doc[1:], 0, places[:-1])
+    return steps
+
+
+def _sums(numbers: Numbers, starts: Numbers) -> Numbers:
+    """Return the sums of the numbers from each start up to the next."""
+    sums = np.cumsum(numbers)
+    return np.diff(sums[np.append(starts[1:], len(sums)) - 1], prepend=0)
+
+
+def _names(trigrams: Trigrams, numbers: Numbers) -> tuple[Bytes, Numbers]:
+    """Return the terms of trigrams in UTF-8, a row each with zeros behind it, and their lengths."""
+    letters, letter_bytes = trigrams.utf8
+    mask = (1 << trigrams.digit_bits) - 1
+    names = np.zeros((len(numbers), _MOST_TERM_BYTES), dtype=np.uint8)
+    names[:, 0] = _MAIN
+    lengths = np.ones(len(numbers), dtype=np.int64)
+    rows = np.arange(len(numbers)) * _MOST_TERM_BYTES
+    flat = names.reshape(-1)
+    for digit in reversed(range(CHARACTERS)):
+        places = numbers >> (digit * trigrams.digit_bits) & mask
+        for byte in range(letters.shape[1]):
+            # What is too much of a short letter is zero, and the next letter goes over it.
+            flat[rows + lengths + byte] = letters[places, byte]
+        lengths += letter_bytes[places]
+    return names, lengths
+
+
+def _shared(names: Bytes, before: bytes) -> Numbers:
+    """Return how many bytes each term begins with as the one before it, the first one as ``before``."""
+    others = np.zeros_like(names)
+    others[1:] = names[:-1]
+    others[0, : len(before)] = np.frombuffer(before, dtype=np.uint8)
+    return np.argmin(names == others, axis=1)
+
+
+def _varint_bytes(numbers: Numbers) -> Numbers:
+    """Return how many bytes each number below 2^56 takes."""
+    lengths = np.ones(len(numbers), dtype=np.int64)
+    most, limit = int(numbers.max(initial=0)), 1 << 7
+    while limit <= most:
+        lengths += numbers >= limit
+        limit <<= 7
+    return lengths
+
+
+def _put_varints(stream: Bytes, ends: Numbers, numbers: Numbers, lengths: Numbers) -> None:
+    """Write numbers, each up to its end."""
+    stream[ends - 1] = numbers & 0x7F
+    for back in range(1, int(lengths.max(initial=1))):
+        those = np.flatnonzero(lengths > back)
+        stream[ends[those] - (1 + back)] = numbers[those] >> (7 * back) & 0x7F | 0x80

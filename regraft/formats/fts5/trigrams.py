@@ -1,0 +1,161 @@
+"""The trigrams of texts as FTS5's tokenizer makes them, sorted with NumPy (``docs/formats/fts5.md``, "Trigrams")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import apsw
+import numpy as np
+from numpy.typing import NDArray
+
+from regraft.formats.fts5.records import SpliceRefused
+
+Numbers = NDArray[np.int64]
+
+CHARACTERS = 3
+#: A trigram and its place among the characters of all texts stand in one number of so many bits.
+_KEY_BITS = 63
+_CODE_POINTS = 0x110000
+#: So many characters are worked on at a time, so that what is made meanwhile stays in the processor's cache.
+_SLICE = 1 << 16
+
+
+class Folding:
+    """What the tokenizer makes of each character, as FTS5 itself says it.
+
+    Args:
+        db: an empty database.
+        arguments: a column ``text`` and the tokenizer, as FTS5 takes them.
+
+    Raises:
+        SpliceRefused: the tokenizer makes no trigrams.
+    """
+
+    def __init__(self, db: apsw.Connection, arguments: str) -> None:
+        self._db = db
+        self._folded = np.zeros(_CODE_POINTS, dtype=np.int32)
+        # NUL is not asked for: the tokenizer leaves it out.
+        self._is_known = np.zeros(_CODE_POINTS, dtype=np.bool_)
+        self._is_known[0] = True
+        db.execute(f"CREATE VIRTUAL TABLE folding USING fts5 ({arguments}, content = '')")
+        db.execute("CREATE VIRTUAL TABLE folded USING fts5vocab (folding, instance)")
+        db.execute("INSERT INTO folding (rowid, text) VALUES (1, 'abcd')")
+        if db.execute("SELECT term, offset FROM folded ORDER BY offset").fetchall() != [("abc", 0), ("bcd", 1)]:
+            raise SpliceRefused("the tokenizer does not make trigrams")
+
+    def fold(self, characters: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return what becomes of each of some different characters, which ascend; 0 for one that is left out.
+
+        Raises:
+            SpliceRefused: the tokenizer does something else than to fold each character.
+        """
+        unknown: list[int] = characters[~self._is_known[characters]].tolist()
+        if unknown:
+            self._ask(unknown)
+        return self._folded[characters]
+
+    def _ask(self, characters: list[int]) -> None:
+        """Let FTS5 index each character three times in a row: the one trigram of it shows what it becomes."""
+        self._db.execute("INSERT INTO folding (folding) VALUES ('delete-all')")
+        rows = ((character, chr(character) * CHARACTERS) for character in characters)
+        self._db.executemany("INSERT INTO folding (rowid, text) VALUES (?, ?)", rows)
+        folded: list[Any] = self._db.execute("SELECT doc, term FROM folded").fetchall()
+        for character, term in folded:
+            if len(term) != CHARACTERS or len(set(term)) > 1:
+                raise SpliceRefused(f"the tokenizer makes {term!r} of the character {character}")
+            self._folded[character] = ord(term[0])
+        if sorted(character for character, _ in folded) != characters:
+            raise SpliceRefused("the tokenizer leaves characters out")
+        self._is_known[characters] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trigrams:
+    """The trigrams of some texts, sorted by their characters, then by text and place.
+
+    A trigram is a number of three digits, ``digit_bits`` each: places in ``alphabet``, which ascends. A key is a trigram,
+    then in ``text_bits`` the place of its text among the texts, then in ``place_bits`` its own place in the text.
+    """
+
+    alphabet: list[int]
+    digit_bits: int
+    text_bits: int
+    place_bits: int
+    keys: Numbers
+    #: For each text how many trigrams it has.
+    counts: Numbers
+
+    @cached_property
+    def utf8(self) -> tuple[NDArray[np.uint8], Numbers]:
+        """Return the alphabet in UTF-8, a row each with zeros behind it, and how many bytes each character takes."""
+        encoded = [chr(character).encode() for character in self.alphabet]
+        letters = np.zeros((len(encoded), max(map(len, encoded), default=1)), dtype=np.uint8)
+        for row, letter in zip(letters, encoded, strict=True):
+            row[: len(letter)] = np.frombuffer(letter, dtype=np.uint8)
+        return letters, np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+
+
+def trigrams_of(texts: Sequence[str], folding: Folding) -> Trigrams | None:
+    """Return the sorted trigrams of texts; None where they, and the different characters in them, are too many.
+
+    Raises:
+        SpliceRefused: see :meth:`Folding.fold`.
+        UnicodeEncodeError: a text has a surrogate.
+    """
+    alphabet, digits = _digits(np.frombuffer("".join(texts).encode("utf-32-le"), dtype="<u4"), folding)
+    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+    if not digits.all():
+        lengths = np.bincount(np.repeat(np.arange(len(texts)), lengths)[digits != 0], minlength=len(texts))
+        digits = digits[digits != 0]
+    found = Trigrams(
+        alphabet=alphabet,
+        digit_bits=len(alphabet).bit_length(),
+        text_bits=len(texts).bit_length(),
+        place_bits=int(lengths.max(initial=0)).bit_length(),
+        keys=np.empty(len(digits), dtype=np.int64),
+        counts=np.maximum(lengths - (CHARACTERS - 1), 0),
+    )
+    if CHARACTERS * found.digit_bits + found.text_bits + found.place_bits > _KEY_BITS:
+        return None
+    return replace(found, keys=_sorted_keys(digits, lengths, found))
+
+
+def _digits(characters: NDArray[np.uint32], folding: Folding) -> tuple[list[int], NDArray[np.int32]]:
+    """Return what the characters become, ascending, behind a 0, and for each character its place there."""
+    is_there = np.zeros(_CODE_POINTS, dtype=np.bool_)
+    is_there[characters] = True
+    different = np.flatnonzero(is_there)
+    folded = folding.fold(different)
+    alphabet = np.union1d([0], folded)
+    digit = np.zeros(_CODE_POINTS, dtype=np.int32)
+    digit[different] = np.searchsorted(alphabet, folded)
+    return alphabet.tolist(), digit[characters]
+
+
+def _sorted_keys(digits: NDArray[np.int32], lengths: Numbers, layout: Trigrams) -> Numbers:
+    """Return the keys of characters that are digits already, of texts of these lengths."""
+    keys, count, bits = layout.keys, 0, layout.digit_bits
+    ends = np.cumsum(lengths)
+    # Three characters of two texts are no trigram.
+    is_inside = np.ones(len(digits), dtype=np.bool_)
+    for back in range(1, CHARACTERS):
+        is_inside[ends[ends >= back] - back] = False
+    # For each text what makes a character's place among all a key's last bits.
+    bases = (np.arange(len(lengths)) << layout.place_bits) - (ends - lengths)
+    for first in range(0, len(digits) - CHARACTERS + 1, _SLICE):
+        part = digits[first : first + _SLICE + CHARACTERS - 1].astype(np.int64)
+        made = (part[:-2] << 2 * bits) | (part[1:-1] << bits) | part[2:]
+        made <<= layout.text_bits + layout.place_bits
+        last = first + len(made)
+        low, high = np.searchsorted(ends, (first, last - 1), side="right")
+        of_text = np.diff(np.minimum(ends[low : high + 1], last), prepend=first)
+        made |= np.arange(first, last) + np.repeat(bases[low : high + 1], of_text)
+        made = made[is_inside[first:last]]
+        keys[count : count + len(made)] = made
+        count += len(made)
+    keys = keys[:count]
+    keys.sort()
+    return keys
