@@ -21,11 +21,13 @@ _SCHEMA = Shape(
     accepts=lambda values: values[0] in (b"table", b"index", b"view", b"trigger"),
     root=1,
 )
-#: No more trees than this are walked.
-_MOST_TREES = 1_000
+#: No more trees than this are walked, and so many looked into for a table that the schema does not name.
+_MOST_TREES, _FEW_TREES = 1_000, 20
 #: Of pages without a tree so many cells are looked at to tell whose they are, and so many pages for the encoding.
 _FIRST_CELLS, _FIRST_PAGES = 3, 64
 _WEAKER = (Origin.SHAPE, Origin.FREE, Origin.TORN)
+#: What the names of indexes begin with that SQLite makes for keys; then comes the table's name, and a number.
+_OWN_INDEXES = "sqlite_autoindex_"
 _ENCODINGS = ("utf-8", "utf-16-le", "utf-16-be")
 
 
@@ -113,15 +115,39 @@ class Reading:
         return self.roots.get(shape.name, 0), 2 + self._shapes.index(shape)
 
     def _presume_roots(self) -> None:
-        """Take the usual roots of tables that no schema names, where their first pages hold such rows."""
-        for place, shape in enumerate(self._shapes):
-            if shape.name in self.roots or shape.root is None or shape.root in self.roots.values():
+        """Find the trees of tables that no schema names: where such roots usually are, or under another name.
+
+        One that the list of free pages names is of a table that was dropped.
+        """
+        free, is_sound = free_pages(self.file, self._owners)
+        for place, shape in enumerate(self._shapes, 1):
+            if shape.name in self.roots:
                 continue
-            # The pages stay entered only if they are the table's.
-            walker = Walker(self.file)
-            visits = islice(walker.walk(shape.root, 1, is_index=shape.is_index), _FIRST_PAGES)
-            if any(visit.page and self._shape_of(visit.data, visit.page) == place + 1 for visit in visits):
-                self.roots[shape.name] = shape.root
+            usual = shape.root if shape.root not in self.roots.values() else None
+            if usual and usual <= self.file.pages and not (is_sound and free[usual]) and self._holds(usual, place):
+                self.roots[shape.name] = usual
+                continue
+            named = next((name for name in self._like_names(shape) if self._holds(self.roots[name], place)), None)
+            if named is not None:
+                self.roots[shape.name] = self.roots.pop(named)
+
+    def _like_names(self, shape: Shape) -> list[str]:
+        """Return names of the schema that may be a table's, misspelt; an index only goes by those that SQLite gives."""
+        known = {one.name for one in self._shapes}
+        names = [name for name, root in self.roots.items() if name not in known and root > 1][:_FEW_TREES]
+        number = shape.name.rpartition("_")[2]
+        return [
+            name
+            for name in names
+            if not shape.is_index or (name.startswith(_OWN_INDEXES) and name.rpartition("_")[2] == number)
+        ]
+
+    def _holds(self, root: int, place: int) -> bool:
+        """Tell whether the first pages below a root hold rows of the table at a place among the shapes, from 1 on."""
+        # The pages stay entered only if they are the table's.
+        walker = Walker(self.file)
+        visits = islice(walker.walk(root, 1, is_index=self._shapes[place - 1].is_index), _FIRST_PAGES)
+        return any(visit.page and self._shape_of(visit.data, visit.page) == place for visit in visits)
 
     def _claim_others(self) -> None:
         """Enter the pages of tables and indexes that nobody asks for."""
@@ -159,33 +185,39 @@ class Reading:
         best = max(range(len(votes)), key=votes.__getitem__, default=0)
         return best + 1 if votes and votes[best] else 0
 
-    def _is_of(self, cell: Cell, shape: Shape) -> bool:
+    def _is_of(self, cell: Cell, shape: Shape, *, wholly: bool = False) -> bool:
         fields = self._fields(cell, shape)
         if fields is None:
             return False
         record, is_whole = self._chains.beginning(cell)
         values, _ = self._values(fields, record, shape, cell.rowid)
         # Of what lies on pages that are gone nobody knows whose it is.
-        return not is_whole or shape.accepts(values)
+        return (not is_whole and not wholly) or shape.accepts(values)
 
     def _find_encoding(self) -> None:
-        """Take the encoding in which most of the first pages prove themselves, where no header says one."""
-        if self.file.encoding is not None:
-            return
-        votes = dict.fromkeys(_ENCODINGS, 0)
-        looked = 0
+        """Take the encoding in which most of the first pages prove themselves, the header's where it is one of them."""
+        pages = list(islice(self._leaves(), _FIRST_PAGES))
+        stated = self.encoding
+        votes: dict[str, int] = {}
+        for encoding in (stated, *(one for one in _ENCODINGS if one != stated)):
+            self.encoding = encoding
+            votes[encoding] = sum(self._is_text_in(data, page) for data, page in pages)
+            if votes[stated] == len(pages):
+                break
+        self.encoding = max(votes, key=votes.__getitem__)
+
+    def _leaves(self) -> Iterator[tuple[bytes, TreePage]]:
         for number in range(1, self.file.pages + 1):
             data = self.file.page(number)
             page = tree_page(data, number, self.file.usable)
-            if page is None or page.kind is not Kind.TABLE_LEAF:
-                continue
-            looked += 1
-            for encoding in _ENCODINGS:
-                self.encoding = encoding
-                votes[encoding] += bool(self._shape_of(data, page))
-            if looked == _FIRST_PAGES:
-                break
-        self.encoding = max(_ENCODINGS, key=votes.__getitem__)
+            if page is not None and page.kind is Kind.TABLE_LEAF and page.cells:
+                yield data, page
+
+    def _is_text_in(self, data: bytes, page: TreePage) -> bool:
+        """Tell whether the encoding at hand makes one of the first rows of a leaf one of the schema, or of a table."""
+        tables = (_SCHEMA, *(shape for shape in self._shapes if not shape.is_index))
+        cells = (self._cell(data, at, page.kind, self.file.size) for at in page.cells[:_FIRST_CELLS])
+        return any(cell is not None and self._is_of(cell, shape, wholly=True) for cell in cells for shape in tables)
 
     # --- cells -------------------------------------------------------------------------------------------------------
 
