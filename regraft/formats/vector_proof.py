@@ -10,13 +10,16 @@ import math
 import sys
 from dataclasses import dataclass
 from operator import mul
+from typing import Any
 
 import apsw
 
 from regraft.formats.vector_numbers import numbers_of
 
-#: How far a norm may be from the middle one: so many times the middle distance, and at least such a part of it.
-_SPREADS, _LEAST_PART = 20, 2e-7
+#: How far a norm may be from those of the others: so many times as they are spread, and at least such a part of it.
+_SPREADS, _LEAST_PART = 12, 2e-7
+#: Norms that so large a part of the vectors has close together are those of a model that gives all its vectors one.
+_CLOSE_PART = 5
 #: Fewer vectors say nothing of how far they are spread.
 _LEAST_VECTORS = 5
 #: But where the middle one of them is this near to unit length, all are.
@@ -61,22 +64,47 @@ class Likeness:
         return abs(norm - self.middle) <= self.furthest and repeats <= self.repeats
 
 
-def likeness(db: apsw.Connection, table: str) -> Likeness:
+def likeness(db: apsw.Connection, table: str, which: str = "TRUE") -> Likeness:
     """Return what most vectors of a table have in common; it has their ``norm`` and ``repeats``.
 
     Vectors of zeros, which a file may well have, say nothing of the others.
+
+    Args:
+        db: where the table is.
+        table: its name.
+        which: SQL that tells of which rows the vectors count.
     """
-    rows = f"FROM {table} WHERE norm > 0"
+    rows = f"FROM {table} WHERE norm > 0 AND ({which})"
     count = int(str(db.execute(f"SELECT count(*) {rows}").get))
 
-    def middle_of(what: str, *values: float) -> float:
-        query = f"SELECT {what} {rows} ORDER BY 1 LIMIT 1 OFFSET {count // 2}"
+    def at(place: int, what: str, *values: float) -> float:
+        query = f"SELECT {what} {rows} ORDER BY 1 LIMIT 1 OFFSET {place}"
         return float(str(db.execute(query, values).get or 0))
 
-    middle = middle_of("norm")
-    if count >= _LEAST_VECTORS:
-        furthest = max(_SPREADS * middle_of("abs(norm - ?)", middle), _LEAST_PART * middle)
-        return Likeness(middle=middle, furthest=furthest, repeats=2 * int(middle_of("repeats")) + _LEAST_REPEATS)
-    if abs(middle - 1) < _UNIT_PART:
-        return Likeness(middle=1, furthest=_UNIT_PART, repeats=sys.maxsize)
-    return Likeness(middle=middle, furthest=math.inf, repeats=sys.maxsize)
+    middle = at(count // 2, "norm")
+    if count < _LEAST_VECTORS:
+        if abs(middle - 1) < _UNIT_PART:
+            return Likeness(middle=1, furthest=_UNIT_PART, repeats=sys.maxsize)
+        return Likeness(middle=middle, furthest=math.inf, repeats=sys.maxsize)
+    low, width = _narrowest(db, rows, count)
+    if width <= _UNIT_PART * low:
+        middle = low + width / 2
+    else:
+        low, width = middle, at(count // 2, "abs(norm - ?)", middle)
+    furthest = max(_SPREADS * width, _LEAST_PART * low)
+    # Of those that damage left whole there may be few.
+    return Likeness(middle=middle, furthest=furthest, repeats=2 * int(at(count // 10, "repeats")) + _LEAST_REPEATS)
+
+
+def _narrowest(db: apsw.Connection, rows: str, count: int) -> tuple[float, float]:
+    """Return the lowest of the norms that lie closest together, and how far they are spread.
+
+    Most models make vectors of one norm. Then those that are whole lie close together, also where they are few.
+    """
+    close = max(_LEAST_VECTORS, count // _CLOSE_PART) - 1
+    found: Any = db.execute(
+        f"SELECT low, high - low FROM (SELECT norm AS low, lead(norm, {close}) OVER (ORDER BY norm) AS high {rows})"
+        " WHERE high IS NOT NULL ORDER BY 2 LIMIT 1"
+    ).fetchone()
+    low, width = found
+    return low, width

@@ -8,16 +8,9 @@ import apsw
 
 from regraft.formats.cherry_v1.salvage.scratch import IDS, STRENGTH, TEXTS, Keys
 from regraft.formats.sqlite_pages import Origin
+from regraft.formats.vector_proof import likeness
 from regraft.report import salvage_notices
 
-#: How far a norm may be from the middle one: so many times the middle distance, and at least such a part of it.
-_SPREADS, _LEAST_PART = 12, 2e-7
-#: Fewer vectors say nothing of how far they are spread.
-_LEAST_VECTORS = 5
-#: But where the middle one of them is this near to unit length, all are.
-_UNIT_PART = 1e-4
-#: So many numbers of a vector may be there more than once, and more where those of other vectors are.
-_LEAST_REPEATS = 7
 #: The column that the keys of an index are of.
 _OWN = {IDS: "id", TEXTS: "text_hash"}
 #: A key that no longer counts.
@@ -82,37 +75,14 @@ class _Judge:
             stated_bytes,
         )
         self._refuse(salvage_notices.VECTOR_UNPROVEN, "vector_bytes <> ?", length)
-        norms = "SELECT norm FROM found WHERE reason IS NULL AND norm > 0 ORDER BY 1"
-        count = self._value(f"SELECT count(*) FROM ({norms})")
-        middle = self._value(f"{norms} LIMIT 1 OFFSET ?", count // 2) or 0.0
-        if count >= _LEAST_VECTORS:
-            self._hold_norms(count, middle)
-            usual = self._value(
-                "SELECT repeats FROM found WHERE reason IS NULL AND norm > 0 ORDER BY 1 LIMIT 1 OFFSET ?", count // 10
-            )
-            bound = 2 * (usual or 0) + _LEAST_REPEATS
-            self._refuse(salvage_notices.VECTOR_UNPROVEN, "norm > 0 AND repeats > ?", bound)
-        elif abs(middle - 1) < _UNIT_PART:
-            self._refuse(salvage_notices.VECTOR_UNPROVEN, "norm > 0 AND abs(norm - 1) > ?", _UNIT_PART)
-
-    def _hold_norms(self, count: int, middle: float) -> None:
-        """Refuse vectors whose norm is far from that of the others.
-
-        Most models make vectors of one norm. Then those that are whole lie close together, also where they are few.
-        """
-        norms = "SELECT norm FROM found WHERE reason IS NULL AND norm > 0"
-        close = max(_LEAST_VECTORS, count // 5) - 1
-        narrow: Any = self._db.execute(
-            f"SELECT high - low, low FROM (SELECT norm AS low, lead(norm, {close}) OVER (ORDER BY norm) AS high"
-            f" FROM ({norms})) WHERE high IS NOT NULL ORDER BY 1 LIMIT 1"
-        ).fetchone()
-        width, low = narrow
-        if width <= _UNIT_PART * low:
-            centre, bound = low + width / 2, max(_SPREADS * width, _LEAST_PART * low)
-        else:
-            spread = self._value(f"SELECT abs(norm - ?) FROM ({norms}) ORDER BY 1 LIMIT 1 OFFSET ?", middle, count // 2)
-            centre, bound = middle, max(_SPREADS * spread, _LEAST_PART * middle)
-        self._refuse(salvage_notices.VECTOR_UNPROVEN, "norm > 0 AND abs(norm - ?) > ?", centre, bound)
+        usual = likeness(self._db, "found", "reason IS NULL")
+        self._refuse(
+            salvage_notices.VECTOR_UNPROVEN,
+            "norm > 0 AND (abs(norm - ?) > ? OR repeats > ?)",
+            usual.middle,
+            usual.furthest,
+            usual.repeats,
+        )
 
     # --- indexes -----------------------------------------------------------------------------------------------------
 
