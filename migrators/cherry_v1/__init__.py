@@ -46,5 +46,8 @@ class _Salvager:
         with salvage.salvaged(path, work, known=known, dimensions=draft.stated_dimensions, keep=keep) as left:
             yield left.path, left.tally
 
+    def doubt(self, path: Path, work: Path | None) -> str | None:
+        return salvage.doubt(path, work)
+
 
 PIPELINE = Pipeline(table=embedjs.VECTORS, read=_read, hints=hints, has_orphans=True, salvager=_Salvager())

@@ -38,6 +38,33 @@ class Wish:
     texts: bool = False
 
 
+def demand_sound(salvager: Salvager | None, vectors: Path, work: Path | None, *, is_wanted: bool) -> None:
+    """Refuse a vector file that SQLite reads to its end and that is damaged all the same, where that is asked for.
+
+    Args:
+        salvager: what tells.
+        vectors: the file, which was surveyed.
+        work: folder for temporary files.
+        is_wanted: whether rows of damaged files are wanted; else nothing is looked at.
+
+    Raises:
+        StoreProblem: it is damaged, or cannot be read.
+        apsw.FullError, OSError: there is no room to read it.
+    """
+    if salvager is None or not is_wanted:
+        return
+    try:
+        said = salvager.doubt(vectors, work)
+    except apsw.FullError:
+        raise
+    except (OSError, apsw.Error) as error:
+        if getattr(error, "errno", None) in NO_ROOM:
+            raise
+        raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
+    if said is not None:
+        raise StoreProblem(tr("is damaged, although it can be read: {said}", said=said), is_damage=True)
+
+
 def look_into(
     salvager: Salvager | None, damaged: Path, draft: BaseDraft, problem: StoreProblem, wish: Wish, keep: ExitStack
 ) -> Leftover:
@@ -54,13 +81,15 @@ def look_into(
     Raises:
         WorkFolderTooSmall, apsw.FullError, OSError: there is no room for what is left.
     """
-    if salvager is None or not problem.is_damage:
+    if salvager is None or not (problem.is_damage or problem.may_be_damage):
         return Leftover(found=problem)
     try:
         with ExitStack() as stack:
             path, tally = stack.enter_context(salvager(damaged, wish.work, draft, keep=wish.is_wanted))
             tally = replace(tally, problem=str(problem), is_carried=wish.is_wanted and bool(tally.rows))
             logger.info("base %s: its vector file is damaged: %s of %s rows", draft.id, tally.rows, tally.about)
+            if not (problem.is_damage or tally.rows):
+                return Leftover(found=problem)
             if path is None or not tally.rows:
                 return Leftover(found=_with(problem, tally))
             survey = salvager.table.survey(path, wish.work, texts=wish.texts)

@@ -85,6 +85,13 @@ class Salvager(Protocol):
             WorkFolderTooSmall, apsw.Error, OSError
         """
 
+    def doubt(self, path: Path, work: Path | None) -> str | None:
+        """Return what contradicts the rows of a file that SQLite reads, for a person; None where nothing does.
+
+        Raises:
+            apsw.Error, OSError: it cannot be read, or there is no room.
+        """
+
 
 def _as_it_is(path: Path, _work: Path | None, _options: Options) -> AbstractContextManager[Path]:
     return nullcontext(path)

@@ -17,7 +17,7 @@ from migrators.pipeline.drafts import BaseDraft, ItemDraft, LibraryDraft
 from migrators.pipeline.options import Options
 from migrators.pipeline.plan import BasePlan, plan_base
 from migrators.pipeline.published import BaseEntry, Standing, base_folder, read_entry, standing
-from migrators.pipeline.salvage import Wish, look_into
+from migrators.pipeline.salvage import Wish, demand_sound, look_into
 from migrators.pipeline.source import Found, Hints, Pipeline
 from migrators.pipeline.uploads import missing_upload, upload_name, upload_problem
 from regraft import steady
@@ -263,6 +263,7 @@ class BasePlanner:
                 origin=origin,
                 mark=mark,
             )
+            demand_sound(self.pipeline.salvager, vectors, self._work, is_wanted=self._options.salvage)
         except StoreProblem as problem:
             wish = Wish(is_wanted=self._options.salvage, work=self._work, texts=texts)
             left = look_into(self.pipeline.salvager, origin, draft, problem, wish, self._keep)

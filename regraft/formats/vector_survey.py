@@ -33,7 +33,8 @@ class StoreProblem(Exception):
     """A vector file that cannot be used; the text says why, for a person.
 
     ``vector_bytes`` is the length of its vectors where that is known all the same. ``is_damage`` tells that it was one
-    and is damaged, ``salvage`` what is left of it, where somebody looked.
+    and is damaged, ``may_be_damage`` that only its rows tell whether it is another kind of file, or its schema is
+    damaged. ``salvage`` is what is left of it, where somebody looked.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class StoreProblem(Exception):
         vector_bytes: int | None = None,
         *,
         is_damage: bool = False,
+        may_be_damage: bool = False,
         salvage: SalvageTally | None = None,
     ) -> None:
         super().__init__(why)
         self.vector_bytes = vector_bytes
         self.is_damage = is_damage
+        self.may_be_damage = may_be_damage
         self.salvage = salvage
 
 

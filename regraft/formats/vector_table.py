@@ -226,6 +226,7 @@ class VectorTable:
             raise StoreProblem(
                 tr("has a table `{name}` without the column {missing}", name=self.name, missing=joined(missing)),
                 length,
+                may_be_damage=True,
             )
         return columns
 
@@ -237,7 +238,7 @@ class VectorTable:
             (self.name,),
         ).fetchone()
         if found is None:
-            raise StoreProblem(tr("has no table `{name}`", name=self.name))
+            raise StoreProblem(tr("has no table `{name}`", name=self.name), may_be_damage=True)
         statement: Any = found[1]
         if found[0] == "view" or is_virtual((statement or b"").decode("utf-8", "replace")):
             raise StoreProblem(

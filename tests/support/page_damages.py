@@ -337,3 +337,84 @@ DAMAGES["texts' leaves of another base"] = foreign("text leaf", 3)
 DAMAGES["the root of another base"] = lambda made, raw, rng: put(
     made, raw, root_of(made), made.stranger[at(made, root_of(made)) :][: made.page_size]
 )
+
+# --- what SQLite reads to its end -------------------------------------------------------------------------------------
+
+
+def in_rows(change: Callable[[Made, bytearray, int, int], None], share: int = 20) -> Damage:
+    """Change some rows that lie wholly on their leaf: the change is given the row's number, and where its record is."""
+
+    def made(made: Made, raw: bytearray, rng: random.Random) -> None:
+        short = sorted(number for number, places in made.places.items() if len(places) == 1)
+        for number in rng.sample(short, -(-len(short) // share)):
+            change(made, raw, number, made.places[number][0][0])
+
+    return made
+
+
+def in_column(column: int, change: Callable[[bytearray, int, int], None]) -> Damage:
+    """Change a column of some rows: the change is given where its bytes begin, and how many there are."""
+
+    def one(made: Made, raw: bytearray, number: int, start: int) -> None:
+        value = made.rows[number][column]
+        assert value is not None
+        content = value if isinstance(value, bytes) else value.encode()
+        # Metadata repeat the id and the source: the last of the columns is the last of the row.
+        end = sum(made.places[number][0])
+        found = made.raw.rfind(content, start, end) if column == 5 else made.raw.find(content, start, end)
+        change(raw, found, len(content))
+
+    return in_rows(one)
+
+
+def exchange(raw: bytearray, one: slice, two: slice) -> None:
+    raw[one], raw[two] = raw[two], raw[one]
+
+
+DAMAGES["letters of texts changed"] = in_column(1, lambda raw, start, length: raw.__setitem__(start, raw[start] ^ 1))
+DAMAGES["numbers of vectors zeroed"] = in_column(4, lambda raw, start, length: fill(raw, start + 8, 32))
+DAMAGES["numbers of vectors are text"] = in_column(
+    4, lambda raw, start, length: raw.__setitem__(slice(start, start + 32), b"words that are written elsewhere"[:32])
+)
+DAMAGES["metadata of other rows"] = in_column(
+    5, lambda raw, start, length: raw.__setitem__(start + length - 3, raw[start + length - 3] ^ 8)
+)
+DAMAGES["ids and loaders apart"] = in_column(2, lambda raw, start, length: raw.__setitem__(start + 20, ord("f")))
+
+
+@damage("contents of overflow pages swapped")
+def _(made: Made, raw: bytearray, rng: random.Random) -> None:
+    long = [places[1] for places in made.places.values() if len(places) > 1]
+    for (one, length), (two, other) in zip(long[::2], long[1::2], strict=False):
+        held = min(length, other)
+        exchange(raw, slice(one + 4, one + held), slice(two + 4, two + held))
+
+
+def schema(old: bytes, new: bytes) -> Damage:
+    """Write over the schema, everywhere but in the names of the indexes, which have the table's in them."""
+
+    def made(made: Made, raw: bytearray, rng: random.Random) -> None:
+        page = bytes(raw[: made.page_size]).replace(b"autoindex_vectors", b"autoindex_VECTORS")
+        raw[: made.page_size] = page.replace(old, new).replace(b"autoindex_VECTORS", b"autoindex_vectors")
+
+    return made
+
+
+def schema_root(page: Callable[[Made], int]) -> Damage:
+    """Let the schema say another root for the table; it has one byte for it."""
+
+    def made(made: Made, raw: bytearray, rng: random.Random) -> None:
+        place = made.raw.index(b"tablevectorsvectors") + len(b"tablevectorsvectors")
+        assert raw[place] == root_of(made)
+        raw[place] = page(made)
+
+    return made
+
+
+DAMAGES["root at a leaf"] = schema_root(lambda made: made.of_kind("leaf")[2])
+DAMAGES["root at the ids"] = schema_root(lambda made: root_of(made, 1))
+DAMAGES["table renamed"] = schema(b"vectors", b"vektors")
+DAMAGES["columns renamed"] = schema(b"pageContent", b"pageKontent")
+DAMAGES["schema without tables"] = lambda made, raw, rng: fill(raw, 103, 2)
+for _encoding in (2, 3):
+    DAMAGES[f"encoding said {_encoding}"] = lambda made, raw, rng, encoding=_encoding: raw.__setitem__(59, encoding)

@@ -11,7 +11,7 @@ from migrators.cherry_v1.draft import draft_library
 from migrators.pipeline import preflight
 from migrators.pipeline.drafts import BaseDraft, LibraryDraft, Upload
 from migrators.pipeline.options import Options
-from migrators.pipeline.salvage import Wish, look_into
+from migrators.pipeline.salvage import Wish, demand_sound, look_into
 from migrators.pipeline.source import Hints
 from migrators.pipeline.uploads import upload_name
 from regraft import links, steady
@@ -93,7 +93,9 @@ class V1Left:
         mark = steady.mark_of(path)
         pipeline = cherry_v1.PIPELINE
         try:
-            return VectorFile(survey=pipeline.table.survey(path), path=path, tree=tree, mark=mark, table=pipeline.table)
+            survey = pipeline.table.survey(path)
+            demand_sound(pipeline.salvager, path, None, is_wanted=self.salvage)
+            return VectorFile(survey=survey, path=path, tree=tree, mark=mark, table=pipeline.table)
         except StoreProblem as problem:
             wish = Wish(is_wanted=self.salvage, work=None)
             left = look_into(pipeline.salvager, path, draft, problem, wish, self.keep)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from regraft.formats.cherry_v1.salvage.doubts import doubt
 from regraft.formats.cherry_v1.salvage.salvaging import TABLE, Salvaged, salvaged
 from regraft.formats.salvage_tally import SalvageTally
 
-__all__ = ["TABLE", "SalvageTally", "Salvaged", "salvaged"]
+__all__ = ["TABLE", "SalvageTally", "Salvaged", "doubt", "salvaged"]
