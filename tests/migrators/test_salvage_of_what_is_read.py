@@ -29,7 +29,7 @@ WRONG = (
     "root at a leaf",
 )
 #: Those after which the rows are right and other things are not.
-ODD = ("metadata of other rows", "ids and loaders apart", "free list into the table", "ids' leaves of another base")
+ODD = ("metadata of other rows", "free list into the table", "ids' leaves of another base")
 #: Those after which there is nothing for SQLite to read.
 NOTHING = ("table renamed", "columns renamed", "schema without tables", "encoding said 2", "encoding said 3")
 
@@ -183,6 +183,7 @@ def _whole(folder: Path) -> Path:
         v1.Row(other, "not finite", v1.floats(float("nan"), 0, 0, 0), metadata="{}"),
         v1.Row(other, "another length", v1.vector_of("another", 8), metadata="{}"),
         v1.Row(other, None, metadata="{}"),
+        v1.Row(other, "an id of another loader", id=f"{loader}_77", metadata=None),
         v1.Row(other, v1.RawText(b"no \xff UTF-8"), metadata="{}"),
     ]
     base = v1.base(BASE, v1.file("one", loader), v1.file("two", other))

@@ -14,7 +14,7 @@ import apsw
 
 from regraft import sqlite
 from regraft.formats import json_text
-from regraft.formats.cherry_v1.embedjs import VECTORS, chunk_number
+from regraft.formats.cherry_v1.embedjs import VECTORS
 from regraft.formats.vector_proof import likeness, measures_of
 from regraft.formats.vector_table import decoder
 from regraft.language import tr
@@ -73,8 +73,6 @@ class _Rows:
         scratch.execute("CREATE TABLE measured (length INTEGER, norm REAL, repeats INTEGER, is_named INTEGER)")
         #: Rows whose metadata name them, and whose metadata name another row or are damaged.
         self._named = self._misnamed = 0
-        #: Rows whose id is one of their loader's, and others.
-        self._owned = self._disowned = 0
 
     def read(self, db: apsw.Connection) -> None:
         """Take every row of a file."""
@@ -82,11 +80,7 @@ class _Rows:
             self._scratch.executemany("INSERT INTO measured VALUES (?, ?, ?, ?)", self._measured(db))
 
     def _measured(self, db: apsw.Connection) -> Iterator[tuple[int, float, int, bool]]:
-        for row_id, loader, vector, metadata in _read(db):
-            if row_id is not None and loader is not None:
-                is_owned = chunk_number(row_id.encode(), loader.encode()) >= 0
-                self._owned += is_owned
-                self._disowned += not is_owned
+        for row_id, vector, metadata in _read(db):
             is_named = None if metadata is None else _names(metadata, row_id)
             self._named += is_named is True
             self._misnamed += is_named is False
@@ -99,8 +93,6 @@ class _Rows:
         """Return what few rows say and the others do not, None where there is nothing of the kind."""
         if 0 < self._misnamed < self._named:
             return tr("{rows} with metadata that are damaged, or another row's", rows=counted(self._misnamed, "row"))
-        if 0 < self._disowned < self._owned:
-            return tr("{rows} whose id is not of its loader", rows=counted(self._disowned, "row"))
         unlike = self._unlike()
         return tr("{vectors} unlike the others", vectors=counted(unlike, "vector")) if unlike else None
 
@@ -131,19 +123,19 @@ class _Rows:
         return unlike if 2 * unlike < int(str(whole)) else 0
 
 
-def _read(db: apsw.Connection) -> Iterator[tuple[str | None, str | None, bytes | None, str | None]]:
-    """Yield the id, the loader's id, the vector and the metadata of every row."""
+def _read(db: apsw.Connection) -> Iterator[tuple[str | None, bytes | None, str | None]]:
+    """Yield the id, the vector and the metadata of every row."""
     columns = {str(row[1]) for row in db.execute(f"PRAGMA table_info('{VECTORS.name}')")}
     texts = (
         f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) END" if name in columns else "NULL"
-        for name in ("id", "uniqueLoaderId", "metadata")
+        for name in ("id", "metadata")
     )
     text = decoder(db)
     rows: Any = db.execute(
         f"SELECT {', '.join(texts)}, CASE typeof(vector) WHEN 'blob' THEN vector END FROM {VECTORS.name} NOT INDEXED"
     )
-    for row_id, loader, metadata, vector in rows:
-        yield text(row_id), text(loader), vector, text(metadata)
+    for row_id, metadata, vector in rows:
+        yield text(row_id), vector, text(metadata)
 
 
 def _names(metadata: str, row_id: str | None) -> bool | None:
