@@ -285,7 +285,8 @@ def _other_wish(stands: BaseEntry, options: Options) -> bool:
 
     These are duplicates, and texts without a vector; such texts stay once they are there.
     """
-    if options.salvage and stands.record.base.error == notices.MISSING_STORE:
+    left = stands.report.salvage
+    if options.salvage and stands.record.base.error == notices.MISSING_STORE and left and left.rows:
         return True
     if options.carry_text and not stands.carry_text and WITHOUT_VECTOR & stands.report.rows.skipped.keys():
         return True

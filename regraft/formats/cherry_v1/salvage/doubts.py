@@ -27,6 +27,8 @@ _COMPLAINTS = 1 << 30
 #: Vectors of another model have one norm, too: where so many others are this near, it is no damage. One and the same
 #: filling in several vectors makes one norm as well, but a larger one than that of any model.
 _OF_ANOTHER_MODEL, _NEAR, _LARGEST = 5, 1e-4, 1e4
+#: Of fewer vectors no more than one in ten may be damaged, or their norms say nothing.
+_FEW_VECTORS = 20
 
 
 def doubt(path: Path, work: Path | None = None) -> str | None:
@@ -71,8 +73,8 @@ class _Rows:
     def __init__(self, scratch: apsw.Connection) -> None:
         self._scratch = scratch
         scratch.execute("CREATE TABLE measured (length INTEGER, norm REAL, repeats INTEGER, is_named INTEGER)")
-        #: Rows whose metadata name them, and whose metadata name another row or are damaged.
-        self._named = self._misnamed = 0
+        #: Rows, those whose metadata name them, and those whose metadata name another row or are damaged.
+        self._count = self._named = self._misnamed = 0
 
     def read(self, db: apsw.Connection) -> None:
         """Take every row of a file."""
@@ -82,6 +84,7 @@ class _Rows:
     def _measured(self, db: apsw.Connection) -> Iterator[tuple[int, float, int, bool]]:
         for row_id, vector, metadata in _read(db):
             is_named = None if metadata is None else _names(metadata, row_id)
+            self._count += 1
             self._named += is_named is True
             self._misnamed += is_named is False
             measures = measures_of(vector)
@@ -104,13 +107,15 @@ class _Rows:
         usual = likeness(self._scratch, "measured")
         if not usual.middle:
             return 0
+        # Zeros are written, too: the metadata behind them tell that nothing wrote over them.
         found = count(
             """SELECT count(*) FROM
                  (SELECT norm, repeats, is_named, count(*) OVER (PARTITION BY round(norm / ?)) AS alike FROM measured)
-                WHERE CASE WHEN norm = 0 THEN NOT is_named
+                WHERE CASE WHEN norm = 0 THEN NOT is_named AND ?
                            ELSE repeats > ? OR (abs(norm - ?) > ? AND (alike < ? OR norm > ?)) END""",
             (
                 usual.middle * _NEAR,
+                2 * self._named > self._count,
                 usual.repeats,
                 usual.middle,
                 usual.furthest,
@@ -118,9 +123,9 @@ class _Rows:
                 _LARGEST,
             ),
         ).get
-        whole = count("SELECT count(*) FROM measured").get
-        unlike = int(str(found))
-        return unlike if 2 * unlike < int(str(whole)) else 0
+        whole, unlike = (int(str(one)) for one in (count("SELECT count(*) FROM measured").get, found))
+        limit = whole // 2 if whole >= _FEW_VECTORS else max(1, whole // 10)
+        return unlike if unlike <= limit else 0
 
 
 def _read(db: apsw.Connection) -> Iterator[tuple[str | None, bytes | None, str | None]]:
