@@ -6,6 +6,7 @@ It touches nothing but the staging folder, so that a failure at any moment leave
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TypeVar
 
 import apsw
 
+from migrators.pipeline import published
 from migrators.pipeline.plan import BasePlan, ItemPlan, MaterialPlan
 from migrators.pipeline.uploads import SourceFailed, copy_upload, missing_upload, upload_name
 from regraft import clock, sqlite
@@ -64,6 +66,9 @@ class Carried:
     #: None for a base without an index.
     tallies: index.Tallies | None
     index_bytes: int
+    #: SHA-256 of the index, and of the names and bytes under ``raw/``; "" where there is none.
+    index_hash: str
+    raw_hash: str
     #: Whether the staging folder holds anything to publish.
     has_files: bool
     notices: tuple[Notice, ...]
@@ -104,25 +109,43 @@ def carry_base(
             skipped=sum(plan.rows.skipped.values()),
         )
     carrier = _Carrier(plan, origin, staging, now_ms, watch)
-    carrier.copy_uploads()
-    tallies = None
+    written = None
     if plan.has_index and origin.vectors is not None:
-        tallies = carrier.write_index(origin.vectors)
+        written = carrier.write_index(origin.vectors)
         if verify:
             index.verify_full_text(staging / INDEX_FILE, plan.draft.id)
+    else:
+        carrier.copy_uploads()
     has_files = staging.exists()
-    if has_files:
-        durable.sync_tree(staging)
-    size = (staging / INDEX_FILE).stat().st_size if tallies else 0
+    # Whoever hashes large pieces, or waits for the disk, leaves another thread its time.
+    with ThreadPoolExecutor(2) as beside:
+        hashes = beside.submit(lambda: (published.index_hash(staging), published.raw_hash(staging)))
+        flushed = beside.submit(durable.sync_tree, staging) if has_files else None
+        if written is not None:
+            carrier.read_back(written)
+    if flushed is not None:
+        flushed.result()
+    size = (staging / INDEX_FILE).stat().st_size if written else 0
+    index_hash, raw_hash = hashes.result()
     return Carried(
         record=carrier.record(),
         paths=carrier.paths(),
-        tallies=tallies,
+        tallies=written.tallies if written else None,
         index_bytes=size,
+        index_hash=index_hash,
+        raw_hash=raw_hash,
         has_files=has_files,
         notices=tuple(carrier.found_notices),
         unread=frozenset(carrier.unread),
     )
+
+
+@dataclass(frozen=True)
+class _Written:
+    """An index that was written, with the digest of what was put into it."""
+
+    tallies: index.Tallies
+    digest: str
 
 
 class _Carrier:
@@ -158,8 +181,8 @@ class _Carrier:
 
     # --- index -----------------------------------------------------------------------------------------------------
 
-    def write_index(self, vectors: Path) -> index.Tallies:
-        """Write and verify the index; snapshots are written as their texts come by."""
+    def write_index(self, vectors: Path) -> _Written:
+        """Write the index; snapshots are written as their texts come by, uploads are copied while others work."""
         path = self._staging / INDEX_FILE
         durable.make_folders(path.parent, flush=False)
         base_id = self._plan.draft.id
@@ -170,6 +193,8 @@ class _Carrier:
                 self._now,
                 (self._material(db, number) for number in range(len(self._plan.materials))),
                 self._write_snapshot,
+                meanwhile=self.copy_uploads,
+                is_flushed=False,
                 text_bytes=self._plan.body_bytes,
                 progress=Indexing(self._plan.units, self._watch),
             )
@@ -179,14 +204,18 @@ class _Carrier:
             raise BooksDoNotBalance(
                 base=self._plan.draft.legacy_id, read=rows.read, carried=tallies.units, skipped=skipped
             )
-        index.verify(path, base_id, tallies, digest, self._plan.vector_bytes)
+        return _Written(tallies, digest)
+
+    def read_back(self, written: _Written) -> None:
+        """Verify the index."""
+        tallies, base_id = written.tallies, self._plan.draft.id
+        index.verify(self._staging / INDEX_FILE, base_id, tallies, written.digest, self._plan.vector_bytes)
         if tallies.differing_vectors:
             count = tallies.differing_vectors
             message = tr("{texts} came again with another vector; the first one is kept", texts=counted(count, "text"))
             self.found_notices.append(
                 Notice(code=notices.DIFFERING_VECTOR, message=message, base=self._plan.draft.legacy_id, count=count)
             )
-        return tallies
 
     def _material(self, db: apsw.Connection, number: int) -> index.Material:
         material = self._plan.materials[number]

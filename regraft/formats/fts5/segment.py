@@ -181,15 +181,16 @@ def _changes(numbers: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _steps(places: Numbers, is_doc: NDArray[np.bool_]) -> Numbers:
     """Return each place as FTS5 keeps it: two more than its distance from the one before in the same row."""
-    steps = places + 2
+    steps: Numbers = places + 2
     steps[1:] -= np.where(is_doc[1:], 0, places[:-1])
     return steps
 
 
 def _sums(numbers: Numbers, starts: Numbers) -> Numbers:
     """Return the sums of the numbers from each start up to the next."""
-    sums = np.cumsum(numbers)
-    return np.diff(sums[np.append(starts[1:], len(sums)) - 1], prepend=0)
+    until = np.cumsum(numbers)[np.append(starts[1:], len(numbers)) - 1]
+    sums: Numbers = np.diff(until, prepend=0)
+    return sums
 
 
 def _names(trigrams: Trigrams, numbers: Numbers) -> tuple[Bytes, Numbers]:
@@ -215,7 +216,8 @@ def _shared(names: Bytes, before: bytes) -> Numbers:
     others = np.zeros_like(names)
     others[1:] = names[:-1]
     others[0, : len(before)] = np.frombuffer(before, dtype=np.uint8)
-    return np.argmin(names == others, axis=1)
+    shared: Numbers = np.argmin(names == others, axis=1)
+    return shared
 
 
 def _varint_bytes(numbers: Numbers) -> Numbers:

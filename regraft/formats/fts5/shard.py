@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from regraft.ledger import durable
 TABLE = "shard"
 #: Before each text: its row, and its length in bytes.
 _HEAD = struct.Struct("<qQ")
+_NICE = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,9 @@ def serve(parent: Connection) -> None:
     """Make one shard after the other, and tell the number of its rows, or what it failed with."""
     from regraft.formats.fts5.making import make  # noqa: PLC0415 - NumPy is loaded where it is used
 
+    if hasattr(os, "nice"):
+        # Who deals out the texts goes first: the others wait for them, and in the end for what it makes of the shards.
+        os.nice(_NICE)
     while True:
         job: ShardJob = parent.recv()
         try:

@@ -98,6 +98,14 @@ class Shards:
             # FTS5 will fill the index alone.
             self._problem = str(error)
 
+    def end(self) -> None:
+        """Hand out the last texts; none comes any more."""
+        try:
+            if self._texts is not None:
+                self._hand_out()
+        except OSError as error:
+            self._problem = str(error)
+
     def splice_into(self, db: apsw.Connection, index: Index, each: Callable[[int], None]) -> bool:
         """Fill an index with all texts that came, as part of the caller's transaction.
 
@@ -119,8 +127,7 @@ class Shards:
         return True
 
     def _splice_into(self, db: apsw.Connection, index: Index, each: Callable[[int], None]) -> None:
-        if self._texts is not None:
-            self._hand_out()
+        self.end()
         if self._problem is not None:
             raise SpliceRefused(self._problem)
         done = splice.begin(db, index)

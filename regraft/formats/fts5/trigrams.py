@@ -76,8 +76,8 @@ class Folding:
 class Trigrams:
     """The trigrams of some texts, sorted by their characters, then by text and place.
 
-    A trigram is a number of three digits, ``digit_bits`` each: places in ``alphabet``, which ascends. A key is a trigram,
-    then in ``text_bits`` the place of its text among the texts, then in ``place_bits`` its own place in the text.
+    A trigram is a number of three digits, ``digit_bits`` each: places in ``alphabet``, which ascends. A key is a
+    trigram, then in ``text_bits`` the place of its text among the texts, then in ``place_bits`` its place in the text.
     """
 
     alphabet: list[int]

@@ -291,8 +291,13 @@ class IndexBuilder:
             texts,
         )
 
-    def finish(self, progress: IndexingProgress | None = None) -> None:
-        """Create indexes, the full-text index and triggers, and commit."""
+    def finish(self, progress: IndexingProgress | None = None, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Create indexes, the full-text index and triggers, and commit.
+
+        ``meanwhile`` is called while other processes may be at work on the words.
+        """
+        self._full_text.end()
+        meanwhile()
         if progress is not None:
             progress.watch(self._db)
         each = (lambda _: None) if progress is None else progress.rows
@@ -318,6 +323,8 @@ def build_index(
     materials: Iterable[Material],
     each: Callable[[int, Material], None],
     *,
+    meanwhile: Callable[[], None] = lambda: None,
+    is_flushed: bool = True,
     text_bytes: int | None = None,
     progress: IndexingProgress | None = None,
 ) -> tuple[Tallies, str]:
@@ -329,6 +336,8 @@ def build_index(
         now_ms: the run's time in ms.
         materials: in the order in which their rows are numbered.
         each: called with the position and every material once it is written, while its content is at hand.
+        meanwhile: called once all rows are in, while other processes may be at work on their words.
+        is_flushed: whether it is flushed to the disk; else the caller does that before it is kept.
         text_bytes: about how many bytes the bodies come to, where that is known.
         progress: is told how far the indexes are, once all rows are in.
 
@@ -336,6 +345,8 @@ def build_index(
         apsw.Error: the file cannot be written (``apsw.FullError``, ``apsw.IOError``).
     """
     with full_text(text_bytes, path.parent) as words, sqlite.writing(path, create=True) as connection:
+        if not is_flushed:
+            connection.pragma("synchronous", "OFF")
         builder = IndexBuilder(connection, base_id, now_ms, words)
         for position, material in enumerate(materials):
             builder.add(material)
@@ -344,5 +355,5 @@ def build_index(
             if material.spool is not None:
                 material.spool.close()
                 material.spool = None
-        builder.finish(progress)
+        builder.finish(progress, meanwhile)
     return builder.tallies, builder.digest.hexdigest()

@@ -95,6 +95,11 @@ class FullText:
         """Let FTS5 read the bodies itself: one of them is too large to be held."""
         self._shards = None
 
+    def end(self) -> None:
+        """Know that no body comes any more: whoever works on them can begin with the last ones."""
+        if self._shards is not None:
+            self._shards.end()
+
     def fill(self, db: apsw.Connection, each: Callable[[int], None] = lambda _: None) -> None:
         """Fill the empty index of a file whose bodies are all there, and leave its configuration as stock.
 
